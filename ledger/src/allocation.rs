@@ -1,0 +1,186 @@
+//! Booking rules of allocations with an address, and of what takes many of them at once.
+
+use crate::book::{Class, IDLE};
+use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
+use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
+
+/// CUDA_ERROR_DEINITIALIZED: the process exits and the driver is gone with all memory; not a free
+/// that failed.
+pub(crate) const DEINITIALIZED: u16 = 4;
+
+impl Holdings {
+    /// `AllocEnd`, and imports with an address.
+    pub fn allocate(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        pool: u64,
+        kind: MemoryKind,
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        if bytes > MAX_BYTES || address == 0 {
+            self.odd.impossible += 1;
+            return;
+        }
+        if let Some(old) = self.allocations.get_mut(&address) {
+            if old.seq == stamp.seq && stamp.seq != 0 {
+                old.generation = self.generation; // said again: by a resync, or by the ring after one
+                return;
+            }
+            self.odd.replaced += 1;
+            self.unbind(address).into_iter().for_each(|row| self.give_back(address, row));
+        }
+        let mut row = Row {
+            seq: stamp.seq,
+            bytes,
+            cell: IDLE,
+            first_epoch: self.book(book).next_epoch(),
+            owner: stamp.context,
+            kind,
+            book,
+            generation: self.generation,
+            flags: 0,
+        };
+        let nothing = (Role::Unknown, Phase::Unknown);
+        if stamp.flags.has(Flags::CAPTURED) {
+            row.flags |= Row::UNBOOKED;
+            row.cell = self.cell_of(Class::Block, stamp, nothing);
+        } else if let Some(beside) = self.beside(book).of(kind) {
+            *beside += bytes as i64;
+            row.cell = self.cell_of(Class::Direct, stamp, nothing);
+        } else if kind == MemoryKind::StreamOrdered {
+            row.cell = self.cell_of(Class::Block, stamp, nothing);
+            row.owner = self.pool_index(pool, PoolOwner::Driver, book);
+            row.book = self.pools[row.owner as usize].book;
+            row.first_epoch = self.book(row.book).next_epoch();
+            self.pool_takes(row.owner, row.cell, bytes);
+        } else {
+            row.cell = self.cell_of(Class::Direct, stamp, nothing);
+            let cell = row.cell;
+            self.book(book).post(cell, bytes as i64);
+        }
+        self.allocations.insert(address, row);
+        if self.can_hold_segments(&row) {
+            if bytes >= LARGE_BYTES {
+                self.large.insert(address, bytes);
+            }
+            if pool != 0 {
+                self.add_segment(address, bytes, pool, stamp, book);
+            } else if self.hungry_segments > 0 {
+                self.feed_segments(address, bytes);
+            }
+        }
+    }
+
+    /// Whether segments can be carved from this row.
+    pub fn can_hold_segments(&self, row: &Row) -> bool {
+        matches!(row.kind, MemoryKind::Device | MemoryKind::Pitched | MemoryKind::Array | MemoryKind::Unknown)
+            && !row.is(Row::UNBOOKED)
+    }
+
+    fn unbind(&mut self, address: u64) -> Option<Row> {
+        let row = self.allocations.remove(&address)?;
+        if row.bytes >= LARGE_BYTES {
+            self.large.remove(&address);
+        }
+        Some(row)
+    }
+
+    /// `FreeBegin`: the address may be given to another thread from now on.
+    pub fn free_begin(&mut self, address: u64, seq: u64) {
+        if address == 0 {
+            return; // freeing NULL succeeds and does nothing
+        }
+        match self.unbind(address) {
+            Some(row) => {
+                self.in_flight_bytes[usize::from(row.book)] += row.bytes as i64;
+                self.in_flight.insert(seq, InFlight::Allocation { address, row });
+            }
+            None => self.odd.unknown_frees += 1,
+        }
+    }
+
+    /// `FreeEnd`, of whatever was begun as `begin_seq`.
+    pub fn free_end(&mut self, begin_seq: u64, result: u16) {
+        let failed = result != 0 && result != DEINITIALIZED;
+        match self.in_flight.remove(&begin_seq) {
+            Some(InFlight::Allocation { address, row }) => {
+                self.in_flight_bytes[usize::from(row.book)] -= row.bytes as i64;
+                if failed && !self.allocations.contains_key(&address) {
+                    self.allocations.insert(address, row);
+                    if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
+                        self.large.insert(address, row.bytes);
+                    }
+                } else {
+                    self.odd.replaced += u64::from(failed);
+                    self.give_back(address, row);
+                }
+            }
+            Some(InFlight::Release { handle, backing }) => self.release_end(handle, backing, failed),
+            Some(InFlight::Unmap { mappings }) => self.unmap_end(mappings, failed),
+            None => self.odd.unknown_ends += 1,
+        }
+    }
+
+    /// Takes a row from where it was booked.
+    pub fn give_back(&mut self, address: u64, row: Row) {
+        let bytes = row.bytes as i64;
+        if row.is(Row::UNBOOKED) {
+            return;
+        }
+        if let Some(beside) = self.beside(row.book).of(row.kind) {
+            *beside -= bytes;
+            return;
+        }
+        self.uncarve_all(Extent::Allocation(address, row.seq), &row);
+        if row.kind == MemoryKind::StreamOrdered {
+            self.pool_gives(row.owner, row.cell, row.bytes);
+        } else {
+            self.book(row.book).post(row.cell, -bytes);
+        }
+    }
+
+    /// `ContextDestroy`: its allocations have no frees of their own.
+    pub fn destroy_context(&mut self, context: u32, scope: DestroyScope, book: u8) {
+        let whole_device = scope == DestroyScope::Device;
+        self.drop_allocations(|row| {
+            row.book == book
+                && (whole_device || (row.owner == context && row.kind != MemoryKind::StreamOrdered))
+        });
+        if whole_device {
+            self.drop_backings(|backing| backing.row.book == book);
+            self.drop_pools(book);
+        }
+    }
+
+    /// Takes all allocations that `goes` says; in a fixed order, so that a replay gives the same peak.
+    pub fn drop_allocations(&mut self, goes: impl Fn(&Row) -> bool) {
+        let mut gone: Vec<(u64, u64)> = self
+            .allocations
+            .iter()
+            .filter(|(_, row)| goes(row))
+            .map(|(&address, row)| (row.seq, address))
+            .collect();
+        gone.sort_unstable();
+        for (_, address) in gone {
+            if let Some(row) = self.unbind(address) {
+                self.give_back(address, row);
+            }
+        }
+    }
+}
+
+impl Holdings {
+    /// Frees that were begun before a loss may have ended in it: after a resync they are over.
+    pub fn forget_unfinished(&mut self) {
+        let mut begun: Vec<u64> = self.in_flight.keys().copied().collect();
+        begun.sort_unstable();
+        for seq in begun {
+            if self.doubtful_before.is_some_and(|doubt| seq <= doubt) {
+                self.free_end(seq, 0);
+            }
+        }
+        self.doubtful_before = None;
+    }
+}

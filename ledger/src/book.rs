@@ -1,0 +1,243 @@
+//! Double entry per process and device: cells, their sum `tracked`, and the exact peak of that sum with
+//! the composition it had.
+//!
+//! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak is one
+//! increment of `epoch`; a cell keeps its old value the first time it changes after that. Reading the
+//! peak takes the kept value where `Cell::epoch` is the current one, and the value of now elsewhere.
+//! Among moments with the same `tracked` the one with the least idle counts: a framework pool stays at
+//! its highest reservation for hours, and people ask what filled it.
+
+use crate::Map;
+use gpumem_wire::{Phase, Role};
+
+/// Which part of the identity a cell belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Driver allocations that no pool carves.
+    Direct,
+    /// What pools handed out.
+    Block,
+    /// Segment bytes that no live block covers.
+    PoolIdle,
+    /// Segments of pools that report no blocks.
+    Opaque,
+}
+
+/// What distinguishes cells of one process. Ids are the agent's; 0 is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct CellKey {
+    pub class: Class,
+    pub role: Role,
+    pub phase: Phase,
+    pub module: u16,
+    pub tag: u32,
+    /// First tag of retagged bytes.
+    pub origin: u32,
+}
+
+impl CellKey {
+    pub const fn plain(class: Class) -> Self {
+        CellKey { class, role: Role::Unknown, phase: Phase::Unknown, module: 0, tag: 0, origin: 0 }
+    }
+}
+
+/// Index of a cell in every book of its process.
+pub(crate) type CellId = u32;
+/// Idle bytes of all pools.
+pub(crate) const IDLE: CellId = 0;
+/// Bytes of opaque pools.
+pub(crate) const OPAQUE: CellId = 1;
+/// Where bytes go once a process has used up its cells.
+pub(crate) const OVERFLOW: CellId = 2;
+/// Distinct cells a process may have; more are booked to [`OVERFLOW`]. A training run has some
+/// thousands (modules times roles).
+const MAX_CELLS: usize = 65_536;
+/// The tag that [`OVERFLOW`] shows.
+pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
+
+/// The cells of a process, interned: a row holds a [`CellId`].
+#[derive(Debug)]
+pub(crate) struct CellTable {
+    pub keys: Vec<CellKey>,
+    ids: Map<CellKey, CellId>,
+    /// Bookings that found the table full.
+    pub overflowed: u64,
+}
+
+impl CellTable {
+    pub fn new() -> Self {
+        let keys = vec![
+            CellKey::plain(Class::PoolIdle),
+            CellKey::plain(Class::Opaque),
+            CellKey { tag: OVERFLOW_TAG, ..CellKey::plain(Class::Direct) },
+        ];
+        CellTable { keys, ids: Map::default(), overflowed: 0 }
+    }
+
+    #[inline]
+    pub fn intern(&mut self, key: CellKey) -> CellId {
+        if let Some(&id) = self.ids.get(&key) {
+            return id;
+        }
+        if self.keys.len() >= MAX_CELLS {
+            self.overflowed += 1;
+            return OVERFLOW;
+        }
+        let id = self.keys.len() as CellId;
+        self.keys.push(key);
+        self.ids.insert(key, id);
+        id
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Cell {
+    now: i64,
+    /// Value at the peak, if `epoch` is the peak's.
+    at_peak: i64,
+    epoch: u32,
+}
+
+/// The highest `tracked` so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Peak {
+    pub bytes: i64,
+    pub time_ns: u64,
+    pub idle: i64,
+    /// Grows with every new peak.
+    pub epoch: u32,
+}
+
+/// Lowest and highest of a signed amount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub min: i64,
+    pub max: i64,
+}
+
+impl Range {
+    pub fn at(value: i64) -> Self {
+        Range { min: value, max: value }
+    }
+    pub fn include(&mut self, value: i64) {
+        self.min = self.min.min(value);
+        self.max = self.max.max(value);
+    }
+}
+
+/// The book of one process on one device.
+#[derive(Debug)]
+pub(crate) struct Book {
+    cells: Vec<Cell>,
+    pub tracked: i64,
+    pub peak: Peak,
+    /// Extremes since [`Book::take_window`].
+    window: Range,
+}
+
+impl Book {
+    pub fn new() -> Self {
+        Book { cells: Vec::new(), tracked: 0, peak: Peak::default(), window: Range::at(0) }
+    }
+
+    #[inline]
+    fn change(&mut self, id: CellId, delta: i64) {
+        let index = id as usize;
+        if index >= self.cells.len() {
+            self.cells.resize(index + 1, Cell::default());
+        }
+        let cell = &mut self.cells[index];
+        if cell.epoch != self.peak.epoch {
+            cell.epoch = self.peak.epoch;
+            cell.at_peak = cell.now;
+        }
+        cell.now = cell.now.wrapping_add(delta);
+    }
+
+    /// Tracked bytes come or go.
+    #[inline]
+    pub fn post(&mut self, cell: CellId, delta: i64) {
+        self.change(cell, delta);
+        self.tracked = self.tracked.wrapping_add(delta);
+    }
+
+    /// Tracked bytes get another name now.
+    #[inline]
+    pub fn shift(&mut self, from: CellId, to: CellId, bytes: i64) {
+        self.change(from, bytes.wrapping_neg());
+        self.change(to, bytes);
+    }
+
+    /// Tracked bytes turn out to have had another name all along: if they were live at the peak, the
+    /// peak's composition is corrected too.
+    pub fn rename(&mut self, from: CellId, to: CellId, bytes: i64, live_at_peak: bool) {
+        self.shift(from, to, bytes);
+        if live_at_peak {
+            self.rename_at_peak(from, to, bytes);
+        }
+    }
+
+    /// The same for bytes that are gone but were live at the peak.
+    pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
+        for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
+            self.change(id, 0); // keeps the value of the peak, if it is not kept yet
+            let cell = &mut self.cells[id as usize];
+            cell.at_peak = cell.at_peak.wrapping_add(delta);
+            if id == IDLE {
+                self.peak.idle = self.peak.idle.wrapping_add(delta);
+            }
+        }
+    }
+
+    /// Called once after each record that changed the book: only whole records count for the peak.
+    #[inline]
+    pub fn settle(&mut self, time_ns: u64) -> bool {
+        self.window.include(self.tracked);
+        if self.tracked < self.peak.bytes || self.tracked <= 0 {
+            return false;
+        }
+        let idle = self.now(IDLE);
+        if self.tracked == self.peak.bytes && idle >= self.peak.idle {
+            return false;
+        }
+        self.peak = Peak { bytes: self.tracked, time_ns, idle, epoch: self.peak.epoch.wrapping_add(1) };
+        true
+    }
+
+    /// The epoch from which on a row that is made now is live at the peak.
+    #[inline]
+    pub fn next_epoch(&self) -> u32 {
+        self.peak.epoch.wrapping_add(1)
+    }
+
+    /// Whether a row made at `first_epoch` (see [`Book::next_epoch`]) and still live was live at the peak.
+    #[inline]
+    pub fn live_at_peak(&self, first_epoch: u32) -> bool {
+        first_epoch <= self.peak.epoch
+    }
+
+    #[inline]
+    pub fn now(&self, id: CellId) -> i64 {
+        self.cells.get(id as usize).map_or(0, |cell| cell.now)
+    }
+
+    pub fn at_peak(&self, id: CellId) -> i64 {
+        self.cells
+            .get(id as usize)
+            .map_or(0, |cell| if cell.epoch == self.peak.epoch { cell.at_peak } else { cell.now })
+    }
+
+    /// Cells by id, as they are now.
+    pub fn amounts(&self) -> Vec<i64> {
+        self.cells.iter().map(|cell| cell.now).collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Extremes of `tracked` since the last call.
+    pub fn take_window(&mut self) -> Range {
+        std::mem::replace(&mut self.window, Range::at(self.tracked))
+    }
+}

@@ -1,0 +1,175 @@
+//! Samples of NVML, joined to `tracked` at their own time.
+//!
+//! A reading is an interval [t0, t1]. When it begins, every process on the device gets a pending sample.
+//! The pending sample is **marked** (the book is copied) when the process's records have been applied up
+//! to t0, and **closed** when they have been applied up to t1; how far that is, records and watermarks
+//! say. In between, changes of `tracked` make it torn, with its extremes. A process whose agent stays
+//! silent does not hold it up: it is closed as stale.
+
+use crate::book::{Book, Range};
+use gpumem_wire::Absence;
+
+/// Changes that one reading can hold before its end is known; more leave its bounds open.
+const MAX_CHANGES: usize = 4096;
+
+/// One reading of NVML for one process and device, with what the ledger had at that time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClosedSample {
+    /// Number of the reading.
+    pub number: u64,
+    /// When it began.
+    pub t0_ns: u64,
+    /// When it ended.
+    pub t1_ns: u64,
+    /// What NVML charges to the process, or why that is not known.
+    pub used_bytes: Result<u64, Absence>,
+    /// `tracked` at t0; absent for a process without an agent.
+    pub tracked_bytes: Option<i64>,
+    /// Lowest and highest `tracked` in [t0, t1], frees in flight included.
+    pub tracked_range: Option<(i64, i64)>,
+    /// Bytes older than the agent.
+    pub predates_bytes: i64,
+    /// Memory moved, or a call was in flight, while NVML was read.
+    pub torn: bool,
+    /// The agent had not spoken up to t1 when the sample was closed.
+    pub stale: bool,
+    /// Records were lost before it and no resync had ended.
+    pub partial: bool,
+    /// The book at t0, by index of `ProcessView::cells`.
+    pub amounts: Vec<i64>,
+}
+
+impl ClosedSample {
+    /// used - tracked, signed; absent where either is.
+    pub fn gap_bytes(&self) -> Option<i64> {
+        Some(i64::try_from(self.used_bytes.ok()?).ok()?.wrapping_sub(self.tracked_bytes?))
+    }
+
+    /// The gap without what predates the agent.
+    pub fn untrackable_bytes(&self) -> Option<i64> {
+        Some(self.gap_bytes()?.wrapping_sub(self.predates_bytes))
+    }
+}
+
+/// The gap that belongs to a peak of `tracked`: NVML was not read at that instant, so it is taken from the
+/// nearest sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeakGap {
+    /// Untrackable at that sample.
+    pub untrackable_bytes: i64,
+    /// What predated the agent at that sample.
+    pub predates_bytes: i64,
+    /// How far the sample is from the peak; negative: it was before.
+    pub distance_ns: i64,
+    /// `tracked` was at its peak when the sample was taken: nothing was carried over.
+    pub exact: bool,
+}
+
+#[derive(Debug)]
+struct Mark {
+    tracked: i64,
+    amounts: Vec<i64>,
+    range: Range,
+    torn: bool,
+    partial: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pending {
+    pub book: u8,
+    number: u64,
+    t0_ns: u64,
+    t1_ns: Option<u64>,
+    pub used: Result<u64, Absence>,
+    mark: Option<Mark>,
+    /// (time, tracked) after t0, while t1 is not known.
+    changes: Vec<(u64, i64)>,
+}
+
+impl Pending {
+    pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
+        let used = Err(Absence::NotListed);
+        Pending { book, number, t0_ns, t1_ns: None, used, mark: None, changes: Vec::new() }
+    }
+
+    pub fn is(&self, book: u8, number: u64) -> bool {
+        self.book == book && self.number == number
+    }
+
+    /// The next time at which this sample wants to be looked at.
+    pub fn boundary_ns(&self) -> u64 {
+        if self.mark.is_none() { self.t0_ns } else { self.t1_ns.unwrap_or(u64::MAX) }
+    }
+
+    pub fn is_marked(&self) -> bool {
+        self.mark.is_some()
+    }
+
+    pub fn starts_by(&self, done_ns: u64) -> bool {
+        done_ns >= self.t0_ns
+    }
+
+    pub fn ends_by(&self, done_ns: u64) -> bool {
+        self.t1_ns.is_some_and(|t1| done_ns >= t1)
+    }
+
+    /// Copies the book. `late`: the records had already gone past t0.
+    pub fn mark(&mut self, book: &Book, in_flight_bytes: i64, partial: bool, late: bool) {
+        let mut range = Range::at(book.tracked);
+        range.include(book.tracked.wrapping_sub(in_flight_bytes));
+        let torn = late || in_flight_bytes != 0;
+        self.mark = Some(Mark { tracked: book.tracked, amounts: book.amounts(), range, torn, partial });
+    }
+
+    /// `tracked` changed at `time_ns`, after the mark.
+    pub fn change(&mut self, time_ns: u64, tracked: i64) {
+        let Some(mark) = self.mark.as_mut().filter(|mark| mark.tracked != tracked || mark.torn) else {
+            return;
+        };
+        match self.t1_ns {
+            Some(t1) if time_ns > t1 => {}
+            Some(_) => {
+                mark.range.include(tracked);
+                mark.torn = true;
+            }
+            None if self.changes.len() < MAX_CHANGES => self.changes.push((time_ns, tracked)),
+            None => mark.torn = true,
+        }
+    }
+
+    /// The reading ended.
+    pub fn end(&mut self, t1_ns: u64) {
+        self.t1_ns = Some(t1_ns);
+        for (time_ns, tracked) in std::mem::take(&mut self.changes) {
+            self.change(time_ns, tracked);
+        }
+    }
+
+    /// A driver call that may change `tracked` has been in flight since `since_ns`.
+    pub fn in_flight(&mut self, since_ns: u64) {
+        if let (Some(mark), Some(t1)) = (&mut self.mark, self.t1_ns)
+            && since_ns <= t1
+        {
+            mark.torn = true;
+        }
+    }
+
+    /// The sample as it is now, for a process with (`covered`) or without an agent.
+    pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
+        let mark = self.mark.filter(|_| covered);
+        let range = mark.as_ref().map(|mark| (mark.range.min, mark.range.max));
+        ClosedSample {
+            number: self.number,
+            t0_ns: self.t0_ns,
+            t1_ns: self.t1_ns.unwrap_or(self.t0_ns),
+            used_bytes: self.used,
+            tracked_bytes: mark.as_ref().map(|mark| mark.tracked),
+            tracked_range: range,
+            predates_bytes,
+            torn: mark.as_ref().is_some_and(|mark| mark.torn),
+            stale,
+            partial: mark.as_ref().is_some_and(|mark| mark.partial),
+            amounts: mark.map_or_else(Vec::new, |mark| mark.amounts),
+        }
+    }
+}

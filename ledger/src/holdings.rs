@@ -1,0 +1,338 @@
+//! What one process holds: rows for live memory, and the books they are booked in. The rules are in
+//! allocation.rs, vmm.rs and pool.rs; this file has what they share.
+
+use crate::Map;
+use crate::book::{Book, CellId, CellKey, CellTable, Class};
+use crate::pool::{Pool, SegmentKey};
+use crate::vmm::{Backing, BackingId, Mapping};
+use gpumem_wire::{MemoryKind, Phase, Role, Stamp};
+use std::collections::BTreeMap;
+
+/// No single allocation is larger (256 TiB): a peer that says so is wrong, and no sum of believable
+/// rows can overflow.
+pub(crate) const MAX_BYTES: u64 = 1 << 48;
+/// Allocations of at least this size can be found by an address inside them (segments of pools that
+/// take a part of an allocation); smaller ones only by their first byte.
+pub(crate) const LARGE_BYTES: u64 = 1 << 20;
+/// Rows that were live at the peak, are gone, and may still learn their role.
+const MAX_GHOSTS: usize = 262_144;
+
+/// Live memory of one allocation or block. 32 bytes: a process may have millions.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row {
+    /// Seq of the record that made it; what `Retag` names.
+    pub seq: u64,
+    pub bytes: u64,
+    pub cell: CellId,
+    /// See [`Book::next_epoch`].
+    pub first_epoch: u32,
+    /// Context of a direct allocation; pool index of a stream-ordered one.
+    pub owner: u32,
+    pub kind: MemoryKind,
+    pub book: u8,
+    /// Of the last resync that said it.
+    pub generation: u8,
+    pub flags: u8,
+}
+
+impl Row {
+    /// The row explains memory that is not booked here.
+    pub const UNBOOKED: u8 = 1;
+    /// Freed by its owner, a stream may still use it.
+    pub const PENDING: u8 = 2;
+
+    pub fn is(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// A piece of booked memory that a segment can lie in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Extent {
+    /// Driver allocation at address `.0`, born as seq `.1`: while its free is in flight another one may
+    /// have the address.
+    Allocation(u64, u64),
+    Backing(BackingId),
+    /// Block of pool `.0` at address `.1`.
+    Block(u32, u64),
+}
+
+/// Something that a free has taken apart and that its end gives back or puts together again.
+#[derive(Debug)]
+pub(crate) enum InFlight {
+    Allocation { address: u64, row: Row },
+    Release { handle: u64, backing: BackingId },
+    Unmap { mappings: Vec<(u64, Mapping)> },
+}
+
+/// Bytes that NVML does not charge to the process, by kind; never in a sum with device memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// cuMemAllocManaged.
+    pub managed: i64,
+    /// Page-locked by the driver.
+    pub pinned: i64,
+    /// The program's own host memory, registered.
+    pub registered: i64,
+    /// Owned by another process or API.
+    pub imported: i64,
+    /// VMM handles on host locations.
+    pub host_vmm: i64,
+    /// Live blocks in memory that is not booked here (it predates the agent, or was lost).
+    pub unbooked_blocks: i64,
+    /// Blocks freed by their owner that wait for a stream; inside the sum as blocks, told apart here.
+    pub pending_blocks: i64,
+}
+
+impl Beside {
+    pub(crate) fn of(&mut self, kind: MemoryKind) -> Option<&mut i64> {
+        match kind {
+            MemoryKind::Managed => Some(&mut self.managed),
+            MemoryKind::Pinned => Some(&mut self.pinned),
+            MemoryKind::Registered => Some(&mut self.registered),
+            MemoryKind::Imported => Some(&mut self.imported),
+            MemoryKind::HostVmm => Some(&mut self.host_vmm),
+            _ => None,
+        }
+    }
+}
+
+/// Records that did not fit what was known. Counted, never hidden; a covered process without losses
+/// has none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// Frees of addresses that were not live.
+    pub unknown_frees: u64,
+    /// Ends of frees that never began.
+    pub unknown_ends: u64,
+    /// Allocations at addresses that were live.
+    pub replaced: u64,
+    /// Handles, pools or segments that were not known.
+    pub unknown_handles: u64,
+    /// Sizes that no machine has.
+    pub impossible: u64,
+    /// Ordered records that came twice.
+    pub duplicates: u64,
+    /// Bookings beyond the table of cells.
+    pub overflowed: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    pub cells: CellTable,
+    /// One per device of the process, in the order in which they were named.
+    pub books: Vec<Book>,
+    /// Same index as `books`.
+    pub beside: Vec<Beside>,
+    pub allocations: Map<u64, Row>,
+    /// Addresses in `allocations` of at least [`LARGE_BYTES`], for look-ups inside them.
+    pub large: BTreeMap<u64, u64>,
+    /// By the seq of the record that began the free.
+    pub in_flight: Map<u64, InFlight>,
+    /// Bytes of `in_flight` allocations per book, for torn samples.
+    pub in_flight_bytes: Vec<i64>,
+    pub handles: Map<u64, BackingId>,
+    pub backings: Map<BackingId, Backing>,
+    pub mappings: BTreeMap<u64, Mapping>,
+    /// Pools by index; destroyed ones stay as empty places.
+    pub pools: Vec<Pool>,
+    pub pool_ids: Map<u64, u32>,
+    /// Bytes that segments took from an extent, and which segments did.
+    pub carved: Map<Extent, Vec<(SegmentKey, u64)>>,
+    /// Segments that are not wholly booked: a later allocation may give them memory.
+    pub hungry_segments: u32,
+    /// Gone since the peak, role not known: by birth seq.
+    ghosts: Map<u64, Ghost>,
+    pub ghosts_dropped: u64,
+    pub generation: u8,
+    /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
+    pub doubtful_before: Option<u64>,
+    pub odd: Oddities,
+    /// Books that the current record touched, as bits.
+    touched: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ghost {
+    bytes: u64,
+    cell: CellId,
+    book: u8,
+}
+
+impl Holdings {
+    pub fn new() -> Self {
+        Holdings {
+            cells: CellTable::new(),
+            books: Vec::new(),
+            beside: Vec::new(),
+            allocations: Map::default(),
+            large: BTreeMap::new(),
+            in_flight: Map::default(),
+            in_flight_bytes: Vec::new(),
+            handles: Map::default(),
+            backings: Map::default(),
+            mappings: BTreeMap::new(),
+            pools: Vec::new(),
+            pool_ids: Map::default(),
+            carved: Map::default(),
+            hungry_segments: 0,
+            ghosts: Map::default(),
+            ghosts_dropped: 0,
+            generation: 0,
+            doubtful_before: None,
+            odd: Oddities::default(),
+            touched: 0,
+        }
+    }
+
+    /// A book for one more device; at most 64 fit (GPUs and MIG instances of one process).
+    pub fn add_book(&mut self) -> u8 {
+        self.books.push(Book::new());
+        self.beside.push(Beside::default());
+        self.in_flight_bytes.push(0);
+        (self.books.len() - 1) as u8
+    }
+
+    #[inline]
+    pub fn book(&mut self, book: u8) -> &mut Book {
+        self.touched |= 1 << (book & 63);
+        &mut self.books[usize::from(book)]
+    }
+
+    pub fn beside(&mut self, book: u8) -> &mut Beside {
+        &mut self.beside[usize::from(book)]
+    }
+
+    /// Ends a record: new peaks are taken now, when the record is booked as a whole. Says which books
+    /// it touched.
+    #[inline]
+    pub fn settle(&mut self, time_ns: u64) -> u64 {
+        let touched = std::mem::take(&mut self.touched);
+        let mut rest = touched;
+        while rest != 0 {
+            let book = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            if self.books[book].settle(time_ns) && !self.ghosts.is_empty() {
+                // Rows that left before this peak are not in it.
+                self.ghosts.retain(|_, ghost| usize::from(ghost.book) != book);
+                self.ghosts.shrink_to(self.ghosts.len() * 2);
+            }
+        }
+        touched
+    }
+
+    #[inline]
+    pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
+        self.cells.intern(CellKey {
+            class,
+            role: use_as.0,
+            phase: use_as.1,
+            module: stamp.module,
+            tag: stamp.tag,
+            origin: 0,
+        })
+    }
+
+    /// A row leaves its cell's name behind for the peak's composition, while its role is not known.
+    #[inline]
+    fn leave_ghost(&mut self, row: &Row, booked: u64) {
+        let book = &self.books[usize::from(row.book)];
+        if booked == 0
+            || self.cells.keys[row.cell as usize].role != Role::Unknown
+            || !book.live_at_peak(row.first_epoch)
+        {
+            return;
+        }
+        if self.ghosts.len() >= MAX_GHOSTS {
+            self.ghosts_dropped += 1;
+            return;
+        }
+        self.ghosts.insert(row.seq, Ghost { bytes: booked, cell: row.cell, book: row.book });
+    }
+
+    /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
+    /// is about to go away, and its segments stay without memory.
+    pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
+        let parts = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
+        let Some(parts) = parts else {
+            self.leave_ghost(row, row.bytes);
+            return;
+        };
+        let total: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
+        self.leave_ghost(row, row.bytes.saturating_sub(total));
+        for (key, bytes) in parts {
+            let cell = self.segment_lost(key, extent, bytes);
+            self.book(row.book).shift(cell, row.cell, bytes as i64);
+        }
+    }
+
+    /// Bytes that segments carved out of an extent.
+    pub fn carved_bytes(&self, extent: Extent) -> u64 {
+        self.carved.get(&extent).map_or(0, |parts| parts.iter().map(|(_, bytes)| bytes).sum())
+    }
+
+    /// What becomes known of the row born as `seq`: `Retag`.
+    pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        let pool_index = self.pool_ids.get(&pool).copied();
+        let row = if pool == 0 {
+            self.allocations.get(&address).copied()
+        } else {
+            pool_index.and_then(|index| self.pools[index as usize].blocks.get(&address).copied())
+        };
+        let row = row.or_else(|| {
+            // Blocks of driver pools are found by address alone.
+            self.allocations.get(&address).copied()
+        });
+        match row.filter(|row| row.seq == seq) {
+            Some(row) => {
+                let extent = match pool_index {
+                    Some(index) if self.pools[index as usize].blocks.contains_key(&address) => {
+                        Extent::Block(index, address)
+                    }
+                    _ => Extent::Allocation(address, seq),
+                };
+                let to = self.renamed(row.cell, stamp, use_as);
+                if to == row.cell {
+                    return;
+                }
+                if !row.is(Row::UNBOOKED) && Beside::default().of(row.kind).is_none() {
+                    let booked = row.bytes - self.carved_bytes(extent).min(row.bytes);
+                    let book = self.book(row.book);
+                    let live = book.live_at_peak(row.first_epoch);
+                    book.rename(row.cell, to, booked as i64, live);
+                }
+                let row = match extent {
+                    Extent::Block(index, _) => self.pools[index as usize].blocks.get_mut(&address),
+                    _ => self.allocations.get_mut(&address),
+                };
+                if let Some(row) = row {
+                    row.cell = to;
+                }
+            }
+            None => {
+                let Some(ghost) = self.ghosts.get(&seq).copied() else { return };
+                let to = self.renamed(ghost.cell, stamp, use_as);
+                self.book(ghost.book).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
+                self.ghosts.insert(seq, Ghost { cell: to, ..ghost });
+            }
+        }
+    }
+
+    /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.
+    fn renamed(&mut self, from: CellId, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
+        let mut key = self.cells.keys[from as usize];
+        if stamp.tag != 0 && stamp.tag != key.tag {
+            if key.origin == 0 {
+                key.origin = key.tag;
+            }
+            key.tag = stamp.tag;
+        }
+        if use_as.0 != Role::Unknown {
+            key.role = use_as.0;
+        }
+        if use_as.1 != Phase::Unknown {
+            key.phase = use_as.1;
+        }
+        self.cells.intern(key)
+    }
+}

@@ -1,0 +1,329 @@
+//! The one door: every observation of every source goes through [`Ledger::observe`].
+
+use crate::Map;
+use crate::gap::ClosedSample;
+use crate::observation::{Origin, ProcessKey};
+use crate::process::{Process, parse_lines};
+use crate::snapshot::{self, DeviceReading, Snapshot};
+use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
+
+/// An agent that has not spoken for this long after a reading does not hold it up any longer.
+pub const STALE_AFTER_NS: u64 = 500_000_000;
+/// Closed samples that nobody took.
+const MAX_UNTAKEN: usize = 65_536;
+
+/// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceName {
+    /// UUID of a GPU, most significant byte first.
+    Gpu([u8; 16]),
+    /// UUID of a MIG instance.
+    Mig([u8; 16]),
+    /// An import that only counts devices.
+    Ordinal(u16),
+}
+
+impl DeviceName {
+    /// The identity in a `Device` record.
+    pub fn of_record(uuid_high: u64, uuid_low: u64, ordinal: u16, id: DeviceIdKind) -> Self {
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&uuid_high.to_be_bytes());
+        uuid[8..].copy_from_slice(&uuid_low.to_be_bytes());
+        match id {
+            DeviceIdKind::Gpu => DeviceName::Gpu(uuid),
+            DeviceIdKind::Mig => DeviceName::Mig(uuid),
+            DeviceIdKind::Ordinal | DeviceIdKind::Unknown => DeviceName::Ordinal(ordinal),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceName {
+    /// NVML's spelling: `GPU-8-4-4-4-12` and `MIG-...`; `ordinal-N` for imports.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (prefix, uuid) = match self {
+            DeviceName::Gpu(uuid) => ("GPU", uuid),
+            DeviceName::Mig(uuid) => ("MIG", uuid),
+            DeviceName::Ordinal(ordinal) => return write!(f, "ordinal-{ordinal}"),
+        };
+        f.write_str(prefix)?;
+        for (index, byte) in uuid.iter().enumerate() {
+            if matches!(index, 0 | 4 | 6 | 8 | 10) {
+                f.write_str("-")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub name: DeviceName,
+    pub ordinal: u16,
+    pub model: String,
+    pub total_bytes: Option<u64>,
+    pub latest: Option<DeviceReading>,
+    /// Lowest and highest `used` seen.
+    pub used_range: Option<(u64, u64)>,
+    /// Device used minus the sum of its processes, from the last reading that agreed with itself.
+    pub unaccounted: Option<i64>,
+    reading: Option<OpenReading>,
+}
+
+/// A reading of a device between `SampleBegin` and `SampleEnd`.
+#[derive(Debug)]
+struct OpenReading {
+    number: u64,
+    t0_ns: u64,
+    /// First and last device memory in it: they must agree.
+    used: Option<(u64, u64)>,
+    readings: u32,
+    listed: Option<u64>,
+}
+
+/// Observations in, snapshots out.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) processes: Vec<Process>,
+    by_key: Map<ProcessKey, usize>,
+    /// The host's device slots.
+    host_slots: Map<u8, usize>,
+    pub(crate) now_ns: u64,
+    pub(crate) clock: ClockKind,
+    /// Wall clock minus record time.
+    pub(crate) wall_offset_ns: Option<i128>,
+    samples: Vec<(ProcessKey, usize, ClosedSample)>,
+    pub(crate) samples_dropped: u64,
+    last: Option<(ProcessKey, usize)>,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    pub fn new() -> Self {
+        Ledger::default()
+    }
+
+    /// Takes one record. Never fails: what does not fit is counted in the process's `odd`.
+    #[inline]
+    pub fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        match origin {
+            Origin::Host => self.observe_host(record),
+            Origin::Process(key) => {
+                let index = self.process(key);
+                match record.body {
+                    Body::Device { .. } => {
+                        let device = self.device(record);
+                        self.processes[index].name_slot(record.stamp.device, device);
+                    }
+                    Body::ClockAnchor { .. } => self.set_clock(record),
+                    _ => {
+                        let process = &mut self.processes[index];
+                        process.apply(record);
+                        if !process.closed.is_empty() {
+                            self.take_closed(index);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn process(&mut self, key: ProcessKey) -> usize {
+        if let Some((last, index)) = self.last
+            && last == key
+        {
+            return index;
+        }
+        let index = match self.by_key.get(&key) {
+            Some(&index) => index,
+            None => {
+                self.processes.push(Process::new(key, self.now_ns));
+                self.by_key.insert(key, self.processes.len() - 1);
+                self.processes.len() - 1
+            }
+        };
+        self.last = Some((key, index));
+        index
+    }
+
+    fn device(&mut self, record: &Record<'_>) -> usize {
+        let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
+            return 0;
+        };
+        let key = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
+        let index = self.devices.iter().position(|device| device.name == key).unwrap_or_else(|| {
+            self.devices.push(Device {
+                name: key,
+                ordinal,
+                model: name.to_owned(),
+                total_bytes: None,
+                latest: None,
+                used_range: None,
+                unaccounted: None,
+                reading: None,
+            });
+            self.devices.len() - 1
+        });
+        let Reading(total) = total_bytes;
+        let device = &mut self.devices[index];
+        device.total_bytes = total.or(device.total_bytes);
+        index
+    }
+
+    fn set_clock(&mut self, record: &Record<'_>) {
+        if let Body::ClockAnchor { realtime_ns, clock, .. } = record.body {
+            self.clock = clock;
+            self.wall_offset_ns = (clock != ClockKind::Ordinal)
+                .then_some(i128::from(realtime_ns) - i128::from(record.stamp.time_ns));
+        }
+    }
+
+    fn observe_host(&mut self, record: &Record<'_>) {
+        let stamp = &record.stamp;
+        self.now_ns = self.now_ns.max(stamp.time_ns);
+        match record.body {
+            Body::Device { .. } => {
+                let device = self.device(record);
+                self.devices[device].ordinal = match record.body {
+                    Body::Device { ordinal, .. } => ordinal,
+                    _ => 0,
+                };
+                self.host_slots.insert(stamp.device, device);
+            }
+            Body::ClockAnchor { .. } => self.set_clock(record),
+            Body::SampleBegin { number } => self.begin_sample(stamp, number),
+            Body::DeviceSample { used_bytes, free_bytes, reserved_bytes } => {
+                self.sample_device(stamp, used_bytes, free_bytes, reserved_bytes);
+            }
+            Body::ProcessSample { start_ticks, used_bytes, absence, .. } => {
+                let key = ProcessKey { pid: stamp.thread, start_ticks };
+                self.sample_process(stamp, key, used_bytes.0.ok_or(absence));
+            }
+            Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
+            Body::ProcessFacts { start_ticks, uid, parent_pid, facts } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let seen = &mut self.processes[index].facts;
+                seen.uid = Some(uid);
+                seen.parent_pid = Some(parent_pid).filter(|&pid| pid != 0);
+                seen.seen.extend(parse_lines(facts));
+            }
+            Body::ProcessGone { start_ticks, status } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                self.processes[index].end(stamp.time_ns, status.0);
+                self.take_closed(index);
+            }
+            _ => {}
+        }
+        if let Some(deadline) = self.now_ns.checked_sub(STALE_AFTER_NS)
+            && self.clock != ClockKind::Ordinal
+        {
+            for index in 0..self.processes.len() {
+                self.processes[index].close_stale(deadline);
+                self.take_closed(index);
+            }
+        }
+    }
+
+    fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        self.devices[device].reading =
+            Some(OpenReading { number, t0_ns: stamp.time_ns, used: None, readings: 0, listed: Some(0) });
+        for index in 0..self.processes.len() {
+            let process = &mut self.processes[index];
+            let on_device = |account: &crate::process::Account| account.device == Some(device);
+            if process.ended.is_none()
+                && let Some(book) = process.accounts.iter().position(on_device)
+            {
+                process.begin_sample(book as u8, number, stamp.time_ns);
+            }
+        }
+    }
+
+    fn sample_device(&mut self, stamp: &Stamp, used: u64, free: u64, reserved: Reading) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        let device = &mut self.devices[device];
+        device.latest = Some(DeviceReading {
+            time_ns: stamp.time_ns,
+            used_bytes: used,
+            free_bytes: free,
+            system_reserved_bytes: reserved.0,
+        });
+        let (low, high) = device.used_range.unwrap_or((used, used));
+        device.used_range = Some((low.min(used), high.max(used)));
+        if let Some(reading) = &mut device.reading {
+            reading.used = Some((reading.used.map_or(used, |(first, _)| first), used));
+            reading.readings += 1;
+        }
+    }
+
+    fn sample_process(&mut self, stamp: &Stamp, key: ProcessKey, used: Result<u64, Absence>) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        let Some(reading) = &mut self.devices[device].reading else { return };
+        let (number, t0_ns) = (reading.number, reading.t0_ns);
+        reading.listed = reading.listed.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used));
+        let index = self.process(key);
+        let process = &mut self.processes[index];
+        let book = process.book_of_device(device);
+        process.sample_used(book, number, t0_ns, used);
+    }
+
+    fn end_sample(&mut self, stamp: &Stamp, number: u64, result: u16) {
+        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
+        let Some(reading) = self.devices[device].reading.take_if(|reading| reading.number == number) else {
+            return;
+        };
+        let failed = result != 0;
+        self.devices[device].unaccounted = match (reading.used, reading.listed) {
+            (Some((before, after)), Some(listed)) if before == after && reading.readings >= 2 && !failed => {
+                Some(before.wrapping_sub(listed) as i64)
+            }
+            _ => None,
+        };
+        for index in 0..self.processes.len() {
+            let process = &mut self.processes[index];
+            let on_device = |account: &crate::process::Account| account.device == Some(device);
+            if let Some(book) = process.accounts.iter().position(on_device) {
+                process.end_sample(book as u8, number, stamp.time_ns);
+                self.take_closed(index);
+            }
+        }
+    }
+
+    fn take_closed(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        for (book, sample) in process.closed.drain(..) {
+            let Some(device) = process.accounts[usize::from(book)].device else { continue };
+            if self.samples.len() < MAX_UNTAKEN {
+                self.samples.push((process.key, device, sample));
+            } else {
+                self.samples_dropped += 1;
+            }
+        }
+    }
+
+    /// Samples closed since the last call: process, index of the device in the snapshot, sample.
+    pub fn take_samples(&mut self) -> Vec<(ProcessKey, usize, ClosedSample)> {
+        std::mem::take(&mut self.samples)
+    }
+
+    /// Lowest, highest and last `tracked` of each process and device since the last call.
+    pub fn take_windows(&mut self) -> Vec<(ProcessKey, usize, [i64; 3])> {
+        let mut windows = Vec::new();
+        for process in &mut self.processes {
+            for (account, book) in process.accounts.iter().zip(&mut process.holdings.books) {
+                if let (Some(device), true) = (account.device, process.coverage.covered) {
+                    let range = book.take_window();
+                    windows.push((process.key, device, [range.min, range.max, book.tracked]));
+                }
+            }
+        }
+        windows
+    }
+
+    /// The state as views read it. Costs a copy of every cell, not of every row.
+    pub fn snapshot(&self) -> Snapshot {
+        snapshot::of(self)
+    }
+}

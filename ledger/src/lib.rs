@@ -1,0 +1,66 @@
+//! The ledger: observations in, sums that add up out. It has one owner, does no I/O, reads no clock and
+//! cannot fail: odd input is counted, never returned.
+//!
+//! ```text
+//! observation   who said a record: the host, or one process
+//! ledger        Ledger: one door for all observations; devices; the host's own records
+//!  process      one process: names, order of its records, what it has lost
+//!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
+//!   holdings    what the process holds; allocation, vmm, pool: the booking rules, one subject each
+//!   gap         samples of NVML joined to `tracked` at their own time
+//! category      ordered rules that name cells; never part of a total
+//! snapshot      what views read
+//! ```
+//!
+//! # Booking rules
+//!
+//! Per process and device there is one **book** of cells. `tracked` is their sum by construction:
+//! every rule below either *posts* bytes to a cell (tracked moves) or *shifts* them between two cells
+//! (tracked does not). Cells are signed and nothing is clamped; a wrong report shows as a negative cell,
+//! not as a wrong total.
+//!
+//! | what happens | what is booked |
+//! |---|---|
+//! | allocation of device memory | posted to the cell of its tag (class direct) |
+//! | allocation for a framework pool | posted to `idle`: it is a segment of that pool |
+//! | stream-ordered allocation | shifted from `idle` to the cell of its tag (class block); for the pool `max(reserved as last polled, highest live since)` is posted |
+//! | managed, pinned, registered, imported memory | beside the book, per kind |
+//! | allocation under stream capture | nothing: a graph owns the bytes |
+//! | free entered | nothing yet: the address is unbound, the row is in flight |
+//! | free returned 0 (or 4: the driver is gone) | taken from where it was booked |
+//! | free failed | the address is bound again |
+//! | VMM create / map / unmap / retain / release | posted on create, taken when references and mappings are both zero, in whichever order |
+//! | segment over memory that is booked | shifted from that memory's cell to `idle` (`opaque` if its pool reports no blocks) |
+//! | segment over memory that is not booked | nothing: it predates the agent or was lost; its blocks are counted beside |
+//! | segment of a nested pool | shifted from the outer block's cell to `idle` |
+//! | block | shifted from `idle` to the cell of its tag (class block) |
+//! | retag | shifted between cells, in the peak too if the block was live there |
+//! | context or device gone | everything in it is taken |
+//! | lost records | nothing; the sums say `partial` until a resync has ended |
+//! | resync | rows said again stay, all others are taken when it ends |
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod book;
+pub mod category;
+mod gap;
+mod holdings;
+mod ledger;
+mod observation;
+mod pool;
+mod process;
+mod snapshot;
+mod vmm;
+
+pub use book::Class;
+pub use gap::{ClosedSample, PeakGap};
+pub use holdings::{Beside, Oddities};
+pub use ledger::{DeviceName, Ledger, STALE_AFTER_NS};
+pub use observation::{Origin, ProcessKey};
+pub use process::{Blocked, Coverage, Facts, Partial};
+pub use snapshot::{
+    AccountView, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
+};
+
+/// A hash map that a hostile peer's keys cannot slow down.
+pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

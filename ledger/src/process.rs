@@ -1,0 +1,522 @@
+//! One process: its names, the order of its records and what was lost of them, its holdings, and the
+//! samples that wait for its records.
+
+use crate::Map;
+use crate::gap::{ClosedSample, PeakGap, Pending};
+use crate::holdings::Holdings;
+use crate::observation::ProcessKey;
+use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Names a process may introduce; more stay numbers. Rows do not depend on them.
+const MAX_NAMES: usize = 262_144;
+
+/// What is known of a process from outside, and what it claims.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Owner, as the daemon saw it.
+    pub uid: Option<u64>,
+    /// Parent's pid.
+    pub parent_pid: Option<u64>,
+    /// From /proc: command, comm, user, cgroup.
+    pub seen: BTreeMap<String, String>,
+    /// From the agent's environment: rank, job. Claims.
+    pub claims: BTreeMap<String, String>,
+}
+
+/// Another client holds the CUPTI subscription.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocked {
+    /// Since when.
+    pub since_ns: u64,
+    /// CUPTI's result.
+    pub result: u16,
+    /// By whom, where it can be known.
+    pub by: String,
+}
+
+/// What was lost, and what that does to the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partial {
+    /// When the first loss was seen.
+    pub since_ns: u64,
+    /// The state of now is not known either: no resync has ended since the last loss.
+    pub state: bool,
+}
+
+/// How much of the truth the numbers of a process are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// An agent speaks for it.
+    pub covered: bool,
+    /// The agent attached after allocations.
+    pub late: bool,
+    /// See [`Blocked`].
+    pub blocked: Option<Blocked>,
+    /// Paused on request.
+    pub paused: bool,
+    /// Set at the first loss and kept: the peak is then a lower bound.
+    pub partial: Option<Partial>,
+    /// Ordered records applied.
+    pub events: u64,
+    /// Ordered records lost.
+    pub lost: u64,
+    /// Samples closed without the agent's word.
+    pub stale_samples: u64,
+    /// Driver allocations that failed.
+    pub failed_allocations: u64,
+    /// Steps that the process reported.
+    pub steps: u64,
+}
+
+/// What a process has on one device, beside its book.
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    pub device: Option<usize>,
+    /// Bytes older than the agent, once known.
+    pub predates: Option<i64>,
+    pub latest: Option<ClosedSample>,
+    /// Highest `used` and when.
+    pub peak_used: Option<(u64, u64)>,
+    before_peak: Option<SampleGap>,
+    after_peak: Option<(u32, SampleGap)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SampleGap {
+    t0_ns: u64,
+    untrackable: i64,
+    predates: i64,
+    tracked: i64,
+    torn: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub key: ProcessKey,
+    pub facts: Facts,
+    pub coverage: Coverage,
+    pub tags: Map<u32, Arc<str>>,
+    pub modules: Map<u16, Arc<str>>,
+    pub holdings: Holdings,
+    /// Same index as `holdings.books`.
+    pub accounts: Vec<Account>,
+    /// Device slot of the agent -> book.
+    slots: Map<u8, u8>,
+    pub first_seen_ns: u64,
+    pub ended: Option<(u64, Option<u64>)>,
+    last_seq: u64,
+    /// Latest time of a record.
+    applied_ns: u64,
+    /// All records up to this time have been applied.
+    done_ns: u64,
+    pending: Vec<Pending>,
+    /// Earliest time at which a pending sample wants to be looked at.
+    boundary_ns: u64,
+    /// Rows restated since ResyncBegin; `None` outside a resync.
+    resync_rows: Option<u64>,
+    /// Frees of unknown rows up to this seq are no oddity: a resync was taken while they ran.
+    forgiven_until: u64,
+    pub closed: Vec<(u8, ClosedSample)>,
+}
+
+impl Process {
+    pub fn new(key: ProcessKey, now_ns: u64) -> Self {
+        Process {
+            key,
+            facts: Facts::default(),
+            coverage: Coverage::default(),
+            tags: Map::default(),
+            modules: Map::default(),
+            holdings: Holdings::new(),
+            accounts: Vec::new(),
+            slots: Map::default(),
+            first_seen_ns: now_ns,
+            ended: None,
+            last_seq: 0,
+            applied_ns: 0,
+            done_ns: 0,
+            pending: Vec::new(),
+            boundary_ns: u64::MAX,
+            resync_rows: None,
+            forgiven_until: 0,
+            closed: Vec::new(),
+        }
+    }
+
+    fn add_book(&mut self, device: Option<usize>) -> u8 {
+        if self.accounts.len() >= 64 {
+            return 63; // more devices than a process can have: their bytes stay in one sum
+        }
+        self.accounts.push(Account { device, ..Account::default() });
+        self.holdings.add_book()
+    }
+
+    /// The book of a device of the ledger.
+    pub fn book_of_device(&mut self, device: usize) -> u8 {
+        match self.accounts.iter().position(|account| account.device == Some(device)) {
+            Some(book) => book as u8,
+            None => self.add_book(Some(device)),
+        }
+    }
+
+    /// The agent names its device slot.
+    pub fn name_slot(&mut self, slot: u8, device: usize) {
+        match self.slots.get(&slot) {
+            Some(&book) => self.accounts[usize::from(book)].device = Some(device),
+            None => {
+                let book = self.book_of_device(device);
+                self.slots.insert(slot, book);
+            }
+        }
+    }
+
+    #[inline]
+    fn book(&mut self, slot: u8) -> u8 {
+        match self.slots.get(&slot) {
+            Some(&book) => book,
+            None => {
+                let book = self.add_book(None);
+                self.slots.insert(slot, book);
+                book
+            }
+        }
+    }
+
+    fn lose(&mut self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        self.coverage.lost += count;
+        self.holdings.doubtful_before = Some(self.last_seq);
+        let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
+        self.coverage.partial = Some(Partial { since_ns, state: true });
+    }
+
+    /// Takes a record of this process's agent.
+    #[inline]
+    pub fn apply(&mut self, record: &Record<'_>) {
+        let stamp = &record.stamp;
+        let restated = stamp.flags.has(Flags::RESTATED);
+        if stamp.seq != 0 && !restated {
+            if stamp.seq <= self.last_seq {
+                self.holdings.odd.duplicates += 1;
+                return;
+            }
+            if stamp.seq != self.last_seq + 1 {
+                self.lose(stamp.seq - self.last_seq - 1);
+            }
+            self.last_seq = stamp.seq;
+            self.coverage.events += 1;
+        }
+        if restated {
+            if let Some(rows) = &mut self.resync_rows {
+                *rows += 1;
+            }
+        } else if stamp.time_ns > self.applied_ns {
+            self.applied_ns = stamp.time_ns;
+            if self.applied_ns > self.boundary_ns {
+                self.advance(self.applied_ns - 1);
+            }
+        }
+        self.coverage.covered = true;
+        let unknown_frees = self.holdings.odd.unknown_frees;
+        self.book_record(record);
+        if stamp.seq <= self.forgiven_until {
+            self.holdings.odd.unknown_frees = unknown_frees;
+        }
+        let touched = self.holdings.settle(self.applied_ns);
+        if touched != 0 && !self.pending.is_empty() {
+            for pending in &mut self.pending {
+                if touched & 1 << pending.book != 0 {
+                    let book = &self.holdings.books[usize::from(pending.book)];
+                    pending.change(self.applied_ns, book.tracked);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn book_record(&mut self, record: &Record<'_>) {
+        let stamp: &Stamp = &record.stamp;
+        match record.body {
+            Body::AllocEnd { address, bytes, pool, memory } => {
+                let book = self.book(stamp.device);
+                self.holdings.allocate(address, bytes, pool, memory, stamp, book);
+            }
+            Body::BlockAlloc { address, bytes, pool, use_as } => {
+                let book = self.book(stamp.device);
+                self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
+            }
+            Body::FreeBegin { address } => self.holdings.free_begin(address, stamp.seq),
+            Body::FreeEnd { begin_seq, result } => self.holdings.free_end(begin_seq, result),
+            Body::BlockFree { address, pool, state } => self.holdings.block_free(address, pool, state),
+            Body::Import { address, bytes, source } => {
+                let book = self.book(stamp.device);
+                let kind = MemoryKind::Imported;
+                if source == ImportSource::ShareableHandle {
+                    self.holdings.vmm_create(address, bytes, 1, kind, stamp, book);
+                } else {
+                    self.holdings.allocate(address, bytes, 0, kind, stamp, book);
+                }
+            }
+            Body::VmmCreate { handle, bytes, references, memory } => {
+                let book = self.book(stamp.device);
+                self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
+            }
+            Body::VmmMap { address, bytes, handle } => self.holdings.vmm_map(address, bytes, handle),
+            Body::VmmUnmap { address, bytes } => self.holdings.unmap_begin(address, bytes, stamp.seq),
+            Body::VmmRetain { handle, address } => self.holdings.vmm_retain(handle, address),
+            Body::VmmRelease { handle } => self.holdings.release_begin(handle, stamp.seq),
+            Body::PoolCreate { pool, parent, reports_blocks, owner } => {
+                let book = self.book(stamp.device);
+                self.holdings.pool_create(pool, parent, reports_blocks != 0, owner, stamp, book);
+            }
+            Body::PoolState { pool, reserved_bytes, used_bytes } => {
+                let book = self.book(stamp.device);
+                self.holdings.pool_state(pool, reserved_bytes, used_bytes, book);
+            }
+            Body::PoolDestroy { pool } => self.holdings.pool_destroy(pool),
+            Body::PoolCheck { pool, total_bytes } => self.holdings.pool_check(pool, total_bytes),
+            Body::SegmentAdd { address, bytes, pool } => {
+                let book = self.book(stamp.device);
+                self.holdings.add_segment(address, bytes, pool, stamp, book);
+            }
+            Body::SegmentRemove { address, pool, .. } => self.holdings.remove_segment(address, pool),
+            Body::Retag { address, block_seq, pool, use_as } => {
+                self.holdings.retag(address, pool, block_seq, stamp, use_as);
+            }
+            Body::ContextDestroy { scope } => {
+                let book = self.book(stamp.device);
+                self.holdings.destroy_context(stamp.context, scope, book);
+            }
+            Body::Baseline { bytes } => {
+                let book = self.book(stamp.device);
+                self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
+                self.coverage.late = true;
+            }
+            Body::Tag { path } => {
+                if self.tags.len() < MAX_NAMES {
+                    self.tags.insert(stamp.tag, path.into());
+                }
+            }
+            Body::Module { path, .. } => {
+                self.modules.insert(stamp.module, path.into());
+            }
+            Body::Hello { claims, .. } => self.facts.claims = parse_lines(claims),
+            Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
+            Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
+            Body::Step { .. } => self.coverage.steps += 1,
+            Body::Lost { count, first_seq } => {
+                let end = first_seq.saturating_add(count).saturating_sub(1);
+                if end > self.last_seq {
+                    self.lose(end - self.last_seq);
+                    self.last_seq = end;
+                }
+            }
+            Body::Watermark { last_seq, in_flight_since_ns } => {
+                if last_seq > self.last_seq {
+                    self.lose(last_seq - self.last_seq);
+                    self.last_seq = last_seq;
+                }
+                if in_flight_since_ns != 0 {
+                    self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns));
+                }
+                self.advance(stamp.time_ns);
+            }
+            Body::ResyncBegin { after_seq, .. } => {
+                if after_seq > self.last_seq {
+                    self.lose(after_seq - self.last_seq);
+                    self.last_seq = after_seq;
+                }
+                self.holdings.generation = self.holdings.generation.wrapping_add(1);
+                self.resync_rows = Some(0);
+            }
+            Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),
+            Body::Bye { .. } => {
+                self.done_ns = u64::MAX;
+                self.advance(u64::MAX);
+            }
+            // Names of frames, marks, OOM records and driver events do not move a sum; the host's
+            // own records and commands are not for a process to say.
+            _ => {}
+        }
+    }
+
+    fn end_resync(&mut self, head_seq: u64, rows: u64) {
+        let Some(seen) = self.resync_rows.take() else { return };
+        if seen != rows {
+            // Entries were lost: sweeping now would take live rows. The state stays unknown.
+            self.lose(rows.abs_diff(seen));
+            return;
+        }
+        self.holdings.forget_unfinished();
+        self.holdings.sweep_pools();
+        let generation = self.holdings.generation;
+        self.holdings.drop_allocations(|row| row.generation != generation);
+        self.holdings.sweep_vmm();
+        self.forgiven_until = head_seq;
+        if let Some(partial) = &mut self.coverage.partial {
+            partial.state = false;
+        }
+    }
+
+    fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
+        let coverage = &mut self.coverage;
+        coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
+        coverage.late |= state == AgentState::Late;
+        coverage.blocked = match (state, coverage.blocked.take()) {
+            (AgentState::Blocked, Some(already)) => Some(already),
+            (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
+            _ => None,
+        };
+    }
+
+    /// A reading of the device begins.
+    pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
+        let mut pending = Pending::new(book, number, t0_ns);
+        if self.coverage.covered && self.applied_ns > t0_ns {
+            self.mark(&mut pending, true);
+        } else if self.done_ns >= t0_ns {
+            self.mark(&mut pending, false);
+        }
+        self.pending.push(pending);
+        self.set_boundary();
+    }
+
+    fn mark(&self, pending: &mut Pending, late: bool) {
+        let index = usize::from(pending.book);
+        let partial = self.coverage.partial.is_some_and(|partial| partial.state);
+        pending.mark(&self.holdings.books[index], self.holdings.in_flight_bytes[index], partial, late);
+    }
+
+    /// NVML listed the process in that reading.
+    pub fn sample_used(
+        &mut self,
+        book: u8,
+        number: u64,
+        t0_ns: u64,
+        used: Result<u64, gpumem_wire::Absence>,
+    ) {
+        if !self.pending.iter().any(|pending| pending.is(book, number)) {
+            self.begin_sample(book, number, t0_ns);
+        }
+        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
+            pending.used = used;
+        }
+    }
+
+    /// The reading ended.
+    pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64) {
+        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
+            pending.end(t1_ns);
+        }
+        let silent = !self.coverage.covered || self.ended.is_some();
+        self.advance(if silent { u64::MAX } else { self.done_ns });
+        self.set_boundary();
+    }
+
+    /// All records up to `done_ns` have been applied.
+    fn advance(&mut self, done_ns: u64) {
+        if done_ns != u64::MAX {
+            self.done_ns = self.done_ns.max(done_ns);
+        }
+        self.close_where(done_ns, false);
+    }
+
+    /// Closes samples that ended before `deadline_ns` without the agent's word.
+    pub fn close_stale(&mut self, deadline_ns: u64) {
+        if !self.pending.is_empty() {
+            self.close_where(deadline_ns, true);
+        }
+    }
+
+    fn close_where(&mut self, done_ns: u64, stale: bool) {
+        for mut pending in std::mem::take(&mut self.pending) {
+            let ends = pending.ends_by(done_ns);
+            if !pending.is_marked() && (ends || !stale && pending.starts_by(done_ns)) {
+                self.mark(&mut pending, false);
+            }
+            if ends {
+                self.close(pending, stale && self.coverage.covered);
+            } else {
+                self.pending.push(pending);
+            }
+        }
+        self.set_boundary();
+    }
+
+    fn set_boundary(&mut self) {
+        self.boundary_ns = self.pending.iter().map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
+    }
+
+    fn close(&mut self, pending: Pending, stale: bool) {
+        let book = pending.book;
+        let account = &mut self.accounts[usize::from(book)];
+        let mut sample = pending.close(0, stale, self.coverage.covered);
+        if self.coverage.late && account.predates.is_none() {
+            account.predates = sample.gap_bytes();
+        }
+        sample.predates_bytes = account.predates.unwrap_or(0);
+        self.coverage.stale_samples += u64::from(stale);
+        if let Ok(used) = sample.used_bytes
+            && account.peak_used.is_none_or(|(highest, _)| used > highest)
+        {
+            account.peak_used = Some((used, sample.t0_ns));
+        }
+        if let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) {
+            let gap = SampleGap {
+                t0_ns: sample.t0_ns,
+                untrackable,
+                predates: sample.predates_bytes,
+                tracked,
+                torn: sample.torn || sample.stale,
+            };
+            let peak = self.holdings.books[usize::from(book)].peak;
+            if gap.t0_ns < peak.time_ns {
+                account.before_peak = Some(gap);
+            } else if account.after_peak.is_none_or(|(epoch, _)| epoch != peak.epoch) {
+                if let Some((_, previous)) = account.after_peak {
+                    account.before_peak = Some(previous);
+                }
+                account.after_peak = Some((peak.epoch, gap));
+            }
+        }
+        account.latest = Some(sample.clone());
+        self.closed.push((book, sample));
+    }
+
+    /// The gap that goes with a book's peak.
+    pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
+        let account = &self.accounts[usize::from(book)];
+        let peak = self.holdings.books[usize::from(book)].peak;
+        let after = account.after_peak.map(|(_, gap)| gap);
+        let candidates = [account.before_peak, after].into_iter().flatten().map(|gap| {
+            let exact = gap.tracked == peak.bytes && !gap.torn && gap.t0_ns >= peak.time_ns;
+            PeakGap {
+                untrackable_bytes: gap.untrackable,
+                predates_bytes: gap.predates,
+                distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
+                exact,
+            }
+        });
+        candidates.min_by_key(|gap| (!gap.exact, gap.distance_ns.unsigned_abs()))
+    }
+
+    /// The process is gone: nothing more will come.
+    pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
+        self.ended.get_or_insert((time_ns, status));
+        self.done_ns = u64::MAX;
+        self.advance(u64::MAX);
+    }
+}
+
+/// `key=value` lines; a line without `=` is a key with an empty value.
+pub(crate) fn parse_lines(text: &str) -> BTreeMap<String, String> {
+    text.lines()
+        .filter(|line| !line.is_empty())
+        .map(|line| line.split_once('=').unwrap_or((line, "")))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}

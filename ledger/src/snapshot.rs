@@ -1,0 +1,267 @@
+//! What views read: plain data, with names, independent of the ledger that made it.
+//!
+//! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
+//! the latest sample. Each list sums to the `tracked` that stands beside it.
+
+use crate::book::{Class, OVERFLOW_TAG};
+use crate::gap::{ClosedSample, PeakGap};
+use crate::holdings::{Beside, Oddities};
+use crate::ledger::{DeviceName, Ledger};
+use crate::observation::ProcessKey;
+use crate::process::{Coverage, Facts, Process};
+use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
+use std::sync::Arc;
+
+/// The ledger at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// Latest time that the host has spoken of.
+    pub now_ns: u64,
+    /// What times mean.
+    pub clock: ClockKind,
+    /// Wall-clock ns of record time 0, where there is a clock.
+    pub wall_offset_ns: Option<i128>,
+    /// Devices, in the order in which they were named.
+    pub devices: Vec<DeviceView>,
+    /// Processes by key.
+    pub processes: Vec<ProcessView>,
+}
+
+/// Device memory at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceReading {
+    /// When.
+    pub time_ns: u64,
+    /// Without the driver's share where that is known.
+    pub used_bytes: u64,
+    /// Free.
+    pub free_bytes: u64,
+    /// The driver's share, where NVML tells it apart.
+    pub system_reserved_bytes: Option<u64>,
+}
+
+/// One device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceView {
+    /// Identity.
+    pub name: DeviceName,
+    /// The speaker's number for it.
+    pub ordinal: u16,
+    /// Product name, where known.
+    pub model: String,
+    /// Size, where known.
+    pub total_bytes: Option<u64>,
+    /// Last reading.
+    pub latest: Option<DeviceReading>,
+    /// Lowest and highest `used` seen.
+    pub used_range: Option<(u64, u64)>,
+    /// used minus the sum over its processes; absent unless device memory agreed before and after the
+    /// process list.
+    pub unaccounted_bytes: Option<i64>,
+}
+
+/// Name of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CellView {
+    /// Part of the identity.
+    pub class: Class,
+    /// Tag path; absent when nothing named the bytes.
+    pub tag: Option<Arc<str>>,
+    /// First tag, if a later one replaced it.
+    pub origin: Option<Arc<str>>,
+    /// What the bytes are for.
+    pub role: Role,
+    /// When in a step they were allocated.
+    pub phase: Phase,
+    /// Library that asked for them.
+    pub library: Option<Arc<str>>,
+}
+
+/// The highest `tracked`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PeakView {
+    /// `tracked` at the peak.
+    pub tracked_bytes: i64,
+    /// When; among equal moments the one with the least idle.
+    pub time_ns: u64,
+    /// Its composition, by index of [`ProcessView::cells`].
+    pub amounts: Vec<i64>,
+    /// The gap that goes with it; absent without a sample.
+    pub gap: Option<PeakGap>,
+}
+
+/// One pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolView {
+    /// The owner's number.
+    pub id: u64,
+    /// The owner's name for it.
+    pub name: Option<Arc<str>>,
+    /// Who reserves.
+    pub owner: PoolOwner,
+    /// Bytes of segments (framework pools), or reserved (driver pools).
+    pub reserved_bytes: u64,
+    /// Of those, bytes that are booked in this process's book.
+    pub booked_bytes: u64,
+    /// Bytes of live blocks or allocations.
+    pub used_bytes: u64,
+    /// It reports no blocks.
+    pub opaque: bool,
+    /// The owner's total and ours when it last compared.
+    pub check: Option<(u64, u64)>,
+}
+
+/// One process on one device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AccountView {
+    /// Index in [`Snapshot::devices`]; absent while the agent has not named the device.
+    pub device: Option<usize>,
+    /// Sum of `amounts`.
+    pub tracked_bytes: i64,
+    /// The book now.
+    pub amounts: Vec<i64>,
+    /// Memory beside the sum.
+    pub beside: Beside,
+    /// Bytes older than the agent, where they are known.
+    pub predates_bytes: Option<i64>,
+    /// Highest tracked.
+    pub peak: PeakView,
+    /// Highest `used` that was read, and when.
+    pub peak_used: Option<(u64, u64)>,
+    /// Last closed sample.
+    pub latest: Option<ClosedSample>,
+    /// Pools that live.
+    pub pools: Vec<PoolView>,
+}
+
+/// One process.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ProcessView {
+    /// Identity.
+    pub key: ProcessKey,
+    /// What is known of it.
+    pub facts: Facts,
+    /// How much of the truth its numbers are.
+    pub coverage: Coverage,
+    /// Records that did not fit.
+    pub odd: Oddities,
+    /// Rows whose role came too late for the peak's composition.
+    pub late_roles_dropped: u64,
+    /// First time the host spoke of it.
+    pub first_seen_ns: u64,
+    /// End and wait status, where known.
+    pub ended: Option<(u64, Option<u64>)>,
+    /// Names of cells.
+    pub cells: Vec<CellView>,
+    /// One per device.
+    pub accounts: Vec<AccountView>,
+}
+
+pub(crate) fn of(ledger: &Ledger) -> Snapshot {
+    let devices = ledger
+        .devices
+        .iter()
+        .map(|device| DeviceView {
+            name: device.name,
+            ordinal: device.ordinal,
+            model: device.model.clone(),
+            total_bytes: device.total_bytes,
+            latest: device.latest,
+            used_range: device.used_range,
+            unaccounted_bytes: device.unaccounted,
+        })
+        .collect();
+    let mut processes: Vec<_> = ledger.processes.iter().map(process_view).collect();
+    processes.sort_by_key(|process| process.key);
+    Snapshot {
+        now_ns: ledger.now_ns,
+        clock: ledger.clock,
+        wall_offset_ns: ledger.wall_offset_ns,
+        devices,
+        processes,
+    }
+}
+
+fn process_view(process: &Process) -> ProcessView {
+    let holdings = &process.holdings;
+    let tag_name = |id: u32| -> Option<Arc<str>> {
+        match id {
+            0 => None,
+            OVERFLOW_TAG => Some("(more names than a process may have)".into()),
+            id => Some(
+                process
+                    .tags
+                    .get(&id)
+                    .cloned()
+                    .unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()),
+            ),
+        }
+    };
+    let cells: Vec<CellView> = holdings
+        .cells
+        .keys
+        .iter()
+        .map(|key| CellView {
+            class: key.class,
+            tag: tag_name(key.tag),
+            origin: tag_name(key.origin),
+            role: key.role,
+            phase: key.phase,
+            library: process.modules.get(&key.module).cloned(),
+        })
+        .collect();
+    let accounts = process
+        .accounts
+        .iter()
+        .enumerate()
+        .map(|(index, account)| {
+            let book = &holdings.books[index];
+            AccountView {
+                device: account.device,
+                tracked_bytes: book.tracked,
+                amounts: book.amounts(),
+                beside: holdings.beside[index],
+                predates_bytes: if process.coverage.late { account.predates } else { Some(0) },
+                peak: PeakView {
+                    tracked_bytes: book.peak.bytes,
+                    time_ns: book.peak.time_ns,
+                    amounts: (0..book.len() as u32).map(|cell| book.at_peak(cell)).collect(),
+                    gap: process.peak_gap(index as u8),
+                },
+                peak_used: account.peak_used,
+                latest: account.latest.clone(),
+                pools: holdings
+                    .pools
+                    .iter()
+                    .filter(|pool| usize::from(pool.book) == index && !pool.gone)
+                    .map(|pool| {
+                        let framework = pool.owner == PoolOwner::Framework;
+                        PoolView {
+                            id: pool.id,
+                            name: tag_name(pool.name),
+                            owner: pool.owner,
+                            reserved_bytes: if framework { pool.segment_bytes } else { pool.reserved },
+                            booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
+                            used_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
+                            opaque: pool.opaque,
+                            check: pool.check,
+                        }
+                    })
+                    .collect(),
+            }
+        })
+        .collect();
+    let mut odd = holdings.odd;
+    odd.overflowed = holdings.cells.overflowed;
+    ProcessView {
+        key: process.key,
+        facts: process.facts.clone(),
+        coverage: process.coverage.clone(),
+        odd,
+        late_roles_dropped: holdings.ghosts_dropped,
+        first_seen_ns: process.first_seen_ns,
+        ended: process.ended,
+        cells,
+        accounts,
+    }
+}

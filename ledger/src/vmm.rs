@@ -1,0 +1,235 @@
+//! Booking rules of virtual memory management: a physical handle is gone when its references and its
+//! mappings are both zero, whichever came last (reference: cuMemRelease, cuMemUnmap).
+//!
+//! The number that a handle has may be given to another handle as soon as its last release was
+//! entered, so the backing has an identity of its own.
+
+use crate::book::Class;
+use crate::holdings::{Extent, Holdings, InFlight, MAX_BYTES, Row};
+use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
+
+/// The seq of the record that made the backing: unique while the process lives.
+pub(crate) type BackingId = u64;
+
+/// Physical memory behind a handle.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backing {
+    pub row: Row,
+    /// The handle's number, for failed releases.
+    pub handle: u64,
+    /// Create or import, plus retains, minus releases.
+    pub references: u32,
+    pub mappings: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mapping {
+    pub bytes: u64,
+    pub backing: BackingId,
+    pub generation: u8,
+}
+
+impl Holdings {
+    /// `VmmCreate`, and imports of shareable handles.
+    pub fn vmm_create(
+        &mut self,
+        handle: u64,
+        bytes: u64,
+        references: u16,
+        kind: MemoryKind,
+        stamp: &Stamp,
+        book: u8,
+    ) {
+        if bytes > MAX_BYTES {
+            self.odd.impossible += 1;
+            return;
+        }
+        let generation = self.generation;
+        if let Some(old) = self.backings.get_mut(&stamp.seq) {
+            old.row.generation = generation;
+            old.references = references.into();
+            self.handles.insert(handle, stamp.seq);
+            return;
+        }
+        if !stamp.flags.has(Flags::RESTATED) && self.handles.contains_key(&handle) {
+            self.odd.replaced += 1;
+            self.drop_backings(|backing| backing.handle == handle && backing.references > 0);
+        }
+        let nothing = (Role::Unknown, Phase::Unknown);
+        let cell = self.cell_of(Class::Direct, stamp, nothing);
+        let row = Row {
+            seq: stamp.seq,
+            bytes,
+            cell,
+            first_epoch: self.book(book).next_epoch(),
+            owner: 0,
+            kind,
+            book,
+            generation,
+            flags: 0,
+        };
+        match self.beside(book).of(kind) {
+            Some(beside) => *beside += bytes as i64,
+            None => self.book(book).post(cell, bytes as i64),
+        }
+        let backing = Backing { row, handle, references: references.into(), mappings: 0 };
+        self.backings.insert(stamp.seq, backing);
+        self.handles.insert(handle, stamp.seq);
+    }
+
+    /// `VmmMap`. A handle that is not known is a multicast object or was lost: nothing is booked.
+    pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64) {
+        let Some(&id) = self.handles.get(&handle) else {
+            self.odd.unknown_handles += 1;
+            return;
+        };
+        if let Some(old) = self.mappings.get_mut(&address) {
+            if old.backing == id && old.bytes == bytes {
+                old.generation = self.generation;
+                return;
+            }
+            self.odd.replaced += 1;
+            self.mappings.remove(&address).into_iter().for_each(|old| self.mapping_gone(address, old));
+        }
+        self.mappings.insert(address, Mapping { bytes, backing: id, generation: self.generation });
+        if let Some(backing) = self.backings.get_mut(&id) {
+            backing.mappings += 1;
+        }
+        if self.hungry_segments > 0 {
+            self.feed_segments(address, bytes);
+        }
+    }
+
+    /// `VmmRetain`: another reference, found through a mapping.
+    pub fn vmm_retain(&mut self, handle: u64, address: u64) {
+        let found = self.mappings.range(..=address).next_back();
+        match found.filter(|(start, mapping)| address - **start < mapping.bytes).map(|(_, m)| m.backing) {
+            Some(id) => {
+                if let Some(backing) = self.backings.get_mut(&id) {
+                    backing.references += 1;
+                    backing.handle = handle;
+                }
+                self.handles.insert(handle, id);
+            }
+            None => self.odd.unknown_handles += 1,
+        }
+    }
+
+    /// `VmmRelease` was entered.
+    pub fn release_begin(&mut self, handle: u64, seq: u64) {
+        let Some(&id) = self.handles.get(&handle) else {
+            self.odd.unknown_frees += 1;
+            return;
+        };
+        if let Some(backing) = self.backings.get_mut(&id) {
+            backing.references = backing.references.saturating_sub(1);
+            if backing.references == 0 {
+                self.handles.remove(&handle);
+            }
+        }
+        self.in_flight.insert(seq, InFlight::Release { handle, backing: id });
+    }
+
+    pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
+        if failed {
+            if let Some(backing) = self.backings.get_mut(&id) {
+                backing.references += 1;
+                self.handles.entry(handle).or_insert(id);
+            }
+        } else {
+            self.collect(id);
+        }
+    }
+
+    /// `VmmUnmap` was entered: one call may take several neighbouring mappings.
+    pub fn unmap_begin(&mut self, address: u64, bytes: u64, seq: u64) {
+        let end = address.saturating_add(bytes);
+        let starts: Vec<u64> = self.mappings.range(address..end).map(|(&start, _)| start).collect();
+        if starts.is_empty() {
+            self.odd.unknown_frees += 1;
+            return;
+        }
+        let mappings =
+            starts.into_iter().filter_map(|start| Some((start, self.mappings.remove(&start)?))).collect();
+        self.in_flight.insert(seq, InFlight::Unmap { mappings });
+    }
+
+    pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
+        for (address, mapping) in mappings {
+            if failed && !self.mappings.contains_key(&address) {
+                self.mappings.insert(address, mapping);
+            } else {
+                self.mapping_gone(address, mapping);
+            }
+        }
+    }
+
+    fn mapping_gone(&mut self, address: u64, mapping: Mapping) {
+        self.segments_unmapped(address, mapping);
+        if let Some(backing) = self.backings.get_mut(&mapping.backing) {
+            backing.mappings = backing.mappings.saturating_sub(1);
+        }
+        self.collect(mapping.backing);
+    }
+
+    /// Gives a backing's bytes back if nothing holds it any more.
+    fn collect(&mut self, id: BackingId) {
+        let unused = |backing: &Backing| backing.references == 0 && backing.mappings == 0;
+        if self.backings.get(&id).is_some_and(unused) {
+            self.take_backing(id);
+        }
+    }
+
+    fn take_backing(&mut self, id: BackingId) {
+        let Some(backing) = self.backings.remove(&id) else { return };
+        let row = backing.row;
+        match self.beside(row.book).of(row.kind) {
+            Some(beside) => *beside -= row.bytes as i64,
+            None => {
+                self.uncarve_all(Extent::Backing(id), &row);
+                self.book(row.book).post(row.cell, -(row.bytes as i64));
+            }
+        }
+    }
+
+    /// Takes all backings that `goes` says, with their handles and mappings.
+    pub fn drop_backings(&mut self, goes: impl Fn(&Backing) -> bool) {
+        let mut gone: Vec<BackingId> =
+            self.backings.iter().filter(|(_, backing)| goes(backing)).map(|(&id, _)| id).collect();
+        gone.sort_unstable();
+        for id in gone {
+            self.handles.retain(|_, handle| *handle != id);
+            let starts: Vec<u64> =
+                self.mappings.iter().filter(|(_, m)| m.backing == id).map(|(&start, _)| start).collect();
+            for start in starts {
+                if let Some(mapping) = self.mappings.remove(&start) {
+                    self.segments_unmapped(start, mapping);
+                }
+            }
+            self.take_backing(id);
+        }
+    }
+
+    /// After a resync: mappings that were not said again, then backings. A handle without references
+    /// was bound only for its mappings to find it.
+    pub fn sweep_vmm(&mut self) {
+        let generation = self.generation;
+        let starts: Vec<u64> =
+            self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
+        for start in starts {
+            if let Some(mapping) = self.mappings.remove(&start) {
+                self.mapping_gone(start, mapping);
+            }
+        }
+        self.drop_backings(|backing| backing.row.generation != generation);
+        let backings = &self.backings;
+        self.handles.retain(|_, id| backings.get(id).is_some_and(|backing| backing.references > 0));
+        let unused: Vec<BackingId> = {
+            let none = |(_, b): &(&BackingId, &Backing)| b.references == 0 && b.mappings == 0;
+            self.backings.iter().filter(none).map(|(&id, _)| id).collect()
+        };
+        for id in unused {
+            self.collect(id);
+        }
+    }
+}

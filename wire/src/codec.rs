@@ -1,0 +1,433 @@
+//! Record <-> bytes, both directions from one table, so that they cannot disagree.
+//!
+//! A **slot** is 64 bytes, little-endian:
+//!
+//! ```text
+//! offset size field
+//!      0    8 seq       0: the record has no place in the order (in a ring: the slot is not committed)
+//!      8    8 time_ns
+//!     16    8 address   per kind, see the table
+//!     24    8 bytes     per kind
+//!     32    8 aux       per kind
+//!     40    4 tag
+//!     44    4 stack
+//!     48    4 thread
+//!     52    4 context
+//!     56    2 module
+//!     58    2 result    per kind: CUresult, NVML code, errno; 0 is success
+//!     60    1 kind      number in the table
+//!     61    1 device
+//!     62    1 flags
+//!     63    1 detail    per kind: a code of code.rs
+//! ```
+//!
+//! Records with a payload (names, facts) carry it behind the slot in a frame; a ring holds only
+//! records without one. In the table, `field: Type => place` says where a field lives; `payload` is
+//! what follows the slot. A place that a kind does not name is 0 and is ignored when read.
+
+use crate::code::*;
+use crate::event::{Flags, Record, Stamp};
+
+/// Size of a slot.
+pub const SLOT_BYTES: usize = 64;
+
+/// The 64 bytes that every container shares.
+pub type Slot = [u8; SLOT_BYTES];
+
+/// Why bytes are not a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Error {
+    /// A kind that this version does not know: skip it and count it.
+    UnknownKind(u8),
+    /// The frame is shorter than a slot.
+    Short(usize),
+    /// The payload of this kind is not what the kind says (UTF-8, multiple of 8).
+    Payload(u8),
+}
+
+impl core::fmt::Display for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Error::UnknownKind(kind) => write!(f, "record kind {kind} is not known to this version"),
+            Error::Short(len) => write!(f, "{len} bytes are too few for a record of {SLOT_BYTES}"),
+            Error::Payload(kind) => write!(f, "record kind {kind} has a payload that is not UTF-8"),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+/// A slot taken apart, before a kind gives the places their meaning.
+#[derive(Default)]
+struct Places<'a> {
+    address: u64,
+    bytes: u64,
+    aux: u64,
+    result: u16,
+    detail: u8,
+    payload: &'a [u8],
+}
+
+/// A field type that can live in a place of type `P`.
+trait Place<P>: Sized {
+    fn put(self) -> P;
+    fn get(place: P) -> Option<Self>;
+}
+
+macro_rules! plain_places {
+    ($($field:ty as $place:ty),*) => { $(
+        impl Place<$place> for $field {
+            #[inline(always)]
+            fn put(self) -> $place { self as $place }
+            #[inline(always)]
+            fn get(place: $place) -> Option<Self> { Some(place as $field) }
+        }
+    )* };
+}
+plain_places!(u64 as u64, i64 as u64, u16 as u16, u8 as u8);
+
+macro_rules! code_places {
+    ($($code:ty),*) => { $(
+        impl Place<u8> for $code {
+            #[inline(always)]
+            fn put(self) -> u8 { self.to_code() }
+            #[inline(always)]
+            fn get(place: u8) -> Option<Self> { Some(<$code>::from_code(place)) }
+        }
+    )* };
+}
+code_places!(
+    MemoryKind,
+    Role,
+    Phase,
+    PoolOwner,
+    ImportSource,
+    FreeState,
+    AgentState,
+    DestroyScope,
+    DriverEventKind,
+    ClockKind,
+    DeviceIdKind,
+    FrameFormat,
+    Edge,
+    ByeReason,
+    OomOutcome
+);
+
+impl Place<u16> for Absence {
+    fn put(self) -> u16 {
+        self.to_code().into()
+    }
+    fn get(place: u16) -> Option<Self> {
+        Some(Absence::from_code(u8::try_from(place).unwrap_or(0)))
+    }
+}
+
+/// A role and a phase in one byte, four bits each.
+impl Place<u8> for (Role, Phase) {
+    #[inline(always)]
+    fn put(self) -> u8 {
+        self.0.to_code() | self.1.to_code() << 4
+    }
+    #[inline(always)]
+    fn get(place: u8) -> Option<Self> {
+        Some((Role::from_code(place & 15), Phase::from_code(place >> 4)))
+    }
+}
+
+impl Place<u8> for bool {
+    fn put(self) -> u8 {
+        self.into()
+    }
+    fn get(place: u8) -> Option<Self> {
+        Some(place != 0)
+    }
+}
+
+impl Place<u64> for Reading {
+    fn put(self) -> u64 {
+        self.0.unwrap_or(u64::MAX)
+    }
+    fn get(place: u64) -> Option<Self> {
+        Some(Reading((place != u64::MAX).then_some(place)))
+    }
+}
+
+impl<'a> Place<&'a [u8]> for &'a [u8] {
+    fn put(self) -> &'a [u8] {
+        self
+    }
+    fn get(place: &'a [u8]) -> Option<Self> {
+        Some(place)
+    }
+}
+
+impl<'a> Place<&'a [u8]> for &'a str {
+    fn put(self) -> &'a [u8] {
+        self.as_bytes()
+    }
+    fn get(place: &'a [u8]) -> Option<Self> {
+        core::str::from_utf8(place).ok()
+    }
+}
+
+macro_rules! records {
+    ($( $(#[$doc:meta])* $number:literal $kind:ident { $( $field:ident : $type:ty => $place:ident ),* $(,)? } )*) => {
+        /// What a record says. Fields are documented by their names, units by their suffixes; see
+        /// the table in codec.rs for their places.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum Body<'a> {
+            $( $(#[$doc])* $kind { $( $field: $type ),* }, )*
+        }
+
+        impl<'a> Body<'a> {
+            /// Name and number of every kind, in order of their numbers.
+            pub const KINDS: &'static [(&'static str, u8)] = &[$( (stringify!($kind), $number) ),*];
+
+            /// The kind's number on the wire.
+            pub fn kind(&self) -> u8 {
+                match self {
+                    $( Body::$kind { .. } => $number, )*
+                }
+            }
+
+            #[inline(always)]
+            fn places(self) -> (u8, Places<'a>) {
+                let mut places = Places::default();
+                let kind = match self {
+                    $( Body::$kind { $( $field ),* } => {
+                        $( places.$place = Place::put($field); )*
+                        $number
+                    } )*
+                };
+                (kind, places)
+            }
+
+            #[inline(always)]
+            fn from_places(kind: u8, places: Places<'a>) -> Result<Self, Error> {
+                match kind {
+                    $( $number => Ok(Body::$kind {
+                        $( $field: Place::get(places.$place).ok_or(Error::Payload(kind))? ),*
+                    }), )*
+                    other => Err(Error::UnknownKind(other)),
+                }
+            }
+        }
+    };
+}
+
+records! {
+    // Who speaks, and the names that later records use.
+
+    /// First record of an agent. `thread` is the pid it believes to have (a claim; the peer's
+    /// credentials decide), `start_ticks` field 22 of /proc/self/stat, which must match.
+    /// `versions` is MAJOR << 16 | MINOR. Payload: `key=value` lines, claims about rank and job.
+    1 Hello { start_ticks: u64 => address, versions: u64 => bytes, capabilities: u64 => aux, claims: &'a str => payload }
+    /// `time_ns` on the wall clock and on CLOCK_BOOTTIME: one per recording, and after a clock jump.
+    2 ClockAnchor { realtime_ns: u64 => address, boottime_ns: u64 => bytes, clock: ClockKind => detail }
+    /// Introduces the device slot `device`. `ordinal` is the speaker's own number (CUDA's or NVML's).
+    3 Device { uuid_high: u64 => address, uuid_low: u64 => aux, total_bytes: Reading => bytes, ordinal: u16 => result, id: DeviceIdKind => detail, name: &'a str => payload }
+    /// Introduces the id `tag`: a path `a/b/c`, at most 255 bytes.
+    4 Tag { path: &'a str => payload }
+    /// Introduces the id `module`: a library or executable mapped at `base`.
+    5 Module { base: u64 => address, bytes: u64 => bytes, path: &'a str => payload }
+    /// Introduces the id `stack`.
+    6 Stack { format: FrameFormat => detail, frames: &'a [u8] => payload }
+    /// In recordings of several origins: what follows comes from process `thread`, started at
+    /// `start_ticks`; pid 0 is the daemon itself.
+    7 Origin { start_ticks: u64 => address }
+
+    // Driver allocations.
+
+    /// An allocation succeeded (recorded at EXIT). `pool` is 0 for one of its own; a driver pool's
+    /// for stream-ordered ones; a framework pool's when the whole allocation is its segment.
+    16 AllocEnd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, memory: MemoryKind => detail }
+    /// A free was entered: the address is unbound now, its bytes are given back by `FreeEnd`.
+    17 FreeBegin { address: u64 => address }
+    /// The free, unmap or release that was entered as `begin_seq` returned `result`.
+    18 FreeEnd { begin_seq: u64 => aux, result: u16 => result }
+    /// An allocation failed.
+    19 AllocFailed { bytes: u64 => bytes, pool: u64 => aux, device_free_bytes: Reading => address, result: u16 => result, memory: MemoryKind => detail }
+    /// Memory of another owner was mapped here; for shareable handles `address` is the handle.
+    20 Import { address: u64 => address, bytes: u64 => bytes, source: ImportSource => detail }
+    /// Bytes on `device` that the agent knows to be older than itself (a pool's own total).
+    21 Baseline { bytes: u64 => bytes }
+
+    // Pools: of the driver, of graphs, of frameworks.
+
+    /// A pool exists, named by `tag`. `parent` is the pool whose block its segments lie in, or 0.
+    /// With `reports_blocks` 0 it is opaque until its first block.
+    24 PoolCreate { pool: u64 => address, parent: u64 => aux, reports_blocks: u16 => result, owner: PoolOwner => detail }
+    /// What the pool itself says it has reserved and handed out.
+    25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux }
+    /// The pool is gone once its last allocation is.
+    26 PoolDestroy { pool: u64 => address }
+    /// The owner's own total of live block bytes, to be compared with ours.
+    27 PoolCheck { pool: u64 => address, total_bytes: u64 => bytes }
+
+    // Virtual memory management: physical handles, and their mappings.
+
+    /// cuMemCreate succeeded. Restated, `references` is what retains and releases left, possibly 0 while
+    /// mappings live, and the mappings of a handle follow it before the next handle is restated.
+    32 VmmCreate { handle: u64 => address, bytes: u64 => bytes, references: u16 => result, memory: MemoryKind => detail }
+    /// cuMemMap succeeded: the handle gained a mapping.
+    33 VmmMap { address: u64 => address, bytes: u64 => bytes, handle: u64 => aux }
+    /// cuMemUnmap was entered; `FreeEnd` tells its result.
+    34 VmmUnmap { address: u64 => address, bytes: u64 => bytes }
+    /// cuMemRetainAllocationHandle gave `handle` for the mapping at `address`.
+    35 VmmRetain { handle: u64 => aux, address: u64 => address }
+    /// cuMemRelease was entered; `FreeEnd` tells its result.
+    36 VmmRelease { handle: u64 => address }
+
+    // Contexts.
+
+    /// Context `context` exists on `device`.
+    40 ContextCreate { handle: u64 => address }
+    /// Context `context` is gone, and what `scope` says with it.
+    41 ContextDestroy { scope: DestroyScope => detail }
+
+    // Framework pools: segments, and the blocks carved from them.
+
+    /// The pool's owner took [address, address+bytes) to carve blocks from.
+    48 SegmentAdd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
+    /// It gave that range back.
+    49 SegmentRemove { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
+    /// A block was handed out (after rounding), on stream `context`.
+    50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
+    /// A block came back; `Pending` while a stream may still use it.
+    51 BlockFree { address: u64 => address, pool: u64 => aux, state: FreeState => detail }
+    /// What is now known of the allocation (pool 0) or block that was born as `block_seq`: tag,
+    /// role and phase, each unless 0. Also for blocks that are gone: a peak may still hold them.
+    52 Retag { address: u64 => address, block_seq: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
+    /// The process entered a phase.
+    53 PhaseBegin { phase: Phase => detail }
+
+    // Running out.
+
+    /// A driver allocation failed and the framework will flush and try again: not an OOM yet.
+    57 Pressure { bytes: u64 => bytes, device_free_bytes: Reading => address }
+    /// An allocation failed for good; totals are the pool's own.
+    58 Oom { bytes: u64 => bytes, pool_used_bytes: Reading => address, pool_reserved_bytes: Reading => aux, outcome: OomOutcome => detail, result: u16 => result }
+
+    // What moves the gap, and marks in time.
+
+    /// The driver did something that costs memory outside allocations.
+    64 DriverEvent { bytes: u64 => bytes, value: u64 => aux, event: DriverEventKind => detail }
+    /// Step `number` begins.
+    72 Step { number: u64 => aux }
+    /// Counter `tag` has this value.
+    73 Counter { value: i64 => bytes }
+    /// Something worth a mark happened; `tag` names it.
+    74 Marker { }
+    /// Scope `tag` begins or ends on `thread`.
+    75 Scope { edge: Edge => detail }
+
+    // The stream about itself.
+
+    /// `count` ordered records, from `first_seq` on, were dropped.
+    80 Lost { count: u64 => bytes, first_seq: u64 => aux }
+    /// Everything up to `last_seq` and `time_ns` has been sent. The oldest driver call still in
+    /// flight was entered at `in_flight_since_ns`; 0 for none.
+    81 Watermark { last_seq: u64 => aux, in_flight_since_ns: u64 => bytes }
+    /// State follows: every live row restated. All ordered records up to `after_seq` were sent before.
+    82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
+    /// State ends; `rows` were restated while the ring grew to `head_seq`.
+    83 ResyncEnd { epoch: u64 => address, head_seq: u64 => aux, rows: u64 => bytes }
+    /// The agent stops speaking.
+    84 Bye { reason: ByeReason => detail }
+    /// Whether the agent sees driver calls; `result` is CUPTI's, the payload names a blocker or a cause.
+    85 Agent { result: u16 => result, state: AgentState => detail, detail: &'a str => payload }
+
+    // What the daemon sees, for recordings.
+
+    /// A reading of `device` begins: device memory, then the process lists, then device memory again.
+    96 SampleBegin { number: u64 => aux }
+    /// Device memory. `reserved_bytes` is the driver's share where NVML tells it apart.
+    97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux }
+    /// What NVML charges to pid `thread`; `lists` has bit 0 compute, 1 graphics, 2 MPS.
+    98 ProcessSample { start_ticks: u64 => address, used_bytes: Reading => bytes, absence: Absence => result, lists: u8 => detail }
+    /// The reading ended at `time_ns`. With `result` not 0 the process list failed.
+    99 SampleEnd { number: u64 => aux, result: u16 => result }
+    /// Process `thread`: payload `key=value` lines from /proc (comm, command, user, cgroup, exe).
+    100 ProcessFacts { start_ticks: u64 => address, uid: u64 => bytes, parent_pid: u64 => aux, facts: &'a str => payload }
+    /// Process `thread` is gone; `status` as waitpid gives it, where it could be known.
+    101 ProcessGone { start_ticks: u64 => address, status: Reading => bytes }
+    /// A source of this name is up or down, and why.
+    102 Source { up: bool => detail, reason: &'a str => payload }
+    /// Time passes: nothing else happened up to `time_ns`.
+    103 Tick { }
+
+    // From the daemon to an agent.
+
+    /// The daemon took the Hello. `epoch` numbers this connection's resyncs.
+    112 Welcome { epoch: u64 => address, versions: u64 => bytes, capabilities: u64 => aux }
+    /// Say the whole state again.
+    113 ResyncRequest { epoch: u64 => address }
+    /// Turn recording to a file on or off.
+    114 RecordControl { on: bool => detail }
+    /// Stop sending events, keep the balances.
+    115 Pause { }
+    /// Go on.
+    116 Resume { }
+    /// Write what the ring holds.
+    117 Dump { }
+}
+
+macro_rules! at {
+    ($slot:ident, $type:ty, $offset:literal) => {
+        <$type>::from_le_bytes(*$slot[$offset..].first_chunk().expect("offset lies within a slot"))
+    };
+}
+
+impl<'a> Record<'a> {
+    /// The 64 bytes, and the payload that follows them in a frame.
+    #[inline]
+    pub fn encode(&self) -> (Slot, &'a [u8]) {
+        let (kind, places) = self.body.places();
+        let stamp = &self.stamp;
+        let mut slot = [0; SLOT_BYTES];
+        slot[0..8].copy_from_slice(&stamp.seq.to_le_bytes());
+        slot[8..16].copy_from_slice(&stamp.time_ns.to_le_bytes());
+        slot[16..24].copy_from_slice(&places.address.to_le_bytes());
+        slot[24..32].copy_from_slice(&places.bytes.to_le_bytes());
+        slot[32..40].copy_from_slice(&places.aux.to_le_bytes());
+        slot[40..44].copy_from_slice(&stamp.tag.to_le_bytes());
+        slot[44..48].copy_from_slice(&stamp.stack.to_le_bytes());
+        slot[48..52].copy_from_slice(&stamp.thread.to_le_bytes());
+        slot[52..56].copy_from_slice(&stamp.context.to_le_bytes());
+        slot[56..58].copy_from_slice(&stamp.module.to_le_bytes());
+        slot[58..60].copy_from_slice(&places.result.to_le_bytes());
+        slot[60..64].copy_from_slice(&[kind, stamp.device, stamp.flags.0, places.detail]);
+        (slot, places.payload)
+    }
+
+    /// The record in `slot` with what follows it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownKind`] and [`Error::Payload`]; both concern this record only.
+    #[inline]
+    pub fn decode(slot: &Slot, payload: &'a [u8]) -> Result<Self, Error> {
+        let places = Places {
+            address: at!(slot, u64, 16),
+            bytes: at!(slot, u64, 24),
+            aux: at!(slot, u64, 32),
+            result: at!(slot, u16, 58),
+            detail: slot[63],
+            payload,
+        };
+        let body = Body::from_places(slot[60], places)?;
+        let stamp = Stamp {
+            seq: at!(slot, u64, 0),
+            time_ns: at!(slot, u64, 8),
+            tag: at!(slot, u32, 40),
+            stack: at!(slot, u32, 44),
+            thread: at!(slot, u32, 48),
+            context: at!(slot, u32, 52),
+            module: at!(slot, u16, 56),
+            device: slot[61],
+            flags: Flags(slot[62]),
+        };
+        Ok(Record { stamp, body })
+    }
+}

@@ -1,0 +1,157 @@
+//! Containers 2 and 3: a **packet** (SOCK_SEQPACKET) is a run of frames, a **recording** is a header
+//! and then frames to its end.
+//!
+//! ```text
+//! frame      u32 length of what follows (64 + payload), little-endian, at most MAX_FRAME_BYTES
+//!            64 bytes slot
+//!            payload
+//! recording  8 bytes "GPUMEMR\n", u16 MAJOR, u16 MINOR, u32 zero, then frames
+//! ```
+//!
+//! A recording whose last frame is cut (its writer was killed) is read up to that frame.
+
+use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
+use crate::event::Record;
+use crate::{MAJOR, MINOR};
+
+/// Longest frame after its length: what a reader must be able to hold, and more than any record needs.
+pub const MAX_FRAME_BYTES: usize = 64 * 1024;
+/// Bytes of a frame's length.
+pub const PREFIX_BYTES: usize = 4;
+/// First bytes of a recording.
+pub const MAGIC: [u8; 8] = *b"GPUMEMR\n";
+/// Size of a recording's header.
+pub const HEADER_BYTES: usize = 16;
+
+/// The header of a recording of this version.
+pub fn header() -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..10].copy_from_slice(&MAJOR.to_le_bytes());
+    header[10..12].copy_from_slice(&MINOR.to_le_bytes());
+    header
+}
+
+/// Major and minor version of a recording, or `None` if the bytes are not a recording's header.
+pub fn read_header(bytes: &[u8]) -> Option<(u16, u16)> {
+    let header = bytes.first_chunk::<HEADER_BYTES>()?;
+    (header[..8] == MAGIC)
+        .then(|| (u16::from_le_bytes([header[8], header[9]]), u16::from_le_bytes([header[10], header[11]])))
+}
+
+/// Why a run of frames cannot be followed further.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Error {
+    /// The bytes end inside a frame: `have` of `need` are there.
+    Cut {
+        /// Bytes of the frame, prefix included, that are there.
+        have: usize,
+        /// Bytes that the frame says it has, prefix included.
+        need: usize,
+    },
+    /// A length that no frame can have; nothing after it can be trusted.
+    Length(u32),
+}
+
+impl core::fmt::Display for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Error::Cut { have, need } => {
+                write!(f, "the last frame is cut: {have} of its {need} bytes are there")
+            }
+            Error::Length(len) => {
+                write!(
+                    f,
+                    "a frame of {len} bytes is impossible ({SLOT_BYTES} to {MAX_FRAME_BYTES} are right)"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+/// Takes the first frame off `bytes`: its slot and payload, and what follows. `None` at the end.
+///
+/// # Errors
+/// [`Error::Cut`] when more bytes are needed, [`Error::Length`] when none would help.
+#[inline]
+#[allow(clippy::type_complexity)]
+pub fn split_frame(bytes: &[u8]) -> Result<Option<(&Slot, &[u8], &[u8])>, Error> {
+    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
+        return if bytes.is_empty() {
+            Ok(None)
+        } else {
+            Err(Error::Cut { have: bytes.len(), need: PREFIX_BYTES + SLOT_BYTES })
+        };
+    };
+    let length = u32::from_le_bytes(*prefix);
+    let len = length as usize;
+    if !(SLOT_BYTES..=MAX_FRAME_BYTES).contains(&len) {
+        return Err(Error::Length(length));
+    }
+    if rest.len() < len {
+        return Err(Error::Cut { have: bytes.len(), need: PREFIX_BYTES + len });
+    }
+    let (frame, rest) = rest.split_at(len);
+    let (slot, payload) = frame.split_first_chunk::<SLOT_BYTES>().expect("a frame holds a slot");
+    Ok(Some((slot, payload, rest)))
+}
+
+/// The frames of a packet, one record each; ends after the first [`Error`] of the framing.
+pub fn records(packet: &[u8]) -> impl Iterator<Item = Result<Result<Record<'_>, CodecError>, Error>> {
+    let mut rest = Some(packet);
+    core::iter::from_fn(move || match split_frame(rest?) {
+        Ok(Some((slot, payload, after))) => {
+            rest = Some(after);
+            Some(Ok(Record::decode(slot, payload)))
+        }
+        Ok(None) => {
+            rest = None;
+            None
+        }
+        Err(error) => {
+            rest = None;
+            Some(Err(error))
+        }
+    })
+}
+
+impl Record<'_> {
+    /// Bytes of this record's frame, prefix included.
+    pub fn frame_bytes(&self) -> usize {
+        PREFIX_BYTES + SLOT_BYTES + self.encode().1.len()
+    }
+
+    /// Writes the frame to the front of `out` and returns its length; `None` if it does not fit,
+    /// or if the payload is longer than a frame can be.
+    pub fn write_frame(&self, out: &mut [u8]) -> Option<usize> {
+        let (slot, payload) = self.encode();
+        let len = SLOT_BYTES + payload.len();
+        if len > MAX_FRAME_BYTES || out.len() < PREFIX_BYTES + len {
+            return None;
+        }
+        out[..PREFIX_BYTES].copy_from_slice(&(len as u32).to_le_bytes());
+        out[PREFIX_BYTES..PREFIX_BYTES + SLOT_BYTES].copy_from_slice(&slot);
+        out[PREFIX_BYTES + SLOT_BYTES..PREFIX_BYTES + len].copy_from_slice(payload);
+        Some(PREFIX_BYTES + len)
+    }
+
+    /// Appends the frame to `out`. A payload longer than a frame can hold is cut at a character's
+    /// end; writers keep names far below that.
+    #[cfg(any(feature = "std", test))]
+    pub fn append_frame(&self, out: &mut std::vec::Vec<u8>) {
+        let (slot, mut payload) = self.encode();
+        let room = MAX_FRAME_BYTES - SLOT_BYTES;
+        if payload.len() > room {
+            let mut end = room;
+            while payload[end] & 0xC0 == 0x80 {
+                end -= 1;
+            }
+            payload = &payload[..end];
+        }
+        out.extend_from_slice(&((SLOT_BYTES + payload.len()) as u32).to_le_bytes());
+        out.extend_from_slice(&slot);
+        out.extend_from_slice(payload);
+    }
+}

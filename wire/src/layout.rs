@@ -1,0 +1,155 @@
+//! Container 1: the memfd that an agent hands over with its Hello, sealed against shrinking. The
+//! daemon never maps it: it checks the seals and the size, and reads with pread.
+//!
+//! ```text
+//! 0         header, 4096 bytes, see `Header`
+//! ring      `ring_slots` slots of 64 bytes (a power of two). Ordered record n (from 1) lies in slot
+//!           (n - 1) mod ring_slots. The writer stores everything but `seq`, then `seq` (release): a
+//!           slot holds record n if and only if its seq is n.
+//! live      `live_rows` rows of 64 bytes: each the slot of the record that made the row
+//!           (AllocEnd, VmmCreate, VmmMap, PoolCreate, SegmentAdd, BlockAlloc), seq 0 while empty
+//!           or being written.
+//! names     `name_bytes` bytes: frames (frame.rs) of Device, Tag, Module and Stack records, one after
+//!           another, valid up to `names_end`.
+//! ```
+
+use crate::SLOT_BYTES;
+
+/// Size of the header.
+pub const HEADER_BYTES: usize = 4096;
+/// First bytes of the header.
+pub const MAGIC: [u8; 8] = *b"GPUMEML\n";
+
+/// What the header says. `head_seq`, `lost` and `names_end` change while the agent runs; the rest is
+/// written once, before the memfd is handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Format versions, as in recordings.
+    pub major: u16,
+    /// See [`crate::MINOR`].
+    pub minor: u16,
+    /// The agent's pid as it sees itself.
+    pub pid: u32,
+    /// Field 22 of the agent's /proc/self/stat.
+    pub start_ticks: u64,
+    /// Slots in the ring: a power of two.
+    pub ring_slots: u64,
+    /// Rows in the live table.
+    pub live_rows: u64,
+    /// Bytes for names.
+    pub name_bytes: u64,
+    /// Last seq that a thread took; its slot may not be committed yet.
+    pub head_seq: u64,
+    /// Ordered records that found the ring full.
+    pub lost: u64,
+    /// End of the valid names, from the start of that part.
+    pub names_end: u64,
+}
+
+/// Why a memfd is not what it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Error {
+    /// Not the header of such a memfd.
+    Magic,
+    /// Another major version.
+    Version(u16),
+    /// The parts do not fit into the file, or the ring is no power of two.
+    Size,
+}
+
+impl core::fmt::Display for Error {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Error::Magic => f.write_str("not an agent's shared memory"),
+            Error::Version(major) => write!(f, "format version {major}, this program reads {}", crate::MAJOR),
+            Error::Size => f.write_str("the parts do not fit the file"),
+        }
+    }
+}
+
+impl core::error::Error for Error {}
+
+impl Header {
+    /// The 72 bytes that the header uses; the rest of its 4096 is zero.
+    pub fn encode(&self) -> [u8; 72] {
+        let mut out = [0; 72];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..10].copy_from_slice(&self.major.to_le_bytes());
+        out[10..12].copy_from_slice(&self.minor.to_le_bytes());
+        out[12..16].copy_from_slice(&self.pid.to_le_bytes());
+        let words = [
+            self.start_ticks,
+            self.ring_slots,
+            self.live_rows,
+            self.name_bytes,
+            self.head_seq,
+            self.lost,
+            self.names_end,
+        ];
+        for (place, word) in out[16..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads a header and checks that its parts fit into a file of `file_bytes`.
+    ///
+    /// # Errors
+    /// [`Error`]: the owner of the memfd is a stranger and may have written anything.
+    pub fn decode(bytes: &[u8; 72], file_bytes: u64) -> Result<Self, Error> {
+        if bytes[..8] != MAGIC {
+            return Err(Error::Magic);
+        }
+        let word = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().expect("within 72 bytes"));
+        let header = Header {
+            major: u16::from_le_bytes([bytes[8], bytes[9]]),
+            minor: u16::from_le_bytes([bytes[10], bytes[11]]),
+            pid: u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]),
+            start_ticks: word(16),
+            ring_slots: word(24),
+            live_rows: word(32),
+            name_bytes: word(40),
+            head_seq: word(48),
+            lost: word(56),
+            names_end: word(64),
+        };
+        if header.major != crate::MAJOR {
+            return Err(Error::Version(header.major));
+        }
+        match header.file_bytes() {
+            Some(need)
+                if need <= file_bytes
+                    && header.ring_slots.is_power_of_two()
+                    && header.names_end <= header.name_bytes =>
+            {
+                Ok(header)
+            }
+            _ => Err(Error::Size),
+        }
+    }
+
+    /// Where the ring begins.
+    pub const fn ring_offset(&self) -> u64 {
+        HEADER_BYTES as u64
+    }
+
+    /// Where the live table begins; `None` if the sizes overflow.
+    pub fn live_offset(&self) -> Option<u64> {
+        self.ring_slots.checked_mul(SLOT_BYTES as u64)?.checked_add(self.ring_offset())
+    }
+
+    /// Where the names begin; `None` if the sizes overflow.
+    pub fn names_offset(&self) -> Option<u64> {
+        self.live_rows.checked_mul(SLOT_BYTES as u64)?.checked_add(self.live_offset()?)
+    }
+
+    /// Size of the whole file; `None` if the sizes overflow.
+    pub fn file_bytes(&self) -> Option<u64> {
+        self.names_offset()?.checked_add(self.name_bytes)
+    }
+
+    /// Offset of the slot of ordered record `seq` (from 1).
+    pub fn slot_offset(&self, seq: u64) -> u64 {
+        self.ring_offset() + (seq.wrapping_sub(1) & (self.ring_slots - 1)) * SLOT_BYTES as u64
+    }
+}
