@@ -296,10 +296,8 @@ impl Process {
                 self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
                 self.coverage.late = true;
             }
-            Body::Tag { path } => {
-                if self.tags.len() < MAX_NAMES {
-                    self.tags.insert(stamp.tag, path.into());
-                }
+            Body::Tag { path } if self.tags.len() < MAX_NAMES => {
+                self.tags.insert(stamp.tag, path.into());
             }
             Body::Module { path, .. } => {
                 self.modules.insert(stamp.module, path.into());
