@@ -1,0 +1,11 @@
+//! What both programs do with runs: make them from observations, keep them, report them.
+//!
+//! ```text
+//! builder             observations -> ledger -> Run, with its series
+//! run, series         the life of one process: what is stored and what is reported
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod builder;
+pub mod run;
+pub mod series;

@@ -1,0 +1,351 @@
+//! A run: the life of one process on its GPUs, as it is stored and reported.
+//!
+//! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
+//! `predates + tracked + untrackable` wherever all of them are known.
+
+use crate::series::Series;
+use gpumem_ledger as ledger;
+use gpumem_wire::{ClockKind, Phase, Role};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The life of one process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Where the run came from.
+    pub source: Source,
+    /// What its times mean.
+    pub clock: Clock,
+    /// Whose life it is.
+    pub process: Process,
+    /// How it ended, or that it has not.
+    pub state: State,
+    /// How much of the truth its numbers are.
+    pub coverage: Coverage,
+    /// What a reader must know beside the numbers, in words, most important first.
+    pub caveats: Vec<Caveat>,
+    /// Names of cells; amounts are by index here.
+    pub cells: Vec<Cell>,
+    /// One per GPU or MIG instance.
+    pub devices: Vec<Device>,
+}
+
+/// Where a run came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// `daemon`, `recording`, or an import format such as `tbd-log`.
+    pub kind: String,
+    /// File name of a recording or import; host name for the daemon.
+    pub origin: String,
+    /// Preset of rules that goes with the format, if any.
+    pub preset: Option<String>,
+}
+
+/// What record times mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Clock {
+    /// Nanoseconds of the host's monotonic clock; wall clock of its zero, where an anchor was seen.
+    Monotonic {
+        /// Nanoseconds since 1970 at time 0.
+        wall_offset_ns: Option<i64>,
+    },
+    /// Lines of a log: only the order means anything.
+    Lines,
+}
+
+impl Clock {
+    /// The clock of a snapshot.
+    pub fn of(snapshot: &ledger::Snapshot) -> Self {
+        match snapshot.clock {
+            ClockKind::Ordinal => Clock::Lines,
+            _ => Clock::Monotonic {
+                wall_offset_ns: snapshot.wall_offset_ns.and_then(|offset| i64::try_from(offset).ok()),
+            },
+        }
+    }
+}
+
+/// Whose life it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Pid in the daemon's namespace; 0 where it is not known.
+    pub pid: u32,
+    /// Start time from /proc, in clock ticks; 0 where it is not known.
+    pub start_ticks: u64,
+    /// Owner's uid.
+    pub uid: Option<u64>,
+    /// Command, comm, user, cgroup: what /proc said.
+    pub facts: BTreeMap<String, String>,
+    /// Rank and job: what the agent's environment said.
+    pub claims: BTreeMap<String, String>,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum State {
+    /// It goes on: these are the numbers so far.
+    Open,
+    /// The process ended.
+    Closed {
+        /// When.
+        time_ns: u64,
+        /// Status as waitpid gives it, where it could be known.
+        status: Option<u64>,
+    },
+    /// Nobody watches any more: the daemon died, or the recording stops. The numbers are those of the
+    /// last checkpoint or record.
+    Interrupted,
+}
+
+/// How much of the truth the numbers are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coverage {
+    /// An agent or a log spoke for the process.
+    pub covered: bool,
+    /// It began after allocations.
+    pub late: bool,
+    /// Who blocked the agent, if somebody did.
+    pub blocked_by: Option<String>,
+    /// The state of now is not wholly known.
+    pub partial_state: bool,
+    /// Something was lost at some time: peaks are lower bounds.
+    pub partial_history: bool,
+    /// Ordered records applied.
+    pub events: u64,
+    /// Ordered records lost.
+    pub lost: u64,
+    /// Records that did not fit what was known.
+    pub odd: u64,
+    /// Samples of NVML.
+    pub samples: u64,
+    /// Of those, taken while memory moved.
+    pub torn_samples: u64,
+    /// Of those, closed without the agent's word.
+    pub stale_samples: u64,
+    /// Driver allocations that failed.
+    pub failed_allocations: u64,
+    /// Steps that the process reported.
+    pub steps: u64,
+}
+
+/// Something a reader must know.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Caveat {
+    /// Stable word for programs: `no_frees`, `rejected_lines`, ...
+    pub code: String,
+    /// One sentence.
+    pub text: String,
+}
+
+/// Name of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cell {
+    /// `direct`, `block`, `pool_idle` or `opaque`.
+    pub class: Class,
+    /// Tag path.
+    pub tag: Option<String>,
+    /// First tag, if a later one replaced it.
+    pub origin: Option<String>,
+    /// What for; absent where not known.
+    pub role: Option<String>,
+    /// When in a step; absent where not known.
+    pub phase: Option<String>,
+    /// Library that asked.
+    pub library: Option<String>,
+}
+
+/// Part of the identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Driver allocations that no pool carves.
+    Direct,
+    /// What pools handed out.
+    Block,
+    /// Segments that no block covers.
+    PoolIdle,
+    /// Segments of pools that report no blocks.
+    Opaque,
+}
+
+/// One device of the run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// UUID as NVML writes it, or `ordinal-N`.
+    pub name: String,
+    /// NVML's index, or the import's number.
+    pub ordinal: u16,
+    /// Product name; empty where not known.
+    pub model: String,
+    /// Size.
+    pub total_bytes: Option<u64>,
+    /// The latest moment at which everything that can be known was known.
+    pub last: Moment,
+    /// The highest `tracked`.
+    pub peak: Moment,
+    /// Highest `used` that was read, and when.
+    pub peak_used: Option<(u64, u64)>,
+    /// Host and foreign memory, and blocks outside the book: never in a sum.
+    pub beside: Beside,
+    /// Device memory as last read.
+    pub reading: Option<Reading>,
+    /// Device used minus all its processes, where the readings agreed.
+    pub unaccounted_bytes: Option<i64>,
+    /// Other processes on the device at the end: pid and used bytes.
+    pub tenants: Vec<(u32, Option<u64>)>,
+    /// used, tracked and gap over time.
+    pub series: Series,
+}
+
+/// One identity.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moment {
+    /// When.
+    pub time_ns: u64,
+    /// Sum of `amounts`; absent for a process without an agent.
+    pub tracked_bytes: Option<i64>,
+    /// (index in [`Run::cells`], bytes), without zeros.
+    pub amounts: Vec<(u32, i64)>,
+    /// Bytes older than the agent.
+    pub predates_bytes: i64,
+    /// What NVML charges beyond that; absent without a sample.
+    pub untrackable_bytes: Option<i64>,
+    /// For processes without an agent: what NVML charges.
+    pub uncovered_used_bytes: Option<u64>,
+    /// The gap was taken from a sample this far away; 0: it was measured at this moment.
+    pub gap_distance_ns: i64,
+    /// Lowest and highest `tracked` while NVML was read, if they differ.
+    pub torn: Option<(i64, i64)>,
+    /// The sample was closed without the agent's word.
+    pub stale: bool,
+    /// Records had been lost and no resync had ended.
+    pub partial: bool,
+}
+
+impl Moment {
+    /// What NVML charges (or, with a gap from elsewhere, would have charged).
+    pub fn used_bytes(&self) -> Option<i64> {
+        match self.tracked_bytes {
+            Some(tracked) => Some(self.predates_bytes + tracked + self.untrackable_bytes?),
+            None => self.uncovered_used_bytes.and_then(|used| i64::try_from(used).ok()),
+        }
+    }
+}
+
+/// Memory outside the sum.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Beside {
+    pub managed_bytes: i64,
+    pub pinned_bytes: i64,
+    pub registered_bytes: i64,
+    pub imported_bytes: i64,
+    pub host_vmm_bytes: i64,
+    /// Live blocks in memory that is not booked.
+    pub unbooked_block_bytes: i64,
+    /// Blocks that wait for a stream; inside the sum as blocks.
+    pub pending_block_bytes: i64,
+}
+
+/// Device memory at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Reading {
+    pub time_ns: u64,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    pub system_reserved_bytes: Option<u64>,
+}
+
+impl From<ledger::DeviceReading> for Reading {
+    fn from(reading: ledger::DeviceReading) -> Self {
+        Reading {
+            time_ns: reading.time_ns,
+            used_bytes: reading.used_bytes,
+            free_bytes: reading.free_bytes,
+            system_reserved_bytes: reading.system_reserved_bytes,
+        }
+    }
+}
+
+impl From<&ledger::Beside> for Beside {
+    fn from(beside: &ledger::Beside) -> Self {
+        Beside {
+            managed_bytes: beside.managed,
+            pinned_bytes: beside.pinned,
+            registered_bytes: beside.registered,
+            imported_bytes: beside.imported,
+            host_vmm_bytes: beside.host_vmm,
+            unbooked_block_bytes: beside.unbooked_blocks,
+            pending_block_bytes: beside.pending_blocks,
+        }
+    }
+}
+
+impl From<&ledger::CellView> for Cell {
+    fn from(cell: &ledger::CellView) -> Self {
+        Cell {
+            class: match cell.class {
+                ledger::Class::Direct => Class::Direct,
+                ledger::Class::Block => Class::Block,
+                ledger::Class::PoolIdle => Class::PoolIdle,
+                ledger::Class::Opaque => Class::Opaque,
+            },
+            tag: cell.tag.as_deref().map(str::to_owned),
+            origin: cell.origin.as_deref().map(str::to_owned),
+            role: role_name(cell.role).map(str::to_owned),
+            phase: phase_name(cell.phase).map(str::to_owned),
+            library: cell.library.as_deref().map(str::to_owned),
+        }
+    }
+}
+
+const ROLES: [(&str, Role); 8] = [
+    ("parameter", Role::Parameter),
+    ("gradient", Role::Gradient),
+    ("optimizer state", Role::OptimizerState),
+    ("activation", Role::Activation),
+    ("input", Role::Input),
+    ("temporary", Role::Temporary),
+    ("workspace", Role::Workspace),
+    ("buffer", Role::Buffer),
+];
+const PHASES: [(&str, Phase); 5] = [
+    ("setup", Phase::Setup),
+    ("forward", Phase::Forward),
+    ("backward", Phase::Backward),
+    ("optimizer", Phase::Optimizer),
+    ("evaluation", Phase::Evaluation),
+];
+
+/// How a role is written; `None` for unknown.
+pub fn role_name(role: Role) -> Option<&'static str> {
+    ROLES.iter().find(|(_, other)| *other == role).map(|(name, _)| *name)
+}
+
+/// The role of that name.
+pub fn role_of_name(name: &str) -> Option<Role> {
+    ROLES.iter().find(|(other, _)| *other == name).map(|(_, role)| *role)
+}
+
+/// All names of roles.
+pub fn role_names() -> impl Iterator<Item = &'static str> {
+    ROLES.iter().map(|(name, _)| *name)
+}
+
+/// How a phase is written; `None` for unknown.
+pub fn phase_name(phase: Phase) -> Option<&'static str> {
+    PHASES.iter().find(|(_, other)| *other == phase).map(|(name, _)| *name)
+}
+
+/// The phase of that name.
+pub fn phase_of_name(name: &str) -> Option<Phase> {
+    PHASES.iter().find(|(other, _)| *other == name).map(|(_, phase)| *phase)
+}
+
+/// All names of phases.
+pub fn phase_names() -> impl Iterator<Item = &'static str> {
+    PHASES.iter().map(|(name, _)| *name)
+}
