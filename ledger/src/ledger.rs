@@ -205,7 +205,7 @@ impl Ledger {
             Body::ProcessFacts { start_ticks, uid, parent_pid, facts } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let seen = &mut self.processes[index].facts;
-                seen.uid = Some(uid);
+                seen.uid = uid.0.or(seen.uid);
                 seen.parent_pid = Some(parent_pid).filter(|&pid| pid != 0);
                 seen.seen.extend(parse_lines(facts));
             }

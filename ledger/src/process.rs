@@ -60,6 +60,10 @@ pub struct Coverage {
     pub partial: Option<Partial>,
     /// Ordered records applied.
     pub events: u64,
+    /// Of those, driver allocations.
+    pub allocations: u64,
+    /// Their bytes, frees not taken off.
+    pub allocated_bytes: u64,
     /// Ordered records lost.
     pub lost: u64,
     /// Samples closed without the agent's word.
@@ -243,6 +247,7 @@ impl Process {
         match record.body {
             Body::AllocEnd { address, bytes, pool, memory } => {
                 let book = self.book(stamp.device);
+                self.count_allocation(stamp, bytes);
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);
             }
             Body::BlockAlloc { address, bytes, pool, use_as } => {
@@ -263,6 +268,7 @@ impl Process {
             }
             Body::VmmCreate { handle, bytes, references, memory } => {
                 let book = self.book(stamp.device);
+                self.count_allocation(stamp, bytes);
                 self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
             }
             Body::VmmMap { address, bytes, handle } => self.holdings.vmm_map(address, bytes, handle),
@@ -339,6 +345,14 @@ impl Process {
             // Names of frames, marks, OOM records and driver events do not move a sum; the host's
             // own records and commands are not for a process to say.
             _ => {}
+        }
+    }
+
+    #[inline]
+    fn count_allocation(&mut self, stamp: &Stamp, bytes: u64) {
+        if !stamp.flags.has(Flags::RESTATED) {
+            self.coverage.allocations += 1;
+            self.coverage.allocated_bytes = self.coverage.allocated_bytes.saturating_add(bytes);
         }
     }
 

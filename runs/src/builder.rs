@@ -16,6 +16,7 @@ pub struct RunBuilder {
     ledger: Ledger,
     source: Source,
     caveats: Vec<Caveat>,
+    rejected: u64,
     series: BTreeMap<(ProcessKey, usize), Series>,
     /// Samples per process: all, torn.
     samples: BTreeMap<ProcessKey, (u64, u64)>,
@@ -30,6 +31,7 @@ impl RunBuilder {
             ledger: Ledger::new(),
             source,
             caveats: Vec::new(),
+            rejected: 0,
             series: BTreeMap::new(),
             samples: BTreeMap::new(),
             width_ns: FIRST_WIDTH_NS,
@@ -52,6 +54,11 @@ impl RunBuilder {
     /// Something that readers of the runs must know.
     pub fn caveat(&mut self, code: &str, text: impl Into<String>) {
         self.caveats.push(Caveat { code: code.into(), text: text.into() });
+    }
+
+    /// Lines or records of the input that could not be read.
+    pub fn reject(&mut self, count: u64) {
+        self.rejected += count;
     }
 
     /// The ledger, for views that need more than runs.
@@ -93,7 +100,11 @@ impl RunBuilder {
             source: self.source.clone(),
             clock: Clock::of(snapshot),
             process: run::Process {
-                pid: process.key.pid,
+                pid: match process.key.pid {
+                    // Logs tell the pid only with their first reading.
+                    0 => process.facts.seen.get("pid").and_then(|pid| pid.parse().ok()).unwrap_or(0),
+                    pid => pid,
+                },
                 start_ticks: process.key.start_ticks,
                 uid: process.facts.uid,
                 facts: process.facts.seen.clone(),
@@ -111,6 +122,9 @@ impl RunBuilder {
                 partial_state: coverage.partial.is_some_and(|partial| partial.state),
                 partial_history: coverage.partial.is_some(),
                 events: coverage.events,
+                allocations: coverage.allocations,
+                allocated_bytes: coverage.allocated_bytes,
+                rejected: self.rejected,
                 lost: coverage.lost,
                 odd: odd.unknown_frees
                     + odd.unknown_ends

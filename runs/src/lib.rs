@@ -1,11 +1,22 @@
 //! What both programs do with runs: make them from observations, keep them, report them.
 //!
 //! ```text
-//! builder             observations -> ledger -> Run, with its series
-//! run, series         the life of one process: what is stored and what is reported
+//! input, recording, import   a file -> observations
+//! builder                    observations -> ledger -> Run, with its series
+//! run, series                the life of one process: what is stored and what is reported
+//! rules                      rules files and presets: names of categories
+//! report                     Run + rules -> one statement -> text, JSON, CSV
 //! ```
+//!
+//! A report is made from a [`run::Run`] alone, so a live process, a stored run, a recording and an import
+//! are told in the same words.
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod import;
+pub mod input;
+pub mod recording;
+pub mod report;
+pub mod rules;
 pub mod run;
 pub mod series;

@@ -114,6 +114,12 @@ pub struct Coverage {
     pub partial_history: bool,
     /// Ordered records applied.
     pub events: u64,
+    /// Of those, driver allocations that succeeded.
+    pub allocations: u64,
+    /// Their bytes, frees not taken off.
+    pub allocated_bytes: u64,
+    /// Lines or records of the input that could not be read.
+    pub rejected: u64,
     /// Ordered records lost.
     pub lost: u64,
     /// Records that did not fit what was known.

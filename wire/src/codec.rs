@@ -350,7 +350,7 @@ records! {
     /// The reading ended at `time_ns`. With `result` not 0 the process list failed.
     99 SampleEnd { number: u64 => aux, result: u16 => result }
     /// Process `thread`: payload `key=value` lines from /proc (comm, command, user, cgroup, exe).
-    100 ProcessFacts { start_ticks: u64 => address, uid: u64 => bytes, parent_pid: u64 => aux, facts: &'a str => payload }
+    100 ProcessFacts { start_ticks: u64 => address, uid: Reading => bytes, parent_pid: u64 => aux, facts: &'a str => payload }
     /// Process `thread` is gone; `status` as waitpid gives it, where it could be known.
     101 ProcessGone { start_ticks: u64 => address, status: Reading => bytes }
     /// A source of this name is up or down, and why.

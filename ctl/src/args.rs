@@ -1,0 +1,121 @@
+//! What can be typed.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpumem_runs::report::By;
+use std::path::PathBuf;
+
+/// Where did my GPU memory go?
+#[derive(Debug, Parser)]
+#[command(name = "gpumemctl", version, max_term_width = 100, after_help = crate::exit::HELP)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Read a file of another tool, or a recording, into the run store
+    Import(Import),
+    /// Tell where the memory of a run went
+    Report(Report),
+    /// List the runs in the store
+    Runs(Runs),
+}
+
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Format of the file: tbd-log or recording
+    #[arg(value_parser = format)]
+    pub format: &'static gpumem_runs::import::Format,
+    /// Files to read
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub store: StorePath,
+}
+
+#[derive(Debug, Args)]
+pub struct Report {
+    /// A run of the store (r7), or a recording or log; the latest run if left out
+    pub run: Option<String>,
+    /// One JSON document (docs/report-json.md)
+    #[arg(long, conflicts_with = "csv")]
+    pub json: bool,
+    /// One line per name and moment, in bytes
+    #[arg(long)]
+    pub csv: bool,
+    /// Rows of the table [default: layer where the rules name layers, else structure]
+    #[arg(long, value_name = "ROWS")]
+    pub by: Option<Rows>,
+    /// Rules that name categories: default, mxnet, tbd, or a file [default: what fits the run]
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub rules: Option<String>,
+    /// Name every category, however small
+    #[arg(long)]
+    pub all: bool,
+    /// Only this process of a recording with several
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Read a file as this format instead of guessing
+    #[arg(long, value_parser = format)]
+    pub format: Option<&'static gpumem_runs::import::Format>,
+    #[command(flatten)]
+    pub store: StorePath,
+}
+
+#[derive(Debug, Args)]
+pub struct Runs {
+    /// One JSON array
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub store: StorePath,
+}
+
+#[derive(Debug, Args)]
+pub struct StorePath {
+    /// Run store [default: $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
+    #[arg(long = "store", value_name = "FILE", env = "GPUMEM_STORE")]
+    path: Option<PathBuf>,
+}
+
+impl StorePath {
+    /// The store's path, given or usual.
+    ///
+    /// # Errors
+    /// No home directory is known.
+    pub fn path(&self) -> anyhow::Result<PathBuf> {
+        if let Some(path) = &self.path {
+            return Ok(path.clone());
+        }
+        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+        state
+            .map(|state| state.join("gpumem/runs.sqlite"))
+            .ok_or_else(|| anyhow::anyhow!("no run store: neither HOME nor XDG_STATE_HOME is set; give --store FILE"))
+    }
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Rows {
+    Layer,
+    Structure,
+    Tag,
+}
+
+impl From<Rows> for By {
+    fn from(rows: Rows) -> By {
+        match rows {
+            Rows::Layer => By::Layer,
+            Rows::Structure => By::Structure,
+            Rows::Tag => By::Tag,
+        }
+    }
+}
+
+fn format(name: &str) -> Result<&'static gpumem_runs::import::Format, String> {
+    gpumem_runs::import::format(name).ok_or_else(|| {
+        let known: Vec<&str> = gpumem_runs::import::FORMATS.iter().map(|format| format.name).collect();
+        format!("no such format; there are: {}", known.join(", "))
+    })
+}

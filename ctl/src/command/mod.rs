@@ -1,0 +1,5 @@
+//! One file per command.
+
+pub mod import;
+pub mod report;
+pub mod runs;

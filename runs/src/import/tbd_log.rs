@@ -1,0 +1,458 @@
+//! Training logs with the annotations of the TBD suite's MXNet memory profiler, inside ordinary output.
+//!
+//! ```text
+//! [mem] Allocate N bytes GPU memory (TAG).            one device allocation; N in bytes
+//! [mem] F MB GPU global memory free, total T MB.      device memory after it; whole MiB, labelled MB
+//! ... Allocate N MB GPU memory (TAG).                 the same from some operators, whole MiB
+//! ... Memory Usage: NAME-pid_PID=M ...                nvidia-smi's reading for the process, MiB
+//! ... Batch [K] ...                                   a step
+//! [mem] Release GPU memory.                           a free, without size or address
+//! ```
+//!
+//! There is no clock: time is the number of the line. A tag `in_arg:encoder_weight` becomes the path
+//! `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes these lines keeps
+//! what it frees, so allocations are what the process holds from the driver.
+
+use crate::builder::RunBuilder;
+use crate::input::{Error, Input, Line, Lines};
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_wire::{
+    Absence, Body, ByeReason, ClockKind, DeviceIdKind, Flags, MAX_TAG_BYTES, MemoryKind, Phase, Reading,
+    Record, Role, Stamp,
+};
+use std::collections::HashMap;
+
+const MIB: u64 = 1 << 20;
+/// Where made-up addresses begin: the format has none.
+const FIRST_ADDRESS: u64 = 1 << 40;
+/// Bad lines that are named; all are counted.
+const NAMED_LINES: usize = 5;
+const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight).";
+
+/// Whether the beginning of a file has a line of this format.
+pub fn looks_like(head: &[u8]) -> bool {
+    let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
+    has(b"[mem] Allocate ") || has(b" bytes GPU memory (") || has(b" MB GPU global memory free, total ")
+}
+
+/// One line that says something.
+#[derive(Debug, PartialEq)]
+enum Annotation<'a> {
+    Allocation {
+        bytes: u64,
+        tag: &'a str,
+        estimated: bool,
+    },
+    Device {
+        free_mib: u64,
+        total_mib: u64,
+    },
+    Release,
+    /// Speaks of an allocation but cannot be read.
+    Unreadable,
+}
+
+/// Role that a tag's prefix tells.
+fn role(tag: &str) -> Role {
+    let prefixes = [
+        ("in_arg:", Role::Parameter),
+        ("arg_grad:", Role::Gradient),
+        ("aux_state", Role::Buffer),
+        ("_optimizer_weight_update_", Role::OptimizerState),
+        ("forward_features:", Role::Activation),
+        ("workspace:", Role::Workspace),
+        ("cpu_workspace:", Role::Workspace),
+        ("reserved_space:", Role::Workspace),
+        ("temporal_space:", Role::Temporary),
+    ];
+    let inputs = ["source", "target", "target_label", "data"];
+    match prefixes.iter().find(|(prefix, _)| tag.starts_with(prefix)) {
+        Some((_, role)) => *role,
+        None if inputs.contains(&tag) => Role::Input,
+        None => Role::Unknown,
+    }
+}
+
+/// All annotations of a line: output of other threads may have joined two.
+fn annotations(line: &str) -> Vec<Annotation<'_>> {
+    let mut found = Vec::new();
+    let mut rest = line;
+    while let Some(at) = rest.find("Allocate") {
+        let before = &rest[..at];
+        let after = &rest[at + "Allocate".len()..];
+        let end = after.find("[mem] ").unwrap_or(after.len());
+        let (this, next) = after.split_at(end);
+        match allocation(this) {
+            Some(annotation) => found.push(annotation),
+            // The word alone is no annotation: logs speak of many things.
+            None if before.ends_with("[mem] ") || this.contains("GPU memory (") => {
+                found.push(Annotation::Unreadable);
+            }
+            None => {}
+        }
+        rest = next;
+    }
+    if let Some(device) = device(line) {
+        found.push(device);
+    }
+    if line.contains("[mem] Release GPU memory") {
+        found.push(Annotation::Release);
+    }
+    found
+}
+
+fn allocation(text: &str) -> Option<Annotation<'_>> {
+    let (number, rest) = text.strip_prefix(' ')?.split_once(' ')?;
+    let number: u64 = number.parse().ok()?;
+    let (unit, rest) = rest.split_once(" GPU memory (")?;
+    let (bytes, estimated) = match unit {
+        "bytes" => (number, false),
+        "MB" => (number.checked_mul(MIB)?, true),
+        _ => return None,
+    };
+    let tag = &rest[..rest.rfind(')')?];
+    (bytes <= i64::MAX as u64).then_some(Annotation::Allocation { bytes, tag, estimated })
+}
+
+fn device(line: &str) -> Option<Annotation<'_>> {
+    let (before, after) = line.split_once(" MB GPU global memory free, total ")?;
+    let free_mib = before.rsplit(' ').next()?.parse().ok()?;
+    let total_mib = after.split(' ').next()?.parse().ok()?;
+    (free_mib <= total_mib && total_mib < 1 << 40).then_some(Annotation::Device { free_mib, total_mib })
+}
+
+/// `NAME-pid_PID=MIB` readings of nvidia-smi in a line.
+fn readings(line: &str) -> Vec<(&str, u32, u64)> {
+    let Some((_, usage)) = line.split_once("Memory Usage:") else { return Vec::new() };
+    let words = usage.split_ascii_whitespace();
+    let parsed = words.filter_map(|word| {
+        let (name, rest) = word.rsplit_once("-pid_")?;
+        let (pid, mib) = rest.split_once('=')?;
+        Some((name, pid.parse().ok()?, mib.parse().ok()?))
+    });
+    parsed.filter(|(_, _, mib): &(_, _, u64)| *mib < 1 << 40).collect()
+}
+
+fn batch(line: &str) -> Option<u64> {
+    line.split_once("Batch [")?.1.split_once(']')?.0.parse().ok()
+}
+
+/// Turns annotations into records.
+struct Reader<'b> {
+    builder: &'b mut RunBuilder,
+    line: u64,
+    seq: u64,
+    address: u64,
+    tags: HashMap<String, u32>,
+    /// The pid whose readings are this process's.
+    pid: Option<u32>,
+    sample: u64,
+    has_device: bool,
+    allocations: u64,
+    cut_tags: u64,
+    estimated: u64,
+    releases: u64,
+    rejected: Vec<u64>,
+    rejects: u64,
+}
+
+/// The process that wrote the log; its pid is known only from the first reading on.
+const SELF: ProcessKey = ProcessKey { pid: 0, start_ticks: 0 };
+
+impl Reader<'_> {
+    fn stamp(&self) -> Stamp {
+        Stamp { time_ns: self.line, device: 0, ..Stamp::default() }
+    }
+
+    fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
+        self.builder.observe(origin, &Record { stamp, body });
+    }
+
+    fn ours(&mut self, stamp: Stamp, body: Body<'_>) {
+        self.say(Origin::Process(SELF), stamp, body);
+    }
+
+    fn ordered(&mut self) -> Stamp {
+        self.seq += 1;
+        Stamp { seq: self.seq, ..self.stamp() }
+    }
+
+    fn name_device(&mut self, total_mib: Option<u64>) {
+        if self.has_device && total_mib.is_none() {
+            return;
+        }
+        self.has_device = true;
+        let body = Body::Device {
+            uuid_high: 0,
+            uuid_low: 0,
+            total_bytes: Reading(total_mib.map(|mib| mib * MIB)),
+            ordinal: 0,
+            id: DeviceIdKind::Ordinal,
+            name: "",
+        };
+        let stamp = self.stamp();
+        self.say(Origin::Host, stamp, body);
+        self.ours(stamp, body);
+    }
+
+    fn tag(&mut self, text: &str) -> u32 {
+        if let Some(&id) = self.tags.get(text) {
+            return id;
+        }
+        let mut path = text.replace(':', "/");
+        if path.len() > MAX_TAG_BYTES {
+            let mut end = MAX_TAG_BYTES;
+            while !path.is_char_boundary(end) {
+                end -= 1;
+            }
+            path.truncate(end);
+            self.cut_tags += 1;
+        }
+        let id = self.tags.len() as u32 + 1;
+        let stamp = Stamp { tag: id, ..self.stamp() };
+        self.ours(stamp, Body::Tag { path: &path });
+        self.tags.insert(text.to_owned(), id);
+        id
+    }
+
+    fn allocate(&mut self, bytes: u64, tag: &str, estimated: bool) {
+        self.name_device(None);
+        self.allocations += 1;
+        self.estimated += u64::from(estimated);
+        let id = self.tag(tag);
+        let address = self.address;
+        self.address += bytes.max(1).next_multiple_of(512);
+        let flags = if estimated { Flags::ESTIMATED } else { Flags::default() };
+        let stamp = Stamp { tag: id, flags, ..self.ordered() };
+        let birth = stamp.seq;
+        self.ours(stamp, Body::AllocEnd { address, bytes, pool: 0, memory: MemoryKind::Device });
+        let role = role(tag);
+        if role != Role::Unknown {
+            let stamp = self.ordered();
+            let use_as = (role, Phase::Unknown);
+            self.ours(stamp, Body::Retag { address, block_seq: birth, pool: 0, use_as });
+        }
+    }
+
+    fn reading(&mut self, readings: &[(&str, u32, u64)]) {
+        self.name_device(None);
+        if self.pid.is_none()
+            && let Some(&(name, pid, _)) = readings.first()
+        {
+            self.pid = Some(pid);
+            let facts = format!("pid={pid}\ncomm={name}");
+            self.facts(&facts);
+        }
+        self.sample += 1;
+        let (stamp, number, last_seq) = (self.stamp(), self.sample, self.seq);
+        self.ours(stamp, Body::Watermark { last_seq, in_flight_since_ns: 0 });
+        self.say(Origin::Host, stamp, Body::SampleBegin { number });
+        for &(_, pid, mib) in readings {
+            let thread = if Some(pid) == self.pid { SELF.pid } else { pid };
+            let body = Body::ProcessSample {
+                start_ticks: SELF.start_ticks,
+                used_bytes: Reading::of(mib * MIB),
+                absence: Absence::Unknown,
+                lists: 0,
+            };
+            self.say(Origin::Host, Stamp { thread, ..stamp }, body);
+        }
+        self.say(Origin::Host, stamp, Body::SampleEnd { number, result: 0 });
+    }
+
+    fn facts(&mut self, facts: &str) {
+        let stamp = Stamp { thread: SELF.pid, ..self.stamp() };
+        let body =
+            Body::ProcessFacts { start_ticks: SELF.start_ticks, uid: Reading::ABSENT, parent_pid: 0, facts };
+        self.say(Origin::Host, stamp, body);
+    }
+
+    fn reject(&mut self) {
+        self.rejects += 1;
+        self.builder.reject(1);
+        if self.rejected.len() < NAMED_LINES {
+            self.rejected.push(self.line);
+        }
+    }
+
+    fn line(&mut self, line: &str) {
+        for annotation in annotations(line) {
+            match annotation {
+                Annotation::Allocation { bytes, tag, estimated } => self.allocate(bytes, tag, estimated),
+                Annotation::Device { free_mib, total_mib } => {
+                    self.name_device(Some(total_mib));
+                    let body = Body::DeviceSample {
+                        used_bytes: (total_mib - free_mib) * MIB,
+                        free_bytes: free_mib * MIB,
+                        reserved_bytes: Reading::ABSENT,
+                    };
+                    let stamp = self.stamp();
+                    self.say(Origin::Host, stamp, body);
+                }
+                Annotation::Release => self.releases += 1,
+                Annotation::Unreadable => self.reject(),
+            }
+        }
+        if let Some(number) = batch(line) {
+            let stamp = self.ordered();
+            self.ours(stamp, Body::Step { number });
+        }
+        let readings = readings(line);
+        if !readings.is_empty() {
+            self.reading(&readings);
+        }
+        if let Some((_, command)) = line.split_once("] Command: ") {
+            let facts = format!("command={}", command.chars().take(4096).collect::<String>());
+            self.facts(&facts);
+        }
+    }
+
+    fn caveats(&mut self) {
+        self.builder.caveat("no_clock", "the log has no clock: times are its line numbers");
+        self.builder.caveat(
+            "no_frees",
+            "the log records no frees: its allocator keeps what it takes, so tracked only grows",
+        );
+        if self.releases > 0 {
+            let text =
+                format!("{} releases without size or address: tracked is an upper bound", self.releases);
+            self.builder.caveat("releases", text);
+        }
+        if self.rejects > 0 {
+            let named: Vec<String> = self.rejected.iter().map(u64::to_string).collect();
+            let more = if self.rejects > named.len() as u64 { ", ..." } else { "" };
+            let text = format!(
+                "{} lines speak of an allocation but cannot be read (line {}{more}); right is: {EXAMPLE}",
+                self.rejects,
+                named.join(", "),
+            );
+            self.builder.caveat("rejected_lines", text);
+        }
+        if self.estimated > 0 {
+            let text = format!("{} allocations are given in whole MiB only", self.estimated);
+            self.builder.caveat("estimated", text);
+        }
+        if self.cut_tags > 0 {
+            let text = format!("{} tags are longer than {MAX_TAG_BYTES} bytes and were cut", self.cut_tags);
+            self.builder.caveat("cut_tags", text);
+        }
+    }
+}
+
+/// Reads a log.
+///
+/// # Errors
+/// [`Error::NothingFound`] if no line is an annotation, [`Error::Read`] if reading fails.
+pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
+    let path = input.path.clone();
+    let mut lines = Lines::new(input.into_reader());
+    let mut reader = Reader {
+        builder,
+        line: 0,
+        seq: 0,
+        address: FIRST_ADDRESS,
+        tags: HashMap::new(),
+        pid: None,
+        sample: 0,
+        has_device: false,
+        allocations: 0,
+        cut_tags: 0,
+        estimated: 0,
+        releases: 0,
+        rejected: Vec::new(),
+        rejects: 0,
+    };
+    let anchor = Body::ClockAnchor { realtime_ns: 0, boottime_ns: 0, clock: ClockKind::Ordinal };
+    reader.say(Origin::Host, Stamp::default(), anchor);
+    let (mut too_long, mut not_utf8) = (0_u64, 0_u64);
+    loop {
+        let offset = lines.offset;
+        let line = lines.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
+        match line {
+            None => break,
+            Some(Line::Text(text)) => {
+                not_utf8 += u64::from(matches!(text, std::borrow::Cow::Owned(_)));
+                reader.line += 1;
+                reader.line(&text);
+            }
+            Some(Line::TooLong) => {
+                reader.line += 1;
+                too_long += 1;
+            }
+            Some(Line::Binary) => {
+                reader.line += 1;
+                let text =
+                    format!("line {} (byte {offset}) is binary data: nothing after it was read", reader.line);
+                reader.builder.caveat("binary_tail", text);
+                break;
+            }
+        }
+    }
+    if reader.allocations == 0 && reader.sample == 0 {
+        return Err(Error::NothingFound { path, format: "tbd-log", lines: reader.line, example: EXAMPLE });
+    }
+    reader.caveats();
+    if too_long > 0 {
+        reader.builder.caveat("long_lines", format!("{too_long} lines longer than 1 MiB were skipped"));
+    }
+    if not_utf8 > 0 {
+        let text = format!("{not_utf8} lines are not UTF-8: their bad bytes are shown as \u{fffd}");
+        reader.builder.caveat("not_utf8", text);
+    }
+    let stamp = reader.stamp();
+    reader.ours(stamp, Body::Bye { reason: ByeReason::Exit });
+    let gone = Body::ProcessGone { start_ticks: SELF.start_ticks, status: Reading::ABSENT };
+    reader.say(Origin::Host, Stamp { thread: SELF.pid, ..stamp }, gone);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_every_form_of_annotation() {
+        let one = |line| annotations(line).pop();
+        let allocation = |bytes, tag, estimated| Some(Annotation::Allocation { bytes, tag, estimated });
+        assert_eq!(one("[mem] Allocate 32 bytes GPU memory (in_arg:w)."), allocation(32, "in_arg:w", false));
+        assert_eq!(one("x Allocate 3 MB GPU memory (proposal)."), allocation(3 << 20, "proposal", true));
+        assert_eq!(one("[mem] Allocate 32 bytes GPU memory (a (b) c)."), allocation(32, "a (b) c", false));
+        assert_eq!(
+            one("[mem] 10 MB GPU global memory free, total 12 MB."),
+            Some(Annotation::Device { free_mib: 10, total_mib: 12 })
+        );
+        assert_eq!(one("[mem] Release GPU memory."), Some(Annotation::Release));
+        assert_eq!(one("[mem] finished binding."), None);
+        assert_eq!(one("Allocate more workers"), None);
+    }
+
+    #[test]
+    fn unreadable_annotations_are_told() {
+        for line in [
+            "[mem] Allocate x bytes GPU memory (t).",
+            "[mem] Allocate -3 bytes GPU memory (t).",
+            "[mem] Allocate 99999999999999999999999 bytes GPU memory (t).",
+            "[mem] Allocate 18446744073709551615 bytes GPU memory (t).",
+            "[mem] Allocate 32 bytes GPU memory (t",
+            "[mem] Allocate 32 bytes",
+            "Allocate 3 GB GPU memory (t).",
+        ] {
+            assert_eq!(annotations(line), [Annotation::Unreadable], "{line}");
+        }
+        assert_eq!(annotations("[mem] 13 MB GPU global memory free, total 12 MB."), []);
+    }
+
+    #[test]
+    fn two_records_in_one_line_are_two() {
+        let line = "[mem] Allocate 1 bytes GPU memory (a).[mem] Allocate 2 bytes GPU memory (b).";
+        assert_eq!(annotations(line).len(), 2);
+    }
+
+    #[test]
+    fn readings_name_their_process() {
+        let line = "Batch [50]\tMemory Usage: \tpython3-pid_12898=3933\tmy-app-pid_7=1\tPower: 85.21 W";
+        assert_eq!(readings(line), [("python3", 12898, 3933), ("my-app", 7, 1)]);
+        assert_eq!(batch(line), Some(50));
+        assert_eq!(readings("Memory Usage: nothing"), []);
+    }
+}

@@ -1,0 +1,181 @@
+//! gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`), written by an agent or by the
+//! daemon, read back into the same observations.
+
+use crate::builder::RunBuilder;
+use crate::input::{Error, Input};
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
+use std::io::{self, Read, Write};
+
+/// Bytes read at a time: many frames, and at least the longest one.
+const CHUNK_BYTES: usize = 1 << 20;
+const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
+
+/// Whether a file begins like a recording.
+pub fn looks_like(head: &[u8]) -> bool {
+    head.starts_with(&frame::MAGIC)
+}
+
+/// Writes a recording. Records of several origins may be mixed: each change of origin is written.
+#[derive(Debug)]
+pub struct Writer<W: Write> {
+    out: W,
+    buffer: Vec<u8>,
+    origin: Option<Origin>,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a recording.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn new(mut out: W) -> io::Result<Self> {
+        out.write_all(&frame::header())?;
+        Ok(Writer { out, buffer: Vec::new(), origin: None })
+    }
+
+    /// Appends one record.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn write(&mut self, origin: Origin, record: &Record<'_>) -> io::Result<()> {
+        if self.origin != Some(origin) {
+            self.origin = Some(origin);
+            let (thread, start_ticks) = match origin {
+                Origin::Host => (0, 0),
+                Origin::Process(key) => (key.pid, key.start_ticks),
+            };
+            let stamp = Stamp { thread, time_ns: record.stamp.time_ns, ..Stamp::default() };
+            Record { stamp, body: Body::Origin { start_ticks } }.append_frame(&mut self.buffer);
+        }
+        record.append_frame(&mut self.buffer);
+        if self.buffer.len() >= CHUNK_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Hands everything to the system.
+    ///
+    /// # Errors
+    /// What `out` says.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(&self.buffer)?;
+        self.buffer.clear();
+        self.out.flush()
+    }
+}
+
+/// Follows the origin of records.
+struct Origins {
+    now: Origin,
+    /// An `Origin` record was seen: a Hello does not change the origin any more.
+    told: bool,
+}
+
+impl Origins {
+    fn of(&mut self, record: &Record<'_>) -> Option<Origin> {
+        let thread = record.stamp.thread;
+        match record.body {
+            Body::Origin { start_ticks } => {
+                self.told = true;
+                self.now = match thread {
+                    0 => Origin::Host,
+                    pid => Origin::Process(ProcessKey { pid, start_ticks }),
+                };
+                return None;
+            }
+            Body::Hello { start_ticks, .. } if !self.told => {
+                self.now = Origin::Process(ProcessKey { pid: thread, start_ticks });
+            }
+            _ => {}
+        }
+        Some(self.now)
+    }
+}
+
+/// Reads a recording up to its end, or up to where it is cut or damaged; that is told as a caveat.
+///
+/// # Errors
+/// [`Error::Version`] for another major version, [`Error::Read`] when reading fails.
+pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
+    let path = input.path.clone();
+    let Some((found, _minor)) = frame::read_header(input.head()) else {
+        let what = if looks_like(input.head()) { "the header is cut" } else { "does not begin with GPUMEMR" };
+        return Err(Error::Unrecognised { path, what: what.into(), known: "recording".into() });
+    };
+    if found != MAJOR {
+        return Err(Error::Version { path, found, supported: MAJOR });
+    }
+    let mut reader = input.into_reader();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    // `buffer[start..end]` is read and not yet decoded; `offset` is where `buffer[0]` lies in the file.
+    let (mut start, mut end, mut offset) = (0, 0, 0_u64);
+    let mut skip = frame::HEADER_BYTES;
+    let mut origins = Origins { now: Origin::Process(ProcessKey { pid: 0, start_ticks: 0 }), told: false };
+    let (mut records, mut unknown, mut bad) = (0_u64, 0_u64, 0_u64);
+    let damage = loop {
+        buffer.copy_within(start..end, 0);
+        offset += start as u64;
+        end -= start;
+        start = 0;
+        let read = loop {
+            match reader.read(&mut buffer[end..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other,
+            }
+        };
+        let read =
+            read.map_err(|source| Error::Read { path: path.clone(), offset: offset + end as u64, source })?;
+        end += read;
+        let skipped = skip.min(end);
+        start += skipped;
+        skip -= skipped;
+        let mut rest = &buffer[start..end];
+        let stop = loop {
+            match frame::split_frame(rest) {
+                Ok(Some((slot, payload, after))) => {
+                    match Record::decode(slot, payload) {
+                        Ok(record) => {
+                            records += 1;
+                            if let Some(origin) = origins.of(&record) {
+                                builder.observe(origin, &record);
+                            }
+                        }
+                        Err(CodecError::UnknownKind(_)) => unknown += 1,
+                        Err(_) => bad += 1,
+                    }
+                    rest = after;
+                }
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            }
+        };
+        start = end - rest.len();
+        match stop {
+            Some(frame::Error::Length(_)) => break stop,
+            _ if read == 0 => break stop,
+            _ => {}
+        }
+    };
+    if records == 0 {
+        let what = match damage {
+            Some(error) => format!("has no record: {error}"),
+            None => "has a header and no record: its writer never got further".into(),
+        };
+        return Err(Error::Unrecognised { path, what, known: "recording".into() });
+    }
+    if let Some(error) = damage {
+        let at = offset + start as u64;
+        builder.caveat("cut", format!("the recording ends at byte {at}, after {records} records: {error}"));
+    }
+    builder.reject(unknown + bad);
+    if unknown > 0 {
+        let text = format!("{unknown} records are of kinds that this version does not know");
+        builder.caveat("unknown_kinds", text);
+    }
+    if bad > 0 {
+        builder.caveat("bad_records", format!("{bad} records could not be read"));
+    }
+    Ok(())
+}

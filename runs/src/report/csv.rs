@@ -1,0 +1,71 @@
+//! The report as a table for other programs: one line per cell and moment. The bytes of a device and
+//! moment add up to what NVML charges (or to `tracked` without a sample).
+//!
+//! `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`; part is one of
+//! `direct`, `block`, `pool_idle`, `opaque`, `predates`, `untrackable`, `uncovered`.
+
+use super::Report;
+use crate::run::{Class, Device, Moment};
+use gpumem_ledger::category::OTHERS;
+use std::fmt::Write;
+
+/// First line.
+pub const HEADER: &str = "device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes";
+
+/// The report.
+pub fn csv(report: &Report<'_>) -> String {
+    let mut out = String::from(HEADER);
+    out.push('\n');
+    for device in &report.run.devices {
+        for (name, moment) in [("last", &device.last), ("peak", &device.peak)] {
+            moment_rows(report, device, name, moment, &mut out);
+        }
+    }
+    out
+}
+
+fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment, out: &mut String) {
+    let mut row = |part: &str, texts: [&str; 7], bytes: i64| {
+        let _ = write!(out, "{},{name},{},{part}", field(&device.name), moment.time_ns);
+        for text in texts {
+            let _ = write!(out, ",{}", field(text));
+        }
+        let _ = writeln!(out, ",{bytes}");
+    };
+    for &(index, bytes) in &moment.amounts {
+        let (cell, view) = (&report.run.cells[index as usize], &report.cells[index as usize]);
+        let (part, named) = match cell.class {
+            Class::Direct => ("direct", true),
+            Class::Block => ("block", true),
+            Class::PoolIdle => ("pool_idle", false),
+            Class::Opaque => ("opaque", false),
+        };
+        let fallback = if named { OTHERS } else { "" };
+        let layer = report.groupings.layer.category(view).unwrap_or(fallback);
+        let structure = report.groupings.structure.category(view).unwrap_or(fallback);
+        let text = |text: &'_ Option<String>| text.clone().unwrap_or_default();
+        let texts =
+            [text(&cell.tag), text(&cell.origin), text(&cell.role), text(&cell.phase), text(&cell.library)];
+        let [tag, origin, role, phase, library] = &texts;
+        row(part, [layer, structure, tag, origin, role, phase, library], bytes);
+    }
+    if moment.tracked_bytes.is_none() {
+        if let Some(used) = moment.uncovered_used_bytes {
+            row("uncovered", [""; 7], i64::try_from(used).unwrap_or(i64::MAX));
+        }
+        return;
+    }
+    if moment.predates_bytes != 0 {
+        row("predates", [""; 7], moment.predates_bytes);
+    }
+    if let Some(untrackable) = moment.untrackable_bytes {
+        row("untrackable", [""; 7], untrackable);
+    }
+}
+
+/// A text as one field. What a spreadsheet would run as a formula gets an apostrophe in front.
+fn field(text: &str) -> String {
+    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
+    let text = if formula { format!("'{text}") } else { text.to_owned() };
+    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}

@@ -1,0 +1,178 @@
+//! The report for programs, documented in docs/report-json.md. All amounts are bytes as integers, all
+//! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
+//! otherwise `version` grows.
+
+use super::{By, Composition, Report};
+use crate::run::{Beside, Caveat, Class, Clock, Coverage, Moment, Process, Reading, Source, State};
+use crate::series::Series;
+use gpumem_ledger::category::OTHERS;
+use serde::Serialize;
+
+/// What `schema` says.
+pub const SCHEMA: &str = "gpumem.report";
+/// What `version` says.
+pub const VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: u32,
+    run: Option<&'a str>,
+    rules: &'a str,
+    source: &'a Source,
+    clock: &'a Clock,
+    process: &'a Process,
+    state: &'a State,
+    coverage: &'a Coverage,
+    caveats: &'a [Caveat],
+    devices: Vec<DeviceJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct DeviceJson<'a> {
+    name: &'a str,
+    ordinal: u16,
+    model: &'a str,
+    total_bytes: Option<u64>,
+    reading: Option<&'a Reading>,
+    unaccounted_bytes: Option<i64>,
+    tenants: Vec<Tenant>,
+    peak_used_bytes: Option<u64>,
+    peak_used_time_ns: Option<u64>,
+    beside: &'a Beside,
+    last: MomentJson<'a>,
+    peak: MomentJson<'a>,
+    series: &'a Series,
+}
+
+#[derive(Serialize)]
+struct Tenant {
+    pid: u32,
+    used_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct MomentJson<'a> {
+    time_ns: u64,
+    used_bytes: Option<i64>,
+    predates_bytes: i64,
+    tracked_bytes: Option<i64>,
+    pool_idle_bytes: i64,
+    opaque_bytes: i64,
+    untrackable_bytes: Option<i64>,
+    untrackable: Vec<Cause>,
+    gap_distance_ns: i64,
+    tracked_min_bytes: Option<i64>,
+    tracked_max_bytes: Option<i64>,
+    torn: bool,
+    stale: bool,
+    partial: bool,
+    layers: Vec<Category>,
+    structures: Vec<Category>,
+    cells: Vec<CellJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct Cause {
+    cause: &'static str,
+    kind: &'static str,
+    bytes: i64,
+}
+
+#[derive(Serialize)]
+struct Category {
+    name: String,
+    bytes: i64,
+}
+
+#[derive(Serialize)]
+struct CellJson<'a> {
+    class: Class,
+    tag: Option<&'a str>,
+    origin: Option<&'a str>,
+    role: Option<&'a str>,
+    phase: Option<&'a str>,
+    library: Option<&'a str>,
+    bytes: i64,
+}
+
+/// The report as one JSON document.
+pub fn json(report: &Report<'_>) -> String {
+    let run = report.run;
+    let devices = run.devices.iter().map(|device| DeviceJson {
+        name: &device.name,
+        ordinal: device.ordinal,
+        model: &device.model,
+        total_bytes: device.total_bytes,
+        reading: device.reading.as_ref(),
+        unaccounted_bytes: device.unaccounted_bytes,
+        tenants: device.tenants.iter().map(|&(pid, used_bytes)| Tenant { pid, used_bytes }).collect(),
+        peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
+        peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
+        beside: &device.beside,
+        last: moment_json(report, &device.last),
+        peak: moment_json(report, &device.peak),
+        series: &device.series,
+    });
+    let document = Document {
+        schema: SCHEMA,
+        version: VERSION,
+        run: report.id.as_deref(),
+        rules: &report.groupings.name,
+        source: &run.source,
+        clock: &run.clock,
+        process: &run.process,
+        state: &run.state,
+        coverage: &run.coverage,
+        caveats: &run.caveats,
+        devices: devices.collect(),
+    };
+    // Keys are strings and numbers are finite: serialisation cannot fail.
+    serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
+}
+
+fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
+    let by_layer = report.composition(moment, By::Layer);
+    let by_structure = report.composition(moment, By::Structure);
+    let cells = moment.amounts.iter().filter_map(|&(index, bytes)| {
+        let cell = report.run.cells.get(index as usize)?;
+        Some(CellJson {
+            class: cell.class,
+            tag: cell.tag.as_deref(),
+            origin: cell.origin.as_deref(),
+            role: cell.role.as_deref(),
+            phase: cell.phase.as_deref(),
+            library: cell.library.as_deref(),
+            bytes,
+        })
+    });
+    let unexplained = |bytes| Cause { cause: "unexplained", kind: "at_least", bytes };
+    MomentJson {
+        time_ns: moment.time_ns,
+        used_bytes: moment.used_bytes(),
+        predates_bytes: moment.predates_bytes,
+        tracked_bytes: moment.tracked_bytes,
+        pool_idle_bytes: by_layer.pool_idle,
+        opaque_bytes: by_layer.opaque,
+        untrackable_bytes: moment.untrackable_bytes,
+        untrackable: moment.untrackable_bytes.map(unexplained).into_iter().collect(),
+        gap_distance_ns: moment.gap_distance_ns,
+        tracked_min_bytes: moment.torn.map(|(min, _)| min),
+        tracked_max_bytes: moment.torn.map(|(_, max)| max),
+        torn: moment.torn.is_some(),
+        stale: moment.stale,
+        partial: moment.partial,
+        layers: categories(by_layer),
+        structures: categories(by_structure),
+        cells: cells.collect(),
+    }
+}
+
+/// Largest first, `Others` last; together with idle and opaque bytes they are `tracked`.
+fn categories(composition: Composition) -> Vec<Category> {
+    let mut list: Vec<Category> =
+        composition.categories.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();
+    list.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    list.push(Category { name: OTHERS.into(), bytes: composition.others });
+    list
+}

@@ -1,0 +1,278 @@
+//! A run and rules -> one statement -> text, JSON, CSV. Every form is made from the same [`Statement`], so
+//! they cannot disagree, and every total in it is the sum of its parts.
+
+pub mod csv;
+pub mod json;
+pub mod text;
+pub mod units;
+
+use crate::rules::{Groupings, cell_view};
+use crate::run::{Class, Clock, Device, Moment, Run};
+use gpumem_ledger::CellView;
+use gpumem_ledger::category::{OTHERS, Rules};
+use std::collections::BTreeMap;
+
+/// What the rows under `tracked` are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// Categories of the layer rules.
+    Layer,
+    /// Categories of the structure rules.
+    Structure,
+    /// Tag paths.
+    Tag,
+}
+
+/// A run, ready to be told.
+#[derive(Debug)]
+pub struct Report<'r> {
+    /// The run.
+    pub run: &'r Run,
+    /// How the store calls it, if it is stored.
+    pub id: Option<String>,
+    /// Rules.
+    pub groupings: Groupings,
+    /// Rows.
+    pub by: By,
+    cells: Vec<CellView>,
+}
+
+/// What a line of a statement is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// What NVML charges; sum of the next three.
+    Used,
+    /// Older than the agent.
+    Predates,
+    /// Sum of everything below it up to `Untrackable`.
+    Tracked,
+    /// A category, or a tag.
+    Category,
+    /// What no rule takes.
+    Others,
+    /// Segments that no block covers.
+    PoolIdle,
+    /// Pools that report no blocks.
+    Opaque,
+    /// used - predates - tracked.
+    Untrackable,
+    /// What of it has no cause.
+    Unexplained,
+}
+
+/// A line of a statement: one amount per column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// What it is.
+    pub part: Part,
+    /// Its name.
+    pub name: String,
+    /// Index of the row it is a part of.
+    pub parent: Option<usize>,
+    /// Bytes per column; absent where not known.
+    pub bytes: Vec<Option<i64>>,
+}
+
+/// The identity of one device at several moments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statement {
+    /// Rows, parents before their parts.
+    pub rows: Vec<Row>,
+}
+
+impl Statement {
+    /// Whether each row that has parts is exactly their sum, in every column in which it is known.
+    pub fn adds_up(&self) -> bool {
+        self.rows.iter().enumerate().all(|(index, row)| {
+            let parts: Vec<&Row> = self.rows.iter().filter(|part| part.parent == Some(index)).collect();
+            parts.is_empty()
+                || row.bytes.iter().enumerate().all(|(column, bytes)| {
+                    let known: Vec<i64> = parts.iter().filter_map(|part| part.bytes[column]).collect();
+                    bytes.is_none_or(|bytes| bytes == known.iter().sum::<i64>() && !known.is_empty())
+                })
+        })
+    }
+
+    fn push(&mut self, part: Part, name: &str, parent: Option<usize>, bytes: Vec<Option<i64>>) -> usize {
+        self.rows.push(Row { part, name: name.to_owned(), parent, bytes });
+        self.rows.len() - 1
+    }
+}
+
+/// Bytes of a moment by category.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Composition {
+    /// Categories without `Others`.
+    pub categories: BTreeMap<String, i64>,
+    /// What no rule takes.
+    pub others: i64,
+    /// Segments that no block covers.
+    pub pool_idle: i64,
+    /// Pools that report no blocks.
+    pub opaque: i64,
+}
+
+impl Composition {
+    /// Sum of all parts.
+    pub fn total(&self) -> i64 {
+        self.categories.values().sum::<i64>() + self.others + self.pool_idle + self.opaque
+    }
+}
+
+impl<'r> Report<'r> {
+    /// A report with these rules; rows default to layers where the rules have any.
+    pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
+        let by = by.unwrap_or(if groupings.layer.rules.is_empty() { By::Structure } else { By::Layer });
+        let cells = run.cells.iter().map(cell_view).collect();
+        Report { run, id: None, groupings, by, cells }
+    }
+
+    fn rules(&self, by: By) -> Option<&Rules> {
+        match by {
+            By::Layer => Some(&self.groupings.layer),
+            By::Structure => Some(&self.groupings.structure),
+            By::Tag => None,
+        }
+    }
+
+    /// A moment by category.
+    pub fn composition(&self, moment: &Moment, by: By) -> Composition {
+        let mut composition = Composition::default();
+        for &(index, bytes) in &moment.amounts {
+            let Some(cell) = self.cells.get(index as usize) else {
+                composition.others += bytes;
+                continue;
+            };
+            match self.run.cells[index as usize].class {
+                Class::PoolIdle => composition.pool_idle += bytes,
+                Class::Opaque => composition.opaque += bytes,
+                Class::Direct | Class::Block => {
+                    let category = match self.rules(by) {
+                        Some(rules) => rules.category(cell).map(str::to_owned),
+                        None => cell.tag.as_deref().map(str::to_owned),
+                    };
+                    match category {
+                        Some(name) => *composition.categories.entry(name).or_default() += bytes,
+                        None => composition.others += bytes,
+                    }
+                }
+            }
+        }
+        composition
+    }
+
+    /// The tags in `Others` of a moment, largest first; an empty name is memory without a tag.
+    pub fn others(&self, moment: &Moment, by: By) -> Vec<(String, i64)> {
+        let mut tags: BTreeMap<String, i64> = BTreeMap::new();
+        for &(index, bytes) in &moment.amounts {
+            let Some(cell) = self.cells.get(index as usize) else { continue };
+            let named = match self.rules(by) {
+                Some(rules) => rules.category(cell).is_some(),
+                None => cell.tag.is_some(),
+            };
+            if gpumem_ledger::category::is_named_by_rules(cell) && !named {
+                *tags.entry(cell.tag.as_deref().unwrap_or("").to_owned()).or_default() += bytes;
+            }
+        }
+        let mut tags: Vec<_> = tags.into_iter().collect();
+        tags.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        tags
+    }
+
+    /// Tags that more than one category wants: (tag, winner, loser).
+    pub fn conflicts(&self) -> Vec<(String, String, String)> {
+        let conflicts = self.rules(self.by).map(|rules| rules.conflicts(&self.cells)).unwrap_or_default();
+        let named = conflicts.into_iter().map(|conflict| {
+            let tag = self.cells[conflict.cell].tag.as_deref().unwrap_or("").to_owned();
+            (tag, conflict.winner, conflict.loser)
+        });
+        named.collect()
+    }
+
+    /// The identity of a device: the last moment, and the peak. At most `limit` categories are named;
+    /// the rest is one row.
+    pub fn statement(&self, device: &Device, limit: usize) -> Statement {
+        let moments = [&device.last, &device.peak];
+        let compositions = moments.map(|moment| self.composition(moment, self.by));
+        let mut statement = Statement { rows: Vec::new() };
+        let each = |of: &dyn Fn(&Moment) -> Option<i64>| moments.iter().map(|moment| of(moment)).collect();
+
+        let used = statement.push(Part::Used, "used (= nvidia-smi)", None, each(&Moment::used_bytes));
+        if !self.run.coverage.covered {
+            return statement;
+        }
+        if moments.iter().any(|moment| moment.predates_bytes != 0) {
+            let predates = each(&|moment| Some(moment.predates_bytes));
+            statement.push(Part::Predates, "predates the agent", Some(used), predates);
+        }
+        let tracked =
+            statement.push(Part::Tracked, "tracked", Some(used), each(&|moment| moment.tracked_bytes));
+        for (name, bytes) in ranked(&compositions, limit) {
+            statement.push(Part::Category, &name, Some(tracked), bytes);
+        }
+        let column = |of: fn(&Composition) -> i64| -> Vec<Option<i64>> {
+            compositions.iter().map(|composition| Some(of(composition))).collect()
+        };
+        let others = column(|composition| composition.others);
+        let idle = column(|composition| composition.pool_idle);
+        let opaque = column(|composition| composition.opaque);
+        let none = |bytes: &[Option<i64>]| bytes.iter().all(|bytes| *bytes == Some(0));
+        let name = if self.by == By::Tag { "(no tag)" } else { OTHERS };
+        statement.push(Part::Others, name, Some(tracked), others);
+        if !none(&idle) {
+            statement.push(Part::PoolIdle, "pool idle", Some(tracked), idle);
+        }
+        if !none(&opaque) {
+            statement.push(Part::Opaque, "opaque pools", Some(tracked), opaque);
+        }
+        let gap = each(&|moment| moment.untrackable_bytes);
+        let row = statement.push(Part::Untrackable, "Untrackable", Some(used), gap.clone());
+        statement.push(Part::Unexplained, "unexplained", Some(row), gap);
+        statement
+    }
+}
+
+/// Categories by their largest amount, the smallest folded into one row beyond `limit`.
+fn ranked(compositions: &[Composition; 2], limit: usize) -> Vec<(String, Vec<Option<i64>>)> {
+    let mut all: BTreeMap<&str, [i64; 2]> = BTreeMap::new();
+    for (column, composition) in compositions.iter().enumerate() {
+        for (name, bytes) in &composition.categories {
+            all.entry(name).or_default()[column] = *bytes;
+        }
+    }
+    let mut all: Vec<(&str, [i64; 2])> = all.into_iter().collect();
+    let weight = |amounts: &[i64; 2]| amounts[0].max(amounts[1]);
+    all.sort_by(|a, b| weight(&b.1).cmp(&weight(&a.1)).then_with(|| a.0.cmp(b.0)));
+    let fold = all.len() > limit;
+    let rest = if fold { all.split_off(limit.saturating_sub(1)) } else { Vec::new() };
+    let row = |name: String, amounts: [i64; 2]| (name, amounts.map(Some).to_vec());
+    let mut rows: Vec<_> = all.into_iter().map(|(name, amounts)| row(name.to_owned(), amounts)).collect();
+    if fold {
+        let sum = |column: usize| rest.iter().map(|(_, amounts)| amounts[column]).sum();
+        rows.push(row(format!("({} smaller)", rest.len()), [sum(0), sum(1)]));
+    }
+    rows
+}
+
+impl Clock {
+    /// A time of this clock, for people.
+    pub fn time(&self, time_ns: u64) -> String {
+        match self {
+            Clock::Lines => format!("line {}", units::thousands(time_ns as i64)),
+            Clock::Monotonic { wall_offset_ns: Some(offset) } => {
+                let seconds = (i128::from(time_ns) + i128::from(*offset)) / 1_000_000_000;
+                let of_day = seconds.rem_euclid(86_400);
+                format!("{:02}:{:02}:{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60)
+            }
+            Clock::Monotonic { wall_offset_ns: None } => format!("+{:.1} s", time_ns as f64 / 1e9),
+        }
+    }
+
+    /// A distance of this clock, for people.
+    pub fn distance(&self, distance_ns: i64) -> String {
+        match self {
+            Clock::Lines => format!("{} lines", units::thousands(distance_ns)),
+            Clock::Monotonic { .. } => format!("{:.1} s", distance_ns as f64 / 1e9),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Bytes for people: one unit per table, and rounded amounts that still add up.
+
+/// A unit that a whole table is printed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unit {
+    /// Printed once.
+    pub name: &'static str,
+    bytes: i64,
+    decimals: u32,
+}
+
+impl Unit {
+    /// The unit in which the largest amount has three to six digits.
+    pub fn for_largest(bytes: i64) -> Self {
+        const KIB: i64 = 1 << 10;
+        const MIB: i64 = 1 << 20;
+        match bytes.saturating_abs() {
+            bytes if bytes >= 10_000 * MIB => Unit { name: "MiB", bytes: MIB, decimals: 0 },
+            bytes if bytes >= 10 * MIB => Unit { name: "MiB", bytes: MIB, decimals: 1 },
+            bytes if bytes >= 10 * KIB => Unit { name: "KiB", bytes: KIB, decimals: 1 },
+            _ => Unit { name: "bytes", bytes: 1, decimals: 0 },
+        }
+    }
+
+    /// Bytes per last printed digit, as numerator and denominator: 0.1 MiB is no whole number of bytes.
+    fn step(self) -> (i64, i64) {
+        (self.bytes, 10_i64.pow(self.decimals))
+    }
+
+    /// Bytes in steps of the last printed digit, to the nearest.
+    pub fn round(self, bytes: i64) -> i64 {
+        let (unit, parts) = self.step();
+        let scaled = i128::from(bytes) * i128::from(parts);
+        let unit = i128::from(unit);
+        (scaled + unit / 2).div_euclid(unit) as i64
+    }
+
+    /// Parts of `total` steps that add up to it exactly, each within one step of the truth: all are
+    /// rounded down, then those that lost most get one more.
+    pub fn apportion(self, total: i64, parts: &[i64]) -> Vec<i64> {
+        let (unit, scale) = self.step();
+        let (unit, scale) = (i128::from(unit), i128::from(scale));
+        let scaled = parts.iter().map(|&bytes| i128::from(bytes) * scale);
+        let mut steps: Vec<(i64, i128)> =
+            scaled.map(|scaled| (scaled.div_euclid(unit) as i64, scaled.rem_euclid(unit))).collect();
+        let mut missing = total - steps.iter().map(|(steps, _)| steps).sum::<i64>();
+        let mut order: Vec<usize> = (0..parts.len()).collect();
+        order.sort_by_key(|&index| (std::cmp::Reverse(steps[index].1), index));
+        for &index in order.iter().cycle().take(parts.len() * 2) {
+            if missing <= 0 {
+                break;
+            }
+            steps[index].0 += 1;
+            missing -= 1;
+        }
+        steps.into_iter().map(|(steps, _)| steps).collect()
+    }
+
+    /// Steps as they are printed.
+    pub fn print(self, steps: i64) -> String {
+        let scale = 10_i64.pow(self.decimals);
+        let whole = thousands((steps / scale).abs());
+        let sign = if steps < 0 { "-" } else { "" };
+        match self.decimals {
+            0 => format!("{sign}{whole}"),
+            decimals => format!("{sign}{whole}.{:0width$}", (steps % scale).abs(), width = decimals as usize),
+        }
+    }
+
+    /// A single amount.
+    pub fn amount(self, bytes: i64) -> String {
+        self.print(self.round(bytes))
+    }
+}
+
+/// A number with a comma every three digits.
+pub fn thousands(number: i64) -> String {
+    let digits = number.unsigned_abs().to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if number < 0 { format!("-{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounded_parts_add_up_to_the_rounded_total() {
+        let unit = Unit::for_largest(100 << 20);
+        let third = (100 << 20) / 3;
+        let parts = [third, third, (100 << 20) - 2 * third];
+        assert_eq!(unit.apportion(unit.round(100 << 20), &parts), [333, 333, 334]);
+        let parts = [-(5 << 20) - 1, (105 << 20) + 1];
+        assert_eq!(unit.apportion(1000, &parts).iter().sum::<i64>(), 1000);
+    }
+
+    #[test]
+    fn numbers_are_printed_in_one_unit() {
+        assert_eq!(Unit::for_largest(71_204 << 20).amount(71_204 << 20), "71,204");
+        assert_eq!(Unit::for_largest(592 << 20).amount(621_176_421), "592.4");
+        assert_eq!(Unit::for_largest(592 << 20).amount(-(1 << 19)), "-0.5");
+        assert_eq!(Unit::for_largest(1000).amount(-999), "-999");
+        assert_eq!(thousands(-1_234_567), "-1,234,567");
+    }
+}

@@ -1,0 +1,209 @@
+//! Rules files: what people write about categories, and the presets that come with the program.
+//!
+//! ```toml
+//! [[layer]]                      # one grouping; [[structure]] is the other, of the same bytes
+//! name = "Attention"             # category; rules may share one
+//! tag = ["*att*", "re:h\\.\\d+"] # any of these on the tag path: globs, or anchored expressions
+//! role = ["activation"]          # and any of these roles
+//! phase = ["forward"]            # and any of these phases
+//! library = ["*libnccl*"]        # and any of these on the calling library
+//! ```
+//!
+//! Rules are tried from the top, the first that matches has the bytes; what none takes is `Others`.
+
+use crate::run;
+use gpumem_ledger::CellView;
+use gpumem_ledger::category::{Pattern, Rule, Rules};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+
+/// The two groupings.
+#[derive(Debug, Clone, Default)]
+pub struct Groupings {
+    /// What they are called: a preset's name or a file's path.
+    pub name: String,
+    /// By layer.
+    pub layer: Rules,
+    /// By data structure.
+    pub structure: Rules,
+}
+
+/// Presets by name.
+pub const PRESETS: [(&str, &str); 3] = [
+    ("default", include_str!("../../config/rules/default.toml")),
+    ("mxnet", include_str!("../../config/rules/mxnet.toml")),
+    ("tbd", include_str!("../../config/rules/tbd.toml")),
+];
+
+/// Why a rules file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Neither a preset nor a file.
+    #[error("rules \"{name}\": {source}; give a file, or one of the presets {presets}")]
+    Open {
+        /// As given.
+        name: String,
+        /// From the system.
+        source: std::io::Error,
+        /// What there is.
+        presets: String,
+    },
+    /// Not TOML, or keys that do not exist. The message has the line.
+    #[error("{path}: {message}")]
+    Toml {
+        /// File or preset.
+        path: String,
+        /// With line and column.
+        message: String,
+    },
+    /// A rule that says nothing or something wrong.
+    #[error("{path}: [[{grouping}]] \"{rule}\": {message}")]
+    Rule {
+        /// File or preset.
+        path: String,
+        /// `layer` or `structure`.
+        grouping: &'static str,
+        /// Its name.
+        rule: String,
+        /// What is wrong, and what would be right.
+        message: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    layer: Vec<Entry>,
+    #[serde(default)]
+    structure: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    #[serde(default)]
+    tag: Vec<String>,
+    #[serde(default)]
+    role: Vec<String>,
+    #[serde(default)]
+    phase: Vec<String>,
+    #[serde(default)]
+    library: Vec<String>,
+}
+
+impl Groupings {
+    /// A preset, or a file if no preset has that name.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn load(name: &str) -> Result<Self, Error> {
+        if let Some((_, text)) = PRESETS.iter().find(|(preset, _)| *preset == name) {
+            return Groupings::parse(text, name);
+        }
+        let text = std::fs::read_to_string(PathBuf::from(name)).map_err(|source| Error::Open {
+            name: name.into(),
+            source,
+            presets: PRESETS.map(|(preset, _)| preset).join(", "),
+        })?;
+        Groupings::parse(&text, &Path::new(name).display().to_string())
+    }
+
+    /// Rules from text; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Toml`] and [`Error::Rule`].
+    pub fn parse(text: &str, path: &str) -> Result<Self, Error> {
+        let file: File = toml::from_str(text).map_err(|error| Error::Toml {
+            path: path.into(),
+            message: error.to_string().trim_end().into(),
+        })?;
+        Ok(Groupings {
+            name: path.into(),
+            layer: rules(file.layer, path, "layer")?,
+            structure: rules(file.structure, path, "structure")?,
+        })
+    }
+}
+
+fn rules(entries: Vec<Entry>, path: &str, grouping: &'static str) -> Result<Rules, Error> {
+    let rules = entries.into_iter().map(|entry| {
+        let name = entry.name.clone();
+        rule(entry).map_err(|message| Error::Rule { path: path.into(), grouping, rule: name, message })
+    });
+    Ok(Rules { rules: rules.collect::<Result<_, _>>()? })
+}
+
+fn rule(entry: Entry) -> Result<Rule, String> {
+    if entry.name.is_empty() || entry.name == gpumem_ledger::category::OTHERS {
+        return Err("a category needs a name other than \"Others\"".into());
+    }
+    if entry.tag.is_empty() && entry.role.is_empty() && entry.phase.is_empty() && entry.library.is_empty() {
+        return Err("matches nothing: give tag, role, phase or library".into());
+    }
+    let patterns = |texts: &[String]| -> Result<Vec<Pattern>, String> {
+        texts.iter().map(|text| Pattern::new(text).map_err(|error| error.to_string())).collect()
+    };
+    fn named<T>(
+        texts: &[String],
+        what: &str,
+        find: impl Fn(&str) -> Option<T>,
+        all: Vec<&str>,
+    ) -> Result<Vec<T>, String> {
+        let one = |text: &String| {
+            find(text)
+                .ok_or_else(|| format!("{what} \"{text}\" does not exist; there are: {}", all.join(", ")))
+        };
+        texts.iter().map(one).collect()
+    }
+    Ok(Rule {
+        name: entry.name,
+        tags: patterns(&entry.tag)?,
+        libraries: patterns(&entry.library)?,
+        roles: named(&entry.role, "role", run::role_of_name, run::role_names().collect())?,
+        phases: named(&entry.phase, "phase", run::phase_of_name, run::phase_names().collect())?,
+    })
+}
+
+/// A stored cell as rules see it.
+pub fn cell_view(cell: &run::Cell) -> CellView {
+    CellView {
+        class: match cell.class {
+            run::Class::Direct => gpumem_ledger::Class::Direct,
+            run::Class::Block => gpumem_ledger::Class::Block,
+            run::Class::PoolIdle => gpumem_ledger::Class::PoolIdle,
+            run::Class::Opaque => gpumem_ledger::Class::Opaque,
+        },
+        tag: cell.tag.as_deref().map(Into::into),
+        origin: cell.origin.as_deref().map(Into::into),
+        role: cell.role.as_deref().and_then(run::role_of_name).unwrap_or_default(),
+        phase: cell.phase.as_deref().and_then(run::phase_of_name).unwrap_or_default(),
+        library: cell.library.as_deref().map(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_parse() {
+        for (name, _) in PRESETS {
+            let groupings = Groupings::load(name).expect(name);
+            assert!(!groupings.structure.rules.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn mistakes_say_where_and_what_is_right() {
+        let message = |text| Groupings::parse(text, "my.toml").map(|_| ()).unwrap_err().to_string();
+        assert!(message("[[layer]]\nname = \"a\"\ntags = [\"x\"]").contains("line 3"));
+        assert!(message("[[layer]]\nname = \"a\"\nrole = [\"weights\"]").contains("there are: parameter"));
+        assert!(message("[[layer]]\nname = \"a\"\ntag = [\"re:(\"]").contains("\"re:(\""));
+        assert!(message("[[structure]]\nname = \"a\"").contains("matches nothing"));
+        assert!(message("[[layer]]\nname = \"Others\"\ntag = [\"x\"]").contains("other than"));
+        let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();
+        assert!(error.contains("presets default, mxnet, tbd"), "{error}");
+    }
+}
