@@ -1,0 +1,9 @@
+//! What tests and benchmarks of more than one crate share. Nothing here is part of the product.
+//!
+//! ```text
+//! examples        one record of every kind, for golden bytes
+//! golden          files of expected output under tests/golden
+//! ```
+
+pub mod examples;
+pub mod golden;
