@@ -41,7 +41,7 @@ pub enum Error {
     UnknownKind(u8),
     /// The frame is shorter than a slot.
     Short(usize),
-    /// The payload of this kind is not what the kind says (UTF-8, multiple of 8).
+    /// The payload of this kind is text, and these bytes are not UTF-8.
     Payload(u8),
 }
 

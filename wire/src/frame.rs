@@ -11,8 +11,8 @@
 //! A recording whose last frame is cut (its writer was killed) is read up to that frame.
 
 use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
-use crate::event::Record;
-use crate::{MAJOR, MINOR};
+use crate::event::{Body, Record};
+use crate::{FrameFormat, MAJOR, MINOR};
 
 /// Longest frame after its length: what a reader must be able to hold, and more than any record needs.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024;
@@ -138,17 +138,20 @@ impl Record<'_> {
     }
 
     /// Appends the frame to `out`. A payload longer than a frame can hold is cut at a character's
-    /// end; writers keep names far below that.
+    /// end, or at an address's; writers keep names far below that.
     #[cfg(any(feature = "std", test))]
     pub fn append_frame(&self, out: &mut std::vec::Vec<u8>) {
         let (slot, mut payload) = self.encode();
-        let room = MAX_FRAME_BYTES - SLOT_BYTES;
+        let room = MAX_FRAME_BYTES - SLOT_BYTES; // a multiple of 8: addresses end with it
         if payload.len() > room {
-            let mut end = room;
-            while payload[end] & 0xC0 == 0x80 {
-                end -= 1;
+            payload = &payload[..room];
+            let addresses = matches!(self.body, Body::Stack { format: FrameFormat::Address, .. });
+            if let Err(error) = core::str::from_utf8(payload)
+                && error.error_len().is_none()
+                && !addresses
+            {
+                payload = &payload[..error.valid_up_to()];
             }
-            payload = &payload[..end];
         }
         out.extend_from_slice(&((SLOT_BYTES + payload.len()) as u32).to_le_bytes());
         out.extend_from_slice(&slot);

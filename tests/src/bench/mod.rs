@@ -1,0 +1,24 @@
+//! Measurements. Each stands beside its floor, the least that any program would have to do, taken in
+//! the same run and in turns with it: machines differ, ratios last. A bench panics when the end state
+//! is wrong: a fast wrong answer is none.
+
+mod ledger;
+mod rounds;
+
+/// A measurement with a name.
+#[derive(Debug)]
+pub struct Bench {
+    /// As typed.
+    pub name: &'static str,
+    /// In one line.
+    pub about: &'static str,
+    /// Measures and prints a table.
+    pub run: fn(),
+}
+
+/// All of them.
+pub const ALL: &[Bench] = &[Bench {
+    name: "ledger",
+    about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",
+    run: ledger::run,
+}];

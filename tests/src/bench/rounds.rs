@@ -1,0 +1,67 @@
+//! Contestants measured in turns, and the table of what came out.
+
+use std::time::{Duration, Instant};
+
+/// Times of one contestant, a round each, and what they are told as.
+#[derive(Debug)]
+pub struct Contestant {
+    name: &'static str,
+    events: u64,
+    rounds: Vec<Duration>,
+}
+
+impl Contestant {
+    /// One without rounds.
+    pub fn new(name: &'static str) -> Self {
+        Contestant { name, events: 0, rounds: Vec::new() }
+    }
+
+    /// Adds a round: `work` takes `events` events.
+    pub fn round(&mut self, events: usize, work: impl FnOnce()) {
+        let start = Instant::now();
+        work();
+        self.rounds.push(start.elapsed());
+        self.events = events as u64;
+    }
+
+    /// The first round found cold caches and growing tables.
+    pub fn forget_warm_up(&mut self) {
+        self.rounds.remove(0);
+    }
+
+    fn nanoseconds(&self) -> Vec<f64> {
+        self.rounds.iter().map(|time| time.as_nanos() as f64 / self.events as f64).collect()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Prints contestants of one stream; the last one is the floor. The ratio is the median over rounds
+/// of time beside the floor's time in the same round; the spread is that of the rounds.
+pub fn print_table(title: &str, contestants: &[&Contestant]) {
+    println!("{title}");
+    println!(
+        "{:<28} {:>14} {:>10} {:>21} {:>11}",
+        "", "million ev/s", "ns/event", "ns/event min .. max", "x floor"
+    );
+    let floor = contestants.last().map(|floor| floor.nanoseconds()).unwrap_or_default();
+    for contestant in contestants {
+        let times = contestant.nanoseconds();
+        let ratio = median(times.iter().zip(&floor).map(|(time, floor)| time / floor).collect());
+        let low = times.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = times.iter().copied().fold(0.0, f64::max);
+        let typical = median(times);
+        println!(
+            "{:<28} {:>14.2} {:>10.1} {:>21} {:>11.2}",
+            contestant.name,
+            1000.0 / typical,
+            typical,
+            format!("{low:.1} .. {high:.1}"),
+            ratio
+        );
+    }
+    println!();
+}

@@ -1,0 +1,11 @@
+//! What tests and benchmarks of more than one crate share. Nothing here is part of the product.
+//!
+//! ```text
+//! examples        one record of every kind, for golden bytes
+//! golden          files of expected output under tests/golden
+//! bench           measurements, each beside its floor; run by the program `bench`
+//! ```
+
+pub mod bench;
+pub mod examples;
+pub mod golden;
