@@ -15,7 +15,14 @@ pub const OTHERS: &str = "Others";
 
 /// A pattern that a whole text must match.
 #[derive(Debug, Clone)]
-pub struct Pattern(Regex);
+pub struct Pattern(Matcher);
+
+#[derive(Debug, Clone)]
+enum Matcher {
+    /// Most rules by far, tried on every tag: worth more than a general engine.
+    Glob(Box<str>),
+    Expression(Regex),
+}
 
 /// A pattern that cannot be used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,31 +48,71 @@ impl Pattern {
     /// # Errors
     /// An expression that does not parse, or that would be too large.
     pub fn new(text: &str) -> Result<Self, PatternError> {
-        let expression = match text.strip_prefix("re:") {
-            Some(expression) => format!("^(?:{expression})$"),
-            None => glob(text),
+        let Some(expression) = text.strip_prefix("re:") else {
+            return Ok(Pattern(Matcher::Glob(text.into())));
         };
-        let built = regex_lite::RegexBuilder::new(&expression).dot_matches_new_line(true).build();
-        built.map(Pattern).map_err(|error| PatternError { pattern: text.into(), reason: error.to_string() })
+        let anchored = format!("^(?:{expression})$");
+        match regex_lite::RegexBuilder::new(&anchored).dot_matches_new_line(true).build() {
+            Ok(expression) => Ok(Pattern(Matcher::Expression(expression))),
+            Err(error) => Err(PatternError { pattern: text.into(), reason: error.to_string() }),
+        }
     }
 
     /// Whether the whole of `text` matches.
     pub fn matches(&self, text: &str) -> bool {
-        self.0.is_match(text)
+        match &self.0 {
+            Matcher::Glob(glob) => glob_matches(glob, text),
+            Matcher::Expression(expression) => expression.is_match(text),
+        }
     }
 }
 
-fn glob(text: &str) -> String {
-    let mut expression = String::from("^");
-    for character in text.chars() {
-        match character {
-            '*' => expression.push_str(".*"),
-            '?' => expression.push('.'),
-            other => expression.push_str(&regex_lite::escape(other.encode_utf8(&mut [0; 4]))),
+/// Piece by piece between the stars, each at its first place: for globs the first place is as good as any
+/// later one, so there is no backtracking.
+fn glob_matches(glob: &str, text: &str) -> bool {
+    let mut pieces = glob.split('*');
+    let first = pieces.next().unwrap_or("");
+    let Some(mut rest) = piece_at_start(first, text) else { return false };
+    let mut last: Option<&str> = None;
+    for piece in pieces {
+        if let Some(middle) = last.replace(piece) {
+            match find_piece(middle, rest) {
+                Some(after) => rest = after,
+                None => return false,
+            }
         }
     }
-    expression.push('$');
-    expression
+    match last {
+        None => rest.is_empty(), // no star at all
+        Some(last) => {
+            let (length, available) = (last.chars().count(), rest.chars().count());
+            let Some(skip) = available.checked_sub(length) else { return false };
+            let end = rest.char_indices().nth(skip).map_or("", |(at, _)| &rest[at..]);
+            piece_at_start(last, end).is_some_and(str::is_empty)
+        }
+    }
+}
+
+/// What follows a piece (in which `?` is any character) at the start of a text.
+fn piece_at_start<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
+    if !piece.contains('?') {
+        return text.strip_prefix(piece);
+    }
+    let mut rest = text.chars();
+    for wanted in piece.chars() {
+        let found = rest.next()?;
+        if wanted != '?' && wanted != found {
+            return None;
+        }
+    }
+    Some(rest.as_str())
+}
+
+fn find_piece<'t>(piece: &str, text: &'t str) -> Option<&'t str> {
+    if !piece.contains('?') {
+        return text.find(piece).map(|at| &text[at + piece.len()..]);
+    }
+    text.char_indices().find_map(|(at, _)| piece_at_start(piece, &text[at..]))
 }
 
 /// One rule: a cell matches if every list that is not empty has something that matches.
@@ -145,4 +192,46 @@ impl Rules {
 /// Idle and opaque bytes have no tag: the identity names them.
 pub fn is_named_by_rules(cell: &CellView) -> bool {
     matches!(cell.class, Class::Direct | Class::Block)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_whole_texts() {
+        let cases = [
+            ("*att*", "forward_features/att_hidden", true),
+            ("*att*", "at", false),
+            ("source", "source", true),
+            ("source", "source_embed", false),
+            ("*/_mul*", "forward_features/_mul537", true),
+            ("a*b*c", "abbc", true),
+            ("a*b*c", "abcb", false),
+            ("*ab", "aab", true),
+            ("*a?c", "xxabc", true),
+            ("*a?b*", "aab", true),
+            ("?", "\u{e4}", true),
+            ("??", "\u{e4}", false),
+            ("*\u{e4}*", "x\u{e4}y", true),
+            ("", "", true),
+            ("*", "", true),
+            ("**", "anything/at all", true),
+            ("a*", "", false),
+            ("h.1", "hx1", false),
+        ];
+        for (glob, text, expected) in cases {
+            assert_eq!(Pattern::new(glob).map(|glob| glob.matches(text)), Ok(expected), "{glob} on {text}");
+        }
+    }
+
+    #[test]
+    fn expressions_are_anchored() {
+        let pattern = Pattern::new(r"re:h\.\d+/mlp").expect("a pattern");
+        assert!(pattern.matches("h.12/mlp"));
+        assert!(!pattern.matches("model/h.12/mlp"));
+        assert!(!pattern.matches("h.12/mlp/up"));
+        let error = Pattern::new("re:(").expect_err("unbalanced");
+        assert_eq!(error.pattern, "re:(");
+    }
 }

@@ -7,6 +7,16 @@ use gpumem_ledger::{AccountView, ClosedSample, Ledger, Origin, ProcessKey, Proce
 use gpumem_wire::{ClockKind, Record};
 use std::collections::BTreeMap;
 
+/// What a reader of files hands its observations to.
+pub trait Sink {
+    /// Takes one record.
+    fn observe(&mut self, origin: Origin, record: &Record<'_>);
+    /// Something that readers of the runs must know: a stable code, and a sentence.
+    fn caveat(&mut self, code: &str, text: String);
+    /// Lines or records that could not be read.
+    fn reject(&mut self, count: u64);
+}
+
 /// Width of the first buckets of series: finer than NVML's own values move.
 const FIRST_WIDTH_NS: u64 = 10_000_000;
 
@@ -39,9 +49,15 @@ impl RunBuilder {
         }
     }
 
-    /// Takes one record.
+    /// The ledger, for views that need more than runs.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+}
+
+impl Sink for RunBuilder {
     #[inline]
-    pub fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         if let gpumem_wire::Body::ClockAnchor { clock: ClockKind::Ordinal, .. } = record.body {
             self.width_ns = 1;
         }
@@ -51,21 +67,16 @@ impl RunBuilder {
         }
     }
 
-    /// Something that readers of the runs must know.
-    pub fn caveat(&mut self, code: &str, text: impl Into<String>) {
-        self.caveats.push(Caveat { code: code.into(), text: text.into() });
+    fn caveat(&mut self, code: &str, text: String) {
+        self.caveats.push(Caveat { code: code.into(), text });
     }
 
-    /// Lines or records of the input that could not be read.
-    pub fn reject(&mut self, count: u64) {
+    fn reject(&mut self, count: u64) {
         self.rejected += count;
     }
+}
 
-    /// The ledger, for views that need more than runs.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
-    }
-
+impl RunBuilder {
     /// Moves samples and extremes from the ledger into the series.
     fn take(&mut self, time_ns: u64) {
         for (key, device, window) in self.ledger.take_windows() {

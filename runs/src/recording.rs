@@ -1,7 +1,7 @@
 //! gpumemd's own recordings: a header and frames (see `gpumem_wire::frame`), written by an agent or by the
 //! daemon, read back into the same observations.
 
-use crate::builder::RunBuilder;
+use crate::builder::Sink;
 use crate::input::{Error, Input};
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
@@ -98,7 +98,7 @@ impl Origins {
 ///
 /// # Errors
 /// [`Error::Version`] for another major version, [`Error::Read`] when reading fails.
-pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
+pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let Some((found, _minor)) = frame::read_header(input.head()) else {
         let what = if looks_like(input.head()) { "the header is cut" } else { "does not begin with GPUMEMR" };
@@ -139,7 +139,7 @@ pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
                         Ok(record) => {
                             records += 1;
                             if let Some(origin) = origins.of(&record) {
-                                builder.observe(origin, &record);
+                                sink.observe(origin, &record);
                             }
                         }
                         Err(CodecError::UnknownKind(_)) => unknown += 1,
@@ -167,15 +167,15 @@ pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
     }
     if let Some(error) = damage {
         let at = offset + start as u64;
-        builder.caveat("cut", format!("the recording ends at byte {at}, after {records} records: {error}"));
+        sink.caveat("cut", format!("the recording ends at byte {at}, after {records} records: {error}"));
     }
-    builder.reject(unknown + bad);
+    sink.reject(unknown + bad);
     if unknown > 0 {
         let text = format!("{unknown} records are of kinds that this version does not know");
-        builder.caveat("unknown_kinds", text);
+        sink.caveat("unknown_kinds", text);
     }
     if bad > 0 {
-        builder.caveat("bad_records", format!("{bad} records could not be read"));
+        sink.caveat("bad_records", format!("{bad} records could not be read"));
     }
     Ok(())
 }

@@ -3,9 +3,11 @@
 //! ```text
 //! examples        one record of every kind, for golden bytes
 //! golden          files of expected output under tests/golden
+//! samples         recordings of other tools, where they are
 //! bench           measurements, each beside its floor; run by the program `bench`
 //! ```
 
 pub mod bench;
 pub mod examples;
 pub mod golden;
+pub mod samples;

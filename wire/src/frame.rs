@@ -12,7 +12,7 @@
 
 use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
 use crate::event::{Body, Record};
-use crate::{FrameFormat, MAJOR, MINOR};
+use crate::{MAJOR, MINOR};
 
 /// Longest frame after its length: what a reader must be able to hold, and more than any record needs.
 pub const MAX_FRAME_BYTES: usize = 64 * 1024;
@@ -145,7 +145,7 @@ impl Record<'_> {
         let room = MAX_FRAME_BYTES - SLOT_BYTES; // a multiple of 8: addresses end with it
         if payload.len() > room {
             payload = &payload[..room];
-            let addresses = matches!(self.body, Body::Stack { format: FrameFormat::Address, .. });
+            let addresses = matches!(self.body, Body::Stack { format: crate::FrameFormat::Address, .. });
             if let Err(error) = core::str::from_utf8(payload)
                 && error.error_len().is_none()
                 && !addresses

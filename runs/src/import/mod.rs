@@ -2,7 +2,7 @@
 
 pub mod tbd_log;
 
-use crate::builder::RunBuilder;
+use crate::builder::{RunBuilder, Sink};
 use crate::input::{Error, Input};
 use crate::recording;
 use crate::run::{Run, Source};
@@ -16,7 +16,7 @@ pub struct Format {
     pub about: &'static str,
     /// Whether the beginning of a file looks like it.
     looks_like: fn(&[u8]) -> bool,
-    read: fn(Input, &mut RunBuilder) -> Result<(), Error>,
+    read: fn(Input, &mut dyn Sink) -> Result<(), Error>,
     /// Preset of rules that goes with it.
     preset: Option<&'static str>,
 }
@@ -50,22 +50,12 @@ pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// Reads a file as `forced`, or as what it looks like.
+/// Reads a file as `forced`, or as what it looks like, into runs.
 ///
 /// # Errors
 /// See [`Error`]: each says what, where, and what would be right.
 pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
-    let input = Input::open(path)?;
-    let format = match forced.or_else(|| FORMATS.iter().find(|format| (format.looks_like)(input.head()))) {
-        Some(format) => format,
-        None => {
-            return Err(Error::Unrecognised {
-                path: path.into(),
-                what: input.describe(),
-                known: FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", "),
-            });
-        }
-    };
+    let (input, format) = open(path, forced)?;
     let mut builder = RunBuilder::new(Source {
         kind: format.name.into(),
         origin: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
@@ -73,4 +63,25 @@ pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run
     });
     (format.read)(input, &mut builder)?;
     Ok(builder.runs(false))
+}
+
+/// Reads a file, one observation after another.
+///
+/// # Errors
+/// As [`read_file`].
+pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn Sink) -> Result<(), Error> {
+    let (input, format) = open(path, forced)?;
+    (format.read)(input, sink)
+}
+
+fn open(path: &Path, forced: Option<&'static Format>) -> Result<(Input, &'static Format), Error> {
+    let input = Input::open(path)?;
+    match forced.or_else(|| FORMATS.iter().find(|format| (format.looks_like)(input.head()))) {
+        Some(format) => Ok((input, format)),
+        None => Err(Error::Unrecognised {
+            path: path.into(),
+            what: input.describe(),
+            known: FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", "),
+        }),
+    }
 }

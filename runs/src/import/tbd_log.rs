@@ -13,7 +13,7 @@
 //! `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes these lines keeps
 //! what it frees, so allocations are what the process holds from the driver.
 
-use crate::builder::RunBuilder;
+use crate::builder::Sink;
 use crate::input::{Error, Input, Line, Lines};
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{
@@ -138,8 +138,8 @@ fn batch(line: &str) -> Option<u64> {
 }
 
 /// Turns annotations into records.
-struct Reader<'b> {
-    builder: &'b mut RunBuilder,
+struct Reader<'s> {
+    sink: &'s mut dyn Sink,
     line: u64,
     seq: u64,
     address: u64,
@@ -165,7 +165,7 @@ impl Reader<'_> {
     }
 
     fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
-        self.builder.observe(origin, &Record { stamp, body });
+        self.sink.observe(origin, &Record { stamp, body });
     }
 
     fn ours(&mut self, stamp: Stamp, body: Body<'_>) {
@@ -269,7 +269,7 @@ impl Reader<'_> {
 
     fn reject(&mut self) {
         self.rejects += 1;
-        self.builder.reject(1);
+        self.sink.reject(1);
         if self.rejected.len() < NAMED_LINES {
             self.rejected.push(self.line);
         }
@@ -308,15 +308,15 @@ impl Reader<'_> {
     }
 
     fn caveats(&mut self) {
-        self.builder.caveat("no_clock", "the log has no clock: times are its line numbers");
-        self.builder.caveat(
+        self.sink.caveat("no_clock", "the log has no clock: times are its line numbers".into());
+        self.sink.caveat(
             "no_frees",
-            "the log records no frees: its allocator keeps what it takes, so tracked only grows",
+            "the log records no frees: its allocator keeps what it takes, so tracked only grows".into(),
         );
         if self.releases > 0 {
             let text =
                 format!("{} releases without size or address: tracked is an upper bound", self.releases);
-            self.builder.caveat("releases", text);
+            self.sink.caveat("releases", text);
         }
         if self.rejects > 0 {
             let named: Vec<String> = self.rejected.iter().map(u64::to_string).collect();
@@ -326,15 +326,15 @@ impl Reader<'_> {
                 self.rejects,
                 named.join(", "),
             );
-            self.builder.caveat("rejected_lines", text);
+            self.sink.caveat("rejected_lines", text);
         }
         if self.estimated > 0 {
             let text = format!("{} allocations are given in whole MiB only", self.estimated);
-            self.builder.caveat("estimated", text);
+            self.sink.caveat("estimated", text);
         }
         if self.cut_tags > 0 {
             let text = format!("{} tags are longer than {MAX_TAG_BYTES} bytes and were cut", self.cut_tags);
-            self.builder.caveat("cut_tags", text);
+            self.sink.caveat("cut_tags", text);
         }
     }
 }
@@ -343,11 +343,11 @@ impl Reader<'_> {
 ///
 /// # Errors
 /// [`Error::NothingFound`] if no line is an annotation, [`Error::Read`] if reading fails.
-pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
+pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let path = input.path.clone();
     let mut lines = Lines::new(input.into_reader());
     let mut reader = Reader {
-        builder,
+        sink,
         line: 0,
         seq: 0,
         address: FIRST_ADDRESS,
@@ -383,7 +383,7 @@ pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
                 reader.line += 1;
                 let text =
                     format!("line {} (byte {offset}) is binary data: nothing after it was read", reader.line);
-                reader.builder.caveat("binary_tail", text);
+                reader.sink.caveat("binary_tail", text);
                 break;
             }
         }
@@ -393,11 +393,11 @@ pub fn read(input: Input, builder: &mut RunBuilder) -> Result<(), Error> {
     }
     reader.caveats();
     if too_long > 0 {
-        reader.builder.caveat("long_lines", format!("{too_long} lines longer than 1 MiB were skipped"));
+        reader.sink.caveat("long_lines", format!("{too_long} lines longer than 1 MiB were skipped"));
     }
     if not_utf8 > 0 {
         let text = format!("{not_utf8} lines are not UTF-8: their bad bytes are shown as \u{fffd}");
-        reader.builder.caveat("not_utf8", text);
+        reader.sink.caveat("not_utf8", text);
     }
     let stamp = reader.stamp();
     reader.ours(stamp, Body::Bye { reason: ByeReason::Exit });

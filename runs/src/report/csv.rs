@@ -4,7 +4,7 @@
 //! `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`; part is one of
 //! `direct`, `block`, `pool_idle`, `opaque`, `predates`, `untrackable`, `uncovered`.
 
-use super::Report;
+use super::{By, Report};
 use crate::run::{Class, Device, Moment};
 use gpumem_ledger::category::OTHERS;
 use std::fmt::Write;
@@ -33,7 +33,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
         let _ = writeln!(out, ",{bytes}");
     };
     for &(index, bytes) in &moment.amounts {
-        let (cell, view) = (&report.run.cells[index as usize], &report.cells[index as usize]);
+        let cell = &report.run.cells[index as usize];
         let (part, named) = match cell.class {
             Class::Direct => ("direct", true),
             Class::Block => ("block", true),
@@ -41,8 +41,8 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
             Class::Opaque => ("opaque", false),
         };
         let fallback = if named { OTHERS } else { "" };
-        let layer = report.groupings.layer.category(view).unwrap_or(fallback);
-        let structure = report.groupings.structure.category(view).unwrap_or(fallback);
+        let layer = report.category(index, By::Layer).unwrap_or(fallback);
+        let structure = report.category(index, By::Structure).unwrap_or(fallback);
         let text = |text: &'_ Option<String>| text.clone().unwrap_or_default();
         let texts =
             [text(&cell.tag), text(&cell.origin), text(&cell.role), text(&cell.phase), text(&cell.library)];

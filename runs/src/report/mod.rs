@@ -35,6 +35,8 @@ pub struct Report<'r> {
     /// Rows.
     pub by: By,
     cells: Vec<CellView>,
+    /// Category of each cell by layer, by structure, and by tag.
+    categories: [Vec<Option<String>>; 3],
 }
 
 /// What a line of a statement is.
@@ -123,8 +125,17 @@ impl<'r> Report<'r> {
     /// A report with these rules; rows default to layers where the rules have any.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
         let by = by.unwrap_or(if groupings.layer.rules.is_empty() { By::Structure } else { By::Layer });
-        let cells = run.cells.iter().map(cell_view).collect();
-        Report { run, id: None, groupings, by, cells }
+        let cells: Vec<CellView> = run.cells.iter().map(cell_view).collect();
+        let by_rules =
+            |rules: &Rules| cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect();
+        let by_tag = cells.iter().map(|cell| cell.tag.as_deref().map(str::to_owned)).collect();
+        let categories = [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
+        Report { run, id: None, groupings, by, cells, categories }
+    }
+
+    /// Category of a cell; `None` for `Others`, and for idle and opaque bytes.
+    pub fn category(&self, cell: u32, by: By) -> Option<&str> {
+        self.categories[by as usize].get(cell as usize)?.as_deref()
     }
 
     fn rules(&self, by: By) -> Option<&Rules> {
@@ -139,23 +150,13 @@ impl<'r> Report<'r> {
     pub fn composition(&self, moment: &Moment, by: By) -> Composition {
         let mut composition = Composition::default();
         for &(index, bytes) in &moment.amounts {
-            let Some(cell) = self.cells.get(index as usize) else {
-                composition.others += bytes;
-                continue;
-            };
-            match self.run.cells[index as usize].class {
-                Class::PoolIdle => composition.pool_idle += bytes,
-                Class::Opaque => composition.opaque += bytes,
-                Class::Direct | Class::Block => {
-                    let category = match self.rules(by) {
-                        Some(rules) => rules.category(cell).map(str::to_owned),
-                        None => cell.tag.as_deref().map(str::to_owned),
-                    };
-                    match category {
-                        Some(name) => *composition.categories.entry(name).or_default() += bytes,
-                        None => composition.others += bytes,
-                    }
-                }
+            match self.run.cells.get(index as usize).map(|cell| cell.class) {
+                Some(Class::PoolIdle) => composition.pool_idle += bytes,
+                Some(Class::Opaque) => composition.opaque += bytes,
+                Some(Class::Direct | Class::Block) | None => match self.category(index, by) {
+                    Some(name) => *composition.categories.entry(name.to_owned()).or_default() += bytes,
+                    None => composition.others += bytes,
+                },
             }
         }
         composition
@@ -166,11 +167,8 @@ impl<'r> Report<'r> {
         let mut tags: BTreeMap<String, i64> = BTreeMap::new();
         for &(index, bytes) in &moment.amounts {
             let Some(cell) = self.cells.get(index as usize) else { continue };
-            let named = match self.rules(by) {
-                Some(rules) => rules.category(cell).is_some(),
-                None => cell.tag.is_some(),
-            };
-            if gpumem_ledger::category::is_named_by_rules(cell) && !named {
+            let has_rules = gpumem_ledger::category::is_named_by_rules(cell);
+            if has_rules && self.category(index, by).is_none() {
                 *tags.entry(cell.tag.as_deref().unwrap_or("").to_owned()).or_default() += bytes;
             }
         }
@@ -227,7 +225,9 @@ impl<'r> Report<'r> {
         }
         let gap = each(&|moment| moment.untrackable_bytes);
         let row = statement.push(Part::Untrackable, "Untrackable", Some(used), gap.clone());
-        statement.push(Part::Unexplained, "unexplained", Some(row), gap);
+        if gap.iter().any(Option::is_some) {
+            statement.push(Part::Unexplained, "unexplained", Some(row), gap);
+        }
         statement
     }
 }

@@ -1,0 +1,307 @@
+//! gpumemctl as people run it: what it prints, what it says of bad input, how it exits.
+#![allow(missing_docs)]
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A folder of this test's own, gone with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("gpumemctl-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).expect("a file");
+        path.to_string_lossy().into_owned()
+    }
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
+    }
+    fn run(&self, args: &[&str]) -> Output {
+        command(args).env("GPUMEM_STORE", self.0.join("runs.sqlite")).output().expect("gpumemctl")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpumemctl"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn shipped() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+    path.to_string_lossy().into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+/// Exit code and message of a command that must fail, with nothing on standard output and no panic.
+fn failure(output: &Output) -> (i32, String) {
+    let message = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(!message.contains("panicked"), "{message}");
+    (output.status.code().expect("an exit, not a signal"), message)
+}
+
+#[test]
+fn reports_a_log_without_a_store() {
+    let folder = Folder::new("report-file");
+    let text = stdout(&folder.run(&["report", &shipped()]));
+    assert!(text.lines().count() <= 35, "{text}");
+    assert!(text.contains("used (= nvidia-smi)") && text.contains("Untrackable"), "{text}");
+    assert!(!folder.0.join("runs.sqlite").exists(), "a report stores nothing");
+}
+
+#[test]
+fn imports_once_and_reports_by_name() {
+    let folder = Folder::new("import");
+    let first = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
+    assert!(first.starts_with("r1  train.py: ") && first.contains(", 0 rejected, 8 NVML samples"), "{first}");
+    let again = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
+    assert!(again.starts_with("r1 (was there)"), "{again}");
+
+    let stored = stdout(&folder.run(&["report", "r1"]));
+    let direct = stdout(&folder.run(&["report", &shipped()]));
+    assert_eq!(stored.replace("  run r1", ""), direct, "a stored run reads like its file");
+    assert_eq!(stdout(&folder.run(&["report"])), stored, "the latest run is the default");
+    assert!(stdout(&folder.run(&["runs"])).contains("r1"));
+    let listed: serde_json::Value = serde_json::from_str(&stdout(&folder.run(&["runs", "--json"]))).expect("JSON");
+    assert_eq!(listed.as_array().map(Vec::len), Some(1));
+}
+
+/// Sums of a JSON report, for each device and moment.
+fn assert_json_adds_up(text: &str) {
+    let report: serde_json::Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!((&report["schema"], &report["version"]), (&"gpumem.report".into(), &1.into()));
+    for device in report["devices"].as_array().expect("devices") {
+        for moment in [&device["last"], &device["peak"]] {
+            let number = |name: &str| moment[name].as_i64().unwrap_or_else(|| panic!("{name} is an integer"));
+            let sum = |name: &str| -> i64 {
+                let list = moment[name].as_array().expect(name);
+                list.iter().map(|entry| entry["bytes"].as_i64().expect("an integer")).sum()
+            };
+            let pools = number("pool_idle_bytes") + number("opaque_bytes");
+            assert_eq!(sum("layers") + pools, number("tracked_bytes"));
+            assert_eq!(sum("structures") + pools, number("tracked_bytes"));
+            assert_eq!(sum("cells"), number("tracked_bytes"));
+            assert_eq!(sum("untrackable"), number("untrackable_bytes"));
+            let parts = number("predates_bytes") + number("tracked_bytes") + number("untrackable_bytes");
+            assert_eq!(parts, number("used_bytes"));
+        }
+    }
+}
+
+#[test]
+fn json_and_csv_add_up_to_what_nvml_charges() {
+    let folder = Folder::new("json");
+    let json = stdout(&folder.run(&["report", &shipped(), "--json"]));
+    assert_json_adds_up(&json);
+    let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let csv = stdout(&folder.run(&["report", &shipped(), "--csv"]));
+    for moment in ["last", "peak"] {
+        let rows = csv.lines().filter(|line| line.split(',').nth(1) == Some(moment));
+        let sum: i64 = rows.map(|line| line.rsplit(',').next().expect("bytes").parse::<i64>().expect("bytes")).sum();
+        assert_eq!(Some(sum), report["devices"][0][moment]["used_bytes"].as_i64());
+    }
+}
+
+#[test]
+fn every_printed_column_adds_up_as_it_is_shown() {
+    let folder = Folder::new("columns");
+    for by in ["layer", "structure", "tag"] {
+        for all in [&["--all"][..], &[]] {
+            let text = stdout(&folder.run(&[&["report", &shipped(), "--by", by], all].concat()));
+            assert_columns_add_up(&text);
+        }
+    }
+}
+
+/// In the table each line's indentation says what it is a part of.
+fn assert_columns_add_up(text: &str) {
+    let table: Vec<(usize, [i64; 2])> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("used"))
+        .take_while(|line| !line.is_empty())
+        .map(|line| {
+            let depth = line.chars().take_while(|character| *character == ' ').count();
+            let line = line.trim_end_matches("at least").trim_end();
+            let mut words = line.rsplit(' ').filter(|word| !word.is_empty());
+            let mut number = || -> i64 {
+                let word = words.next().expect("a column");
+                word.replace([',', '.', '~'], "").parse().unwrap_or_else(|_| panic!("{word} in {line}"))
+            };
+            let (peak, last) = (number(), number());
+            (depth, [last, peak])
+        })
+        .collect();
+    assert!(table.len() > 5, "{text}");
+    for (index, (depth, amounts)) in table.iter().enumerate() {
+        let inside = table[index + 1..].iter().take_while(|(other, _)| other > depth);
+        let parts: Vec<_> = inside.filter(|(other, _)| *other == depth + 1).collect();
+        for column in 0..2 {
+            let sum: i64 = parts.iter().map(|(_, amounts)| amounts[column]).sum();
+            assert!(parts.is_empty() || sum == amounts[column], "line {index} of\n{text}");
+        }
+    }
+}
+
+#[test]
+fn bad_files_are_named_with_what_would_be_right() {
+    let folder = Folder::new("bad");
+    let cases: [(String, i32, &str); 9] = [
+        (folder.path("absent.log"), 3, "No such file"),
+        (folder.0.to_string_lossy().into_owned(), 4, "is a directory"),
+        (folder.file("empty", ""), 4, "is empty"),
+        (folder.file("noise", [0x80, 0, 1, 2, 0xff]), 4, "binary data"),
+        (folder.file("program", b"\x7fELF\x02\x01\x01\0"), 4, "ELF"),
+        (folder.file("packed.gz", b"\x1f\x8b\x08\0\0\0"), 4, "unpack it first"),
+        (folder.file("wide.log", b"\xff\xfe[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16"),
+        (folder.file("other.txt", "hello\nworld\n"), 4, "known are: recording, tbd-log"),
+        (folder.file("future.gpumem", b"GPUMEMR\n\x09\0\0\0\0\0\0\0"), 4, "format 9, this program reads 1"),
+    ];
+    for (file, code, words) in &cases {
+        let (exit, message) = failure(&folder.run(&["report", file]));
+        assert_eq!((exit, message.contains(words), message.contains(file)), (*code, true, true), "{message}");
+    }
+    let (exit, message) = failure(&folder.run(&["import", "tbd-log", &folder.file("plain", "hello\n")]));
+    assert_eq!(exit, 4);
+    assert!(message.contains("[mem] Allocate 1024 bytes GPU memory"), "{message}");
+}
+
+#[test]
+fn wrong_words_are_answered() {
+    let folder = Folder::new("words");
+    for (args, code, words) in [
+        (&["report", "r99"][..], 3, "run store"),
+        (&["report"][..], 3, "run store"),
+        (&["import", "csv", "x"][..], 2, "there are: recording, tbd-log"),
+        (&["report", "--json", "--csv"][..], 2, "cannot be used with"),
+        (&["frobnicate"][..], 2, "unrecognized subcommand"),
+    ] {
+        let (exit, message) = failure(&folder.run(args));
+        assert_eq!(exit, code, "{message}");
+        assert!(message.contains(words), "{args:?}: {message}");
+    }
+    let log = shipped();
+    let rules = folder.file("rules.toml", "[[layer]]\nname = \"x\"\ntagg = [\"y\"]\n");
+    let (exit, message) = failure(&folder.run(&["report", &log, "--rules", &rules]));
+    assert_eq!(exit, 4);
+    assert!(message.contains("line 3") && message.contains("tagg"), "{message}");
+    let (exit, message) = failure(&folder.run(&["report", &log, "--rules", "tbdd"]));
+    assert_eq!(exit, 3);
+    assert!(message.contains("presets default, mxnet, tbd"), "{message}");
+    let (exit, message) = failure(&folder.run(&["report", &log, "--pid", "1"]));
+    assert_eq!(exit, 3);
+    assert!(message.contains("has no pid 1; there are: 20417"), "{message}");
+
+    stdout(&folder.run(&["import", "tbd-log", &log]));
+    let (exit, message) = failure(&folder.run(&["report", "r99"]));
+    assert_eq!(exit, 3);
+    assert!(message.contains("r99"), "{message}");
+}
+
+#[test]
+fn one_bad_line_in_a_good_file_is_counted_and_named() {
+    let folder = Folder::new("one-bad");
+    let good = fs::read_to_string(shipped()).expect("text");
+    let mut lines: Vec<&str> = good.lines().collect();
+    lines.insert(40, "[mem] Allocate many bytes GPU memory (in_arg:oops).");
+    let log = folder.file("bad-line.log", lines.join("\n"));
+    let text = stdout(&folder.run(&["report", &log]));
+    assert!(text.contains("1 rejected") && text.contains("(line 41)"), "{text}");
+    assert_columns_add_up(&text);
+}
+
+#[test]
+fn bad_bytes_and_terminal_escapes_in_a_good_file_do_no_harm() {
+    let folder = Folder::new("escapes");
+    let mut log = fs::read(shipped()).expect("bytes");
+    log.extend_from_slice(b"[mem] Allocate 99999999 bytes GPU memory (evil\x1b[2J\xff=cmd).\n");
+    let log = folder.file("evil.log", log);
+    for args in [&["report", &log][..], &["report", &log, "--by", "tag", "--all"][..]] {
+        let text = stdout(&folder.run(args));
+        assert!(!text.contains('\x1b'), "{text}");
+        assert!(text.contains("not UTF-8"), "{text}");
+        assert_columns_add_up(&text);
+    }
+    assert_json_adds_up(&stdout(&folder.run(&["report", &log, "--json"])));
+}
+
+#[test]
+fn a_log_cut_anywhere_still_adds_up() {
+    let folder = Folder::new("cut");
+    let whole = fs::read(shipped()).expect("bytes");
+    let step = whole.len() / 23;
+    for end in (step..whole.len()).step_by(step) {
+        let log = folder.file("cut.log", &whole[..end]);
+        let output = folder.run(&["report", &log, "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        let last = &report["devices"][0]["last"];
+        let sum: i64 = last["cells"].as_array().expect("cells").iter().filter_map(|cell| cell["bytes"].as_i64()).sum();
+        assert_eq!(last["tracked_bytes"].as_i64(), Some(sum), "cut at {end}");
+    }
+}
+
+#[test]
+fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
+    let folder = Folder::new("sparse");
+    let hole = |name: &str, head: &[u8]| {
+        let path = folder.path(name);
+        let mut file = fs::File::create(&path).expect("a file");
+        file.write_all(head).expect("a head");
+        file.set_len(10 << 30).expect("a hole");
+        path
+    };
+    let limited = |args: &[&str]| {
+        // 300 MB of address space: the program, and nothing that grows with the file.
+        let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
+        let line = format!("ulimit -v 300000; exec '{}' {}", env!("CARGO_BIN_EXE_gpumemctl"), quoted.join(" "));
+        Command::new("sh").args(["-c", &line]).stdin(Stdio::null()).output().expect("sh")
+    };
+    let (exit, message) = failure(&limited(&["report", &hole("empty.log", b"")]));
+    assert_eq!(exit, 4);
+    assert!(message.contains("only zero bytes"), "{message}");
+    let text = stdout(&limited(&["report", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
+    assert!(text.contains("is binary data: nothing after it was read"), "{text}");
+    assert_columns_add_up(&text);
+    let (exit, message) = failure(&limited(&["report", &hole("r.gpumem", b"GPUMEMR\n\x01\0\0\0\0\0\0\0")]));
+    assert_eq!(exit, 4);
+    assert!(message.contains("a frame of 0 bytes is impossible"), "{message}");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let folder = Folder::new("pipe");
+    let mut child = command(&["report", &shipped(), "--csv"])
+        .env("GPUMEM_STORE", folder.path("runs.sqlite"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("gpumemctl");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("an end");
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+#[test]
+fn help_names_every_exit_code() {
+    let help = String::from_utf8(command(&["--help"]).output().expect("help").stdout).expect("UTF-8");
+    for code in 0..=5 {
+        assert!(help.contains(&format!("{code} ")), "{help}");
+    }
+}
