@@ -88,11 +88,12 @@ impl StorePath {
         if let Some(path) = &self.path {
             return Ok(path.clone());
         }
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let absolute =
+            |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-        state
-            .map(|state| state.join("gpumem/runs.sqlite"))
-            .ok_or_else(|| anyhow::anyhow!("no run store: neither HOME nor XDG_STATE_HOME is set; give --store FILE"))
+        state.map(|state| state.join("gpumem/runs.sqlite")).ok_or_else(|| {
+            anyhow::anyhow!("no run store: neither HOME nor XDG_STATE_HOME is set; give --store FILE")
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use gpumem_runs::store::StoreError;
 pub const OK: u8 = 0;
 /// Anything without a number of its own.
 pub const FAILURE: u8 = 1;
-/// The command line is wrong (clap says so itself).
+/// The command line is wrong.
 pub const USAGE: u8 = 2;
 /// There is no such file, run or process.
 pub const NOT_FOUND: u8 = 3;

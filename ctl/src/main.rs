@@ -17,19 +17,27 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let done = match args::Cli::parse().command {
+    ExitCode::from(match args::Cli::try_parse() {
+        Ok(cli) => run(cli.command),
+        Err(help_or_error) => {
+            let _ = help_or_error.print();
+            if help_or_error.use_stderr() { exit::USAGE } else { exit::OK }
+        }
+    })
+}
+
+fn run(command: args::Command) -> u8 {
+    let done = match command {
         args::Command::Import(import) => command::import::run(&import),
         args::Command::Report(report) => command::report::run(&report),
         args::Command::Runs(runs) => command::runs::run(&runs),
     };
     match done {
-        Ok(()) => ExitCode::from(exit::OK),
+        Ok(()) => exit::OK,
+        Err(error) if output::is_broken_pipe(&error) => exit::OK, // the reader has seen enough
         Err(error) => {
-            if output::is_broken_pipe(&error) {
-                return ExitCode::from(exit::OK); // the reader has seen enough
-            }
             eprintln!("gpumemctl: {error:#}");
-            ExitCode::from(exit::code(&error))
+            exit::code(&error)
         }
     }
 }

@@ -80,7 +80,8 @@ fn imports_once_and_reports_by_name() {
     assert_eq!(stored.replace("  run r1", ""), direct, "a stored run reads like its file");
     assert_eq!(stdout(&folder.run(&["report"])), stored, "the latest run is the default");
     assert!(stdout(&folder.run(&["runs"])).contains("r1"));
-    let listed: serde_json::Value = serde_json::from_str(&stdout(&folder.run(&["runs", "--json"]))).expect("JSON");
+    let listed: serde_json::Value =
+        serde_json::from_str(&stdout(&folder.run(&["runs", "--json"]))).expect("JSON");
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
 }
 
@@ -115,7 +116,8 @@ fn json_and_csv_add_up_to_what_nvml_charges() {
     let csv = stdout(&folder.run(&["report", &shipped(), "--csv"]));
     for moment in ["last", "peak"] {
         let rows = csv.lines().filter(|line| line.split(',').nth(1) == Some(moment));
-        let sum: i64 = rows.map(|line| line.rsplit(',').next().expect("bytes").parse::<i64>().expect("bytes")).sum();
+        let sum: i64 =
+            rows.map(|line| line.rsplit(',').next().expect("bytes").parse::<i64>().expect("bytes")).sum();
         assert_eq!(Some(sum), report["devices"][0][moment]["used_bytes"].as_i64());
     }
 }
@@ -153,9 +155,9 @@ fn assert_columns_add_up(text: &str) {
     for (index, (depth, amounts)) in table.iter().enumerate() {
         let inside = table[index + 1..].iter().take_while(|(other, _)| other > depth);
         let parts: Vec<_> = inside.filter(|(other, _)| *other == depth + 1).collect();
-        for column in 0..2 {
+        for (column, amount) in amounts.iter().enumerate() {
             let sum: i64 = parts.iter().map(|(_, amounts)| amounts[column]).sum();
-            assert!(parts.is_empty() || sum == amounts[column], "line {index} of\n{text}");
+            assert!(parts.is_empty() || sum == *amount, "line {index} of\n{text}");
         }
     }
 }
@@ -252,7 +254,8 @@ fn a_log_cut_anywhere_still_adds_up() {
         let output = folder.run(&["report", &log, "--json"]);
         let report: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("JSON");
         let last = &report["devices"][0]["last"];
-        let sum: i64 = last["cells"].as_array().expect("cells").iter().filter_map(|cell| cell["bytes"].as_i64()).sum();
+        let sum: i64 =
+            last["cells"].as_array().expect("cells").iter().filter_map(|cell| cell["bytes"].as_i64()).sum();
         assert_eq!(last["tracked_bytes"].as_i64(), Some(sum), "cut at {end}");
     }
 }
@@ -270,7 +273,8 @@ fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
     let limited = |args: &[&str]| {
         // 300 MB of address space: the program, and nothing that grows with the file.
         let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
-        let line = format!("ulimit -v 300000; exec '{}' {}", env!("CARGO_BIN_EXE_gpumemctl"), quoted.join(" "));
+        let line =
+            format!("ulimit -v 300000; exec '{}' {}", env!("CARGO_BIN_EXE_gpumemctl"), quoted.join(" "));
         Command::new("sh").args(["-c", &line]).stdin(Stdio::null()).output().expect("sh")
     };
     let (exit, message) = failure(&limited(&["report", &hole("empty.log", b"")]));

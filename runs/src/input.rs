@@ -191,7 +191,7 @@ impl<R: BufRead> Lines<R> {
     ///
     /// # Errors
     /// What the reader says.
-    pub fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+    pub fn next_line(&mut self) -> io::Result<Option<Line<'_>>> {
         self.buffer.clear();
         let read = self.reader.by_ref().take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut self.buffer)?;
         if read == 0 {

@@ -6,6 +6,7 @@
 //! run, series                the life of one process: what is stored and what is reported
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
+//! store                      runs in an SQLite file, checkpointed while they go on
 //! ```
 //!
 //! A report is made from a [`run::Run`] alone, so a live process, a stored run, a recording and an import
@@ -20,3 +21,4 @@ pub mod report;
 pub mod rules;
 pub mod run;
 pub mod series;
+pub mod store;

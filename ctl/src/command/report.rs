@@ -34,7 +34,9 @@ fn find(args: &Args) -> Result<(Run, Option<String>)> {
     let run: Option<RunId> = name.and_then(|name| name.parse().ok());
     match (name, run) {
         (Some(name), None) => return Ok((from_file(Path::new(name), args)?, None)),
-        (Some(name), Some(_)) if args.format.is_some() => return Ok((from_file(Path::new(name), args)?, None)),
+        (Some(name), Some(_)) if args.format.is_some() => {
+            return Ok((from_file(Path::new(name), args)?, None));
+        }
         _ => {}
     }
     let path = args.store.path()?;

@@ -5,29 +5,56 @@ use crate::output::print;
 use anyhow::Result;
 use gpumem_runs::report::text::clean;
 use gpumem_runs::report::units::{Unit, thousands};
-use gpumem_runs::store::Store;
+use gpumem_runs::run::State;
+use gpumem_runs::store::{RunSummary, Store};
 
 /// Lists what the store holds, newest first.
 pub fn run(args: &Runs) -> Result<()> {
-    let store = Store::open_read_only(&args.store.path()?)?;
+    let store = Store::open_read_only(args.store.path()?)?;
     let runs = store.list()?;
     if args.json {
-        return print(&(serde_json::to_string_pretty(&runs)? + "\n"));
+        let list: Vec<_> = runs.iter().map(line_json).collect();
+        return print(&(serde_json::to_string_pretty(&list)? + "\n"));
     }
-    let largest = runs.iter().map(|run| run.peak_tracked_bytes).max().unwrap_or(0);
+    let largest = runs.iter().filter_map(|run| run.peak_tracked_bytes).max().unwrap_or(0);
     let unit = Unit::for_largest(largest);
-    let mut out = format!("{:<6} {:>8} {:<12} {:>12} {:>12}  LABEL\n", "RUN", "PID", "STATE", "PEAK", "EVENTS");
+    let mut out =
+        format!("{:<6} {:>8} {:<12} {:>12} {:>12}  LABEL\n", "RUN", "PID", "STATE", "PEAK", "EVENTS");
     for run in &runs {
         out += &format!(
             "{:<6} {:>8} {:<12} {:>12} {:>12}  {}\n",
             run.id.to_string(),
-            run.pid,
-            run.state,
-            unit.amount(run.peak_tracked_bytes),
+            if run.pid == 0 { "-".to_owned() } else { run.pid.to_string() },
+            state(run.state),
+            run.peak_tracked_bytes.map_or("-".to_owned(), |bytes| unit.amount(bytes)),
             thousands(i64::try_from(run.events).unwrap_or(i64::MAX)),
             clean(&run.label)
         );
     }
     out += &format!("peak of tracked in {}; next: gpumemctl report RUN\n", unit.name);
     print(&out)
+}
+
+fn state(state: State) -> &'static str {
+    match state {
+        State::Open => "running",
+        State::Closed { .. } => "ended",
+        State::Interrupted => "interrupted",
+    }
+}
+
+fn line_json(run: &RunSummary) -> serde_json::Value {
+    serde_json::json!({
+        "run": run.id.to_string(),
+        "uid": run.uid,
+        "label": run.label,
+        "pid": run.pid,
+        "source": run.source_kind,
+        "state": state(run.state),
+        "stored_s": run.stored_s,
+        "started_ns": run.started_ns,
+        "last_ns": run.last_ns,
+        "peak_tracked_bytes": run.peak_tracked_bytes,
+        "events": run.events,
+    })
 }

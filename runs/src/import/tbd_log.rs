@@ -367,7 +367,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let (mut too_long, mut not_utf8) = (0_u64, 0_u64);
     loop {
         let offset = lines.offset;
-        let line = lines.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
+        let line = lines.next_line().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
         match line {
             None => break,
             Some(Line::Text(text)) => {

@@ -186,22 +186,20 @@ fn coverage(run: &Run) -> String {
 
 /// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
 fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
-    let columns = statement.rows.first().map_or(0, |row| row.bytes.len());
     let mut steps: Vec<Vec<Option<i64>>> = statement
         .rows
         .iter()
-        .map(|row| row.bytes.iter().map(|bytes| bytes.map(|b| unit.round(b))).collect())
+        .map(|row| row.bytes.iter().map(|bytes| bytes.map(|bytes| unit.round(bytes))).collect())
         .collect();
-    for (parent, _) in statement.rows.iter().enumerate() {
-        for column in 0..columns {
-            let parts: Vec<usize> = (0..statement.rows.len())
-                .filter(|&row| statement.rows[row].parent == Some(parent))
-                .filter(|&row| statement.rows[row].bytes[column].is_some())
-                .collect();
-            let Some(total) = steps[parent][column].filter(|_| !parts.is_empty()) else { continue };
+    for parent in 0..steps.len() {
+        for (column, total) in steps[parent].clone().into_iter().enumerate() {
+            let Some(total) = total else { continue };
+            let known = |row: &usize| statement.rows[*row].bytes[column].is_some();
+            let inside = |row: &usize| statement.rows[*row].parent == Some(parent);
+            let parts: Vec<usize> = (0..steps.len()).filter(inside).filter(known).collect();
             let bytes: Vec<i64> = parts.iter().filter_map(|&row| statement.rows[row].bytes[column]).collect();
-            for (row, shown) in parts.iter().zip(unit.apportion(total, &bytes)) {
-                steps[*row][column] = Some(shown);
+            for (row, shown) in parts.into_iter().zip(unit.apportion(total, &bytes)) {
+                steps[row][column] = Some(shown);
             }
         }
     }

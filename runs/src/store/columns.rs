@@ -1,0 +1,91 @@
+//! Values of columns that are not SQLite's own: u64, JSON, words, and lists that must have no holes.
+
+use super::writer::Writer;
+use crate::run::{Class, Clock, State};
+use rusqlite::types::Type;
+use rusqlite::{Connection, Error, Params, Result, Row};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Runs one statement, prepared once per connection; rows changed.
+pub(super) fn execute(db: &Connection, sql: &str, params: impl Params) -> Result<usize> {
+    db.prepare_cached(sql)?.execute(params)
+}
+
+/// An error of the kind that [`StoreError`](super::StoreError) calls damage.
+pub(super) fn damaged(what: String) -> Error {
+    Error::FromSqlConversionFailure(0, Type::Null, what.into())
+}
+
+/// A u64 as SQLite can hold it: the same 64 bits.
+pub(super) fn bits(value: u64) -> i64 {
+    value.cast_signed()
+}
+
+pub(super) fn unsigned(row: &Row<'_>, at: usize) -> Result<u64> {
+    Ok(row.get::<_, i64>(at)?.cast_unsigned())
+}
+
+pub(super) fn maybe_unsigned(row: &Row<'_>, at: usize) -> Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(at)?.map(i64::cast_unsigned))
+}
+
+pub(super) fn json(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::ToSqlConversionFailure(error.into()))
+}
+
+pub(super) fn from_json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> Result<T> {
+    let text = row.get_ref(at)?.as_str()?;
+    serde_json::from_str(text).map_err(|error| Error::FromSqlConversionFailure(at, Type::Text, error.into()))
+}
+
+/// Rows of (index, value), by index, as a list: the indexes must be 0, 1, 2, ...
+pub(super) fn dense<T>(what: &str, rows: impl Iterator<Item = Result<(i64, T)>>) -> Result<Vec<T>> {
+    let checked = rows.zip(0..).map(|(row, expected)| match row? {
+        (idx, value) if idx == expected => Ok(value),
+        (idx, _) => Err(damaged(format!("{what} {idx} where {expected} belongs"))),
+    });
+    checked.collect()
+}
+
+/// Clock from the columns clock, wall_offset_ns.
+pub(super) fn clock(row: &Row<'_>, at: usize) -> Result<Clock> {
+    match row.get_ref(at)?.as_str()? {
+        "monotonic" => Ok(Clock::Monotonic { wall_offset_ns: row.get(at + 1)? }),
+        "lines" => Ok(Clock::Lines),
+        other => Err(damaged(format!("a clock {other:?}"))),
+    }
+}
+
+/// State from the columns state, closed_ns, closed_status.
+pub(super) fn state(row: &Row<'_>, at: usize) -> Result<State> {
+    match row.get_ref(at)?.as_str()? {
+        "open" => Ok(State::Open),
+        "closed" => {
+            Ok(State::Closed { time_ns: unsigned(row, at + 1)?, status: maybe_unsigned(row, at + 2)? })
+        }
+        "interrupted" => Ok(State::Interrupted),
+        other => Err(damaged(format!("a state {other:?}"))),
+    }
+}
+
+/// Writer from the columns writer_pid, writer_start, writer_boot.
+pub(super) fn writer(row: &Row<'_>, at: usize) -> Result<Option<Writer>> {
+    let Some(pid) = row.get(at)? else { return Ok(None) };
+    Ok(Some(Writer { pid, start_ticks: unsigned(row, at + 1)?, boot_id: row.get(at + 2)? }))
+}
+
+const CLASSES: [(&str, Class); 4] = [
+    ("direct", Class::Direct),
+    ("block", Class::Block),
+    ("pool_idle", Class::PoolIdle),
+    ("opaque", Class::Opaque),
+];
+
+pub(super) fn class_name(class: Class) -> &'static str {
+    CLASSES.iter().find(|(_, other)| *other == class).map_or("", |(name, _)| name)
+}
+
+pub(super) fn class_of(name: &str) -> Result<Class> {
+    let found = CLASSES.iter().find(|(other, _)| *other == name).map(|(_, class)| *class);
+    found.ok_or_else(|| damaged(format!("a class {name:?}")))
+}

@@ -1,0 +1,146 @@
+//! Opening a store file, for the one that writes and for those that only read.
+
+use super::schema::{self, Found};
+use super::{Result, StoreError};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, Metadata, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a statement waits for another process's lock. Readers never hold one that stops a writer;
+/// a second writer, or a backup tool, may.
+const BUSY: Duration = Duration::from_secs(5);
+
+/// The write-ahead log is cut to this after it was merged, or it keeps its largest size for ever.
+const LOG_BYTES: i64 = 4 << 20;
+
+/// More than the statements of this module, so that none is prepared twice.
+const STATEMENTS: usize = 48;
+
+pub(super) fn writable(path: &Path) -> Result<Connection> {
+    make(path)?;
+    let db = connect(path, &absolute(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let error = |error| StoreError::sqlite(path, error);
+    // Before anything is set: a file of somebody else must stay as it is.
+    if schema::recognise(&db, path)? == Found::Fresh {
+        // Has an effect only before the first page is written, which changing to WAL does.
+        db.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(error)?;
+    }
+    // A file system without shared memory refuses WAL and stays as it was: slower, and right.
+    db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).map_err(error)?;
+    db.pragma_update(None, "synchronous", "NORMAL").map_err(error)?;
+    db.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES, |_| Ok(())).map_err(error)?;
+    schema::migrate(&db, path)?;
+    Ok(db)
+}
+
+/// Makes directory and file with the rights they are to have. SQLite gives its side files the rights of
+/// the main one.
+fn make(path: &Path) -> Result<()> {
+    if let Ok(found) = path.metadata() {
+        regular(path, &found)?;
+    }
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+        made.map_err(|error| StoreError::io(parent, error))?;
+    }
+    // Only ever a new file: closing a descriptor of one that is open elsewhere in this process would drop
+    // that one's locks.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(StoreError::io(path, error)),
+        _ => Ok(()),
+    }
+}
+
+/// A directory gets its name in the message; a pipe would have SQLite wait for ever.
+fn regular(path: &Path, found: &Metadata) -> Result<()> {
+    match found.file_type() {
+        kind if kind.is_file() => Ok(()),
+        kind if kind.is_dir() => Err(StoreError::not_a_store(path, "a directory")),
+        _ => Err(StoreError::not_a_store(path, "neither a file nor a directory")),
+    }
+}
+
+pub(super) fn read_only(path: &Path) -> Result<Connection> {
+    match path.metadata() {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Err(StoreError::NotFound { path: path.to_owned() });
+        }
+        Err(error) => return Err(StoreError::io(path, error)),
+        Ok(found) => {
+            regular(path, &found)?;
+            if found.len() == 0 {
+                return Err(StoreError::not_a_store(path, "an empty file"));
+            }
+        }
+    }
+    let name = absolute(path)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let opened = connect(path, &name, flags).and_then(|db| recognised(db, path));
+    match opened {
+        // A WAL file is read through side files. After a clean close there are none, and who may not
+        // make them is refused - although then all there is to read is in the main file.
+        Err(StoreError::Sqlite { source, .. }) if wants_to_write(&source) => {
+            let log = side_file(path, "-wal");
+            if log.metadata().is_ok_and(|log| log.is_file() && log.len() > 0) {
+                return Err(StoreError::UnmergedLog { path: path.to_owned() });
+            }
+            let uri = immutable(&name);
+            recognised(connect(path, Path::new(&uri), flags | OpenFlags::SQLITE_OPEN_URI)?, path)
+        }
+        opened => opened,
+    }
+}
+
+fn recognised(db: Connection, path: &Path) -> Result<Connection> {
+    match schema::recognise(&db, path)? {
+        Found::Version(_) => Ok(db),
+        Found::Fresh => Err(StoreError::not_a_store(path, "an SQLite file without tables")),
+    }
+}
+
+fn wants_to_write(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    matches!(code, Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied))
+}
+
+/// Opens `name`, which leads to `path`.
+fn connect(path: &Path, name: &Path, flags: OpenFlags) -> Result<Connection> {
+    let open = || {
+        let db = Connection::open_with_flags(name, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        db.busy_timeout(BUSY)?;
+        db.pragma_update(None, "foreign_keys", true)?;
+        db.set_prepared_statement_cache_capacity(STATEMENTS);
+        Ok(db)
+    };
+    open().map_err(|error| StoreError::sqlite(path, error))
+}
+
+/// SQLite is built to take every name that begins with `file:` for a URI; an absolute one does not.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| StoreError::io(path, error))
+}
+
+/// The URI that promises SQLite that nobody writes the file.
+fn immutable(path: &Path) -> String {
+    let mut uri = String::from("file://");
+    for &byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'/' | b'-' | b'_' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => uri.push(byte.into()),
+            _ => write!(uri, "%{byte:02x}").unwrap_or_default(),
+        }
+    }
+    uri.push_str("?immutable=1");
+    uri
+}
+
+fn side_file(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}

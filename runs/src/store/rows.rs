@@ -1,0 +1,204 @@
+//! Run <-> rows. Writing compares with what is stored and writes what differs: a checkpoint of a run that
+//! hardly changed dirties few pages, and what is read back equals what was given, whatever came before.
+
+use super::columns::{
+    bits, class_name, class_of, clock, damaged, dense, execute, from_json, json, maybe_unsigned, state,
+    unsigned, writer,
+};
+use super::moments::{read_buckets, read_moment, write_buckets, write_moment};
+use super::writer::Writer;
+use crate::run::{Cell, Clock, Device, Moment, Process, Run, Source, State};
+use crate::series::Series;
+use rusqlite::{Connection, OptionalExtension, Result, Row, params};
+
+/// Writes everything but id, uid and writer of a run whose row exists; false where it does not.
+pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
+    if !write_run(db, id, run)? {
+        return Ok(false);
+    }
+    write_cells(db, id, &run.cells)?;
+    for (idx, device) in run.devices.iter().enumerate() {
+        write_device(db, id, idx, device)?;
+        write_moment(db, id, idx, "last", &device.last)?;
+        write_moment(db, id, idx, "peak", &device.peak)?;
+        write_buckets(db, id, idx, &device.series.buckets)?;
+    }
+    execute(db, "DELETE FROM device WHERE run = ? AND idx >= ?", params![id, run.devices.len() as i64])?;
+    Ok(true)
+}
+
+/// The run as it was written, and who writes it.
+pub(super) fn read(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
+    let Some((mut run, writer)) = read_run(db, id)? else { return Ok(None) };
+    run.cells = read_cells(db, id)?;
+    run.devices = read_devices(db, id)?;
+    for (idx, device) in run.devices.iter_mut().enumerate() {
+        device.last = read_moment(db, id, idx, "last")?;
+        device.peak = read_moment(db, id, idx, "peak")?;
+        device.series.buckets = read_buckets(db, id, idx)?;
+        let known = run.cells.len() as u32;
+        let mut amounts = device.last.amounts.iter().chain(&device.peak.amounts);
+        if let Some((cell, _)) = amounts.find(|(cell, _)| *cell >= known) {
+            return Err(damaged(format!("run {id}: an amount of cell {cell} of {known}")));
+        }
+    }
+    Ok(Some((run, writer)))
+}
+
+fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
+    let (clock, wall_offset_ns) = match run.clock {
+        Clock::Monotonic { wall_offset_ns } => ("monotonic", wall_offset_ns),
+        Clock::Lines => ("lines", None),
+    };
+    let (state, closed) = match run.state {
+        State::Open => ("open", None),
+        State::Closed { time_ns, status } => ("closed", Some((time_ns, status))),
+        State::Interrupted => ("interrupted", None),
+    };
+    let facts = &run.process.facts;
+    let label = facts.get("command").or_else(|| facts.get("comm")).unwrap_or(&run.source.origin);
+    let firsts = run.devices.iter().filter_map(|device| device.series.buckets.first());
+    let lasts = run.devices.iter().flat_map(|device| {
+        let bucket = device.series.buckets.last().map_or(0, |bucket| bucket.time_ns);
+        [bucket, device.last.time_ns, device.peak.time_ns]
+    });
+    let changed = execute(
+        db,
+        "UPDATE run SET label = ?, source_kind = ?, source_origin = ?, source_preset = ?, clock = ?,
+            wall_offset_ns = ?, pid = ?, start_ticks = ?, owner_uid = ?, state = ?, closed_ns = ?,
+            closed_status = ?, started_ns = ?, last_ns = ?, events = ?, facts = ?, claims = ?,
+            coverage = ?, caveats = ? WHERE id = ?",
+        params![
+            label,
+            run.source.kind,
+            run.source.origin,
+            run.source.preset,
+            clock,
+            wall_offset_ns,
+            run.process.pid,
+            bits(run.process.start_ticks),
+            run.process.uid.map(bits),
+            state,
+            closed.map(|(time_ns, _)| bits(time_ns)),
+            closed.and_then(|(_, status)| status).map(bits),
+            firsts.map(|bucket| bucket.time_ns).min().map(bits),
+            lasts.chain(closed.map(|(time_ns, _)| time_ns)).max().map(bits),
+            bits(run.coverage.events),
+            json(facts)?,
+            json(&run.process.claims)?,
+            json(&run.coverage)?,
+            json(&run.caveats)?,
+            id,
+        ],
+    )?;
+    Ok(changed == 1)
+}
+
+fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
+    let sql = "SELECT source_kind, source_origin, source_preset, pid, start_ticks, owner_uid, facts, claims,
+            coverage, caveats, clock, wall_offset_ns, state, closed_ns, closed_status,
+            writer_pid, writer_start, writer_boot FROM run WHERE id = ?";
+    let run = |row: &Row<'_>| {
+        let run = Run {
+            source: Source { kind: row.get(0)?, origin: row.get(1)?, preset: row.get(2)? },
+            process: Process {
+                pid: row.get(3)?,
+                start_ticks: unsigned(row, 4)?,
+                uid: maybe_unsigned(row, 5)?,
+                facts: from_json(row, 6)?,
+                claims: from_json(row, 7)?,
+            },
+            coverage: from_json(row, 8)?,
+            caveats: from_json(row, 9)?,
+            clock: clock(row, 10)?,
+            state: state(row, 12)?,
+            cells: Vec::new(),
+            devices: Vec::new(),
+        };
+        Ok((run, writer(row, 15)?))
+    };
+    db.prepare_cached(sql)?.query_row([id], run).optional()
+}
+
+fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
+    let stored = read_cells(db, id)?;
+    for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
+        let Cell { class, tag, origin, role, phase, library } = cell;
+        let sql = "INSERT OR REPLACE INTO cell (run, idx, class, tag, origin, role, phase, library)
+            VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+        execute(db, sql, params![id, idx as i64, class_name(*class), tag, origin, role, phase, library])?;
+    }
+    execute(db, "DELETE FROM cell WHERE run = ? AND idx >= ?", params![id, cells.len() as i64])?;
+    Ok(())
+}
+
+fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
+    let sql =
+        "SELECT class, tag, origin, role, phase, library, idx FROM cell WHERE run = ? ORDER BY run, idx";
+    let cell = |row: &Row<'_>| {
+        let cell = Cell {
+            class: class_of(row.get_ref(0)?.as_str()?)?,
+            tag: row.get(1)?,
+            origin: row.get(2)?,
+            role: row.get(3)?,
+            phase: row.get(4)?,
+            library: row.get(5)?,
+        };
+        Ok((row.get(6)?, cell))
+    };
+    dense("cell", db.prepare_cached(sql)?.query_map([id], cell)?)
+}
+
+fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result<()> {
+    // Not REPLACE: that deletes the row first, and with it all that refers to it.
+    let sql = "INSERT INTO device (run, idx, name, ordinal, model, total_bytes, peak_used_bytes,
+            peak_used_ns, unaccounted_bytes, series_width_ns, beside, reading, tenants)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET name = excluded.name, ordinal = excluded.ordinal,
+            model = excluded.model, total_bytes = excluded.total_bytes,
+            peak_used_bytes = excluded.peak_used_bytes, peak_used_ns = excluded.peak_used_ns,
+            unaccounted_bytes = excluded.unaccounted_bytes, series_width_ns = excluded.series_width_ns,
+            beside = excluded.beside, reading = excluded.reading, tenants = excluded.tenants";
+    let values = params![
+        id,
+        idx as i64,
+        device.name,
+        device.ordinal,
+        device.model,
+        device.total_bytes.map(bits),
+        device.peak_used.map(|(bytes, _)| bits(bytes)),
+        device.peak_used.map(|(_, time_ns)| bits(time_ns)),
+        device.unaccounted_bytes,
+        bits(device.series.width_ns),
+        json(&device.beside)?,
+        device.reading.as_ref().map(json).transpose()?,
+        json(&device.tenants)?,
+    ];
+    execute(db, sql, values)?;
+    Ok(())
+}
+
+/// The devices but for what has tables of its own: moments and buckets.
+fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
+    let sql = "SELECT name, ordinal, model, total_bytes, peak_used_bytes, peak_used_ns, unaccounted_bytes,
+            series_width_ns, beside, reading, tenants, idx FROM device WHERE run = ? ORDER BY run, idx";
+    let device = |row: &Row<'_>| {
+        let reading = row.get_ref(9)?.as_str_or_null()?;
+        let device = Device {
+            name: row.get(0)?,
+            ordinal: row.get(1)?,
+            model: row.get(2)?,
+            total_bytes: maybe_unsigned(row, 3)?,
+            peak_used: maybe_unsigned(row, 4)?.zip(maybe_unsigned(row, 5)?),
+            unaccounted_bytes: row.get(6)?,
+            series: Series { width_ns: unsigned(row, 7)?, buckets: Vec::new() },
+            beside: from_json(row, 8)?,
+            reading: if reading.is_some() { Some(from_json(row, 9)?) } else { None },
+            tenants: from_json(row, 10)?,
+            last: Moment::default(),
+            peak: Moment::default(),
+        };
+        Ok((row.get(11)?, device))
+    };
+    dense("device", db.prepare_cached(sql)?.query_map([id], device)?)
+}

@@ -1,0 +1,200 @@
+//! The schema of the run store, and how an SQLite file is recognised as one.
+//!
+//! ```text
+//! run      one per run; what list() and filters need is a column, the rest is JSON
+//! cell     (run, idx)                        Run::cells
+//! device   (run, idx)                        Run::devices: identity, and what is read of it
+//! moment   (run, device, kind)               Device::last and Device::peak: the scalars
+//! amount   (run, device, moment, cell)       Moment::amounts: the bytes
+//! bucket   (run, device, seq)                Series::buckets
+//! ```
+//!
+//! - All sizes are bytes; columns ending in `_ns` are record time, which is wall clock only together with
+//!   `wall_offset_ns`; `stored_s` is seconds since 1970.
+//! - A u64 is stored as the same 64 bits: what is above i64::MAX (a damaged recording, a hostile peer)
+//!   survives, and looks negative to other readers of the file. Nothing is ordered or summed by such a
+//!   column here: buckets are ordered by `seq`.
+//! - `run.label`, `started_ns`, `last_ns` and `events` repeat what is said elsewhere, so that a list of
+//!   runs reads this table and the scalars of moments only.
+//! - `writer_*` name the process that checkpoints the run; null as soon as nobody does.
+//! - Deleting a run deletes all of it. `amount.cell` is an index into `cell` without a foreign key: it
+//!   would need an index of its own, or deleting a run of n cells would scan its amounts n times.
+//! - `run.id` is AUTOINCREMENT: people quote `r7`, so it must never become another run.
+//!
+//! A change of the schema appends a step to [`STEPS`] and never edits one: files in the field hold the
+//! result of the old text.
+
+use super::StoreError;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use std::path::Path;
+
+/// `gpmd`: SQLite's field for which program a file belongs to.
+pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
+
+/// The schema version this program reads and writes: the number of steps.
+pub const VERSION: i64 = STEPS.len() as i64;
+
+/// `STEPS[n]` makes version n+1 of version n.
+const STEPS: [&str; 1] = ["
+CREATE TABLE run (
+    id             INTEGER PRIMARY KEY AUTOINCREMENT,
+    uid            TEXT NOT NULL UNIQUE,
+    stored_s       INTEGER NOT NULL,
+    writer_pid     INTEGER,
+    writer_start   INTEGER,
+    writer_boot    TEXT,
+    label          TEXT NOT NULL DEFAULT '',
+    source_kind    TEXT NOT NULL DEFAULT '',
+    source_origin  TEXT NOT NULL DEFAULT '',
+    source_preset  TEXT,
+    clock          TEXT NOT NULL DEFAULT 'lines' CHECK (clock IN ('monotonic', 'lines')),
+    wall_offset_ns INTEGER,
+    pid            INTEGER NOT NULL DEFAULT 0,
+    start_ticks    INTEGER NOT NULL DEFAULT 0,
+    owner_uid      INTEGER,
+    state          TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closed', 'interrupted')),
+    closed_ns      INTEGER,
+    closed_status  INTEGER,
+    started_ns     INTEGER,
+    last_ns        INTEGER,
+    events         INTEGER NOT NULL DEFAULT 0,
+    facts          TEXT NOT NULL DEFAULT '{}',
+    claims         TEXT NOT NULL DEFAULT '{}',
+    coverage       TEXT NOT NULL DEFAULT '{}',
+    caveats        TEXT NOT NULL DEFAULT '[]'
+) STRICT;
+
+CREATE TABLE cell (
+    run     INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    idx     INTEGER NOT NULL,
+    class   TEXT NOT NULL CHECK (class IN ('direct', 'block', 'pool_idle', 'opaque')),
+    tag     TEXT,
+    origin  TEXT,
+    role    TEXT,
+    phase   TEXT,
+    library TEXT,
+    PRIMARY KEY (run, idx)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE device (
+    run               INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    idx               INTEGER NOT NULL,
+    name              TEXT NOT NULL,
+    ordinal           INTEGER NOT NULL,
+    model             TEXT NOT NULL,
+    total_bytes       INTEGER,
+    peak_used_bytes   INTEGER,
+    peak_used_ns      INTEGER,
+    unaccounted_bytes INTEGER,
+    series_width_ns   INTEGER NOT NULL,
+    beside            TEXT NOT NULL,
+    reading           TEXT,
+    tenants           TEXT NOT NULL,
+    PRIMARY KEY (run, idx)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE moment (
+    run                  INTEGER NOT NULL,
+    device               INTEGER NOT NULL,
+    kind                 TEXT NOT NULL CHECK (kind IN ('last', 'peak')),
+    time_ns              INTEGER NOT NULL,
+    tracked_bytes        INTEGER,
+    predates_bytes       INTEGER NOT NULL,
+    untrackable_bytes    INTEGER,
+    uncovered_used_bytes INTEGER,
+    gap_distance_ns      INTEGER NOT NULL,
+    torn_min_bytes       INTEGER,
+    torn_max_bytes       INTEGER,
+    stale                INTEGER NOT NULL,
+    partial              INTEGER NOT NULL,
+    PRIMARY KEY (run, device, kind),
+    FOREIGN KEY (run, device) REFERENCES device (run, idx) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE amount (
+    run    INTEGER NOT NULL,
+    device INTEGER NOT NULL,
+    moment TEXT NOT NULL,
+    cell   INTEGER NOT NULL,
+    bytes  INTEGER NOT NULL,
+    PRIMARY KEY (run, device, moment, cell),
+    FOREIGN KEY (run, device, moment) REFERENCES moment (run, device, kind) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE bucket (
+    run              INTEGER NOT NULL,
+    device           INTEGER NOT NULL,
+    seq              INTEGER NOT NULL,
+    time_ns          INTEGER NOT NULL,
+    used_min         INTEGER,
+    used_max         INTEGER,
+    used_last        INTEGER,
+    tracked_min      INTEGER,
+    tracked_max      INTEGER,
+    tracked_last     INTEGER,
+    untrackable_min  INTEGER,
+    untrackable_max  INTEGER,
+    untrackable_last INTEGER,
+    samples          INTEGER NOT NULL,
+    doubtful         INTEGER NOT NULL,
+    PRIMARY KEY (run, device, seq),
+    FOREIGN KEY (run, device) REFERENCES device (run, idx) ON DELETE CASCADE
+) STRICT, WITHOUT ROWID;
+"];
+
+/// What an SQLite file says it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Found {
+    /// No tables and no owner: just made, or made by a process that died at once.
+    Fresh,
+    /// A store of this schema version, 1..=[`VERSION`].
+    Version(i64),
+}
+
+/// Recognises the file without changing it. Also the first read, which is where SQLite reports most of
+/// what is wrong with a file.
+pub(super) fn recognise(connection: &Connection, path: &Path) -> Result<Found, StoreError> {
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let read = || -> rusqlite::Result<_> {
+        let tables = "SELECT count(*) FROM sqlite_master";
+        let tables: i64 = connection.query_row(tables, [], |row| row.get(0))?;
+        Ok((pragma("application_id")?, pragma("user_version")?, tables))
+    };
+    match read().map_err(|error| StoreError::sqlite(path, error))? {
+        (0, 0, 0) => Ok(Found::Fresh),
+        (APPLICATION_ID, found, _) if found > VERSION => {
+            Err(StoreError::NewerVersion { path: path.to_owned(), found, supported: VERSION })
+        }
+        (APPLICATION_ID, found @ 1.., tables) if tables > 0 => Ok(Found::Version(found)),
+        (APPLICATION_ID, found, tables) => Err(StoreError::not_a_store(
+            path,
+            format!("the right application id, but schema version {found} with {tables} tables"),
+        )),
+        (id, _, tables) => Err(StoreError::not_a_store(
+            path,
+            format!("an SQLite file with application id {id:#x} and {tables} tables"),
+        )),
+    }
+}
+
+/// Makes the file of whatever version, or a fresh one, a store of [`VERSION`], in one transaction.
+pub(super) fn migrate(connection: &Connection, path: &Path) -> Result<(), StoreError> {
+    let error = |error| StoreError::sqlite(path, error);
+    let transaction =
+        Transaction::new_unchecked(connection, TransactionBehavior::Immediate).map_err(error)?;
+    // Once more, under the lock: another process may have done it meanwhile.
+    let from = match recognise(&transaction, path)? {
+        Found::Fresh => 0,
+        Found::Version(found) => found,
+    };
+    let steps = STEPS.iter().skip(usize::try_from(from).unwrap_or(STEPS.len()));
+    let apply = || {
+        steps.into_iter().try_for_each(|step| transaction.execute_batch(step))?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", VERSION)
+    };
+    if from < VERSION {
+        apply().map_err(error)?;
+    }
+    transaction.commit().map_err(error)
+}

@@ -1,0 +1,10 @@
+//! The run store: what goes in comes out, whatever happens to the writer, the file or the disk.
+
+#[path = "store/crash.rs"]
+mod crash;
+#[path = "store/files.rs"]
+mod files;
+#[path = "store/round_trip.rs"]
+mod round_trip;
+#[path = "store/support.rs"]
+mod support;

@@ -1,0 +1,316 @@
+//! What was stored is what is loaded.
+
+use crate::support::{TempDir, run_at};
+use gpumem_runs::run::*;
+use gpumem_runs::series::{Bucket, Extremes, Series};
+use gpumem_runs::store::{RunId, Store, StoreError};
+use proptest::collection::{btree_map, btree_set, vec};
+use proptest::option::of;
+use proptest::prelude::*;
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<String>(),
+        Just(String::new()),
+        Just("a\0b'\";--\u{202e}\u{fffd}\n\t\u{1f980}".to_owned()),
+        "[a-z/._]{0,40}",
+    ]
+}
+
+fn facts() -> impl Strategy<Value = std::collections::BTreeMap<String, String>> {
+    btree_map(prop_oneof![Just("command".to_owned()), Just("comm".to_owned()), text()], text(), 0..4)
+}
+
+fn state() -> impl Strategy<Value = State> {
+    prop_oneof![
+        Just(State::Open),
+        any::<(u64, Option<u64>)>().prop_map(|(time_ns, status)| State::Closed { time_ns, status }),
+        Just(State::Interrupted),
+    ]
+}
+
+fn coverage() -> impl Strategy<Value = Coverage> {
+    (any::<[bool; 4]>(), of(text()), any::<[u64; 11]>()).prop_map(|(flags, blocked_by, counts)| Coverage {
+        covered: flags[0],
+        late: flags[1],
+        blocked_by,
+        partial_state: flags[2],
+        partial_history: flags[3],
+        events: counts[0],
+        allocations: counts[8],
+        allocated_bytes: counts[9],
+        rejected: counts[10],
+        lost: counts[1],
+        odd: counts[2],
+        samples: counts[3],
+        torn_samples: counts[4],
+        stale_samples: counts[5],
+        failed_allocations: counts[6],
+        steps: counts[7],
+    })
+}
+
+fn cell() -> impl Strategy<Value = Cell> {
+    let class = prop::sample::select(vec![Class::Direct, Class::Block, Class::PoolIdle, Class::Opaque]);
+    (class, of(text()), of(text()), of(text()), of(text()), of(text())).prop_map(
+        |(class, tag, origin, role, phase, library)| Cell { class, tag, origin, role, phase, library },
+    )
+}
+
+fn moment(cells: usize) -> impl Strategy<Value = Moment> {
+    let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..=cells);
+    let numbers = any::<(u64, Option<i64>, i64, Option<i64>, Option<u64>, i64)>();
+    (amounts, numbers, any::<(Option<(i64, i64)>, bool, bool)>()).prop_map(
+        move |(amounts, numbers, (torn, stale, partial))| {
+            let (time_ns, tracked_bytes, predates_bytes, untrackable_bytes, uncovered_used_bytes, distance) =
+                numbers;
+            Moment {
+                time_ns,
+                tracked_bytes,
+                amounts: amounts.into_iter().filter(|&(cell, _)| (cell as usize) < cells).collect(),
+                predates_bytes,
+                untrackable_bytes,
+                uncovered_used_bytes,
+                gap_distance_ns: distance,
+                torn,
+                stale,
+                partial,
+            }
+        },
+    )
+}
+
+fn extremes() -> impl Strategy<Value = Option<Extremes>> {
+    of(any::<[i64; 3]>().prop_map(|[min, max, last]| Extremes { min, max, last }))
+}
+
+/// Few widths, and times that are often shared: the second checkpoint keeps part of the first's.
+fn series() -> impl Strategy<Value = Series> {
+    let buckets = btree_set(prop_oneof![0..8u64, any::<u64>()], 0..12).prop_flat_map(|times| {
+        let bucket = (extremes(), extremes(), extremes(), any::<u32>(), 0..2u32);
+        vec(bucket, times.len()).prop_map(move |buckets| {
+            let timed = times.iter().zip(buckets);
+            let bucket = |(&time_ns, (used, tracked, untrackable, samples, doubtful))| Bucket {
+                time_ns,
+                used,
+                tracked,
+                untrackable,
+                samples,
+                doubtful,
+            };
+            timed.map(bucket).collect()
+        })
+    });
+    (prop_oneof![1..3u64, any::<u64>()], buckets).prop_map(|(width_ns, buckets)| Series { width_ns, buckets })
+}
+
+fn device(cells: usize) -> impl Strategy<Value = Device> {
+    let identity = (text(), any::<u16>(), text(), of(any::<u64>()));
+    let reading =
+        any::<([u64; 3], Option<u64>)>().prop_map(|([time_ns, used_bytes, free_bytes], reserved)| Reading {
+            time_ns,
+            used_bytes,
+            free_bytes,
+            system_reserved_bytes: reserved,
+        });
+    let beside = any::<[i64; 7]>().prop_map(|bytes| Beside {
+        managed_bytes: bytes[0],
+        pinned_bytes: bytes[1],
+        registered_bytes: bytes[2],
+        imported_bytes: bytes[3],
+        host_vmm_bytes: bytes[4],
+        unbooked_block_bytes: bytes[5],
+        pending_block_bytes: bytes[6],
+    });
+    let tenants = vec(any::<(u32, Option<u64>)>(), 0..3);
+    let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
+    (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
+        let (name, ordinal, model, total_bytes) = identity;
+        let (peak_used, beside, reading, unaccounted_bytes, tenants, series) = rest;
+        Device {
+            name,
+            ordinal,
+            model,
+            total_bytes,
+            last,
+            peak,
+            peak_used,
+            beside,
+            reading,
+            unaccounted_bytes,
+            tenants,
+            series,
+        }
+    })
+}
+
+fn run() -> impl Strategy<Value = Run> {
+    let source = (text(), text(), of(text()));
+    let clock = prop_oneof![
+        Just(Clock::Lines),
+        any::<Option<i64>>().prop_map(|wall_offset_ns| Clock::Monotonic { wall_offset_ns })
+    ];
+    let process = (any::<(u32, u64, Option<u64>)>(), facts(), facts());
+    let caveats = vec((text(), text()).prop_map(|(code, text)| Caveat { code, text }), 0..3);
+    let cells = vec(cell(), 0..8);
+    (source, clock, process, state(), coverage(), caveats, cells).prop_flat_map(|parts| {
+        let devices = vec(device(parts.6.len()), 0..3);
+        (Just(parts), devices).prop_map(
+            |((source, clock, process, state, coverage, caveats, cells), devices)| {
+                let (kind, origin, preset) = source;
+                let ((pid, start_ticks, uid), facts, claims) = process;
+                Run {
+                    source: Source { kind, origin, preset },
+                    clock,
+                    process: Process { pid, start_ticks, uid, facts, claims },
+                    state,
+                    coverage,
+                    caveats,
+                    cells,
+                    devices,
+                }
+            },
+        )
+    })
+}
+
+/// As it is read back when nobody writes it any more.
+fn abandoned(mut run: Run) -> Run {
+    if run.state == State::Open {
+        run.state = State::Interrupted;
+    }
+    run
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+
+    /// Three unrelated runs checkpointed one over the other: of the earlier nothing is left.
+    #[test]
+    fn whatever_was_stored_last_is_loaded(first in run(), second in run(), third in run(), uid in text()) {
+        let dir = TempDir::new();
+        let mut store = Store::open(dir.store()).unwrap();
+        let id = store.begin(&first, &uid).unwrap();
+        prop_assert_eq!(&store.load(id).unwrap(), &first);
+        store.checkpoint(id, &second).unwrap();
+        prop_assert_eq!(&store.load(id).unwrap(), &second);
+        let (other, new) = store.insert(&first, &(uid.clone() + "'")).unwrap();
+        prop_assert!(new);
+        store.close(id, &third).unwrap();
+        drop(store);
+
+        let store = Store::open_read_only(dir.store()).unwrap();
+        prop_assert_eq!(store.load(id).unwrap(), abandoned(third.clone()));
+        prop_assert_eq!(store.load(other).unwrap(), abandoned(first.clone()));
+        let list = store.list().unwrap();
+        prop_assert_eq!(list.iter().map(|line| line.id).collect::<Vec<_>>(), [other, id]);
+        for (line, run) in list.iter().zip([&first, &third]) {
+            let peaks = run.devices.iter().filter_map(|device| device.peak.tracked_bytes);
+            prop_assert_eq!(line.peak_tracked_bytes, peaks.max());
+            prop_assert_eq!(line.events, run.coverage.events);
+            prop_assert_eq!(line.state, abandoned(run.clone()).state);
+            prop_assert_eq!(line.clock, run.clock);
+        }
+    }
+
+    /// As a series really goes on: amounts change, buckets are added, the last one grows, all widen.
+    #[test]
+    fn a_run_that_grows(steps in vec(0..400u64, 1..12)) {
+        let dir = TempDir::new();
+        let mut store = Store::open(dir.store()).unwrap();
+        let id = store.begin(&run_at(0), "grows").unwrap();
+        let mut n = 0;
+        for step in steps {
+            n += step;
+            store.checkpoint(id, &run_at(n)).unwrap();
+            prop_assert_eq!(store.load(id).unwrap(), run_at(n));
+        }
+    }
+}
+
+#[test]
+fn inserting_twice_changes_nothing() {
+    let dir = TempDir::new();
+    let mut store = Store::open(dir.store()).unwrap();
+    let closed = Run { state: State::Closed { time_ns: 5, status: Some(9) }, ..run_at(3) };
+    let (id, new) = store.insert(&closed, "import:1").unwrap();
+    assert!(new);
+    assert_eq!(store.insert(&run_at(4), "import:1").unwrap(), (id, false));
+    assert_eq!(store.load(id).unwrap(), closed);
+
+    let error = store.begin(&run_at(4), "import:1").unwrap_err();
+    assert!(matches!(error, StoreError::KnownUid { id: known, .. } if known == id), "{error}");
+    assert_eq!(store.list().unwrap().len(), 1);
+}
+
+#[test]
+fn list_says_what_people_look_for() {
+    let dir = TempDir::new();
+    let mut store = Store::open(dir.store()).unwrap();
+    assert_eq!(store.latest().unwrap(), None);
+    assert_eq!(store.list().unwrap(), []);
+    let mut import = Run { state: State::Interrupted, clock: Clock::Lines, ..run_at(2) };
+    import.process.facts.clear();
+    import.source = Source { kind: "tbd-log".into(), origin: "old.log".into(), preset: None };
+    store.insert(&import, "a").unwrap();
+    let id = store.begin(&run_at(9), "b").unwrap();
+    assert_eq!(store.latest().unwrap(), Some(id));
+
+    let list = store.list().unwrap();
+    assert_eq!((list[0].id, &*list[0].uid, &*list[0].label), (id, "b", "python train.py"));
+    assert_eq!((list[0].pid, &*list[0].source_kind, list[0].state), (4242, "daemon", State::Open));
+    assert_eq!((list[0].started_ns, list[0].last_ns), (Some(0), Some(80)));
+    assert_eq!(list[0].peak_tracked_bytes, run_at(9).devices[0].peak.tracked_bytes);
+    assert!(list[0].stored_s > 1_600_000_000);
+    assert_eq!(
+        (&*list[1].label, list[1].state, list[1].clock),
+        ("old.log", State::Interrupted, Clock::Lines)
+    );
+}
+
+#[test]
+fn a_closed_run_that_did_not_end_is_interrupted() {
+    let dir = TempDir::new();
+    let mut store = Store::open(dir.store()).unwrap();
+    let id = store.begin(&run_at(1), "a").unwrap();
+    assert_eq!(store.load(id).unwrap().state, State::Open);
+    store.close(id, &run_at(2)).unwrap();
+    assert_eq!(store.load(id).unwrap(), abandoned(run_at(2)));
+}
+
+#[test]
+fn what_the_tables_cannot_hold_is_refused_whole() {
+    let dir = TempDir::new();
+    let mut store = Store::open(dir.store()).unwrap();
+    let id = store.begin(&run_at(4), "a").unwrap();
+    for amounts in [vec![(1, 1), (1, 1)], vec![(2, 1), (1, 1)], vec![(u32::MAX, 1)]] {
+        let mut run = run_at(5);
+        run.devices[0].peak.amounts = amounts;
+        let error = store.checkpoint(id, &run).unwrap_err();
+        assert!(matches!(error, StoreError::InvalidRun { .. }), "{error}");
+        assert!(error.to_string().contains("peak amounts of device \"GPU-0\""), "{error}");
+    }
+    assert_eq!(store.load(id).unwrap(), run_at(4));
+}
+
+#[test]
+fn unknown_runs() {
+    let dir = TempDir::new();
+    let mut store = Store::open(dir.store()).unwrap();
+    let id: RunId = "r7".parse().unwrap();
+    for error in [store.load(id).unwrap_err(), store.checkpoint(id, &run_at(1)).unwrap_err()] {
+        assert!(matches!(error, StoreError::UnknownRun { .. }), "{error}");
+        assert!(error.to_string().ends_with("there is no run r7"), "{error}");
+    }
+    assert_eq!(store.list().unwrap(), []);
+}
+
+#[test]
+fn names_of_runs() {
+    assert_eq!("r7".parse(), Ok(RunId(7)));
+    assert_eq!(RunId(7).to_string(), "r7");
+    for wrong in ["", "7", "r", "r0", "r-1", "r+1", "R7", "r7 ", "r99999999999999999999"] {
+        let error = wrong.parse::<RunId>().unwrap_err().to_string();
+        assert_eq!(error, format!("{wrong:?} is not a run: runs are named r1, r2, ..."));
+    }
+}

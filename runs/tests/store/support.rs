@@ -1,0 +1,131 @@
+//! Temporary directories and runs whose every number follows from one.
+
+use gpumem_runs::run::{
+    Beside, Caveat, Cell, Class, Clock, Coverage, Device, Moment, Process, Reading, Run, Source, State,
+};
+use gpumem_runs::series::{Bucket, Extremes, Series};
+use gpumem_runs::store::{Store, StoreError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory that is gone when dropped.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("gpumem-store-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        TempDir::at(std::env::temp_dir().join(name))
+    }
+
+    pub fn at(path: PathBuf) -> Self {
+        std::fs::create_dir(&path).unwrap();
+        TempDir(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where the tests put their store.
+    pub fn store(&self) -> PathBuf {
+        self.0.join("runs.db")
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A run as a checkpoint number `n` would hold it: cells, amounts and buckets grow and change with `n`, and
+/// all sums are right. `coverage.events` is `n`.
+pub fn run_at(n: u64) -> Run {
+    let cells: Vec<Cell> = (0..20 + n % 40)
+        .map(|cell| Cell {
+            class: [Class::Direct, Class::Block, Class::PoolIdle, Class::Opaque][cell as usize % 4],
+            tag: (cell % 3 != 0).then(|| format!("model/layer{cell}/weight")),
+            origin: (cell % 7 == 0).then(|| format!("load/{cell}")),
+            role: (cell + n).is_multiple_of(2).then(|| "parameter".to_owned()),
+            phase: (cell % 5 == 0).then(|| "setup".to_owned()),
+            library: Some("libtorch".to_owned()),
+        })
+        .collect();
+    let moment = |time_ns: u64, factor: i64| {
+        let amounts: Vec<(u32, i64)> =
+            (0..cells.len() as u32).map(|cell| (cell, factor * (i64::from(cell) + 1) + n as i64)).collect();
+        Moment {
+            time_ns,
+            tracked_bytes: Some(amounts.iter().map(|(_, bytes)| bytes).sum()),
+            amounts,
+            untrackable_bytes: Some(n as i64 - 50),
+            ..Moment::default()
+        }
+    };
+    let mut series = Series::new(10);
+    for bucket in 0..n.min(300) {
+        let at = Extremes::at(bucket as i64);
+        let tracked = if bucket + 1 == n { Extremes { max: 1 << 40, ..at } } else { at };
+        let bucket = Bucket { time_ns: bucket * 10, tracked: Some(tracked), samples: 1, ..Bucket::default() };
+        series.buckets.push(bucket);
+    }
+    let device = |ordinal: u16| Device {
+        name: format!("GPU-{ordinal}"),
+        ordinal,
+        model: "H100".into(),
+        total_bytes: Some(80 << 30),
+        last: moment(n, 1),
+        peak: moment(n / 2, 2),
+        peak_used: Some((n, n)),
+        beside: Beside { pinned_bytes: n as i64, ..Beside::default() },
+        reading: Some(Reading { time_ns: n, used_bytes: n, free_bytes: 1, system_reserved_bytes: None }),
+        unaccounted_bytes: Some(-1),
+        tenants: vec![(7, Some(n)), (8, None)],
+        series: series.clone(),
+    };
+    Run {
+        source: Source { kind: "daemon".into(), origin: "node1".into(), preset: None },
+        clock: Clock::Monotonic { wall_offset_ns: Some(1_700_000_000_000_000_000) },
+        process: Process {
+            pid: 4242,
+            start_ticks: 99,
+            uid: Some(1000),
+            facts: [("command".to_owned(), "python train.py".to_owned())].into(),
+            claims: [("rank".to_owned(), "3".to_owned())].into(),
+        },
+        state: State::Open,
+        coverage: Coverage { covered: true, events: n, ..Coverage::default() },
+        caveats: vec![Caveat { code: "late".into(), text: "The agent came late.".into() }],
+        devices: (0..=(n % 2) as u16).map(device).collect(),
+        cells,
+    }
+}
+
+/// All that a run promises about its own numbers.
+#[track_caller]
+pub fn assert_consistent(run: &Run) {
+    for device in &run.devices {
+        for moment in [&device.last, &device.peak] {
+            let sum: i64 = moment.amounts.iter().map(|(_, bytes)| bytes).sum();
+            assert_eq!(moment.tracked_bytes, Some(sum));
+            assert!(moment.amounts.iter().all(|&(cell, _)| (cell as usize) < run.cells.len()));
+        }
+        assert!(device.series.buckets.is_sorted_by(|a, b| a.time_ns < b.time_ns));
+    }
+}
+
+/// The error, which must come.
+#[track_caller]
+pub fn refused(result: Result<Store, StoreError>) -> StoreError {
+    match result {
+        Ok(_) => panic!("it was opened"),
+        Err(error) => error,
+    }
+}
+
+/// A number that looks random and is not.
+pub fn scatter(n: u64) -> u64 {
+    let mixed = (n ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 17
+}
