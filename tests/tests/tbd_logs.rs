@@ -174,8 +174,8 @@ fn every_grouping_of_every_log_adds_up() {
             for by in [By::Layer, By::Structure, By::Tag] {
                 let report = Report::new(&run, Groupings::load(preset).expect(preset), Some(by));
                 let device = &run.devices[0];
-                for limit in [1, 3, usize::MAX] {
-                    let statement = report.statement(device, limit);
+                for (limit, smallest) in [(1, 0), (3, 1 << 20), (usize::MAX, 0)] {
+                    let statement = report.statement(device, limit, smallest);
                     assert!(statement.adds_up(), "{preset} {by:?} {}: {statement:#?}", path.display());
                 }
                 let tracked = device.last.tracked_bytes.expect("covered");

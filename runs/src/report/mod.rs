@@ -187,9 +187,9 @@ impl<'r> Report<'r> {
         named.collect()
     }
 
-    /// The identity of a device: the last moment, and the peak. At most `limit` categories are named;
-    /// the rest is one row.
-    pub fn statement(&self, device: &Device, limit: usize) -> Statement {
+    /// The identity of a device: the last moment, and the peak. At most `limit` categories are named, and
+    /// none that is smaller than `smallest` bytes at both; the rest is one row.
+    pub fn statement(&self, device: &Device, limit: usize, smallest: i64) -> Statement {
         let moments = [&device.last, &device.peak];
         let compositions = moments.map(|moment| self.composition(moment, self.by));
         let mut statement = Statement { rows: Vec::new() };
@@ -205,7 +205,7 @@ impl<'r> Report<'r> {
         }
         let tracked =
             statement.push(Part::Tracked, "tracked", Some(used), each(&|moment| moment.tracked_bytes));
-        for (name, bytes) in ranked(&compositions, limit) {
+        for (name, bytes) in ranked(&compositions, limit, smallest) {
             statement.push(Part::Category, &name, Some(tracked), bytes);
         }
         let column = |of: fn(&Composition) -> i64| -> Vec<Option<i64>> {
@@ -232,8 +232,8 @@ impl<'r> Report<'r> {
     }
 }
 
-/// Categories by their largest amount, the smallest folded into one row beyond `limit`.
-fn ranked(compositions: &[Composition; 2], limit: usize) -> Vec<(String, Vec<Option<i64>>)> {
+/// Categories by their largest amount; those beyond `limit` or below `smallest` folded into one row.
+fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Vec<Option<i64>>)> {
     let mut all: BTreeMap<&str, [i64; 2]> = BTreeMap::new();
     for (column, composition) in compositions.iter().enumerate() {
         for (name, bytes) in &composition.categories {
@@ -241,13 +241,14 @@ fn ranked(compositions: &[Composition; 2], limit: usize) -> Vec<(String, Vec<Opt
         }
     }
     let mut all: Vec<(&str, [i64; 2])> = all.into_iter().collect();
-    let weight = |amounts: &[i64; 2]| amounts[0].max(amounts[1]);
+    let weight = |amounts: &[i64; 2]| amounts[0].saturating_abs().max(amounts[1].saturating_abs());
     all.sort_by(|a, b| weight(&b.1).cmp(&weight(&a.1)).then_with(|| a.0.cmp(b.0)));
-    let fold = all.len() > limit;
-    let rest = if fold { all.split_off(limit.saturating_sub(1)) } else { Vec::new() };
+    let large = all.iter().filter(|(_, amounts)| weight(amounts) >= smallest).count();
+    let named = if large.min(limit) < all.len() { large.min(limit.saturating_sub(1)) } else { all.len() };
+    let rest = all.split_off(named);
     let row = |name: String, amounts: [i64; 2]| (name, amounts.map(Some).to_vec());
     let mut rows: Vec<_> = all.into_iter().map(|(name, amounts)| row(name.to_owned(), amounts)).collect();
-    if fold {
+    if !rest.is_empty() {
         let sum = |column: usize| rest.iter().map(|(_, amounts)| amounts[column]).sum();
         rows.push(row(format!("({} smaller)", rest.len()), [sum(0), sum(1)]));
     }

@@ -208,10 +208,11 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
 
 fn statement(report: &Report<'_>, device: &Device, categories: usize, out: &mut Text) {
     let run = report.run;
-    let statement = report.statement(device, categories);
-    let largest =
-        statement.rows.iter().flat_map(|row| row.bytes.iter().flatten()).map(|b| b.saturating_abs()).max();
-    let unit = Unit::for_largest(largest.unwrap_or(0));
+    let moments = [&device.last, &device.peak];
+    let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
+    let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
+    let smallest = if categories == usize::MAX { 0 } else { unit.smallest() };
+    let statement = report.statement(device, categories, smallest);
     let steps = printed(&statement, unit);
     let last = if run.state == State::Open { "now" } else { "last" };
     let heads = [
@@ -256,7 +257,12 @@ fn statement(report: &Report<'_>, device: &Device, categories: usize, out: &mut 
     row(unit.name, [&heads[0].0, &heads[1].0], "");
     row("", [&heads[0].1, &heads[1].1], "");
     for (index, name) in names.iter().enumerate() {
-        let note = if statement.rows[index].part == Part::Unexplained { "at least" } else { "" };
+        let unknown = statement.rows[index].bytes.iter().all(Option::is_none);
+        let note = match statement.rows[index].part {
+            Part::Unexplained => "at least",
+            Part::Untrackable if unknown => "not known: NVML was not read",
+            _ => "",
+        };
         row(name, [&cells[index][0], &cells[index][1]], note);
     }
 }

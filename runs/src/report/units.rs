@@ -67,6 +67,12 @@ impl Unit {
         }
     }
 
+    /// The smallest amount that does not print as zero.
+    pub fn smallest(self) -> i64 {
+        let (unit, scale) = self.step();
+        (unit + 2 * scale - 1) / (2 * scale)
+    }
+
     /// A single amount.
     pub fn amount(self, bytes: i64) -> String {
         self.print(self.round(bytes))

@@ -5,7 +5,7 @@
 //! The floor is the least that keeps sums per tag: one map from address to bytes and tag, with the
 //! ledger's hasher, and one sum per tag, fed with the same decoded events.
 
-use super::rounds::{Contestant, print_table};
+use super::rounds::{Contestant, Per, print_table};
 use gpumem_ledger::{Class, Ledger, Origin, ProcessKey};
 use gpumem_wire::{Body, FreeState, MemoryKind, Phase, PoolOwner, Record, Role, Stamp, frame};
 use std::collections::{HashMap, VecDeque};
@@ -230,7 +230,7 @@ fn measure(stream: Stream, title: &str) {
     }
     times.iter_mut().for_each(Contestant::forget_warm_up);
     let [decoded_times, packed_times, floor_times] = &times;
-    print_table(title, &[decoded_times, packed_times, floor_times]);
+    print_table(title, Per::Event, &[decoded_times, packed_times, floor_times]);
 
     for ledger in [&decoded, &packed] {
         check(ledger, &floor, stream);

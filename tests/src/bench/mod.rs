@@ -2,7 +2,9 @@
 //! the same run and in turns with it: machines differ, ratios last. A bench panics when the end state
 //! is wrong: a fast wrong answer is none.
 
+mod import;
 mod ledger;
+mod report;
 mod rounds;
 
 /// A measurement with a name.
@@ -17,8 +19,20 @@ pub struct Bench {
 }
 
 /// All of them.
-pub const ALL: &[Bench] = &[Bench {
-    name: "ledger",
-    about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",
-    run: ledger::run,
-}];
+pub const ALL: &[Bench] = &[
+    Bench {
+        name: "ledger",
+        about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",
+        run: ledger::run,
+    },
+    Bench {
+        name: "import",
+        about: "a training log into a report, beside a plain Python reader of the same file",
+        run: import::run,
+    },
+    Bench {
+        name: "report",
+        about: "the report of a run with 10 million events, from its recording and from the store",
+        run: report::run,
+    },
+];

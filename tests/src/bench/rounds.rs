@@ -39,28 +39,36 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// What a time is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Per {
+    /// An event, in ns.
+    Event,
+    /// A whole round, in ms.
+    Round,
+}
+
 /// Prints contestants of one stream; the last one is the floor. The ratio is the median over rounds
 /// of time beside the floor's time in the same round; the spread is that of the rounds.
-pub fn print_table(title: &str, contestants: &[&Contestant]) {
+pub fn print_table(title: &str, per: Per, contestants: &[&Contestant]) {
+    let (rate, time, spread, scale) = match per {
+        Per::Event => ("million/s", "ns", "ns min .. max", 1.0),
+        Per::Round => ("per second", "ms", "ms min .. max", 1e6),
+    };
     println!("{title}");
-    println!(
-        "{:<28} {:>14} {:>10} {:>21} {:>11}",
-        "", "million ev/s", "ns/event", "ns/event min .. max", "x floor"
-    );
+    println!("{:<28} {rate:>12} {time:>10} {spread:>21} {:>11}", "", "x floor");
     let floor = contestants.last().map(|floor| floor.nanoseconds()).unwrap_or_default();
     for contestant in contestants {
         let times = contestant.nanoseconds();
         let ratio = median(times.iter().zip(&floor).map(|(time, floor)| time / floor).collect());
-        let low = times.iter().copied().fold(f64::INFINITY, f64::min);
-        let high = times.iter().copied().fold(0.0, f64::max);
-        let typical = median(times);
+        let low = times.iter().copied().fold(f64::INFINITY, f64::min) / scale;
+        let high = times.iter().copied().fold(0.0, f64::max) / scale;
+        let typical = median(times) / scale;
         println!(
-            "{:<28} {:>14.2} {:>10.1} {:>21} {:>11.2}",
+            "{:<28} {:>12.2} {typical:>10.1} {:>21} {ratio:>11.2}",
             contestant.name,
             1000.0 / typical,
-            typical,
             format!("{low:.1} .. {high:.1}"),
-            ratio
         );
     }
     println!();
