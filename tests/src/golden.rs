@@ -27,3 +27,17 @@ pub fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = digits.filter(|digits| digits.len() % 2 == 0)?;
     Some(digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect())
 }
+
+/// Compares a text with a golden file; with `UPDATE_GOLDEN=1` writes it.
+///
+/// # Panics
+/// When they differ, with both.
+pub fn check(name: &str, text: &str) {
+    let path = path(name);
+    if update() {
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(&path, text).expect("written");
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, golden, "{}: differs; if that is meant, UPDATE_GOLDEN=1 writes it anew", path.display());
+}

@@ -1,0 +1,63 @@
+//! A small node as a daemon records it: one GPU, a process with an agent, one without, one reading.
+
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_wire::{Absence, Body, ByeReason, ClockKind, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+
+/// The process with an agent.
+pub const A: ProcessKey = ProcessKey { pid: 41, start_ticks: 7 };
+/// The one without.
+pub const B: ProcessKey = ProcessKey { pid: 52, start_ticks: 9 };
+
+/// The one GPU, as both origins name it.
+pub fn device() -> Body<'static> {
+    let total_bytes = Reading::of(80 << 30);
+    Body::Device { uuid_high: 1, uuid_low: 2, total_bytes, ordinal: 3, id: DeviceIdKind::Gpu, name: "H100" }
+}
+
+/// A daemon's recording: two processes, the second without an agent, one reading.
+pub fn said() -> Vec<(Origin, Record<'static>)> {
+    let at = |time_ns| Stamp { time_ns, device: 0, ..Stamp::default() };
+    let (host, a) = (Origin::Host, Origin::Process(A));
+    let anchor =
+        Body::ClockAnchor { realtime_ns: 10_000_000_000, boottime_ns: 0, clock: ClockKind::Monotonic };
+    let allocation = Body::AllocEnd { address: 4096, bytes: 100 << 20, pool: 0, memory: MemoryKind::Device };
+    let used = |mib: u64, start_ticks| Body::ProcessSample {
+        start_ticks,
+        used_bytes: Reading::of(mib << 20),
+        absence: Absence::Unknown,
+        lists: 1,
+    };
+    let memory = Body::DeviceSample {
+        used_bytes: 1000 << 20,
+        free_bytes: (80 << 30) - (1000 << 20),
+        reserved_bytes: Reading::ABSENT,
+    };
+    let facts = Body::ProcessFacts {
+        start_ticks: A.start_ticks,
+        uid: Reading::of(1000),
+        parent_pid: 1,
+        facts: "command=python train.py\nuser=alice",
+    };
+    let bodies = [
+        (host, at(0), anchor),
+        (host, at(0), device()),
+        (a, at(0), device()),
+        (host, Stamp { thread: A.pid, ..at(1) }, facts),
+        (a, Stamp { tag: 1, ..at(1) }, Body::Tag { path: "model/weights" }),
+        (a, Stamp { seq: 1, tag: 1, ..at(2) }, allocation),
+        (a, at(10), Body::Watermark { last_seq: 1, in_flight_since_ns: 0 }),
+        (host, at(10), Body::SampleBegin { number: 1 }),
+        (host, at(10), memory),
+        (host, Stamp { thread: A.pid, ..at(10) }, used(600, A.start_ticks)),
+        (host, Stamp { thread: B.pid, ..at(10) }, used(300, B.start_ticks)),
+        (host, at(11), memory),
+        (host, at(11), Body::SampleEnd { number: 1, result: 0 }),
+        (a, at(20), Body::Bye { reason: ByeReason::Exit }),
+        (
+            host,
+            Stamp { thread: A.pid, ..at(21) },
+            Body::ProcessGone { start_ticks: A.start_ticks, status: Reading::of(0) },
+        ),
+    ];
+    bodies.into_iter().map(|(origin, stamp, body)| (origin, Record { stamp, body })).collect()
+}
