@@ -3,7 +3,8 @@
 
 use crate::Map;
 use crate::book::{Book, CellId, CellKey, CellTable, Class};
-use crate::pool::{Pool, SegmentKey};
+use crate::pool::Pool;
+use crate::segment::SegmentKey;
 use crate::vmm::{Backing, BackingId, Mapping};
 use gpumem_wire::{MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@
 //! ledger        Ledger: one door for all observations; devices; the host's own records
 //!  process      one process: names, order of its records, what it has lost
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
-//!   holdings    what the process holds; allocation, vmm, pool: the booking rules, one subject each
+//!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   gap         samples of NVML joined to `tracked` at their own time
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
@@ -49,6 +49,7 @@ mod ledger;
 mod observation;
 mod pool;
 mod process;
+mod segment;
 mod snapshot;
 mod vmm;
 
