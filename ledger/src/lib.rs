@@ -7,7 +7,7 @@
 //!  process      one process: names, order of its records, what it has lost
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
-//!   gap         samples of NVML joined to `tracked` at their own time
+//!   gap         samples of NVML joined to `tracked` at their own time; account: the gap of the peak
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -40,6 +40,7 @@
 //! | resync | rows said again stay, all others are taken when it ends |
 #![forbid(unsafe_code)]
 
+mod account;
 mod allocation;
 mod book;
 pub mod category;

@@ -25,6 +25,8 @@ pub(crate) struct Pool {
     pub opaque: bool,
     pub gone: bool,
     pub generation: u8,
+    /// Driver pools: what was last polled.
+    polled: u64,
     /// Driver pools: what is posted for it. Framework pools: what its owner last said.
     pub reserved: u64,
     /// Driver pools: bytes of live allocations. Framework pools: what its owner last said to be in use.
@@ -35,6 +37,8 @@ pub(crate) struct Pool {
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
+    /// Blocks counted beside, because their segments are not wholly booked.
+    pub unbooked_blocks: u32,
     /// The owner's own total and ours, when it last asked for a comparison.
     pub check: Option<(u64, u64)>,
     /// Other pools take segments out of its blocks; `large_blocks` is kept.
@@ -45,6 +49,17 @@ pub(crate) struct Pool {
 impl Pool {
     pub fn cell(&self) -> CellId {
         if self.opaque { OPAQUE } else { IDLE }
+    }
+    /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
+    pub fn is_over(&self) -> bool {
+        self.gone && (self.is_framework() || self.used == 0)
+    }
+    /// Whether `address` lies in a segment that is wholly booked.
+    fn is_booked(&self, address: u64) -> bool {
+        let under = self.segments.range(..=address).next_back();
+        under.is_some_and(|(start, segment)| {
+            address - start < segment.bytes && segment.backed == segment.bytes
+        })
     }
     fn is_framework(&self) -> bool {
         self.owner == PoolOwner::Framework
@@ -67,6 +82,7 @@ impl Holdings {
             opaque: owner == PoolOwner::Framework,
             gone: false,
             generation: self.generation,
+            polled: 0,
             reserved: 0,
             used: 0,
             segments: BTreeMap::new(),
@@ -74,6 +90,7 @@ impl Holdings {
             backed_bytes: 0,
             blocks: Map::default(),
             block_bytes: 0,
+            unbooked_blocks: 0,
             check: None,
             has_children: false,
             large_blocks: BTreeMap::new(),
@@ -103,6 +120,8 @@ impl Holdings {
         if pool.segments.is_empty() && pool.blocks.is_empty() {
             pool.opaque = owner == PoolOwner::Framework && !blocks;
             pool.parent = parent;
+        } else if pool.opaque && blocks {
+            self.open_pool(index);
         }
         if let Some(parent) = parent {
             let parent = &mut self.pools[parent as usize];
@@ -127,8 +146,17 @@ impl Holdings {
         if pool.is_framework() {
             (pool.reserved, pool.used) = (reserved, used);
         } else {
+            pool.polled = reserved;
             self.set_reserved(index, reserved);
         }
+    }
+
+    /// It reports blocks after all.
+    fn open_pool(&mut self, index: u32) {
+        let pool = &mut self.pools[index as usize];
+        pool.opaque = false;
+        let (book, bytes) = (pool.book, pool.backed_bytes as i64);
+        self.book(book).shift(OPAQUE, IDLE, bytes);
     }
 
     /// `PoolCheck`: both totals are kept, to be shown.
@@ -176,7 +204,7 @@ impl Holdings {
     fn set_reserved(&mut self, index: u32, polled: u64) {
         let pool = &mut self.pools[index as usize];
         let reserved = polled.max(pool.used);
-        let delta = reserved as i64 - pool.reserved as i64;
+        let delta = reserved.wrapping_sub(pool.reserved) as i64;
         pool.reserved = reserved;
         let book = pool.book;
         self.book(book).post(IDLE, delta);
@@ -186,7 +214,7 @@ impl Holdings {
     #[inline]
     pub fn pool_takes(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
-        pool.used += bytes;
+        pool.used = pool.used.wrapping_add(bytes);
         let (book, reserved, used) = (pool.book, pool.reserved, pool.used);
         if used > reserved {
             self.set_reserved(index, used);
@@ -234,24 +262,20 @@ impl Holdings {
         }
         let pool = &mut self.pools[index as usize];
         if pool.opaque {
-            pool.opaque = false;
-            let (book, bytes) = (pool.book, pool.backed_bytes as i64);
-            self.book(book).rename(OPAQUE, IDLE, bytes, false);
+            self.open_pool(index);
         }
         let pool = &mut self.pools[index as usize];
-        let booked = if pool.backed_bytes == pool.segment_bytes {
-            pool.segment_bytes > 0
+        let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
+            pool.segment_bytes > 0 // no need to look
         } else {
-            let under = pool.segments.range(..=address).next_back();
-            under.is_some_and(|(start, segment)| {
-                address - start < segment.bytes && segment.backed == segment.bytes
-            })
+            pool.is_booked(address)
         };
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {
             pool.large_blocks.insert(address, bytes);
         }
-        pool.block_bytes += bytes;
+        pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
+        pool.unbooked_blocks += u32::from(!booked);
         let book = pool.book;
         let cell = self.cell_of(Class::Block, stamp, use_as);
         let row = Row {
@@ -272,7 +296,8 @@ impl Holdings {
                 self.feed_overlapping(address, bytes, Some(index));
             }
         } else {
-            self.beside(book).unbooked_blocks += bytes as i64;
+            let unbooked = &mut self.beside(book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_add(bytes as i64);
         }
     }
 
@@ -288,7 +313,8 @@ impl Holdings {
                 Some(row) if !row.is(Row::PENDING) => {
                     row.flags |= Row::PENDING;
                     let (book, bytes) = (row.book, row.bytes as i64);
-                    self.beside(book).pending_blocks += bytes;
+                    let pending = &mut self.beside(book).pending_blocks;
+                    *pending = pending.wrapping_add(bytes);
                 }
                 Some(_) => {}
                 None => self.odd.unknown_frees += 1,
@@ -298,21 +324,52 @@ impl Holdings {
         }
     }
 
+    /// Segments got memory: blocks in them that were counted beside are booked now.
+    pub fn book_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(waits).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            row.flags &= !Row::UNBOOKED;
+            row.first_epoch = self.books[usize::from(row.book)].next_epoch();
+            let row = *row;
+            pool.unbooked_blocks -= 1;
+            let has_children = pool.has_children;
+            let unbooked = &mut self.beside(row.book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+            self.book(row.book).shift(IDLE, row.cell, row.bytes as i64);
+            if has_children && self.hungry_segments > 0 {
+                self.feed_overlapping(address, row.bytes, Some(index));
+            }
+        }
+    }
+
     #[inline]
-    fn take_block(&mut self, index: u32, address: u64) -> bool {
+    pub fn take_block(&mut self, index: u32, address: u64) -> bool {
         let pool = &mut self.pools[index as usize];
         let Some(row) = pool.blocks.remove(&address) else { return false };
-        pool.block_bytes -= row.bytes;
-        if pool.has_children {
+        pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
+        let has_children = pool.has_children;
+        if has_children {
             pool.large_blocks.remove(&address);
         }
         if row.is(Row::PENDING) {
-            self.beside(row.book).pending_blocks -= row.bytes as i64;
+            let pending = &mut self.beside(row.book).pending_blocks;
+            *pending = pending.wrapping_sub(row.bytes as i64);
         }
         if row.is(Row::UNBOOKED) {
-            self.beside(row.book).unbooked_blocks -= row.bytes as i64;
+            self.pools[index as usize].unbooked_blocks -= 1;
+            let unbooked = &mut self.beside(row.book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
         } else {
-            self.uncarve_all(Extent::Block(index, address), &row);
+            if has_children {
+                self.uncarve_all(Extent::Block(index, address), &row);
+            } else {
+                self.leave_ghost(&row, row.bytes);
+            }
             self.book(row.book).shift(row.cell, IDLE, row.bytes as i64);
         }
         true
@@ -328,8 +385,8 @@ impl Holdings {
         }
     }
 
-    /// After a resync: blocks, then segments, then pools that were not said again.
-    pub fn sweep_pools(&mut self) {
+    /// After a resync: blocks and segments that were not said again.
+    pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
         for index in 0..self.pools.len() as u32 {
             self.drop_blocks(index, |row| row.generation != generation);
@@ -340,9 +397,25 @@ impl Holdings {
                 .map(|(&start, _)| start)
                 .collect();
             gone.into_iter().for_each(|start| self.take_segment((index, start)));
+        }
+    }
+
+    /// After a resync, when everything else was swept: what driver pools reserve without the rows that
+    /// are gone; pools that were not said again and are empty; blocks that came before their segments.
+    pub fn sweep_pools(&mut self) {
+        for index in 0..self.pools.len() as u32 {
             let pool = &self.pools[index as usize];
-            if !pool.is_framework() && pool.generation != generation && !pool.gone {
-                self.set_reserved(index, 0);
+            let (again, polled) = (pool.generation == self.generation, pool.polled);
+            if !pool.gone && !pool.is_framework() {
+                self.set_reserved(index, if again { polled } else { 0 });
+            }
+            let pool = &mut self.pools[index as usize];
+            let empty = pool.segments.is_empty() && pool.blocks.is_empty();
+            if !pool.gone && !again && empty && (pool.is_framework() || pool.used == 0) {
+                pool.gone = true;
+                self.pool_ids.remove(&pool.id);
+            } else if pool.unbooked_blocks > 0 {
+                self.book_blocks(index);
             }
         }
     }

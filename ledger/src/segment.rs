@@ -2,11 +2,11 @@
 //! VMM handles through their mappings, or of a block of the parent pool. Whose bytes a segment took is
 //! written on both sides: `Segment::parts` and `Holdings::carved`.
 
-use crate::book::CellId;
+use crate::book::{Book, CellId};
 use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
 use crate::vmm::Mapping;
 use gpumem_wire::{MemoryKind, PoolOwner, Stamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Pool index and first address.
 pub(crate) type SegmentKey = (u32, u64);
@@ -21,6 +21,31 @@ pub(crate) struct Segment {
     pub generation: u8,
 }
 
+/// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment,
+/// gone with the extent.
+#[derive(Debug)]
+pub(crate) struct Carved {
+    pub parts: Vec<(SegmentKey, u64)>,
+    /// Their sum at the peak, if `epoch` is the peak's; kept as a book keeps its cells.
+    at_peak: u64,
+    epoch: u32,
+}
+
+impl Carved {
+    pub fn total(&self) -> u64 {
+        self.parts.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    pub fn at_peak(&self, book: &Book) -> u64 {
+        if self.epoch == book.peak.epoch { self.at_peak } else { self.total() }
+    }
+
+    /// Before `parts` change.
+    fn keep(&mut self, book: &Book) {
+        (self.at_peak, self.epoch) = (self.at_peak(book), book.peak.epoch);
+    }
+}
+
 impl Holdings {
     /// `SegmentAdd`, and `AllocEnd` for a framework pool.
     pub fn add_segment(&mut self, address: u64, bytes: u64, pool: u64, stamp: &Stamp, book: u8) {
@@ -33,28 +58,90 @@ impl Holdings {
         let pool = &mut self.pools[index as usize];
         pool.generation = generation;
         if let Some(old) = pool.segments.get_mut(&address) {
-            if old.seq == stamp.seq && stamp.seq != 0 {
+            let again = old.seq == stamp.seq && stamp.seq != 0;
+            if again && old.bytes == bytes {
                 old.generation = generation;
                 return;
             }
-            self.odd.replaced += 1;
+            self.odd.replaced += u64::from(!again); // said again with less: a part of it was removed
             self.take_segment((index, address));
         }
-        let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq: stamp.seq, generation };
-        let pool = &mut self.pools[index as usize];
-        pool.segments.insert(address, segment);
-        pool.segment_bytes += bytes;
-        self.hungry_segments += 1;
-        self.feed((index, address));
+        self.insert_segment((index, address), bytes, stamp.seq);
     }
 
-    /// `SegmentRemove`.
-    pub fn remove_segment(&mut self, address: u64, pool: u64) {
-        match self.pool_ids.get(&pool) {
-            Some(&index) if self.pools[index as usize].segments.contains_key(&address) => {
-                self.take_segment((index, address));
+    fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64) {
+        let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
+        let pool = &mut self.pools[key.0 as usize];
+        pool.segments.insert(key.1, segment);
+        pool.segment_bytes = pool.segment_bytes.wrapping_add(bytes);
+        self.hungry_segments += 1;
+        self.feed(key, 0, u64::MAX);
+    }
+
+    /// `SegmentRemove`: a range, which may be several segments or a part of one. Without a size, the
+    /// segment that begins there.
+    pub fn remove_segment(&mut self, address: u64, bytes: u64, pool: u64) {
+        let Some(&index) = self.pool_ids.get(&pool) else {
+            self.odd.unknown_handles += 1;
+            return;
+        };
+        let segments = &self.pools[index as usize].segments;
+        let whole = segments.get(&address).map_or(0, |segment| segment.bytes);
+        let end = address.saturating_add(if bytes == 0 { whole } else { bytes });
+        let mut cut = Vec::new();
+        for (&start, segment) in segments.range(..end).rev() {
+            let segment_end = start.saturating_add(segment.bytes);
+            if segment_end <= address {
+                break;
             }
-            _ => self.odd.unknown_handles += 1,
+            cut.push((start, segment_end, segment.seq));
+        }
+        self.odd.unknown_handles += u64::from(cut.is_empty());
+        for (start, segment_end, seq) in cut.into_iter().rev() {
+            self.take_segment((index, start));
+            if start < address {
+                self.insert_segment((index, start), address - start, seq);
+            }
+            if segment_end > end {
+                self.insert_segment((index, end), segment_end - end, seq);
+            }
+        }
+    }
+
+    /// The allocation at `address`, born as `seq` for a framework pool, is gone.
+    pub fn take_segment_born_as(&mut self, address: u64, seq: u64) {
+        let born = |pool: &crate::pool::Pool| pool.segments.get(&address).is_some_and(|s| s.seq == seq);
+        if let Some(index) = self.pools.iter().position(born) {
+            self.take_segment((index as u32, address));
+        }
+    }
+
+    /// Takes segments with all blocks in them, and what nested pools carved out of those.
+    pub fn drop_segments(&mut self, segments: Vec<SegmentKey>) {
+        let mut by_pool: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        for (pool, start) in segments {
+            by_pool.entry(pool).or_default().insert(start);
+        }
+        while let Some((index, starts)) = by_pool.pop_first() {
+            let pool = &self.pools[index as usize];
+            let mut inside: Vec<(u64, u64)> = Vec::new();
+            for (&address, row) in &pool.blocks {
+                let under = pool.segments.range(..=address).next_back();
+                let under = under.filter(|(start, segment)| address - **start < segment.bytes);
+                if under.is_some_and(|(start, _)| starts.contains(start)) {
+                    inside.push((row.seq, address));
+                }
+            }
+            inside.sort_unstable();
+            for (_, address) in inside {
+                if let Some(carved) = self.carved.get(&Extent::Block(index, address)) {
+                    for &((inner, start), _) in &carved.parts {
+                        by_pool.entry(inner).or_default().insert(start);
+                    }
+                }
+                self.take_block(index, address);
+            }
+            starts.into_iter().for_each(|start| self.take_segment((index, start)));
         }
     }
 
@@ -63,8 +150,8 @@ impl Holdings {
         let pool = &mut self.pools[key.0 as usize];
         let cell = pool.cell();
         let Some(segment) = pool.segments.remove(&key.1) else { return };
-        pool.segment_bytes -= segment.bytes;
-        pool.backed_bytes -= segment.backed;
+        pool.segment_bytes = pool.segment_bytes.wrapping_sub(segment.bytes);
+        pool.backed_bytes = pool.backed_bytes.wrapping_sub(segment.backed);
         if segment.backed < segment.bytes {
             self.hungry_segments -= 1;
         }
@@ -75,13 +162,11 @@ impl Holdings {
 
     /// One part of a segment goes back to the extent's own cell.
     fn uncarve(&mut self, extent: Extent, key: SegmentKey, cell: CellId, bytes: u64) {
-        if let Some(parts) = self.carved.get_mut(&extent) {
-            parts.retain(|(other, _)| *other != key);
-            if parts.is_empty() {
-                self.carved.remove(&extent);
-            }
-        }
         if let Some(row) = self.extent_row(extent) {
+            if let Some(carved) = self.carved.get_mut(&extent) {
+                carved.keep(&self.books[usize::from(row.book)]);
+                carved.parts.retain(|(other, _)| *other != key);
+            }
             self.book(row.book).shift(cell, row.cell, bytes as i64);
         }
     }
@@ -111,9 +196,11 @@ impl Holdings {
             if segment.backed == segment.bytes {
                 self.hungry_segments += 1;
             }
-            segment.parts.retain(|(other, _)| *other != extent);
+            if let Some(at) = segment.parts.iter().position(|(other, _)| *other == extent) {
+                segment.parts.swap_remove(at);
+            }
             segment.backed -= bytes;
-            pool.backed_bytes -= bytes;
+            pool.backed_bytes = pool.backed_bytes.wrapping_sub(bytes);
         }
         cell
     }
@@ -121,9 +208,10 @@ impl Holdings {
     /// A mapping is gone: segments that took the handle's bytes through it give them back.
     pub fn segments_unmapped(&mut self, address: u64, mapping: Mapping) {
         let extent = Extent::Backing(mapping.backing);
-        let Some(parts) = self.carved.get(&extent) else { return };
+        let Some(carved) = self.carved.get(&extent) else { return };
         let end = address.saturating_add(mapping.bytes);
-        let through: Vec<(SegmentKey, u64)> = parts
+        let through: Vec<(SegmentKey, u64)> = carved
+            .parts
             .iter()
             .filter(|((pool, start), _)| {
                 let segment = self.pools[*pool as usize].segments.get(start);
@@ -158,13 +246,19 @@ impl Holdings {
                 }
             }
         }
-        hungry.into_iter().for_each(|key| self.feed(key));
+        for key in hungry {
+            self.feed(key, address, end);
+            let pool = &self.pools[key.0 as usize];
+            if pool.unbooked_blocks > 0 && pool.segments.get(&key.1).is_some_and(|s| s.backed == s.bytes) {
+                self.book_blocks(key.0);
+            }
+        }
     }
 
-    /// Takes what the memory under a segment can still give.
-    fn feed(&mut self, key: SegmentKey) {
+    /// Takes what the memory under a segment, as far as it lies in [from, to), can still give.
+    fn feed(&mut self, key: SegmentKey, from: u64, to: u64) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
-        let (start, end) = (key.1, key.1.saturating_add(segment.bytes));
+        let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
         for (extent, at, bytes) in self.extents_under(key.0, start, end) {
             let overlap = end.min(at.saturating_add(bytes)).saturating_sub(start.max(at));
             let Some(row) = self.extent_row(extent).filter(|row| !row.is(Row::UNBOOKED)) else { continue };
@@ -177,22 +271,32 @@ impl Holdings {
                 continue;
             }
             segment.backed += take;
-            pool.backed_bytes += take;
+            pool.backed_bytes = pool.backed_bytes.wrapping_add(take);
             if segment.backed == segment.bytes {
                 self.hungry_segments -= 1;
             }
-            match segment.parts.iter_mut().find(|(other, _)| *other == extent) {
-                Some((_, bytes)) => *bytes += take,
-                None => segment.parts.push((extent, take)),
+            let book = &self.books[usize::from(row.book)];
+            let new = Carved { parts: Vec::new(), at_peak: 0, epoch: book.peak.epoch };
+            let carved = self.carved.entry(extent).or_insert(new);
+            carved.keep(book);
+            match carved.parts.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, bytes)) => {
+                    *bytes += take;
+                    let mut parts = segment.parts.iter_mut();
+                    parts.find(|(other, _)| *other == extent).into_iter().for_each(|(_, sum)| *sum += take);
+                }
+                None => {
+                    carved.parts.push((key, take));
+                    segment.parts.push((extent, take));
+                }
             }
-            let carved = self.carved.entry(extent).or_default();
-            match carved.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, bytes)) => *bytes += take,
-                None => carved.push((key, take)),
-            }
-            let book = self.book(row.book);
+            // The peak too, as far as no segment had these bytes at the peak already.
             let live = book.live_at_peak(row.first_epoch);
-            book.rename(row.cell, cell, take as i64, live);
+            let at_peak = if live { take.min(row.bytes.saturating_sub(carved.at_peak)) } else { 0 };
+            carved.at_peak += at_peak;
+            let book = self.book(row.book);
+            book.shift(row.cell, cell, take as i64);
+            book.rename_at_peak(row.cell, cell, at_peak as i64);
         }
     }
 
