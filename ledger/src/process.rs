@@ -213,6 +213,7 @@ impl Process {
         } else if stamp.time_ns > self.applied_ns {
             self.applied_ns = stamp.time_ns;
             if self.applied_ns > self.boundary_ns {
+                self.note_in_flight(record);
                 self.advance(self.applied_ns - 1);
             }
         }
@@ -321,15 +322,12 @@ impl Process {
                     self.last_seq = end;
                 }
             }
-            Body::Watermark { last_seq, in_flight_since_ns } => {
+            Body::Watermark { last_seq, .. } => {
                 if last_seq > self.last_seq {
                     self.lose(last_seq - self.last_seq);
                     self.last_seq = last_seq;
                 }
-                if in_flight_since_ns != 0 {
-                    let now_ns = stamp.time_ns;
-                    self.pending.iter_mut().for_each(|p| p.in_flight(in_flight_since_ns, now_ns));
-                }
+                self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }
             Body::ResyncBegin { after_seq, .. } => {
@@ -351,6 +349,16 @@ impl Process {
             // Names of frames, marks, OOM records and driver events do not move a sum; the host's
             // own records and commands are not for a process to say.
             _ => {}
+        }
+    }
+
+    /// A call in flight may tear samples; they must know before the same record closes them.
+    fn note_in_flight(&mut self, record: &Record<'_>) {
+        if let Body::Watermark { in_flight_since_ns, .. } = record.body
+            && in_flight_since_ns != 0
+        {
+            let now_ns = record.stamp.time_ns;
+            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
         }
     }
 

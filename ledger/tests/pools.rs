@@ -1,11 +1,10 @@
-//! Booking rules of pools as short scripts: driver pools, segments, blocks, nesting, opacity.
+//! Booking rules of framework pools as short scripts: segments, blocks, nesting, opacity.
 #![allow(missing_docs)]
 
 mod common;
 use common::*;
 use gpumem_wire::*;
 
-const STREAM: MemoryKind = MemoryKind::StreamOrdered;
 const FRAMEWORK: PoolOwner = PoolOwner::Framework;
 
 /// An allocation of 4096 bytes at 0x1000 that pool 3 has as its segment.
@@ -13,89 +12,6 @@ fn with_segment(s: &mut Script) {
     s.pool(3, 0, true, FRAMEWORK);
     s.tag("a").alloc(0x1000, 4096);
     s.segment(0x1000, 4096, 3);
-}
-
-#[test]
-fn stream_ordered_memory_posts_the_highest_live() {
-    check(
-        |s| {
-            s.tag("s").alloc_as(0x1000, 100, STREAM, 5);
-            s.tag("s").alloc_as(0x2000, 50, STREAM, 5);
-            s.free(0x1000);
-        },
-        &["tracked 150 = block:s 50 + idle 100", "peak 150 = block:s 150"],
-    );
-}
-
-#[test]
-fn polled_reservation_above_live_is_idle() {
-    check(
-        |s| {
-            s.tag("s").alloc_as(0x1000, 100, STREAM, 5);
-            s.state(5, 1000);
-        },
-        &["tracked 1000 = block:s 100 + idle 900"],
-    );
-}
-
-#[test]
-fn polled_reservation_below_live_is_not_believed() {
-    check(
-        |s| {
-            s.tag("s").alloc_as(0x1000, 100, STREAM, 5);
-            s.state(5, 30);
-            expect(s, &["tracked 100 = block:s 100"]);
-            s.free(0x1000);
-            s.state(5, 30);
-        },
-        &["tracked 30 = idle 30"],
-    );
-}
-
-#[test]
-fn destroyed_driver_pool_lives_until_its_last_allocation() {
-    check(
-        |s| {
-            s.pool(5, 0, false, PoolOwner::Driver);
-            s.tag("s").alloc_as(0x1000, 100, STREAM, 5);
-            s.state(5, 1000);
-            s.say(Body::PoolDestroy { pool: 5 });
-            expect(s, &["tracked 100 = block:s 100"]);
-            assert_eq!(s.account().pools.len(), 1, "it has an allocation still");
-            s.free(0x1000);
-            assert_eq!(s.account().pools.len(), 0);
-        },
-        &["tracked 0 = 0"],
-    );
-}
-
-#[test]
-fn driver_pool_number_is_used_again_while_old_allocations_live() {
-    check(
-        |s| {
-            s.pool(5, 0, false, PoolOwner::Driver);
-            s.tag("old").alloc_as(0x1000, 100, STREAM, 5);
-            s.say(Body::PoolDestroy { pool: 5 });
-            s.pool(5, 0, false, PoolOwner::Driver);
-            s.tag("new").alloc_as(0x2000, 30, STREAM, 5);
-            s.state(5, 40);
-            expect(s, &["tracked 140 = block:new 30 + block:old 100 + idle 10"]);
-            s.free(0x1000);
-        },
-        &["tracked 40 = block:new 30 + idle 10"],
-    );
-}
-
-#[test]
-fn unknown_pool_end_is_counted() {
-    check(
-        |s| {
-            s.alloc(0x1000, 1);
-            s.say(Body::PoolDestroy { pool: 77 });
-            s.unblock(0x1000, 77);
-        },
-        &["tracked 1 = direct:- 1", "odd unknown_frees 1 unknown_handles 1"],
-    );
 }
 
 #[test]
@@ -501,106 +417,6 @@ fn pool_check_keeps_both_totals() {
     s.say(Body::PoolCheck { pool: 3, total_bytes: 100 });
     let pools = s.account().pools;
     assert_eq!((pools[0].check, pools[0].reserved_bytes, pools[0].used_bytes), (Some((100, 96)), 4096, 96));
-}
-
-#[test]
-fn retag_of_a_block_moves_now_and_peak() {
-    check(
-        |s| {
-            with_segment(s);
-            let seq = s.tag("w").block(0x1000, 96, 3);
-            s.tag("x").retag(0x1000, 3, seq, Role::Parameter);
-        },
-        &[
-            "tracked 4096 = block:x<w@Parameter 96 + idle 4000",
-            "peak 4096 = block:x<w@Parameter 96 + idle 4000",
-        ],
-    );
-}
-
-#[test]
-fn retag_of_a_freed_block_does_not_touch_the_new_block_at_its_address() {
-    check(
-        |s| {
-            with_segment(s);
-            let seq = s.tag("w").block(0x1000, 96, 3);
-            s.unblock(0x1000, 3);
-            s.tag("new").block(0x1000, 50, 3);
-            s.retag(0x1000, 3, seq, Role::Gradient);
-        },
-        &["tracked 4096 = block:new 50 + idle 4046", "peak 4096 = block:w@Gradient 96 + idle 4000"],
-    );
-}
-
-#[test]
-fn retag_of_a_stream_ordered_allocation() {
-    check(
-        |s| {
-            let seq = s.tag("w").alloc_as(0x1000, 96, STREAM, 5);
-            s.retag(0x1000, 5, seq, Role::Workspace);
-        },
-        &["tracked 96 = block:w@Workspace 96"],
-    );
-}
-
-#[test]
-fn retag_of_an_allocation_under_a_segment_names_what_the_segment_left() {
-    check(
-        |s| {
-            s.pool(3, 0, true, FRAMEWORK);
-            let seq = s.tag("a").alloc(16 * MIB, 2 * MIB);
-            s.segment(16 * MIB, MIB, 3);
-            s.retag(16 * MIB, 0, seq, Role::Workspace);
-        },
-        &[
-            "tracked 2097152 = direct:a@Workspace 1048576 + idle 1048576",
-            "peak 2097152 = direct:a@Workspace 1048576 + idle 1048576",
-        ],
-    );
-}
-
-#[test]
-fn peak_prefers_the_moment_with_least_idle_among_equals() {
-    check(
-        |s| {
-            with_segment(s);
-            s.tag("w").block(0x1000, 1000, 3);
-            s.tag("w").block(0x1800, 500, 3);
-            s.unblock(0x1000, 3);
-            s.tag("x").block(0x1000, 1000, 3); // as full, but later: the first moment stays
-        },
-        &["tracked 4096 = block:w 500 + block:x 1000 + idle 2596", "peak 4096 = block:w 1500 + idle 2596"],
-    );
-}
-
-#[test]
-fn segment_added_twice_is_renamed_at_the_peak_once() {
-    check(
-        |s| {
-            with_segment(s);
-            s.tag("b").alloc(0x8000, 10);
-            s.free(0x8000);
-            s.unsegment(0x1000, 4096, 3);
-            s.segment(0x1000, 4096, 3);
-        },
-        &["tracked 4096 = idle 4096", "peak 4106 = direct:b 10 + idle 4096"],
-    );
-}
-
-#[test]
-fn retag_after_the_segment_is_gone_leaves_what_was_idle_at_the_peak() {
-    check(
-        |s| {
-            s.pool(3, 0, true, FRAMEWORK);
-            let seq = s.tag("a").alloc(0x1000, 4096);
-            s.segment(0x1000, 4096, 3);
-            s.tag("b").alloc(0x8000, 10);
-            s.free(0x8000);
-            s.unsegment(0x1000, 4096, 3);
-            s.retag(0x1000, 0, seq, Role::Buffer);
-        },
-        &["tracked 4096 = direct:a@Buffer 4096", "peak 4106 = direct:b 10 + idle 4096"],
-    );
 }
 
 #[test]
