@@ -1,7 +1,7 @@
 //! Booking rules of allocations with an address, and of what takes many of them at once.
 
 use crate::book::{Class, IDLE};
-use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
+use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row, is_charged};
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
 
 /// CUDA_ERROR_DEINITIALIZED: the process exits and the driver is gone with all memory; not a free
@@ -25,7 +25,11 @@ impl Holdings {
         }
         if let Some(old) = self.allocations.get_mut(&address) {
             if old.seq == stamp.seq && stamp.seq != 0 {
-                old.generation = self.generation; // said again: by a resync, or by the ring after one
+                // Said again: by a resync, or by the ring after one. Its segment is said with it.
+                old.generation = self.generation;
+                if old.is(Row::SEGMENT) {
+                    self.add_segment(address, bytes, pool, stamp, book);
+                }
                 return;
             }
             self.odd.replaced += 1;
@@ -47,7 +51,7 @@ impl Holdings {
             row.flags |= Row::UNBOOKED;
             row.cell = self.cell_of(Class::Block, stamp, nothing);
         } else if let Some(beside) = self.beside(book).of(kind) {
-            *beside += bytes as i64;
+            *beside = beside.wrapping_add(bytes as i64);
             row.cell = self.cell_of(Class::Direct, stamp, nothing);
         } else if kind == MemoryKind::StreamOrdered {
             row.cell = self.cell_of(Class::Block, stamp, nothing);
@@ -60,16 +64,20 @@ impl Holdings {
             let cell = row.cell;
             self.book(book).post(cell, bytes as i64);
         }
+        // Memory that is not booked here can be a segment too: its blocks are then counted beside.
+        let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
+        if is_segment {
+            row.flags |= Row::SEGMENT;
+        }
         self.allocations.insert(address, row);
-        if self.can_hold_segments(&row) {
-            if bytes >= LARGE_BYTES {
-                self.large.insert(address, bytes);
-            }
-            if pool != 0 {
-                self.add_segment(address, bytes, pool, stamp, book);
-            } else if self.hungry_segments > 0 {
-                self.feed_segments(address, bytes);
-            }
+        let can_hold = self.can_hold_segments(&row);
+        if can_hold && bytes >= LARGE_BYTES {
+            self.large.insert(address, bytes);
+        }
+        if is_segment {
+            self.add_segment(address, bytes, pool, stamp, book);
+        } else if can_hold && self.hungry_segments > 0 {
+            self.feed_segments(address, bytes);
         }
     }
 
@@ -89,16 +97,30 @@ impl Holdings {
 
     /// `FreeBegin`: the address may be given to another thread from now on.
     pub fn free_begin(&mut self, address: u64, seq: u64) {
-        if address == 0 {
-            return; // freeing NULL succeeds and does nothing
-        }
-        match self.unbind(address) {
+        let flight = match self.unbind(address) {
             Some(row) => {
-                self.in_flight_bytes[usize::from(row.book)] += row.bytes as i64;
-                self.in_flight.insert(seq, InFlight::Allocation { address, row });
+                self.stake(&row, true);
+                InFlight::Allocation { address, row }
             }
-            None => self.odd.unknown_frees += 1,
+            None => {
+                self.odd.unknown_frees += u64::from(address != 0); // freeing NULL succeeds and does nothing
+                InFlight::Nothing
+            }
+        };
+        self.in_flight.insert(seq, flight);
+    }
+
+    /// A call that may give a row's bytes back was entered, or is over. Only bytes in the book matter: a
+    /// driver pool keeps what is freed into it.
+    #[inline]
+    pub fn stake(&mut self, row: &Row, entered: bool) {
+        if row.is(Row::UNBOOKED) || row.kind == MemoryKind::StreamOrdered || !is_charged(row.kind) {
+            return;
         }
+        let delta = if entered { row.bytes as i64 } else { -(row.bytes as i64) };
+        let bytes = &mut self.in_flight_bytes[usize::from(row.book)];
+        *bytes = bytes.wrapping_add(delta);
+        self.book(row.book); // touched: an open sample may be torn
     }
 
     /// `FreeEnd`, of whatever was begun as `begin_seq`.
@@ -106,7 +128,7 @@ impl Holdings {
         let failed = result != 0 && result != DEINITIALIZED;
         match self.in_flight.remove(&begin_seq) {
             Some(InFlight::Allocation { address, row }) => {
-                self.in_flight_bytes[usize::from(row.book)] -= row.bytes as i64;
+                self.stake(&row, false);
                 if failed && !self.allocations.contains_key(&address) {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
@@ -119,18 +141,22 @@ impl Holdings {
             }
             Some(InFlight::Release { handle, backing }) => self.release_end(handle, backing, failed),
             Some(InFlight::Unmap { mappings }) => self.unmap_end(mappings, failed),
-            None => self.odd.unknown_ends += 1,
+            Some(InFlight::Nothing) => {}
+            None => self.odd.unknown_ends += u64::from(begin_seq > self.forgiven_until),
         }
     }
 
     /// Takes a row from where it was booked.
     pub fn give_back(&mut self, address: u64, row: Row) {
         let bytes = row.bytes as i64;
+        if row.is(Row::SEGMENT) {
+            self.take_segment_born_as(address, row.seq);
+        }
         if row.is(Row::UNBOOKED) {
             return;
         }
         if let Some(beside) = self.beside(row.book).of(row.kind) {
-            *beside -= bytes;
+            *beside = beside.wrapping_sub(bytes);
             return;
         }
         self.uncarve_all(Extent::Allocation(address, row.seq), &row);
@@ -144,13 +170,36 @@ impl Holdings {
     /// `ContextDestroy`: its allocations have no frees of their own.
     pub fn destroy_context(&mut self, context: u32, scope: DestroyScope, book: u8) {
         let whole_device = scope == DestroyScope::Device;
-        self.drop_allocations(|row| {
+        let goes = |row: &Row| {
             row.book == book
                 && (whole_device || (row.owner == context && row.kind != MemoryKind::StreamOrdered))
-        });
+        };
+        self.drop_in_flight(goes);
+        let rows = self.allocations.iter().filter(|(_, row)| goes(row));
+        let carved =
+            rows.filter_map(|(&address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
+        let mut segments: Vec<_> =
+            carved.flat_map(|carved| carved.parts.iter().map(|(key, _)| *key)).collect();
+        segments.sort_unstable();
+        self.drop_segments(segments);
+        self.drop_allocations(goes);
         if whole_device {
             self.drop_backings(|backing| backing.row.book == book);
             self.drop_pools(book);
+        }
+    }
+
+    /// Frees under way of memory that is gone anyway: whatever they return, it does not come back.
+    fn drop_in_flight(&mut self, goes: impl Fn(&Row) -> bool) {
+        let flights = self.in_flight.iter();
+        let mut gone: Vec<u64> = flights
+            .filter(|(_, flight)| matches!(flight, InFlight::Allocation { row, .. } if goes(row)))
+            .map(|(&seq, _)| seq)
+            .collect();
+        gone.sort_unstable();
+        for seq in gone {
+            self.free_end(seq, 0);
+            self.in_flight.insert(seq, InFlight::Nothing);
         }
     }
 

@@ -4,8 +4,9 @@
 //! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak is one
 //! increment of `epoch`; a cell keeps its old value the first time it changes after that. Reading the
 //! peak takes the kept value where `Cell::epoch` is the current one, and the value of now elsewhere.
-//! Among moments with the same `tracked` the one with the least idle counts: a framework pool stays at
-//! its highest reservation for hours, and people ask what filled it.
+//! Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework
+//! pool stays at its highest reservation for hours, and people ask what filled it. (Opaque too: a pool
+//! whose first block has not come yet is opaque until then.)
 
 use crate::Map;
 use gpumem_wire::{Phase, Role};
@@ -103,7 +104,8 @@ struct Cell {
 pub(crate) struct Peak {
     pub bytes: i64,
     pub time_ns: u64,
-    pub idle: i64,
+    /// Idle and opaque bytes in it.
+    pub unnamed: i64,
     /// Grows with every new peak.
     pub epoch: u32,
 }
@@ -133,11 +135,21 @@ pub(crate) struct Book {
     pub peak: Peak,
     /// Extremes since [`Book::take_window`].
     window: Range,
+    /// When `tracked` last changed, and to what.
+    pub changed_ns: u64,
+    settled: i64,
 }
 
 impl Book {
     pub fn new() -> Self {
-        Book { cells: Vec::new(), tracked: 0, peak: Peak::default(), window: Range::at(0) }
+        Book {
+            cells: Vec::new(),
+            tracked: 0,
+            peak: Peak::default(),
+            window: Range::at(0),
+            changed_ns: 0,
+            settled: 0,
+        }
     }
 
     #[inline]
@@ -168,23 +180,15 @@ impl Book {
         self.change(to, bytes);
     }
 
-    /// Tracked bytes turn out to have had another name all along: if they were live at the peak, the
-    /// peak's composition is corrected too.
-    pub fn rename(&mut self, from: CellId, to: CellId, bytes: i64, live_at_peak: bool) {
-        self.shift(from, to, bytes);
-        if live_at_peak {
-            self.rename_at_peak(from, to, bytes);
-        }
-    }
-
-    /// The same for bytes that are gone but were live at the peak.
+    /// Bytes that were live at the peak turn out to have had another name: the peak's composition is
+    /// corrected, whatever they are now.
     pub fn rename_at_peak(&mut self, from: CellId, to: CellId, bytes: i64) {
         for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
             self.change(id, 0); // keeps the value of the peak, if it is not kept yet
             let cell = &mut self.cells[id as usize];
             cell.at_peak = cell.at_peak.wrapping_add(delta);
-            if id == IDLE {
-                self.peak.idle = self.peak.idle.wrapping_add(delta);
+            if id == IDLE || id == OPAQUE {
+                self.peak.unnamed = self.peak.unnamed.wrapping_add(delta);
             }
         }
     }
@@ -192,15 +196,18 @@ impl Book {
     /// Called once after each record that changed the book: only whole records count for the peak.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> bool {
-        self.window.include(self.tracked);
+        if self.tracked != self.settled {
+            (self.settled, self.changed_ns) = (self.tracked, time_ns);
+            self.window.include(self.tracked);
+        }
         if self.tracked < self.peak.bytes || self.tracked <= 0 {
             return false;
         }
-        let idle = self.now(IDLE);
-        if self.tracked == self.peak.bytes && idle >= self.peak.idle {
+        let unnamed = self.now(IDLE).wrapping_add(self.now(OPAQUE));
+        if self.tracked == self.peak.bytes && unnamed >= self.peak.unnamed {
             return false;
         }
-        self.peak = Peak { bytes: self.tracked, time_ns, idle, epoch: self.peak.epoch.wrapping_add(1) };
+        self.peak = Peak { bytes: self.tracked, time_ns, unnamed, epoch: self.peak.epoch.wrapping_add(1) };
         true
     }
 

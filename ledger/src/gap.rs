@@ -29,7 +29,7 @@ pub struct ClosedSample {
     pub tracked_range: Option<(i64, i64)>,
     /// Bytes older than the agent.
     pub predates_bytes: i64,
-    /// Memory moved, or a call was in flight, while NVML was read.
+    /// Memory moved, or a call was in flight, while NVML was read (or the reading was told of too late).
     pub torn: bool,
     /// The agent had not spoken up to t1 when the sample was closed.
     pub stale: bool,
@@ -82,14 +82,17 @@ pub(crate) struct Pending {
     t1_ns: Option<u64>,
     pub used: Result<u64, Absence>,
     mark: Option<Mark>,
-    /// (time, tracked) after t0, while t1 is not known.
-    changes: Vec<(u64, i64)>,
+    /// (time, tracked without and with what calls in flight may give back) after t0, while t1 is not known.
+    changes: Vec<(u64, Range)>,
+    /// A driver call that was entered then was still in flight after t0.
+    busy_since_ns: u64,
 }
 
 impl Pending {
     pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
         let used = Err(Absence::NotListed);
-        Pending { book, number, t0_ns, t1_ns: None, used, mark: None, changes: Vec::new() }
+        let (changes, busy_since_ns) = (Vec::new(), u64::MAX);
+        Pending { book, number, t0_ns, t1_ns: None, used, mark: None, changes, busy_since_ns }
     }
 
     pub fn is(&self, book: u8, number: u64) -> bool {
@@ -113,7 +116,7 @@ impl Pending {
         self.t1_ns.is_some_and(|t1| done_ns >= t1)
     }
 
-    /// Copies the book. `late`: the records had already gone past t0.
+    /// Copies the book. `late`: `tracked` had already changed after t0.
     pub fn mark(&mut self, book: &Book, in_flight_bytes: i64, partial: bool, late: bool) {
         let mut range = Range::at(book.tracked);
         range.include(book.tracked.wrapping_sub(in_flight_bytes));
@@ -121,42 +124,62 @@ impl Pending {
         self.mark = Some(Mark { tracked: book.tracked, amounts: book.amounts(), range, torn, partial });
     }
 
-    /// `tracked` changed at `time_ns`, after the mark.
-    pub fn change(&mut self, time_ns: u64, tracked: i64) {
-        let Some(mark) = self.mark.as_mut().filter(|mark| mark.tracked != tracked || mark.torn) else {
+    /// After the mark, at `time_ns`, `tracked` changed or a call that may change it was entered.
+    pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
+        let mut range = Range::at(tracked);
+        range.include(tracked.wrapping_sub(in_flight_bytes));
+        self.change_range(time_ns, range);
+    }
+
+    fn change_range(&mut self, time_ns: u64, range: Range) {
+        let Some(mark) = &mut self.mark else { return };
+        if range == Range::at(mark.tracked) {
             return;
-        };
+        }
         match self.t1_ns {
             Some(t1) if time_ns > t1 => {}
-            Some(_) => {
-                mark.range.include(tracked);
+            // Too many to remember: bounds that may be too wide still hold.
+            None if self.changes.len() < MAX_CHANGES => self.changes.push((time_ns, range)),
+            _ => {
+                mark.range.include(range.min);
+                mark.range.include(range.max);
                 mark.torn = true;
             }
-            None if self.changes.len() < MAX_CHANGES => self.changes.push((time_ns, tracked)),
-            None => mark.torn = true,
         }
     }
 
     /// The reading ended.
     pub fn end(&mut self, t1_ns: u64) {
         self.t1_ns = Some(t1_ns);
-        for (time_ns, tracked) in std::mem::take(&mut self.changes) {
-            self.change(time_ns, tracked);
+        for (time_ns, range) in std::mem::take(&mut self.changes) {
+            self.change_range(time_ns, range);
         }
     }
 
-    /// A driver call that may change `tracked` has been in flight since `since_ns`.
-    pub fn in_flight(&mut self, since_ns: u64) {
-        if let (Some(mark), Some(t1)) = (&mut self.mark, self.t1_ns)
-            && since_ns <= t1
-        {
-            mark.torn = true;
+    /// Whether nobody has said that the reading ended.
+    pub fn is_open(&self) -> bool {
+        self.t1_ns.is_none()
+    }
+
+    /// The process lists of the reading failed: that a process is in none of them says nothing.
+    pub fn fail(&mut self) {
+        if self.used == Err(Absence::NotListed) {
+            self.used = Err(Absence::Unknown);
+        }
+    }
+
+    /// A driver call that was entered at `since_ns` is still in flight at `now_ns`. Whether that is within
+    /// the reading is seen when it closes.
+    pub fn in_flight(&mut self, since_ns: u64, now_ns: u64) {
+        if now_ns >= self.t0_ns {
+            self.busy_since_ns = self.busy_since_ns.min(since_ns);
         }
     }
 
     /// The sample as it is now, for a process with (`covered`) or without an agent.
     pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
         let mark = self.mark.filter(|_| covered);
+        let busy = self.busy_since_ns <= self.t1_ns.unwrap_or(self.t0_ns);
         let range = mark.as_ref().map(|mark| (mark.range.min, mark.range.max));
         ClosedSample {
             number: self.number,
@@ -166,7 +189,7 @@ impl Pending {
             tracked_bytes: mark.as_ref().map(|mark| mark.tracked),
             tracked_range: range,
             predates_bytes,
-            torn: mark.as_ref().is_some_and(|mark| mark.torn),
+            torn: mark.as_ref().is_some_and(|mark| mark.torn || busy),
             stale,
             partial: mark.as_ref().is_some_and(|mark| mark.partial),
             amounts: mark.map_or_else(Vec::new, |mark| mark.amounts),

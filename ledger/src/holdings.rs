@@ -3,7 +3,8 @@
 
 use crate::Map;
 use crate::book::{Book, CellId, CellKey, CellTable, Class};
-use crate::pool::{Pool, SegmentKey};
+use crate::pool::Pool;
+use crate::segment::Carved;
 use crate::vmm::{Backing, BackingId, Mapping};
 use gpumem_wire::{MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
@@ -40,6 +41,8 @@ impl Row {
     pub const UNBOOKED: u8 = 1;
     /// Freed by its owner, a stream may still use it.
     pub const PENDING: u8 = 2;
+    /// The allocation is a segment of a framework pool by birth, and ends with it.
+    pub const SEGMENT: u8 = 4;
 
     pub fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
@@ -60,9 +63,25 @@ pub(crate) enum Extent {
 /// Something that a free has taken apart and that its end gives back or puts together again.
 #[derive(Debug)]
 pub(crate) enum InFlight {
-    Allocation { address: u64, row: Row },
-    Release { handle: u64, backing: BackingId },
-    Unmap { mappings: Vec<(u64, Mapping)> },
+    Allocation {
+        address: u64,
+        row: Row,
+    },
+    Release {
+        handle: u64,
+        backing: BackingId,
+    },
+    Unmap {
+        mappings: Vec<(u64, Mapping)>,
+    },
+    /// NULL, an unknown address, or memory that went another way: the end has nothing to do.
+    Nothing,
+}
+
+/// Whether NVML charges memory of this kind to the process.
+pub(crate) fn is_charged(kind: MemoryKind) -> bool {
+    use MemoryKind::{HostVmm, Imported, Managed, Pinned, Registered};
+    !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
 }
 
 /// Bytes that NVML does not charge to the process, by kind; never in a sum with device memory.
@@ -129,7 +148,7 @@ pub(crate) struct Holdings {
     pub large: BTreeMap<u64, u64>,
     /// By the seq of the record that began the free.
     pub in_flight: Map<u64, InFlight>,
-    /// Bytes of `in_flight` allocations per book, for torn samples.
+    /// Bytes that calls in `in_flight` may already have given back, per book, for torn samples.
     pub in_flight_bytes: Vec<i64>,
     pub handles: Map<u64, BackingId>,
     pub backings: Map<BackingId, Backing>,
@@ -138,25 +157,32 @@ pub(crate) struct Holdings {
     pub pools: Vec<Pool>,
     pub pool_ids: Map<u64, u32>,
     /// Bytes that segments took from an extent, and which segments did.
-    pub carved: Map<Extent, Vec<(SegmentKey, u64)>>,
+    pub carved: Map<Extent, Carved>,
+    /// There may be segments that nobody told of: the agent was late, or records are lost.
+    pub unseen_segments: bool,
     /// Segments that are not wholly booked: a later allocation may give them memory.
     pub hungry_segments: u32,
-    /// Gone since the peak, role not known: by birth seq.
-    ghosts: Map<u64, Ghost>,
+    /// Gone since the peak, role not known: by birth seq. One map per book: a new peak forgets them all.
+    ghosts: Vec<Map<u64, Ghost>>,
     pub ghosts_dropped: u64,
     pub generation: u8,
     /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
     pub doubtful_before: Option<u64>,
+    /// Records up to this seq may speak of rows that a resync has taken already: no oddity.
+    pub forgiven_until: u64,
     pub odd: Oddities,
     /// Books that the current record touched, as bits.
     touched: u64,
+    /// The rows are those of no single moment (a resync is under way): no peak is taken.
+    pub mixed: bool,
+    /// Books touched while `mixed`.
+    unsettled: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Ghost {
     bytes: u64,
     cell: CellId,
-    book: u8,
 }
 
 impl Holdings {
@@ -175,13 +201,17 @@ impl Holdings {
             pools: Vec::new(),
             pool_ids: Map::default(),
             carved: Map::default(),
+            unseen_segments: false,
             hungry_segments: 0,
-            ghosts: Map::default(),
+            ghosts: Vec::new(),
             ghosts_dropped: 0,
             generation: 0,
             doubtful_before: None,
+            forgiven_until: 0,
             odd: Oddities::default(),
             touched: 0,
+            mixed: false,
+            unsettled: 0,
         }
     }
 
@@ -190,6 +220,7 @@ impl Holdings {
         self.books.push(Book::new());
         self.beside.push(Beside::default());
         self.in_flight_bytes.push(0);
+        self.ghosts.push(Map::default());
         (self.books.len() - 1) as u8
     }
 
@@ -208,14 +239,20 @@ impl Holdings {
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> u64 {
         let touched = std::mem::take(&mut self.touched);
-        let mut rest = touched;
+        if self.mixed {
+            self.unsettled |= touched;
+            return touched;
+        }
+        let mut rest = touched | std::mem::take(&mut self.unsettled);
         while rest != 0 {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
-            if self.books[book].settle(time_ns) && !self.ghosts.is_empty() {
+            if self.books[book].settle(time_ns) && !self.ghosts[book].is_empty() {
                 // Rows that left before this peak are not in it.
-                self.ghosts.retain(|_, ghost| usize::from(ghost.book) != book);
-                self.ghosts.shrink_to(self.ghosts.len() * 2);
+                match self.ghosts[book].capacity() {
+                    0..1024 => self.ghosts[book].clear(),
+                    _ => self.ghosts[book] = Map::default(), // clearing would cost its highest size each time
+                }
             }
         }
         touched
@@ -235,7 +272,7 @@ impl Holdings {
 
     /// A row leaves its cell's name behind for the peak's composition, while its role is not known.
     #[inline]
-    fn leave_ghost(&mut self, row: &Row, booked: u64) {
+    pub fn leave_ghost(&mut self, row: &Row, booked: u64) {
         let book = &self.books[usize::from(row.book)];
         if booked == 0
             || self.cells.keys[row.cell as usize].role != Role::Unknown
@@ -243,24 +280,25 @@ impl Holdings {
         {
             return;
         }
-        if self.ghosts.len() >= MAX_GHOSTS {
+        let ghosts = &mut self.ghosts[usize::from(row.book)];
+        if ghosts.len() >= MAX_GHOSTS {
             self.ghosts_dropped += 1;
             return;
         }
-        self.ghosts.insert(row.seq, Ghost { bytes: booked, cell: row.cell, book: row.book });
+        ghosts.insert(row.seq, Ghost { bytes: booked, cell: row.cell });
     }
 
     /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
     /// is about to go away, and its segments stay without memory.
     pub fn uncarve_all(&mut self, extent: Extent, row: &Row) {
-        let parts = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
-        let Some(parts) = parts else {
+        let carved = if self.carved.is_empty() { None } else { self.carved.remove(&extent) };
+        let Some(carved) = carved else {
             self.leave_ghost(row, row.bytes);
             return;
         };
-        let total: u64 = parts.iter().map(|(_, bytes)| bytes).sum();
-        self.leave_ghost(row, row.bytes.saturating_sub(total));
-        for (key, bytes) in parts {
+        let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
+        self.leave_ghost(row, row.bytes.saturating_sub(at_peak));
+        for (key, bytes) in carved.parts {
             let cell = self.segment_lost(key, extent, bytes);
             self.book(row.book).shift(cell, row.cell, bytes as i64);
         }
@@ -268,54 +306,62 @@ impl Holdings {
 
     /// Bytes that segments carved out of an extent.
     pub fn carved_bytes(&self, extent: Extent) -> u64 {
-        self.carved.get(&extent).map_or(0, |parts| parts.iter().map(|(_, bytes)| bytes).sum())
+        self.carved.get(&extent).map_or(0, Carved::total)
     }
 
     /// What becomes known of the row born as `seq`: `Retag`.
     pub fn retag(&mut self, address: u64, pool: u64, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
-        let pool_index = self.pool_ids.get(&pool).copied();
-        let row = if pool == 0 {
-            self.allocations.get(&address).copied()
-        } else {
-            pool_index.and_then(|index| self.pools[index as usize].blocks.get(&address).copied())
-        };
-        let row = row.or_else(|| {
-            // Blocks of driver pools are found by address alone.
-            self.allocations.get(&address).copied()
+        let pool_index = if pool == 0 { None } else { self.pool_ids.get(&pool).copied() };
+        let block = pool_index.and_then(|index| {
+            let row = self.pools[index as usize].blocks.get(&address).filter(|row| row.seq == seq)?;
+            Some((Extent::Block(index, address), *row))
         });
-        match row.filter(|row| row.seq == seq) {
-            Some(row) => {
-                let extent = match pool_index {
-                    Some(index) if self.pools[index as usize].blocks.contains_key(&address) => {
-                        Extent::Block(index, address)
-                    }
-                    _ => Extent::Allocation(address, seq),
-                };
-                let to = self.renamed(row.cell, stamp, use_as);
-                if to == row.cell {
-                    return;
-                }
-                if !row.is(Row::UNBOOKED) && Beside::default().of(row.kind).is_none() {
-                    let booked = row.bytes - self.carved_bytes(extent).min(row.bytes);
-                    let book = self.book(row.book);
-                    let live = book.live_at_peak(row.first_epoch);
-                    book.rename(row.cell, to, booked as i64, live);
-                }
-                let row = match extent {
-                    Extent::Block(index, _) => self.pools[index as usize].blocks.get_mut(&address),
-                    _ => self.allocations.get_mut(&address),
-                };
-                if let Some(row) = row {
-                    row.cell = to;
-                }
-            }
-            None => {
-                let Some(ghost) = self.ghosts.get(&seq).copied() else { return };
-                let to = self.renamed(ghost.cell, stamp, use_as);
-                self.book(ghost.book).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
-                self.ghosts.insert(seq, Ghost { cell: to, ..ghost });
+        // Allocations from driver pools are found by address alone, handles by their birth.
+        let found = block.or_else(|| {
+            let row = self.allocations.get(&address).filter(|row| row.seq == seq);
+            row.map(|row| (Extent::Allocation(address, seq), *row))
+        });
+        let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
+        match found {
+            Some((extent, row)) => self.retag_row(extent, row, stamp, use_as),
+            None => self.retag_ghost(seq, stamp, use_as),
+        }
+    }
+
+    fn retag_row(&mut self, extent: Extent, row: Row, stamp: &Stamp, use_as: (Role, Phase)) {
+        let to = self.renamed(row.cell, stamp, use_as);
+        if to == row.cell {
+            return;
+        }
+        if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
+            let book = &self.books[usize::from(row.book)];
+            let carved = self.carved.get(&extent);
+            let now = row.bytes.saturating_sub(carved.map_or(0, Carved::total));
+            let at_peak = row.bytes.saturating_sub(carved.map_or(0, |carved| carved.at_peak(book)));
+            let live = book.live_at_peak(row.first_epoch);
+            let book = self.book(row.book);
+            book.shift(row.cell, to, now as i64);
+            if live {
+                book.rename_at_peak(row.cell, to, at_peak as i64);
             }
         }
+        let row = match extent {
+            Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
+            Extent::Allocation(address, _) => self.allocations.get_mut(&address),
+            Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
+        };
+        if let Some(row) = row {
+            row.cell = to;
+        }
+    }
+
+    fn retag_ghost(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
+        let ghosts = self.ghosts.iter();
+        let found = ghosts.enumerate().find_map(|(book, ghosts)| Some((book, *ghosts.get(&seq)?)));
+        let Some((book, ghost)) = found else { return };
+        let to = self.renamed(ghost.cell, stamp, use_as);
+        self.book(book as u8).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
+        self.ghosts[book].insert(seq, Ghost { cell: to, ..ghost });
     }
 
     /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.

@@ -65,7 +65,7 @@ pub(crate) struct Device {
     pub latest: Option<DeviceReading>,
     /// Lowest and highest `used` seen.
     pub used_range: Option<(u64, u64)>,
-    /// Device used minus the sum of its processes, from the last reading that agreed with itself.
+    /// Device used minus the sum of its processes; absent if the last reading did not agree with itself.
     pub unaccounted: Option<i64>,
     reading: Option<OpenReading>,
 }
@@ -232,7 +232,7 @@ impl Ledger {
             Some(OpenReading { number, t0_ns: stamp.time_ns, used: None, readings: 0, listed: Some(0) });
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
-            let on_device = |account: &crate::process::Account| account.device == Some(device);
+            let on_device = |account: &crate::account::Account| account.device == Some(device);
             if process.ended.is_none()
                 && let Some(book) = process.accounts.iter().position(on_device)
             {
@@ -262,7 +262,10 @@ impl Ledger {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
         let Some(reading) = &mut self.devices[device].reading else { return };
         let (number, t0_ns) = (reading.number, reading.t0_ns);
-        reading.listed = reading.listed.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used));
+        reading.listed = match used {
+            Err(Absence::NotListed) => reading.listed, // it has none
+            used => reading.listed.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
+        };
         let index = self.process(key);
         let process = &mut self.processes[index];
         let book = process.book_of_device(device);
@@ -283,9 +286,9 @@ impl Ledger {
         };
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
-            let on_device = |account: &crate::process::Account| account.device == Some(device);
+            let on_device = |account: &crate::account::Account| account.device == Some(device);
             if let Some(book) = process.accounts.iter().position(on_device) {
-                process.end_sample(book as u8, number, stamp.time_ns);
+                process.end_sample(book as u8, number, stamp.time_ns, failed);
                 self.take_closed(index);
             }
         }

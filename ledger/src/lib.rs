@@ -6,8 +6,8 @@
 //! ledger        Ledger: one door for all observations; devices; the host's own records
 //!  process      one process: names, order of its records, what it has lost
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
-//!   holdings    what the process holds; allocation, vmm, pool: the booking rules, one subject each
-//!   gap         samples of NVML joined to `tracked` at their own time
+//!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
+//!   gap         samples of NVML joined to `tracked` at their own time; account: the gap of the peak
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -28,18 +28,20 @@
 //! | allocation under stream capture | nothing: a graph owns the bytes |
 //! | free entered | nothing yet: the address is unbound, the row is in flight |
 //! | free returned 0 (or 4: the driver is gone) | taken from where it was booked |
-//! | free failed | the address is bound again |
+//! | free failed | the address is bound again, unless its device was reset meanwhile |
 //! | VMM create / map / unmap / retain / release | posted on create, taken when references and mappings are both zero, in whichever order |
 //! | segment over memory that is booked | shifted from that memory's cell to `idle` (`opaque` if its pool reports no blocks) |
-//! | segment over memory that is not booked | nothing: it predates the agent or was lost; its blocks are counted beside |
+//! | segment over memory that is not booked | nothing: it predates the agent or was lost; its blocks are counted beside, until memory for all of it is booked |
+//! | segment removed, wholly or in part | shifted back to the memory's cell |
 //! | segment of a nested pool | shifted from the outer block's cell to `idle` |
 //! | block | shifted from `idle` to the cell of its tag (class block) |
 //! | retag | shifted between cells, in the peak too if the block was live there |
-//! | context or device gone | everything in it is taken |
+//! | context or device gone | everything in it is taken, segments and blocks too |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
-//! | resync | rows said again stay, all others are taken when it ends |
+//! | resync | rows said again stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
 #![forbid(unsafe_code)]
 
+mod account;
 mod allocation;
 mod book;
 pub mod category;
@@ -49,6 +51,7 @@ mod ledger;
 mod observation;
 mod pool;
 mod process;
+mod segment;
 mod snapshot;
 mod vmm;
 

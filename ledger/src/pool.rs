@@ -3,30 +3,14 @@
 //! A **driver pool** reserves for itself. What it reserved is polled, so between polls it is at least
 //! what is live in it: `reserved = max(last polled, highest live since)`.
 //!
-//! A **framework pool** takes segments out of memory that is booked already: of driver allocations, of
-//! VMM handles through their mappings, or of a block of its parent pool. The bytes it took are `idle`
-//! until a block covers them. Whose bytes a segment took is written on both sides: `Segment::parts` and
-//! `Holdings::carved`.
+//! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
 use crate::Map;
 use crate::book::{CellId, Class, IDLE, OPAQUE};
-use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
-use crate::vmm::Mapping;
+use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
+use crate::segment::Segment;
 use gpumem_wire::{FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
-
-/// Pool index and first address.
-pub(crate) type SegmentKey = (u32, u64);
-
-#[derive(Debug)]
-pub(crate) struct Segment {
-    pub bytes: u64,
-    /// Bytes of it that are booked.
-    pub backed: u64,
-    parts: Vec<(Extent, u64)>,
-    seq: u64,
-    generation: u8,
-}
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -40,7 +24,9 @@ pub(crate) struct Pool {
     /// Reports no blocks.
     pub opaque: bool,
     pub gone: bool,
-    generation: u8,
+    pub generation: u8,
+    /// Driver pools: what was last polled.
+    polled: u64,
     /// Driver pools: what is posted for it. Framework pools: what its owner last said.
     pub reserved: u64,
     /// Driver pools: bytes of live allocations. Framework pools: what its owner last said to be in use.
@@ -51,16 +37,29 @@ pub(crate) struct Pool {
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
+    /// Blocks counted beside, because their segments are not wholly booked.
+    pub unbooked_blocks: u32,
     /// The owner's own total and ours, when it last asked for a comparison.
     pub check: Option<(u64, u64)>,
     /// Other pools take segments out of its blocks; `large_blocks` is kept.
     has_children: bool,
-    large_blocks: BTreeMap<u64, u64>,
+    pub large_blocks: BTreeMap<u64, u64>,
 }
 
 impl Pool {
-    fn cell(&self) -> CellId {
+    pub fn cell(&self) -> CellId {
         if self.opaque { OPAQUE } else { IDLE }
+    }
+    /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
+    pub fn is_over(&self) -> bool {
+        self.gone && (self.is_framework() || self.used == 0)
+    }
+    /// Whether `address` lies in a segment that is wholly booked.
+    fn is_booked(&self, address: u64) -> bool {
+        let under = self.segments.range(..=address).next_back();
+        under.is_some_and(|(start, segment)| {
+            address - start < segment.bytes && segment.backed == segment.bytes
+        })
     }
     fn is_framework(&self) -> bool {
         self.owner == PoolOwner::Framework
@@ -83,6 +82,7 @@ impl Holdings {
             opaque: owner == PoolOwner::Framework,
             gone: false,
             generation: self.generation,
+            polled: 0,
             reserved: 0,
             used: 0,
             segments: BTreeMap::new(),
@@ -90,6 +90,7 @@ impl Holdings {
             backed_bytes: 0,
             blocks: Map::default(),
             block_bytes: 0,
+            unbooked_blocks: 0,
             check: None,
             has_children: false,
             large_blocks: BTreeMap::new(),
@@ -119,6 +120,8 @@ impl Holdings {
         if pool.segments.is_empty() && pool.blocks.is_empty() {
             pool.opaque = owner == PoolOwner::Framework && !blocks;
             pool.parent = parent;
+        } else if pool.opaque && blocks {
+            self.open_pool(index);
         }
         if let Some(parent) = parent {
             let parent = &mut self.pools[parent as usize];
@@ -143,8 +146,17 @@ impl Holdings {
         if pool.is_framework() {
             (pool.reserved, pool.used) = (reserved, used);
         } else {
+            pool.polled = reserved;
             self.set_reserved(index, reserved);
         }
+    }
+
+    /// It reports blocks after all.
+    fn open_pool(&mut self, index: u32) {
+        let pool = &mut self.pools[index as usize];
+        pool.opaque = false;
+        let (book, bytes) = (pool.book, pool.backed_bytes as i64);
+        self.book(book).shift(OPAQUE, IDLE, bytes);
     }
 
     /// `PoolCheck`: both totals are kept, to be shown.
@@ -192,7 +204,7 @@ impl Holdings {
     fn set_reserved(&mut self, index: u32, polled: u64) {
         let pool = &mut self.pools[index as usize];
         let reserved = polled.max(pool.used);
-        let delta = reserved as i64 - pool.reserved as i64;
+        let delta = reserved.wrapping_sub(pool.reserved) as i64;
         pool.reserved = reserved;
         let book = pool.book;
         self.book(book).post(IDLE, delta);
@@ -202,7 +214,7 @@ impl Holdings {
     #[inline]
     pub fn pool_takes(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
-        pool.used += bytes;
+        pool.used = pool.used.wrapping_add(bytes);
         let (book, reserved, used) = (pool.book, pool.reserved, pool.used);
         if used > reserved {
             self.set_reserved(index, used);
@@ -220,224 +232,6 @@ impl Holdings {
         if gone {
             self.set_reserved(index, 0);
         }
-    }
-
-    /// `SegmentAdd`, and `AllocEnd` for a framework pool.
-    pub fn add_segment(&mut self, address: u64, bytes: u64, pool: u64, stamp: &Stamp, book: u8) {
-        if bytes > MAX_BYTES || bytes == 0 {
-            self.odd.impossible += 1;
-            return;
-        }
-        let index = self.pool_index(pool, PoolOwner::Framework, book);
-        let generation = self.generation;
-        let pool = &mut self.pools[index as usize];
-        pool.generation = generation;
-        if let Some(old) = pool.segments.get_mut(&address) {
-            if old.seq == stamp.seq && stamp.seq != 0 {
-                old.generation = generation;
-                return;
-            }
-            self.odd.replaced += 1;
-            self.take_segment((index, address));
-        }
-        let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq: stamp.seq, generation };
-        let pool = &mut self.pools[index as usize];
-        pool.segments.insert(address, segment);
-        pool.segment_bytes += bytes;
-        self.hungry_segments += 1;
-        self.feed((index, address));
-    }
-
-    /// `SegmentRemove`.
-    pub fn remove_segment(&mut self, address: u64, pool: u64) {
-        match self.pool_ids.get(&pool) {
-            Some(&index) if self.pools[index as usize].segments.contains_key(&address) => {
-                self.take_segment((index, address));
-            }
-            _ => self.odd.unknown_handles += 1,
-        }
-    }
-
-    /// Removes a segment; its bytes go back to whom they were taken from.
-    fn take_segment(&mut self, key: SegmentKey) {
-        let pool = &mut self.pools[key.0 as usize];
-        let cell = pool.cell();
-        let Some(segment) = pool.segments.remove(&key.1) else { return };
-        pool.segment_bytes -= segment.bytes;
-        pool.backed_bytes -= segment.backed;
-        if segment.backed < segment.bytes {
-            self.hungry_segments -= 1;
-        }
-        for (extent, bytes) in segment.parts {
-            self.uncarve(extent, key, cell, bytes);
-        }
-    }
-
-    /// One part of a segment goes back to the extent's own cell.
-    fn uncarve(&mut self, extent: Extent, key: SegmentKey, cell: CellId, bytes: u64) {
-        if let Some(parts) = self.carved.get_mut(&extent) {
-            parts.retain(|(other, _)| *other != key);
-            if parts.is_empty() {
-                self.carved.remove(&extent);
-            }
-        }
-        if let Some(row) = self.extent_row(extent) {
-            self.book(row.book).shift(cell, row.cell, bytes as i64);
-        }
-    }
-
-    fn extent_row(&self, extent: Extent) -> Option<Row> {
-        match extent {
-            Extent::Allocation(address, seq) => {
-                let bound = self.allocations.get(&address).copied().filter(|row| row.seq == seq);
-                bound.or_else(|| {
-                    // A free of it is in flight: its bytes are still booked.
-                    self.in_flight.values().find_map(|flight| match flight {
-                        InFlight::Allocation { row, .. } if row.seq == seq => Some(*row),
-                        _ => None,
-                    })
-                })
-            }
-            Extent::Backing(id) => self.backings.get(&id).map(|backing| backing.row),
-            Extent::Block(pool, address) => self.pools[pool as usize].blocks.get(&address).copied(),
-        }
-    }
-
-    /// The extent under a segment is going away: what cell its bytes were in.
-    pub fn segment_lost(&mut self, key: SegmentKey, extent: Extent, bytes: u64) -> CellId {
-        let pool = &mut self.pools[key.0 as usize];
-        let cell = pool.cell();
-        if let Some(segment) = pool.segments.get_mut(&key.1) {
-            if segment.backed == segment.bytes {
-                self.hungry_segments += 1;
-            }
-            segment.parts.retain(|(other, _)| *other != extent);
-            segment.backed -= bytes;
-            pool.backed_bytes -= bytes;
-        }
-        cell
-    }
-
-    /// A mapping is gone: segments that took the handle's bytes through it give them back.
-    pub fn segments_unmapped(&mut self, address: u64, mapping: Mapping) {
-        let extent = Extent::Backing(mapping.backing);
-        let Some(parts) = self.carved.get(&extent) else { return };
-        let end = address.saturating_add(mapping.bytes);
-        let through: Vec<(SegmentKey, u64)> = parts
-            .iter()
-            .filter(|((pool, start), _)| {
-                let segment = self.pools[*pool as usize].segments.get(start);
-                segment.is_some_and(|segment| *start < end && start.saturating_add(segment.bytes) > address)
-            })
-            .copied()
-            .collect();
-        for (key, bytes) in through {
-            let cell = self.segment_lost(key, extent, bytes);
-            self.uncarve(extent, key, cell, bytes);
-        }
-    }
-
-    /// New memory at [address, address+bytes): segments that wait for some take it.
-    pub fn feed_segments(&mut self, address: u64, bytes: u64) {
-        self.feed_overlapping(address, bytes, None);
-    }
-
-    fn feed_overlapping(&mut self, address: u64, bytes: u64, parent: Option<u32>) {
-        let end = address.saturating_add(bytes);
-        let mut hungry = Vec::new();
-        for (index, pool) in self.pools.iter().enumerate() {
-            if pool.parent != parent || pool.backed_bytes == pool.segment_bytes {
-                continue;
-            }
-            for (&start, segment) in pool.segments.range(..end).rev() {
-                if start.saturating_add(segment.bytes) <= address {
-                    break;
-                }
-                if segment.backed < segment.bytes {
-                    hungry.push((index as u32, start));
-                }
-            }
-        }
-        hungry.into_iter().for_each(|key| self.feed(key));
-    }
-
-    /// Takes what the memory under a segment can still give.
-    fn feed(&mut self, key: SegmentKey) {
-        let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
-        let (start, end) = (key.1, key.1.saturating_add(segment.bytes));
-        for (extent, at, bytes) in self.extents_under(key.0, start, end) {
-            let overlap = end.min(at.saturating_add(bytes)).saturating_sub(start.max(at));
-            let Some(row) = self.extent_row(extent).filter(|row| !row.is(Row::UNBOOKED)) else { continue };
-            let free = row.bytes.saturating_sub(self.carved_bytes(extent));
-            let pool = &mut self.pools[key.0 as usize];
-            let cell = pool.cell();
-            let Some(segment) = pool.segments.get_mut(&key.1) else { return };
-            let take = overlap.min(free).min(segment.bytes - segment.backed);
-            if take == 0 {
-                continue;
-            }
-            segment.backed += take;
-            pool.backed_bytes += take;
-            if segment.backed == segment.bytes {
-                self.hungry_segments -= 1;
-            }
-            match segment.parts.iter_mut().find(|(other, _)| *other == extent) {
-                Some((_, bytes)) => *bytes += take,
-                None => segment.parts.push((extent, take)),
-            }
-            let carved = self.carved.entry(extent).or_default();
-            match carved.iter_mut().find(|(other, _)| *other == key) {
-                Some((_, bytes)) => *bytes += take,
-                None => carved.push((key, take)),
-            }
-            let book = self.book(row.book);
-            let live = book.live_at_peak(row.first_epoch);
-            book.rename(row.cell, cell, take as i64, live);
-        }
-    }
-
-    /// Booked memory that overlaps [start, end), as (extent, its first address there, its bytes there).
-    fn extents_under(&self, pool: u32, start: u64, end: u64) -> Vec<(Extent, u64, u64)> {
-        fn overlapping<V>(
-            map: &BTreeMap<u64, V>,
-            bytes: impl Fn(&V) -> u64,
-            start: u64,
-            end: u64,
-        ) -> Vec<(u64, u64)> {
-            let before = map.range(..start).next_back();
-            let before = before.filter(|(at, value)| at.saturating_add(bytes(value)) > start);
-            before.into_iter().chain(map.range(start..end)).map(|(&at, value)| (at, bytes(value))).collect()
-        }
-        if let Some(parent) = self.pools[pool as usize].parent {
-            let outer = &self.pools[parent as usize];
-            let mut found = overlapping(&outer.large_blocks, |&bytes| bytes, start, end);
-            if let Some(row) = outer.blocks.get(&start).filter(|row| row.bytes < LARGE_BYTES) {
-                found.push((start, row.bytes));
-            }
-            return found.into_iter().map(|(at, bytes)| (Extent::Block(parent, at), at, bytes)).collect();
-        }
-        let mut found: Vec<_> = overlapping(&self.large, |&bytes| bytes, start, end)
-            .into_iter()
-            .filter_map(|(at, bytes)| {
-                Some((Extent::Allocation(at, self.allocations.get(&at)?.seq), at, bytes))
-            })
-            .collect();
-        if let Some(row) = self.allocations.get(&start)
-            && row.bytes < LARGE_BYTES
-            && self.can_hold_segments(row)
-        {
-            found.push((Extent::Allocation(start, row.seq), start, row.bytes));
-        }
-        for (at, bytes) in overlapping(&self.mappings, |mapping| mapping.bytes, start, end) {
-            let id = self.mappings[&at].backing;
-            let device = |backing: &crate::vmm::Backing| {
-                matches!(backing.row.kind, MemoryKind::Vmm | MemoryKind::Unknown)
-            };
-            if self.backings.get(&id).is_some_and(device) {
-                found.push((Extent::Backing(id), at, bytes));
-            }
-        }
-        found
     }
 
     /// `BlockAlloc`.
@@ -468,24 +262,20 @@ impl Holdings {
         }
         let pool = &mut self.pools[index as usize];
         if pool.opaque {
-            pool.opaque = false;
-            let (book, bytes) = (pool.book, pool.backed_bytes as i64);
-            self.book(book).rename(OPAQUE, IDLE, bytes, false);
+            self.open_pool(index);
         }
         let pool = &mut self.pools[index as usize];
-        let booked = if pool.backed_bytes == pool.segment_bytes {
-            pool.segment_bytes > 0
+        let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
+            pool.segment_bytes > 0 // no need to look
         } else {
-            let under = pool.segments.range(..=address).next_back();
-            under.is_some_and(|(start, segment)| {
-                address - start < segment.bytes && segment.backed == segment.bytes
-            })
+            pool.is_booked(address)
         };
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {
             pool.large_blocks.insert(address, bytes);
         }
-        pool.block_bytes += bytes;
+        pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
+        pool.unbooked_blocks += u32::from(!booked);
         let book = pool.book;
         let cell = self.cell_of(Class::Block, stamp, use_as);
         let row = Row {
@@ -506,7 +296,8 @@ impl Holdings {
                 self.feed_overlapping(address, bytes, Some(index));
             }
         } else {
-            self.beside(book).unbooked_blocks += bytes as i64;
+            let unbooked = &mut self.beside(book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_add(bytes as i64);
         }
     }
 
@@ -522,7 +313,8 @@ impl Holdings {
                 Some(row) if !row.is(Row::PENDING) => {
                     row.flags |= Row::PENDING;
                     let (book, bytes) = (row.book, row.bytes as i64);
-                    self.beside(book).pending_blocks += bytes;
+                    let pending = &mut self.beside(book).pending_blocks;
+                    *pending = pending.wrapping_add(bytes);
                 }
                 Some(_) => {}
                 None => self.odd.unknown_frees += 1,
@@ -532,21 +324,52 @@ impl Holdings {
         }
     }
 
+    /// Segments got memory: blocks in them that were counted beside are booked now.
+    pub fn book_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let waits = |(address, row): &(&u64, &Row)| row.is(Row::UNBOOKED) && pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(waits).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            row.flags &= !Row::UNBOOKED;
+            row.first_epoch = self.books[usize::from(row.book)].next_epoch();
+            let row = *row;
+            pool.unbooked_blocks -= 1;
+            let has_children = pool.has_children;
+            let unbooked = &mut self.beside(row.book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
+            self.book(row.book).shift(IDLE, row.cell, row.bytes as i64);
+            if has_children && self.hungry_segments > 0 {
+                self.feed_overlapping(address, row.bytes, Some(index));
+            }
+        }
+    }
+
     #[inline]
-    fn take_block(&mut self, index: u32, address: u64) -> bool {
+    pub fn take_block(&mut self, index: u32, address: u64) -> bool {
         let pool = &mut self.pools[index as usize];
         let Some(row) = pool.blocks.remove(&address) else { return false };
-        pool.block_bytes -= row.bytes;
-        if pool.has_children {
+        pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
+        let has_children = pool.has_children;
+        if has_children {
             pool.large_blocks.remove(&address);
         }
         if row.is(Row::PENDING) {
-            self.beside(row.book).pending_blocks -= row.bytes as i64;
+            let pending = &mut self.beside(row.book).pending_blocks;
+            *pending = pending.wrapping_sub(row.bytes as i64);
         }
         if row.is(Row::UNBOOKED) {
-            self.beside(row.book).unbooked_blocks -= row.bytes as i64;
+            self.pools[index as usize].unbooked_blocks -= 1;
+            let unbooked = &mut self.beside(row.book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_sub(row.bytes as i64);
         } else {
-            self.uncarve_all(Extent::Block(index, address), &row);
+            if has_children {
+                self.uncarve_all(Extent::Block(index, address), &row);
+            } else {
+                self.leave_ghost(&row, row.bytes);
+            }
             self.book(row.book).shift(row.cell, IDLE, row.bytes as i64);
         }
         true
@@ -562,8 +385,8 @@ impl Holdings {
         }
     }
 
-    /// After a resync: blocks, then segments, then pools that were not said again.
-    pub fn sweep_pools(&mut self) {
+    /// After a resync: blocks and segments that were not said again.
+    pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
         for index in 0..self.pools.len() as u32 {
             self.drop_blocks(index, |row| row.generation != generation);
@@ -574,9 +397,25 @@ impl Holdings {
                 .map(|(&start, _)| start)
                 .collect();
             gone.into_iter().for_each(|start| self.take_segment((index, start)));
+        }
+    }
+
+    /// After a resync, when everything else was swept: what driver pools reserve without the rows that
+    /// are gone; pools that were not said again and are empty; blocks that came before their segments.
+    pub fn sweep_pools(&mut self) {
+        for index in 0..self.pools.len() as u32 {
             let pool = &self.pools[index as usize];
-            if !pool.is_framework() && pool.generation != generation && !pool.gone {
-                self.set_reserved(index, 0);
+            let (again, polled) = (pool.generation == self.generation, pool.polled);
+            if !pool.gone && !pool.is_framework() {
+                self.set_reserved(index, if again { polled } else { 0 });
+            }
+            let pool = &mut self.pools[index as usize];
+            let empty = pool.segments.is_empty() && pool.blocks.is_empty();
+            if !pool.gone && !again && empty && (pool.is_framework() || pool.used == 0) {
+                pool.gone = true;
+                self.pool_ids.remove(&pool.id);
+            } else if pool.unbooked_blocks > 0 {
+                self.book_blocks(index);
             }
         }
     }

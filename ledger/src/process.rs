@@ -2,8 +2,9 @@
 //! samples that wait for its records.
 
 use crate::Map;
+use crate::account::Account;
 use crate::gap::{ClosedSample, PeakGap, Pending};
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
@@ -74,28 +75,6 @@ pub struct Coverage {
     pub steps: u64,
 }
 
-/// What a process has on one device, beside its book.
-#[derive(Debug, Default)]
-pub(crate) struct Account {
-    pub device: Option<usize>,
-    /// Bytes older than the agent, once known.
-    pub predates: Option<i64>,
-    pub latest: Option<ClosedSample>,
-    /// Highest `used` and when.
-    pub peak_used: Option<(u64, u64)>,
-    before_peak: Option<SampleGap>,
-    after_peak: Option<(u32, SampleGap)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct SampleGap {
-    t0_ns: u64,
-    untrackable: i64,
-    predates: i64,
-    tracked: i64,
-    torn: bool,
-}
-
 #[derive(Debug)]
 pub(crate) struct Process {
     pub key: ProcessKey,
@@ -120,8 +99,10 @@ pub(crate) struct Process {
     boundary_ns: u64,
     /// Rows restated since ResyncBegin; `None` outside a resync.
     resync_rows: Option<u64>,
-    /// Frees of unknown rows up to this seq are no oddity: a resync was taken while they ran.
-    forgiven_until: u64,
+    /// A resync is under way or ended well, and nothing was lost since it began.
+    healing: bool,
+    /// The agent said good-bye: nothing more will come, until it says hello again.
+    silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
 }
 
@@ -144,7 +125,8 @@ impl Process {
             pending: Vec::new(),
             boundary_ns: u64::MAX,
             resync_rows: None,
-            forgiven_until: 0,
+            healing: false,
+            silent: false,
             closed: Vec::new(),
         }
     }
@@ -153,7 +135,7 @@ impl Process {
         if self.accounts.len() >= 64 {
             return 63; // more devices than a process can have: their bytes stay in one sum
         }
-        self.accounts.push(Account { device, ..Account::default() });
+        self.accounts.push(Account::new(device));
         self.holdings.add_book()
     }
 
@@ -167,9 +149,20 @@ impl Process {
 
     /// The agent names its device slot.
     pub fn name_slot(&mut self, slot: u8, device: usize) {
-        match self.slots.get(&slot) {
-            Some(&book) => self.accounts[usize::from(book)].device = Some(device),
-            None => {
+        let nameless = self.slots.get(&slot).copied().filter(|&book| {
+            self.accounts[usize::from(book)].device.is_none() // the slot was used before it got a name
+        });
+        let known = self.accounts.iter().position(|account| account.device == Some(device));
+        match (nameless, known) {
+            (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
+            (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
+                // Samples were faster: they move to the book that has bytes.
+                self.accounts.swap(usize::from(book), other);
+                let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
+                let books = self.slots.values_mut().chain(pending);
+                books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
+            }
+            _ => {
                 let book = self.book_of_device(device);
                 self.slots.insert(slot, book);
             }
@@ -192,7 +185,9 @@ impl Process {
         if count == 0 {
             return;
         }
-        self.coverage.lost += count;
+        self.healing = false;
+        self.holdings.unseen_segments = true;
+        self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
         let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
         self.coverage.partial = Some(Partial { since_ns, state: true });
@@ -215,27 +210,35 @@ impl Process {
             self.coverage.events += 1;
         }
         if restated {
+            let is_name = matches!(record.body, Body::Tag { .. } | Body::Module { .. } | Body::Stack { .. });
             if let Some(rows) = &mut self.resync_rows {
-                *rows += 1;
+                *rows += u64::from(!is_name);
             }
         } else if stamp.time_ns > self.applied_ns {
             self.applied_ns = stamp.time_ns;
             if self.applied_ns > self.boundary_ns {
+                self.note_in_flight(record);
                 self.advance(self.applied_ns - 1);
             }
         }
         self.coverage.covered = true;
-        let unknown_frees = self.holdings.odd.unknown_frees;
+        let forgiven = stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
+        let odd = forgiven.then_some(self.holdings.odd);
         self.book_record(record);
-        if stamp.seq <= self.forgiven_until {
-            self.holdings.odd.unknown_frees = unknown_frees;
+        if let Some(odd) = odd {
+            self.holdings.odd = Oddities { impossible: self.holdings.odd.impossible, ..odd };
+        }
+        if self.holdings.mixed && self.resync_rows.is_none() {
+            self.reach_head();
         }
         let touched = self.holdings.settle(self.applied_ns);
         if touched != 0 && !self.pending.is_empty() {
             for pending in &mut self.pending {
                 if touched & 1 << pending.book != 0 {
-                    let book = &self.holdings.books[usize::from(pending.book)];
-                    pending.change(self.applied_ns, book.tracked);
+                    let index = usize::from(pending.book);
+                    let (tracked, flying) =
+                        (self.holdings.books[index].tracked, self.holdings.in_flight_bytes[index]);
+                    pending.change(self.applied_ns, tracked, flying);
                 }
             }
         }
@@ -289,7 +292,9 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.holdings.add_segment(address, bytes, pool, stamp, book);
             }
-            Body::SegmentRemove { address, pool, .. } => self.holdings.remove_segment(address, pool),
+            Body::SegmentRemove { address, bytes, pool } => {
+                self.holdings.remove_segment(address, bytes, pool);
+            }
             Body::Retag { address, block_seq, pool, use_as } => {
                 self.holdings.retag(address, pool, block_seq, stamp, use_as);
             }
@@ -301,6 +306,7 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
                 self.coverage.late = true;
+                self.holdings.unseen_segments = true;
             }
             Body::Tag { path } if self.tags.len() < MAX_NAMES => {
                 self.tags.insert(stamp.tag, path.into());
@@ -308,7 +314,10 @@ impl Process {
             Body::Module { path, .. } => {
                 self.modules.insert(stamp.module, path.into());
             }
-            Body::Hello { claims, .. } => self.facts.claims = parse_lines(claims),
+            Body::Hello { claims, .. } => {
+                self.facts.claims = parse_lines(claims);
+                self.silent = false;
+            }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
             Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
             Body::Step { .. } => self.coverage.steps += 1,
@@ -319,14 +328,12 @@ impl Process {
                     self.last_seq = end;
                 }
             }
-            Body::Watermark { last_seq, in_flight_since_ns } => {
+            Body::Watermark { last_seq, .. } => {
                 if last_seq > self.last_seq {
                     self.lose(last_seq - self.last_seq);
                     self.last_seq = last_seq;
                 }
-                if in_flight_since_ns != 0 {
-                    self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns));
-                }
+                self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }
             Body::ResyncBegin { after_seq, .. } => {
@@ -335,12 +342,15 @@ impl Process {
                     self.last_seq = after_seq;
                 }
                 self.holdings.generation = self.holdings.generation.wrapping_add(1);
+                self.holdings.mixed = true;
                 self.resync_rows = Some(0);
+                self.healing = true;
             }
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),
             Body::Bye { .. } => {
-                self.done_ns = u64::MAX;
-                self.advance(u64::MAX);
+                self.advance(stamp.time_ns);
+                self.silent = true;
+                self.close_where(u64::MAX, true);
             }
             // Names of frames, marks, OOM records and driver events do not move a sum; the host's
             // own records and commands are not for a process to say.
@@ -356,21 +366,45 @@ impl Process {
         }
     }
 
+    /// A call in flight may tear samples; they must know before the same record closes them.
+    fn note_in_flight(&mut self, record: &Record<'_>) {
+        if let Body::Watermark { in_flight_since_ns, .. } = record.body
+            && in_flight_since_ns != 0
+        {
+            let now_ns = record.stamp.time_ns;
+            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
+        }
+    }
+
     fn end_resync(&mut self, head_seq: u64, rows: u64) {
         let Some(seen) = self.resync_rows.take() else { return };
         if seen != rows {
-            // Entries were lost: sweeping now would take live rows. The state stays unknown.
+            // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
+            // resync had not ended.
+            self.resync_rows = Some(seen);
             self.lose(rows.abs_diff(seen));
             return;
         }
-        self.holdings.forget_unfinished();
-        self.holdings.sweep_pools();
-        let generation = self.holdings.generation;
-        self.holdings.drop_allocations(|row| row.generation != generation);
-        self.holdings.sweep_vmm();
-        self.forgiven_until = head_seq;
-        if let Some(partial) = &mut self.coverage.partial {
+        let holdings = &mut self.holdings;
+        holdings.forget_unfinished();
+        holdings.sweep_blocks();
+        let generation = holdings.generation;
+        holdings.drop_allocations(|row| row.generation != generation);
+        holdings.sweep_vmm();
+        holdings.sweep_pools();
+        holdings.forgiven_until = head_seq;
+    }
+
+    /// Rows were read while the ring grew: until its records up to the head are here too, they are those
+    /// of no single moment.
+    fn reach_head(&mut self) {
+        if self.last_seq < self.holdings.forgiven_until {
+            return;
+        }
+        self.holdings.mixed = false;
+        if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
             partial.state = false;
+            self.holdings.unseen_segments = self.coverage.late;
         }
     }
 
@@ -378,6 +412,7 @@ impl Process {
         let coverage = &mut self.coverage;
         coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
         coverage.late |= state == AgentState::Late;
+        self.holdings.unseen_segments |= coverage.late;
         coverage.blocked = match (state, coverage.blocked.take()) {
             (AgentState::Blocked, Some(already)) => Some(already),
             (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
@@ -387,10 +422,13 @@ impl Process {
 
     /// A reading of the device begins.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
+        // A reading that never ended: whoever took it was given up.
+        self.pending.retain(|pending| pending.book != book || !pending.is_open());
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.applied_ns > t0_ns {
-            self.mark(&mut pending, true);
-        } else if self.done_ns >= t0_ns {
+            let late = self.holdings.books[usize::from(book)].changed_ns > t0_ns;
+            self.mark(&mut pending, late);
+        } else if self.silent || self.ended.is_some() || self.done_ns >= t0_ns {
             self.mark(&mut pending, false);
         }
         self.pending.push(pending);
@@ -419,13 +457,20 @@ impl Process {
         }
     }
 
-    /// The reading ended.
-    pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64) {
+    /// The reading ended; its process lists may have `failed`.
+    pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
         if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
             pending.end(t1_ns);
+            if failed {
+                pending.fail();
+            }
         }
-        let silent = !self.coverage.covered || self.ended.is_some();
-        self.advance(if silent { u64::MAX } else { self.done_ns });
+        self.advance(self.done_ns);
+        if !self.coverage.covered || self.ended.is_some() {
+            self.advance(u64::MAX);
+        } else if self.silent {
+            self.close_where(u64::MAX, true);
+        }
         self.set_boundary();
     }
 
@@ -477,50 +522,22 @@ impl Process {
         {
             account.peak_used = Some((used, sample.t0_ns));
         }
-        if let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) {
-            let gap = SampleGap {
-                t0_ns: sample.t0_ns,
-                untrackable,
-                predates: sample.predates_bytes,
-                tracked,
-                torn: sample.torn || sample.stale,
-            };
-            let peak = self.holdings.books[usize::from(book)].peak;
-            if gap.t0_ns < peak.time_ns {
-                account.before_peak = Some(gap);
-            } else if account.after_peak.is_none_or(|(epoch, _)| epoch != peak.epoch) {
-                if let Some((_, previous)) = account.after_peak {
-                    account.before_peak = Some(previous);
-                }
-                account.after_peak = Some((peak.epoch, gap));
-            }
-        }
+        account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
         account.latest = Some(sample.clone());
         self.closed.push((book, sample));
     }
 
     /// The gap that goes with a book's peak.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
-        let account = &self.accounts[usize::from(book)];
-        let peak = self.holdings.books[usize::from(book)].peak;
-        let after = account.after_peak.map(|(_, gap)| gap);
-        let candidates = [account.before_peak, after].into_iter().flatten().map(|gap| {
-            let exact = gap.tracked == peak.bytes && !gap.torn && gap.t0_ns >= peak.time_ns;
-            PeakGap {
-                untrackable_bytes: gap.untrackable,
-                predates_bytes: gap.predates,
-                distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
-                exact,
-            }
-        });
-        candidates.min_by_key(|gap| (!gap.exact, gap.distance_ns.unsigned_abs()))
+        self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
     }
 
     /// The process is gone: nothing more will come.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
-        self.done_ns = u64::MAX;
         self.advance(u64::MAX);
+        self.holdings.mixed = false; // no more of the resync will come
+        self.holdings.settle(self.applied_ns);
     }
 }
 

@@ -233,7 +233,7 @@ fn process_view(process: &Process) -> ProcessView {
                 pools: holdings
                     .pools
                     .iter()
-                    .filter(|pool| usize::from(pool.book) == index && !pool.gone)
+                    .filter(|pool| usize::from(pool.book) == index && !pool.is_over())
                     .map(|pool| {
                         let framework = pool.owner == PoolOwner::Framework;
                         PoolView {

@@ -17,9 +17,14 @@ pub(crate) struct Backing {
     pub row: Row,
     /// The handle's number, for failed releases.
     pub handle: u64,
-    /// Create or import, plus retains, minus releases.
+    /// Create or import, plus retains, minus releases that were entered.
     pub references: u32,
+    /// Mappings, minus those whose unmap was entered.
     pub mappings: u32,
+    /// Releases and unmaps in flight: they still hold it, and may fail.
+    pub in_flight: u32,
+    /// Only calls in flight hold it: its bytes are counted in `in_flight_bytes`.
+    leaving: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +54,7 @@ impl Holdings {
             old.row.generation = generation;
             old.references = references.into();
             self.handles.insert(handle, stamp.seq);
+            self.weigh(stamp.seq);
             return;
         }
         if !stamp.flags.has(Flags::RESTATED) && self.handles.contains_key(&handle) {
@@ -69,10 +75,11 @@ impl Holdings {
             flags: 0,
         };
         match self.beside(book).of(kind) {
-            Some(beside) => *beside += bytes as i64,
+            Some(beside) => *beside = beside.wrapping_add(bytes as i64),
             None => self.book(book).post(cell, bytes as i64),
         }
-        let backing = Backing { row, handle, references: references.into(), mappings: 0 };
+        let references = references.into();
+        let backing = Backing { row, handle, references, mappings: 0, in_flight: 0, leaving: false };
         self.backings.insert(stamp.seq, backing);
         self.handles.insert(handle, stamp.seq);
     }
@@ -89,11 +96,12 @@ impl Holdings {
                 return;
             }
             self.odd.replaced += 1;
-            self.mappings.remove(&address).into_iter().for_each(|old| self.mapping_gone(address, old));
+            self.take_mapping(address);
         }
         self.mappings.insert(address, Mapping { bytes, backing: id, generation: self.generation });
         if let Some(backing) = self.backings.get_mut(&id) {
             backing.mappings += 1;
+            self.weigh(id);
         }
         if self.hungry_segments > 0 {
             self.feed_segments(address, bytes);
@@ -110,6 +118,7 @@ impl Holdings {
                     backing.handle = handle;
                 }
                 self.handles.insert(handle, id);
+                self.weigh(id);
             }
             None => self.odd.unknown_handles += 1,
         }
@@ -119,26 +128,29 @@ impl Holdings {
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
             self.odd.unknown_frees += 1;
+            self.in_flight.insert(seq, InFlight::Nothing);
             return;
         };
         if let Some(backing) = self.backings.get_mut(&id) {
             backing.references = backing.references.saturating_sub(1);
+            backing.in_flight += 1;
             if backing.references == 0 {
                 self.handles.remove(&handle);
             }
+            self.weigh(id);
         }
         self.in_flight.insert(seq, InFlight::Release { handle, backing: id });
     }
 
     pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
+        let Some(backing) = self.backings.get_mut(&id) else { return };
+        backing.in_flight -= 1;
         if failed {
-            if let Some(backing) = self.backings.get_mut(&id) {
-                backing.references += 1;
-                self.handles.entry(handle).or_insert(id);
-            }
-        } else {
-            self.collect(id);
+            backing.references += 1;
+            self.handles.entry(handle).or_insert(id);
         }
+        self.weigh(id);
+        self.collect(id);
     }
 
     /// `VmmUnmap` was entered: one call may take several neighbouring mappings.
@@ -147,44 +159,75 @@ impl Holdings {
         let starts: Vec<u64> = self.mappings.range(address..end).map(|(&start, _)| start).collect();
         if starts.is_empty() {
             self.odd.unknown_frees += 1;
+            self.in_flight.insert(seq, InFlight::Nothing);
             return;
         }
-        let mappings =
-            starts.into_iter().filter_map(|start| Some((start, self.mappings.remove(&start)?))).collect();
+        let mut mappings = Vec::with_capacity(starts.len());
+        for start in starts {
+            let Some(mapping) = self.mappings.remove(&start) else { continue };
+            if let Some(backing) = self.backings.get_mut(&mapping.backing) {
+                backing.mappings -= 1;
+                backing.in_flight += 1;
+            }
+            self.weigh(mapping.backing);
+            mappings.push((start, mapping));
+        }
         self.in_flight.insert(seq, InFlight::Unmap { mappings });
     }
 
     pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
         for (address, mapping) in mappings {
+            let Some(backing) = self.backings.get_mut(&mapping.backing) else { continue };
+            backing.in_flight -= 1;
             if failed && !self.mappings.contains_key(&address) {
+                backing.mappings += 1;
                 self.mappings.insert(address, mapping);
             } else {
-                self.mapping_gone(address, mapping);
+                self.segments_unmapped(address, mapping);
             }
+            self.weigh(mapping.backing);
+            self.collect(mapping.backing);
         }
     }
 
-    fn mapping_gone(&mut self, address: u64, mapping: Mapping) {
+    /// Takes a mapping without a call of its own.
+    fn take_mapping(&mut self, address: u64) {
+        let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);
         if let Some(backing) = self.backings.get_mut(&mapping.backing) {
-            backing.mappings = backing.mappings.saturating_sub(1);
+            backing.mappings -= 1;
+            self.weigh(mapping.backing);
         }
         self.collect(mapping.backing);
     }
 
     /// Gives a backing's bytes back if nothing holds it any more.
     fn collect(&mut self, id: BackingId) {
-        let unused = |backing: &Backing| backing.references == 0 && backing.mappings == 0;
+        let unused = |b: &Backing| b.references == 0 && b.mappings == 0 && b.in_flight == 0;
         if self.backings.get(&id).is_some_and(unused) {
             self.take_backing(id);
+        }
+    }
+
+    /// Keeps `in_flight_bytes`: a reading may already miss what only calls in flight hold.
+    fn weigh(&mut self, id: BackingId) {
+        let Some(backing) = self.backings.get_mut(&id) else { return };
+        let leaving = backing.references == 0 && backing.mappings == 0 && backing.in_flight > 0;
+        if leaving != backing.leaving {
+            backing.leaving = leaving;
+            let row = backing.row;
+            self.stake(&row, leaving);
         }
     }
 
     fn take_backing(&mut self, id: BackingId) {
         let Some(backing) = self.backings.remove(&id) else { return };
         let row = backing.row;
+        if backing.leaving {
+            self.stake(&row, false);
+        }
         match self.beside(row.book).of(row.kind) {
-            Some(beside) => *beside -= row.bytes as i64,
+            Some(beside) => *beside = beside.wrapping_sub(row.bytes as i64),
             None => {
                 self.uncarve_all(Extent::Backing(id), &row);
                 self.book(row.book).post(row.cell, -(row.bytes as i64));
@@ -216,17 +259,15 @@ impl Holdings {
         let generation = self.generation;
         let starts: Vec<u64> =
             self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
-        for start in starts {
-            if let Some(mapping) = self.mappings.remove(&start) {
-                self.mapping_gone(start, mapping);
-            }
-        }
+        starts.into_iter().for_each(|start| self.take_mapping(start));
         self.drop_backings(|backing| backing.row.generation != generation);
         let backings = &self.backings;
         self.handles.retain(|_, id| backings.get(id).is_some_and(|backing| backing.references > 0));
         let unused: Vec<BackingId> = {
             let none = |(_, b): &(&BackingId, &Backing)| b.references == 0 && b.mappings == 0;
-            self.backings.iter().filter(none).map(|(&id, _)| id).collect()
+            let mut unused: Vec<_> = self.backings.iter().filter(none).map(|(&id, _)| id).collect();
+            unused.sort_unstable(); // a replay books in the same order
+            unused
         };
         for id in unused {
             self.collect(id);

@@ -256,8 +256,8 @@ records! {
 
     // Pools: of the driver, of graphs, of frameworks.
 
-    /// A pool exists, named by `tag`. `parent` is the pool whose block its segments lie in, or 0.
-    /// With `reports_blocks` 0 it is opaque until its first block.
+    /// A pool exists on `device`, named by `tag`. `parent` is the pool whose block its segments lie in, or
+    /// 0. With `reports_blocks` 0 it is opaque until its first block (restated after that: 1).
     24 PoolCreate { pool: u64 => address, parent: u64 => aux, reports_blocks: u16 => result, owner: PoolOwner => detail }
     /// What the pool itself says it has reserved and handed out.
     25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux }
@@ -268,8 +268,9 @@ records! {
 
     // Virtual memory management: physical handles, and their mappings.
 
-    /// cuMemCreate succeeded. Restated, `references` is what retains and releases left, possibly 0 while
-    /// mappings live, and the mappings of a handle follow it before the next handle is restated.
+    /// cuMemCreate succeeded. Restated, `references` is what retains and releases up to the resync's
+    /// `after_seq` left (later ones are counted when they come), possibly 0 while mappings live, and the
+    /// mappings of a handle follow it before the next handle is restated.
     32 VmmCreate { handle: u64 => address, bytes: u64 => bytes, references: u16 => result, memory: MemoryKind => detail }
     /// cuMemMap succeeded: the handle gained a mapping.
     33 VmmMap { address: u64 => address, bytes: u64 => bytes, handle: u64 => aux }
@@ -291,7 +292,7 @@ records! {
 
     /// The pool's owner took [address, address+bytes) to carve blocks from.
     48 SegmentAdd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
-    /// It gave that range back.
+    /// It gave that range back: several segments, one, or a part of one.
     49 SegmentRemove { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux }
     /// A block was handed out (after rounding), on stream `context`.
     50 BlockAlloc { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
@@ -330,9 +331,11 @@ records! {
     /// Everything up to `last_seq` and `time_ns` has been sent. The oldest driver call still in
     /// flight was entered at `in_flight_since_ns`; 0 for none.
     81 Watermark { last_seq: u64 => aux, in_flight_since_ns: u64 => bytes }
-    /// State follows: every live row restated. All ordered records up to `after_seq` were sent before.
+    /// State follows: every live row restated, pools (outer ones first) before everything else, the rest in
+    /// any order (but see `VmmCreate`). All ordered records up to `after_seq` were sent before.
     82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
-    /// State ends; `rows` were restated while the ring grew to `head_seq`.
+    /// State ends; `rows` were restated (names are no rows) while the ring grew to `head_seq`. State is
+    /// exact again once the ordered records up to there have come.
     83 ResyncEnd { epoch: u64 => address, head_seq: u64 => aux, rows: u64 => bytes }
     /// The agent stops speaking.
     84 Bye { reason: ByeReason => detail }

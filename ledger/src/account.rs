@@ -1,0 +1,80 @@
+//! What a process has on one device beside its book: samples, and the gap that goes with the peak.
+
+use crate::book::Peak;
+use crate::gap::{ClosedSample, PeakGap};
+
+#[derive(Debug, Default)]
+pub(crate) struct Account {
+    pub device: Option<usize>,
+    /// Bytes older than the agent, once known.
+    pub predates: Option<i64>,
+    pub latest: Option<ClosedSample>,
+    /// Highest `used` and when.
+    pub peak_used: Option<(u64, u64)>,
+    /// The last gap before the peak.
+    before_peak: Option<SampleGap>,
+    /// The first gap after the peak of that epoch, or the first exact one.
+    after_peak: Option<(u32, SampleGap)>,
+    /// The last gap: the one before the next peak.
+    last: Option<SampleGap>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SampleGap {
+    t0_ns: u64,
+    untrackable: i64,
+    predates: i64,
+    tracked: i64,
+    /// `tracked` is that of the reading's own moment.
+    sharp: bool,
+}
+
+impl SampleGap {
+    fn is_exact(&self, peak: &Peak) -> bool {
+        self.tracked == peak.bytes && self.sharp
+    }
+}
+
+impl Account {
+    pub fn new(device: Option<usize>) -> Self {
+        Account { device, ..Account::default() }
+    }
+
+    /// Remembers a sample's gap if it can become the peak's.
+    pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
+        let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {
+            return;
+        };
+        let gap = SampleGap {
+            t0_ns: sample.t0_ns,
+            untrackable,
+            predates: sample.predates_bytes,
+            tracked,
+            sharp: !sample.torn && !sample.stale && !sample.partial,
+        };
+        if gap.t0_ns < peak.time_ns {
+            self.before_peak = Some(gap);
+        } else {
+            let of_this_peak = self.after_peak.filter(|(epoch, _)| *epoch == peak.epoch);
+            if of_this_peak.is_none() && self.last.is_some_and(|last| last.t0_ns < peak.time_ns) {
+                self.before_peak = self.last;
+            }
+            if of_this_peak.is_none_or(|(_, first)| gap.is_exact(peak) && !first.is_exact(peak)) {
+                self.after_peak = Some((peak.epoch, gap));
+            }
+        }
+        self.last = Some(gap);
+    }
+
+    /// The gap of the nearest sample; of one that saw this very `tracked`, where there is one.
+    pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
+        let after = self.after_peak.map(|(_, gap)| gap);
+        let candidates = [self.before_peak, after, self.last].into_iter().flatten().map(|gap| PeakGap {
+            untrackable_bytes: gap.untrackable,
+            predates_bytes: gap.predates,
+            distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
+            exact: gap.is_exact(peak),
+        });
+        candidates.min_by_key(|gap| (!gap.exact, gap.distance_ns.unsigned_abs()))
+    }
+}

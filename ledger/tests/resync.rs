@@ -1,0 +1,411 @@
+//! Losses and resyncs as short scripts: what the sums say meanwhile, and that they are exact again.
+#![allow(missing_docs)]
+
+mod common;
+use common::*;
+use gpumem_wire::*;
+
+fn alloc_body(address: u64, bytes: u64, pool: u64) -> Body<'static> {
+    Body::AllocEnd { address, bytes, pool, memory: DEV }
+}
+
+#[test]
+fn gap_in_seq_makes_the_sums_partial() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq += 3;
+            s.alloc(0x2000, 1);
+            assert_eq!(s.process().coverage.lost, 3);
+            assert_eq!(s.process().coverage.events, 2);
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn lost_record_makes_the_sums_partial_once() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.control(Body::Lost { count: 2, first_seq: 2 });
+            s.control(Body::Lost { count: 2, first_seq: 2 });
+            s.seq += 2;
+            s.alloc(0x2000, 1);
+            assert_eq!(s.process().coverage.lost, 2);
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn watermark_beyond_the_last_record_makes_the_sums_partial() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq += 1;
+            s.watermark(0);
+            s.alloc(0x2000, 1);
+            assert_eq!(s.process().coverage.lost, 1);
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn record_that_comes_twice_counts_once() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq -= 1;
+            s.alloc(0x2000, 100);
+        },
+        &["tracked 100 = direct:- 100", "odd duplicates 1"],
+    );
+}
+
+#[test]
+fn resync_sweeps_what_is_gone_and_adds_what_was_missed() {
+    check(
+        |s| {
+            s.tag("a").alloc(0x1000, 100);
+            let kept = s.tag("b").alloc(0x2000, 50);
+            s.seq += 3; // a is freed and c is allocated, unheard
+            let missed = s.seq;
+            s.alloc(0x4000, 1);
+            let last = s.seq;
+            expect(s, &["tracked 151 = direct:- 1 + direct:a 100 + direct:b 50", "flags partial"]);
+            s.resync(3, |s| {
+                s.tag("c").restate(missed, alloc_body(0x3000, 7, 0));
+                s.tag("b").restate(kept, alloc_body(0x2000, 50, 0));
+                s.restate(last, alloc_body(0x4000, 1, 0));
+            });
+        },
+        &["tracked 58 = direct:- 1 + direct:b 50 + direct:c 7", "flags was_partial"],
+    );
+}
+
+#[test]
+fn resync_takes_no_peak_from_its_middle() {
+    // The row that is gone and the row that took its place are both there until the resync ends.
+    check(
+        |s| {
+            s.tag("a").alloc(0x1000, 100);
+            s.seq += 3;
+            let missed = s.seq;
+            s.watermark(0);
+            s.resync(1, |s| {
+                s.tag("b").restate(missed, alloc_body(0x3000, 100, 0));
+            });
+        },
+        &["tracked 100 = direct:b 100", "flags was_partial", "peak 100 = direct:a 100"],
+    );
+}
+
+#[test]
+fn resync_takes_no_peak_before_the_ring_reached_its_head() {
+    // While the table is read, a is freed and b allocated: both are said, and a's free comes later.
+    check(
+        |s| {
+            let a = s.tag("a").alloc(0x1000, 100);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: 1 });
+            s.tag("a").restate(a, alloc_body(0x1000, 100, 0));
+            s.tag("b").restate(4, alloc_body(0x2000, 100, 0));
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: 4, rows: 2 });
+            s.free(0x1000);
+            s.tag("b").alloc(0x2000, 100);
+        },
+        &["tracked 100 = direct:b 100", "peak 100 = direct:a 100"],
+    );
+}
+
+#[test]
+fn state_is_not_known_before_the_ring_reached_the_head_of_the_resync() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq += 1;
+            s.watermark(0);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: 2 });
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 0 });
+            expect(s, &["tracked 0 = 0", "flags partial"]);
+            s.alloc(0x2000, 1);
+        },
+        &["tracked 1 = direct:- 1", "flags was_partial"],
+    );
+}
+
+#[test]
+fn loss_during_a_resync_needs_another_one() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: 1 });
+            s.restate(1, alloc_body(0x1000, 100, 0));
+            s.seq += 2;
+            s.alloc(0x2000, 1);
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: 4, rows: 1 });
+            expect(s, &["tracked 101 = direct:- 101", "flags partial"]);
+            s.resync(2, |s| {
+                s.restate(1, alloc_body(0x1000, 100, 0));
+                s.restate(4, alloc_body(0x2000, 1, 0));
+            });
+        },
+        &["tracked 101 = direct:- 101", "flags was_partial"],
+    );
+}
+
+#[test]
+fn resync_with_another_number_of_rows_sweeps_nothing() {
+    check(
+        |s| {
+            let seq = s.alloc(0x1000, 100);
+            s.alloc(0x2000, 1);
+            s.resync(2, |s| s.restate(seq, alloc_body(0x1000, 100, 0)));
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn names_said_again_are_no_rows() {
+    check(
+        |s| {
+            let seq = s.alloc(0x1000, 100);
+            s.resync(1, |s| {
+                let stamp = Stamp { tag: 9, flags: Flags::RESTATED, ..Stamp::default() };
+                s.push(stamp, Body::Tag { path: "late name" });
+                s.push(stamp, device(9));
+                s.restate(seq, alloc_body(0x1000, 100, 0));
+            });
+        },
+        &["tracked 100 = direct:- 100"],
+    );
+}
+
+#[test]
+fn new_ledger_takes_the_whole_state_from_a_resync() {
+    check(
+        |s| {
+            s.seq = 1000;
+            s.resync(9, |s| {
+                // Pools first; then rows in whatever order the table has them.
+                let framework = PoolOwner::Framework;
+                s.restate(1, Body::PoolCreate { pool: 3, parent: 0, reports_blocks: 1, owner: framework });
+                let block = |address| Body::BlockAlloc { address, bytes: 96, pool: 3, use_as: NOTHING };
+                s.tag("w").restate(5, block(0x1000));
+                s.restate(4, Body::SegmentAdd { address: 0x1000, bytes: 4096, pool: 3 });
+                s.tag("w").restate(6, block(0x2000));
+                s.tag("w").restate(7, block(16 * MIB));
+                s.restate(2, alloc_body(0x1000, 4096, 0));
+                let memory = MemoryKind::Vmm;
+                s.restate(8, Body::VmmCreate { handle: 1, bytes: MIB, references: 0, memory });
+                s.restate(9, Body::VmmMap { address: 16 * MIB, bytes: MIB, handle: 1 });
+                s.restate(10, Body::SegmentAdd { address: 16 * MIB, bytes: MIB, pool: 3 });
+            });
+            // 0x2000 lies in no segment.
+            expect(
+                s,
+                &[
+                    "tracked 1052672 = block:w 192 + idle 1052480",
+                    "beside unbooked 96",
+                    "flags was_partial",
+                    "peak 1052672 = block:w 192 + idle 1052480",
+                ],
+            );
+            s.unblock(16 * MIB, 3);
+            s.unmap(16 * MIB, MIB);
+        },
+        &["tracked 4096 = block:w 96 + idle 4000", "beside unbooked 96", "flags was_partial"],
+    );
+}
+
+#[test]
+fn handle_number_that_belonged_to_two_backings() {
+    // The first was released but is mapped; its number went to the second.
+    check(
+        |s| {
+            s.seq = 100;
+            let memory = MemoryKind::Vmm;
+            s.resync(4, |s| {
+                s.tag("old").restate(1, Body::VmmCreate { handle: 1, bytes: MIB, references: 0, memory });
+                s.restate(2, Body::VmmMap { address: 16 * MIB, bytes: MIB, handle: 1 });
+                s.tag("new").restate(5, Body::VmmCreate { handle: 1, bytes: 3 * MIB, references: 1, memory });
+                s.restate(6, Body::VmmMap { address: 32 * MIB, bytes: 3 * MIB, handle: 1 });
+            });
+            s.unmap(16 * MIB, MIB);
+            expect(s, &["tracked 3145728 = direct:new 3145728", "flags was_partial"]);
+            s.release(1);
+            s.unmap(32 * MIB, 3 * MIB);
+        },
+        &["tracked 0 = 0", "flags was_partial"],
+    );
+}
+
+#[test]
+fn segment_of_an_allocation_for_a_pool_survives_a_resync() {
+    check(
+        |s| {
+            s.pool(3, 0, true, PoolOwner::Framework);
+            let seq = s.alloc_as(0x1000, 4096, DEV, 3);
+            let block = s.tag("w").block(0x1000, 96, 3);
+            s.resync(2, |s| {
+                s.restate(seq, alloc_body(0x1000, 4096, 3));
+                s.tag("w").restate(
+                    block,
+                    Body::BlockAlloc { address: 0x1000, bytes: 96, pool: 3, use_as: NOTHING },
+                );
+            });
+        },
+        &["tracked 4096 = block:w 96 + idle 4000"],
+    );
+}
+
+#[test]
+fn segment_said_again_with_less_is_what_is_left_of_it() {
+    check(
+        |s| {
+            s.pool(3, 0, true, PoolOwner::Framework);
+            let seq = s.tag("a").alloc(16 * MIB, 2 * MIB);
+            let segment = s.segment(16 * MIB, 2 * MIB, 3);
+            s.seq += 1; // a part is removed, unheard
+            s.watermark(0);
+            s.resync(2, |s| {
+                s.tag("a").restate(seq, alloc_body(16 * MIB, 2 * MIB, 0));
+                s.restate(segment, Body::SegmentAdd { address: 16 * MIB, bytes: MIB, pool: 3 });
+            });
+        },
+        &["tracked 2097152 = direct:a 1048576 + idle 1048576", "flags was_partial"],
+    );
+}
+
+#[test]
+fn driver_pool_reserves_what_it_says_in_the_resync() {
+    check(
+        |s| {
+            s.alloc_as(0x1000, 100, MemoryKind::StreamOrdered, 5);
+            s.seq += 2; // it is freed, unheard, and the pool is trimmed
+            s.watermark(0);
+            s.resync(1, |s| {
+                s.restate(1, Body::PoolState { pool: 5, reserved_bytes: 20, used_bytes: 0 });
+            });
+        },
+        &["tracked 20 = idle 20", "flags was_partial"],
+    );
+}
+
+#[test]
+fn pools_that_are_not_said_again_are_gone() {
+    let mut s = Script::new();
+    s.pool(3, 0, true, PoolOwner::Framework);
+    s.pool(4, 0, true, PoolOwner::Framework);
+    s.alloc_as(0x1000, 100, MemoryKind::StreamOrdered, 5);
+    s.seq += 5;
+    s.watermark(0);
+    s.resync(1, |s| {
+        let owner = PoolOwner::Framework;
+        s.restate(2, Body::PoolCreate { pool: 4, parent: 0, reports_blocks: 1, owner });
+    });
+    expect(&s, &["tracked 0 = 0", "flags was_partial"]);
+    assert_eq!(s.account().pools.iter().map(|pool| pool.id).collect::<Vec<_>>(), [4]);
+}
+
+#[test]
+fn free_whose_end_was_lost_is_over_after_a_resync() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.alloc(0x2000, 1);
+            s.begin(0x1000);
+            s.seq += 1;
+            s.watermark(0);
+            expect(s, &["tracked 101 = direct:- 101", "flags partial"]);
+            s.resync(1, |s| s.restate(2, alloc_body(0x2000, 1, 0)));
+        },
+        &["tracked 1 = direct:- 1", "flags was_partial"],
+    );
+}
+
+#[test]
+fn failed_free_whose_end_was_lost_is_live_after_a_resync() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.begin(0x1000);
+            s.seq += 1;
+            s.watermark(0);
+            s.resync(1, |s| s.restate(1, alloc_body(0x1000, 100, 0)));
+            s.free(0x1000);
+        },
+        &["tracked 0 = 0", "flags was_partial", "peak 100 = direct:- 100"],
+    );
+}
+
+#[test]
+fn free_in_flight_goes_on_through_a_resync_without_loss() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            let begin = s.begin(0x1000);
+            s.resync(0, |_| ());
+            expect(s, &["tracked 100 = direct:- 100"]);
+            s.end(begin, 0);
+        },
+        &["tracked 0 = 0"],
+    );
+}
+
+#[test]
+fn frees_that_ran_while_the_table_was_read_are_no_oddity() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: 1 });
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 0 });
+            s.free(0x1000); // seq 2 and 3: the table was read after them
+        },
+        &["tracked 0 = 0"],
+    );
+}
+
+#[test]
+fn free_that_began_before_the_daemon_came_ends_without_oddity() {
+    check(
+        |s| {
+            s.seq = 10; // 10 was the begin
+            s.resync(0, |_| ());
+            s.end(10, 0);
+        },
+        &["tracked 0 = 0", "flags was_partial"],
+    );
+}
+
+#[test]
+fn mapping_that_was_lost_with_its_handle_is_swept() {
+    check(
+        |s| {
+            s.create(1, MIB);
+            s.map(16 * MIB, MIB, 1);
+            s.seq += 4;
+            s.watermark(0);
+            s.resync(0, |_| ());
+            s.create(1, 5);
+            s.release(1);
+        },
+        &["tracked 0 = 0", "flags was_partial"],
+    );
+}
+
+#[test]
+fn rows_stay_the_same_rows_through_many_resyncs() {
+    check(
+        |s| {
+            let seq = s.tag("a").alloc(0x1000, 100);
+            for _ in 0..600 {
+                s.resync(1, |s| s.tag("a").restate(seq, alloc_body(0x1000, 100, 0)));
+            }
+            s.resync(0, |_| ());
+        },
+        &["tracked 0 = 0", "peak 100 = direct:a 100"],
+    );
+}
