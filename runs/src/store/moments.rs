@@ -37,12 +37,24 @@ pub(super) fn write_moment(
         moment.partial,
     ];
     execute(db, sql, values)?;
-    if read_amounts(db, id, device, kind)? != moment.amounts {
-        let sql = "DELETE FROM amount WHERE run = ? AND device = ? AND moment = ?";
-        execute(db, sql, params![id, device as i64, kind])?;
-        let sql = "INSERT INTO amount (run, device, moment, cell, bytes) VALUES (?, ?, ?, ?, ?)";
-        for &(cell, bytes) in &moment.amounts {
-            execute(db, sql, params![id, device as i64, kind, cell, bytes])?;
+    write_amounts(db, id, device, kind, &moment.amounts)
+}
+
+fn write_amounts(db: &Connection, id: i64, device: usize, kind: &str, amounts: &[(u32, i64)]) -> Result<()> {
+    let stored = read_amounts(db, id, device, kind)?;
+    let sql = "DELETE FROM amount WHERE run = ? AND device = ? AND moment = ? AND cell = ?";
+    for (cell, _) in &stored {
+        if amounts.binary_search_by_key(cell, |&(cell, _)| cell).is_err() {
+            execute(db, sql, params![id, device as i64, kind, cell])?;
+        }
+    }
+    let mut write = db.prepare_cached(
+        "INSERT INTO amount (run, device, moment, cell, bytes) VALUES (?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET bytes = excluded.bytes",
+    )?;
+    for amount @ (cell, bytes) in amounts {
+        if stored.binary_search(amount).is_err() {
+            write.execute(params![id, device as i64, kind, cell, bytes])?;
         }
     }
     Ok(())
@@ -86,7 +98,8 @@ pub(super) fn write_buckets(db: &Connection, id: i64, device: usize, buckets: &[
         let sql = "DELETE FROM bucket WHERE run = ? AND device = ? AND seq >= ?";
         execute(db, sql, params![id, device as i64, same as i64])?;
     }
-    let sql = "INSERT INTO bucket VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+    let mut write =
+        db.prepare_cached("INSERT INTO bucket VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?;
     for (seq, bucket) in buckets.iter().enumerate().skip(same) {
         let [used, tracked, untrackable] = [bucket.used, bucket.tracked, bucket.untrackable]
             .map(|extremes| [extremes.map(|e| e.min), extremes.map(|e| e.max), extremes.map(|e| e.last)]);
@@ -107,7 +120,7 @@ pub(super) fn write_buckets(db: &Connection, id: i64, device: usize, buckets: &[
             bucket.samples,
             bucket.doubtful,
         ];
-        execute(db, sql, values)?;
+        write.execute(values)?;
     }
     Ok(())
 }

@@ -122,11 +122,17 @@ fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
 
 fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
     let stored = read_cells(db, id)?;
+    let mut delete = db.prepare_cached("DELETE FROM cell WHERE run = ? AND idx = ?")?;
+    let mut insert = db.prepare_cached(
+        "INSERT INTO cell (run, idx, class, tag, origin, role, phase, library) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    )?;
     for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
+        // Not an upsert: examples/store_cost took 65 us a row with it, and takes 6 with the two.
+        if idx < stored.len() {
+            delete.execute(params![id, idx as i64])?;
+        }
         let Cell { class, tag, origin, role, phase, library } = cell;
-        let sql = "INSERT OR REPLACE INTO cell (run, idx, class, tag, origin, role, phase, library)
-            VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
-        execute(db, sql, params![id, idx as i64, class_name(*class), tag, origin, role, phase, library])?;
+        insert.execute(params![id, idx as i64, class_name(*class), tag, origin, role, phase, library])?;
     }
     execute(db, "DELETE FROM cell WHERE run = ? AND idx >= ?", params![id, cells.len() as i64])?;
     Ok(())
