@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a statement waits for another process's lock. Readers never hold one that stops a writer;
 /// a second writer, or a backup tool, may.
@@ -27,16 +27,33 @@ pub(super) fn writable(path: &Path) -> Result<Connection> {
     let db = connect(path, &absolute(path)?, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     let error = |error| StoreError::sqlite(path, error);
     // Before anything is set: a file of somebody else must stay as it is.
-    if schema::recognise(&db, path)? == Found::Fresh {
+    if recognise(&db, path)? == Found::Fresh {
         // Has an effect only before the first page is written, which changing to WAL does.
         db.pragma_update(None, "auto_vacuum", "INCREMENTAL").map_err(error)?;
     }
-    // A file system without shared memory refuses WAL and stays as it was: slower, and right.
-    db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).map_err(error)?;
+    use_log(&db).map_err(error)?;
     db.pragma_update(None, "synchronous", "NORMAL").map_err(error)?;
     db.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES, |_| Ok(())).map_err(error)?;
     schema::migrate(&db, path)?;
     Ok(db)
+}
+
+/// Changes a new file to WAL; one that has it already stays. A file system without shared memory
+/// refuses it and the file stays as it was: slower, and right.
+fn use_log(db: &Connection) -> rusqlite::Result<()> {
+    let started = Instant::now();
+    loop {
+        // The change wants the file for itself, and SQLite does not wait for that: with another opener
+        // of a new file it answers at once that the file is busy.
+        match db.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())) {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && started.elapsed() < BUSY =>
+            {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Makes directory and file with the rights they are to have. SQLite gives its side files the rights of
@@ -98,10 +115,15 @@ pub(super) fn read_only(path: &Path) -> Result<Connection> {
 }
 
 fn recognised(db: Connection, path: &Path) -> Result<Connection> {
-    match schema::recognise(&db, path)? {
+    match recognise(&db, path)? {
         Found::Version(_) => Ok(db),
         Found::Fresh => Err(StoreError::not_a_store(path, "an SQLite file without tables")),
     }
+}
+
+fn recognise(db: &Connection, path: &Path) -> Result<Found> {
+    let transaction = db.unchecked_transaction().map_err(|error| StoreError::sqlite(path, error))?;
+    schema::recognise(&transaction, path)
 }
 
 fn wants_to_write(error: &rusqlite::Error) -> bool {

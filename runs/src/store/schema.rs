@@ -153,7 +153,9 @@ pub(super) enum Found {
 
 /// Recognises the file without changing it. Also the first read, which is where SQLite reports most of
 /// what is wrong with a file.
-pub(super) fn recognise(connection: &Connection, path: &Path) -> Result<Found, StoreError> {
+///
+/// Takes a transaction: what another process is making must be seen whole or not at all.
+pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Found, StoreError> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let read = || -> rusqlite::Result<_> {
         let tables = "SELECT count(*) FROM sqlite_master";
