@@ -44,7 +44,7 @@ pub struct Report {
     /// One line per name and moment, in bytes
     #[arg(long)]
     pub csv: bool,
-    /// Rows of the table [default: layer where the rules name layers, else structure]
+    /// Rows of the table [default: the first that names something]
     #[arg(long, value_name = "ROWS")]
     pub by: Option<Rows>,
     /// Rules that name categories: default, mxnet, tbd, or a file [default: what fits the run]

@@ -4,7 +4,7 @@ use crate::Map;
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
-use crate::snapshot::{self, DeviceReading, Snapshot};
+use crate::snapshot::{self, AgreedReading, DeviceReading, Snapshot};
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
@@ -65,8 +65,8 @@ pub(crate) struct Device {
     pub latest: Option<DeviceReading>,
     /// Lowest and highest `used` seen.
     pub used_range: Option<(u64, u64)>,
-    /// Device used minus the sum of its processes; absent if the last reading did not agree with itself.
-    pub unaccounted: Option<i64>,
+    /// The last reading, if it agreed with itself.
+    pub agreed: Option<AgreedReading>,
     reading: Option<OpenReading>,
 }
 
@@ -75,8 +75,9 @@ pub(crate) struct Device {
 struct OpenReading {
     number: u64,
     t0_ns: u64,
-    /// First and last device memory in it: they must agree.
-    used: Option<(u64, u64)>,
+    /// First `used` of the device in it, and the last reading: they must agree.
+    first: Option<u64>,
+    last: Option<DeviceReading>,
     readings: u32,
     listed: Option<u64>,
 }
@@ -161,7 +162,7 @@ impl Ledger {
                 total_bytes: None,
                 latest: None,
                 used_range: None,
-                unaccounted: None,
+                agreed: None,
                 reading: None,
             });
             self.devices.len() - 1
@@ -228,8 +229,14 @@ impl Ledger {
 
     fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        self.devices[device].reading =
-            Some(OpenReading { number, t0_ns: stamp.time_ns, used: None, readings: 0, listed: Some(0) });
+        self.devices[device].reading = Some(OpenReading {
+            number,
+            t0_ns: stamp.time_ns,
+            first: None,
+            last: None,
+            readings: 0,
+            listed: Some(0),
+        });
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
             let on_device = |account: &crate::account::Account| account.device == Some(device);
@@ -253,7 +260,8 @@ impl Ledger {
         let (low, high) = device.used_range.unwrap_or((used, used));
         device.used_range = Some((low.min(used), high.max(used)));
         if let Some(reading) = &mut device.reading {
-            reading.used = Some((reading.used.map_or(used, |(first, _)| first), used));
+            reading.first.get_or_insert(used);
+            reading.last = device.latest;
             reading.readings += 1;
         }
     }
@@ -278,9 +286,12 @@ impl Ledger {
             return;
         };
         let failed = result != 0;
-        self.devices[device].unaccounted = match (reading.used, reading.listed) {
-            (Some((before, after)), Some(listed)) if before == after && reading.readings >= 2 && !failed => {
-                Some(before.wrapping_sub(listed) as i64)
+        self.devices[device].agreed = match (reading.first, reading.last, reading.listed) {
+            (Some(first), Some(last), Some(listed))
+                if first == last.used_bytes && reading.readings >= 2 && !failed =>
+            {
+                let unaccounted_bytes = first.wrapping_sub(listed) as i64;
+                Some(AgreedReading { number, reading: last, unaccounted_bytes })
             }
             _ => None,
         };

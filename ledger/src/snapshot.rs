@@ -40,6 +40,17 @@ pub struct DeviceReading {
     pub system_reserved_bytes: Option<u64>,
 }
 
+/// A reading in which the device and its processes can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AgreedReading {
+    /// Number of the reading: samples with it belong to it.
+    pub number: u64,
+    /// Device memory, the same before and after the process list.
+    pub reading: DeviceReading,
+    /// used minus the sum over the processes.
+    pub unaccounted_bytes: i64,
+}
+
 /// One device.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeviceView {
@@ -55,9 +66,9 @@ pub struct DeviceView {
     pub latest: Option<DeviceReading>,
     /// Lowest and highest `used` seen.
     pub used_range: Option<(u64, u64)>,
-    /// used minus the sum over its processes; absent unless device memory agreed before and after the
+    /// The last reading with its processes; absent unless device memory agreed before and after the
     /// process list.
-    pub unaccounted_bytes: Option<i64>,
+    pub agreed: Option<AgreedReading>,
 }
 
 /// Name of a cell.
@@ -168,7 +179,7 @@ pub(crate) fn of(ledger: &Ledger) -> Snapshot {
             total_bytes: device.total_bytes,
             latest: device.latest,
             used_range: device.used_range,
-            unaccounted_bytes: device.unaccounted,
+            agreed: device.agreed,
         })
         .collect();
     let mut processes: Vec<_> = ledger.processes.iter().map(process_view).collect();

@@ -439,7 +439,8 @@ fn device_reading(s: &mut Script, t0: u64, before: u64, after: u64, used: Option
 #[test]
 fn unaccounted_needs_readings_that_agree() {
     let mut s = with_hundred();
-    let unaccounted = |s: &Script| s.ledger.snapshot().devices[0].unaccounted_bytes;
+    let unaccounted =
+        |s: &Script| s.ledger.snapshot().devices[0].agreed.map(|agreed| agreed.unaccounted_bytes);
     device_reading(&mut s, 1000, 500, 500, Some(150), 0);
     assert_eq!(unaccounted(&s), Some(350));
     device_reading(&mut s, 2000, 500, 501, Some(150), 0);

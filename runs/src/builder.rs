@@ -168,12 +168,15 @@ impl RunBuilder {
     ) -> Option<run::Device> {
         let index = account.device?;
         let device = &snapshot.devices[index];
-        let tenants =
-            snapshot.processes.iter().filter(|other| other.key != process.key && other.ended.is_none());
-        let used_on_device = |other: &ProcessView| {
+        // Others count where NVML listed them together with this process.
+        let number = account.latest.as_ref().map(|sample| sample.number);
+        let agreed = device.agreed.filter(|agreed| Some(agreed.number) == number);
+        let used_beside = |other: &ProcessView| {
             let account = other.accounts.iter().find(|account| account.device == Some(index))?;
-            Some((other.key.pid, account.latest.as_ref().and_then(|sample| sample.used_bytes.ok())))
+            let sample = account.latest.as_ref().filter(|sample| Some(sample.number) == number)?;
+            Some((other.key.pid, sample.used_bytes.ok()))
         };
+        let others = snapshot.processes.iter().filter(|other| other.key != process.key);
         Some(run::Device {
             name: device.name.to_string(),
             ordinal: device.ordinal,
@@ -183,9 +186,9 @@ impl RunBuilder {
             peak: peak_moment(process.coverage.covered, account),
             peak_used: account.peak_used,
             beside: (&account.beside).into(),
-            reading: device.latest.map(Into::into),
-            unaccounted_bytes: device.unaccounted_bytes,
-            tenants: tenants.filter_map(used_on_device).collect(),
+            reading: agreed.map(|agreed| agreed.reading).or(device.latest).map(Into::into),
+            unaccounted_bytes: agreed.map(|agreed| agreed.unaccounted_bytes),
+            tenants: others.filter_map(used_beside).collect(),
             series: self
                 .series
                 .get(&(process.key, index))

@@ -99,8 +99,10 @@ pub enum State {
     Interrupted,
 }
 
-/// How much of the truth the numbers are.
+/// How much of the truth the numbers are. Kept as JSON in the store: fields that are added read as their
+/// default from older runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Coverage {
     /// An agent or a log spoke for the process.
     pub covered: bool,
@@ -195,11 +197,11 @@ pub struct Device {
     pub peak_used: Option<(u64, u64)>,
     /// Host and foreign memory, and blocks outside the book: never in a sum.
     pub beside: Beside,
-    /// Device memory as last read.
+    /// Device memory: together with the last sample where `unaccounted_bytes` is known, else as last read.
     pub reading: Option<Reading>,
-    /// Device used minus all its processes, where the readings agreed.
+    /// Device used minus all its processes, where device memory agreed before and after their list.
     pub unaccounted_bytes: Option<i64>,
-    /// Other processes on the device at the end: pid and used bytes.
+    /// Other processes in the same list: pid and used bytes.
     pub tenants: Vec<(u32, Option<u64>)>,
     /// used, tracked and gap over time.
     pub series: Series,
@@ -242,6 +244,7 @@ impl Moment {
 
 /// Memory outside the sum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 #[allow(missing_docs)]
 pub struct Beside {
     pub managed_bytes: i64,

@@ -122,15 +122,18 @@ impl Composition {
 }
 
 impl<'r> Report<'r> {
-    /// A report with these rules; rows default to layers where the rules have any.
+    /// A report with these rules. Rows are layers where the rules name any, else structures, else tags:
+    /// whatever names something.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
-        let by = by.unwrap_or(if groupings.layer.rules.is_empty() { By::Structure } else { By::Layer });
         let cells: Vec<CellView> = run.cells.iter().map(cell_view).collect();
         let by_rules =
             |rules: &Rules| cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect();
         let by_tag = cells.iter().map(|cell| cell.tag.as_deref().map(str::to_owned)).collect();
-        let categories = [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
-        Report { run, id: None, groupings, by, cells, categories }
+        let categories: [Vec<Option<String>>; 3] =
+            [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
+        let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
+        let by = by.or_else(|| [By::Layer, By::Structure, By::Tag].into_iter().find(names));
+        Report { run, id: None, groupings, by: by.unwrap_or(By::Structure), cells, categories }
     }
 
     /// Category of a cell; `None` for `Others`, and for idle and opaque bytes.

@@ -153,9 +153,10 @@ fn coverage(run: &Run) -> String {
         parts.push(format!("BLOCKED by {by}"));
     }
     let count = |number: u64, what: &str| format!("{} {what}", thousands(number as i64));
+    let plural = |number: u64, what: &str| count(number, what) + if number == 1 { "" } else { "s" };
     parts.push(format!(
         "{} of {} bytes",
-        count(coverage.allocations, "allocations"),
+        plural(coverage.allocations, "allocation"),
         thousands(coverage.allocated_bytes as i64)
     ));
     parts.push(count(coverage.lost, "events lost"));
@@ -178,7 +179,7 @@ fn coverage(run: &Run) -> String {
             let doubtful: Vec<String> = doubtful.map(|(number, what)| format!("{number} {what}")).collect();
             let doubtful =
                 if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
-            count(samples, "NVML samples") + &doubtful
+            plural(samples, "NVML sample") + &doubtful
         }
     });
     parts.join(", ")
@@ -243,7 +244,7 @@ fn statement(report: &Report<'_>, device: &Device, categories: usize, out: &mut 
         (0..steps.len()).map(|row| " ".repeat(depth(row)) + &clean(&statement.rows[row].name)).collect();
     let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(widths[0] + widths[1] + 16));
     let name_width =
-        names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(24, room.clamp(24, 60));
+        names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(10, room.clamp(10, 60));
     let mut row = |name: &str, cells: [&str; 2], note: &str| {
         let name = shorten(name, name_width);
         out.line(&format!(
@@ -334,18 +335,26 @@ fn device_line(report: &Report<'_>, device: &Device) -> String {
             clock.time(reading.time_ns)
         );
     };
-    let tenants: i64 = device.tenants.iter().filter_map(|(_, used)| used.map(bytes)).sum();
-    let parts = [used, tenants, unaccounted];
-    let shown = unit.apportion(unit.round(parts.iter().sum()), &parts);
-    format!(
-        "device ({}): {} this + {} by {} others + {} unaccounted = {} used",
-        unit.name,
-        unit.print(shown[0]),
-        unit.print(shown[1]),
-        device.tenants.len(),
-        unit.print(shown[2]),
-        unit.print(shown.iter().sum())
-    )
+    let mut parts = vec![("this process".to_owned(), used)];
+    match device.tenants.as_slice() {
+        [] => {}
+        [(pid, used)] => parts.push((format!("pid {pid}"), used.map_or(0, bytes))),
+        many => {
+            let used = many.iter().filter_map(|(_, used)| used.map(bytes)).sum();
+            parts.push((format!("{} other processes", many.len()), used));
+        }
+    }
+    parts.push(("unaccounted".to_owned(), unaccounted));
+    if let Some(system) = reading.system_reserved_bytes {
+        parts.push(("system".to_owned(), bytes(system)));
+    }
+    parts.push(("free".to_owned(), bytes(reading.free_bytes)));
+    let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let sum = unit.round(amounts.iter().sum());
+    let shown = unit.apportion(sum, &amounts).into_iter().zip(&parts);
+    let shown: Vec<String> =
+        shown.map(|(steps, (name, _))| format!("{} {name}", unit.print(steps))).collect();
+    format!("device ({}): {} = {}", unit.name, shown.join(" + "), unit.print(sum))
 }
 
 fn beside(device: &Device, out: &mut Text) {
