@@ -112,8 +112,11 @@ fn heading(report: &Report<'_>, device: &Device) -> String {
         parts.push(clean(user));
     }
     let model = if device.model.is_empty() { String::new() } else { format!(" {}", clean(&device.model)) };
-    let name =
-        if device.name.starts_with("ordinal-") { String::new() } else { format!(" ({})", device.name) };
+    // As much of the UUID as nvidia-smi needs.
+    let name = match device.name.get(..12) {
+        Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
+        _ => String::new(),
+    };
     parts.push(format!("GPU {}{model}{name}", device.ordinal));
     parts.join("  ")
 }

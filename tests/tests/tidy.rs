@@ -1,0 +1,112 @@
+//! What the structure promises and no compiler checks.
+#![allow(missing_docs)]
+
+use gpumem_tests::golden;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files(&path, ending, found);
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(path);
+        }
+    }
+}
+
+fn sources(krate: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    files(&root().join(krate).join("src"), "rs", &mut found);
+    found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).expect("text"))).collect()
+}
+
+#[test]
+fn the_ledger_does_no_io_and_reads_no_clock() {
+    for (path, text) in sources("ledger") {
+        let words =
+            ["std::fs", "std::io", "std::net", "std::time", "std::env", "std::thread", "println!", "Instant"];
+        for word in words {
+            assert!(!text.contains(word), "{} uses {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn dependencies_flow_one_way() {
+    let order = ["wire", "ledger", "runs", "ctl"];
+    for (index, krate) in order.iter().enumerate() {
+        let manifest = fs::read_to_string(root().join(krate).join("Cargo.toml")).expect("a manifest");
+        let dependencies =
+            manifest.split("[dependencies]").nth(1).unwrap_or("").split("\n[").next().unwrap_or("");
+        for later in &order[index..] {
+            assert!(!dependencies.contains(&format!("gpumem-{later}")), "{krate} depends on {later}");
+        }
+    }
+}
+
+#[test]
+fn no_crate_has_unsafe_code() {
+    for krate in ["wire", "ledger", "runs"] {
+        let text = fs::read_to_string(root().join(krate).join("src/lib.rs")).expect("lib.rs");
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{krate}");
+    }
+    assert!(
+        fs::read_to_string(root().join("ctl/src/main.rs"))
+            .expect("main.rs")
+            .contains("#![forbid(unsafe_code)]")
+    );
+}
+
+#[test]
+fn library_code_cannot_panic_by_choice() {
+    for krate in ["wire", "ledger", "runs", "ctl"] {
+        for (path, text) in sources(krate) {
+            let code = text.split("#[cfg(test)]").next().expect("a first part");
+            for word in [".unwrap()", "panic!(", "unreachable!(", "todo!("] {
+                assert!(!code.contains(word), "{} has {word}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_have_one_subject() {
+    for krate in ["wire", "ledger", "runs", "ctl", "tests"] {
+        for (path, text) in sources(krate) {
+            let lines = text.lines().count();
+            assert!(lines <= 600, "{} has {lines} lines: look for a seam", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_shows_what_the_program_prints() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let report = fs::read_to_string(golden::path("reports/small-train.layer.txt")).expect("golden");
+    assert!(
+        readme.contains(&format!("small-train.log\n{report}```")),
+        "the picture in README.md is an old one"
+    );
+    assert!(readme.contains("make demo"));
+}
+
+#[test]
+fn documents_and_presets_are_what_the_program_has() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    for (preset, _) in gpumem_runs::rules::PRESETS {
+        assert!(readme.contains(&format!("`{preset}`")), "README.md does not name the preset {preset}");
+    }
+    for format in gpumem_runs::import::FORMATS.iter().filter(|format| format.name != "recording") {
+        assert!(
+            readme.contains(&format!("import {}", format.name)),
+            "README.md does not name {}",
+            format.name
+        );
+    }
+}
