@@ -4,7 +4,7 @@ use crate::Map;
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
-use crate::snapshot::{self, AgreedReading, DeviceReading, Snapshot};
+use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
@@ -56,20 +56,6 @@ impl std::fmt::Display for DeviceName {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Device {
-    pub name: DeviceName,
-    pub ordinal: u16,
-    pub model: String,
-    pub total_bytes: Option<u64>,
-    pub latest: Option<DeviceReading>,
-    /// Lowest and highest `used` seen.
-    pub used_range: Option<(u64, u64)>,
-    /// The last reading, if it agreed with itself.
-    pub agreed: Option<AgreedReading>,
-    reading: Option<OpenReading>,
-}
-
 /// A reading of a device between `SampleBegin` and `SampleEnd`.
 #[derive(Debug)]
 struct OpenReading {
@@ -85,7 +71,9 @@ struct OpenReading {
 /// Observations in, snapshots out.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    pub(crate) devices: Vec<Device>,
+    pub(crate) devices: Vec<DeviceView>,
+    /// Readings that have begun and not ended, by device.
+    open: Map<usize, OpenReading>,
     pub(crate) processes: Vec<Process>,
     by_key: Map<ProcessKey, usize>,
     /// The host's device slots.
@@ -155,7 +143,7 @@ impl Ledger {
         };
         let key = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
         let index = self.devices.iter().position(|device| device.name == key).unwrap_or_else(|| {
-            self.devices.push(Device {
+            self.devices.push(DeviceView {
                 name: key,
                 ordinal,
                 model: name.to_owned(),
@@ -163,7 +151,6 @@ impl Ledger {
                 latest: None,
                 used_range: None,
                 agreed: None,
-                reading: None,
             });
             self.devices.len() - 1
         });
@@ -229,14 +216,15 @@ impl Ledger {
 
     fn begin_sample(&mut self, stamp: &Stamp, number: u64) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        self.devices[device].reading = Some(OpenReading {
+        let reading = OpenReading {
             number,
             t0_ns: stamp.time_ns,
             first: None,
             last: None,
             readings: 0,
             listed: Some(0),
-        });
+        };
+        self.open.insert(device, reading);
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
             let on_device = |account: &crate::account::Account| account.device == Some(device);
@@ -249,8 +237,8 @@ impl Ledger {
     }
 
     fn sample_device(&mut self, stamp: &Stamp, used: u64, free: u64, reserved: Reading) {
-        let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let device = &mut self.devices[device];
+        let Some(&index) = self.host_slots.get(&stamp.device) else { return };
+        let device = &mut self.devices[index];
         device.latest = Some(DeviceReading {
             time_ns: stamp.time_ns,
             used_bytes: used,
@@ -259,7 +247,7 @@ impl Ledger {
         });
         let (low, high) = device.used_range.unwrap_or((used, used));
         device.used_range = Some((low.min(used), high.max(used)));
-        if let Some(reading) = &mut device.reading {
+        if let Some(reading) = self.open.get_mut(&index) {
             reading.first.get_or_insert(used);
             reading.last = device.latest;
             reading.readings += 1;
@@ -268,7 +256,7 @@ impl Ledger {
 
     fn sample_process(&mut self, stamp: &Stamp, key: ProcessKey, used: Result<u64, Absence>) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let Some(reading) = &mut self.devices[device].reading else { return };
+        let Some(reading) = self.open.get_mut(&device) else { return };
         let (number, t0_ns) = (reading.number, reading.t0_ns);
         reading.listed = match used {
             Err(Absence::NotListed) => reading.listed, // it has none
@@ -282,9 +270,10 @@ impl Ledger {
 
     fn end_sample(&mut self, stamp: &Stamp, number: u64, result: u16) {
         let Some(&device) = self.host_slots.get(&stamp.device) else { return };
-        let Some(reading) = self.devices[device].reading.take_if(|reading| reading.number == number) else {
+        if self.open.get(&device).is_none_or(|reading| reading.number != number) {
             return;
-        };
+        }
+        let Some(reading) = self.open.remove(&device) else { return };
         let failed = result != 0;
         self.devices[device].agreed = match (reading.first, reading.last, reading.listed) {
             (Some(first), Some(last), Some(listed))

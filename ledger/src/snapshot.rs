@@ -169,26 +169,13 @@ pub struct ProcessView {
 }
 
 pub(crate) fn of(ledger: &Ledger) -> Snapshot {
-    let devices = ledger
-        .devices
-        .iter()
-        .map(|device| DeviceView {
-            name: device.name,
-            ordinal: device.ordinal,
-            model: device.model.clone(),
-            total_bytes: device.total_bytes,
-            latest: device.latest,
-            used_range: device.used_range,
-            agreed: device.agreed,
-        })
-        .collect();
     let mut processes: Vec<_> = ledger.processes.iter().map(process_view).collect();
     processes.sort_by_key(|process| process.key);
     Snapshot {
         now_ns: ledger.now_ns,
         clock: ledger.clock,
         wall_offset_ns: ledger.wall_offset_ns,
-        devices,
+        devices: ledger.devices.clone(),
         processes,
     }
 }

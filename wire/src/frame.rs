@@ -11,7 +11,7 @@
 //! A recording whose last frame is cut (its writer was killed) is read up to that frame.
 
 use crate::codec::{Error as CodecError, SLOT_BYTES, Slot};
-use crate::event::{Body, Record};
+use crate::event::Record;
 use crate::{MAJOR, MINOR};
 
 /// Longest frame after its length: what a reader must be able to hold, and more than any record needs.
@@ -145,7 +145,8 @@ impl Record<'_> {
         let room = MAX_FRAME_BYTES - SLOT_BYTES; // a multiple of 8: addresses end with it
         if payload.len() > room {
             payload = &payload[..room];
-            let addresses = matches!(self.body, Body::Stack { format: crate::FrameFormat::Address, .. });
+            let addresses =
+                matches!(self.body, crate::Body::Stack { format: crate::FrameFormat::Address, .. });
             if let Err(error) = core::str::from_utf8(payload)
                 && error.error_len().is_none()
                 && !addresses
