@@ -23,6 +23,10 @@ impl Holdings {
             self.odd.impossible += 1;
             return;
         }
+        if stamp.flags.has(Flags::RESTATED) && self.is_in_flight_still(stamp.seq) {
+            self.keep_segment_born_as(address, stamp.seq);
+            return;
+        }
         if let Some(old) = self.allocations.get_mut(&address) {
             if old.seq == stamp.seq && stamp.seq != 0 {
                 // Said again: by a resync, or by the ring after one. Its segment is said with it.
@@ -32,7 +36,7 @@ impl Holdings {
                 }
                 return;
             }
-            self.odd.replaced += 1;
+            self.odd.replaced += 1; // its free was lost, or the report is wrong
             self.unbind(address).into_iter().for_each(|row| self.give_back(address, row));
         }
         let mut row = Row {
@@ -87,6 +91,20 @@ impl Holdings {
             && !row.is(Row::UNBOOKED)
     }
 
+    /// Whether the row that was born as `seq` has a free in flight; if so, it was said again: should the
+    /// end of that free be lost, it failed.
+    fn is_in_flight_still(&mut self, seq: u64) -> bool {
+        for flight in self.in_flight.values_mut() {
+            if let InFlight::Allocation { row, .. } = flight
+                && row.seq == seq
+            {
+                row.generation = self.generation;
+                return true;
+            }
+        }
+        false
+    }
+
     fn unbind(&mut self, address: u64) -> Option<Row> {
         let row = self.allocations.remove(&address)?;
         if row.bytes >= LARGE_BYTES {
@@ -133,6 +151,9 @@ impl Holdings {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {
                         self.large.insert(address, row.bytes);
+                    }
+                    if self.hungry_segments > 0 && self.can_hold_segments(&row) {
+                        self.feed_segments(address, row.bytes);
                     }
                 } else {
                     self.odd.replaced += u64::from(failed);
@@ -221,13 +242,22 @@ impl Holdings {
 }
 
 impl Holdings {
-    /// Frees that were begun before a loss may have ended in it: after a resync they are over.
+    /// Frees that were begun before a loss may have ended in it: after a resync they are over. What was
+    /// said again has failed to be freed.
     pub fn forget_unfinished(&mut self) {
         let mut begun: Vec<u64> = self.in_flight.keys().copied().collect();
         begun.sort_unstable();
         for seq in begun {
             if self.doubtful_before.is_some_and(|doubt| seq <= doubt) {
-                self.free_end(seq, 0);
+                let failed = match &self.in_flight[&seq] {
+                    InFlight::Allocation { row, .. } => row.generation == self.generation,
+                    InFlight::Unmap { mappings } => {
+                        mappings.iter().any(|(_, mapping)| mapping.generation == self.generation)
+                    }
+                    // References were said again as they are.
+                    InFlight::Release { .. } | InFlight::Nothing => false,
+                };
+                self.free_end(seq, u16::from(failed));
             }
         }
         self.doubtful_before = None;

@@ -7,7 +7,8 @@
 //!  process      one process: names, order of its records, what it has lost
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
-//!   gap         samples of NVML joined to `tracked` at their own time; account: the gap of the peak
+//!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
+//!               account: the gap of the peak
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -47,6 +48,7 @@ mod book;
 pub mod category;
 mod gap;
 mod holdings;
+mod join;
 mod ledger;
 mod observation;
 mod pool;

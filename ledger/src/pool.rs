@@ -7,7 +7,7 @@
 
 use crate::Map;
 use crate::book::{CellId, Class, IDLE, OPAQUE};
-use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
+use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
 use crate::segment::Segment;
 use gpumem_wire::{FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
@@ -388,12 +388,21 @@ impl Holdings {
     /// After a resync: blocks and segments that were not said again.
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
+        // Segments by birth are said with their allocations, and those not while their free is in flight.
+        let flying: Vec<u64> = self
+            .in_flight
+            .values()
+            .filter_map(|flight| match flight {
+                InFlight::Allocation { row, .. } if row.is(Row::SEGMENT) => Some(row.seq),
+                _ => None,
+            })
+            .collect();
         for index in 0..self.pools.len() as u32 {
             self.drop_blocks(index, |row| row.generation != generation);
             let segments = &self.pools[index as usize].segments;
             let gone: Vec<u64> = segments
                 .iter()
-                .filter(|(_, s)| s.generation != generation)
+                .filter(|(_, s)| s.generation != generation && !flying.contains(&s.seq))
                 .map(|(&start, _)| start)
                 .collect();
             gone.into_iter().for_each(|start| self.take_segment((index, start)));
@@ -414,9 +423,29 @@ impl Holdings {
             if !pool.gone && !again && empty && (pool.is_framework() || pool.used == 0) {
                 pool.gone = true;
                 self.pool_ids.remove(&pool.id);
-            } else if pool.unbooked_blocks > 0 {
-                self.book_blocks(index);
             }
+        }
+        // Outer pools first: their blocks are the memory of the others.
+        for nested in [false, true] {
+            for index in 0..self.pools.len() as u32 {
+                if self.pools[index as usize].parent.is_some() == nested {
+                    self.feed_pool(index);
+                }
+            }
+        }
+    }
+
+    /// Segments that lost memory to rows which a resync took may find other memory where they are, and
+    /// blocks their segments.
+    fn feed_pool(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        if pool.backed_bytes != pool.segment_bytes {
+            let hungry = pool.segments.iter().filter(|(_, segment)| segment.backed < segment.bytes);
+            let starts: Vec<u64> = hungry.map(|(&start, _)| start).collect();
+            starts.into_iter().for_each(|start| self.feed((index, start), 0, u64::MAX, true));
+        }
+        if self.pools[index as usize].unbooked_blocks > 0 {
+            self.book_blocks(index);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::Map;
 use crate::account::Account;
-use crate::gap::{ClosedSample, PeakGap, Pending};
+use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
@@ -75,6 +75,13 @@ pub struct Coverage {
     pub steps: u64,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Resync {
+    /// Rows said again so far.
+    rows: u64,
+    after_seq: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Process {
     pub key: ProcessKey,
@@ -91,18 +98,18 @@ pub(crate) struct Process {
     pub ended: Option<(u64, Option<u64>)>,
     last_seq: u64,
     /// Latest time of a record.
-    applied_ns: u64,
+    pub applied_ns: u64,
     /// All records up to this time have been applied.
-    done_ns: u64,
-    pending: Vec<Pending>,
+    pub done_ns: u64,
+    pub pending: Vec<Pending>,
     /// Earliest time at which a pending sample wants to be looked at.
-    boundary_ns: u64,
-    /// Rows restated since ResyncBegin; `None` outside a resync.
-    resync_rows: Option<u64>,
+    pub boundary_ns: u64,
+    /// Between ResyncBegin and ResyncEnd.
+    resync: Option<Resync>,
     /// A resync is under way or ended well, and nothing was lost since it began.
     healing: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
-    silent: bool,
+    pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
 }
 
@@ -124,7 +131,7 @@ impl Process {
             done_ns: 0,
             pending: Vec::new(),
             boundary_ns: u64::MAX,
-            resync_rows: None,
+            resync: None,
             healing: false,
             silent: false,
             closed: Vec::new(),
@@ -211,8 +218,12 @@ impl Process {
         }
         if restated {
             let is_name = matches!(record.body, Body::Tag { .. } | Body::Module { .. } | Body::Stack { .. });
-            if let Some(rows) = &mut self.resync_rows {
-                *rows += u64::from(!is_name);
+            if let Some(resync) = &mut self.resync {
+                resync.rows += u64::from(!is_name);
+                let is_pool = matches!(record.body, Body::PoolCreate { .. } | Body::PoolState { .. });
+                if stamp.seq > resync.after_seq && !is_pool {
+                    return; // born while the table was read: the ring brings it, in its place
+                }
             }
         } else if stamp.time_ns > self.applied_ns {
             self.applied_ns = stamp.time_ns;
@@ -228,7 +239,7 @@ impl Process {
         if let Some(odd) = odd {
             self.holdings.odd = Oddities { impossible: self.holdings.odd.impossible, ..odd };
         }
-        if self.holdings.mixed && self.resync_rows.is_none() {
+        if self.holdings.mixed && self.resync.is_none() {
             self.reach_head();
         }
         let touched = self.holdings.settle(self.applied_ns);
@@ -274,7 +285,9 @@ impl Process {
                 self.count_allocation(stamp, bytes);
                 self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
             }
-            Body::VmmMap { address, bytes, handle } => self.holdings.vmm_map(address, bytes, handle),
+            Body::VmmMap { address, bytes, handle } => {
+                self.holdings.vmm_map(address, bytes, handle, stamp.flags.has(Flags::RESTATED));
+            }
             Body::VmmUnmap { address, bytes } => self.holdings.unmap_begin(address, bytes, stamp.seq),
             Body::VmmRetain { handle, address } => self.holdings.vmm_retain(handle, address),
             Body::VmmRelease { handle } => self.holdings.release_begin(handle, stamp.seq),
@@ -343,7 +356,7 @@ impl Process {
                 }
                 self.holdings.generation = self.holdings.generation.wrapping_add(1);
                 self.holdings.mixed = true;
-                self.resync_rows = Some(0);
+                self.resync = Some(Resync { rows: 0, after_seq });
                 self.healing = true;
             }
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),
@@ -366,23 +379,13 @@ impl Process {
         }
     }
 
-    /// A call in flight may tear samples; they must know before the same record closes them.
-    fn note_in_flight(&mut self, record: &Record<'_>) {
-        if let Body::Watermark { in_flight_since_ns, .. } = record.body
-            && in_flight_since_ns != 0
-        {
-            let now_ns = record.stamp.time_ns;
-            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
-        }
-    }
-
     fn end_resync(&mut self, head_seq: u64, rows: u64) {
-        let Some(seen) = self.resync_rows.take() else { return };
-        if seen != rows {
+        let Some(resync) = self.resync.take() else { return };
+        if resync.rows != rows {
             // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
             // resync had not ended.
-            self.resync_rows = Some(seen);
-            self.lose(rows.abs_diff(seen));
+            self.resync = Some(resync);
+            self.lose(rows.abs_diff(resync.rows));
             return;
         }
         let holdings = &mut self.holdings;
@@ -418,118 +421,6 @@ impl Process {
             (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
             _ => None,
         };
-    }
-
-    /// A reading of the device begins.
-    pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
-        // A reading that never ended: whoever took it was given up.
-        self.pending.retain(|pending| pending.book != book || !pending.is_open());
-        let mut pending = Pending::new(book, number, t0_ns);
-        if self.coverage.covered && self.applied_ns > t0_ns {
-            let late = self.holdings.books[usize::from(book)].changed_ns > t0_ns;
-            self.mark(&mut pending, late);
-        } else if self.silent || self.ended.is_some() || self.done_ns >= t0_ns {
-            self.mark(&mut pending, false);
-        }
-        self.pending.push(pending);
-        self.set_boundary();
-    }
-
-    fn mark(&self, pending: &mut Pending, late: bool) {
-        let index = usize::from(pending.book);
-        let partial = self.coverage.partial.is_some_and(|partial| partial.state);
-        pending.mark(&self.holdings.books[index], self.holdings.in_flight_bytes[index], partial, late);
-    }
-
-    /// NVML listed the process in that reading.
-    pub fn sample_used(
-        &mut self,
-        book: u8,
-        number: u64,
-        t0_ns: u64,
-        used: Result<u64, gpumem_wire::Absence>,
-    ) {
-        if !self.pending.iter().any(|pending| pending.is(book, number)) {
-            self.begin_sample(book, number, t0_ns);
-        }
-        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
-            pending.used = used;
-        }
-    }
-
-    /// The reading ended; its process lists may have `failed`.
-    pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
-        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
-            pending.end(t1_ns);
-            if failed {
-                pending.fail();
-            }
-        }
-        self.advance(self.done_ns);
-        if !self.coverage.covered || self.ended.is_some() {
-            self.advance(u64::MAX);
-        } else if self.silent {
-            self.close_where(u64::MAX, true);
-        }
-        self.set_boundary();
-    }
-
-    /// All records up to `done_ns` have been applied.
-    fn advance(&mut self, done_ns: u64) {
-        if done_ns != u64::MAX {
-            self.done_ns = self.done_ns.max(done_ns);
-        }
-        self.close_where(done_ns, false);
-    }
-
-    /// Closes samples that ended before `deadline_ns` without the agent's word.
-    pub fn close_stale(&mut self, deadline_ns: u64) {
-        if !self.pending.is_empty() {
-            self.close_where(deadline_ns, true);
-        }
-    }
-
-    fn close_where(&mut self, done_ns: u64, stale: bool) {
-        for mut pending in std::mem::take(&mut self.pending) {
-            let ends = pending.ends_by(done_ns);
-            if !pending.is_marked() && (ends || !stale && pending.starts_by(done_ns)) {
-                self.mark(&mut pending, false);
-            }
-            if ends {
-                self.close(pending, stale && self.coverage.covered);
-            } else {
-                self.pending.push(pending);
-            }
-        }
-        self.set_boundary();
-    }
-
-    fn set_boundary(&mut self) {
-        self.boundary_ns = self.pending.iter().map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
-    }
-
-    fn close(&mut self, pending: Pending, stale: bool) {
-        let book = pending.book;
-        let account = &mut self.accounts[usize::from(book)];
-        let mut sample = pending.close(0, stale, self.coverage.covered);
-        if self.coverage.late && account.predates.is_none() {
-            account.predates = sample.gap_bytes();
-        }
-        sample.predates_bytes = account.predates.unwrap_or(0);
-        self.coverage.stale_samples += u64::from(stale);
-        if let Ok(used) = sample.used_bytes
-            && account.peak_used.is_none_or(|(highest, _)| used > highest)
-        {
-            account.peak_used = Some((used, sample.t0_ns));
-        }
-        account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
-        account.latest = Some(sample.clone());
-        self.closed.push((book, sample));
-    }
-
-    /// The gap that goes with a book's peak.
-    pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
-        self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
     }
 
     /// The process is gone: nothing more will come.

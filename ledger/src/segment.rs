@@ -17,7 +17,7 @@ pub(crate) struct Segment {
     /// Bytes of it that are booked.
     pub backed: u64,
     parts: Vec<(Extent, u64)>,
-    seq: u64,
+    pub seq: u64,
     pub generation: u8,
 }
 
@@ -63,19 +63,25 @@ impl Holdings {
                 old.generation = generation;
                 return;
             }
-            self.odd.replaced += u64::from(!again); // said again with less: a part of it was removed
+            // Odd, unless it is said again with less (a part was removed), or belongs to an allocation whose
+            // free is in flight.
+            let seq = old.seq;
+            let leaves =
+                |flight: &InFlight| matches!(flight, InFlight::Allocation { row, .. } if row.seq == seq);
+            self.odd.replaced += u64::from(!again && !self.in_flight.values().any(leaves));
             self.take_segment((index, address));
         }
-        self.insert_segment((index, address), bytes, stamp.seq);
+        self.insert_segment((index, address), bytes, stamp.seq, true);
     }
 
-    fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64) {
+    /// `new`: not what is left of a segment that the peak knows already.
+    fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
         let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
         let pool = &mut self.pools[key.0 as usize];
         pool.segments.insert(key.1, segment);
         pool.segment_bytes = pool.segment_bytes.wrapping_add(bytes);
         self.hungry_segments += 1;
-        self.feed(key, 0, u64::MAX);
+        self.feed(key, 0, u64::MAX, new);
     }
 
     /// `SegmentRemove`: a range, which may be several segments or a part of one. Without a size, the
@@ -100,11 +106,14 @@ impl Holdings {
         for (start, segment_end, seq) in cut.into_iter().rev() {
             self.take_segment((index, start));
             if start < address {
-                self.insert_segment((index, start), address - start, seq);
+                self.insert_segment((index, start), address - start, seq, false);
             }
             if segment_end > end {
-                self.insert_segment((index, end), segment_end - end, seq);
+                self.insert_segment((index, end), segment_end - end, seq, false);
             }
+        }
+        if self.pools[index as usize].unbooked_blocks > 0 {
+            self.book_blocks(index); // what is left may be wholly booked
         }
     }
 
@@ -114,6 +123,13 @@ impl Holdings {
         if let Some(index) = self.pools.iter().position(born) {
             self.take_segment((index as u32, address));
         }
+    }
+
+    /// It was said again while its free is in flight.
+    pub fn keep_segment_born_as(&mut self, address: u64, seq: u64) {
+        let generation = self.generation;
+        let segments = self.pools.iter_mut().filter_map(|pool| pool.segments.get_mut(&address));
+        segments.filter(|segment| segment.seq == seq).for_each(|segment| segment.generation = generation);
     }
 
     /// Takes segments with all blocks in them, and what nested pools carved out of those.
@@ -247,7 +263,7 @@ impl Holdings {
             }
         }
         for key in hungry {
-            self.feed(key, address, end);
+            self.feed(key, address, end, true);
             let pool = &self.pools[key.0 as usize];
             if pool.unbooked_blocks > 0 && pool.segments.get(&key.1).is_some_and(|s| s.backed == s.bytes) {
                 self.book_blocks(key.0);
@@ -256,13 +272,16 @@ impl Holdings {
     }
 
     /// Takes what the memory under a segment, as far as it lies in [from, to), can still give.
-    fn feed(&mut self, key: SegmentKey, from: u64, to: u64) {
+    pub fn feed(&mut self, key: SegmentKey, from: u64, to: u64, new: bool) {
         let Some(segment) = self.pools[key.0 as usize].segments.get(&key.1) else { return };
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
         for (extent, at, bytes) in self.extents_under(key.0, start, end) {
             let overlap = end.min(at.saturating_add(bytes)).saturating_sub(start.max(at));
             let Some(row) = self.extent_row(extent).filter(|row| !row.is(Row::UNBOOKED)) else { continue };
             let free = row.bytes.saturating_sub(self.carved_bytes(extent));
+            let carved =
+                self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));
+            let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // it has those
             let pool = &mut self.pools[key.0 as usize];
             let cell = pool.cell();
             let Some(segment) = pool.segments.get_mut(&key.1) else { return };
@@ -276,8 +295,8 @@ impl Holdings {
                 self.hungry_segments -= 1;
             }
             let book = &self.books[usize::from(row.book)];
-            let new = Carved { parts: Vec::new(), at_peak: 0, epoch: book.peak.epoch };
-            let carved = self.carved.entry(extent).or_insert(new);
+            let untouched = Carved { parts: Vec::new(), at_peak: 0, epoch: book.peak.epoch };
+            let carved = self.carved.entry(extent).or_insert(untouched);
             carved.keep(book);
             match carved.parts.iter_mut().find(|(other, _)| *other == key) {
                 Some((_, bytes)) => {
@@ -291,7 +310,7 @@ impl Holdings {
                 }
             }
             // The peak too, as far as no segment had these bytes at the peak already.
-            let live = book.live_at_peak(row.first_epoch);
+            let live = new && book.live_at_peak(row.first_epoch);
             let at_peak = if live { take.min(row.bytes.saturating_sub(carved.at_peak)) } else { 0 };
             carved.at_peak += at_peak;
             let book = self.book(row.book);

@@ -53,6 +53,7 @@ impl Holdings {
         if let Some(old) = self.backings.get_mut(&stamp.seq) {
             old.row.generation = generation;
             old.references = references.into();
+            old.handle = handle;
             self.handles.insert(handle, stamp.seq);
             self.weigh(stamp.seq);
             return;
@@ -85,11 +86,14 @@ impl Holdings {
     }
 
     /// `VmmMap`. A handle that is not known is a multicast object or was lost: nothing is booked.
-    pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64) {
+    pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, restated: bool) {
         let Some(&id) = self.handles.get(&handle) else {
             self.odd.unknown_handles += 1;
             return;
         };
+        if restated && self.is_unmap_in_flight(address, id) {
+            return;
+        }
         if let Some(old) = self.mappings.get_mut(&address) {
             if old.backing == id && old.bytes == bytes {
                 old.generation = self.generation;
@@ -106,6 +110,21 @@ impl Holdings {
         if self.hungry_segments > 0 {
             self.feed_segments(address, bytes);
         }
+    }
+
+    /// Whether an unmap of it is in flight; if so, it was said again: should the end of that call be lost,
+    /// it failed.
+    fn is_unmap_in_flight(&mut self, address: u64, id: BackingId) -> bool {
+        for flight in self.in_flight.values_mut() {
+            let InFlight::Unmap { mappings } = flight else { continue };
+            for (start, mapping) in mappings {
+                if *start == address && mapping.backing == id {
+                    mapping.generation = self.generation;
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// `VmmRetain`: another reference, found through a mapping.
@@ -182,6 +201,9 @@ impl Holdings {
             if failed && !self.mappings.contains_key(&address) {
                 backing.mappings += 1;
                 self.mappings.insert(address, mapping);
+                if self.hungry_segments > 0 {
+                    self.feed_segments(address, mapping.bytes);
+                }
             } else {
                 self.segments_unmapped(address, mapping);
             }
@@ -261,8 +283,9 @@ impl Holdings {
             self.mappings.iter().filter(|(_, m)| m.generation != generation).map(|(&s, _)| s).collect();
         starts.into_iter().for_each(|start| self.take_mapping(start));
         self.drop_backings(|backing| backing.row.generation != generation);
-        let backings = &self.backings;
-        self.handles.retain(|_, id| backings.get(id).is_some_and(|backing| backing.references > 0));
+        // One number may have been said of several backings: it is the one's that has references.
+        let held = self.backings.iter().filter(|(_, backing)| backing.references > 0);
+        self.handles = held.map(|(&id, backing)| (backing.handle, id)).collect();
         let unused: Vec<BackingId> = {
             let none = |(_, b): &(&BackingId, &Backing)| b.references == 0 && b.mappings == 0;
             let mut unused: Vec<_> = self.backings.iter().filter(none).map(|(&id, _)| id).collect();

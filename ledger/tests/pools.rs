@@ -149,6 +149,20 @@ fn segment_over_vmm_mappings_takes_the_handles() {
 }
 
 #[test]
+fn segment_that_waits_for_more_takes_the_same_bytes_once() {
+    check(
+        |s| {
+            s.pool(3, 0, true, FRAMEWORK);
+            s.tag("a").alloc(16 * MIB, 2 * MIB);
+            s.segment(17 * MIB, 3 * MIB, 3);
+            s.tag("b").alloc(18 * MIB, MIB);
+            s.tag("c").alloc(19 * MIB, MIB);
+        },
+        &["tracked 4194304 = direct:a 1048576 + idle 3145728"],
+    );
+}
+
+#[test]
 fn segment_removed_gives_the_bytes_back_to_the_allocation() {
     check(
         |s| {

@@ -243,6 +243,81 @@ fn handle_number_that_belonged_to_two_backings() {
 }
 
 #[test]
+fn handle_number_said_last_of_a_released_backing_stays_with_the_held_one() {
+    check(
+        |s| {
+            s.seq = 100;
+            let memory = MemoryKind::Vmm;
+            s.resync(3, |s| {
+                s.tag("new").restate(5, Body::VmmCreate { handle: 1, bytes: 3 * MIB, references: 1, memory });
+                s.tag("old").restate(1, Body::VmmCreate { handle: 1, bytes: MIB, references: 0, memory });
+                s.restate(2, Body::VmmMap { address: 16 * MIB, bytes: MIB, handle: 1 });
+            });
+            s.release(1);
+        },
+        &["tracked 1048576 = direct:old 1048576", "flags was_partial"],
+    );
+}
+
+#[test]
+fn segment_by_birth_survives_a_failed_free_whose_end_was_lost() {
+    check(
+        |s| {
+            s.pool(3, 0, true, PoolOwner::Framework);
+            let seq = s.alloc_as(0x1000, 4096, DEV, 3);
+            s.begin(0x1000);
+            s.seq += 1; // it failed, unheard
+            s.watermark(0);
+            s.resync(1, |s| s.restate(seq, alloc_body(0x1000, 4096, 3)));
+        },
+        &["tracked 4096 = idle 4096", "flags was_partial", "peak 4096 = idle 4096"],
+    );
+}
+
+#[test]
+fn failed_unmap_whose_end_was_lost_keeps_its_segment() {
+    check(
+        |s| {
+            s.pool(3, 0, true, PoolOwner::Framework);
+            let create = s.create(1, MIB);
+            let map = s.map(16 * MIB, MIB, 1);
+            let segment = s.segment(16 * MIB, MIB, 3);
+            s.say(Body::VmmUnmap { address: 16 * MIB, bytes: MIB });
+            s.seq += 1; // it failed, unheard
+            s.watermark(0);
+            s.resync(3, |s| {
+                let memory = MemoryKind::Vmm;
+                s.restate(create, Body::VmmCreate { handle: 1, bytes: MIB, references: 1, memory });
+                s.restate(map, Body::VmmMap { address: 16 * MIB, bytes: MIB, handle: 1 });
+                s.restate(segment, Body::SegmentAdd { address: 16 * MIB, bytes: MIB, pool: 3 });
+            });
+        },
+        &["tracked 1048576 = idle 1048576", "flags was_partial"],
+    );
+}
+
+#[test]
+fn rows_born_while_the_table_was_read_come_with_the_ring() {
+    check(
+        |s| {
+            s.pool(3, 0, true, PoolOwner::Framework);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: 1 });
+            s.restate(
+                1,
+                Body::PoolCreate { pool: 3, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework },
+            );
+            // The block was read, its segment was not.
+            let block = Body::BlockAlloc { address: 0x1000, bytes: 96, pool: 3, use_as: NOTHING };
+            s.tag("w").restate(3, block);
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 2 });
+            s.alloc_as(0x1000, 4096, DEV, 3);
+            s.tag("w").block(0x1000, 96, 3);
+        },
+        &["tracked 4096 = block:w 96 + idle 4000"],
+    );
+}
+
+#[test]
 fn segment_of_an_allocation_for_a_pool_survives_a_resync() {
     check(
         |s| {

@@ -331,8 +331,10 @@ records! {
     /// Everything up to `last_seq` and `time_ns` has been sent. The oldest driver call still in
     /// flight was entered at `in_flight_since_ns`; 0 for none.
     81 Watermark { last_seq: u64 => aux, in_flight_since_ns: u64 => bytes }
-    /// State follows: every live row restated, pools (outer ones first) before everything else, the rest in
-    /// any order (but see `VmmCreate`). All ordered records up to `after_seq` were sent before.
+    /// State follows: every live row restated (those born after `after_seq` may be left out, the ring has
+    /// them), pools (outer ones first) before everything else, the rest in
+    /// any order (but see `VmmCreate`); a block that waits for a stream is followed by its `BlockFree`. All
+    /// ordered records up to `after_seq` were sent before.
     82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
     /// State ends; `rows` were restated (names are no rows) while the ring grew to `head_seq`. State is
     /// exact again once the ordered records up to there have come.

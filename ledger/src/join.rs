@@ -1,0 +1,124 @@
+//! Samples of one process on their way from the first word of a reading to closed: what gap.rs says,
+//! applied to the order in which records and readings come.
+
+use crate::gap::{PeakGap, Pending};
+use crate::process::Process;
+use gpumem_wire::{Absence, Body, Record};
+
+impl Process {
+    /// A reading of the device begins.
+    pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
+        // A reading that never ended: whoever took it was given up.
+        self.pending.retain(|pending| pending.book != book || !pending.is_open());
+        let mut pending = Pending::new(book, number, t0_ns);
+        if self.coverage.covered && self.applied_ns > t0_ns {
+            let late = self.holdings.books[usize::from(book)].changed_ns > t0_ns;
+            self.mark(&mut pending, late);
+        } else if self.silent || self.ended.is_some() || self.done_ns >= t0_ns {
+            self.mark(&mut pending, false);
+        }
+        self.pending.push(pending);
+        self.set_boundary();
+    }
+
+    fn mark(&self, pending: &mut Pending, late: bool) {
+        let index = usize::from(pending.book);
+        let partial = self.coverage.partial.is_some_and(|partial| partial.state);
+        pending.mark(&self.holdings.books[index], self.holdings.in_flight_bytes[index], partial, late);
+    }
+
+    /// NVML listed the process in that reading.
+    pub fn sample_used(&mut self, book: u8, number: u64, t0_ns: u64, used: Result<u64, Absence>) {
+        if !self.pending.iter().any(|pending| pending.is(book, number)) {
+            self.begin_sample(book, number, t0_ns);
+        }
+        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
+            pending.used = used;
+        }
+    }
+
+    /// The reading ended; its process lists may have `failed`.
+    pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
+        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
+            pending.end(t1_ns);
+            if failed {
+                pending.fail();
+            }
+        }
+        self.advance(self.done_ns);
+        if !self.coverage.covered || self.ended.is_some() {
+            self.advance(u64::MAX);
+        } else if self.silent {
+            self.close_where(u64::MAX, true);
+        }
+        self.set_boundary();
+    }
+
+    /// All records up to `done_ns` have been applied.
+    pub fn advance(&mut self, done_ns: u64) {
+        if done_ns != u64::MAX {
+            self.done_ns = self.done_ns.max(done_ns);
+        }
+        self.close_where(done_ns, false);
+    }
+
+    /// Closes samples that ended before `deadline_ns` without the agent's word.
+    pub fn close_stale(&mut self, deadline_ns: u64) {
+        if !self.pending.is_empty() {
+            self.close_where(deadline_ns, true);
+        }
+    }
+
+    pub fn close_where(&mut self, done_ns: u64, stale: bool) {
+        for mut pending in std::mem::take(&mut self.pending) {
+            let ends = pending.ends_by(done_ns);
+            if !pending.is_marked() && (ends || !stale && pending.starts_by(done_ns)) {
+                self.mark(&mut pending, false);
+            }
+            if ends {
+                self.close(pending, stale && self.coverage.covered);
+            } else {
+                self.pending.push(pending);
+            }
+        }
+        self.set_boundary();
+    }
+
+    fn set_boundary(&mut self) {
+        self.boundary_ns = self.pending.iter().map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
+    }
+
+    fn close(&mut self, pending: Pending, stale: bool) {
+        let book = pending.book;
+        let account = &mut self.accounts[usize::from(book)];
+        let mut sample = pending.close(0, stale, self.coverage.covered);
+        if self.coverage.late && account.predates.is_none() {
+            account.predates = sample.gap_bytes();
+        }
+        sample.predates_bytes = account.predates.unwrap_or(0);
+        self.coverage.stale_samples += u64::from(stale);
+        if let Ok(used) = sample.used_bytes
+            && account.peak_used.is_none_or(|(highest, _)| used > highest)
+        {
+            account.peak_used = Some((used, sample.t0_ns));
+        }
+        account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
+        account.latest = Some(sample.clone());
+        self.closed.push((book, sample));
+    }
+
+    /// The gap that goes with a book's peak.
+    pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
+        self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
+    }
+
+    /// A call in flight may tear samples; they must know before the same record closes them.
+    pub fn note_in_flight(&mut self, record: &Record<'_>) {
+        if let Body::Watermark { in_flight_since_ns, .. } = record.body
+            && in_flight_since_ns != 0
+        {
+            let now_ns = record.stamp.time_ns;
+            self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The state said again: to a ledger that lost records, to a new one, or while the process goes on.
+
+use super::drive::{Drive, Op};
+use super::{Said, World};
+use crate::common::verify;
+use gpumem_ledger::{Class, Ledger};
+use gpumem_wire::*;
+
+impl Drive {
+    /// Says the state again, to this ledger or to a new one; `racing`: while the process goes on.
+    pub fn resync(&mut self, op: Op) {
+        let doomed = |pool: &super::DriverPool| {
+            pool.gone
+                && self.world.allocs.iter().any(|a| a.pool == pool.id && a.kind == MemoryKind::StreamOrdered)
+        };
+        if self.world.driver_pools.iter().any(doomed) {
+            return; // see PoolDestroy
+        }
+        let restart = self.losses && op.a.is_multiple_of(4);
+        let racing = op.a.is_multiple_of(3);
+        if !self.exact || self.drop > 0 || restart || racing {
+            self.end_all();
+        }
+        self.drop = 0;
+        if restart {
+            self.ledger = Ledger::new();
+            self.sample = None;
+            self.introduce();
+        }
+        let after_seq = self.seq;
+        self.control(Body::ResyncBegin { epoch: 1, after_seq });
+        let mut rows = 0;
+        let early = self.world.clone();
+        rows += self.restate_pools(&early);
+        rows += self.restate_rows(&early, |seq| !racing || seq % 2 == 0);
+        if racing {
+            self.queue = Some(Vec::new());
+            for n in 0..op.b % 16 {
+                let (a, b) = (op.b.wrapping_mul(n + 7), op.a.wrapping_mul(31 * n + 5));
+                self.run(Op { what: ((a ^ b >> 3) % 35) as u8, a, b });
+            }
+            self.end_all();
+            let late = self.world.clone();
+            rows += self.restate_rows(&late, |seq| seq % 2 == 1);
+        }
+        self.control(Body::ResyncEnd { epoch: 1, head_seq: self.seq, rows });
+        let queue = self.queue.take().unwrap_or_default();
+        for said in &queue {
+            self.tell(said.stamp, said.body);
+        }
+        if restart || racing || !self.exact {
+            // What the peak was made of cannot be told any more.
+            let view = self.view();
+            let peak = &view.accounts[0].peak;
+            let of = |class| {
+                let cells = view.cells.iter().zip(&peak.amounts);
+                cells.filter(|(cell, _)| cell.class == class).map(|(_, bytes)| bytes).sum::<i64>()
+            };
+            self.world.peak = super::Peak {
+                bytes: peak.tracked_bytes,
+                rows: Vec::new(),
+                idle: of(Class::PoolIdle),
+                opaque: of(Class::Opaque),
+                known: false,
+            };
+            assert!(peak.tracked_bytes >= view.accounts[0].tracked_bytes);
+            if !self.exact || restart {
+                self.odd = view.odd;
+            }
+            self.clean_since = self.time;
+        }
+        self.exact = true;
+        self.compare();
+    }
+
+    pub fn restate(&mut self, said: &Said) -> u64 {
+        self.tell(Stamp { flags: said.stamp.flags.with(Flags::RESTATED), ..said.stamp }, said.body);
+        verify(&self.view());
+        1
+    }
+
+    pub fn restate_pools(&mut self, world: &World) -> u64 {
+        let mut rows = 0;
+        let stamp = Stamp { seq: 1, device: 0, ..Stamp::default() };
+        for pool in &world.pools {
+            let (reports_blocks, owner) = (u16::from(!pool.opaque), PoolOwner::Framework);
+            let body = Body::PoolCreate { pool: pool.id, parent: pool.parent, reports_blocks, owner };
+            rows += self.restate(&Said { stamp, body });
+        }
+        for pool in world.driver_pools.iter().filter(|pool| !pool.gone) {
+            let body = Body::PoolState { pool: pool.id, reserved_bytes: pool.reserved, used_bytes: 0 };
+            rows += self.restate(&Said { stamp, body });
+        }
+        for backing in &world.backings {
+            let Body::VmmCreate { handle, bytes, memory, .. } = backing.said.body else { continue };
+            let references = backing.references;
+            let body = Body::VmmCreate { handle, bytes, references, memory };
+            rows += self.restate(&Said { body, ..backing.said });
+            for mapping in world.mappings.iter().filter(|m| m.unmapping.is_none() && m.backing == backing.seq)
+            {
+                rows += self.restate(&mapping.said);
+            }
+        }
+        rows
+    }
+
+    /// Allocations, segments and blocks in the order of a hash of their birth.
+    pub fn restate_rows(&mut self, world: &World, now: impl Fn(u64) -> bool) -> u64 {
+        let allocs = world.allocs.iter().filter(|a| a.freeing.is_none()).map(|a| (a.seq, a.said));
+        let segments = world.segments.iter().filter(|s| !s.by_birth).map(|s| (s.seq, s.said));
+        let mut said: Vec<(u64, Said)> = allocs.chain(segments).collect();
+        said.extend(world.blocks.iter().map(|b| (b.seq, b.said)));
+        said.sort_by_key(|(seq, _)| seq.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 7);
+        let mut rows = 0;
+        for (seq, said) in said.iter().filter(|(seq, _)| now(*seq)) {
+            rows += self.restate(said);
+            if let Some(block) = world.blocks.iter().find(|b| b.seq == *seq && b.pending) {
+                let (address, pool, state) = (block.address, block.pool, FreeState::Pending);
+                rows += self.restate(&Said { body: Body::BlockFree { address, pool, state }, ..*said });
+            }
+        }
+        rows
+    }
+}
