@@ -297,6 +297,28 @@ fn failed_unmap_whose_end_was_lost_keeps_its_segment() {
 }
 
 #[test]
+fn mapping_made_again_where_the_end_of_an_unmap_was_lost() {
+    check(
+        |s| {
+            let create = s.create(1, MIB);
+            s.map(16 * MIB, MIB, 1);
+            s.say(Body::VmmUnmap { address: 16 * MIB, bytes: MIB });
+            s.seq += 1; // it succeeded, unheard
+            let map = s.map(16 * MIB, MIB, 1);
+            s.resync(2, |s| {
+                let memory = MemoryKind::Vmm;
+                s.restate(create, Body::VmmCreate { handle: 1, bytes: MIB, references: 1, memory });
+                s.restate(map, Body::VmmMap { address: 16 * MIB, bytes: MIB, handle: 1 });
+            });
+            s.release(1);
+            expect(s, &["tracked 1048576 = direct:- 1048576", "flags was_partial"]);
+            s.unmap(16 * MIB, MIB);
+        },
+        &["tracked 0 = 0", "flags was_partial"],
+    );
+}
+
+#[test]
 fn rows_born_while_the_table_was_read_come_with_the_ring() {
     check(
         |s| {
