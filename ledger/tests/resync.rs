@@ -1,4 +1,4 @@
-//! Losses and resyncs as short scripts: what the sums say meanwhile, and that they are exact again.
+//! Resyncs as short scripts: what the sums say meanwhile, and that they are exact again.
 #![allow(missing_docs)]
 
 mod common;
@@ -7,61 +7,6 @@ use gpumem_wire::*;
 
 fn alloc_body(address: u64, bytes: u64, pool: u64) -> Body<'static> {
     Body::AllocEnd { address, bytes, pool, memory: DEV }
-}
-
-#[test]
-fn gap_in_seq_makes_the_sums_partial() {
-    check(
-        |s| {
-            s.alloc(0x1000, 100);
-            s.seq += 3;
-            s.alloc(0x2000, 1);
-            assert_eq!(s.process().coverage.lost, 3);
-            assert_eq!(s.process().coverage.events, 2);
-        },
-        &["tracked 101 = direct:- 101", "flags partial"],
-    );
-}
-
-#[test]
-fn lost_record_makes_the_sums_partial_once() {
-    check(
-        |s| {
-            s.alloc(0x1000, 100);
-            s.control(Body::Lost { count: 2, first_seq: 2 });
-            s.control(Body::Lost { count: 2, first_seq: 2 });
-            s.seq += 2;
-            s.alloc(0x2000, 1);
-            assert_eq!(s.process().coverage.lost, 2);
-        },
-        &["tracked 101 = direct:- 101", "flags partial"],
-    );
-}
-
-#[test]
-fn watermark_beyond_the_last_record_makes_the_sums_partial() {
-    check(
-        |s| {
-            s.alloc(0x1000, 100);
-            s.seq += 1;
-            s.watermark(0);
-            s.alloc(0x2000, 1);
-            assert_eq!(s.process().coverage.lost, 1);
-        },
-        &["tracked 101 = direct:- 101", "flags partial"],
-    );
-}
-
-#[test]
-fn record_that_comes_twice_counts_once() {
-    check(
-        |s| {
-            s.alloc(0x1000, 100);
-            s.seq -= 1;
-            s.alloc(0x2000, 100);
-        },
-        &["tracked 100 = direct:- 100", "odd duplicates 1"],
-    );
 }
 
 #[test]
