@@ -286,7 +286,7 @@ impl Process {
                 self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
             }
             Body::VmmMap { address, bytes, handle } => {
-                self.holdings.vmm_map(address, bytes, handle, stamp.flags.has(Flags::RESTATED));
+                self.holdings.vmm_map(address, bytes, handle, stamp);
             }
             Body::VmmUnmap { address, bytes } => self.holdings.unmap_begin(address, bytes, stamp.seq),
             Body::VmmRetain { handle, address } => self.holdings.vmm_retain(handle, address),

@@ -29,6 +29,8 @@ pub(crate) struct Backing {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mapping {
+    /// Of the record that made it.
+    seq: u64,
     pub bytes: u64,
     pub backing: BackingId,
     pub generation: u8,
@@ -86,23 +88,24 @@ impl Holdings {
     }
 
     /// `VmmMap`. A handle that is not known is a multicast object or was lost: nothing is booked.
-    pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, restated: bool) {
+    pub fn vmm_map(&mut self, address: u64, bytes: u64, handle: u64, stamp: &Stamp) {
         let Some(&id) = self.handles.get(&handle) else {
             self.odd.unknown_handles += 1;
             return;
         };
-        if restated && self.is_unmap_in_flight(address, id) {
+        if stamp.flags.has(Flags::RESTATED) && self.is_unmap_in_flight(address, stamp.seq) {
             return;
         }
         if let Some(old) = self.mappings.get_mut(&address) {
             if old.backing == id && old.bytes == bytes {
-                old.generation = self.generation;
+                (old.generation, old.seq) = (self.generation, stamp.seq);
                 return;
             }
             self.odd.replaced += 1;
             self.take_mapping(address);
         }
-        self.mappings.insert(address, Mapping { bytes, backing: id, generation: self.generation });
+        let (seq, generation) = (stamp.seq, self.generation);
+        self.mappings.insert(address, Mapping { seq, bytes, backing: id, generation });
         if let Some(backing) = self.backings.get_mut(&id) {
             backing.mappings += 1;
             self.weigh(id);
@@ -114,11 +117,11 @@ impl Holdings {
 
     /// Whether an unmap of it is in flight; if so, it was said again: should the end of that call be lost,
     /// it failed.
-    fn is_unmap_in_flight(&mut self, address: u64, id: BackingId) -> bool {
+    fn is_unmap_in_flight(&mut self, address: u64, seq: u64) -> bool {
         for flight in self.in_flight.values_mut() {
             let InFlight::Unmap { mappings } = flight else { continue };
             for (start, mapping) in mappings {
-                if *start == address && mapping.backing == id {
+                if *start == address && mapping.seq == seq {
                     mapping.generation = self.generation;
                     return true;
                 }

@@ -1,6 +1,6 @@
 //! Each row of the table of booking rules (ledger/src/lib.rs), as short scripts: allocations, contexts,
-//! devices and hostile sizes. VMM is in vmm.rs, pools in pools.rs, peaks and retags in peaks.rs, losses in
-//! resync.rs, samples in samples.rs.
+//! devices, losses and hostile sizes. VMM is in vmm.rs, pools in pools.rs, peaks and retags in peaks.rs, resyncs
+//! in resync.rs, samples in samples.rs.
 #![allow(missing_docs)]
 
 mod common;
@@ -348,4 +348,59 @@ fn cells_beyond_the_table_keep_their_bytes() {
     assert!(process.odd.overflowed > 0);
     assert!(process.cells.iter().any(|cell| cell.class == Class::Direct
         && cell.tag.as_deref().is_some_and(|tag| tag.contains("more names"))));
+}
+
+#[test]
+fn gap_in_seq_makes_the_sums_partial() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq += 3;
+            s.alloc(0x2000, 1);
+            assert_eq!(s.process().coverage.lost, 3);
+            assert_eq!(s.process().coverage.events, 2);
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn lost_record_makes_the_sums_partial_once() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.control(Body::Lost { count: 2, first_seq: 2 });
+            s.control(Body::Lost { count: 2, first_seq: 2 });
+            s.seq += 2;
+            s.alloc(0x2000, 1);
+            assert_eq!(s.process().coverage.lost, 2);
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn watermark_beyond_the_last_record_makes_the_sums_partial() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq += 1;
+            s.watermark(0);
+            s.alloc(0x2000, 1);
+            assert_eq!(s.process().coverage.lost, 1);
+        },
+        &["tracked 101 = direct:- 101", "flags partial"],
+    );
+}
+
+#[test]
+fn record_that_comes_twice_counts_once() {
+    check(
+        |s| {
+            s.alloc(0x1000, 100);
+            s.seq -= 1;
+            s.alloc(0x2000, 100);
+        },
+        &["tracked 100 = direct:- 100", "odd duplicates 1"],
+    );
 }
