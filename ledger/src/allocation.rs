@@ -1,7 +1,8 @@
 //! Booking rules of allocations with an address, and of what takes many of them at once.
 
 use crate::book::{Class, IDLE};
-use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row, is_charged};
+use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row, is_charged};
+use crate::in_flight::InFlight;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
 
 /// CUDA_ERROR_DEINITIALIZED: the process exits and the driver is gone with all memory; not a free
@@ -53,18 +54,18 @@ impl Holdings {
         let nothing = (Role::Unknown, Phase::Unknown);
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
-            row.cell = self.cell_of(Class::Block, stamp, nothing);
+            row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
         } else if let Some(beside) = self.beside(book).of(kind) {
             *beside = beside.wrapping_add(bytes as i64);
-            row.cell = self.cell_of(Class::Direct, stamp, nothing);
+            row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
         } else if kind == MemoryKind::StreamOrdered {
-            row.cell = self.cell_of(Class::Block, stamp, nothing);
+            row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
             row.owner = self.pool_index(pool, PoolOwner::Driver, book);
             row.book = self.pools[row.owner as usize].book;
             row.first_epoch = self.book(row.book).next_epoch();
             self.pool_takes(row.owner, row.cell, bytes);
         } else {
-            row.cell = self.cell_of(Class::Direct, stamp, nothing);
+            row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
             let cell = row.cell;
             self.book(book).post(cell, bytes as i64);
         }
@@ -125,7 +126,7 @@ impl Holdings {
                 InFlight::Nothing
             }
         };
-        self.in_flight.insert(seq, flight);
+        self.in_flight.begin(seq, flight);
     }
 
     /// A call that may give a row's bytes back was entered, or is over. Only bytes in the book matter: a
@@ -144,7 +145,7 @@ impl Holdings {
     /// `FreeEnd`, of whatever was begun as `begin_seq`.
     pub fn free_end(&mut self, begin_seq: u64, result: u16) {
         let failed = result != 0 && result != DEINITIALIZED;
-        match self.in_flight.remove(&begin_seq) {
+        match self.in_flight.end(begin_seq) {
             Some(InFlight::Allocation { address, row }) => {
                 self.stake(&row, false);
                 if failed && !self.allocations.contains_key(&address) {
@@ -212,15 +213,11 @@ impl Holdings {
 
     /// Frees under way of memory that is gone anyway: whatever they return, it does not come back.
     fn drop_in_flight(&mut self, goes: impl Fn(&Row) -> bool) {
-        let flights = self.in_flight.iter();
-        let mut gone: Vec<u64> = flights
-            .filter(|(_, flight)| matches!(flight, InFlight::Allocation { row, .. } if goes(row)))
-            .map(|(&seq, _)| seq)
-            .collect();
-        gone.sort_unstable();
+        let gone =
+            self.in_flight.begun(|flight| matches!(flight, InFlight::Allocation { row, .. } if goes(row)));
         for seq in gone {
             self.free_end(seq, 0);
-            self.in_flight.insert(seq, InFlight::Nothing);
+            self.in_flight.begin(seq, InFlight::Nothing);
         }
     }
 
@@ -245,19 +242,19 @@ impl Holdings {
     /// Frees that were begun before a loss may have ended in it: after a resync they are over. What was
     /// said again has failed to be freed.
     pub fn forget_unfinished(&mut self) {
-        let mut begun: Vec<u64> = self.in_flight.keys().copied().collect();
-        begun.sort_unstable();
-        for seq in begun {
+        let generation = self.generation;
+        let said_again = |flight: &InFlight| match flight {
+            InFlight::Allocation { row, .. } => row.generation == generation,
+            InFlight::Unmap { mappings } => {
+                mappings.iter().any(|(_, mapping)| mapping.generation == generation)
+            }
+            // References were said again as they are.
+            InFlight::Release { .. } | InFlight::Nothing => false,
+        };
+        let failed = self.in_flight.begun(said_again);
+        for seq in self.in_flight.begun(|_| true) {
             if self.doubtful_before.is_some_and(|doubt| seq <= doubt) {
-                let failed = match &self.in_flight[&seq] {
-                    InFlight::Allocation { row, .. } => row.generation == self.generation,
-                    InFlight::Unmap { mappings } => {
-                        mappings.iter().any(|(_, mapping)| mapping.generation == self.generation)
-                    }
-                    // References were said again as they are.
-                    InFlight::Release { .. } | InFlight::Nothing => false,
-                };
-                self.free_end(seq, u16::from(failed));
+                self.free_end(seq, u16::from(failed.contains(&seq)));
             }
         }
         self.doubtful_before = None;

@@ -9,7 +9,7 @@
 //! whose first block has not come yet is opaque until then.)
 
 use crate::Map;
-use gpumem_wire::{Phase, Role};
+use gpumem_wire::{Phase, Role, Stamp};
 
 /// Which part of the identity a cell belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,6 +73,13 @@ impl CellTable {
             CellKey { tag: OVERFLOW_TAG, ..CellKey::plain(Class::Direct) },
         ];
         CellTable { keys, ids: Map::default(), overflowed: 0 }
+    }
+
+    /// The cell of what `stamp` speaks of.
+    #[inline]
+    pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
+        let (module, tag) = (stamp.module, stamp.tag);
+        self.intern(CellKey { class, role: use_as.0, phase: use_as.1, module, tag, origin: 0 })
     }
 
     #[inline]

@@ -2,7 +2,9 @@
 //! allocation.rs, vmm.rs and pool.rs; this file has what they share.
 
 use crate::Map;
-use crate::book::{Book, CellId, CellKey, CellTable, Class};
+use crate::book::{Book, CellId, CellTable};
+use crate::ghost::{Ghost, Ghosts};
+use crate::in_flight::InFlights;
 use crate::pool::Pool;
 use crate::segment::Carved;
 use crate::vmm::{Backing, BackingId, Mapping};
@@ -15,8 +17,6 @@ pub(crate) const MAX_BYTES: u64 = 1 << 48;
 /// Allocations of at least this size can be found by an address inside them (segments of pools that
 /// take a part of an allocation); smaller ones only by their first byte.
 pub(crate) const LARGE_BYTES: u64 = 1 << 20;
-/// Rows that were live at the peak, are gone, and may still learn their role.
-const MAX_GHOSTS: usize = 262_144;
 
 /// Live memory of one allocation or block. 32 bytes: a process may have millions.
 #[derive(Debug, Clone, Copy)]
@@ -58,24 +58,6 @@ pub(crate) enum Extent {
     Backing(BackingId),
     /// Block of pool `.0` at address `.1`.
     Block(u32, u64),
-}
-
-/// Something that a free has taken apart and that its end gives back or puts together again.
-#[derive(Debug)]
-pub(crate) enum InFlight {
-    Allocation {
-        address: u64,
-        row: Row,
-    },
-    Release {
-        handle: u64,
-        backing: BackingId,
-    },
-    Unmap {
-        mappings: Vec<(u64, Mapping)>,
-    },
-    /// NULL, an unknown address, or memory that went another way: the end has nothing to do.
-    Nothing,
 }
 
 /// Whether NVML charges memory of this kind to the process.
@@ -147,7 +129,7 @@ pub(crate) struct Holdings {
     /// Addresses in `allocations` of at least [`LARGE_BYTES`], for look-ups inside them.
     pub large: BTreeMap<u64, u64>,
     /// By the seq of the record that began the free.
-    pub in_flight: Map<u64, InFlight>,
+    pub in_flight: InFlights,
     /// Bytes that calls in `in_flight` may already have given back, per book, for torn samples.
     pub in_flight_bytes: Vec<i64>,
     pub handles: Map<u64, BackingId>,
@@ -162,8 +144,8 @@ pub(crate) struct Holdings {
     pub unseen_segments: bool,
     /// Segments that are not wholly booked: a later allocation may give them memory.
     pub hungry_segments: u32,
-    /// Gone since the peak, role not known: by birth seq. One map per book: a new peak forgets them all.
-    ghosts: Vec<Map<u64, Ghost>>,
+    /// Gone since the peak, role not known: per book.
+    ghosts: Vec<Ghosts>,
     pub ghosts_dropped: u64,
     pub generation: u8,
     /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
@@ -179,12 +161,6 @@ pub(crate) struct Holdings {
     unsettled: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Ghost {
-    bytes: u64,
-    cell: CellId,
-}
-
 impl Holdings {
     pub fn new() -> Self {
         Holdings {
@@ -193,7 +169,7 @@ impl Holdings {
             beside: Vec::new(),
             allocations: Map::default(),
             large: BTreeMap::new(),
-            in_flight: Map::default(),
+            in_flight: InFlights::default(),
             in_flight_bytes: Vec::new(),
             handles: Map::default(),
             backings: Map::default(),
@@ -220,7 +196,7 @@ impl Holdings {
         self.books.push(Book::new());
         self.beside.push(Beside::default());
         self.in_flight_bytes.push(0);
-        self.ghosts.push(Map::default());
+        self.ghosts.push(Ghosts::default());
         (self.books.len() - 1) as u8
     }
 
@@ -247,27 +223,11 @@ impl Holdings {
         while rest != 0 {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
-            if self.books[book].settle(time_ns) && !self.ghosts[book].is_empty() {
-                // Rows that left before this peak are not in it.
-                match self.ghosts[book].capacity() {
-                    0..1024 => self.ghosts[book].clear(),
-                    _ => self.ghosts[book] = Map::default(), // clearing would cost its highest size each time
-                }
+            if self.books[book].settle(time_ns) {
+                self.ghosts[book].forget();
             }
         }
         touched
-    }
-
-    #[inline]
-    pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
-        self.cells.intern(CellKey {
-            class,
-            role: use_as.0,
-            phase: use_as.1,
-            module: stamp.module,
-            tag: stamp.tag,
-            origin: 0,
-        })
     }
 
     /// A row leaves its cell's name behind for the peak's composition, while its role is not known.
@@ -280,12 +240,10 @@ impl Holdings {
         {
             return;
         }
-        let ghosts = &mut self.ghosts[usize::from(row.book)];
-        if ghosts.len() >= MAX_GHOSTS {
+        let ghost = Ghost { bytes: booked, cell: row.cell };
+        if !self.ghosts[usize::from(row.book)].keep(row.seq, ghost) {
             self.ghosts_dropped += 1;
-            return;
         }
-        ghosts.insert(row.seq, Ghost { bytes: booked, cell: row.cell });
     }
 
     /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
@@ -356,12 +314,15 @@ impl Holdings {
     }
 
     fn retag_ghost(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
-        let ghosts = self.ghosts.iter();
-        let found = ghosts.enumerate().find_map(|(book, ghosts)| Some((book, *ghosts.get(&seq)?)));
-        let Some((book, ghost)) = found else { return };
-        let to = self.renamed(ghost.cell, stamp, use_as);
-        self.book(book as u8).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
-        self.ghosts[book].insert(seq, Ghost { cell: to, ..ghost });
+        for index in 0..self.ghosts.len() {
+            let Some(ghost) = self.ghosts[index].get_mut(seq).copied() else { continue };
+            let to = self.renamed(ghost.cell, stamp, use_as);
+            self.book(index as u8).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
+            if let Some(ghost) = self.ghosts[index].get_mut(seq) {
+                ghost.cell = to;
+            }
+            return;
+        }
     }
 
     /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.

@@ -7,10 +7,12 @@
 
 use crate::Map;
 use crate::book::{CellId, Class, IDLE, OPAQUE};
-use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
+use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
+use crate::in_flight::InFlight;
 use crate::segment::Segment;
 use gpumem_wire::{FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -240,7 +242,7 @@ impl Holdings {
         &mut self,
         address: u64,
         bytes: u64,
-        pool: u64,
+        id: u64,
         use_as: (Role, Phase),
         stamp: &Stamp,
         book: u8,
@@ -249,19 +251,9 @@ impl Holdings {
             self.odd.impossible += 1;
             return;
         }
-        let index = self.pool_index(pool, PoolOwner::Framework, book);
+        let index = self.pool_index(id, PoolOwner::Framework, book);
         let generation = self.generation;
-        let pool = &mut self.pools[index as usize];
-        if let Some(old) = pool.blocks.get_mut(&address) {
-            if old.seq == stamp.seq && stamp.seq != 0 {
-                old.generation = generation;
-                return;
-            }
-            self.odd.replaced += 1;
-            self.take_block(index, address);
-        }
-        let pool = &mut self.pools[index as usize];
-        if pool.opaque {
+        if self.pools[index as usize].opaque {
             self.open_pool(index);
         }
         let pool = &mut self.pools[index as usize];
@@ -270,15 +262,22 @@ impl Holdings {
         } else {
             pool.is_booked(address)
         };
-        let has_children = pool.has_children;
-        if has_children && bytes >= LARGE_BYTES {
-            pool.large_blocks.insert(address, bytes);
-        }
-        pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
-        pool.unbooked_blocks += u32::from(!booked);
         let book = pool.book;
-        let cell = self.cell_of(Class::Block, stamp, use_as);
-        let row = Row {
+        // One look-up: at a million live blocks each costs a cache miss or two.
+        let place = match pool.blocks.entry(address) {
+            Entry::Vacant(place) => place,
+            Entry::Occupied(mut old) if old.get().seq == stamp.seq && stamp.seq != 0 => {
+                old.get_mut().generation = generation;
+                return;
+            }
+            Entry::Occupied(_) => {
+                self.odd.replaced += 1;
+                self.take_block(index, address);
+                return self.block_alloc(address, bytes, id, use_as, stamp, book);
+            }
+        };
+        let cell = self.cells.cell_of(Class::Block, stamp, use_as);
+        place.insert(Row {
             seq: stamp.seq,
             bytes,
             cell,
@@ -288,8 +287,13 @@ impl Holdings {
             book,
             generation,
             flags: if booked { 0 } else { Row::UNBOOKED },
-        };
-        self.pools[index as usize].blocks.insert(address, row);
+        });
+        let has_children = pool.has_children;
+        if has_children && bytes >= LARGE_BYTES {
+            pool.large_blocks.insert(address, bytes);
+        }
+        pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
+        pool.unbooked_blocks += u32::from(!booked);
         if booked {
             self.book(book).shift(IDLE, cell, bytes as i64);
             if has_children && self.hungry_segments > 0 {

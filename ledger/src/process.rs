@@ -10,6 +10,8 @@ use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Sta
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// In `slots`: no record has spoken of the device.
+const NO_BOOK: u8 = u8::MAX;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
 
@@ -93,7 +95,7 @@ pub(crate) struct Process {
     /// Same index as `holdings.books`.
     pub accounts: Vec<Account>,
     /// Device slot of the agent -> book.
-    slots: Map<u8, u8>,
+    slots: [u8; 256],
     pub first_seen_ns: u64,
     pub ended: Option<(u64, Option<u64>)>,
     last_seq: u64,
@@ -123,7 +125,7 @@ impl Process {
             modules: Map::default(),
             holdings: Holdings::new(),
             accounts: Vec::new(),
-            slots: Map::default(),
+            slots: [NO_BOOK; 256],
             first_seen_ns: now_ns,
             ended: None,
             last_seq: 0,
@@ -156,8 +158,8 @@ impl Process {
 
     /// The agent names its device slot.
     pub fn name_slot(&mut self, slot: u8, device: usize) {
-        let nameless = self.slots.get(&slot).copied().filter(|&book| {
-            self.accounts[usize::from(book)].device.is_none() // the slot was used before it got a name
+        let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
+            book != NO_BOOK && self.accounts[usize::from(book)].device.is_none() // used before it got a name
         });
         let known = self.accounts.iter().position(|account| account.device == Some(device));
         match (nameless, known) {
@@ -166,26 +168,22 @@ impl Process {
                 // Samples were faster: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
                 let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
-                let books = self.slots.values_mut().chain(pending);
+                let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
             }
             _ => {
                 let book = self.book_of_device(device);
-                self.slots.insert(slot, book);
+                self.slots[usize::from(slot)] = book;
             }
         }
     }
 
     #[inline]
     fn book(&mut self, slot: u8) -> u8 {
-        match self.slots.get(&slot) {
-            Some(&book) => book,
-            None => {
-                let book = self.add_book(None);
-                self.slots.insert(slot, book);
-                book
-            }
+        if self.slots[usize::from(slot)] == NO_BOOK {
+            self.slots[usize::from(slot)] = self.add_book(None);
         }
+        self.slots[usize::from(slot)]
     }
 
     fn lose(&mut self, count: u64) {

@@ -3,7 +3,8 @@
 //! written on both sides: `Segment::parts` and `Holdings::carved`.
 
 use crate::book::{Book, CellId};
-use crate::holdings::{Extent, Holdings, InFlight, LARGE_BYTES, MAX_BYTES, Row};
+use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
+use crate::in_flight::InFlight;
 use crate::vmm::Mapping;
 use gpumem_wire::{MemoryKind, PoolOwner, Stamp};
 use std::collections::{BTreeMap, BTreeSet};

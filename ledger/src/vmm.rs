@@ -5,7 +5,8 @@
 //! entered, so the backing has an identity of its own.
 
 use crate::book::Class;
-use crate::holdings::{Extent, Holdings, InFlight, MAX_BYTES, Row};
+use crate::holdings::{Extent, Holdings, MAX_BYTES, Row};
+use crate::in_flight::InFlight;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 
 /// The seq of the record that made the backing: unique while the process lives.
@@ -65,7 +66,7 @@ impl Holdings {
             self.drop_backings(|backing| backing.handle == handle && backing.references > 0);
         }
         let nothing = (Role::Unknown, Phase::Unknown);
-        let cell = self.cell_of(Class::Direct, stamp, nothing);
+        let cell = self.cells.cell_of(Class::Direct, stamp, nothing);
         let row = Row {
             seq: stamp.seq,
             bytes,
@@ -150,7 +151,7 @@ impl Holdings {
     pub fn release_begin(&mut self, handle: u64, seq: u64) {
         let Some(&id) = self.handles.get(&handle) else {
             self.odd.unknown_frees += 1;
-            self.in_flight.insert(seq, InFlight::Nothing);
+            self.in_flight.begin(seq, InFlight::Nothing);
             return;
         };
         if let Some(backing) = self.backings.get_mut(&id) {
@@ -161,7 +162,7 @@ impl Holdings {
             }
             self.weigh(id);
         }
-        self.in_flight.insert(seq, InFlight::Release { handle, backing: id });
+        self.in_flight.begin(seq, InFlight::Release { handle, backing: id });
     }
 
     pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
@@ -181,7 +182,7 @@ impl Holdings {
         let starts: Vec<u64> = self.mappings.range(address..end).map(|(&start, _)| start).collect();
         if starts.is_empty() {
             self.odd.unknown_frees += 1;
-            self.in_flight.insert(seq, InFlight::Nothing);
+            self.in_flight.begin(seq, InFlight::Nothing);
             return;
         }
         let mut mappings = Vec::with_capacity(starts.len());
@@ -194,7 +195,7 @@ impl Holdings {
             self.weigh(mapping.backing);
             mappings.push((start, mapping));
         }
-        self.in_flight.insert(seq, InFlight::Unmap { mappings });
+        self.in_flight.begin(seq, InFlight::Unmap { mappings });
     }
 
     pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
