@@ -12,7 +12,11 @@ use std::path::Path;
 
 fn report<'r>(run: &'r Run, by: Option<By>) -> Report<'r> {
     let rules = run.source.preset.as_deref().unwrap_or("default");
-    Report::new(run, Groupings::load(rules).expect("preset"), by)
+    let mut report = Report::new(run, Groupings::load(rules).expect("preset"), by);
+    if run.source.kind == "tbd-log" {
+        report.command = "gpumemctl report tests/data/small-train.log".into();
+    }
+    report
 }
 
 fn small_train() -> Run {

@@ -1,9 +1,10 @@
 //! `gpumemctl report [RUN|FILE]`
 
-use crate::args::Report as Args;
+use crate::args::{Cli, Command, Report as Args};
 use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
+use clap::Parser;
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::text::{self, Layout};
 use gpumem_runs::report::{Report, csv, json};
@@ -12,12 +13,27 @@ use gpumem_runs::run::Run;
 use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
+/// What is asked for, and how to ask for it again.
+struct Found {
+    run: Run,
+    id: Option<String>,
+    /// Pids of the other processes in the same file.
+    others: Vec<u32>,
+    command: Vec<String>,
+}
+
 /// Prints the report of a stored run, or of a file that is read on the spot.
 pub fn run(args: &Args) -> Result<()> {
-    let (run, id) = find(args)?;
+    let Found { run, id, others, mut command } = find(args)?;
     let rules = args.rules.as_deref().or(run.source.preset.as_deref()).unwrap_or("default");
     let mut report = Report::new(&run, Groupings::load(rules)?, args.by.map(Into::into));
     report.id = id;
+    report.others = others;
+    if let Some(rules) = &args.rules {
+        command.extend(["--rules".to_owned(), rules.clone()]);
+    }
+    let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    report.command = format!("gpumemctl report {}", command.join(" "));
     let categories = if args.all { usize::MAX } else { Layout::default().categories };
     print(&if args.json {
         json::json(&report)
@@ -28,41 +44,90 @@ pub fn run(args: &Args) -> Result<()> {
     })
 }
 
-fn find(args: &Args) -> Result<(Run, Option<String>)> {
+fn find(args: &Args) -> Result<Found> {
     let name = args.run.as_deref();
     // A file may be called like a run; a run is never called like a path.
-    let run: Option<RunId> = name.and_then(|name| name.parse().ok());
-    match (name, run) {
-        (Some(name), None) => return Ok((from_file(Path::new(name), args)?, None)),
-        (Some(name), Some(_)) if args.format.is_some() => {
-            return Ok((from_file(Path::new(name), args)?, None));
-        }
+    let id: Option<RunId> = name.and_then(|name| name.parse().ok());
+    match (name, id) {
+        (Some(name), None) => return from_file(name, args),
+        (Some(name), Some(_)) if args.format.is_some() => return from_file(name, args),
         _ => {}
     }
     let path = args.store.path()?;
     let store = Store::open_read_only(&path)?;
-    let id = match run {
+    let id = match id {
         Some(id) => id,
         None => store.latest()?.ok_or_else(|| {
             NotFound(format!("{}: holds no run yet; give a recording or log, or import one", path.display()))
         })?,
     };
-    Ok((store.load(id)?, Some(id.to_string())))
+    let run = store.load(id)?;
+    if let Some(pid) = args.pid.filter(|pid| *pid != run.process.pid) {
+        return Err(NotFound(format!("run {id} is of pid {}, not {pid}", run.process.pid)).into());
+    }
+    let mut command = vec![id.to_string()];
+    if usual_store().is_none_or(|usual| usual != path) {
+        command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
+    }
+    Ok(Found { run, id: Some(id.to_string()), others: Vec::new(), command })
+}
+
+/// The store of a command line without `--store`.
+fn usual_store() -> Option<std::path::PathBuf> {
+    match Cli::try_parse_from(["gpumemctl", "report"]).ok()?.command {
+        Command::Report(usual) => usual.store.path().ok(),
+        _ => None,
+    }
 }
 
 /// The process with most memory, unless one is asked for.
-fn from_file(path: &Path, args: &Args) -> Result<Run> {
-    let mut runs = read_file(path, args.format)?;
-    let pids: Vec<String> = runs.iter().map(|run| run.process.pid.to_string()).collect();
-    if let Some(pid) = args.pid {
-        runs.retain(|run| run.process.pid == pid);
-    }
-    let peak = |run: &Run| run.devices.iter().filter_map(|device| device.peak.tracked_bytes).sum::<i64>();
-    runs.into_iter().max_by_key(|run| (run.coverage.covered, peak(run))).ok_or_else(|| {
-        let text = match args.pid {
-            Some(pid) => format!("{}: has no pid {pid}; there are: {}", path.display(), pids.join(", ")),
+fn from_file(name: &str, args: &Args) -> Result<Found> {
+    let path = Path::new(name);
+    let runs = read_file(path, args.format)?;
+    let mut pids: Vec<u32> = runs.iter().map(|run| run.process.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    let peak = |run: &Run| {
+        let peaks = run.devices.iter().filter_map(|device| device.peak.tracked_bytes);
+        peaks.fold(0, i64::saturating_add)
+    };
+    let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));
+    let run = asked_for.max_by_key(|run| (run.coverage.covered, peak(run))).ok_or_else(|| {
+        NotFound(match args.pid {
+            Some(pid) => {
+                let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+                format!("{}: has no pid {pid}; there are: {}", path.display(), pids.join(", "))
+            }
             None => format!("{}: no process speaks in it", path.display()),
-        };
-        NotFound(text).into()
-    })
+        })
+    })?;
+    pids.retain(|pid| *pid != run.process.pid);
+    let mut command = vec![name.to_owned()];
+    if let Some(format) = args.format {
+        command.extend(["--format".to_owned(), format.name.to_owned()]);
+    }
+    if let Some(pid) = args.pid {
+        command.extend(["--pid".to_owned(), pid.to_string()]);
+    }
+    Ok(Found { run, id: None, others: pids, command })
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=-".contains(character);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_survive_a_shell() {
+        let words = ["r1", "a/b-c.log", "", "my log", "it's"].map(quoted);
+        assert_eq!(words, ["r1", "a/b-c.log", "''", "'my log'", r"'it'\''s'"]);
+    }
 }

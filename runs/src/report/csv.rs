@@ -63,9 +63,23 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
     }
 }
 
-/// A text as one field. What a spreadsheet would run as a formula gets an apostrophe in front.
+/// A text as one field, without control characters. What a spreadsheet would run as a formula gets an
+/// apostrophe in front.
 fn field(text: &str) -> String {
     let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
-    let text = if formula { format!("'{text}") } else { text.to_owned() };
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+    let text = text.replace(char::is_control, "\u{fffd}");
+    let text = if formula { format!("'{text}") } else { text };
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_one_field_and_harmless() {
+        assert_eq!(field("a,\"b\""), "\"a,\"\"b\"\"\"");
+        assert_eq!(field("=1+1"), "'=1+1");
+        assert_eq!(field("a\u{1b}[2J\n\u{9b}b"), "a\u{fffd}[2J\u{fffd}\u{fffd}b");
+    }
 }

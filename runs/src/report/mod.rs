@@ -4,10 +4,11 @@
 pub mod csv;
 pub mod json;
 pub mod text;
+mod time;
 pub mod units;
 
 use crate::rules::{Groupings, cell_view};
-use crate::run::{Class, Clock, Device, Moment, Run};
+use crate::run::{Class, Device, Moment, Run};
 use gpumem_ledger::CellView;
 use gpumem_ledger::category::{OTHERS, Rules};
 use std::collections::BTreeMap;
@@ -34,6 +35,10 @@ pub struct Report<'r> {
     pub groupings: Groupings,
     /// Rows.
     pub by: By,
+    /// Pids of other processes in the same file.
+    pub others: Vec<u32>,
+    /// What was typed to get it, without what chooses rows and form: the next command begins with it.
+    pub command: String,
     cells: Vec<CellView>,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
@@ -133,7 +138,16 @@ impl<'r> Report<'r> {
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
         let by = by.or_else(|| [By::Layer, By::Structure, By::Tag].into_iter().find(names));
-        Report { run, id: None, groupings, by: by.unwrap_or(By::Structure), cells, categories }
+        Report {
+            run,
+            id: None,
+            groupings,
+            by: by.unwrap_or(By::Structure),
+            others: Vec::new(),
+            command: "gpumemctl report".to_owned(),
+            cells,
+            categories,
+        }
     }
 
     /// Category of a cell; `None` for `Others`, and for idle and opaque bytes.
@@ -253,30 +267,7 @@ fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(
     let mut rows: Vec<_> = all.into_iter().map(|(name, amounts)| row(name.to_owned(), amounts)).collect();
     if !rest.is_empty() {
         let sum = |column: usize| rest.iter().map(|(_, amounts)| amounts[column]).sum();
-        rows.push(row(format!("({} smaller)", rest.len()), [sum(0), sum(1)]));
+        rows.push(row(format!("({} smaller)", units::thousands(rest.len() as u64)), [sum(0), sum(1)]));
     }
     rows
-}
-
-impl Clock {
-    /// A time of this clock, for people.
-    pub fn time(&self, time_ns: u64) -> String {
-        match self {
-            Clock::Lines => format!("line {}", units::thousands(time_ns as i64)),
-            Clock::Monotonic { wall_offset_ns: Some(offset) } => {
-                let seconds = (i128::from(time_ns) + i128::from(*offset)) / 1_000_000_000;
-                let of_day = seconds.rem_euclid(86_400);
-                format!("{:02}:{:02}:{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60)
-            }
-            Clock::Monotonic { wall_offset_ns: None } => format!("+{:.1} s", time_ns as f64 / 1e9),
-        }
-    }
-
-    /// A distance of this clock, for people.
-    pub fn distance(&self, distance_ns: i64) -> String {
-        match self {
-            Clock::Lines => format!("{} lines", units::thousands(distance_ns)),
-            Clock::Monotonic { .. } => format!("{:.1} s", distance_ns as f64 / 1e9),
-        }
-    }
 }

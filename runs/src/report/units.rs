@@ -43,7 +43,7 @@ impl Unit {
         let scaled = parts.iter().map(|&bytes| i128::from(bytes) * scale);
         let mut steps: Vec<(i64, i128)> =
             scaled.map(|scaled| (scaled.div_euclid(unit) as i64, scaled.rem_euclid(unit))).collect();
-        let mut missing = total - steps.iter().map(|(steps, _)| steps).sum::<i64>();
+        let mut missing = i128::from(total) - steps.iter().map(|(steps, _)| i128::from(*steps)).sum::<i128>();
         let mut order: Vec<usize> = (0..parts.len()).collect();
         order.sort_by_key(|&index| (std::cmp::Reverse(steps[index].1), index));
         for &index in order.iter().cycle().take(parts.len() * 2) {
@@ -59,7 +59,7 @@ impl Unit {
     /// Steps as they are printed.
     pub fn print(self, steps: i64) -> String {
         let scale = 10_i64.pow(self.decimals);
-        let whole = thousands((steps / scale).abs());
+        let whole = thousands((steps / scale).unsigned_abs());
         let sign = if steps < 0 { "-" } else { "" };
         match self.decimals {
             0 => format!("{sign}{whole}"),
@@ -80,7 +80,8 @@ impl Unit {
 }
 
 /// A number with a comma every three digits.
-pub fn thousands(number: i64) -> String {
+pub fn thousands(number: impl Into<i128>) -> String {
+    let number = number.into();
     let digits = number.unsigned_abs().to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -90,6 +91,11 @@ pub fn thousands(number: i64) -> String {
         text.push(digit);
     }
     if number < 0 { format!("-{text}") } else { text }
+}
+
+/// A number of things: `1 line`, `2,000 lines`.
+pub fn plural(number: u64, what: &str) -> String {
+    thousands(number) + " " + what + if number == 1 { "" } else { "s" }
 }
 
 #[cfg(test)]
@@ -113,5 +119,8 @@ mod tests {
         assert_eq!(Unit::for_largest(592 << 20).amount(-(1 << 19)), "-0.5");
         assert_eq!(Unit::for_largest(1000).amount(-999), "-999");
         assert_eq!(thousands(-1_234_567), "-1,234,567");
+        assert_eq!(thousands(u64::MAX), "18,446,744,073,709,551,615");
+        assert_eq!(thousands(i64::MIN), "-9,223,372,036,854,775,808");
+        assert_eq!([0, 1, 2000].map(|lines| plural(lines, "line")), ["0 lines", "1 line", "2,000 lines"]);
     }
 }

@@ -1,0 +1,110 @@
+//! What is known of a device beside its statement: when the gap was measured, what `Others` is, who else
+//! has memory there.
+
+use super::lines::{Lines, clean_name};
+use crate::report::time::Times;
+use crate::report::units::{Unit, thousands};
+use crate::report::{By, Report};
+use crate::run::Device;
+
+pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
+    let gap_ns = device.peak.gap_distance_ns;
+    if gap_ns != 0 {
+        let side = if gap_ns < 0 { "before" } else { "after" };
+        let distance = report.run.clock.distance(gap_ns.unsigned_abs());
+        out.prose(&format!("~ the gap was measured {distance} {side} the peak"));
+    }
+    if let Some((low, high)) = device.last.torn {
+        let unit = Unit::for_largest(high);
+        out.prose(&format!(
+            "memory moved while NVML was read: tracked was between {} and {} {}",
+            unit.amount(low),
+            unit.amount(high),
+            unit.name
+        ));
+    }
+    let others = report.others(&device.last, report.by);
+    if report.by != By::Tag && !others.is_empty() {
+        let total = saturating_sum(others.iter().map(|(_, bytes)| *bytes));
+        let unit = Unit::for_largest(total);
+        let named = others.iter().take(3).map(|(tag, bytes)| {
+            let tag = if tag.is_empty() { "(no tag)".to_owned() } else { clean_name(tag) };
+            format!("{tag} {}", unit.amount(*bytes))
+        });
+        let more = match others.len().saturating_sub(3) {
+            0 => String::new(),
+            more => format!(", {} more", thousands(more as u64)),
+        };
+        out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
+    }
+    out.prose(&device_line(device, times));
+    beside(device, out);
+}
+
+fn device_line(device: &Device, times: Times) -> String {
+    let Some(reading) = device.reading else { return "device: device memory was not read".into() };
+    let total = device.total_bytes.unwrap_or(reading.used_bytes.saturating_add(reading.free_bytes));
+    let unit = Unit::for_largest(signed(total));
+    let free = ("free".to_owned(), signed(reading.free_bytes));
+    let (Some(unaccounted), Some(used)) = (device.unaccounted_bytes, device.last.used_bytes()) else {
+        return format!(
+            "device ({}): {}, read at {}: not with the process, so no remainder is computed",
+            unit.name,
+            sum(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
+            times.time(reading.time_ns)
+        );
+    };
+    let mut parts = vec![("this process".to_owned(), used)];
+    match device.tenants.as_slice() {
+        [] => {}
+        [(pid, used)] => parts.push((format!("pid {pid}"), used.map_or(0, signed))),
+        many => {
+            let used = saturating_sum(many.iter().filter_map(|(_, used)| used.map(signed)));
+            parts.push((format!("{} other processes", thousands(many.len() as u64)), used));
+        }
+    }
+    parts.push(("unaccounted".to_owned(), unaccounted));
+    if let Some(system) = reading.system_reserved_bytes {
+        parts.push(("system".to_owned(), signed(system)));
+    }
+    parts.push(free);
+    format!("device ({}): {}", unit.name, sum(unit, &parts))
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {
+    amounts.fold(0, i64::saturating_add)
+}
+
+/// `1 this + 2 that = 3`, which adds up as it is printed.
+fn sum(unit: Unit, parts: &[(String, i64)]) -> String {
+    let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let total = unit.round(saturating_sum(amounts.iter().copied()));
+    let shown = unit.apportion(total, &amounts).into_iter().zip(parts);
+    let shown: Vec<String> =
+        shown.map(|(steps, (name, _))| format!("{} {name}", unit.print(steps))).collect();
+    format!("{} = {}", shown.join(" + "), unit.print(total))
+}
+
+fn beside(device: &Device, out: &mut Lines) {
+    let beside = &device.beside;
+    let kinds = [
+        ("managed", beside.managed_bytes),
+        ("pinned host", beside.pinned_bytes),
+        ("registered host", beside.registered_bytes),
+        ("imported", beside.imported_bytes),
+        ("host VMM", beside.host_vmm_bytes),
+        ("blocks in memory that predates the agent", beside.unbooked_block_bytes),
+    ];
+    let there: Vec<_> = kinds.iter().filter(|(_, bytes)| *bytes != 0).collect();
+    if there.is_empty() {
+        return;
+    }
+    let unit = Unit::for_largest(there.iter().map(|(_, bytes)| bytes.saturating_abs()).max().unwrap_or(0));
+    let named: Vec<String> =
+        there.iter().map(|(name, bytes)| format!("{name} {}", unit.amount(*bytes))).collect();
+    out.prose(&format!("beside the sum ({}): {}", unit.name, named.join(", ")));
+}

@@ -1,0 +1,97 @@
+//! Lines on their way to a terminal: harmless, and no wider than it where words allow.
+
+/// Text from strangers without anything that a terminal would act on.
+pub fn clean(text: &str) -> String {
+    let acts = |character: char| {
+        character.is_control()
+            || matches!(character,
+                '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'
+                | '\u{2066}'..='\u{2069}' | '\u{feff}')
+    };
+    text.chars().map(|character| if acts(character) { '\u{fffd}' } else { character }).collect()
+}
+
+/// A name from strangers: clean, and without blanks at its ends, which would forge indentation.
+pub(super) fn clean_name(name: &str) -> String {
+    let name = clean(name);
+    match name.trim() {
+        "" => "(blank)".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// Lines of a report. Whatever goes in comes out clean.
+pub(super) struct Lines {
+    pub(super) lines: Vec<String>,
+    /// Columns of the terminal, if there is one.
+    pub(super) width: Option<usize>,
+}
+
+impl Lines {
+    pub(super) fn new(width: Option<usize>) -> Self {
+        Lines { lines: Vec::new(), width }
+    }
+
+    /// A line as it is.
+    pub(super) fn line(&mut self, line: &str) {
+        self.lines.push(clean(line).trim_end().to_owned());
+    }
+
+    /// A sentence: it goes on in the next line, indented, where the terminal ends.
+    pub(super) fn prose(&mut self, text: &str) {
+        wrap(text, self.width.unwrap_or(usize::MAX)).iter().for_each(|line| self.line(line));
+    }
+}
+
+/// Breaks between words; a word that is wider than a line stays whole.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    const INDENT: &str = "  ";
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    let mut columns = 0;
+    let mut empty = true;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if !empty && columns + 1 + length > width {
+            lines.push(std::mem::replace(&mut line, INDENT.to_owned()));
+            (columns, empty) = (INDENT.len(), true);
+        }
+        if empty && word.is_empty() {
+            continue; // a wide gap where the line was broken
+        }
+        if !empty {
+            line.push(' ');
+            columns += 1;
+        }
+        line.push_str(word);
+        (columns, empty) = (columns + length, false);
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_are_broken_between_words_and_never_cut() {
+        assert_eq!(wrap("one two  three four", 10), ["one two ", "  three", "  four"]);
+        assert_eq!(wrap("one two  three", usize::MAX), ["one two  three"]);
+        assert_eq!(wrap("incomprehensible to me", 8), ["incomprehensible", "  to me"]);
+        assert_eq!(wrap("a b", 0), ["a", "  b"]);
+        assert_eq!(wrap("", 5), [""]);
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_acts_on_comes_out() {
+        let mut lines = Lines::new(Some(80));
+        let bad = "\u{1b}\u{7f}\u{9b}\n\u{61c}\u{200b}\u{200f}\u{2028}\u{202e}\u{2060}\u{2069}\u{feff}";
+        lines.line(bad);
+        lines.prose(bad);
+        let marks = "\u{fffd}".repeat(bad.chars().count());
+        assert_eq!(lines.lines, [marks.clone(), marks]);
+        assert_eq!(clean_name("  \u{3000}a b "), "a b");
+        assert_eq!(clean_name("   "), "(blank)");
+    }
+}

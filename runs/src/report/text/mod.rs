@@ -1,0 +1,107 @@
+//! The report as people read it in a terminal: every column adds up as it is printed, the unit is named
+//! once, the next step is named last.
+//!
+//! ```text
+//! prose     what stands above and below the tables
+//! table     the statement of a device
+//! facts     what is known of a device beside its statement
+//! lines     clean, and wrapped where the terminal ends
+//! ```
+
+mod facts;
+mod lines;
+mod prose;
+mod table;
+
+pub use lines::clean;
+pub use prose::label;
+
+use super::Report;
+use super::time::Times;
+use crate::run::Device;
+use lines::Lines;
+
+/// How much is printed, and where.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    /// Columns of the terminal; `None` when piped: no sentence is broken.
+    pub width: Option<usize>,
+    /// Categories named per device, the rest is one row: at most this many, fewer where the report would
+    /// have more than 35 lines. `usize::MAX` is all, of all devices.
+    pub categories: usize,
+}
+
+impl Default for Layout {
+    fn default() -> Self {
+        Layout { width: None, categories: 16 }
+    }
+}
+
+/// Lines of a report, if fewer categories can bring it there.
+const MOST_LINES: usize = 35;
+/// Rows of categories that are never saved.
+const LEAST_CATEGORIES: usize = 6;
+/// Devices with a table of their own.
+const MOST_DEVICES: usize = 4;
+
+/// The report.
+pub fn text(report: &Report<'_>, layout: Layout) -> String {
+    let all = layout.categories == usize::MAX;
+    let devices = largest(&report.run.devices, if all { usize::MAX } else { MOST_DEVICES });
+    let several = report.run.devices.len() > 1;
+    let times = Times::of(report.run);
+    let part = |fill: &dyn Fn(&mut Lines)| {
+        let mut out = Lines::new(layout.width);
+        fill(&mut out);
+        out.lines
+    };
+    let head = part(&|out| prose::head(report, times, out));
+    let facts = devices.iter().map(|device| part(&|out| facts::facts(report, device, times, out)));
+    let facts: Vec<Vec<String>> = facts.collect();
+    let tail = part(&|out| {
+        if devices.len() < report.run.devices.len() {
+            let more = (report.run.devices.len() - devices.len()) as u64;
+            out.prose(&format!("{}: --all", super::units::plural(more, "more device")));
+        }
+        prose::tail(report, out);
+    });
+    let told = |categories: usize| {
+        let mut lines = head.clone();
+        for (device, facts) in devices.iter().zip(&facts) {
+            lines.push(String::new());
+            lines.extend(part(&|out| {
+                if several {
+                    out.prose(&prose::device_title(device));
+                }
+                table::table(report, device, times, categories, out);
+                if !several {
+                    out.line("");
+                }
+            }));
+            lines.extend_from_slice(facts);
+        }
+        lines.extend_from_slice(&tail);
+        lines
+    };
+    let mut categories = layout.categories;
+    let mut lines = told(categories);
+    while !all && lines.len() > MOST_LINES && categories > LEAST_CATEGORIES {
+        let too_many = (lines.len() - MOST_LINES).div_ceil(devices.len().max(1));
+        categories = categories.saturating_sub(too_many).max(LEAST_CATEGORIES);
+        lines = told(categories);
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Those with most memory, in their own order.
+fn largest(devices: &[Device], most: usize) -> Vec<&Device> {
+    let memory = |device: &Device| {
+        let last = &device.last;
+        last.tracked_bytes.unwrap_or(0).saturating_add(last.used_bytes().unwrap_or(0))
+    };
+    let mut order: Vec<usize> = (0..devices.len()).collect();
+    order.sort_by_key(|&index| (std::cmp::Reverse(memory(&devices[index])), index));
+    order.truncate(most);
+    order.sort_unstable();
+    order.into_iter().map(|index| &devices[index]).collect()
+}

@@ -1,0 +1,180 @@
+//! What stands above and below the tables: whose memory it is, how much of the truth it is, what to type
+//! next.
+
+use super::lines::{Lines, clean};
+use crate::report::time::Times;
+use crate::report::units::{plural, thousands};
+use crate::report::{By, Report};
+use crate::run::{Device, Run, State};
+
+/// The command without the directories of its program and script, or where the run came from.
+pub fn label(run: &Run) -> String {
+    let Some(command) = run.process.facts.get("command") else { return clean(&run.source.origin) };
+    let mut words = command.split(' ').filter(|word| !word.is_empty());
+    let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let first = words.next().map(base).unwrap_or_default();
+    let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
+    let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
+    clean(&(first + &script.unwrap_or_default()))
+}
+
+pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
+    let run = report.run;
+    out.prose(&heading(report));
+    warnings(run).iter().for_each(|line| out.prose(line));
+    out.prose(&provenance(run, times));
+    out.prose(&coverage(run));
+    if run.coverage.odd > 0 {
+        let odd = plural(run.coverage.odd, "record");
+        out.prose(&format!(
+            "odd: {odd} did not fit what was known (frees of unknown addresses, ids that were never named, \
+             impossible sizes)"
+        ));
+    }
+    if run.devices.is_empty() {
+        out.prose("no GPU memory was seen");
+    }
+}
+
+pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
+    for caveat in &report.run.caveats {
+        out.prose(&format!("note: {}", caveat.text));
+    }
+    let conflicts = report.conflicts();
+    if let Some((tag, winner, loser)) = conflicts.first() {
+        let (match_, go) = if conflicts.len() == 1 { ("matches", "goes") } else { ("match", "go") };
+        out.prose(&format!(
+            "rules: {} {match_} two categories and {go} to the first, as {tag}: {winner}, not {loser}",
+            plural(conflicts.len() as u64, "tag"),
+        ));
+    }
+    others(&report.others, out);
+    out.prose(&next(report));
+}
+
+fn heading(report: &Report<'_>) -> String {
+    let run = report.run;
+    let mut parts = vec![label(run)];
+    if let Some(id) = &report.id {
+        parts.push(format!("run {id}"));
+    }
+    if run.process.pid != 0 {
+        let comm = run.process.facts.get("comm").map(|comm| format!(" ({comm})")).unwrap_or_default();
+        parts.push(format!("pid {}{comm}", run.process.pid));
+    }
+    if let Some(user) = run.process.facts.get("user") {
+        parts.push(user.clone());
+    }
+    match run.devices.as_slice() {
+        [] => {}
+        [device] => parts.push(device_title(device)),
+        devices => parts.push(format!("{} GPUs", devices.len())),
+    }
+    parts.join("  ")
+}
+
+pub(super) fn device_title(device: &Device) -> String {
+    let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
+    // As much of the UUID as nvidia-smi needs.
+    let name = match device.name.get(..12) {
+        Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
+        _ => String::new(),
+    };
+    format!("GPU {}{model}{name}", device.ordinal)
+}
+
+/// Why the sums are less than the truth: each on a line of its own, above everything else.
+fn warnings(run: &Run) -> Vec<String> {
+    let coverage = &run.coverage;
+    let mut lines = Vec::new();
+    if let Some(by) = &coverage.blocked_by {
+        let by = if by.is_empty() { "another CUPTI client" } else { by };
+        lines.push(format!("BLOCKED by {by}: allocations are not seen while it holds CUPTI"));
+    }
+    let partial = coverage.partial_state || run.devices.iter().any(|device| device.last.partial);
+    if coverage.partial_state && run.state == State::Open {
+        lines.push("PARTIAL: sums are not exact until the agent restates them; peak is a lower bound".into());
+    } else if partial {
+        lines.push("PARTIAL: sums are not exact, because records were lost; peak is a lower bound".into());
+    } else if coverage.partial_history {
+        lines.push("peak is a lower bound: records were lost on the way".into());
+    }
+    lines
+}
+
+fn provenance(run: &Run, times: Times) -> String {
+    let state = match run.state {
+        State::Open => "running".to_owned(),
+        State::Closed { time_ns, status: None } => format!("ended at {}", times.time(time_ns)),
+        State::Closed { time_ns, status: Some(status) } => {
+            format!("ended at {} ({})", times.time(time_ns), exit(status))
+        }
+        State::Interrupted => "interrupted: the numbers are the last ones kept".to_owned(),
+    };
+    let origin = match run.source.kind.as_str() {
+        "daemon" => format!("on {}", run.source.origin),
+        kind => format!("from {kind} {}", run.source.origin),
+    };
+    format!("{origin}; {state}")
+}
+
+fn exit(status: u64) -> String {
+    match status & 0x7f {
+        0 => format!("exit {}", status >> 8 & 0xff),
+        signal => format!("signal {signal}"),
+    }
+}
+
+fn coverage(run: &Run) -> String {
+    let coverage = &run.coverage;
+    if !coverage.covered {
+        return "uncovered: no agent spoke for this process, NVML only".into();
+    }
+    let mut parts =
+        vec![if coverage.late { "covered late".to_owned() } else { "covered since start".to_owned() }];
+    parts.push(format!(
+        "{} of {}",
+        plural(coverage.allocations, "allocation"),
+        plural(coverage.allocated_bytes, "byte")
+    ));
+    parts.push(plural(coverage.lost, "event") + " lost");
+    if run.source.kind != "daemon" {
+        parts.push(thousands(coverage.rejected) + " rejected");
+    }
+    parts.push(match coverage.samples {
+        0 => "no NVML sample".to_owned(),
+        samples => {
+            let doubtful = [(coverage.torn_samples, "torn"), (coverage.stale_samples, "stale")];
+            let doubtful = doubtful.iter().filter(|(number, _)| *number > 0);
+            let doubtful: Vec<String> =
+                doubtful.map(|(number, what)| format!("{} {what}", thousands(*number))).collect();
+            let doubtful =
+                if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
+            plural(samples, "NVML sample") + &doubtful
+        }
+    });
+    parts.join(", ")
+}
+
+/// Whose reports the same file has as well.
+fn others(pids: &[u32], out: &mut Lines) {
+    const NAMED: usize = 8;
+    if pids.is_empty() {
+        return;
+    }
+    let mut named: Vec<String> = pids.iter().take(NAMED).map(u32::to_string).collect();
+    if pids.len() > NAMED {
+        named.push("...".to_owned());
+    }
+    let count = thousands(pids.len() as u64);
+    out.prose(&format!("other processes in this file: --pid {} ({count})", named.join(" | ")));
+}
+
+fn next(report: &Report<'_>) -> String {
+    let other = match report.by {
+        By::Layer => "--by structure | --by tag",
+        By::Structure => "--by layer | --by tag",
+        By::Tag => "--by layer | --by structure",
+    };
+    format!("next: {} {other} | --all | --json | --csv", report.command)
+}

@@ -1,0 +1,142 @@
+//! The statement of a device as a table, at two moments. Its numbers are never cut: where the terminal is
+//! too narrow for them, the table is wider than the terminal.
+
+use super::lines::{Lines, clean_name};
+use crate::report::time::Times;
+use crate::report::units::Unit;
+use crate::report::{By, Part, Report, Row, Statement};
+use crate::run::{Device, State};
+
+/// Between two columns.
+const GAP: &str = "  ";
+/// What stands behind the columns in most reports.
+const AT_LEAST: &str = "at least";
+
+/// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
+fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
+    let mut steps: Vec<Vec<Option<i64>>> = statement
+        .rows
+        .iter()
+        .map(|row| row.bytes.iter().map(|bytes| bytes.map(|bytes| unit.round(bytes))).collect())
+        .collect();
+    for parent in 0..steps.len() {
+        for (column, total) in steps[parent].clone().into_iter().enumerate() {
+            let Some(total) = total else { continue };
+            let known = |row: &usize| statement.rows[*row].bytes[column].is_some();
+            let inside = |row: &usize| statement.rows[*row].parent == Some(parent);
+            let parts: Vec<usize> = (0..steps.len()).filter(inside).filter(known).collect();
+            let bytes: Vec<i64> = parts.iter().filter_map(|&row| statement.rows[row].bytes[column]).collect();
+            for (row, shown) in parts.into_iter().zip(unit.apportion(total, &bytes)) {
+                steps[row][column] = Some(shown);
+            }
+        }
+    }
+    steps
+}
+
+pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categories: usize, out: &mut Lines) {
+    let moments = [&device.last, &device.peak];
+    let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
+    let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
+    let smallest = if categories == usize::MAX { 0 } else { unit.smallest() };
+    let statement = report.statement(device, categories, smallest);
+    let steps = printed(&statement, unit);
+    let last = if report.run.state == State::Open { "now" } else { "last" };
+    let heads = [
+        [last.to_owned(), "at peak".to_owned()],
+        [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
+    ];
+    let cell =
+        |row: usize, column: usize| match (steps[row][column], carried(device, &statement, row, column)) {
+            (None, _) => "-".to_owned(),
+            (Some(steps), true) => format!("~{}", unit.print(steps)),
+            (Some(steps), false) => unit.print(steps),
+        };
+    let cells: Vec<[String; 2]> = (0..steps.len()).map(|row| [cell(row, 0), cell(row, 1)]).collect();
+    let widths = [0, 1].map(|column| {
+        let cells = cells.iter().chain(&heads).map(|cells| cells[column].chars().count());
+        cells.max().unwrap_or(0)
+    });
+    let depth = |mut row: usize| {
+        let mut depth = 0;
+        while let Some(parent) = statement.rows[row].parent {
+            (row, depth) = (parent, depth + 1);
+        }
+        depth
+    };
+    let names: Vec<(usize, String)> =
+        statement.rows.iter().enumerate().map(|(row, of)| (depth(row), clean_name(&of.name))).collect();
+    let beside = widths[0] + widths[1] + 3 * GAP.len() + AT_LEAST.len();
+    let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(beside));
+    let longest = names.iter().map(|(depth, name)| depth + name.chars().count()).max().unwrap_or(0);
+    let name_width = longest.clamp(10, room.clamp(10, 60));
+
+    let mut row = |depth: usize, name: &str, cells: &[String; 2], note: &str| {
+        let name = " ".repeat(depth) + name;
+        let [first, second] = widths;
+        let line = format!("{name:<name_width$}{GAP}{:>first$}{GAP}{:>second$}", cells[0], cells[1]);
+        let columns = line.chars().count() + GAP.len() + note.len();
+        if out.width.is_none_or(|terminal| columns <= terminal) {
+            out.line(&(line + GAP + note));
+        } else {
+            out.line(&line);
+            if !note.is_empty() {
+                out.line(&(" ".repeat(depth) + GAP + note));
+            }
+        }
+    };
+    row(0, unit.name, &heads[0], "");
+    row(0, "", &heads[1], "");
+    for (index, (depth, name)) in names.iter().enumerate() {
+        let of = &statement.rows[index];
+        let end = report.by == By::Tag && of.part == Part::Category && name.contains('/');
+        let name = shorten(name, name_width.saturating_sub(*depth), end);
+        row(*depth, &name, &cells[index], note(of));
+    }
+}
+
+fn note(row: &Row) -> &'static str {
+    let negative = row.bytes.iter().flatten().any(|bytes| *bytes < 0);
+    match row.part {
+        Part::Unexplained if negative => "NVML charges less than was tracked",
+        Part::Unexplained => AT_LEAST,
+        Part::Untrackable if row.bytes.iter().all(Option::is_none) => "not known: NVML was not read",
+        _ => "",
+    }
+}
+
+/// Whether an amount rests on a gap that was measured at another time.
+fn carried(device: &Device, statement: &Statement, row: usize, column: usize) -> bool {
+    let moment = [&device.last, &device.peak][column];
+    let rests_on_gap = matches!(statement.rows[row].part, Part::Used | Part::Untrackable | Part::Unexplained);
+    rests_on_gap && (moment.gap_distance_ns != 0 || moment.stale)
+}
+
+/// A name in `width` columns: of a path its end, which tells more, of others the beginning.
+fn shorten(name: &str, width: usize, end: bool) -> String {
+    let length = name.chars().count();
+    let kept = width.saturating_sub(1);
+    if length <= width {
+        name.to_owned()
+    } else if end {
+        "~".to_owned() + &name.chars().skip(length - kept).collect::<String>()
+    } else {
+        name.chars().take(kept).collect::<String>() + "~"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_keeps_what_tells_it_from_others() {
+        assert_eq!(shorten("model/layers.17/mlp", 10, true), "~rs.17/mlp");
+        assert_eq!(shorten("Optimizer State", 10, false), "Optimizer~");
+        assert_eq!(shorten("short", 5, true), "short");
+        for width in 0..3 {
+            assert_eq!(shorten("a/b/c", width, true).chars().count(), width.max(1));
+            assert_eq!(shorten("abcde", width, false).chars().count(), width.max(1));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Times and distances of a run's clock, for people.
+
+use super::units::{plural, thousands};
+use crate::run::{Clock, Run, State};
+
+const DAY_S: i128 = 86_400;
+
+impl Clock {
+    /// A time of this clock: of the day, where wall clock is known.
+    pub fn time(&self, time_ns: u64) -> String {
+        match self {
+            Clock::Lines => format!("line {}", thousands(time_ns)),
+            Clock::Monotonic { wall_offset_ns: Some(offset) } => {
+                let of_day = wall_seconds(time_ns, *offset).rem_euclid(DAY_S);
+                format!("{:02}:{:02}:{:02}Z", of_day / 3600, of_day / 60 % 60, of_day % 60)
+            }
+            Clock::Monotonic { wall_offset_ns: None } => format!("+{:.1} s", time_ns as f64 / 1e9),
+        }
+    }
+
+    /// Days since 1970, where wall clock is known.
+    fn day(&self, time_ns: u64) -> Option<i128> {
+        match self {
+            Clock::Monotonic { wall_offset_ns: Some(offset) } => {
+                Some(wall_seconds(time_ns, *offset).div_euclid(DAY_S))
+            }
+            _ => None,
+        }
+    }
+
+    /// A distance of this clock.
+    pub fn distance(&self, distance_ns: u64) -> String {
+        match (self, distance_ns as f64) {
+            (Clock::Lines, _) => plural(distance_ns, "line"),
+            (_, ns) if distance_ns < 1_000_000 => format!("{:.1} µs", ns / 1e3),
+            (_, ns) if distance_ns < 1_000_000_000 => format!("{:.1} ms", ns / 1e6),
+            (_, ns) => format!("{:.1} s", ns / 1e9),
+        }
+    }
+}
+
+fn wall_seconds(time_ns: u64, offset_ns: i64) -> i128 {
+    (i128::from(time_ns) + i128::from(offset_ns)).div_euclid(1_000_000_000)
+}
+
+/// Year, month and day of a day since 1970, in the Gregorian calendar: eras of 400 years that begin on
+/// 1 March, so that the leap day is the last of its year.
+fn civil(day: i128) -> (i128, i128, i128) {
+    let day = day + 719_468;
+    let (era, of_era) = (day.div_euclid(146_097), day.rem_euclid(146_097));
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let of_month = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (year + era * 400 + next, month, of_month)
+}
+
+/// The times of one report: with the day, where they are of several days.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Times {
+    clock: Clock,
+    dated: bool,
+}
+
+impl Times {
+    pub(super) fn of(run: &Run) -> Self {
+        let end = match run.state {
+            State::Closed { time_ns, .. } => Some(time_ns),
+            State::Open | State::Interrupted => None,
+        };
+        let told = run.devices.iter().flat_map(|device| {
+            let reading = device.reading.map(|reading| reading.time_ns);
+            [Some(device.last.time_ns), Some(device.peak.time_ns), reading]
+        });
+        let mut days = told.chain([end]).flatten().map(|time_ns| run.clock.day(time_ns));
+        let first = days.next();
+        Times { clock: run.clock, dated: days.any(|day| Some(day) != first) }
+    }
+
+    pub(super) fn time(self, time_ns: u64) -> String {
+        match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
+            Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),
+            None => self.clock.time(time_ns),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        let days = [
+            (0, (1970, 1, 1)),
+            (-1, (1969, 12, 31)),
+            (11_016, (2000, 2, 29)),
+            (11_017, (2000, 3, 1)),
+            (20_777, (2026, 11, 20)),
+            (47_540, (2100, 2, 28)),
+            (47_541, (2100, 3, 1)),
+        ];
+        for (day, date) in days {
+            assert_eq!(civil(day), date);
+        }
+    }
+
+    #[test]
+    fn a_time_has_its_day_where_there_are_several() {
+        let clock = Clock::Monotonic { wall_offset_ns: Some(1_795_139_200_000_000_000) };
+        assert_eq!(Times { clock, dated: true }.time(0), "2026-11-20 01:46:40Z");
+        assert_eq!(Times { clock, dated: false }.time(0), "01:46:40Z");
+        let before = Clock::Monotonic { wall_offset_ns: Some(-1) };
+        assert_eq!(Times { clock: before, dated: true }.time(0), "1969-12-31 23:59:59Z");
+        assert_eq!(Times { clock: Clock::Lines, dated: true }.time(1234), "line 1,234");
+    }
+
+    #[test]
+    fn distances_have_the_unit_that_shows_them() {
+        let clock = Clock::Monotonic { wall_offset_ns: None };
+        let told = [1_500, 2_000_000, 40_300_000, 1_000_000_000, u64::MAX].map(|ns| clock.distance(ns));
+        assert_eq!(told, ["1.5 µs", "2.0 ms", "40.3 ms", "1.0 s", "18446744073.7 s"]);
+        assert_eq!([1, 2000].map(|lines| Clock::Lines.distance(lines)), ["1 line", "2,000 lines"]);
+    }
+}
