@@ -6,7 +6,7 @@ use gpumem_runs::import::read_file;
 use gpumem_runs::report::text::{Layout, text};
 use gpumem_runs::report::{By, Report, csv, json};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Run, Source};
+use gpumem_runs::run::{Caveat, Cell, Clock, Run, Source, State};
 use gpumem_tests::{golden, node};
 use std::path::Path;
 
@@ -66,6 +66,258 @@ fn a_terminal_cuts_no_number() {
             assert_eq!(numbers, 2, "{line}");
         }
     }
+}
+
+fn told(run: &Run, by: By, width: Option<usize>) -> String {
+    text(&report(run, Some(by)), Layout { width, ..Layout::default() })
+}
+
+/// The rows of the first table.
+fn rows(text: &str) -> Vec<&str> {
+    text.lines().skip_while(|line| !line.starts_with("used")).take_while(|line| !line.is_empty()).collect()
+}
+
+fn line<'t>(text: &'t str, start: &str) -> &'t str {
+    text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line {start}\n{text}"))
+}
+
+fn caveat(text: &str) -> Caveat {
+    Caveat { code: "test".into(), text: text.into() }
+}
+
+#[test]
+fn a_terminal_cuts_no_sentence() {
+    let run = small_train();
+    let piped = told(&run, By::Layer, None);
+    for width in [60, 80, 100] {
+        let text = told(&run, By::Layer, Some(width));
+        assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+        assert!(piped.split_whitespace().eq(text.split_whitespace()), "{text}");
+        assert!(text.lines().count() <= 35, "{text}");
+    }
+}
+
+#[test]
+fn what_makes_the_sums_less_than_the_truth_stands_under_the_heading() {
+    let mut run = small_train();
+    run.coverage.partial_history = true;
+    assert!(told(&run, By::Layer, Some(80)).lines().nth(1).expect("a line").starts_with("peak is a lower"));
+    run.coverage.partial_state = true;
+    run.coverage.blocked_by = Some("nsys".into());
+    for covered in [true, false] {
+        run.coverage.covered = covered;
+        let text = told(&run, By::Layer, Some(80));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("BLOCKED by nsys: "), "{text}");
+        assert!(lines[2].starts_with("PARTIAL: sums are not exact, because records were lost"), "{text}");
+    }
+    run.state = State::Open;
+    assert!(told(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact until the agent restates"));
+    run.coverage.partial_state = false;
+    run.coverage.partial_history = false;
+    run.devices[0].last.partial = true;
+    assert!(told(&run, By::Layer, None).contains("\nPARTIAL: sums are not exact, because"));
+}
+
+#[test]
+fn counts_are_counted_in_words() {
+    let mut run = small_train();
+    run.coverage.allocations = 1;
+    run.coverage.allocated_bytes = u64::MAX;
+    run.coverage.lost = 1;
+    run.coverage.torn_samples = 1000;
+    run.coverage.odd = 1234;
+    let text = told(&run, By::Layer, None);
+    assert!(text.contains(" 1 allocation of 18,446,744,073,709,551,615 bytes, 1 event lost, "), "{text}");
+    assert!(text.contains("8 NVML samples (1,000 torn)"), "{text}");
+    assert!(line(&text, "odd: ").starts_with("odd: 1,234 records did not fit what was known (frees"));
+    run.coverage.odd = 1;
+    assert!(told(&run, By::Layer, None).contains("\nodd: 1 record did not fit"));
+    run.coverage.odd = 0;
+    assert!(!told(&run, By::Layer, None).contains("odd: "));
+}
+
+#[test]
+fn the_device_line_adds_up_as_it_is_printed() {
+    let mut run = small_train();
+    let number = |word: &str| -> i64 {
+        let number = word.split(' ').next().expect("a number").trim_end_matches(',');
+        number.replace(',', "").parse().expect(word)
+    };
+    let half = (1 << 20) / 2 - 1;
+    let sizes = [(20_001 << 20, 10_001 << 20), ((20_001 << 20) + half, (10_001 << 20) + half), (5, 7)];
+    for (used_bytes, free_bytes) in sizes {
+        let reading = run.devices[0].reading.as_mut().expect("a reading");
+        (reading.used_bytes, reading.free_bytes) = (used_bytes, free_bytes);
+        for unaccounted in [None, Some(half as i64)] {
+            run.devices[0].unaccounted_bytes = unaccounted;
+            let text = told(&run, By::Layer, None);
+            let sum = line(&text, "device (").split_once(": ").expect("a sum").1;
+            let (parts, total) = sum.split_once(" = ").expect("a sum");
+            assert_eq!(parts.split(" + ").map(number).sum::<i64>(), number(total), "{sum}");
+        }
+    }
+    let reading = run.devices[0].reading.as_mut().expect("a reading");
+    (reading.used_bytes, reading.free_bytes) = (u64::MAX, u64::MAX);
+    run.devices[0].unaccounted_bytes = None;
+    line(&told(&run, By::Layer, None), "device (MiB): ");
+}
+
+#[test]
+fn a_negative_gap_is_not_at_least_anything() {
+    let mut run = small_train();
+    run.devices[0].last.untrackable_bytes = Some(-(400 << 20));
+    for width in [None, Some(80), Some(40)] {
+        let text = told(&run, By::Layer, width);
+        assert!(text.contains("  unexplained ") && text.contains("-400.0"), "{text}");
+        assert!(text.contains("NVML charges less than was tracked"), "{text}");
+        assert!(!text.contains("at least"), "{text}");
+    }
+}
+
+#[test]
+fn the_next_command_and_the_other_processes_are_named() {
+    let run = small_train();
+    let mut report = report(&run, Some(By::Layer));
+    assert!(!text(&report, Layout::default()).contains("other processes"));
+    report.command = "gpumemctl report r1 --store 'my runs'".into();
+    report.others = vec![42, 43];
+    let told = text(&report, Layout::default());
+    assert!(told.ends_with(
+        "\nother processes in this file: --pid 42 | 43 (2)\n\
+         next: gpumemctl report r1 --store 'my runs' --by structure | --by tag | --all | --json | --csv\n"
+    ));
+    report.others = (1..=1000).collect();
+    assert!(text(&report, Layout::default()).contains("--pid 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | ... (1,000)\n"));
+}
+
+#[test]
+fn names_forge_no_indentation_and_cost_no_number() {
+    let mut run = small_train();
+    let blanks = " ".repeat(300);
+    let live: Vec<u32> = run.devices[0].last.amounts.iter().map(|(cell, _)| *cell).collect();
+    let cells = run.cells.iter_mut().enumerate().filter(|(cell, _)| live.contains(&(*cell as u32)));
+    let mut tags = cells.filter_map(|(_, cell)| cell.tag.as_mut());
+    *tags.next().expect("a tag") = format!("{blanks}first/of/all");
+    *tags.next().expect("a tag") = format!("\u{3000} {}/end", "x".repeat(300));
+    *tags.next().expect("a tag") = blanks;
+    for width in [1, 20, 40, 80] {
+        let all = Layout { width: Some(width), categories: usize::MAX };
+        let text = text(&report(&run, Some(By::Tag)), all);
+        let unit = |row: &&str| row.split_whitespace().filter(|word| word.parse::<f64>().is_ok()).count();
+        let table = rows(&text);
+        let numbers = table.iter().filter(|row| row.trim() != "at least");
+        assert!(numbers.clone().all(|row| unit(row) >= 2), "{text}");
+        let depths = table.iter().map(|row| row.len() - row.trim_start_matches(' ').len());
+        assert!(depths.max().expect("rows") <= 4, "{text}");
+        assert!(table.iter().any(|row| row.contains("  ~") && row.contains("x/end ")), "{text}");
+        assert!(table.iter().any(|row| row.starts_with("  (blank)")), "{text}");
+    }
+    let narrow = told(&run, By::Layer, Some(20));
+    assert!(rows(&narrow).iter().any(|row| row.starts_with("  Optimiz~ ")), "{narrow}");
+}
+
+#[test]
+fn nothing_from_strangers_reaches_the_terminal_as_it_is() {
+    let bad = "a\u{1b}[2J\u{200b}\u{7f}\u{9b}\n\u{feff}b";
+    let mut run = small_train();
+    run.source.origin = bad.into();
+    run.caveats.push(caveat(bad));
+    run.process.facts.insert("user".into(), bad.into());
+    run.cells.iter_mut().for_each(|cell| cell.tag = Some(bad.into()));
+    run.devices[0].model = bad.into();
+    let rules = Groupings::parse(&format!("[[layer]]\nname = {}\ntag = [\"*\"]\n", quoted(bad)), "bad");
+    let mut report = Report::new(&run, rules.expect("rules"), Some(By::Layer));
+    report.command = bad.into();
+    report.id = Some(bad.into());
+    let raw = |character: char| character.is_control() && character != '\n';
+    for text in [text(&report, Layout::default()), json::json(&report), csv::csv(&report)] {
+        assert!(!text.contains(raw), "{text:?}");
+    }
+    let told = text(&report, Layout::default());
+    assert!(!told.contains(['\u{200b}', '\u{feff}']) && !told.contains("\nb"), "{told}");
+    let parsed: serde_json::Value = serde_json::from_str(&json::json(&report)).expect("JSON");
+    assert_eq!(parsed["source"]["origin"], bad, "programs get it whole");
+}
+
+fn quoted(text: &str) -> String {
+    let escaped: String = text.chars().map(|character| format!("\\u{:04x}", character as u32)).collect();
+    format!("\"{escaped}\"")
+}
+
+#[test]
+fn notes_take_room_from_categories() {
+    let mut run = small_train();
+    for notes in 0..30 {
+        let text = told(&run, By::Tag, Some(80));
+        let table = rows(&text).len();
+        // used, tracked, six categories, the rest, Untrackable, unexplained
+        assert!(text.lines().count() <= 35 || table == 2 + 6 + 1 + 2, "{text}");
+        assert!(notes > 2 || text.lines().count() == 35 || table == 2 + 16 + 1 + 2, "{text}");
+        run.caveats.push(caveat("something else"));
+    }
+}
+
+#[test]
+fn several_devices_share_what_is_said_of_the_run() {
+    let mut run = small_train();
+    for ordinal in 1..6 {
+        let mut device = run.devices[0].clone();
+        device.ordinal = ordinal;
+        if ordinal % 2 == 1 {
+            device.last.untrackable_bytes = Some(i64::from(ordinal) << 30);
+        }
+        run.devices.push(device);
+    }
+    let count = |text: &str, start: &str| text.lines().filter(|line| line.starts_with(start)).count();
+    let six = told(&run, By::Tag, None);
+    assert!(six.starts_with("train.py  pid 20417 (python3)  6 GPUs\n"), "{six}");
+    assert_eq!(
+        ["train.py", "covered", "used", "GPU ", "next"].map(|start| count(&six, start)),
+        [1, 1, 4, 4, 1]
+    );
+    for line in ["\nGPU 0\n", "\nGPU 1\n", "\nGPU 3\n", "\nGPU 5\n", "\n2 more devices: --all\n"] {
+        assert!(six.contains(line), "{line}{six}");
+    }
+    let all = Layout { width: None, categories: usize::MAX };
+    let all = text(&report(&run, Some(By::Layer)), all);
+    assert_eq!((count(&all, "used"), all.contains("more device")), (6, false));
+    run.devices.truncate(2);
+    run.caveats.clear();
+    let two = told(&run, By::Tag, None);
+    assert_eq!((count(&two, "used"), two.contains("more device")), (2, false));
+    let least = told(&run, By::Tag, Some(1000)).lines().count();
+    assert!(least <= 36, "two tables with six categories each\n{two}");
+}
+
+#[test]
+fn columns_of_two_days_have_their_dates() {
+    let mut run = small_train();
+    run.clock = Clock::Monotonic { wall_offset_ns: Some(1_795_139_200_000_000_000) };
+    run.state = State::Open;
+    let device = &mut run.devices[0];
+    device.reading = None;
+    (device.peak.time_ns, device.last.time_ns) = (0, 60_000_000_000);
+    let text = told(&run, By::Layer, Some(80));
+    assert!(text.contains(" 01:47:40Z  01:46:40Z\n") && !text.contains("2026"), "{text}");
+    run.devices[0].last.time_ns = 86_400_000_000_000;
+    run.devices[0].peak.gap_distance_ns = -40_300_000;
+    let text = told(&run, By::Layer, Some(80));
+    assert!(text.contains(" 2026-11-21 01:46:40Z  2026-11-20 01:46:40Z\n"), "{text}");
+    assert!(text.contains("\n~ the gap was measured 40.3 ms before the peak\n"), "{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn folded_categories_are_counted_with_commas() {
+    let mut run = small_train();
+    let cell = run.cells.iter().find(|cell| cell.tag.is_some()).expect("a tag").clone();
+    for number in 0..2000 {
+        run.devices[0].last.amounts.push((run.cells.len() as u32, 1));
+        run.cells.push(Cell { tag: Some(format!("small/{number}")), ..cell.clone() });
+    }
+    let text = told(&run, By::Tag, None);
+    assert!(text.contains("  (2,228 smaller) "), "{text}");
 }
 
 #[test]

@@ -1,5 +1,8 @@
 //! Lines on their way to a terminal: harmless, and no wider than it where words allow.
 
+/// Sentences are not broken into less than this.
+const NARROWEST: usize = 20;
+
 /// Text from strangers without anything that a terminal would act on.
 pub fn clean(text: &str) -> String {
     let acts = |character: char| {
@@ -39,7 +42,8 @@ impl Lines {
 
     /// A sentence: it goes on in the next line, indented, where the terminal ends.
     pub(super) fn prose(&mut self, text: &str) {
-        wrap(text, self.width.unwrap_or(usize::MAX)).iter().for_each(|line| self.line(line));
+        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
+        wrap(text, width).iter().for_each(|line| self.line(line));
     }
 }
 

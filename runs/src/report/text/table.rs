@@ -11,6 +11,9 @@ use crate::run::{Device, State};
 const GAP: &str = "  ";
 /// What stands behind the columns in most reports.
 const AT_LEAST: &str = "at least";
+/// Columns of names, for which the words behind the columns go into a line of their own: with fewer even
+/// `  unexplained` would be cut.
+const WORTH_A_LINE: usize = 13;
 
 /// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
 fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
@@ -66,8 +69,10 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categori
     };
     let names: Vec<(usize, String)> =
         statement.rows.iter().enumerate().map(|(row, of)| (depth(row), clean_name(&of.name))).collect();
-    let beside = widths[0] + widths[1] + 3 * GAP.len() + AT_LEAST.len();
-    let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(beside));
+    let room = out.width.map_or(usize::MAX, |terminal| {
+        let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
+        free.saturating_sub(GAP.len() + AT_LEAST.len()).max(free.min(WORTH_A_LINE))
+    });
     let longest = names.iter().map(|(depth, name)| depth + name.chars().count()).max().unwrap_or(0);
     let name_width = longest.clamp(10, room.clamp(10, 60));
 
