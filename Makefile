@@ -5,7 +5,7 @@ CARGO ?= cargo
 GPUMEM_SAMPLES ?= $(abspath $(wildcard ../shared/samples))
 export GPUMEM_SAMPLES
 
-CTL = target/release/gpumemctl
+CTL = $(or $(CARGO_TARGET_DIR),target)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
 .PHONY: build demo test lint bench clean

@@ -1,5 +1,6 @@
 //! What can be typed.
 
+use crate::exit::NoStore;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_runs::report::By;
 use std::path::PathBuf;
@@ -23,8 +24,9 @@ pub enum Command {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
 pub struct Import {
-    /// Format of the file: tbd-log or recording
+    /// Format of the files: recording, tbd-log
     #[arg(value_parser = format)]
     pub format: &'static gpumem_runs::import::Format,
     /// Files to read
@@ -35,6 +37,7 @@ pub struct Import {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
 pub struct Report {
     /// A run of the store (r7), or a recording or log; the latest run if left out
     pub run: Option<String>,
@@ -45,13 +48,13 @@ pub struct Report {
     #[arg(long)]
     pub csv: bool,
     /// Rows of the table [default: the first that names something]
-    #[arg(long, value_name = "ROWS")]
+    #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
     pub by: Option<Rows>,
     /// Rules that name categories: default, mxnet, tbd, or a file [default: what fits the run]
     #[arg(long, value_name = "PRESET|FILE")]
     pub rules: Option<String>,
     /// Name every category, however small
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub all: bool,
     /// Only this process of a recording with several
     #[arg(long, value_name = "PID")]
@@ -64,6 +67,7 @@ pub struct Report {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
 pub struct Runs {
     /// One JSON array
     #[arg(long)]
@@ -74,26 +78,29 @@ pub struct Runs {
 
 #[derive(Debug, Args)]
 pub struct StorePath {
-    /// Run store [default: $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
-    #[arg(long = "store", value_name = "FILE", env = "GPUMEM_STORE")]
-    path: Option<PathBuf>,
+    /// Run store [default: $GPUMEM_STORE, $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
+    #[arg(long = "store", value_name = "FILE")]
+    given: Option<PathBuf>,
 }
 
 impl StorePath {
+    /// As it must be typed again, with a blank before it; empty if it was not typed.
+    pub fn typed(&self) -> String {
+        self.given.as_ref().map(|path| format!(" --store {}", path.display())).unwrap_or_default()
+    }
+
     /// The store's path, given or usual.
     ///
     /// # Errors
     /// No home directory is known.
     pub fn path(&self) -> anyhow::Result<PathBuf> {
-        if let Some(path) = &self.path {
-            return Ok(path.clone());
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(path) = self.given.clone().or_else(|| set("GPUMEM_STORE")) {
+            return Ok(path);
         }
-        let absolute =
-            |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let absolute = |name: &str| set(name).filter(|path| path.is_absolute());
         let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-        state.map(|state| state.join("gpumem/runs.sqlite")).ok_or_else(|| {
-            anyhow::anyhow!("no run store: neither HOME nor XDG_STATE_HOME is set; give --store FILE")
-        })
+        state.map(|state| state.join("gpumem/runs.sqlite")).ok_or_else(|| NoStore.into())
     }
 }
 

@@ -21,6 +21,34 @@ pub const STORE: u8 = 5;
 pub const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file or run, \
 4 input is not what it should be, 5 run store cannot be read or written";
 
+/// Nobody said where runs are kept.
+#[derive(Debug)]
+pub struct NoStore;
+
+impl std::fmt::Display for NoStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no run store: neither HOME nor XDG_STATE_HOME is set; give --store FILE")
+    }
+}
+
+impl std::error::Error for NoStore {}
+
+/// A file of the right kind in which no process speaks.
+#[derive(Debug)]
+pub struct NoProcess(pub std::path::PathBuf);
+
+impl std::fmt::Display for NoProcess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{}: no process speaks in it; a recording of an agent or a daemon has at least one",
+            self.0.display()
+        )
+    }
+}
+
+impl std::error::Error for NoProcess {}
+
 /// Something that does not exist.
 #[derive(Debug)]
 pub struct NotFound(pub String);
@@ -39,7 +67,9 @@ pub fn code(error: &anyhow::Error) -> u8 {
 }
 
 fn known(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
-    let missing = |source: &std::io::Error| source.kind() == std::io::ErrorKind::NotFound;
+    use std::io::ErrorKind;
+    let missing =
+        |source: &std::io::Error| matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
     if let Some(error) = cause.downcast_ref::<input::Error>() {
         return Some(match error {
             input::Error::Open { source, .. } if missing(source) => NOT_FOUND,
@@ -56,8 +86,14 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<rules::Error>() {
         return Some(match error {
             rules::Error::Open { source, .. } if missing(source) => NOT_FOUND,
+            rules::Error::Open { source, .. } if source.kind() == ErrorKind::PermissionDenied => FAILURE,
             _ => BAD_INPUT,
         });
     }
-    cause.downcast_ref::<NotFound>().map(|_| NOT_FOUND)
+    let is = [
+        (cause.is::<NotFound>(), NOT_FOUND),
+        (cause.is::<NoProcess>(), BAD_INPUT),
+        (cause.is::<NoStore>(), STORE),
+    ];
+    is.into_iter().find_map(|(is, code)| is.then_some(code))
 }

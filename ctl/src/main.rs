@@ -35,9 +35,6 @@ fn run(command: args::Command) -> u8 {
     match done {
         Ok(()) => exit::OK,
         Err(error) if output::is_broken_pipe(&error) => exit::OK, // the reader has seen enough
-        Err(error) => {
-            eprintln!("gpumemctl: {error:#}");
-            exit::code(&error)
-        }
+        Err(error) => output::complain(&error),
     }
 }

@@ -1,5 +1,7 @@
 //! Standard output: fitted to a terminal, plain in a pipe.
 
+use crate::exit;
+use gpumem_runs::report::text::clean;
 use std::io::{self, IsTerminal, Write};
 
 /// Columns of the terminal; `None` when output is piped.
@@ -20,6 +22,21 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()?;
     Ok(())
+}
+
+/// Says on standard error what went wrong, with causes that are not said already, and returns the exit
+/// code. Names in it may come from strangers.
+pub fn complain(error: &anyhow::Error) -> u8 {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    let lines: Vec<String> = text.lines().map(clean).collect();
+    // Standard error may be full or closed: the exit code still tells.
+    let _ = writeln!(io::stderr(), "gpumemctl: {}", lines.join("\n"));
+    exit::code(error)
 }
 
 /// Whether the reader of our output has gone.

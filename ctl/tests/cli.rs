@@ -71,7 +71,10 @@ fn reports_a_log_without_a_store() {
 fn imports_once_and_reports_by_name() {
     let folder = Folder::new("import");
     let first = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
-    assert!(first.starts_with("r1  train.py: ") && first.contains(", 0 rejected, 8 NVML samples"), "{first}");
+    assert!(
+        first.starts_with("r1  train.py pid 20417: ") && first.contains(", 0 rejected, 8 NVML samples"),
+        "{first}"
+    );
     let again = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
     assert!(again.starts_with("r1 (was there)"), "{again}");
 
@@ -165,7 +168,7 @@ fn assert_columns_add_up(text: &str) {
 #[test]
 fn bad_files_are_named_with_what_would_be_right() {
     let folder = Folder::new("bad");
-    let cases: [(String, i32, &str); 9] = [
+    let cases: [(String, i32, &str); 10] = [
         (folder.path("absent.log"), 3, "No such file"),
         (folder.0.to_string_lossy().into_owned(), 4, "is a directory"),
         (folder.file("empty", ""), 4, "is empty"),
@@ -173,6 +176,7 @@ fn bad_files_are_named_with_what_would_be_right() {
         (folder.file("program", b"\x7fELF\x02\x01\x01\0"), 4, "ELF"),
         (folder.file("packed.gz", b"\x1f\x8b\x08\0\0\0"), 4, "unpack it first"),
         (folder.file("wide.log", b"\xff\xfe[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16"),
+        (folder.file("wide2.log", b"[\0m\0e\0m\0]\0"), 4, "iconv -f UTF-16LE"),
         (folder.file("other.txt", "hello\nworld\n"), 4, "known are: recording, tbd-log"),
         (folder.file("future.gpumem", b"GPUMEMR\n\x09\0\0\0\0\0\0\0"), 4, "format 9, this program reads 1"),
     ];
@@ -190,6 +194,8 @@ fn wrong_words_are_answered() {
     let folder = Folder::new("words");
     for (args, code, words) in [
         (&["report", "r99"][..], 3, "run store"),
+        (&["report", "r0"][..], 3, "runs are named r1"),
+        (&["report", "r99999999999999999999"][..], 3, "runs are named r1"),
         (&["report"][..], 3, "run store"),
         (&["import", "csv", "x"][..], 2, "there are: recording, tbd-log"),
         (&["report", "--json", "--csv"][..], 2, "cannot be used with"),
@@ -241,6 +247,8 @@ fn bad_bytes_and_terminal_escapes_in_a_good_file_do_no_harm() {
         assert!(text.contains("not UTF-8"), "{text}");
         assert_columns_add_up(&text);
     }
+    let text = stdout(&folder.run(&["report", &log, "--by", "tag", "--all"]));
+    assert!(text.contains("\\xFF=cmd"), "bad bytes stay distinct: {text}");
     assert_json_adds_up(&stdout(&folder.run(&["report", &log, "--json"])));
 }
 
@@ -281,11 +289,24 @@ fn ten_gigabytes_of_nothing_cost_neither_time_nor_memory() {
     assert_eq!(exit, 4);
     assert!(message.contains("only zero bytes"), "{message}");
     let text = stdout(&limited(&["report", &hole("tail.log", &fs::read(shipped()).expect("bytes"))]));
-    assert!(text.contains("is binary data: nothing after it was read"), "{text}");
+    assert!(text.contains("has no end: nothing after it was read") && text.contains("1 rejected"), "{text}");
     assert_columns_add_up(&text);
     let (exit, message) = failure(&limited(&["report", &hole("r.gpumem", b"GPUMEMR\n\x01\0\0\0\0\0\0\0")]));
     assert_eq!(exit, 4);
     assert!(message.contains("a frame of 0 bytes is impossible"), "{message}");
+}
+
+#[test]
+fn a_long_line_hides_nothing_after_it() {
+    let folder = Folder::new("long-line");
+    let mut log = fs::read(shipped()).expect("bytes");
+    log.extend(vec![0; 3 << 20]);
+    log.extend_from_slice(b"\n[mem] Allocate 1048576 bytes GPU memory (workspace:x).\n");
+    let text = stdout(&folder.run(&["report", &folder.file("long.log", log)]));
+    assert!(
+        text.contains("262 allocations") && text.contains("was skipped") && text.contains("1 rejected"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -304,8 +325,67 @@ fn a_reader_that_leaves_early_is_no_error() {
 
 #[test]
 fn help_names_every_exit_code() {
-    let help = String::from_utf8(command(&["--help"]).output().expect("help").stdout).expect("UTF-8");
-    for code in 0..=5 {
-        assert!(help.contains(&format!("{code} ")), "{help}");
+    for args in [&["--help"][..], &["report", "--help"], &["import", "--help"], &["runs", "--help"]] {
+        let help = String::from_utf8(command(args).output().expect("help").stdout).expect("UTF-8");
+        for code in 0..=5 {
+            assert!(help.contains(&format!("{code} ")), "{help}");
+        }
+        assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
     }
+}
+
+#[test]
+fn one_bad_file_or_a_closed_pipe_stops_no_import() {
+    let folder = Folder::new("several");
+    let good = fs::read_to_string(shipped()).expect("text");
+    let other = folder.file("other.log", good.replace("Batch [400]", "Batch [401]"));
+    let empty = folder.file("empty.log", "");
+    let output = folder.run(&["import", "tbd-log", &shipped(), &empty, &other]);
+    assert_eq!(output.status.code(), Some(4));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("empty.log: is empty"));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).matches("allocation records").count(), 2);
+
+    let store = folder.path("piped.sqlite");
+    let mut child = command(&["import", "tbd-log", &shipped(), &other, "--store", &store])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("gpumemctl");
+    drop(child.stdout.take());
+    assert!(child.wait().expect("an end").success());
+    assert_eq!(stdout(&folder.run(&["runs", "--store", &store])).matches("\nr").count(), 2);
+}
+
+#[test]
+fn errors_are_said_once_and_name_no_escape() {
+    let folder = Folder::new("said-once");
+    let (_, message) = failure(&folder.run(&["report", &folder.path("absent\x1b[31m.log")]));
+    assert_eq!(message.matches("No such file").count(), 1, "{message}");
+    assert!(!message.contains('\x1b'), "{message}");
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let status = command(&["report", "absent"]).stderr(full).status().expect("gpumemctl");
+    assert_eq!(status.code(), Some(3), "a full standard error is no crash");
+}
+
+#[test]
+fn the_process_of_a_log_is_the_one_that_holds_its_memory() {
+    let folder = Folder::new("neighbours");
+    let good = fs::read_to_string(shipped()).expect("text");
+    let log = folder.file("desktop.log", good.replace("python3-pid_", "Xorg-pid_7=45\tpython3-pid_"));
+    let text = stdout(&folder.run(&["report", &log]));
+    assert!(text.contains("pid 20417 (python3)") && text.contains("several processes"), "{text}");
+    assert!(text.contains("721.0"), "{text}");
+    let broken = folder.file("na.log", good.replace("pid_20417=721", "pid_20417=N/A"));
+    assert!(stdout(&folder.run(&["report", &broken])).contains("rejected"));
+}
+
+#[test]
+fn progress_bars_hide_no_record() {
+    let folder = Folder::new("progress");
+    let good = fs::read_to_string(shipped()).expect("text");
+    let bar =
+        format!("{good}1%|#  | (a)\r[mem] Allocate 1048576 bytes GPU memory (workspace:x).\r2%|## | (b)\n");
+    let before = stdout(&folder.run(&["import", "tbd-log", &shipped()]));
+    let after = stdout(&folder.run(&["import", "tbd-log", &folder.file("bar.log", bar)]));
+    assert!(before.contains("261 allocation records, 313,034,400 bytes"), "{before}");
+    assert!(after.contains("262 allocation records, 314,082,976 bytes, 0 rejected"), "{after}");
 }

@@ -13,6 +13,9 @@ use regex_lite::Regex;
 /// What cells that no rule takes are called.
 pub const OTHERS: &str = "Others";
 
+/// Compiled size of an expression: its cost on each tag grows with it. Far above what names need.
+const MAX_PATTERN_BYTES: usize = 1 << 15;
+
 /// A pattern that a whole text must match.
 #[derive(Debug, Clone)]
 pub struct Pattern(Matcher);
@@ -51,8 +54,15 @@ impl Pattern {
         let Some(expression) = text.strip_prefix("re:") else {
             return Ok(Pattern(Matcher::Glob(text.into())));
         };
-        let anchored = format!("^(?:{expression})$");
-        match regex_lite::RegexBuilder::new(&anchored).dot_matches_new_line(true).build() {
+        // By itself first: `a)|(b` would be an expression only between the anchors' brackets.
+        let build = |expression: &str| {
+            regex_lite::RegexBuilder::new(expression)
+                .dot_matches_new_line(true)
+                .size_limit(MAX_PATTERN_BYTES)
+                .build()
+        };
+        let anchored = build(expression).and_then(|_| build(&format!("^(?:{expression})$")));
+        match anchored {
             Ok(expression) => Ok(Pattern(Matcher::Expression(expression))),
             Err(error) => Err(PatternError { pattern: text.into(), reason: error.to_string() }),
         }
@@ -231,7 +241,8 @@ mod tests {
         assert!(pattern.matches("h.12/mlp"));
         assert!(!pattern.matches("model/h.12/mlp"));
         assert!(!pattern.matches("h.12/mlp/up"));
-        let error = Pattern::new("re:(").expect_err("unbalanced");
-        assert_eq!(error.pattern, "re:(");
+        for wrong in ["re:(", "re:forward)|(?:zzz", "re:(?:(?:.*){0,100}){0,50}x"] {
+            assert_eq!(Pattern::new(wrong).expect_err(wrong).pattern, wrong);
+        }
     }
 }

@@ -10,6 +10,9 @@ pub const HEAD_BYTES: usize = 1 << 20;
 /// Longest line that is read; the rest of a longer one is skipped and counted.
 pub const MAX_LINE_BYTES: usize = 1 << 20;
 
+/// Longest line whose end is looked for.
+pub const MAX_SKIP_BYTES: u64 = 256 << 20;
+
 /// Why a file cannot be read as a run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -117,8 +120,8 @@ impl Input {
         if head.is_empty() {
             return Err(Error::Empty { path: path.into() });
         }
-        if let [0xFF, 0xFE, ..] | [0xFE, 0xFF, ..] = head[..] {
-            return Err(Error::Encoding { path: path.into(), encoding: "UTF-16" });
+        if let Some(encoding) = wide(&head) {
+            return Err(Error::Encoding { path: path.into(), encoding });
         }
         Ok(Input { path: path.into(), head, file })
     }
@@ -159,15 +162,42 @@ impl Input {
     }
 }
 
+/// UTF-16 by its mark, or by the zero bytes that it has in plain letters.
+fn wide(head: &[u8]) -> Option<&'static str> {
+    if head.starts_with(&[0xFF, 0xFE]) || head.starts_with(&[0xFE, 0xFF]) {
+        return Some("UTF-16");
+    }
+    match head.first_chunk::<6>().map(|head| head.map(|byte| byte != 0)) {
+        Some([true, false, true, false, true, false]) => Some("UTF-16LE"),
+        Some([false, true, false, true, false, true]) => Some("UTF-16BE"),
+        _ => None,
+    }
+}
+
 /// A line as it was found.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line<'a> {
-    /// The line without its end, lossless or with replacement characters.
+    /// The line without its end. Bytes that are not UTF-8 are written as `\xE9`: names stay distinct.
     Text(std::borrow::Cow<'a, str>),
-    /// It was longer than [`MAX_LINE_BYTES`]; what follows its end is read.
+    /// It was longer than [`MAX_LINE_BYTES`] and was skipped; what follows its end is read.
     TooLong,
-    /// It was longer than that and holds zero bytes: not a log any more.
-    Binary,
+    /// It was longer than [`MAX_SKIP_BYTES`] (a hole in a sparse file): nothing after it is worth the time.
+    Endless,
+}
+
+fn text(line: &[u8]) -> std::borrow::Cow<'_, str> {
+    use std::fmt::Write;
+    if let Ok(text) = std::str::from_utf8(line) {
+        return text.into();
+    }
+    let mut escaped = String::new();
+    for chunk in line.utf8_chunks() {
+        escaped.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            let _ = write!(escaped, "\\x{byte:02X}");
+        }
+    }
+    escaped.into()
 }
 
 /// Lines of a file that may hold anything, in bounded memory.
@@ -205,27 +235,50 @@ impl<R: BufRead> Lines<R> {
                 self.buffer.pop();
             }
         } else if read == MAX_LINE_BYTES {
-            if self.buffer.contains(&0) {
-                return Ok(Some(Line::Binary));
-            }
-            self.skip_line()?;
-            return Ok(Some(Line::TooLong));
+            let skipped = self.reader.by_ref().take(MAX_SKIP_BYTES).skip_until(b'\n')? as u64;
+            self.offset += skipped;
+            return Ok(Some(if skipped < MAX_SKIP_BYTES { Line::TooLong } else { Line::Endless }));
         }
-        Ok(Some(Line::Text(String::from_utf8_lossy(&self.buffer))))
+        Ok(Some(Line::Text(text(&self.buffer))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(bytes: &[u8]) -> Vec<String> {
+        let mut lines = Lines::new(bytes);
+        let mut found = Vec::new();
+        while let Some(line) = lines.next_line().expect("memory") {
+            found.push(match line {
+                Line::Text(text) => text.into_owned(),
+                Line::TooLong | Line::Endless => format!("line {} is too long", lines.number),
+            });
+        }
+        found
     }
 
-    fn skip_line(&mut self) -> io::Result<()> {
-        loop {
-            let available = self.reader.fill_buf()?;
-            let (used, found) = match available.iter().position(|&byte| byte == b'\n') {
-                Some(end) => (end + 1, true),
-                None => (available.len(), available.is_empty()),
-            };
-            self.reader.consume(used);
-            self.offset += used as u64;
-            if found {
-                return Ok(());
-            }
-        }
+    #[test]
+    fn lines_of_any_kind_are_read() {
+        assert_eq!(lines(b"a\r\nb\n\nc"), ["a", "b", "", "c"]);
+        assert_eq!(lines(b"caf\xe9\ncaf\xe8\n"), ["caf\\xE9", "caf\\xE8"], "two names stay two");
+        assert_eq!(lines(b""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_follows_a_line_without_end_is_read() {
+        let mut bytes = vec![0; MAX_LINE_BYTES * 3];
+        bytes.extend_from_slice(b"\nafter\n");
+        assert_eq!(lines(&bytes), ["line 1 is too long", "after"]);
+        let exact = [vec![b'x'; MAX_LINE_BYTES - 1], b"\nafter".to_vec()].concat();
+        assert_eq!(lines(&exact)[1], "after");
+    }
+
+    #[test]
+    fn utf_16_is_recognised_without_its_mark() {
+        assert_eq!(wide(b"[\0m\0e\0m\0"), Some("UTF-16LE"));
+        assert_eq!(wide(b"\0[\0m\0e\0m"), Some("UTF-16BE"));
+        assert_eq!(wide(b"[mem] Allocate"), None);
     }
 }

@@ -13,9 +13,10 @@
 
 use crate::run;
 use gpumem_ledger::CellView;
-use gpumem_ledger::category::{Pattern, Rule, Rules};
+use gpumem_ledger::category::{OTHERS, Pattern, Rule, Rules};
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::path::Path;
 
 /// The two groupings.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,20 @@ pub const PRESETS: [(&str, &str); 3] = [
     ("default", include_str!("../../config/rules/default.toml")),
     ("mxnet", include_str!("../../config/rules/mxnet.toml")),
     ("tbd", include_str!("../../config/rules/tbd.toml")),
+];
+
+/// Largest rules file that is read.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Names of rows that reports make themselves.
+const RESERVED: [&str; 8] = [
+    OTHERS,
+    "tracked",
+    "pool idle",
+    "opaque pools",
+    "Untrackable",
+    "unexplained",
+    "predates the agent",
+    "(no tag)",
 ];
 
 /// Why a rules file cannot be used.
@@ -102,12 +117,19 @@ impl Groupings {
         if let Some((_, text)) = PRESETS.iter().find(|(preset, _)| *preset == name) {
             return Groupings::parse(text, name);
         }
-        let text = std::fs::read_to_string(PathBuf::from(name)).map_err(|source| Error::Open {
+        let text = read(Path::new(name)).map_err(|source| Error::Open {
             name: name.into(),
             source,
             presets: PRESETS.map(|(preset, _)| preset).join(", "),
         })?;
-        Groupings::parse(&text, &Path::new(name).display().to_string())
+        Groupings::parse(&text, name)
+    }
+
+    /// The preset of a stored run; `default` if this program has none of that name.
+    pub fn preset(name: Option<&str>) -> Self {
+        let find = |name: &str| PRESETS.iter().find(|(preset, _)| *preset == name);
+        let (name, text) = name.and_then(find).unwrap_or(&PRESETS[0]);
+        Groupings::parse(text, name).unwrap_or_default() // a test parses every preset
     }
 
     /// Rules from text; `path` is for messages.
@@ -127,6 +149,21 @@ impl Groupings {
     }
 }
 
+/// A file of bounded size; devices and pipes have none.
+fn read(path: &Path) -> std::io::Result<String> {
+    let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(wrong("not a file"));
+    }
+    if found.len() > MAX_FILE_BYTES {
+        return Err(wrong("larger than 1 MiB: not a file of rules"));
+    }
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn rules(entries: Vec<Entry>, path: &str, grouping: &'static str) -> Result<Rules, Error> {
     let rules = entries.into_iter().map(|entry| {
         let name = entry.name.clone();
@@ -136,8 +173,11 @@ fn rules(entries: Vec<Entry>, path: &str, grouping: &'static str) -> Result<Rule
 }
 
 fn rule(entry: Entry) -> Result<Rule, String> {
-    if entry.name.is_empty() || entry.name == gpumem_ledger::category::OTHERS {
-        return Err("a category needs a name other than \"Others\"".into());
+    if entry.name.trim() != entry.name || entry.name.is_empty() {
+        return Err("a category needs a name, without blanks around it".into());
+    }
+    if RESERVED.contains(&entry.name.as_str()) || entry.name.starts_with('(') {
+        return Err("a category needs a name of its own: reports have a row of this name".into());
     }
     if entry.tag.is_empty() && entry.role.is_empty() && entry.phase.is_empty() && entry.library.is_empty() {
         return Err("matches nothing: give tag, role, phase or library".into());
@@ -197,13 +237,19 @@ mod tests {
 
     #[test]
     fn mistakes_say_where_and_what_is_right() {
-        let message = |text| Groupings::parse(text, "my.toml").map(|_| ()).unwrap_err().to_string();
+        let message = |text: &str| Groupings::parse(text, "my.toml").map(|_| ()).unwrap_err().to_string();
         assert!(message("[[layer]]\nname = \"a\"\ntags = [\"x\"]").contains("line 3"));
         assert!(message("[[layer]]\nname = \"a\"\nrole = [\"weights\"]").contains("there are: parameter"));
         assert!(message("[[layer]]\nname = \"a\"\ntag = [\"re:(\"]").contains("\"re:(\""));
         assert!(message("[[structure]]\nname = \"a\"").contains("matches nothing"));
-        assert!(message("[[layer]]\nname = \"Others\"\ntag = [\"x\"]").contains("other than"));
+        for name in ["Others", "pool idle", "(no tag)"] {
+            assert!(message(&format!("[[layer]]\nname = \"{name}\"\ntag = [\"x\"]")).contains("of its own"));
+        }
+        assert!(message("[[layer]]\nname = \" x\"\ntag = [\"x\"]").contains("blanks"));
         let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();
         assert!(error.contains("presets default, mxnet, tbd"), "{error}");
+        let error = Groupings::load("/dev/zero").unwrap_err().to_string();
+        assert!(error.contains("not a file"), "{error}");
+        assert_eq!(Groupings::preset(Some("/etc/passwd")).name, "default");
     }
 }

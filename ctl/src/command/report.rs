@@ -1,10 +1,9 @@
 //! `gpumemctl report [RUN|FILE]`
 
-use crate::args::{Cli, Command, Report as Args};
-use crate::exit::NotFound;
+use crate::args::Report as Args;
+use crate::exit::{NoProcess, NotFound};
 use crate::output::{print, width};
 use anyhow::Result;
-use clap::Parser;
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::text::{self, Layout};
 use gpumem_runs::report::{Report, csv, json};
@@ -25,8 +24,11 @@ struct Found {
 /// Prints the report of a stored run, or of a file that is read on the spot.
 pub fn run(args: &Args) -> Result<()> {
     let Found { run, id, others, mut command } = find(args)?;
-    let rules = args.rules.as_deref().or(run.source.preset.as_deref()).unwrap_or("default");
-    let mut report = Report::new(&run, Groupings::load(rules)?, args.by.map(Into::into));
+    let groupings = match &args.rules {
+        Some(rules) => Groupings::load(rules)?,
+        None => Groupings::preset(run.source.preset.as_deref()),
+    };
+    let mut report = Report::new(&run, groupings, args.by.map(Into::into));
     report.id = id;
     report.others = others;
     if let Some(rules) = &args.rules {
@@ -49,6 +51,10 @@ fn find(args: &Args) -> Result<Found> {
     // A file may be called like a run; a run is never called like a path.
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
     match (name, id) {
+        (Some(name), None) if looks_like_run(name) && !Path::new(name).exists() => {
+            let text = format!("{name} is neither a file nor a run: runs are named r1, r2, ...");
+            return Err(NotFound(text).into());
+        }
         (Some(name), None) => return from_file(name, args),
         (Some(name), Some(_)) if args.format.is_some() => return from_file(name, args),
         _ => {}
@@ -66,18 +72,16 @@ fn find(args: &Args) -> Result<Found> {
         return Err(NotFound(format!("run {id} is of pid {}, not {pid}", run.process.pid)).into());
     }
     let mut command = vec![id.to_string()];
-    if usual_store().is_none_or(|usual| usual != path) {
+    if !args.store.typed().is_empty() {
         command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
     }
     Ok(Found { run, id: Some(id.to_string()), others: Vec::new(), command })
 }
 
-/// The store of a command line without `--store`.
-fn usual_store() -> Option<std::path::PathBuf> {
-    match Cli::try_parse_from(["gpumemctl", "report"]).ok()?.command {
-        Command::Report(usual) => usual.store.path().ok(),
-        _ => None,
-    }
+/// Meant as a run, though no run can have that name.
+fn looks_like_run(name: &str) -> bool {
+    let number = name.strip_prefix('r').unwrap_or("");
+    !number.is_empty() && number.chars().all(|character| character.is_ascii_digit() || character == '-')
 }
 
 /// The process with most memory, unless one is asked for.
@@ -92,14 +96,14 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
         peaks.fold(0, i64::saturating_add)
     };
     let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));
-    let run = asked_for.max_by_key(|run| (run.coverage.covered, peak(run))).ok_or_else(|| {
-        NotFound(match args.pid {
-            Some(pid) => {
-                let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-                format!("{}: has no pid {pid}; there are: {}", path.display(), pids.join(", "))
-            }
-            None => format!("{}: no process speaks in it", path.display()),
-        })
+    let most = asked_for.max_by_key(|run| (run.coverage.covered, peak(run)));
+    let run = most.ok_or_else(|| match args.pid {
+        Some(pid) => {
+            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+            let there = pids.join(", ");
+            NotFound(format!("{}: has no pid {pid}; there are: {there}", path.display())).into()
+        }
+        None => anyhow::Error::from(NoProcess(path.to_owned())),
     })?;
     pids.retain(|pid| *pid != run.process.pid);
     let mut command = vec![name.to_owned()];

@@ -9,7 +9,8 @@
 //! [mem] Release GPU memory.                           a free, without size or address
 //! ```
 //!
-//! There is no clock: time is the number of the line. A tag `in_arg:encoder_weight` becomes the path
+//! There is no clock: time is the number of the line. Progress bars end lines with a carriage return, which
+//! ends them here too. A tag `in_arg:encoder_weight` becomes the path
 //! `in_arg/encoder_weight`, and its prefix gives the role. The allocator that writes these lines keeps
 //! what it frees, so allocations are what the process holds from the driver.
 
@@ -23,6 +24,8 @@ use gpumem_wire::{
 use std::collections::HashMap;
 
 const MIB: u64 = 1 << 20;
+/// No GPU has more (256 TiB): what says so is no allocation.
+const MAX_BYTES: u64 = 1 << 48;
 /// Where made-up addresses begin: the format has none.
 const FIRST_ADDRESS: u64 = 1 << 40;
 /// Bad lines that are named; all are counted.
@@ -92,8 +95,8 @@ fn annotations(line: &str) -> Vec<Annotation<'_>> {
         }
         rest = next;
     }
-    if let Some(device) = device(line) {
-        found.push(device);
+    if line.contains(" MB GPU global memory free") {
+        found.push(device(line).unwrap_or(Annotation::Unreadable));
     }
     if line.contains("[mem] Release GPU memory") {
         found.push(Annotation::Release);
@@ -110,8 +113,9 @@ fn allocation(text: &str) -> Option<Annotation<'_>> {
         "MB" => (number.checked_mul(MIB)?, true),
         _ => return None,
     };
-    let tag = &rest[..rest.rfind(')')?];
-    (bytes <= i64::MAX as u64).then_some(Annotation::Allocation { bytes, tag, estimated })
+    // The end as it is written; tags may have brackets of their own, and text may follow.
+    let tag = &rest[..rest.find(").").or_else(|| rest.rfind(')'))?];
+    (bytes <= MAX_BYTES).then_some(Annotation::Allocation { bytes, tag, estimated })
 }
 
 fn device(line: &str) -> Option<Annotation<'_>> {
@@ -121,16 +125,34 @@ fn device(line: &str) -> Option<Annotation<'_>> {
     (free_mib <= total_mib && total_mib < 1 << 40).then_some(Annotation::Device { free_mib, total_mib })
 }
 
-/// `NAME-pid_PID=MIB` readings of nvidia-smi in a line.
-fn readings(line: &str) -> Vec<(&str, u32, u64)> {
-    let Some((_, usage)) = line.split_once("Memory Usage:") else { return Vec::new() };
-    let words = usage.split_ascii_whitespace();
-    let parsed = words.filter_map(|word| {
-        let (name, rest) = word.rsplit_once("-pid_")?;
-        let (pid, mib) = rest.split_once('=')?;
-        Some((name, pid.parse().ok()?, mib.parse().ok()?))
-    });
-    parsed.filter(|(_, _, mib): &(_, _, u64)| *mib < 1 << 40).collect()
+/// nvidia-smi's word on one process; no MiB where it cannot be read, or where it stands more than once
+/// (several GPUs, and the line does not say which).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ProcessReading<'a> {
+    name: &'a str,
+    pid: u32,
+    mib: Option<u64>,
+}
+
+/// `NAME-pid_PID=MIB` readings in a line, and how many of them cannot be read.
+fn readings(line: &str) -> (Vec<ProcessReading<'_>>, u64) {
+    let mut found: Vec<ProcessReading<'_>> = Vec::new();
+    let mut unreadable = 0;
+    let Some((_, usage)) = line.split_once("Memory Usage:") else { return (found, 0) };
+    for word in usage.split_ascii_whitespace() {
+        let Some((name, rest)) = word.rsplit_once("-pid_") else { continue };
+        let (pid, mib) = rest.split_once('=').unwrap_or((rest, ""));
+        let mib = mib.parse().ok().filter(|mib| *mib < MAX_BYTES / MIB);
+        unreadable += u64::from(mib.is_none());
+        match pid.parse() {
+            Ok(0) | Err(_) => unreadable += u64::from(mib.is_some()),
+            Ok(pid) => match found.iter_mut().find(|reading| reading.pid == pid) {
+                Some(twice) => twice.mib = None,
+                None => found.push(ProcessReading { name, pid, mib }),
+            },
+        }
+    }
+    (found, unreadable)
 }
 
 fn batch(line: &str) -> Option<u64> {
@@ -151,6 +173,10 @@ struct Reader<'s> {
     allocations: u64,
     cut_tags: u64,
     estimated: u64,
+    /// Readings that name other processes too.
+    neighbours: bool,
+    /// Readings of a process that have no one number.
+    ambiguous: u64,
     releases: u64,
     rejected: Vec<u64>,
     rejects: u64,
@@ -196,18 +222,16 @@ impl Reader<'_> {
     }
 
     fn tag(&mut self, text: &str) -> u32 {
+        let mut end = text.len().min(MAX_TAG_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.cut_tags += u64::from(end < text.len());
+        let text = &text[..end];
         if let Some(&id) = self.tags.get(text) {
             return id;
         }
-        let mut path = text.replace(':', "/");
-        if path.len() > MAX_TAG_BYTES {
-            let mut end = MAX_TAG_BYTES;
-            while !path.is_char_boundary(end) {
-                end -= 1;
-            }
-            path.truncate(end);
-            self.cut_tags += 1;
-        }
+        let path = text.replace(':', "/");
         let id = self.tags.len() as u32 + 1;
         let stamp = Stamp { tag: id, ..self.stamp() };
         self.ours(stamp, Body::Tag { path: &path });
@@ -221,7 +245,7 @@ impl Reader<'_> {
         self.estimated += u64::from(estimated);
         let id = self.tag(tag);
         let address = self.address;
-        self.address += bytes.max(1).next_multiple_of(512);
+        self.address = self.address.wrapping_add(bytes.max(1).next_multiple_of(512));
         let flags = if estimated { Flags::ESTIMATED } else { Flags::default() };
         let stamp = Stamp { tag: id, flags, ..self.ordered() };
         let birth = stamp.seq;
@@ -234,25 +258,29 @@ impl Reader<'_> {
         }
     }
 
-    fn reading(&mut self, readings: &[(&str, u32, u64)]) {
+    fn reading(&mut self, readings: &[ProcessReading<'_>]) {
         self.name_device(None);
-        if self.pid.is_none()
-            && let Some(&(name, pid, _)) = readings.first()
-        {
-            self.pid = Some(pid);
-            let facts = format!("pid={pid}\ncomm={name}");
-            self.facts(&facts);
+        if self.pid.is_none() {
+            // The log does not say which process wrote it; it is the one that holds what is allocated.
+            let largest = readings.iter().max_by_key(|reading| reading.mib);
+            if let Some(ProcessReading { name, pid, .. }) = largest {
+                self.pid = Some(*pid);
+                let facts = format!("pid={pid}\ncomm={name}");
+                self.facts(&facts);
+            }
         }
+        self.neighbours |= readings.len() > 1;
+        self.ambiguous += readings.iter().filter(|reading| reading.mib.is_none()).count() as u64;
         self.sample += 1;
         let (stamp, number, last_seq) = (self.stamp(), self.sample, self.seq);
         self.ours(stamp, Body::Watermark { last_seq, in_flight_since_ns: 0 });
         self.say(Origin::Host, stamp, Body::SampleBegin { number });
-        for &(_, pid, mib) in readings {
+        for &ProcessReading { pid, mib, .. } in readings {
             let thread = if Some(pid) == self.pid { SELF.pid } else { pid };
             let body = Body::ProcessSample {
                 start_ticks: SELF.start_ticks,
-                used_bytes: Reading::of(mib * MIB),
-                absence: Absence::Unknown,
+                used_bytes: Reading(mib.map(|mib| mib * MIB)),
+                absence: Absence::NotAvailable,
                 lists: 0,
             };
             self.say(Origin::Host, Stamp { thread, ..stamp }, body);
@@ -297,7 +325,8 @@ impl Reader<'_> {
             let stamp = self.ordered();
             self.ours(stamp, Body::Step { number });
         }
-        let readings = readings(line);
+        let (readings, unreadable) = readings(line);
+        (0..unreadable).for_each(|_| self.reject());
         if !readings.is_empty() {
             self.reading(&readings);
         }
@@ -322,11 +351,20 @@ impl Reader<'_> {
             let named: Vec<String> = self.rejected.iter().map(u64::to_string).collect();
             let more = if self.rejects > named.len() as u64 { ", ..." } else { "" };
             let text = format!(
-                "{} lines speak of an allocation but cannot be read (line {}{more}); right is: {EXAMPLE}",
+                "{} records cannot be read (line {}{more}); right is: {EXAMPLE}",
                 self.rejects,
                 named.join(", "),
             );
             self.sink.caveat("rejected_lines", text);
+        }
+        if self.neighbours {
+            let text =
+                "nvidia-smi names several processes: the one with most memory at the first reading is taken";
+            self.sink.caveat("several_processes", format!("{text} for the log's own"));
+        }
+        if self.ambiguous > 0 {
+            let text = "a process stands in a reading without one number: unreadable, or on several GPUs";
+            self.sink.caveat("ambiguous_readings", format!("{} times {text}", self.ambiguous));
         }
         if self.estimated > 0 {
             let text = format!("{} allocations are given in whole MiB only", self.estimated);
@@ -358,6 +396,8 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         allocations: 0,
         cut_tags: 0,
         estimated: 0,
+        neighbours: false,
+        ambiguous: 0,
         releases: 0,
         rejected: Vec::new(),
         rejects: 0,
@@ -373,18 +413,25 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
             Some(Line::Text(text)) => {
                 not_utf8 += u64::from(matches!(text, std::borrow::Cow::Owned(_)));
                 reader.line += 1;
-                reader.line(&text);
+                text.split('\r').for_each(|part| reader.line(part));
+            }
+            Some(Line::Endless) => {
+                reader.line += 1;
+                reader.reject();
+                let text =
+                    format!("line {} (byte {offset}) has no end: nothing after it was read", reader.line);
+                reader.sink.caveat("endless_line", text);
+                break;
             }
             Some(Line::TooLong) => {
                 reader.line += 1;
-                too_long += 1;
-            }
-            Some(Line::Binary) => {
-                reader.line += 1;
+                reader.reject();
                 let text =
-                    format!("line {} (byte {offset}) is binary data: nothing after it was read", reader.line);
-                reader.sink.caveat("binary_tail", text);
-                break;
+                    format!("line {} (byte {offset}) is longer than 1 MiB and was skipped", reader.line);
+                if too_long == 0 {
+                    reader.sink.caveat("long_lines", text);
+                }
+                too_long += 1;
             }
         }
     }
@@ -392,11 +439,8 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         return Err(Error::NothingFound { path, format: "tbd-log", lines: reader.line, example: EXAMPLE });
     }
     reader.caveats();
-    if too_long > 0 {
-        reader.sink.caveat("long_lines", format!("{too_long} lines longer than 1 MiB were skipped"));
-    }
     if not_utf8 > 0 {
-        let text = format!("{not_utf8} lines are not UTF-8: their bad bytes are shown as \u{fffd}");
+        let text = format!("{not_utf8} lines are not UTF-8: their bytes are shown as \\x..");
         reader.sink.caveat("not_utf8", text);
     }
     let stamp = reader.stamp();
@@ -417,6 +461,8 @@ mod tests {
         assert_eq!(one("[mem] Allocate 32 bytes GPU memory (in_arg:w)."), allocation(32, "in_arg:w", false));
         assert_eq!(one("x Allocate 3 MB GPU memory (proposal)."), allocation(3 << 20, "proposal", true));
         assert_eq!(one("[mem] Allocate 32 bytes GPU memory (a (b) c)."), allocation(32, "a (b) c", false));
+        assert_eq!(one("[mem] Allocate 32 bytes GPU memory (a). and (b) too"), allocation(32, "a", false));
+        assert_eq!(one("[mem] Allocate 32 bytes GPU memory (a) cut"), allocation(32, "a", false));
         assert_eq!(
             one("[mem] 10 MB GPU global memory free, total 12 MB."),
             Some(Annotation::Device { free_mib: 10, total_mib: 12 })
@@ -439,7 +485,10 @@ mod tests {
         ] {
             assert_eq!(annotations(line), [Annotation::Unreadable], "{line}");
         }
-        assert_eq!(annotations("[mem] 13 MB GPU global memory free, total 12 MB."), []);
+        for line in ["[mem] 13 MB GPU global memory free, total 12 MB.", "[mem] x MB GPU global memory free"]
+        {
+            assert_eq!(annotations(line), [Annotation::Unreadable], "{line}");
+        }
     }
 
     #[test]
@@ -451,8 +500,15 @@ mod tests {
     #[test]
     fn readings_name_their_process() {
         let line = "Batch [50]\tMemory Usage: \tpython3-pid_12898=3933\tmy-app-pid_7=1\tPower: 85.21 W";
-        assert_eq!(readings(line), [("python3", 12898, 3933), ("my-app", 7, 1)]);
+        let reading = |name, pid, mib| ProcessReading { name, pid, mib };
+        assert_eq!(
+            readings(line),
+            (vec![reading("python3", 12898, Some(3933)), reading("my-app", 7, Some(1))], 0)
+        );
         assert_eq!(batch(line), Some(50));
-        assert_eq!(readings("Memory Usage: nothing"), []);
+        assert_eq!(readings("Memory Usage: nothing"), (vec![], 0));
+        let unclear = "Memory Usage: a-pid_5=N/A b-pid_0=9 c-pid_7=1 c-pid_7=2 d-pid_8=393MiB";
+        let expected = vec![reading("a", 5, None), reading("c", 7, None), reading("d", 8, None)];
+        assert_eq!(readings(unclear), (expected, 3));
     }
 }
