@@ -80,7 +80,13 @@ fn imports_once_and_reports_by_name() {
 
     let stored = stdout(&folder.run(&["report", "r1"]));
     let direct = stdout(&folder.run(&["report", &shipped()]));
-    assert_eq!(stored.replace("  run r1", ""), direct, "a stored run reads like its file");
+    let told = |text: &str| text.split("next: ").next().map(|text| text.replace("  run r1", ""));
+    assert_eq!(told(&stored), told(&direct), "a stored run reads like its file");
+    assert!(stored.contains("\nnext: gpumemctl report r1 --by structure | "), "{stored}");
+    assert!(direct.contains(&format!("\nnext: gpumemctl report {} --by ", shipped())), "{direct}");
+    assert_eq!(stdout(&folder.run(&["report", "r1", "--pid", "20417"])), stored);
+    let (exit, message) = failure(&folder.run(&["report", "r1", "--pid", "999999"]));
+    assert_eq!((exit, message.contains("run r1 is of pid 20417, not 999999")), (3, true), "{message}");
     assert_eq!(stdout(&folder.run(&["report"])), stored, "the latest run is the default");
     assert!(stdout(&folder.run(&["runs"])).contains("r1"));
     let listed: serde_json::Value =
