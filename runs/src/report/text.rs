@@ -117,7 +117,10 @@ fn heading(report: &Report<'_>, device: &Device) -> String {
         Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
         _ => String::new(),
     };
-    parts.push(format!("GPU {}{model}{name}", device.ordinal));
+    parts.push(match device.name.strip_prefix("unnamed-") {
+        Some(_) => clean(&device.name),
+        None => format!("GPU {}{model}{name}", device.ordinal),
+    });
     parts.join("  ")
 }
 
@@ -343,8 +346,10 @@ fn device_line(report: &Report<'_>, device: &Device) -> String {
         [] => {}
         [(pid, used)] => parts.push((format!("pid {pid}"), used.map_or(0, bytes))),
         many => {
-            let used = many.iter().filter_map(|(_, used)| used.map(bytes)).sum();
-            parts.push((format!("{} other processes", many.len()), used));
+            let (more, more_used) = device.other_tenants;
+            let used: i64 = many.iter().filter_map(|(_, used)| used.map(bytes)).sum();
+            let count = thousands(many.len() as i64 + i64::from(more));
+            parts.push((format!("{count} other processes"), used.saturating_add(bytes(more_used))));
         }
     }
     parts.push(("unaccounted".to_owned(), unaccounted));
