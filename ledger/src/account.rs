@@ -9,6 +9,8 @@ pub(crate) struct Account {
     /// Bytes older than the agent, once known.
     pub predates: Option<i64>,
     pub latest: Option<ClosedSample>,
+    /// The latest in which `used` was read, and `tracked` known if there was an agent.
+    pub complete: Option<ClosedSample>,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
     /// The last gap before the peak.

@@ -10,6 +10,7 @@
 
 use crate::Map;
 use gpumem_wire::{Phase, Role, Stamp};
+use std::sync::Arc;
 
 /// Which part of the identity a cell belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,14 +135,36 @@ impl Range {
     }
 }
 
+/// Width of a [`Window`] where times are nanoseconds: finer than NVML's own values move.
+pub const WINDOW_NS: u64 = 10_000_000;
+
+/// `tracked` in a stretch of time in which its book was touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// When it begins, a multiple of its width ([`WINDOW_NS`], or 1 where times are only an order).
+    pub start_ns: u64,
+    /// Lowest, with the value it began with.
+    pub min: i64,
+    /// Highest.
+    pub max: i64,
+    /// Last.
+    pub last: i64,
+}
+
 /// The book of one process on one device.
 #[derive(Debug)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
     pub tracked: i64,
     pub peak: Peak,
-    /// Extremes since [`Book::take_window`].
+    /// Extremes in the open window.
     window: Range,
+    window_start_ns: u64,
+    /// End of the open window; 0: none is open.
+    pub window_end_ns: u64,
+    /// The cells as they were last copied, and whether they still are.
+    copy: Option<Arc<[i64]>>,
+    copied: bool,
     /// When `tracked` last changed, and to what.
     pub changed_ns: u64,
     settled: i64,
@@ -154,6 +177,10 @@ impl Book {
             tracked: 0,
             peak: Peak::default(),
             window: Range::at(0),
+            window_start_ns: 0,
+            window_end_ns: 0,
+            copy: None,
+            copied: false,
             changed_ns: 0,
             settled: 0,
         }
@@ -171,6 +198,7 @@ impl Book {
             cell.at_peak = cell.now;
         }
         cell.now = cell.now.wrapping_add(delta);
+        self.copied = false;
     }
 
     /// Tracked bytes come or go.
@@ -246,12 +274,34 @@ impl Book {
         self.cells.iter().map(|cell| cell.now).collect()
     }
 
+    /// The same, for samples: copied once for all readings between two changes.
+    pub fn shared_amounts(&mut self) -> Arc<[i64]> {
+        if !self.copied {
+            self.copy = None;
+        }
+        self.copied = true;
+        let cells = &self.cells;
+        self.copy.get_or_insert_with(|| cells.iter().map(|cell| cell.now).collect()).clone()
+    }
+
     pub fn len(&self) -> usize {
         self.cells.len()
     }
 
-    /// Extremes of `tracked` since the last call.
-    pub fn take_window(&mut self) -> Range {
-        std::mem::replace(&mut self.window, Range::at(self.tracked))
+    /// Opens the window of `time_ns`; says the one that is over. Comes before [`Book::settle`] of the
+    /// record that lies past the end of the open one.
+    #[cold]
+    pub fn roll(&mut self, time_ns: u64, width_ns: u64) -> Option<Window> {
+        let over = self.take_window();
+        self.window_start_ns = time_ns - time_ns % width_ns;
+        self.window_end_ns = self.window_start_ns.saturating_add(width_ns);
+        over
+    }
+
+    /// The open window, as far as it got; what comes later is told as another one of the same time.
+    pub fn take_window(&mut self) -> Option<Window> {
+        let is_open = std::mem::take(&mut self.window_end_ns) != 0;
+        let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
+        is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
     }
 }

@@ -8,6 +8,7 @@
 
 use crate::book::{Book, Range};
 use gpumem_wire::Absence;
+use std::sync::Arc;
 
 /// Changes that one reading can hold before its end is known; more leave its bounds open.
 const MAX_CHANGES: usize = 4096;
@@ -23,6 +24,8 @@ pub struct ClosedSample {
     pub t1_ns: u64,
     /// What NVML charges to the process, or why that is not known.
     pub used_bytes: Result<u64, Absence>,
+    /// The process lists of the reading failed: that it was in none of them says nothing.
+    pub list_failed: bool,
     /// `tracked` at t0; absent for a process without an agent.
     pub tracked_bytes: Option<i64>,
     /// Lowest and highest `tracked` in [t0, t1], frees in flight included.
@@ -36,7 +39,7 @@ pub struct ClosedSample {
     /// Records were lost before it and no resync had ended.
     pub partial: bool,
     /// The book at t0, by index of `ProcessView::cells`.
-    pub amounts: Vec<i64>,
+    pub amounts: Arc<[i64]>,
 }
 
 impl ClosedSample {
@@ -68,7 +71,7 @@ pub struct PeakGap {
 #[derive(Debug)]
 struct Mark {
     tracked: i64,
-    amounts: Vec<i64>,
+    amounts: Arc<[i64]>,
     range: Range,
     torn: bool,
     partial: bool,
@@ -81,6 +84,7 @@ pub(crate) struct Pending {
     t0_ns: u64,
     t1_ns: Option<u64>,
     pub used: Result<u64, Absence>,
+    list_failed: bool,
     mark: Option<Mark>,
     /// (time, tracked without and with what calls in flight may give back) after t0, while t1 is not known.
     changes: Vec<(u64, Range)>,
@@ -92,7 +96,17 @@ impl Pending {
     pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
         let used = Err(Absence::NotListed);
         let (changes, busy_since_ns) = (Vec::new(), u64::MAX);
-        Pending { book, number, t0_ns, t1_ns: None, used, mark: None, changes, busy_since_ns }
+        Pending {
+            book,
+            number,
+            t0_ns,
+            t1_ns: None,
+            used,
+            list_failed: false,
+            mark: None,
+            changes,
+            busy_since_ns,
+        }
     }
 
     pub fn is(&self, book: u8, number: u64) -> bool {
@@ -117,11 +131,12 @@ impl Pending {
     }
 
     /// Copies the book. `late`: `tracked` had already changed after t0.
-    pub fn mark(&mut self, book: &Book, in_flight_bytes: i64, partial: bool, late: bool) {
+    pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, partial: bool, late: bool) {
         let mut range = Range::at(book.tracked);
         range.include(book.tracked.wrapping_sub(in_flight_bytes));
         let torn = late || in_flight_bytes != 0;
-        self.mark = Some(Mark { tracked: book.tracked, amounts: book.amounts(), range, torn, partial });
+        self.mark =
+            Some(Mark { tracked: book.tracked, amounts: book.shared_amounts(), range, torn, partial });
     }
 
     /// After the mark, at `time_ns`, `tracked` changed or a call that may change it was entered.
@@ -156,15 +171,15 @@ impl Pending {
         }
     }
 
-    /// Whether nobody has said that the reading ended.
-    pub fn is_open(&self) -> bool {
-        self.t1_ns.is_none()
+    /// When the reading ended, if somebody has said so.
+    pub fn ended_ns(&self) -> Option<u64> {
+        self.t1_ns
     }
 
     /// The process lists of the reading failed: that a process is in none of them says nothing.
     pub fn fail(&mut self) {
         if self.used == Err(Absence::NotListed) {
-            self.used = Err(Absence::Unknown);
+            (self.used, self.list_failed) = (Err(Absence::Unknown), true);
         }
     }
 
@@ -186,13 +201,14 @@ impl Pending {
             t0_ns: self.t0_ns,
             t1_ns: self.t1_ns.unwrap_or(self.t0_ns),
             used_bytes: self.used,
+            list_failed: self.list_failed,
             tracked_bytes: mark.as_ref().map(|mark| mark.tracked),
             tracked_range: range,
             predates_bytes,
             torn: mark.as_ref().is_some_and(|mark| mark.torn || busy),
             stale,
             partial: mark.as_ref().is_some_and(|mark| mark.partial),
-            amounts: mark.map_or_else(Vec::new, |mark| mark.amounts),
+            amounts: mark.map_or_else(Default::default, |mark| mark.amounts),
         }
     }
 }

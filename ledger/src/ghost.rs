@@ -7,7 +7,7 @@
 use crate::Map;
 use crate::book::CellId;
 
-/// Rows that are kept; more are counted.
+/// Rows that are kept; the role of more could not be told apart from rows that never get one.
 const MAX_GHOSTS: usize = 262_144;
 
 #[derive(Debug, Clone, Copy)]
@@ -26,14 +26,12 @@ pub(crate) struct Ghosts {
 }
 
 impl Ghosts {
-    /// Keeps one; says whether there was room.
+    /// Keeps one, if there is room.
     #[inline]
-    pub fn keep(&mut self, seq: u64, ghost: Ghost) -> bool {
-        let room = self.log.len() < MAX_GHOSTS;
-        if room {
+    pub fn keep(&mut self, seq: u64, ghost: Ghost) {
+        if self.log.len() < MAX_GHOSTS {
             self.log.push((seq, ghost));
         }
-        room
     }
 
     pub fn get_mut(&mut self, seq: u64) -> Option<&mut Ghost> {

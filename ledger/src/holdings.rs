@@ -2,7 +2,7 @@
 //! allocation.rs, vmm.rs and pool.rs; this file has what they share.
 
 use crate::Map;
-use crate::book::{Book, CellId, CellTable};
+use crate::book::{Book, CellId, CellTable, Window};
 use crate::ghost::{Ghost, Ghosts};
 use crate::in_flight::InFlights;
 use crate::pool::Pool;
@@ -116,6 +116,8 @@ pub struct Oddities {
     pub duplicates: u64,
     /// Bookings beyond the table of cells.
     pub overflowed: u64,
+    /// Device slots beyond the devices that a process may have: their bytes are in one sum.
+    pub devices_beyond: u64,
 }
 
 #[derive(Debug)]
@@ -123,6 +125,10 @@ pub(crate) struct Holdings {
     pub cells: CellTable,
     /// One per device of the process, in the order in which they were named.
     pub books: Vec<Book>,
+    /// Windows that are over, by book.
+    pub windows: Vec<(u8, Window)>,
+    /// Width of windows.
+    window_ns: u64,
     /// Same index as `books`.
     pub beside: Vec<Beside>,
     pub allocations: Map<u64, Row>,
@@ -146,7 +152,6 @@ pub(crate) struct Holdings {
     pub hungry_segments: u32,
     /// Gone since the peak, role not known: per book.
     ghosts: Vec<Ghosts>,
-    pub ghosts_dropped: u64,
     pub generation: u8,
     /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
     pub doubtful_before: Option<u64>,
@@ -162,10 +167,12 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
-    pub fn new() -> Self {
+    pub fn new(window_ns: u64) -> Self {
         Holdings {
             cells: CellTable::new(),
             books: Vec::new(),
+            windows: Vec::new(),
+            window_ns,
             beside: Vec::new(),
             allocations: Map::default(),
             large: BTreeMap::new(),
@@ -180,7 +187,6 @@ impl Holdings {
             unseen_segments: false,
             hungry_segments: 0,
             ghosts: Vec::new(),
-            ghosts_dropped: 0,
             generation: 0,
             doubtful_before: None,
             forgiven_until: 0,
@@ -223,6 +229,11 @@ impl Holdings {
         while rest != 0 {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
+            if time_ns >= self.books[book].window_end_ns
+                && let Some(over) = self.books[book].roll(time_ns, self.window_ns)
+            {
+                self.windows.push((book as u8, over));
+            }
             if self.books[book].settle(time_ns) {
                 self.ghosts[book].forget();
             }
@@ -241,9 +252,7 @@ impl Holdings {
             return;
         }
         let ghost = Ghost { bytes: booked, cell: row.cell };
-        if !self.ghosts[usize::from(row.book)].keep(row.seq, ghost) {
-            self.ghosts_dropped += 1;
-        }
+        self.ghosts[usize::from(row.book)].keep(row.seq, ghost);
     }
 
     /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent

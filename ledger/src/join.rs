@@ -5,11 +5,16 @@ use crate::gap::{PeakGap, Pending};
 use crate::process::Process;
 use gpumem_wire::{Absence, Body, Record};
 
+/// Readings of one device that may wait for a process's records: more than an agent that is not stale can
+/// leave behind at a hundred readings a second.
+const MAX_PENDING: usize = 64;
+
 impl Process {
     /// A reading of the device begins.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {
         // A reading that never ended: whoever took it was given up.
-        self.pending.retain(|pending| pending.book != book || !pending.is_open());
+        self.pending.retain(|pending| pending.book != book || pending.ended_ns().is_some());
+        self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.applied_ns > t0_ns {
             let late = self.holdings.books[usize::from(book)].changed_ns > t0_ns;
@@ -21,10 +26,30 @@ impl Process {
         self.set_boundary();
     }
 
-    fn mark(&self, pending: &mut Pending, late: bool) {
+    /// Makes room for one more reading: the oldest waits no longer.
+    fn close_oldest(&mut self, book: u8) {
+        let of_book = |pending: &Pending| pending.book == book;
+        if self.pending.iter().filter(|pending| of_book(pending)).count() < MAX_PENDING {
+            return;
+        }
+        let Some(at) = self.pending.iter().position(of_book) else { return };
+        let mut oldest = self.pending.remove(at);
+        if !oldest.is_marked() {
+            self.mark(&mut oldest, false);
+        }
+        self.close(oldest, self.coverage.covered);
+    }
+
+    /// When the first of the readings that wait ended.
+    pub fn waits_since_ns(&self) -> Option<u64> {
+        self.pending.iter().filter_map(Pending::ended_ns).min()
+    }
+
+    fn mark(&mut self, pending: &mut Pending, late: bool) {
         let index = usize::from(pending.book);
         let partial = self.coverage.partial.is_some_and(|partial| partial.state);
-        pending.mark(&self.holdings.books[index], self.holdings.in_flight_bytes[index], partial, late);
+        let in_flight_bytes = self.holdings.in_flight_bytes[index];
+        pending.mark(&mut self.holdings.books[index], in_flight_bytes, partial, late);
     }
 
     /// NVML listed the process in that reading.
@@ -62,13 +87,8 @@ impl Process {
         self.close_where(done_ns, false);
     }
 
-    /// Closes samples that ended before `deadline_ns` without the agent's word.
-    pub fn close_stale(&mut self, deadline_ns: u64) {
-        if !self.pending.is_empty() {
-            self.close_where(deadline_ns, true);
-        }
-    }
-
+    /// Closes samples that ended up to `done_ns`: because all records until then are there, or (`stale`)
+    /// because they have been waited for long enough.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
         for mut pending in std::mem::take(&mut self.pending) {
             let ends = pending.ends_by(done_ns);
@@ -103,6 +123,9 @@ impl Process {
             account.peak_used = Some((used, sample.t0_ns));
         }
         account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
+        if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
+            account.complete = Some(sample.clone());
+        }
         account.latest = Some(sample.clone());
         self.closed.push((book, sample));
     }

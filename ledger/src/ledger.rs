@@ -1,16 +1,18 @@
 //! The one door: every observation of every source goes through [`Ledger::observe`].
 
 use crate::Map;
+use crate::account::Account;
+use crate::book::{WINDOW_NS, Window};
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
-/// Closed samples that nobody took.
-const MAX_UNTAKEN: usize = 65_536;
 
 /// How a device is known. NVML's index and CUDA's ordinal are different numbers; only the UUID joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,6 +58,20 @@ impl std::fmt::Display for DeviceName {
     }
 }
 
+/// Which account of a process is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// That of this device of the snapshot.
+    Device(usize),
+    /// The one at this place in `ProcessView::accounts`, whose device the agent has not named so far.
+    Unnamed(usize),
+}
+
+fn place(accounts: &[Account], book: u8) -> Place {
+    let book = usize::from(book);
+    accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
+}
+
 /// A reading of a device between `SampleBegin` and `SampleEnd`.
 #[derive(Debug)]
 struct OpenReading {
@@ -72,6 +88,7 @@ struct OpenReading {
 #[derive(Debug, Default)]
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
+    by_name: Map<DeviceName, usize>,
     /// Readings that have begun and not ended, by device.
     open: Map<usize, OpenReading>,
     pub(crate) processes: Vec<Process>,
@@ -83,7 +100,9 @@ pub struct Ledger {
     /// Wall clock minus record time.
     pub(crate) wall_offset_ns: Option<i128>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
-    pub(crate) samples_dropped: u64,
+    windows: Vec<(ProcessKey, Place, Window)>,
+    /// Processes with samples that wait, by the end of the first one.
+    waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
 }
 
@@ -98,6 +117,7 @@ impl Ledger {
     pub fn observe(&mut self, origin: Origin, record: &Record<'_>) {
         match origin {
             Origin::Host => self.observe_host(record),
+            Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
                 match record.body {
@@ -105,11 +125,10 @@ impl Ledger {
                         let device = self.device(record);
                         self.processes[index].name_slot(record.stamp.device, device);
                     }
-                    Body::ClockAnchor { .. } => self.set_clock(record),
                     _ => {
                         let process = &mut self.processes[index];
                         process.apply(record);
-                        if !process.closed.is_empty() {
+                        if !process.closed.is_empty() || !process.holdings.windows.is_empty() {
                             self.take_closed(index);
                         }
                     }
@@ -128,7 +147,8 @@ impl Ledger {
         let index = match self.by_key.get(&key) {
             Some(&index) => index,
             None => {
-                self.processes.push(Process::new(key, self.now_ns));
+                let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
+                self.processes.push(Process::new(key, window_ns));
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
@@ -142,14 +162,13 @@ impl Ledger {
             return 0;
         };
         let key = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
-        let index = self.devices.iter().position(|device| device.name == key).unwrap_or_else(|| {
+        let index = *self.by_name.entry(key).or_insert_with(|| {
             self.devices.push(DeviceView {
                 name: key,
                 ordinal,
                 model: name.to_owned(),
                 total_bytes: None,
                 latest: None,
-                used_range: None,
                 agreed: None,
             });
             self.devices.len() - 1
@@ -207,10 +226,31 @@ impl Ledger {
         if let Some(deadline) = self.now_ns.checked_sub(STALE_AFTER_NS)
             && self.clock != ClockKind::Ordinal
         {
-            for index in 0..self.processes.len() {
-                self.processes[index].close_stale(deadline);
-                self.take_closed(index);
-            }
+            self.close_stale(deadline);
+        }
+    }
+
+    /// Closes samples that ended before the deadline without the agent's word.
+    fn close_stale(&mut self, deadline_ns: u64) {
+        while let Some(&Reverse((since_ns, index))) = self.waiting.peek()
+            && since_ns <= deadline_ns
+        {
+            self.waiting.pop();
+            let process = &mut self.processes[index];
+            process.is_watched = false;
+            process.close_where(deadline_ns, true);
+            self.take_closed(index);
+            self.watch(index);
+        }
+    }
+
+    fn watch(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        if !process.is_watched
+            && let Some(since_ns) = process.waits_since_ns()
+        {
+            process.is_watched = true;
+            self.waiting.push(Reverse((since_ns, index)));
         }
     }
 
@@ -227,11 +267,12 @@ impl Ledger {
         self.open.insert(device, reading);
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
-            let on_device = |account: &crate::account::Account| account.device == Some(device);
+            let on_device = |account: &Account| account.device == Some(device);
             if process.ended.is_none()
                 && let Some(book) = process.accounts.iter().position(on_device)
             {
                 process.begin_sample(book as u8, number, stamp.time_ns);
+                self.take_closed(index);
             }
         }
     }
@@ -245,8 +286,6 @@ impl Ledger {
             free_bytes: free,
             system_reserved_bytes: reserved.0,
         });
-        let (low, high) = device.used_range.unwrap_or((used, used));
-        device.used_range = Some((low.min(used), high.max(used)));
         if let Some(reading) = self.open.get_mut(&index) {
             reading.first.get_or_insert(used);
             reading.last = device.latest;
@@ -264,8 +303,9 @@ impl Ledger {
         };
         let index = self.process(key);
         let process = &mut self.processes[index];
-        let book = process.book_of_device(device);
+        let Some(book) = process.sampled_book(device) else { return };
         process.sample_used(book, number, t0_ns, used);
+        self.take_closed(index);
     }
 
     fn end_sample(&mut self, stamp: &Stamp, number: u64, result: u16) {
@@ -286,10 +326,11 @@ impl Ledger {
         };
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
-            let on_device = |account: &crate::account::Account| account.device == Some(device);
+            let on_device = |account: &Account| account.device == Some(device);
             if let Some(book) = process.accounts.iter().position(on_device) {
                 process.end_sample(book as u8, number, stamp.time_ns, failed);
                 self.take_closed(index);
+                self.watch(index);
             }
         }
     }
@@ -298,31 +339,39 @@ impl Ledger {
         let process = &mut self.processes[index];
         for (book, sample) in process.closed.drain(..) {
             let Some(device) = process.accounts[usize::from(book)].device else { continue };
-            if self.samples.len() < MAX_UNTAKEN {
-                self.samples.push((process.key, device, sample));
-            } else {
-                self.samples_dropped += 1;
-            }
+            self.samples.push((process.key, device, sample));
         }
+        for (book, window) in process.holdings.windows.drain(..) {
+            self.windows.push((process.key, place(&process.accounts, book), window));
+        }
+    }
+
+    /// Whether there is anything for [`Ledger::take_samples`] or [`Ledger::take_windows`]. They pile up: who
+    /// feeds a ledger asks after each record.
+    #[inline]
+    pub fn has_untaken(&self) -> bool {
+        !self.samples.is_empty() || !self.windows.is_empty()
     }
 
     /// Samples closed since the last call: process, index of the device in the snapshot, sample.
-    pub fn take_samples(&mut self) -> Vec<(ProcessKey, usize, ClosedSample)> {
-        std::mem::take(&mut self.samples)
+    pub fn take_samples(&mut self) -> std::vec::Drain<'_, (ProcessKey, usize, ClosedSample)> {
+        self.samples.drain(..)
     }
 
-    /// Lowest, highest and last `tracked` of each process and device since the last call.
-    pub fn take_windows(&mut self) -> Vec<(ProcessKey, usize, [i64; 3])> {
-        let mut windows = Vec::new();
+    /// Windows that are over, in the order of their process's records.
+    pub fn take_windows(&mut self) -> std::vec::Drain<'_, (ProcessKey, Place, Window)> {
+        self.windows.drain(..)
+    }
+
+    /// Puts the windows that are still open among those that are over, as far as they got.
+    pub fn end_windows(&mut self) {
         for process in &mut self.processes {
-            for (account, book) in process.accounts.iter().zip(&mut process.holdings.books) {
-                if let (Some(device), true) = (account.device, process.coverage.covered) {
-                    let range = book.take_window();
-                    windows.push((process.key, device, [range.min, range.max, book.tracked]));
+            for book in 0..process.holdings.books.len() {
+                if let Some(window) = process.holdings.books[book].take_window() {
+                    self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }
         }
-        windows
     }
 
     /// The state as views read it. Costs a copy of every cell, not of every row.

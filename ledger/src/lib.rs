@@ -60,10 +60,10 @@ mod segment;
 mod snapshot;
 mod vmm;
 
-pub use book::Class;
+pub use book::{Class, WINDOW_NS, Window};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
-pub use ledger::{DeviceName, Ledger, STALE_AFTER_NS};
+pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use snapshot::{

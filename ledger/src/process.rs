@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// In `slots`: no record has spoken of the device.
 const NO_BOOK: u8 = u8::MAX;
+/// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
+pub(crate) const BEYOND: u8 = 63;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
 
@@ -96,7 +98,6 @@ pub(crate) struct Process {
     pub accounts: Vec<Account>,
     /// Device slot of the agent -> book.
     slots: [u8; 256],
-    pub first_seen_ns: u64,
     pub ended: Option<(u64, Option<u64>)>,
     last_seq: u64,
     /// Latest time of a record.
@@ -113,20 +114,21 @@ pub(crate) struct Process {
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
+    /// The ledger looks after its samples that wait.
+    pub is_watched: bool,
 }
 
 impl Process {
-    pub fn new(key: ProcessKey, now_ns: u64) -> Self {
+    pub fn new(key: ProcessKey, window_ns: u64) -> Self {
         Process {
             key,
             facts: Facts::default(),
             coverage: Coverage::default(),
             tags: Map::default(),
             modules: Map::default(),
-            holdings: Holdings::new(),
+            holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
             slots: [NO_BOOK; 256],
-            first_seen_ns: now_ns,
             ended: None,
             last_seq: 0,
             applied_ns: 0,
@@ -137,19 +139,32 @@ impl Process {
             healing: false,
             silent: false,
             closed: Vec::new(),
+            is_watched: false,
         }
     }
 
     fn add_book(&mut self, device: Option<usize>) -> u8 {
-        if self.accounts.len() >= 64 {
-            return 63; // more devices than a process can have: their bytes stay in one sum
+        if self.accounts.len() < usize::from(BEYOND) {
+            self.accounts.push(Account::new(device));
+            return self.holdings.add_book();
         }
-        self.accounts.push(Account::new(device));
-        self.holdings.add_book()
+        self.holdings.odd.devices_beyond += 1;
+        if self.accounts.len() == usize::from(BEYOND) {
+            self.accounts.push(Account::new(None));
+            self.holdings.add_book();
+        }
+        BEYOND
+    }
+
+    /// The book of a device that was sampled; none for a device beyond those that a process may have.
+    pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
+        let book = self.accounts.iter().position(|account| account.device == Some(device));
+        let is_room = self.accounts.len() < usize::from(BEYOND);
+        book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
     }
 
     /// The book of a device of the ledger.
-    pub fn book_of_device(&mut self, device: usize) -> u8 {
+    fn book_of_device(&mut self, device: usize) -> u8 {
         match self.accounts.iter().position(|account| account.device == Some(device)) {
             Some(book) => book as u8,
             None => self.add_book(Some(device)),
@@ -159,7 +174,7 @@ impl Process {
     /// The agent names its device slot.
     pub fn name_slot(&mut self, slot: u8, device: usize) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
-            book != NO_BOOK && self.accounts[usize::from(book)].device.is_none() // used before it got a name
+            book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
         });
         let known = self.accounts.iter().position(|account| account.device == Some(device));
         match (nameless, known) {
@@ -235,7 +250,8 @@ impl Process {
         let odd = forgiven.then_some(self.holdings.odd);
         self.book_record(record);
         if let Some(odd) = odd {
-            self.holdings.odd = Oddities { impossible: self.holdings.odd.impossible, ..odd };
+            let Oddities { impossible, devices_beyond, .. } = self.holdings.odd;
+            self.holdings.odd = Oddities { impossible, devices_beyond, ..odd };
         }
         if self.holdings.mixed && self.resync.is_none() {
             self.reach_head();

@@ -8,7 +8,7 @@ use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
 use crate::ledger::{DeviceName, Ledger};
 use crate::observation::ProcessKey;
-use crate::process::{Coverage, Facts, Process};
+use crate::process::{BEYOND, Coverage, Facts, Process};
 use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
@@ -64,8 +64,6 @@ pub struct DeviceView {
     pub total_bytes: Option<u64>,
     /// Last reading.
     pub latest: Option<DeviceReading>,
-    /// Lowest and highest `used` seen.
-    pub used_range: Option<(u64, u64)>,
     /// The last reading with its processes; absent unless device memory agreed before and after the
     /// process list.
     pub agreed: Option<AgreedReading>,
@@ -127,6 +125,8 @@ pub struct PoolView {
 pub struct AccountView {
     /// Index in [`Snapshot::devices`]; absent while the agent has not named the device.
     pub device: Option<usize>,
+    /// The sum of all devices beyond those that a process may have.
+    pub is_beyond: bool,
     /// Sum of `amounts`.
     pub tracked_bytes: i64,
     /// The book now.
@@ -141,6 +141,8 @@ pub struct AccountView {
     pub peak_used: Option<(u64, u64)>,
     /// Last closed sample.
     pub latest: Option<ClosedSample>,
+    /// Last closed sample in which `used` was read, and `tracked` known if there was an agent.
+    pub complete: Option<ClosedSample>,
     /// Pools that live.
     pub pools: Vec<PoolView>,
 }
@@ -156,10 +158,6 @@ pub struct ProcessView {
     pub coverage: Coverage,
     /// Records that did not fit.
     pub odd: Oddities,
-    /// Rows whose role came too late for the peak's composition.
-    pub late_roles_dropped: u64,
-    /// First time the host spoke of it.
-    pub first_seen_ns: u64,
     /// End and wait status, where known.
     pub ended: Option<(u64, Option<u64>)>,
     /// Names of cells.
@@ -216,6 +214,7 @@ fn process_view(process: &Process) -> ProcessView {
             let book = &holdings.books[index];
             AccountView {
                 device: account.device,
+                is_beyond: index == usize::from(BEYOND),
                 tracked_bytes: book.tracked,
                 amounts: book.amounts(),
                 beside: holdings.beside[index],
@@ -228,6 +227,7 @@ fn process_view(process: &Process) -> ProcessView {
                 },
                 peak_used: account.peak_used,
                 latest: account.latest.clone(),
+                complete: account.complete.clone(),
                 pools: holdings
                     .pools
                     .iter()
@@ -256,8 +256,6 @@ fn process_view(process: &Process) -> ProcessView {
         facts: process.facts.clone(),
         coverage: process.coverage.clone(),
         odd,
-        late_roles_dropped: holdings.ghosts_dropped,
-        first_seen_ns: process.first_seen_ns,
         ended: process.ended,
         cells,
         accounts,

@@ -45,6 +45,7 @@ fn run() -> Run {
         reading: None,
         unaccounted_bytes: None,
         tenants: vec![],
+        other_tenants: (0, 0),
         series: Series { width_ns, buckets },
     };
     Run {

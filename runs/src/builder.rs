@@ -1,10 +1,13 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
-use crate::run::{self, Caveat, Clock, Moment, Run, Source, State};
+use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
-use gpumem_ledger::{AccountView, ClosedSample, Ledger, Origin, ProcessKey, ProcessView, Snapshot};
-use gpumem_wire::{ClockKind, Record};
+use gpumem_ledger::{
+    AccountView, ClosedSample, Ledger, Origin, Place, ProcessKey, ProcessView, Snapshot, WINDOW_NS,
+};
+use gpumem_wire::{Absence, ClockKind, Record};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// What a reader of files hands its observations to.
@@ -17,9 +20,6 @@ pub trait Sink {
     fn reject(&mut self, count: u64);
 }
 
-/// Width of the first buckets of series: finer than NVML's own values move.
-const FIRST_WIDTH_NS: u64 = 10_000_000;
-
 /// Feeds a ledger and keeps what a ledger forgets: the series.
 #[derive(Debug)]
 pub struct RunBuilder {
@@ -27,11 +27,11 @@ pub struct RunBuilder {
     source: Source,
     caveats: Vec<Caveat>,
     rejected: u64,
-    series: BTreeMap<(ProcessKey, usize), Series>,
+    series: BTreeMap<(ProcessKey, Place), Series>,
     /// Samples per process: all, torn.
     samples: BTreeMap<ProcessKey, (u64, u64)>,
+    /// Width of the first buckets of series: that of the ledger's windows.
     width_ns: u64,
-    next_window_ns: u64,
 }
 
 impl RunBuilder {
@@ -44,14 +44,8 @@ impl RunBuilder {
             rejected: 0,
             series: BTreeMap::new(),
             samples: BTreeMap::new(),
-            width_ns: FIRST_WIDTH_NS,
-            next_window_ns: 0,
+            width_ns: WINDOW_NS,
         }
-    }
-
-    /// The ledger, for views that need more than runs.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
     }
 }
 
@@ -62,8 +56,8 @@ impl Sink for RunBuilder {
             self.width_ns = 1;
         }
         self.ledger.observe(origin, record);
-        if record.stamp.time_ns >= self.next_window_ns {
-            self.take(record.stamp.time_ns);
+        if self.ledger.has_untaken() {
+            self.take();
         }
     }
 
@@ -77,33 +71,33 @@ impl Sink for RunBuilder {
 }
 
 impl RunBuilder {
-    /// Moves samples and extremes from the ledger into the series.
-    fn take(&mut self, time_ns: u64) {
-        for (key, device, window) in self.ledger.take_windows() {
-            self.series_of(key, device).add_tracked(time_ns, window);
+    /// Moves samples and windows from the ledger into the series.
+    fn take(&mut self) {
+        let width_ns = self.width_ns;
+        for (key, place, window) in self.ledger.take_windows() {
+            let series = self.series.entry((key, place));
+            series.or_insert_with(|| Series::new(width_ns)).add_window(&window);
         }
         for (key, device, sample) in self.ledger.take_samples() {
             let (all, torn) = self.samples.entry(key).or_default();
             *all += 1;
             *torn += u64::from(sample.torn);
-            self.series_of(key, device).add_sample(&sample);
+            let series = self.series.entry((key, Place::Device(device)));
+            series.or_insert_with(|| Series::new(width_ns)).add_sample(&sample);
         }
-        self.width_ns = self.series.values().map(|series| series.width_ns).fold(self.width_ns, u64::max);
-        self.next_window_ns = (time_ns / self.width_ns).saturating_add(1).saturating_mul(self.width_ns);
-    }
-
-    fn series_of(&mut self, key: ProcessKey, device: usize) -> &mut Series {
-        self.series.entry((key, device)).or_insert_with(|| Series::new(self.width_ns))
     }
 
     /// The runs as they stand; `goes_on` says whether more observations may come.
     pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
+        self.ledger.end_windows();
+        self.take();
         let snapshot = self.ledger.snapshot();
-        self.take(self.next_window_ns.saturating_sub(1));
-        snapshot.processes.iter().map(|process| self.run(&snapshot, process, goes_on)).collect()
+        let tenants = Tenants::of(&snapshot);
+        let runs = snapshot.processes.iter().map(|process| self.run(&snapshot, &tenants, process, goes_on));
+        runs.collect()
     }
 
-    fn run(&self, snapshot: &Snapshot, process: &ProcessView, goes_on: bool) -> Run {
+    fn run(&self, snapshot: &Snapshot, tenants: &Tenants, process: &ProcessView, goes_on: bool) -> Run {
         let coverage = &process.coverage;
         let odd = process.odd;
         let (samples, torn_samples) = self.samples.get(&process.key).copied().unwrap_or_default();
@@ -143,19 +137,18 @@ impl RunBuilder {
                     + odd.unknown_handles
                     + odd.impossible
                     + odd.duplicates
-                    + odd.overflowed,
+                    + odd.overflowed
+                    + odd.devices_beyond,
                 samples,
                 torn_samples,
                 stale_samples: coverage.stale_samples,
                 failed_allocations: coverage.failed_allocations,
                 steps: coverage.steps,
             },
-            caveats: self.caveats.clone(),
+            caveats: caveats_of(process).into_iter().chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
-            devices: process
-                .accounts
-                .iter()
-                .filter_map(|account| self.device(snapshot, process, account))
+            devices: (0..process.accounts.len())
+                .filter_map(|account| self.device(snapshot, tenants, process, account))
                 .collect(),
         }
     }
@@ -163,39 +156,133 @@ impl RunBuilder {
     fn device(
         &self,
         snapshot: &Snapshot,
+        tenants: &Tenants,
         process: &ProcessView,
-        account: &AccountView,
+        index: usize,
     ) -> Option<run::Device> {
-        let index = account.device?;
+        let account = &process.accounts[index];
+        let covered = process.coverage.covered;
+        let last = complete(covered, account);
+        let mut of_run = run::Device {
+            name: format!("unnamed-{index}"),
+            ordinal: index as u16,
+            model: String::new(),
+            total_bytes: None,
+            last: last_moment(covered, account, snapshot.now_ns),
+            peak: peak_moment(covered, account),
+            peak_used: account.peak_used,
+            beside: (&account.beside).into(),
+            reading: None,
+            unaccounted_bytes: None,
+            tenants: Vec::new(),
+            other_tenants: (0, 0),
+            series: Series::new(self.width_ns),
+        };
+        // What was told before the device had its name.
+        let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
+        for series in places.filter_map(|place| self.series.get(&(process.key, place))) {
+            of_run.series.absorb(series);
+        }
+        let Some(index) = account.device else { return has_bytes(account).then_some(of_run) };
         let device = &snapshot.devices[index];
         // Others count where NVML listed them together with this process.
-        let number = account.latest.as_ref().map(|sample| sample.number);
+        let number = last.map(|sample| sample.number);
         let agreed = device.agreed.filter(|agreed| Some(agreed.number) == number);
-        let used_beside = |other: &ProcessView| {
-            let account = other.accounts.iter().find(|account| account.device == Some(index))?;
-            let sample = account.latest.as_ref().filter(|sample| Some(sample.number) == number)?;
-            Some((other.key.pid, sample.used_bytes.ok()))
-        };
-        let others = snapshot.processes.iter().filter(|other| other.key != process.key);
+        if let Some(number) = number {
+            tenants.beside(index, number, process, account, &mut of_run);
+        }
         Some(run::Device {
             name: device.name.to_string(),
             ordinal: device.ordinal,
             model: device.model.clone(),
             total_bytes: device.total_bytes,
-            last: last_moment(process.coverage.covered, account, snapshot.now_ns),
-            peak: peak_moment(process.coverage.covered, account),
-            peak_used: account.peak_used,
-            beside: (&account.beside).into(),
             reading: agreed.map(|agreed| agreed.reading).or(device.latest).map(Into::into),
             unaccounted_bytes: agreed.map(|agreed| agreed.unaccounted_bytes),
-            tenants: others.filter_map(used_beside).collect(),
-            series: self
-                .series
-                .get(&(process.key, index))
-                .cloned()
-                .unwrap_or_else(|| Series::new(self.width_ns)),
+            ..of_run
         })
     }
+}
+
+/// The processes of each reading of a device.
+struct Tenants(BTreeMap<(usize, u64), Listed>);
+
+#[derive(Default)]
+struct Listed {
+    /// The largest first.
+    processes: Vec<(Option<u64>, ProcessKey)>,
+    sum: u128,
+}
+
+impl Tenants {
+    fn of(snapshot: &Snapshot) -> Self {
+        let mut tenants: BTreeMap<_, Listed> = BTreeMap::new();
+        for process in &snapshot.processes {
+            for account in &process.accounts {
+                if let (Some(device), Some(sample)) = (account.device, &account.latest)
+                    && sample.used_bytes != Err(Absence::NotListed)
+                {
+                    let listed = tenants.entry((device, sample.number)).or_default();
+                    let used = sample.used_bytes.ok();
+                    listed.processes.push((used, process.key));
+                    listed.sum += u128::from(used.unwrap_or(0));
+                }
+            }
+        }
+        for listed in tenants.values_mut() {
+            listed.processes.sort_by_key(|&(used, key)| (Reverse(used), key));
+        }
+        Tenants(tenants)
+    }
+
+    /// Tells a device of a run who else is there: the largest, and how many and how much the rest is.
+    fn beside(
+        &self,
+        device: usize,
+        number: u64,
+        process: &ProcessView,
+        own: &AccountView,
+        of_run: &mut run::Device,
+    ) {
+        let Some(listed) = self.0.get(&(device, number)) else { return };
+        let (mut count, mut rest) = (listed.processes.len(), listed.sum);
+        let mut without = |used: Option<u64>| {
+            count = count.saturating_sub(1);
+            rest = rest.saturating_sub(u128::from(used.unwrap_or(0)));
+        };
+        if let Some(own) = own.latest.as_ref().filter(|own| own.number == number) {
+            without(own.used_bytes.ok());
+        }
+        let others = listed.processes.iter().filter(|(_, key)| *key != process.key).take(MAX_TENANTS);
+        let named: Vec<_> = others.map(|&(used, key)| (key.pid, used)).collect();
+        named.iter().for_each(|&(_, used)| without(used));
+        of_run.tenants = named;
+        of_run.other_tenants = (count as u32, u64::try_from(rest).unwrap_or(u64::MAX));
+    }
+}
+
+/// Whether an account without a device has anything to tell.
+fn has_bytes(account: &AccountView) -> bool {
+    account.tracked_bytes != 0
+        || account.peak.tracked_bytes != 0
+        || account.beside != gpumem_ledger::Beside::default()
+}
+
+/// What a reader must know of this process alone.
+fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
+    let mut caveats = Vec::new();
+    for (index, account) in process.accounts.iter().enumerate() {
+        if account.device.is_some() || !has_bytes(account) {
+            continue;
+        }
+        let (code, why) = if account.is_beyond {
+            ("devices_beyond", "is the sum of all devices beyond those that a process may have")
+        } else {
+            ("unnamed_device", "is a device that the process never named")
+        };
+        let text = format!("unnamed-{index} {why}: tracked {} bytes", account.tracked_bytes);
+        caveats.push(Caveat { code: code.into(), text });
+    }
+    caveats
 }
 
 fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
@@ -203,20 +290,28 @@ fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
     indexed.filter(|&(_, bytes)| bytes != 0).collect()
 }
 
-/// The identity at the last sample, where everything was known at one time; without one, what is tracked
+/// The last sample in which everything was known.
+fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
+    account.complete.as_ref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
+}
+
+/// The identity at the last sample where everything was known at one time; without one, what is tracked
 /// now.
 fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
-    match &account.latest {
-        Some(sample) if sample.used_bytes.is_ok() => at_sample(sample),
-        _ if covered => Moment {
+    let moment = match complete(covered, account) {
+        Some(sample) => at_sample(sample),
+        None if covered => Moment {
             time_ns: now_ns.max(account.peak.time_ns),
             tracked_bytes: Some(account.tracked_bytes),
             amounts: sparse(&account.amounts),
-            predates_bytes: account.predates_bytes.unwrap_or(0),
+            predates_bytes: account.predates_bytes,
             ..Moment::default()
         },
-        _ => Moment { time_ns: now_ns, ..Moment::default() },
-    }
+        None => Moment { time_ns: now_ns, ..Moment::default() },
+    };
+    let absence = |sample: &ClosedSample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed));
+    let used_absence = account.latest.as_ref().and_then(absence).map(str::to_owned);
+    Moment { used_absence, ..moment }
 }
 
 fn at_sample(sample: &ClosedSample) -> Moment {
@@ -224,8 +319,9 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         time_ns: sample.t0_ns,
         tracked_bytes: sample.tracked_bytes,
         amounts: sparse(&sample.amounts),
-        predates_bytes: sample.predates_bytes,
+        predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
+        used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,
         torn: sample.tracked_range.filter(|(min, max)| min != max),
@@ -244,7 +340,7 @@ fn peak_moment(covered: bool, account: &AccountView) -> Moment {
         time_ns: peak.time_ns,
         tracked_bytes: Some(peak.tracked_bytes),
         amounts: sparse(&peak.amounts),
-        predates_bytes: peak.gap.map_or(account.predates_bytes.unwrap_or(0), |gap| gap.predates_bytes),
+        predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
         gap_distance_ns: peak.gap.map_or(0, |gap| if gap.exact { 0 } else { gap.distance_ns }),
         ..Moment::default()

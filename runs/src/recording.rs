@@ -68,29 +68,33 @@ impl<W: Write> Writer<W> {
 
 /// Follows the origin of records.
 struct Origins {
-    now: Origin,
+    /// None: nobody has said whose records follow.
+    now: Option<Origin>,
     /// An `Origin` record was seen: a Hello does not change the origin any more.
     told: bool,
 }
 
 impl Origins {
+    /// None for a record that says an origin, and for one that nobody says.
     fn of(&mut self, record: &Record<'_>) -> Option<Origin> {
         let thread = record.stamp.thread;
         match record.body {
             Body::Origin { start_ticks } => {
                 self.told = true;
-                self.now = match thread {
+                self.now = Some(match thread {
                     0 => Origin::Host,
                     pid => Origin::Process(ProcessKey { pid, start_ticks }),
-                };
+                });
                 return None;
             }
             Body::Hello { start_ticks, .. } if !self.told => {
-                self.now = Origin::Process(ProcessKey { pid: thread, start_ticks });
+                self.now = Some(Origin::Process(ProcessKey { pid: thread, start_ticks }));
             }
+            // What is true whoever says it.
+            Body::ClockAnchor { .. } | Body::Device { .. } => return self.now.or(Some(Origin::Host)),
             _ => {}
         }
-        Some(self.now)
+        self.now
     }
 }
 
@@ -112,8 +116,8 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     // `buffer[start..end]` is read and not yet decoded; `offset` is where `buffer[0]` lies in the file.
     let (mut start, mut end, mut offset) = (0, 0, 0_u64);
     let mut skip = frame::HEADER_BYTES;
-    let mut origins = Origins { now: Origin::Process(ProcessKey { pid: 0, start_ticks: 0 }), told: false };
-    let (mut records, mut unknown, mut bad) = (0_u64, 0_u64, 0_u64);
+    let mut origins = Origins { now: None, told: false };
+    let (mut records, mut unknown, mut bad, mut orphans) = (0_u64, 0_u64, 0_u64, 0_u64);
     let damage = loop {
         buffer.copy_within(start..end, 0);
         offset += start as u64;
@@ -138,8 +142,9 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
                     match Record::decode(slot, payload) {
                         Ok(record) => {
                             records += 1;
-                            if let Some(origin) = origins.of(&record) {
-                                sink.observe(origin, &record);
+                            match origins.of(&record) {
+                                Some(origin) => sink.observe(origin, &record),
+                                None => orphans += u64::from(origins.now.is_none()),
                             }
                         }
                         Err(CodecError::UnknownKind(_)) => unknown += 1,
@@ -169,7 +174,11 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         let at = offset + start as u64;
         sink.caveat("cut", format!("the recording ends at byte {at}, after {records} records: {error}"));
     }
-    sink.reject(unknown + bad);
+    sink.reject(unknown + bad + orphans);
+    if orphans > 0 {
+        let text = format!("{orphans} records come before any record that says whose they are");
+        sink.caveat("no_origin", text);
+    }
     if unknown > 0 {
         let text = format!("{unknown} records are of kinds that this version does not know");
         sink.caveat("unknown_kinds", text);

@@ -5,7 +5,7 @@
 
 use crate::series::Series;
 use gpumem_ledger as ledger;
-use gpumem_wire::{ClockKind, Phase, Role};
+use gpumem_wire::{Absence, ClockKind, Phase, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -178,10 +178,13 @@ pub enum Class {
     Opaque,
 }
 
+/// Other processes that a device names.
+pub const MAX_TENANTS: usize = 16;
+
 /// One device of the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Device {
-    /// UUID as NVML writes it, or `ordinal-N`.
+    /// UUID as NVML writes it, `ordinal-N`, or `unnamed-N` where the agent has not named its slot.
     pub name: String,
     /// NVML's index, or the import's number.
     pub ordinal: u16,
@@ -201,8 +204,11 @@ pub struct Device {
     pub reading: Option<Reading>,
     /// Device used minus all its processes, where device memory agreed before and after their list.
     pub unaccounted_bytes: Option<i64>,
-    /// Other processes in the same list: pid and used bytes.
+    /// Other processes in the same list: pid and used bytes, the largest first, at most [`MAX_TENANTS`].
     pub tenants: Vec<(u32, Option<u64>)>,
+    /// How many more there are, and their used bytes.
+    #[serde(default)]
+    pub other_tenants: (u32, u64),
     /// used, tracked and gap over time.
     pub series: Series,
 }
@@ -216,10 +222,13 @@ pub struct Moment {
     pub tracked_bytes: Option<i64>,
     /// (index in [`Run::cells`], bytes), without zeros.
     pub amounts: Vec<(u32, i64)>,
-    /// Bytes older than the agent.
-    pub predates_bytes: i64,
+    /// Bytes older than the agent; absent where it came late and nothing has told them yet.
+    pub predates_bytes: Option<i64>,
     /// What NVML charges beyond that; absent without a sample.
     pub untrackable_bytes: Option<i64>,
+    /// Why the newest sample had no `used`, see [`absence_name`]: the moment is then an older sample's.
+    #[serde(default)]
+    pub used_absence: Option<String>,
     /// For processes without an agent: what NVML charges.
     pub uncovered_used_bytes: Option<u64>,
     /// The gap was taken from a sample this far away; 0: it was measured at this moment.
@@ -236,7 +245,7 @@ impl Moment {
     /// What NVML charges (or, with a gap from elsewhere, would have charged).
     pub fn used_bytes(&self) -> Option<i64> {
         match self.tracked_bytes {
-            Some(tracked) => Some(self.predates_bytes + tracked + self.untrackable_bytes?),
+            Some(tracked) => Some(self.predates_bytes? + tracked + self.untrackable_bytes?),
             None => self.uncovered_used_bytes.and_then(|used| i64::try_from(used).ok()),
         }
     }
@@ -328,6 +337,21 @@ const PHASES: [(&str, Phase); 5] = [
     ("optimizer", Phase::Optimizer),
     ("evaluation", Phase::Evaluation),
 ];
+
+/// Why a sample has no `used`, in words.
+pub fn absence_name(absence: Absence, list_failed: bool) -> &'static str {
+    match absence {
+        Absence::NotAvailable => "not available",
+        Absence::NoPermission => "no permission",
+        Absence::NotListed => "not listed",
+        Absence::GpuLost => "gpu lost",
+        Absence::Timeout => "timeout",
+        Absence::NotSupported => "not supported",
+        Absence::WrongNamespace => "wrong namespace",
+        _ if list_failed => "list failed",
+        _ => "unknown",
+    }
+}
 
 /// How a role is written; `None` for unknown.
 pub fn role_name(role: Role) -> Option<&'static str> {

@@ -1,7 +1,7 @@
 //! used, tracked and gap over time, in a bounded number of buckets: when they are full, neighbours are
 //! merged and buckets become twice as wide. Lowest and highest survive every merge.
 
-use gpumem_ledger::ClosedSample;
+use gpumem_ledger::{ClosedSample, Window};
 use serde::{Deserialize, Serialize};
 
 /// Buckets a series holds at most.
@@ -79,14 +79,26 @@ impl Series {
         Series { width_ns: width_ns.max(1), buckets: Vec::new() }
     }
 
-    fn add(&mut self, time_ns: u64, mut bucket: Bucket) {
-        bucket.time_ns = time_ns - time_ns % self.width_ns;
-        match self.buckets.last_mut() {
-            Some(last) if last.time_ns >= bucket.time_ns => last.merge(&bucket),
-            _ => self.buckets.push(bucket),
-        }
-        while self.buckets.len() > MAX_BUCKETS {
-            self.widen();
+    /// The bucket of that time. Samples and windows end in another order than they begin.
+    fn bucket(&mut self, time_ns: u64) -> &mut Bucket {
+        loop {
+            let start_ns = time_ns - time_ns % self.width_ns;
+            let at = match self.buckets.last() {
+                Some(last) if last.time_ns == start_ns => self.buckets.len() - 1,
+                Some(last) if last.time_ns > start_ns => {
+                    self.buckets.partition_point(|bucket| bucket.time_ns < start_ns)
+                }
+                _ => self.buckets.len(),
+            };
+            let is_there = self.buckets.get(at).is_some_and(|bucket| bucket.time_ns == start_ns);
+            if !is_there && self.buckets.len() == MAX_BUCKETS {
+                self.widen();
+                continue;
+            }
+            if !is_there {
+                self.buckets.insert(at, Bucket { time_ns: start_ns, ..Bucket::default() });
+            }
+            return &mut self.buckets[at];
         }
     }
 
@@ -105,18 +117,31 @@ impl Series {
     /// A sample of NVML.
     pub fn add_sample(&mut self, sample: &ClosedSample) {
         let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
-        let bucket = Bucket {
-            used: used.map(Extremes::at),
-            untrackable: sample.untrackable_bytes().map(Extremes::at),
-            samples: 1,
-            doubtful: u32::from(sample.torn || sample.stale),
-            ..Bucket::default()
-        };
-        self.add(sample.t0_ns, bucket);
+        let doubtful = sample.torn || sample.stale;
+        let bucket = self.bucket(sample.t0_ns);
+        Extremes::merge(&mut bucket.used, used.map(Extremes::at));
+        Extremes::merge(&mut bucket.untrackable, sample.untrackable_bytes().map(Extremes::at));
+        bucket.samples += 1;
+        bucket.doubtful += u32::from(doubtful);
+        if let (false, Some(tracked)) = (doubtful, sample.tracked_bytes) {
+            // The window of this time, where there is one, has it among its values.
+            bucket.tracked.get_or_insert(Extremes::at(tracked));
+        }
     }
 
-    /// Lowest, highest and last `tracked` since the last call.
-    pub fn add_tracked(&mut self, time_ns: u64, [min, max, last]: [i64; 3]) {
-        self.add(time_ns, Bucket { tracked: Some(Extremes { min, max, last }), ..Bucket::default() });
+    /// `tracked` in a window of the ledger.
+    pub fn add_window(&mut self, window: &Window) {
+        let Window { start_ns, min, max, last } = *window;
+        Extremes::merge(&mut self.bucket(start_ns).tracked, Some(Extremes { min, max, last }));
+    }
+
+    /// Takes over what was kept elsewhere of the same account.
+    pub fn absorb(&mut self, other: &Series) {
+        while self.width_ns < other.width_ns {
+            self.widen();
+        }
+        for bucket in &other.buckets {
+            self.bucket(bucket.time_ns).merge(bucket);
+        }
     }
 }

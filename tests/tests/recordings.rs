@@ -122,6 +122,25 @@ fn an_agents_own_recording_is_its_own_process() {
 }
 
 #[test]
+fn what_nobody_says_is_counted_and_makes_no_process() {
+    let said = said();
+    let mut bytes = gpumem_wire::frame::header().to_vec();
+    for (_, record) in &said {
+        if matches!(record.body, Body::ClockAnchor { .. } | Body::Device { .. } | Body::AllocEnd { .. }) {
+            record.append_frame(&mut bytes);
+        }
+    }
+    bytes.extend_from_slice(&recorded(&said)[gpumem_wire::frame::HEADER_BYTES..]);
+    let file = File::new("orphans", &bytes);
+    let (done, kept) = file.read();
+    done.expect("a recording");
+    assert_eq!((kept.caveats, kept.rejected), (vec!["no_origin".to_owned()], 1));
+    assert!(kept.said[..3].iter().all(|(origin, _)| *origin == Origin::Host), "a clock, and two devices");
+    let runs = read_file(&file.0, None).expect("a recording");
+    assert_eq!(runs.iter().map(|run| run.process.pid).collect::<Vec<_>>(), [A.pid, B.pid]);
+}
+
+#[test]
 fn a_recording_cut_anywhere_is_read_up_to_there() {
     let said = said();
     let (whole, frames) = (recorded(&said), frames(&said));

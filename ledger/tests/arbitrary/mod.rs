@@ -79,5 +79,7 @@ pub fn run(all: &[Said]) {
             }
         }
     }
-    ledger.take_windows();
+    ledger.end_windows();
+    let windows = ledger.take_windows();
+    assert!(windows.into_iter().all(|(.., window)| window.min <= window.last && window.last <= window.max));
 }

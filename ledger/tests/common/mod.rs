@@ -298,6 +298,7 @@ pub fn lines(process: &ProcessView) -> Vec<String> {
         ("impossible", odd.impossible as i64),
         ("duplicates", odd.duplicates as i64),
         ("overflowed", odd.overflowed as i64),
+        ("devices_beyond", odd.devices_beyond as i64),
     ];
     let mut lines = vec![format!("tracked {}", composition(&process.cells, &account.amounts))];
     lines.extend(nonzero("beside", &beside));

@@ -164,7 +164,8 @@ impl Drive {
     }
 
     fn check_samples(&mut self) {
-        for (_, _, sample) in self.ledger.take_samples() {
+        let taken: Vec<_> = self.ledger.take_samples().collect();
+        for (_, _, sample) in taken {
             let Some(tracked) = sample.tracked_bytes else { continue };
             assert_eq!(sum(&sample.amounts), tracked);
             let used = sample.used_bytes.ok().map(|used| used as i64);

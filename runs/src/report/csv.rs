@@ -55,8 +55,8 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
         }
         return;
     }
-    if moment.predates_bytes != 0 {
-        row("predates", [""; 7], moment.predates_bytes);
+    if let Some(predates) = moment.predates_bytes.filter(|&bytes| bytes != 0) {
+        row("predates", [""; 7], predates);
     }
     if let Some(untrackable) = moment.untrackable_bytes {
         row("untrackable", [""; 7], untrackable);

@@ -37,6 +37,7 @@ struct DeviceJson<'a> {
     reading: Option<&'a Reading>,
     unaccounted_bytes: Option<i64>,
     tenants: Vec<Tenant>,
+    other_tenants: OtherTenants,
     peak_used_bytes: Option<u64>,
     peak_used_time_ns: Option<u64>,
     beside: &'a Beside,
@@ -52,10 +53,17 @@ struct Tenant {
 }
 
 #[derive(Serialize)]
+struct OtherTenants {
+    count: u32,
+    used_bytes: u64,
+}
+
+#[derive(Serialize)]
 struct MomentJson<'a> {
     time_ns: u64,
     used_bytes: Option<i64>,
-    predates_bytes: i64,
+    used_absence: Option<String>,
+    predates_bytes: Option<i64>,
     tracked_bytes: Option<i64>,
     pool_idle_bytes: i64,
     opaque_bytes: i64,
@@ -107,6 +115,7 @@ pub fn json(report: &Report<'_>) -> String {
         reading: device.reading.as_ref(),
         unaccounted_bytes: device.unaccounted_bytes,
         tenants: device.tenants.iter().map(|&(pid, used_bytes)| Tenant { pid, used_bytes }).collect(),
+        other_tenants: OtherTenants { count: device.other_tenants.0, used_bytes: device.other_tenants.1 },
         peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
         peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
         beside: &device.beside,
@@ -167,6 +176,7 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
     MomentJson {
         time_ns: moment.time_ns,
         used_bytes: moment.used_bytes(),
+        used_absence: moment.used_absence.clone(),
         predates_bytes: moment.predates_bytes,
         tracked_bytes: moment.tracked_bytes,
         pool_idle_bytes: by_layer.pool_idle,

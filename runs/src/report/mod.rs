@@ -216,8 +216,8 @@ impl<'r> Report<'r> {
         if !self.run.coverage.covered {
             return statement;
         }
-        if moments.iter().any(|moment| moment.predates_bytes != 0) {
-            let predates = each(&|moment| Some(moment.predates_bytes));
+        if moments.iter().any(|moment| moment.predates_bytes != Some(0)) {
+            let predates = each(&|moment| moment.predates_bytes);
             statement.push(Part::Predates, "predates the agent", Some(used), predates);
         }
         let tracked =

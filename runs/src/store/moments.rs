@@ -14,13 +14,14 @@ pub(super) fn write_moment(
 ) -> Result<()> {
     let sql = "INSERT INTO moment (run, device, kind, time_ns, tracked_bytes, predates_bytes,
             untrackable_bytes, uncovered_used_bytes, gap_distance_ns, torn_min_bytes, torn_max_bytes,
-            stale, partial)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            stale, partial, used_absence)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET time_ns = excluded.time_ns, tracked_bytes = excluded.tracked_bytes,
             predates_bytes = excluded.predates_bytes, untrackable_bytes = excluded.untrackable_bytes,
             uncovered_used_bytes = excluded.uncovered_used_bytes,
             gap_distance_ns = excluded.gap_distance_ns, torn_min_bytes = excluded.torn_min_bytes,
-            torn_max_bytes = excluded.torn_max_bytes, stale = excluded.stale, partial = excluded.partial";
+            torn_max_bytes = excluded.torn_max_bytes, stale = excluded.stale, partial = excluded.partial,
+            used_absence = excluded.used_absence";
     let values = params![
         id,
         device as i64,
@@ -35,6 +36,7 @@ pub(super) fn write_moment(
         moment.torn.map(|(_, max)| max),
         moment.stale,
         moment.partial,
+        moment.used_absence,
     ];
     execute(db, sql, values)?;
     write_amounts(db, id, device, kind, &moment.amounts)
@@ -62,7 +64,7 @@ fn write_amounts(db: &Connection, id: i64, device: usize, kind: &str, amounts: &
 
 pub(super) fn read_moment(db: &Connection, id: i64, device: usize, kind: &str) -> Result<Moment> {
     let sql = "SELECT time_ns, tracked_bytes, predates_bytes, untrackable_bytes, uncovered_used_bytes,
-            gap_distance_ns, torn_min_bytes, torn_max_bytes, stale, partial
+            gap_distance_ns, torn_min_bytes, torn_max_bytes, stale, partial, used_absence
         FROM moment WHERE run = ? AND device = ? AND kind = ?";
     let moment = |row: &Row<'_>| {
         Ok(Moment {
@@ -76,6 +78,7 @@ pub(super) fn read_moment(db: &Connection, id: i64, device: usize, kind: &str) -
             torn: row.get::<_, Option<i64>>(6)?.zip(row.get(7)?),
             stale: row.get(8)?,
             partial: row.get(9)?,
+            used_absence: row.get(10)?,
         })
     };
     let moment = db.prepare_cached(sql)?.query_row(params![id, device as i64, kind], moment).optional()?;

@@ -158,13 +158,15 @@ fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
 fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result<()> {
     // Not REPLACE: that deletes the row first, and with it all that refers to it.
     let sql = "INSERT INTO device (run, idx, name, ordinal, model, total_bytes, peak_used_bytes,
-            peak_used_ns, unaccounted_bytes, series_width_ns, beside, reading, tenants)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            peak_used_ns, unaccounted_bytes, series_width_ns, beside, reading, tenants,
+            other_tenants)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET name = excluded.name, ordinal = excluded.ordinal,
             model = excluded.model, total_bytes = excluded.total_bytes,
             peak_used_bytes = excluded.peak_used_bytes, peak_used_ns = excluded.peak_used_ns,
             unaccounted_bytes = excluded.unaccounted_bytes, series_width_ns = excluded.series_width_ns,
-            beside = excluded.beside, reading = excluded.reading, tenants = excluded.tenants";
+            beside = excluded.beside, reading = excluded.reading, tenants = excluded.tenants,
+            other_tenants = excluded.other_tenants";
     let values = params![
         id,
         idx as i64,
@@ -179,6 +181,7 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
         json(&device.beside)?,
         device.reading.as_ref().map(json).transpose()?,
         json(&device.tenants)?,
+        json(&device.other_tenants)?,
     ];
     execute(db, sql, values)?;
     Ok(())
@@ -187,7 +190,8 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
 /// The devices but for what has tables of its own: moments and buckets.
 fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
     let sql = "SELECT name, ordinal, model, total_bytes, peak_used_bytes, peak_used_ns, unaccounted_bytes,
-            series_width_ns, beside, reading, tenants, idx FROM device WHERE run = ? ORDER BY run, idx";
+            series_width_ns, beside, reading, tenants, other_tenants, idx
+        FROM device WHERE run = ? ORDER BY run, idx";
     let device = |row: &Row<'_>| {
         let reading = row.get_ref(9)?.as_str_or_null()?;
         let device = Device {
@@ -201,10 +205,11 @@ fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
             beside: from_json(row, 8)?,
             reading: if reading.is_some() { Some(from_json(row, 9)?) } else { None },
             tenants: from_json(row, 10)?,
+            other_tenants: from_json(row, 11)?,
             last: Moment::default(),
             peak: Moment::default(),
         };
-        Ok((row.get(11)?, device))
+        Ok((row.get(12)?, device))
     };
     dense("device", db.prepare_cached(sql)?.query_map([id], device)?)
 }

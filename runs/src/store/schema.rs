@@ -90,6 +90,7 @@ CREATE TABLE device (
     beside            TEXT NOT NULL,
     reading           TEXT,
     tenants           TEXT NOT NULL,
+    other_tenants     TEXT NOT NULL,
     PRIMARY KEY (run, idx)
 ) STRICT, WITHOUT ROWID;
 
@@ -99,8 +100,9 @@ CREATE TABLE moment (
     kind                 TEXT NOT NULL CHECK (kind IN ('last', 'peak')),
     time_ns              INTEGER NOT NULL,
     tracked_bytes        INTEGER,
-    predates_bytes       INTEGER NOT NULL,
+    predates_bytes       INTEGER,
     untrackable_bytes    INTEGER,
+    used_absence         TEXT,
     uncovered_used_bytes INTEGER,
     gap_distance_ns      INTEGER NOT NULL,
     torn_min_bytes       INTEGER,

@@ -59,9 +59,9 @@ fn cell() -> impl Strategy<Value = Cell> {
 
 fn moment(cells: usize) -> impl Strategy<Value = Moment> {
     let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..=cells);
-    let numbers = any::<(u64, Option<i64>, i64, Option<i64>, Option<u64>, i64)>();
-    (amounts, numbers, any::<(Option<(i64, i64)>, bool, bool)>()).prop_map(
-        move |(amounts, numbers, (torn, stale, partial))| {
+    let numbers = any::<(u64, Option<i64>, Option<i64>, Option<i64>, Option<u64>, i64)>();
+    (amounts, numbers, any::<(Option<(i64, i64)>, bool, bool)>(), of(text())).prop_map(
+        move |(amounts, numbers, (torn, stale, partial), used_absence)| {
             let (time_ns, tracked_bytes, predates_bytes, untrackable_bytes, uncovered_used_bytes, distance) =
                 numbers;
             Moment {
@@ -70,6 +70,7 @@ fn moment(cells: usize) -> impl Strategy<Value = Moment> {
                 amounts: amounts.into_iter().filter(|&(cell, _)| (cell as usize) < cells).collect(),
                 predates_bytes,
                 untrackable_bytes,
+                used_absence,
                 uncovered_used_bytes,
                 gap_distance_ns: distance,
                 torn,
@@ -122,11 +123,11 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
         unbooked_block_bytes: bytes[5],
         pending_block_bytes: bytes[6],
     });
-    let tenants = vec(any::<(u32, Option<u64>)>(), 0..3);
+    let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (peak_used, beside, reading, unaccounted_bytes, tenants, series) = rest;
+        let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
             ordinal,
@@ -139,6 +140,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             reading,
             unaccounted_bytes,
             tenants,
+            other_tenants,
             series,
         }
     })

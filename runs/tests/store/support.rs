@@ -59,7 +59,9 @@ pub fn run_at(n: u64) -> Run {
             time_ns,
             tracked_bytes: Some(amounts.iter().map(|(_, bytes)| bytes).sum()),
             amounts,
+            predates_bytes: (!n.is_multiple_of(3)).then_some(n as i64),
             untrackable_bytes: Some(n as i64 - 50),
+            used_absence: n.is_multiple_of(2).then(|| "timeout".to_owned()),
             ..Moment::default()
         }
     };
@@ -82,6 +84,7 @@ pub fn run_at(n: u64) -> Run {
         reading: Some(Reading { time_ns: n, used_bytes: n, free_bytes: 1, system_reserved_bytes: None }),
         unaccounted_bytes: Some(-1),
         tenants: vec![(7, Some(n)), (8, None)],
+        other_tenants: (n as u32, n),
         series: series.clone(),
     };
     Run {

@@ -8,6 +8,12 @@ use crate::report::{By, Report};
 use crate::run::Device;
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
+    if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
+        let time = times.time(device.last.time_ns);
+        out.prose(&format!(
+            "NVML's newest reading has no number for this process ({absence}); the last one is of {time}"
+        ));
+    }
     let gap_ns = device.peak.gap_distance_ns;
     if gap_ns != 0 {
         let side = if gap_ns < 0 { "before" } else { "after" };
@@ -59,8 +65,11 @@ fn device_line(device: &Device, times: Times) -> String {
         [] => {}
         [(pid, used)] => parts.push((format!("pid {pid}"), used.map_or(0, signed))),
         many => {
-            let used = saturating_sum(many.iter().filter_map(|(_, used)| used.map(signed)));
-            parts.push((format!("{} other processes", thousands(many.len() as u64)), used));
+            let (more, more_bytes) = device.other_tenants;
+            let named = many.iter().filter_map(|(_, used)| used.map(signed));
+            let used = saturating_sum(named.chain([signed(more_bytes)]));
+            let count = many.len() as u64 + u64::from(more);
+            parts.push((format!("{} other processes", thousands(count)), used));
         }
     }
     parts.push(("unaccounted".to_owned(), unaccounted));

@@ -74,6 +74,9 @@ fn heading(report: &Report<'_>) -> String {
 }
 
 pub(super) fn device_title(device: &Device) -> String {
+    if device.name.starts_with("unnamed-") {
+        return format!("GPU {}", device.name);
+    }
     let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
     // As much of the UUID as nvidia-smi needs.
     let name = match device.name.get(..12) {

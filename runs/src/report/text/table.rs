@@ -96,17 +96,20 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categori
         let of = &statement.rows[index];
         let end = report.by == By::Tag && of.part == Part::Category && name.contains('/');
         let name = shorten(name, name_width.saturating_sub(*depth), end);
-        row(*depth, &name, &cells[index], note(of));
+        row(*depth, &name, &cells[index], &note(of, device));
     }
 }
 
-fn note(row: &Row) -> &'static str {
+fn note(row: &Row, device: &Device) -> String {
     let negative = row.bytes.iter().flatten().any(|bytes| *bytes < 0);
     match row.part {
-        Part::Unexplained if negative => "NVML charges less than was tracked",
-        Part::Unexplained => AT_LEAST,
-        Part::Untrackable if row.bytes.iter().all(Option::is_none) => "not known: NVML was not read",
-        _ => "",
+        Part::Unexplained if negative => "NVML charges less than was tracked".into(),
+        Part::Unexplained => AT_LEAST.into(),
+        Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
+            Some(absence) => format!("not known: {absence}"),
+            None => "not known: NVML was not read".into(),
+        },
+        _ => String::new(),
     }
 }
 
