@@ -38,7 +38,9 @@ pub struct PatternError {
 
 impl std::fmt::Display for PatternError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "pattern \"{}\": {}", self.pattern, self.reason)
+        let shown: String = self.pattern.chars().take(80).collect();
+        let more = if shown.len() < self.pattern.len() { "..." } else { "" };
+        write!(f, "pattern \"{shown}{more}\": {}", self.reason)
     }
 }
 

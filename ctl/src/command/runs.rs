@@ -3,7 +3,8 @@
 use crate::args::Runs;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_runs::report::text::clean;
+use gpumem_runs::report::text::{clean, short_command};
+use gpumem_runs::report::time::date_minute;
 use gpumem_runs::report::units::{Unit, thousands};
 use gpumem_runs::run::State;
 use gpumem_runs::store::{RunSummary, Store};
@@ -18,21 +19,34 @@ pub fn run(args: &Runs) -> Result<()> {
     }
     let largest = runs.iter().filter_map(|run| run.peak_tracked_bytes).max().unwrap_or(0);
     let unit = Unit::for_largest(largest);
-    let mut out =
-        format!("{:<6} {:>8} {:<12} {:>12} {:>12}  LABEL\n", "RUN", "PID", "STATE", "PEAK", "EVENTS");
+    let mut out = format!(
+        "{:<6} {:<17} {:>8} {:<11} {:>10} {:>12}  LABEL\n",
+        "RUN", "STORED", "PID", "STATE", "PEAK", "EVENTS"
+    );
     for run in &runs {
         out += &format!(
-            "{:<6} {:>8} {:<12} {:>12} {:>12}  {}\n",
+            "{:<6} {:<17} {:>8} {:<11} {:>10} {:>12}  {}\n",
             run.id.to_string(),
+            date_minute(run.stored_s),
             if run.pid == 0 { "-".to_owned() } else { run.pid.to_string() },
             state(run.state),
             run.peak_tracked_bytes.map_or("-".to_owned(), |bytes| unit.amount(bytes)),
             thousands(i64::try_from(run.events).unwrap_or(i64::MAX)),
-            clean(&run.label)
+            label(run)
         );
     }
     out += &format!("peak of tracked in {}; next: gpumemctl report RUN\n", unit.name);
     print(&out)
+}
+
+/// The command, and the file it came from.
+fn label(run: &RunSummary) -> String {
+    let (label, origin) = (short_command(&run.label), clean(&run.source_origin));
+    match run.source_kind.as_str() {
+        "daemon" => label,
+        _ if label == origin => label,
+        _ => format!("{label} ({origin})"),
+    }
 }
 
 fn state(state: State) -> &'static str {
@@ -50,6 +64,7 @@ fn line_json(run: &RunSummary) -> serde_json::Value {
         "label": run.label,
         "pid": run.pid,
         "source": run.source_kind,
+        "origin": run.source_origin,
         "state": state(run.state),
         "stored_s": run.stored_s,
         "started_ns": run.started_ns,

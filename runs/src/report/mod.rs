@@ -4,7 +4,7 @@
 pub mod csv;
 pub mod json;
 pub mod text;
-mod time;
+pub mod time;
 pub mod units;
 
 use crate::rules::{Groupings, cell_view};
@@ -233,7 +233,9 @@ impl<'r> Report<'r> {
         let opaque = column(|composition| composition.opaque);
         let none = |bytes: &[Option<i64>]| bytes.iter().all(|bytes| *bytes == Some(0));
         let name = if self.by == By::Tag { "(no tag)" } else { OTHERS };
-        statement.push(Part::Others, name, Some(tracked), others);
+        if self.by != By::Tag || !none(&others) {
+            statement.push(Part::Others, name, Some(tracked), others);
+        }
         if !none(&idle) {
             statement.push(Part::PoolIdle, "pool idle", Some(tracked), idle);
         }

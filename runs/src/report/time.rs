@@ -39,6 +39,14 @@ impl Clock {
     }
 }
 
+/// Seconds since 1970 as day and minute, in UTC.
+pub fn date_minute(seconds: i64) -> String {
+    let seconds = i128::from(seconds);
+    let (year, month, day) = civil(seconds.div_euclid(DAY_S));
+    let of_day = seconds.rem_euclid(DAY_S);
+    format!("{year}-{month:02}-{day:02} {:02}:{:02}Z", of_day / 3600, of_day / 60 % 60)
+}
+
 fn wall_seconds(time_ns: u64, offset_ns: i64) -> i128 {
     (i128::from(time_ns) + i128::from(offset_ns)).div_euclid(1_000_000_000)
 }

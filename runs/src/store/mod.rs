@@ -63,6 +63,8 @@ pub struct RunSummary {
     pub pid: u32,
     /// [`Source::kind`](crate::run::Source::kind).
     pub source_kind: String,
+    /// [`Source::origin`](crate::run::Source::origin).
+    pub source_origin: String,
     /// As [`Store::load`] returns it.
     pub state: State,
     /// What the times mean.
@@ -147,7 +149,7 @@ impl Store {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
                 (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
                 clock, wall_offset_ns, state, closed_ns, closed_status,
-                writer_pid, writer_start, writer_boot
+                writer_pid, writer_start, writer_boot, source_origin
             FROM run ORDER BY id DESC";
         self.sql(|db| db.prepare_cached(sql)?.query_map([], summary)?.collect())
     }
@@ -248,6 +250,7 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<RunSummary> {
         label: row.get(3)?,
         pid: row.get(4)?,
         source_kind: row.get(5)?,
+        source_origin: row.get(18)?,
         started_ns: columns::maybe_unsigned(row, 6)?,
         last_ns: columns::maybe_unsigned(row, 7)?,
         events: columns::unsigned(row, 8)?,

@@ -14,7 +14,7 @@ mod prose;
 mod table;
 
 pub use lines::clean;
-pub use prose::label;
+pub use prose::{label, short_command};
 
 use super::Report;
 use super::time::Times;

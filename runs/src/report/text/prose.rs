@@ -9,7 +9,14 @@ use crate::run::{Device, Run, State};
 
 /// The command without the directories of its program and script, or where the run came from.
 pub fn label(run: &Run) -> String {
-    let Some(command) = run.process.facts.get("command") else { return clean(&run.source.origin) };
+    match run.process.facts.get("command") {
+        Some(command) => short_command(command),
+        None => clean(&run.source.origin),
+    }
+}
+
+/// A command as people call it: program and script without their directories and arguments.
+pub fn short_command(command: &str) -> String {
     let mut words = command.split(' ').filter(|word| !word.is_empty());
     let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
     let first = words.next().map(base).unwrap_or_default();

@@ -106,7 +106,7 @@ fn note(row: &Row, device: &Device) -> String {
         Part::Unexplained if negative => "NVML charges less than was tracked".into(),
         Part::Unexplained => AT_LEAST.into(),
         Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
-            Some(absence) => format!("not known: {absence}"),
+            Some(absence) => format!("not known: NVML says {absence}"),
             None => "not known: NVML was not read".into(),
         },
         _ => String::new(),
