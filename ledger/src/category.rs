@@ -23,7 +23,8 @@ pub struct Pattern(Matcher);
 #[derive(Debug, Clone)]
 enum Matcher {
     /// Most rules by far, tried on every tag: worth more than a general engine.
-    Glob(Box<str>),
+    /// The pieces between its stars.
+    Glob(Box<[Box<str>]>),
     Expression(Regex),
 }
 
@@ -54,7 +55,7 @@ impl Pattern {
     /// An expression that does not parse, or that would be too large.
     pub fn new(text: &str) -> Result<Self, PatternError> {
         let Some(expression) = text.strip_prefix("re:") else {
-            return Ok(Pattern(Matcher::Glob(text.into())));
+            return Ok(Pattern(Matcher::Glob(text.split('*').map(Into::into).collect())));
         };
         // By itself first: `a)|(b` would be an expression only between the anchors' brackets.
         let build = |expression: &str| {
@@ -81,9 +82,8 @@ impl Pattern {
 
 /// Piece by piece between the stars, each at its first place: for globs the first place is as good as any
 /// later one, so there is no backtracking.
-fn glob_matches(glob: &str, text: &str) -> bool {
-    let mut pieces = glob.split('*');
-    let first = pieces.next().unwrap_or("");
+fn glob_matches(pieces: &[Box<str>], text: &str) -> bool {
+    let (first, pieces) = pieces.split_first().map_or(("", pieces), |(first, pieces)| (&**first, pieces));
     let Some(mut rest) = piece_at_start(first, text) else { return false };
     let mut last: Option<&str> = None;
     for piece in pieces {
@@ -96,6 +96,7 @@ fn glob_matches(glob: &str, text: &str) -> bool {
     }
     match last {
         None => rest.is_empty(), // no star at all
+        Some("") => true,
         Some(last) => {
             let (length, available) = (last.chars().count(), rest.chars().count());
             let Some(skip) = available.checked_sub(length) else { return false };
