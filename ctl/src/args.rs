@@ -1,7 +1,9 @@
 //! What can be typed.
 
 use crate::exit::NoStore;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpumem_runs::import::{FORMATS, Format};
 use gpumem_runs::report::By;
 use std::path::PathBuf;
 
@@ -26,9 +28,9 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Import {
-    /// Format of the files: recording, tbd-log
-    #[arg(value_parser = format)]
-    pub format: &'static gpumem_runs::import::Format,
+    /// Format of the files
+    #[arg(value_parser = formats())]
+    pub format: &'static Format,
     /// Files to read
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
@@ -60,8 +62,8 @@ pub struct Report {
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
     /// Read a file as this format instead of guessing
-    #[arg(long, value_parser = format)]
-    pub format: Option<&'static gpumem_runs::import::Format>,
+    #[arg(long, value_parser = formats())]
+    pub format: Option<&'static Format>,
     #[command(flatten)]
     pub store: StorePath,
 }
@@ -121,9 +123,9 @@ impl From<Rows> for By {
     }
 }
 
-fn format(name: &str) -> Result<&'static gpumem_runs::import::Format, String> {
-    gpumem_runs::import::format(name).ok_or_else(|| {
-        let known: Vec<&str> = gpumem_runs::import::FORMATS.iter().map(|format| format.name).collect();
-        format!("no such format; there are: {}", known.join(", "))
-    })
+/// The formats, as --help and errors list them.
+fn formats() -> impl TypedValueParser<Value = &'static Format> {
+    let known = FORMATS.iter().map(|format| PossibleValue::new(format.name).help(format.about));
+    PossibleValuesParser::new(known)
+        .try_map(|name| gpumem_runs::import::format(&name).ok_or("no such format"))
 }

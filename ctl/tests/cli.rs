@@ -203,7 +203,7 @@ fn wrong_words_are_answered() {
         (&["report", "r0"][..], 3, "runs are named r1"),
         (&["report", "r99999999999999999999"][..], 3, "runs are named r1"),
         (&["report"][..], 3, "run store"),
-        (&["import", "csv", "x"][..], 2, "there are: recording, tbd-log"),
+        (&["import", "csv", "x"][..], 2, "possible values: recording, tbd-log"),
         (&["report", "--json", "--csv"][..], 2, "cannot be used with"),
         (&["frobnicate"][..], 2, "unrecognized subcommand"),
     ] {
