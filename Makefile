@@ -28,7 +28,7 @@ test:
 	$(CARGO) test --workspace --locked
 
 # Each figure beside its floor, measured in the same run.
-bench:
+bench: build
 	$(CARGO) run --release --locked -p gpumem-tests --bin bench
 
 clean:
