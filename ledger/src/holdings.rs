@@ -4,11 +4,11 @@
 use crate::Map;
 use crate::book::{Book, CellId, CellTable, Window};
 use crate::ghost::{Ghost, Ghosts};
-use crate::in_flight::InFlights;
+use crate::in_flight::{InFlight, InFlights};
 use crate::pool::Pool;
 use crate::segment::Carved;
 use crate::vmm::{Backing, BackingId, Mapping};
-use gpumem_wire::{MemoryKind, Phase, Role, Stamp};
+use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
 
 /// No single allocation is larger (256 TiB): a peer that says so is wrong, and no sum of believable
@@ -289,6 +289,15 @@ impl Holdings {
             row.map(|row| (Extent::Allocation(address, seq), *row))
         });
         let found = found.or_else(|| Some((Extent::Backing(seq), self.backings.get(&seq)?.row)));
+        // Said again while a free of it seems to be in flight: the end of that call was lost, and it failed.
+        let restated = stamp.flags.has(Flags::RESTATED);
+        let found = found.or_else(|| {
+            let row = self.in_flight.values().find_map(|flight| match flight {
+                InFlight::Allocation { row, .. } if restated && row.seq == seq => Some(*row),
+                _ => None,
+            })?;
+            Some((Extent::Allocation(address, seq), row))
+        });
         match found {
             Some((extent, row)) => self.retag_row(extent, row, stamp, use_as),
             None => self.retag_ghost(seq, stamp, use_as),
@@ -314,7 +323,15 @@ impl Holdings {
         }
         let row = match extent {
             Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
-            Extent::Allocation(address, _) => self.allocations.get_mut(&address),
+            Extent::Allocation(address, seq) => {
+                let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
+                bound.or_else(|| {
+                    self.in_flight.values_mut().find_map(|flight| match flight {
+                        InFlight::Allocation { row, .. } if row.seq == seq => Some(row),
+                        _ => None,
+                    })
+                })
+            }
             Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
         };
         if let Some(row) = row {
@@ -337,11 +354,19 @@ impl Holdings {
     /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.
     fn renamed(&mut self, from: CellId, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
+        if stamp.flags.has(Flags::RESTATED) {
+            (key.tag, key.origin) = (stamp.tag, stamp.stack);
+            (key.role, key.phase) = use_as;
+            return self.cells.intern(key);
+        }
         if stamp.tag != 0 && stamp.tag != key.tag {
             if key.origin == 0 {
                 key.origin = key.tag;
             }
             key.tag = stamp.tag;
+            if key.origin == key.tag {
+                key.origin = 0; // it has its first name again
+            }
         }
         if use_as.0 != Role::Unknown {
             key.role = use_as.0;

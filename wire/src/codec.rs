@@ -300,6 +300,8 @@ records! {
     51 BlockFree { address: u64 => address, pool: u64 => aux, state: FreeState => detail }
     /// What is now known of the allocation (pool 0) or block that was born as `block_seq`: tag,
     /// role and phase, each unless 0. Also for blocks that are gone: a peak may still hold them.
+    /// Restated behind each row that was ever retagged, with that row's `seq`: all that is known by now,
+    /// 0 for what is not, and the first tag in the place of `stack` if another one replaced it.
     52 Retag { address: u64 => address, block_seq: u64 => bytes, pool: u64 => aux, use_as: (Role, Phase) => detail }
     /// The process entered a phase.
     53 PhaseBegin { phase: Phase => detail }

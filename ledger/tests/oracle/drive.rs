@@ -294,7 +294,7 @@ impl Drive {
                     self.say(Body::BlockFree { address, pool, state }, 0);
                 }
             }
-            32 | 33 if !self.losses => {
+            32 | 33 => {
                 if let Some(&(block_seq, address, pool)) = pick(&self.born, op.a) {
                     let role = [Role::Unknown, Role::Parameter, Role::Gradient][usize::from(op.b / 8 % 3)];
                     let use_as = (role, Phase::Unknown);

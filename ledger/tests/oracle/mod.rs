@@ -42,6 +42,7 @@ impl Name {
         if tag != 0 && tag != name.tag {
             name.origin = if name.origin == 0 { name.tag } else { name.origin };
             name.tag = tag;
+            name.origin = if name.origin == tag { 0 } else { name.origin };
         }
         name.role = if role == Role::Unknown { name.role } else { role };
         name

@@ -1,7 +1,7 @@
 //! The state said again: to a ledger that lost records, to a new one, or while the process goes on.
 
 use super::drive::{Drive, Op};
-use super::{Said, World};
+use super::{Name, Said, World};
 use crate::common::verify;
 use gpumem_ledger::{Class, Ledger};
 use gpumem_wire::*;
@@ -79,6 +79,19 @@ impl Drive {
         1
     }
 
+    /// What is known of a row by now.
+    fn restate_name(&mut self, said: &Said, name: Name) -> u64 {
+        let (address, pool) = match said.body {
+            Body::BlockAlloc { address, pool, .. } => (address, pool),
+            Body::AllocEnd { address, .. } => (address, 0),
+            Body::VmmCreate { handle, .. } => (handle, 0),
+            _ => return 0,
+        };
+        let use_as = (name.role, Phase::Unknown);
+        let body = Body::Retag { address, block_seq: said.stamp.seq, pool, use_as };
+        self.restate(&Said { stamp: Stamp { tag: name.tag, stack: name.origin, ..said.stamp }, body })
+    }
+
     pub fn restate_pools(&mut self, world: &World) -> u64 {
         let mut rows = 0;
         let stamp = Stamp { seq: 1, device: 0, ..Stamp::default() };
@@ -96,6 +109,7 @@ impl Drive {
             let references = backing.references;
             let body = Body::VmmCreate { handle, bytes, references, memory };
             rows += self.restate(&Said { body, ..backing.said });
+            rows += self.restate_name(&backing.said, backing.name);
             for mapping in world.mappings.iter().filter(|m| m.unmapping.is_none() && m.backing == backing.seq)
             {
                 rows += self.restate(&mapping.said);
@@ -114,6 +128,11 @@ impl Drive {
         let mut rows = 0;
         for (seq, said) in said.iter().filter(|(seq, _)| now(*seq)) {
             rows += self.restate(said);
+            let alloc = world.allocs.iter().find(|a| a.seq == *seq).map(|a| a.name);
+            let block = world.blocks.iter().find(|b| b.seq == *seq).map(|b| b.name);
+            if let Some(name) = alloc.or(block) {
+                rows += self.restate_name(said, name);
+            }
             if let Some(block) = world.blocks.iter().find(|b| b.seq == *seq && b.pending) {
                 let (address, pool, state) = (block.address, block.pool, FreeState::Pending);
                 rows += self.restate(&Said { body: Body::BlockFree { address, pool, state }, ..*said });
