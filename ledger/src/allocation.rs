@@ -95,15 +95,8 @@ impl Holdings {
     /// Whether the row that was born as `seq` has a free in flight; if so, it was said again: should the
     /// end of that free be lost, it failed.
     fn is_in_flight_still(&mut self, seq: u64) -> bool {
-        for flight in self.in_flight.values_mut() {
-            if let InFlight::Allocation { row, .. } = flight
-                && row.seq == seq
-            {
-                row.generation = self.generation;
-                return true;
-            }
-        }
-        false
+        let generation = self.generation;
+        self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
     fn unbind(&mut self, address: u64) -> Option<Row> {

@@ -4,7 +4,7 @@
 use crate::Map;
 use crate::book::{Book, CellId, CellTable, Window};
 use crate::ghost::{Ghost, Ghosts};
-use crate::in_flight::{InFlight, InFlights};
+use crate::in_flight::InFlights;
 use crate::pool::Pool;
 use crate::segment::Carved;
 use crate::vmm::{Backing, BackingId, Mapping};
@@ -292,11 +292,8 @@ impl Holdings {
         // Said again while a free of it seems to be in flight: the end of that call was lost, and it failed.
         let restated = stamp.flags.has(Flags::RESTATED);
         let found = found.or_else(|| {
-            let row = self.in_flight.values().find_map(|flight| match flight {
-                InFlight::Allocation { row, .. } if restated && row.seq == seq => Some(*row),
-                _ => None,
-            })?;
-            Some((Extent::Allocation(address, seq), row))
+            let row = if restated { self.in_flight.row_mut(seq) } else { None };
+            Some((Extent::Allocation(address, seq), *row?))
         });
         match found {
             Some((extent, row)) => self.retag_row(extent, row, stamp, use_as),
@@ -325,12 +322,7 @@ impl Holdings {
             Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
-                bound.or_else(|| {
-                    self.in_flight.values_mut().find_map(|flight| match flight {
-                        InFlight::Allocation { row, .. } if row.seq == seq => Some(row),
-                        _ => None,
-                    })
-                })
+                bound.or_else(|| self.in_flight.row_mut(seq))
             }
             Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
         };

@@ -64,6 +64,14 @@ impl InFlights {
         self.latest.iter_mut().map(|(_, what)| what).chain(self.others.values_mut())
     }
 
+    /// The allocation born as `seq`, if a free of it is in flight.
+    pub fn row_mut(&mut self, seq: u64) -> Option<&mut Row> {
+        self.values_mut().find_map(|flight| match flight {
+            InFlight::Allocation { row, .. } if row.seq == seq => Some(row),
+            _ => None,
+        })
+    }
+
     /// Seqs of those that are wanted, in order.
     pub fn begun(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<u64> {
         let mut begun: Vec<u64> = self.iter().filter(|(_, what)| wanted(what)).map(|(seq, _)| seq).collect();
