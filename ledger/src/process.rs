@@ -273,7 +273,7 @@ impl Process {
     fn book_record(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
         match record.body {
-            Body::AllocEnd { address, bytes, pool, memory } => {
+            Body::AllocEnd { address, bytes, pool, memory, .. } => {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);

@@ -6,7 +6,7 @@ use common::*;
 use gpumem_wire::*;
 
 fn alloc_body(address: u64, bytes: u64, pool: u64) -> Body<'static> {
-    Body::AllocEnd { address, bytes, pool, memory: DEV }
+    Body::AllocEnd { address, bytes, pool, took_us: 0, memory: DEV }
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn more_changes_than_are_remembered_still_bound_the_truth() {
     for n in 0..5000 {
         s.seq += 1;
         let stamp = Stamp { seq: s.seq, time_ns: 1001, device: 0, ..Stamp::default() };
-        let body = Body::AllocEnd { address: 0x10000 + n, bytes: 1, pool: 0, memory: DEV };
+        let body = Body::AllocEnd { address: 0x10000 + n, bytes: 1, pool: 0, took_us: 0, memory: DEV };
         s.push(stamp, body);
     }
     s.sample_end(1000, 1100);
@@ -295,7 +295,8 @@ fn sample_after_a_loss_is_partial_until_a_resync() {
     s.at(1200).watermark(0);
     assert!(s.only_sample().partial);
     s.resync(1, |s| {
-        s.tag("a").restate(1, Body::AllocEnd { address: 0x1000, bytes: 100, pool: 0, memory: DEV });
+        s.tag("a")
+            .restate(1, Body::AllocEnd { address: 0x1000, bytes: 100, pool: 0, took_us: 0, memory: DEV });
     });
     s.sample(2000, 2100, 150);
     s.at(2200).watermark(0);
@@ -411,7 +412,7 @@ fn samples_after_the_agent_said_bye_are_stale() {
     let sample = s.only_sample();
     assert_eq!(join(&sample), (Some(100), Some((100, 100)), false, true));
     // It comes back and is waited for again.
-    s.at(1200).control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, claims: "" });
+    s.at(1200).control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 0, claims: "" });
     s.sample(2000, 2100, 150);
     assert!(s.closed().is_empty());
     s.at(2040).alloc(0x2000, 7);

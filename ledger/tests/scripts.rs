@@ -313,7 +313,7 @@ fn more_believable_rows_than_i64_can_sum_do_not_panic() {
     for memory in [DEV, MemoryKind::Pinned, MemoryKind::StreamOrdered] {
         for seq in 1..=70_000 {
             let stamp = Stamp { seq: seq + memory as u64 * 100_000, device: 0, ..Stamp::default() };
-            let body = Body::AllocEnd { address: stamp.seq, bytes: 1 << 48, pool: 9, memory };
+            let body = Body::AllocEnd { address: stamp.seq, bytes: 1 << 48, pool: 9, took_us: 0, memory };
             ledger.observe(gpumem_ledger::Origin::Process(KEY), &Record { stamp, body });
         }
     }
@@ -339,7 +339,7 @@ fn cells_beyond_the_table_keep_their_bytes() {
     for tag in 1..=70_000 {
         let (seq, address) = (s.seq + u64::from(tag), 0x1000 * u64::from(tag));
         let stamp = Stamp { seq, tag, device: 0, ..Stamp::default() };
-        let body = Body::AllocEnd { address, bytes: 1, pool: 0, memory: DEV };
+        let body = Body::AllocEnd { address, bytes: 1, pool: 0, took_us: 0, memory: DEV };
         s.ledger.observe(gpumem_ledger::Origin::Process(KEY), &Record { stamp, body });
     }
     let process = s.process();

@@ -39,7 +39,13 @@ impl Said {
     fn alloc(&mut self, time_ns: u64, slot: u8, bytes: u64) {
         self.seq += 1;
         let stamp = Stamp { time_ns, device: slot, seq: self.seq, ..Stamp::default() };
-        let body = Body::AllocEnd { address: self.seq << 40, bytes, pool: 0, memory: MemoryKind::Device };
+        let body = Body::AllocEnd {
+            address: self.seq << 40,
+            bytes,
+            pool: 0,
+            took_us: 0,
+            memory: MemoryKind::Device,
+        };
         self.builder.observe(Origin::Process(KEY), &Record { stamp, body });
     }
     fn watermark(&mut self, time_ns: u64) {
@@ -220,7 +226,7 @@ proptest! {
             };
             if grow || live[who].is_empty() {
                 let address = (step as u64 + 1) << 20;
-                say(Body::AllocEnd { address, bytes, pool: 0, memory: MemoryKind::Device });
+                say(Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device });
                 live[who].push(address);
             } else if let Some(address) = live[who].pop() {
                 let begin_seq = say(Body::FreeBegin { address });

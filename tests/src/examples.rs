@@ -49,7 +49,13 @@ fn stamp(kind: u8) -> Stamp {
 /// When the wire format has a kind without an example here.
 fn body(kind: u8) -> Body<'static> {
     match kind {
-        1 => Body::Hello { start_ticks: A, versions: B, capabilities: C, claims: "rank=3\njob=größe\n" },
+        1 => Body::Hello {
+            start_ticks: A,
+            versions: B,
+            capabilities: C,
+            instance: 0,
+            claims: "rank=3\njob=größe\n",
+        },
         2 => Body::ClockAnchor { realtime_ns: A, boottime_ns: B, clock: ClockKind::Wall },
         3 => Body::Device {
             uuid_high: A,
@@ -63,7 +69,7 @@ fn body(kind: u8) -> Body<'static> {
         5 => Body::Module { base: A, bytes: B, path: "/usr/lib/libcublas.so.12" },
         6 => Body::Stack { format: FrameFormat::Address, frames: &[8, 7, 6, 5, 4, 3, 2, 0xff] },
         7 => Body::Origin { start_ticks: A },
-        16 => Body::AllocEnd { address: A, bytes: B, pool: C, memory: MemoryKind::Managed },
+        16 => Body::AllocEnd { address: A, bytes: B, pool: C, took_us: 0, memory: MemoryKind::Managed },
         17 => Body::FreeBegin { address: A },
         18 => Body::FreeEnd { begin_seq: C, result: R },
         19 => Body::AllocFailed {

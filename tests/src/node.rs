@@ -20,7 +20,8 @@ pub fn said() -> Vec<(Origin, Record<'static>)> {
     let (host, a) = (Origin::Host, Origin::Process(A));
     let anchor =
         Body::ClockAnchor { realtime_ns: 10_000_000_000, boottime_ns: 0, clock: ClockKind::Monotonic };
-    let allocation = Body::AllocEnd { address: 4096, bytes: 100 << 20, pool: 0, memory: MemoryKind::Device };
+    let allocation =
+        Body::AllocEnd { address: 4096, bytes: 100 << 20, pool: 0, took_us: 0, memory: MemoryKind::Device };
     let used = |mib: u64, start_ticks| Body::ProcessSample {
         start_ticks,
         used_bytes: Reading::of(mib << 20),

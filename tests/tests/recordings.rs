@@ -108,7 +108,8 @@ fn a_replay_gives_the_same_numbers_as_the_first_time() {
 
 #[test]
 fn an_agents_own_recording_is_its_own_process() {
-    let hello = Body::Hello { start_ticks: 7, versions: 1 << 16, capabilities: 0, claims: "rank=3" };
+    let hello =
+        Body::Hello { start_ticks: 7, versions: 1 << 16, capabilities: 0, instance: 0, claims: "rank=3" };
     let records = [
         Record { stamp: Stamp { thread: 41, ..Stamp::default() }, body: hello },
         Record { stamp: Stamp { device: 0, ..Stamp::default() }, body: device() },

@@ -222,8 +222,9 @@ records! {
 
     /// First record of an agent. `thread` is the pid it believes to have (a claim; the peer's
     /// credentials decide), `start_ticks` field 22 of /proc/self/stat, which must match.
-    /// `versions` is MAJOR << 16 | MINOR. Payload: `key=value` lines, claims about rank and job.
-    1 Hello { start_ticks: u64 => address, versions: u64 => bytes, capabilities: u64 => aux, claims: &'a str => payload }
+    /// `versions` is MAJOR << 16 | MINOR; `instance` differs between the programs that a process becomes by
+    /// exec(). Payload: `key=value` lines, claims about rank and job.
+    1 Hello { start_ticks: u64 => address, versions: u64 => bytes, capabilities: u64 => aux, instance: u16 => result, claims: &'a str => payload }
     /// `time_ns` on the wall clock and on CLOCK_BOOTTIME: one per recording, and after a clock jump.
     2 ClockAnchor { realtime_ns: u64 => address, boottime_ns: u64 => bytes, clock: ClockKind => detail }
     /// Introduces the device slot `device`. `ordinal` is the speaker's own number (CUDA's or NVML's).
@@ -241,8 +242,9 @@ records! {
     // Driver allocations.
 
     /// An allocation succeeded (recorded at EXIT). `pool` is 0 for one of its own; a driver pool's
-    /// for stream-ordered ones; a framework pool's when the whole allocation is its segment.
-    16 AllocEnd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, memory: MemoryKind => detail }
+    /// for stream-ordered ones; a framework pool's when the whole allocation is its segment. It was entered
+    /// `took_us` before (rounded up; 65,535 is that or longer): NVML may have charged it since then.
+    16 AllocEnd { address: u64 => address, bytes: u64 => bytes, pool: u64 => aux, took_us: u16 => result, memory: MemoryKind => detail }
     /// A free was entered: the address is unbound now, its bytes are given back by `FreeEnd`.
     17 FreeBegin { address: u64 => address }
     /// The free, unmap or release that was entered as `begin_seq` returned `result`.

@@ -51,7 +51,7 @@ pub struct Stamp {
     /// `ProcessGone`) its pid in the daemon's namespace.
     pub thread: u32,
     /// CUPTI's contextUid; in block records a small number for the stream; in `DeviceSample` how
-    /// long the read took in ns.
+    /// long the read took in ns; in `VmmCreate` how long the call took in us.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,

@@ -109,7 +109,7 @@ impl Script {
         self.alloc_as(address, bytes, DEV, 0)
     }
     pub fn alloc_as(&mut self, address: u64, bytes: u64, memory: MemoryKind, pool: u64) -> u64 {
-        self.say(Body::AllocEnd { address, bytes, pool, memory })
+        self.say(Body::AllocEnd { address, bytes, pool, took_us: 0, memory })
     }
     pub fn begin(&mut self, address: u64) -> u64 {
         self.say(Body::FreeBegin { address })

@@ -235,7 +235,7 @@ impl Drive {
                     return; // told already, by another name
                 }
                 self.create_pools();
-                let seq = self.say(Body::AllocEnd { address, bytes, pool, memory }, op.b);
+                let seq = self.say(Body::AllocEnd { address, bytes, pool, took_us: 0, memory }, op.b);
                 self.born.push((seq, address, 0));
             }
             5 => {
@@ -250,12 +250,12 @@ impl Drive {
                 let memory = [MemoryKind::Pinned, MemoryKind::Managed][usize::from(op.b / 2 % 2)];
                 let bytes = Self::size(op);
                 let address = self.address(op, bytes);
-                self.say(Body::AllocEnd { address, bytes, pool: 0, memory }, op.b);
+                self.say(Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory }, op.b);
             }
             7 => {
                 let bytes = Self::size(op);
                 let address = self.address(op, bytes);
-                let body = Body::AllocEnd { address, bytes, pool: 0, memory: MemoryKind::Device };
+                let body = Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device };
                 self.emit(body, 1, Flags::CAPTURED, 1);
             }
             8..=10 => self.free(op),
@@ -264,7 +264,7 @@ impl Drive {
                 let (bytes, pool) = (u64::from(op.a) + 1, self.driver_pool + u64::from(op.b / 2 % 2));
                 let address = self.address(op, bytes);
                 let memory = MemoryKind::StreamOrdered;
-                let seq = self.say(Body::AllocEnd { address, bytes, pool, memory }, op.b);
+                let seq = self.say(Body::AllocEnd { address, bytes, pool, took_us: 0, memory }, op.b);
                 self.born.push((seq, address, pool));
             }
             17 if !racing => {

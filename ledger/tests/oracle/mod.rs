@@ -201,7 +201,7 @@ impl World {
         let seq = said.stamp.seq;
         let name = Name::at_birth(said);
         match said.body {
-            Body::AllocEnd { address, bytes, pool, memory } => {
+            Body::AllocEnd { address, bytes, pool, memory, .. } => {
                 let captured = said.stamp.flags.has(Flags::CAPTURED);
                 self.allocs.push(Alloc {
                     seq,

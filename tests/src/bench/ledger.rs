@@ -73,7 +73,9 @@ impl Traffic {
         let bytes = if self.random(64) == 0 { STRIDE } else { 512 << self.random(11) };
         let tag = 1 + self.random(u64::from(TAGS)) as u32;
         let body = match self.stream {
-            Stream::Driver => Body::AllocEnd { address, bytes, pool: 0, memory: MemoryKind::Device },
+            Stream::Driver => {
+                Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device }
+            }
             Stream::Blocks => {
                 Body::BlockAlloc { address, bytes, pool: POOL, use_as: (Role::Unknown, Phase::Unknown) }
             }
@@ -107,6 +109,7 @@ impl Traffic {
                 address: BASE,
                 bytes: SEGMENT_BYTES,
                 pool: POOL,
+                took_us: 0,
                 memory: MemoryKind::Device,
             };
             events.push(self.record(0, segment));

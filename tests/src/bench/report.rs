@@ -106,7 +106,7 @@ fn write(path: &Path) {
     };
     let pool = 7;
     let memory = MemoryKind::Device;
-    say(ours, next(0), Body::AllocEnd { address: 1 << 40, bytes: pool_bytes, pool, memory });
+    say(ours, next(0), Body::AllocEnd { address: 1 << 40, bytes: pool_bytes, pool, took_us: 0, memory });
     let mut sample = 0;
     for event in 1..EVENTS {
         // First every slot is filled, then each in turn is freed and taken again.

@@ -149,7 +149,7 @@ impl Reader<'_> {
         let flags = if estimated { Flags::ESTIMATED } else { Flags::default() };
         let stamp = Stamp { tag: id, flags, ..self.ordered() };
         let birth = stamp.seq;
-        self.ours(stamp, Body::AllocEnd { address, bytes, pool: 0, memory: MemoryKind::Device });
+        self.ours(stamp, Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device });
         let role = role(tag);
         if role != Role::Unknown {
             let stamp = self.ordered();

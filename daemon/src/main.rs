@@ -1,0 +1,3 @@
+//! gpumemd.
+
+fn main() {}

@@ -1,0 +1,136 @@
+//! What gpumemctl asks a daemon and what it is told: HTTP/1.1 and JSON over a Unix socket.
+//!
+//! ```text
+//! GET  /v1/ps                  Ps
+//! GET  /v1/runs?...            array of runs (gpumem-runs' Run as JSON), newest first; pid=N: of that process;
+//!                              tree=N: of that process and its descendants; job=ID: of that job; none: all
+//!                              that are live
+//! GET  /v1/doctor[?pid=N]      Doctor
+//! POST /v1/nvml/release?for_s=N   Released: NVML is closed until then, so that a GPU can be reset
+//! anything else                status 4xx or 5xx with Refusal
+//! ```
+//!
+//! A caller sees the processes of their own user; root and the group `gpumemd` see all. Of others' processes
+//! `Ps` tells user, pid and bytes only. Absent is `null`, never 0. Bytes are bytes, times are
+//! CLOCK_MONOTONIC ns, ages are ms.
+
+use serde::{Deserialize, Serialize};
+use std::string::String;
+use std::vec::Vec;
+
+/// What holds the devices now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ps {
+    /// In NVML's order.
+    pub devices: Vec<DeviceRow>,
+    /// By device, the largest first.
+    pub processes: Vec<ProcessRow>,
+}
+
+/// One device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceRow {
+    /// NVML's index.
+    pub index: u32,
+    /// NVML's spelling.
+    pub uuid: String,
+    /// Product name.
+    pub model: String,
+    /// Size.
+    pub total_bytes: Option<u64>,
+    /// Used, without the driver's share where that is known.
+    pub used_bytes: Option<u64>,
+    /// Free.
+    pub free_bytes: Option<u64>,
+    /// The driver's share.
+    pub system_bytes: Option<u64>,
+    /// used minus the sum over its processes.
+    pub unaccounted_bytes: Option<i64>,
+    /// Age of the reading.
+    pub age_ms: Option<u64>,
+    /// Why there is no fresh reading.
+    pub why: Option<String>,
+}
+
+/// One process on one device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessRow {
+    /// In the daemon's PID namespace.
+    pub pid: u32,
+    /// Index in [`Ps::devices`].
+    pub device: usize,
+    /// User id.
+    pub uid: Option<u64>,
+    /// User's name.
+    pub user: Option<String>,
+    /// covered, uncovered; then, where they apply: late, blocked, partial, stale, paused.
+    pub flags: Vec<String>,
+    /// What NVML charges to it.
+    pub used_bytes: Option<u64>,
+    /// Live driver allocations.
+    pub tracked_bytes: Option<i64>,
+    /// Pool bytes that no block covers.
+    pub idle_bytes: Option<i64>,
+    /// used minus tracked minus what predates the agent.
+    pub untrackable_bytes: Option<i64>,
+    /// Age of the sample.
+    pub age_ms: Option<u64>,
+    /// Why `used_bytes` is absent.
+    pub why: Option<String>,
+    /// Command, and rank where the process claims one; absent for other users' processes.
+    pub command: Option<String>,
+}
+
+/// How the daemon is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Doctor {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its pid.
+    pub pid: u32,
+    /// For how long it runs.
+    pub uptime_s: u64,
+    /// Facts, in the order in which they should be read: name and value.
+    pub facts: Vec<(String, String)>,
+    /// What was looked at, worst first.
+    pub findings: Vec<Finding>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// How it is.
+    pub level: Level,
+    /// What was looked at: `nvml`, `agent 4711`, `store`.
+    pub subject: String,
+    /// What is the case.
+    pub text: String,
+    /// What to do, where something is to be done.
+    pub remedy: Option<String>,
+}
+
+/// How a [`Finding`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Something does not work.
+    Bad,
+    /// Something works less well than it could.
+    Degraded,
+    /// As it should be.
+    Good,
+}
+
+/// NVML is closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Released {
+    /// For how long.
+    pub for_s: u64,
+}
+
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// What, and what would be right.
+    pub error: String,
+}
