@@ -1,1 +1,4 @@
-//! The daemon.
+//! The daemon: sources -> ledger -> views.
+#![warn(missing_docs)]
+
+pub mod source;

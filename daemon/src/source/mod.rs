@@ -1,0 +1,13 @@
+//! The world -> observations. A source hands over frames of `wire`, as they would lie in a recording; it knows
+//! neither the ledger nor the views.
+
+use gpumem_ledger::Origin;
+
+/// What a source saw: frames of one origin, in order.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Who said it: the host, or one process.
+    pub origin: Origin,
+    /// Frames, see `gpumem_wire::frame`.
+    pub frames: Vec<u8>,
+}
