@@ -374,6 +374,30 @@ impl Ledger {
         }
     }
 
+    /// Drops a process and all that is known of it: its run is over and kept elsewhere. A record of it that comes
+    /// later begins it anew.
+    pub fn forget(&mut self, key: ProcessKey) {
+        let Some(index) = self.by_key.remove(&key) else { return };
+        self.processes.swap_remove(index);
+        let moved = self.processes.len();
+        if let Some(process) = self.processes.get(index) {
+            self.by_key.insert(process.key, index);
+        }
+        self.last = None;
+        self.waiting = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .filter(|Reverse((_, at))| *at != index)
+            .map(|Reverse((since_ns, at))| Reverse((since_ns, if at == moved { index } else { at })))
+            .collect();
+        self.samples.retain(|(of, ..)| *of != key);
+        self.windows.retain(|(of, ..)| *of != key);
+    }
+
+    /// Every process that is known, in no order: its key, and whether it has ended.
+    pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
+        self.processes.iter().map(|process| (process.key, process.ended.is_some()))
+    }
+
     /// The state as views read it. Costs a copy of every cell, not of every row.
     pub fn snapshot(&self) -> Snapshot {
         snapshot::of(self)

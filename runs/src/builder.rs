@@ -87,6 +87,28 @@ impl RunBuilder {
         }
     }
 
+    /// The ledger, for views of the state of now.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Drops a process whose run is kept elsewhere.
+    pub fn forget(&mut self, key: ProcessKey) {
+        self.ledger.forget(key);
+        self.series.retain(|(of, _), _| *of != key);
+        self.samples.remove(&key);
+    }
+
+    /// The runs of some processes as they stand, for who keeps them while they go on.
+    pub fn runs_of(&mut self, keys: &[ProcessKey], goes_on: bool) -> Vec<(ProcessKey, Run)> {
+        self.ledger.end_windows();
+        self.take();
+        let snapshot = self.ledger.snapshot();
+        let tenants = Tenants::of(&snapshot);
+        let wanted = snapshot.processes.iter().filter(|process| keys.contains(&process.key));
+        wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
+    }
+
     /// The runs as they stand; `goes_on` says whether more observations may come.
     pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
         self.ledger.end_windows();
