@@ -97,7 +97,7 @@ pub(crate) struct Process {
     /// Same index as `holdings.books`.
     pub accounts: Vec<Account>,
     /// Device slot of the agent -> book.
-    slots: [u8; 256],
+    pub slots: [u8; 256],
     pub ended: Option<(u64, Option<u64>)>,
     last_seq: u64,
     /// Latest time of a record.
@@ -107,6 +107,9 @@ pub(crate) struct Process {
     pub pending: Vec<Pending>,
     /// Earliest time at which a pending sample wants to be looked at.
     pub boundary_ns: u64,
+    /// The agent says watermarks. Samples are then closed by them alone: times of records of several threads are
+    /// not quite in the order of their seqs.
+    pub has_watermarks: bool,
     /// Between ResyncBegin and ResyncEnd.
     resync: Option<Resync>,
     /// A resync is under way or ended well, and nothing was lost since it began.
@@ -135,6 +138,7 @@ impl Process {
             done_ns: 0,
             pending: Vec::new(),
             boundary_ns: u64::MAX,
+            has_watermarks: false,
             resync: None,
             healing: false,
             silent: false,
@@ -242,7 +246,11 @@ impl Process {
             self.applied_ns = stamp.time_ns;
             if self.applied_ns > self.boundary_ns {
                 self.note_in_flight(record);
-                self.advance(self.applied_ns - 1);
+                self.mark_begun(self.applied_ns - 1);
+                if !self.has_watermarks {
+                    self.note_entered(record);
+                    self.advance(self.applied_ns - 1);
+                }
             }
         }
         self.coverage.covered = true;
@@ -258,13 +266,18 @@ impl Process {
         }
         let touched = self.holdings.settle(self.applied_ns);
         if touched != 0 && !self.pending.is_empty() {
+            // A record that another thread overtook changed `tracked` at its own time.
+            let time_ns = if restated { self.applied_ns } else { stamp.time_ns };
             for pending in &mut self.pending {
                 if touched & 1 << pending.book != 0 {
                     let index = usize::from(pending.book);
                     let (tracked, flying) =
                         (self.holdings.books[index].tracked, self.holdings.in_flight_bytes[index]);
-                    pending.change(self.applied_ns, tracked, flying);
+                    pending.change(time_ns, tracked, flying);
                 }
+            }
+            if self.has_watermarks {
+                self.note_entered(record);
             }
         }
     }
@@ -360,6 +373,7 @@ impl Process {
                     self.lose(last_seq - self.last_seq);
                     self.last_seq = last_seq;
                 }
+                self.has_watermarks = true;
                 self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }
