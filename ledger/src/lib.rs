@@ -9,6 +9,7 @@
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
 //!               account: the gap of the peak
+//!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
@@ -50,6 +51,7 @@ pub mod category;
 mod gap;
 mod ghost;
 mod holdings;
+mod image;
 mod in_flight;
 mod join;
 mod ledger;

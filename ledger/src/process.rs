@@ -11,11 +11,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// In `slots`: no record has spoken of the device.
-const NO_BOOK: u8 = u8::MAX;
+pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
+/// Records between two counts of the rows.
+const COUNT_EVERY: u64 = 1024;
 
 /// What is known of a process from outside, and what it claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -114,6 +116,12 @@ pub(crate) struct Process {
     resync: Option<Resync>,
     /// A resync is under way or ended well, and nothing was lost since it began.
     healing: bool,
+    /// Which program of the process speaks, as its agent numbers it; and how many have been before it.
+    pub instance: Option<u16>,
+    pub image: u16,
+    /// Rows that the process may have, and whether it has more.
+    max_rows: usize,
+    is_full: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
@@ -122,7 +130,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn new(key: ProcessKey, window_ns: u64) -> Self {
+    pub fn new(key: ProcessKey, window_ns: u64, max_rows: usize) -> Self {
         Process {
             key,
             facts: Facts::default(),
@@ -141,6 +149,10 @@ impl Process {
             has_watermarks: false,
             resync: None,
             healing: false,
+            instance: None,
+            image: 0,
+            max_rows,
+            is_full: false,
             silent: false,
             closed: Vec::new(),
             is_watched: false,
@@ -220,6 +232,16 @@ impl Process {
     /// Takes a record of this process's agent.
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
+        if let Body::Hello { instance, .. } = record.body {
+            self.enter_image(instance);
+        }
+        let shifted;
+        let record = if self.image == 0 {
+            record
+        } else {
+            shifted = self.in_image(record);
+            &shifted
+        };
         let stamp = &record.stamp;
         let restated = stamp.flags.has(Flags::RESTATED);
         if stamp.seq != 0 && !restated {
@@ -282,9 +304,33 @@ impl Process {
         }
     }
 
+    /// Whether the record would make one more row than a process may have. Counted now and then: a process
+    /// may exceed its limit by as many records as lie between two counts.
+    #[inline]
+    fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
+        if self.coverage.events.is_multiple_of(COUNT_EVERY) {
+            self.is_full = self.holdings.rows() > self.max_rows;
+        }
+        self.is_full
+            && matches!(
+                record.body,
+                Body::AllocEnd { .. }
+                    | Body::BlockAlloc { .. }
+                    | Body::Import { .. }
+                    | Body::VmmCreate { .. }
+                    | Body::VmmMap { .. }
+                    | Body::SegmentAdd { .. }
+                    | Body::PoolCreate { .. }
+            )
+    }
+
     #[inline]
     fn book_record(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
+        if self.is_beyond_limit(record) {
+            self.lose(1);
+            return;
+        }
         match record.body {
             Body::AllocEnd { address, bytes, pool, memory, .. } => {
                 let book = self.book(stamp.device);
@@ -424,6 +470,18 @@ impl Process {
         holdings.sweep_vmm();
         holdings.sweep_pools();
         holdings.forgiven_until = head_seq;
+    }
+
+    /// What the agent of an earlier program had begun to say will not be ended; the new one's state is known
+    /// from its beginning.
+    pub fn end_resync_of_image(&mut self) {
+        self.last_seq = 0;
+        self.resync = None;
+        self.healing = false;
+        if let Some(partial) = &mut self.coverage.partial {
+            partial.state = false;
+        }
+        self.holdings.settle(self.applied_ns);
     }
 
     /// Rows were read while the ring grew: until its records up to the head are here too, they are those
