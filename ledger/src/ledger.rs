@@ -6,6 +6,7 @@ use crate::book::{WINDOW_NS, Window};
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
+use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
@@ -198,6 +199,7 @@ impl Ledger {
                 model: name.to_owned(),
                 total_bytes: None,
                 latest: None,
+                recent: Recent::default(),
                 agreed: None,
             });
             self.devices.len() - 1
@@ -315,6 +317,7 @@ impl Ledger {
             free_bytes: free,
             system_reserved_bytes: reserved.0,
         });
+        device.recent.add(stamp.time_ns, used);
         if let Some(reading) = self.open.get_mut(&index) {
             reading.first.get_or_insert(used);
             reading.last = device.latest;

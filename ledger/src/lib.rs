@@ -11,6 +11,7 @@
 //!               account: the gap of the peak
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
+//! recent        extremes of the last minute
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -58,6 +59,7 @@ mod ledger;
 mod observation;
 mod pool;
 mod process;
+mod recent;
 mod segment;
 mod snapshot;
 mod vmm;
@@ -68,6 +70,7 @@ pub use holdings::{Beside, Oddities};
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
 pub use process::{Blocked, Coverage, Facts, Partial};
+pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{
     AccountView, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
 };
