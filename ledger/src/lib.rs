@@ -9,6 +9,7 @@
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
 //!               account: the gap of the peak
+//!   resync      the state said again
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //! recent        extremes of the last minute
@@ -60,6 +61,7 @@ mod observation;
 mod pool;
 mod process;
 mod recent;
+mod resync;
 mod segment;
 mod snapshot;
 mod vmm;

@@ -6,6 +6,7 @@ use crate::account::Account;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
+use crate::resync::Resync;
 use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,13 +82,6 @@ pub struct Coverage {
     pub steps: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Resync {
-    /// Rows said again so far.
-    rows: u64,
-    after_seq: u64,
-}
-
 #[derive(Debug)]
 pub(crate) struct Process {
     pub key: ProcessKey,
@@ -101,7 +95,7 @@ pub(crate) struct Process {
     /// Device slot of the agent -> book.
     pub slots: [u8; 256],
     pub ended: Option<(u64, Option<u64>)>,
-    last_seq: u64,
+    pub last_seq: u64,
     /// Latest time of a record.
     pub applied_ns: u64,
     /// All records up to this time have been applied.
@@ -113,9 +107,9 @@ pub(crate) struct Process {
     /// not quite in the order of their seqs.
     pub has_watermarks: bool,
     /// Between ResyncBegin and ResyncEnd.
-    resync: Option<Resync>,
+    pub resync: Option<Resync>,
     /// A resync is under way or ended well, and nothing was lost since it began.
-    healing: bool,
+    pub healing: bool,
     /// Which program of the process speaks, as its agent numbers it; and how many have been before it.
     pub instance: Option<u16>,
     pub image: u16,
@@ -217,7 +211,7 @@ impl Process {
         self.slots[usize::from(slot)]
     }
 
-    fn lose(&mut self, count: u64) {
+    pub fn lose(&mut self, count: u64) {
         if count == 0 {
             return;
         }
@@ -423,16 +417,7 @@ impl Process {
                 self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }
-            Body::ResyncBegin { after_seq, .. } => {
-                if after_seq > self.last_seq {
-                    self.lose(after_seq - self.last_seq);
-                    self.last_seq = after_seq;
-                }
-                self.holdings.generation = self.holdings.generation.wrapping_add(1);
-                self.holdings.mixed = true;
-                self.resync = Some(Resync { rows: 0, after_seq });
-                self.healing = true;
-            }
+            Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),
             Body::Bye { .. } => {
                 self.advance(stamp.time_ns);
@@ -450,50 +435,6 @@ impl Process {
         if !stamp.flags.has(Flags::RESTATED) {
             self.coverage.allocations += 1;
             self.coverage.allocated_bytes = self.coverage.allocated_bytes.saturating_add(bytes);
-        }
-    }
-
-    fn end_resync(&mut self, head_seq: u64, rows: u64) {
-        let Some(resync) = self.resync.take() else { return };
-        if resync.rows != rows {
-            // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
-            // resync had not ended.
-            self.resync = Some(resync);
-            self.lose(rows.abs_diff(resync.rows));
-            return;
-        }
-        let holdings = &mut self.holdings;
-        holdings.forget_unfinished();
-        holdings.sweep_blocks();
-        let generation = holdings.generation;
-        holdings.drop_allocations(|row| row.generation != generation);
-        holdings.sweep_vmm();
-        holdings.sweep_pools();
-        holdings.forgiven_until = head_seq;
-    }
-
-    /// What the agent of an earlier program had begun to say will not be ended; the new one's state is known
-    /// from its beginning.
-    pub fn end_resync_of_image(&mut self) {
-        self.last_seq = 0;
-        self.resync = None;
-        self.healing = false;
-        if let Some(partial) = &mut self.coverage.partial {
-            partial.state = false;
-        }
-        self.holdings.settle(self.applied_ns);
-    }
-
-    /// Rows were read while the ring grew: until its records up to the head are here too, they are those
-    /// of no single moment.
-    fn reach_head(&mut self) {
-        if self.last_seq < self.holdings.forgiven_until {
-            return;
-        }
-        self.holdings.mixed = false;
-        if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
-            partial.state = false;
-            self.holdings.unseen_segments = self.coverage.late;
         }
     }
 
