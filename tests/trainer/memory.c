@@ -43,7 +43,7 @@ void give(device *d, uint64_t address, uint64_t bytes) {
 
 /* ---- the driver's pool: what counts is what it reserves ---- */
 
-static void look(device *d) {
+void look(device *d) {
     uint64_t reserved = 0;
     must(cu.cuMemPoolGetAttribute(d->default_pool, 5, &reserved), "cuMemPoolGetAttribute");
     changed(d, &d->driver_pool, (int64_t)(reserved - d->driver_pool));

@@ -34,6 +34,7 @@ int take(device *d, uint64_t bytes, uint64_t *address); /* the driver's answer *
 void give(device *d, uint64_t address, uint64_t bytes);
 int take_async(device *d, uint64_t bytes, uint64_t *address);
 void give_async(device *d, uint64_t address);
+void look(device *d); /* at what the driver's pool reserves */
 int block_take(device *d, uint64_t bytes, uint64_t *address);
 void block_give(device *d, uint64_t address);
 void pool_release(device *d);

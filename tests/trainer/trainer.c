@@ -28,16 +28,17 @@ static const char help[] =
     "  --oom           ask for too much half-way, go on     --oom-fatal     exit with 1 then\n"
     "  --race N        N threads take and give the same sizes after the steps\n"
     "  --race-loops N  that many times each (20000)\n"
+    "  --pool-shrinks  let the driver's pool give back what is free at each synchronisation (no event tells)\n"
     "  --fork          fork a child after set-up      --hold SECONDS  stay with the memory at the end\n"
     "  --free          give everything back at the end --quiet        only `ready` and the last lines\n";
 
 static void parse(int argc, char **argv) {
-    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, HELP };
+    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, HELP };
     static const struct option names[] = {
         {"steps", 1, 0, STEPS},    {"step-ms", 1, 0, STEP_MS}, {"devices", 1, 0, DEVICE_LIST}, {"seed", 1, 0, SEED},
         {"threads", 1, 0, THREADS}, {"oom", 0, 0, OOM},         {"oom-fatal", 0, 0, OOM_FATAL}, {"race", 1, 0, RACE},
         {"race-loops", 1, 0, LOOPS}, {"fork", 0, 0, FORK},      {"hold", 1, 0, HOLD},           {"free", 0, 0, FREE},
-        {"quiet", 0, 0, QUIET},    {"help", 0, 0, HELP},       {0, 0, 0, 0}};
+        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (c) {
         case STEPS: opt.steps = atoi(optarg); break;
         case STEP_MS: opt.step_ms = atoi(optarg); break;
@@ -51,6 +52,7 @@ static void parse(int argc, char **argv) {
         case HOLD: opt.hold = atof(optarg); break;
         case FREE: opt.release = 1; break;
         case QUIET: opt.quiet = 1; break;
+        case SHRINKS: opt.pool_shrinks = 1; break;
         case HELP: fputs(help, stdout); exit(0);
         case DEVICE_LIST:
             opt.device_count = 0;

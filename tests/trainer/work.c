@@ -44,6 +44,8 @@ void set_up(device *d) {
     must(cu.cuModuleLoadData(&modules[o][0], "a module's source"), "cuModuleLoadData");
     must(cu.cuStreamCreate(&d->stream, 1), "cuStreamCreate");
     must(cu.cuDeviceGetDefaultMemPool(&d->default_pool, o), "cuDeviceGetDefaultMemPool");
+    uint64_t all = UINT64_MAX; /* as frameworks do: what it has once reserved stays */
+    if (!opt.pool_shrinks) must(cu.cuMemPoolSetAttribute(d->default_pool, 4, &all), "cuMemPoolSetAttribute");
     d->pool.id = pool_new("caching", o, 0);
     push("model");
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -126,6 +128,7 @@ void train(device *d, int step) {
     }
     if (step == 2) must(cu.cuModuleLoadData(&modules[o][1], "another module's source"), "cuModuleLoadData");
     must(cu.cuCtxSynchronize(), "cuCtxSynchronize");
+    look(d);
     pool_says(d->pool.id, d->pool.reserved, d->pool.used);
 }
 

@@ -9,7 +9,7 @@
 
 typedef struct {
     uint64_t seed;
-    int steps, step_ms, threads, race, race_loops, fork_child, oom, oom_fatal, quiet, release, pin;
+    int steps, step_ms, threads, race, race_loops, fork_child, oom, oom_fatal, quiet, release, pool_shrinks;
     double hold;
     int device_count, devices[DEVICES];
 } options;
