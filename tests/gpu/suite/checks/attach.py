@@ -1,0 +1,156 @@
+"""The agent gets into programs of every make, and sees what they allocate."""
+
+import json
+import re
+import subprocess
+
+from ..check import check
+from .common import MIB, covered
+
+AGENT = ("driver", "libgpumem.so")
+
+
+@check("attach.driver", "an injected program of the driver API is covered from cuInit on; its tags arrive",
+       "DESIGN 4, cupti.md 6.1", needs=AGENT)
+def driver(t):
+    path = t.recording()
+    d = t.driver(agent=path)
+    facts = d.begin()
+    t.expect(facts["agent"], "the agent is loaded and offers its functions")
+    d.do("alloc", 64 * MIB)
+    d.do("tag", "model/layers.0")
+    d.do("alloc", 20 * MIB)
+    d.do("tag", "attention")
+    last = d.do("alloc", 3 * MIB)
+    d.do("untag")
+    d.do("free", last["id"])
+    d.do("untag")
+    d.do("alloc", 5 * MIB)
+    known = d.tracked()
+    t.expect(d.finish() == 0, "the program ended well")
+    account = t.account(path)
+    covered(t, account)
+    t.expect(account.devices.get(0) == facts["uuid"], f"the device is {facts['uuid']} ({account.devices})")
+    t.expect(account.tracked() == known, f"tracked is {known:,} ({account.tracked():,})")
+    tags = {"": 69 * MIB, "model/layers.0": 20 * MIB}
+    t.expect(account.bytes_by_tag() == tags, f"tags are {tags} ({account.bytes_by_tag()})")
+    used = {account.tags[r.tag] for r in t_records(path) if r.name == "AllocEnd"}
+    t.expect("model/layers.0/attention" in used, f"the inner scope named its allocation ({used})")
+    t.expect(account.bye, "it said good-bye")
+    t.measure("state", account.states)
+    t.measure("records", dict(account.counts))
+    t.publish(path, "attach-driver", {"runs": [{"pid": d.pid, "tracked_bytes": known, "tags": tags}]})
+
+
+def t_records(path):
+    from ..wire import read
+
+    return read(path.read_bytes())
+
+
+@check("attach.without_tags", "a program that names nothing is covered all the same", "DESIGN 4", needs=AGENT)
+def without_tags(t):
+    path = t.recording()
+    d = t.driver(agent=path)
+    d.begin()
+    d.do("many", 4096, 100)
+    known = d.tracked()
+    d.finish()
+    account = t.account(path)
+    covered(t, account)
+    t.expect(account.tracked() == known, f"tracked is {known:,} ({account.tracked():,})")
+    t.expect(set(account.bytes_by_tag()) == {""}, f"no tag is invented ({account.bytes_by_tag()})")
+
+
+@check("attach.disabled", "GPUMEM_DISABLE=1 leaves the program alone", "issue 3, 1", needs=AGENT)
+def disabled(t):
+    path = t.recording()
+    d = t.driver(agent=path, GPUMEM_DISABLE=1)
+    d.begin()
+    d.do("alloc", MIB)
+    t.expect(d.finish() == 0, "the program ended well")
+    t.expect(not path.exists(), "nothing was recorded")
+
+
+@check("attach.trainer", "a training loop with scopes, pools, threads: tracked is what it knows itself",
+       "issue 3, 5", needs=("trainer", "libgpumem.so"), seconds=120)
+def trainer(t):
+    path = t.recording()
+    p = t.program([t.machine.program("trainer"), "--steps", "20", "--oom"], agent=path)
+    lines = until_end(p)
+    t.expect(p.wait() == 0, "the trainer ended well")
+    account = t.account(path)
+    covered(t, account)
+    own = re.search(r"tracked=(\d+) peak=(\d+)", lines[-1] if lines else "")
+    t.expect(own, f"the trainer told its sums ({lines[-1:]})")
+    if own:
+        t.measure("tracked by the trainer", int(own[1]), "B")
+        t.expect(account.tracked() == int(own[1]), f"tracked is {int(own[1]):,} ({account.tracked():,})")
+    t.expect(any(r.result == 2 for r in account.failed), f"its failed request is there ({len(account.failed)})")
+    t.measure("records", dict(account.counts))
+    t.measure("tags", len(account.tags) - 1)
+    t.note("; ".join(lines[-3:]))
+    t.publish(path, "trainer", {"runs": [{"pid": p.pid, "tracked_bytes": int(own[1]) if own else None}]})
+
+
+def until_end(program, timeout=100):
+    from ..programs import Ended
+
+    lines = []
+    try:
+        while True:
+            lines.append(program.line(timeout))
+    except Ended:
+        return lines
+
+
+def runtime_program(t, name):
+    """runtime.cu prints, as its last line, what it knows of itself."""
+    path = t.recording()
+    p = t.program([t.machine.built[name]], agent=path)
+    lines = until_end(p)
+    t.expect(p.wait() == 0, "the program ended well")
+    known = json.loads(lines[-1])
+    account = t.account(path)
+    covered(t, account)
+    sums = account.bytes_by_kind()
+    for kind in ("device", "pitched", "managed", "pinned", "registered"):
+        t.expect(sums.get(kind, 0) == known.get(kind, 0),
+                 f"{kind} bytes are {known.get(kind, 0):,} ({sums.get(kind, 0):,})")
+    t.measure("array bytes by the agent", sums.get("array", 0), "B")
+    t.measure("array bytes by shape", known.get("array", 0), "B")
+    t.measure("callbacks of allocations", account.counts["AllocEnd"])
+    t.measure("calls of the program", known["calls"])
+    t.expect(account.counts["AllocEnd"] == known["calls"],
+             f"each call is one record, inner calls are not booked ({account.counts['AllocEnd']})")
+    t.measure("kernel launch", known["launch_ns"], "ns")
+    t.publish(path, f"attach-{name}", {"runs": [{"pid": p.pid}]})
+
+
+@check("attach.runtime", "a program of the runtime API, shared cudart, built by nvcc", "DESIGN 4, cupti.md 2.3",
+       needs=("runtime", "libgpumem.so"), seconds=90)
+def runtime(t):
+    runtime_program(t, "runtime")
+
+
+@check("attach.runtime_static", "the same with a static cudart", "DESIGN 4, cupti.md 6.1",
+       needs=("runtime_static", "libgpumem.so"), seconds=90)
+def runtime_static(t):
+    runtime_program(t, "runtime_static")
+
+
+@check("attach.run", "gpumemctl run sets all of it up and passes the exit code on", "issue 3, 4",
+       needs=("gpumemctl", "driver", "libgpumem.so"))
+def run(t):
+    path = t.home / "run-%p.gpumem"
+    command = [t.machine.program("gpumemctl"), "run", "--record", path, "--", t.machine.built["driver"]]
+    environment = t.environment(GPUMEM_LIBRARY=t.library)
+    done = subprocess.run([str(c) for c in command], env=environment, text=True, timeout=60, capture_output=True,
+                          input="init\ndevice 0\ncontext\nalloc 8M\nexit 7\n")
+    (t.home / "run.txt").write_text(done.stdout + done.stderr)
+    t.expect(done.returncode == 7, f"the exit code is the program's ({done.returncode}): {done.stderr[-200:]}")
+    found = list(t.home.glob("run-*.gpumem"))
+    t.expect(len(found) == 1, f"one recording ({found})")
+    if found:
+        t.expect(t.account(found[0]).tracked() == 8 * MIB, "with the program's 8 MiB")
+    t.note(done.stderr.strip()[-500:])

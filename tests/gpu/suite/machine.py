@@ -1,0 +1,117 @@
+"""Where the suite runs: a real GPU, or the simulated one of tests/fake-gpu (a dry run). Programs, their environment,
+and the programs of ../programs, built once."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c"]
+# What a shell around us may have set and what must not reach the programs.
+OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF")
+
+
+class Machine:
+    """Made once by run.py; handed to each check's process as JSON."""
+
+    def __init__(self, bin, work, dry, fake=None, python="python3"):
+        self.bin, self.work, self.dry = Path(bin), Path(work), dry
+        self.fake = Path(fake or bin)
+        self.python = python
+        self.built, self.can = {}, {}
+
+    def to_json(self):
+        return json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in vars(self).items()})
+
+    @classmethod
+    def from_json(cls, text):
+        state = json.loads(text)
+        machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
+        machine.built, machine.can = state["built"], state["can"]
+        return machine
+
+    # programs of the product
+
+    def program(self, name):
+        """gpumemd, gpumemctl, libgpumem.so, trainer; None if it was not brought along."""
+        for place in (self.bin / name, self.bin / "bin" / name, self.fake / "bin" / name):
+            if place.exists():
+                return place.resolve()
+        return None
+
+    def prepare(self):
+        """Finds out what this machine can do and builds what can be built. What fails is a reason, not an error."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        build = self.work / "build"
+        build.mkdir(exist_ok=True)
+        for name in ("gpumemd", "gpumemctl", "libgpumem.so", "trainer"):
+            self.can[name] = None if self.program(name) else f"{name} is not in {self.bin}"
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        for name, sources in (("driver", DRIVER), ("nvml_cost", ["nvml_cost.c"])):
+            command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", *sources, "-o", build / name, "-ldl", "-pthread"]
+            self.build(name, command if compiler else None, "no C compiler")
+        nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
+        for name, options in (("runtime", ["-cudart", "shared"]), ("runtime_static", ["-cudart", "static"])):
+            command = [nvcc, "-O2", "-arch=native", *options, "runtime.cu", "-o", build / name]
+            self.build(name, command if nvcc else None, "no nvcc, or a dry run")
+        self.can["torch"] = self.look_for_torch()
+        self.can["real"] = "a dry run: the simulated driver has made-up costs" if self.dry else None
+        self.can["root"] = None if os.geteuid() == 0 else "needs root"
+        self.can["namespaces"] = self.look_for_namespaces()
+
+    def build(self, name, command, why):
+        carried = self.program(name)
+        if command is None and carried:
+            self.built[name] = str(carried)
+            self.can[name] = None
+            return
+        if command is None:
+            self.can[name] = why
+            return
+        done = subprocess.run([str(c) for c in command], cwd=PROGRAMS, capture_output=True, text=True, timeout=300)
+        (self.work / f"build-{name}.log").write_text(" ".join(str(c) for c in command) + "\n" + done.stdout + done.stderr)
+        if done.returncode == 0:
+            self.built[name] = str(command[command.index("-o") + 1])
+            self.can[name] = None
+        else:
+            self.can[name] = f"{name} could not be built: {done.stderr.strip()[:300]}"
+
+    def look_for_torch(self):
+        if self.dry:
+            return "a dry run: PyTorch needs a real driver"
+        code = "import torch; print(torch.__version__, torch.cuda.is_available())"
+        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, timeout=300)
+        if done.returncode or not done.stdout.strip().endswith("True"):
+            return f"no PyTorch with CUDA: {(done.stdout + done.stderr).strip()[-200:]}"
+        return None
+
+    def look_for_namespaces(self):
+        if not shutil.which("unshare"):
+            return "no unshare"
+        # As root a PID namespace alone, else one inside a user namespace.
+        done = subprocess.run([*self.unshare(), "true"], capture_output=True, text=True, timeout=30)
+        return None if done.returncode == 0 else f"unshare: {done.stderr.strip()[:200]}"
+
+    def unshare(self):
+        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        return ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+    # the environment of programs
+
+    def environment(self, home):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+        clean["HOME"] = str(home)
+        clean["PYTHONUNBUFFERED"] = "1"
+        clean["GPUMEM_STORE"] = str(Path(home) / "runs.sqlite")
+        if self.dry:
+            clean["LD_LIBRARY_PATH"] = str(self.fake / "lib")
+            clean["GPUMEM_SIM"] = str(Path(home) / "machine")
+        return clean
+
+    def new_simulated_machine(self, home, *keys):
+        """A fresh one for a check of a dry run; what it costs is like an H100, made up but for the sizes."""
+        subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
+                        "cuda.version=13000", *keys], check=True)
