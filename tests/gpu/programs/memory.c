@@ -18,7 +18,8 @@ static void alloc(void) {
     address where = 0;
     size_t bytes = number();
     mark();
-    took(cuMemAlloc(&where, bytes), DEVICE, where, bytes);
+    result r = cuMemAlloc(&where, bytes);
+    took(r, DEVICE, where, bytes);
 }
 
 /* COUNT allocations of the same size; stops at the first that fails. */
@@ -96,7 +97,8 @@ static void array(void) {
     d.height = number();
     void *made = NULL;
     mark();
-    took(cuArrayCreate(&made, &d), ARRAY, (uint64_t)made, d.width * (d.height ? d.height : 1) * 16);
+    result r = cuArrayCreate(&made, &d);
+    took(r, ARRAY, (uint64_t)made, d.width * (d.height ? d.height : 1) * 16);
 }
 
 static void array3d(void) {
@@ -106,7 +108,8 @@ static void array3d(void) {
     d.depth = number();
     void *made = NULL;
     mark();
-    took(cuArray3DCreate(&made, &d), ARRAY, (uint64_t)made, d.width * d.height * d.depth * 16);
+    result r = cuArray3DCreate(&made, &d);
+    took(r, ARRAY, (uint64_t)made, d.width * d.height * d.depth * 16);
 }
 
 static void mipmap(void) {
@@ -118,7 +121,8 @@ static void mipmap(void) {
     for (unsigned i = 0; i < levels; i++) bytes += (d.width >> i) * (d.height >> i) * 16;
     void *made = NULL;
     mark();
-    took(cuMipmapCreate(&made, &d, levels), MIPMAP, (uint64_t)made, bytes);
+    result r = cuMipmapCreate(&made, &d, levels);
+    took(r, MIPMAP, (uint64_t)made, bytes);
 }
 
 static void ipc_get(void) {
@@ -141,7 +145,8 @@ static void ipc_open(void) {
     }
     address where = 0;
     mark();
-    took(cuIpcOpen(&where, handle, 1), IPC, where, bytes);
+    result r = cuIpcOpen(&where, handle, 1);
+    took(r, IPC, where, bytes);
 }
 
 static result give(row *r) {

@@ -94,10 +94,8 @@ class Account:
 
     def on_FreeBegin(self, r):
         found = self.live.pop(r.address, None) or self.imports.pop(r.address, None)
-        if found is None:
-            self.odd += 1
-        else:
-            self.pending[r.seq] = ("alloc", r.address, found)
+        # Of an address that nobody has: refused by the driver, or a contradiction.
+        self.pending[r.seq] = ("alloc", r.address, found)
 
     def on_Import(self, r):
         self.imports[r.address] = r
@@ -132,10 +130,13 @@ class Account:
 
     def on_FreeEnd(self, r):
         kind, address, what = self.pending.pop(r.aux, (None, None, None))
+        if not r.result and kind == "alloc" and what is None:
+            self.odd += 1
         if not r.result or kind is None:
             return
         if kind == "alloc":
-            self.live[address] = what
+            if what is not None:
+                self.live[address] = what
         elif kind == "unmap":
             for at, mapping in what.items():
                 self.mappings[at] = mapping
