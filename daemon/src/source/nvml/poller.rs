@@ -430,3 +430,6 @@ impl Poller {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -488,3 +488,6 @@ pub fn absence_of(code: Code) -> Absence {
         _ => Absence::Unknown,
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;
