@@ -8,7 +8,7 @@ use crate::keeper::Keeper;
 use crate::recorder::Recorder;
 use crate::source::Batch;
 use crate::stats::{Count, Stats};
-use gpumem_ledger::{Origin, ProcessKey, Snapshot};
+use gpumem_ledger::{Origin, ProcessKey, ProcessView, Snapshot};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::run::{Run, Source};
 use gpumem_wire::{Body, Record, Stamp, frame};
@@ -62,10 +62,9 @@ impl Board {
 }
 
 /// What views ask the core for.
-#[derive(Debug)]
 pub enum Ask {
-    /// Runs of these processes as they stand.
-    Runs(Vec<ProcessKey>, oneshot::Sender<Vec<Run>>),
+    /// Runs of the processes that are wanted, as they stand.
+    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<Vec<Run>>),
 }
 
 /// How the core keeps runs.
@@ -316,8 +315,12 @@ impl Core {
 
     fn answer(&mut self, ask: Ask) {
         match ask {
-            Ask::Runs(keys, reply) => {
-                let runs = self.builder.runs_of(&keys, true).into_iter().map(|(_, run)| run);
+            Ask::Runs(wanted, reply) => {
+                let snapshot = self.builder.ledger().snapshot();
+                let keys: Vec<_> =
+                    snapshot.processes.iter().filter(|of| wanted(of)).map(|of| of.key).collect();
+                let runs =
+                    self.builder.runs_of(&keys, true).into_iter().map(|(_, run)| run).filter(worth_keeping);
                 // Who asked may have gone away.
                 let _ = reply.send(runs.collect());
             }

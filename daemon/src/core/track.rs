@@ -60,9 +60,9 @@ impl Tracks {
     /// `last_word_ns` after the end is not waited for.
     pub fn take_over(&mut self, now_ns: u64, last_word_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
         let is_over = |track: &Track| {
-            track.gone.filter(|(time_ns, _)| {
-                track.agents == 0 || now_ns.saturating_sub(*time_ns) >= last_word_ns
-            })
+            track
+                .gone
+                .filter(|(time_ns, _)| track.agents == 0 || now_ns.saturating_sub(*time_ns) >= last_word_ns)
         };
         let over: Vec<_> = self
             .tracks
@@ -81,8 +81,9 @@ impl Tracks {
 
     /// Those of which something was said since the last call.
     pub fn take_changed(&mut self) -> Vec<ProcessKey> {
-        let changed = self.tracks.iter_mut().filter(|(_, track)| std::mem::take(&mut track.changed));
-        changed.map(|(&key, _)| key).collect()
+        let changed =
+            |(&key, track): (&ProcessKey, &mut Track)| std::mem::take(&mut track.changed).then_some(key);
+        self.tracks.iter_mut().filter_map(changed).collect()
     }
 
     /// All.

@@ -2,6 +2,8 @@
 //! neither the ledger nor the views.
 
 pub mod agent;
+pub mod nvml;
+pub mod process;
 
 use gpumem_ledger::Origin;
 

@@ -1,17 +1,17 @@
 //! One agent, from its hello to its end.
 
+use super::Agents;
 use super::frames::{Fault, Seen, Stream};
 use super::memory::{self, Memory};
 use super::packet::{MAX_PACKET_BYTES, Packet};
 use super::peer::{Peer, Unknown};
 use super::rest::Rest;
 use super::seats::Seat;
-use super::{Agents, proc};
 use crate::clock;
 use crate::source::Batch;
 use crate::stats::Count;
 use gpumem_ledger::Origin;
-use gpumem_wire::{Body, MAJOR, MINOR, Record, Stamp, frame};
+use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
@@ -113,6 +113,8 @@ struct Connection {
     stream: Stream,
     epoch: u64,
     budget: Budget,
+    /// The table of processes knows it.
+    watched: bool,
     /// Held until the end.
     _seat: Seat,
 }
@@ -155,11 +157,12 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     let epoch = agents.next_epoch();
     let mut connection = Connection {
         agents: Arc::clone(agents),
-        stream: Stream { rebase_ns: peer.rebase_ns, ..Stream::default() },
+        stream: Stream::rebased(peer.rebase_ns),
         memory: Some(memory),
         epoch,
         budget: Budget::new(limits.bytes_per_s),
         peer,
+        watched: false,
         _seat: seat,
     };
     // What the packet says is taken as said by the process that the kernel names.
@@ -169,8 +172,13 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     for body in [up, hello.body] {
         Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
     }
-    let facts = proc::facts(connection.peer.key, connection.peer.uid, clock::now_ns());
-    agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
+    // From now on the table says when the process ends; one that has ended already says it itself.
+    connection.watched = agents.processes.identify(connection.peer.key.pid) == Some(connection.peer.key);
+    let mut facts = Vec::new();
+    agents.processes.take_facts(clock::now_ns(), &mut facts);
+    if !facts.is_empty() {
+        agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
+    }
     connection.hand(frames).await.map_err(|()| Refusal::Over)?;
     agents.stats.add(Count::Welcomed, 1);
     tracing::info!(pid = connection.peer.key.pid, uid = connection.peer.uid, epoch, "an agent is there");
@@ -185,9 +193,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
     let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
     let mut reply = Vec::new();
-    for body in
-        [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }]
-    {
+    for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
         Record { stamp, body }.append_frame(&mut reply);
     }
     // The first bytes in an empty socket always fit; a peer that is gone is noticed by the next read.
@@ -195,26 +201,34 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     Ok(connection)
 }
 
+/// What there is to do.
+enum Ready {
+    Socket,
+    Gone,
+    Resync,
+}
+
 impl Connection {
     async fn run(mut self, stream: &UnixStream) {
+        let mut resyncs = self.agents.resyncs.subscribe();
+        let mut gone = self.agents.expect_end(self.peer.key, self.watched);
         let end = loop {
             let ready = tokio::select! {
                 biased;
-                ready = stream.readable() => ready.map(|()| false),
-                ended = self.peer.end.readable() => ended.map(|mut guard| {
-                    guard.retain_ready();
-                    true
-                }),
+                ready = stream.readable() => ready.map(|()| Ready::Socket),
+                _ = &mut gone => Ok(Ready::Gone),
+                Ok(()) = resyncs.changed() => Ok(Ready::Resync),
             };
             match ready {
-                Ok(false) => {
+                Ok(Ready::Socket) => {
                     if let Err(end) = self.turn(stream, PACKETS_PER_TURN).await {
                         break end;
                     }
                     tokio::task::yield_now().await;
                 }
+                Ok(Ready::Resync) => self.ask_again(stream),
                 // Its children may hold the socket open, so there may be no end of it; what was sent is here.
-                Ok(true) => {
+                Ok(Ready::Gone) => {
                     break match self.turn(stream, usize::MAX).await {
                         Err(end) => end,
                         Ok(()) => End::Gone,
@@ -224,6 +238,16 @@ impl Connection {
             }
         };
         self.end(end).await;
+    }
+
+    /// Asks for the whole state once more.
+    fn ask_again(&mut self, stream: &UnixStream) {
+        self.epoch = self.agents.next_epoch();
+        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
+        let mut frames = Vec::new();
+        Record { stamp, body: Body::ResyncRequest { epoch: self.epoch } }.append_frame(&mut frames);
+        // A peer that does not read its socket is not waited for.
+        let _ = stream.try_write(&frames);
     }
 
     /// Takes what is there, up to so many packets.
@@ -307,12 +331,13 @@ impl Connection {
         if self.hand(frames).await.is_err() {
             return;
         }
-        let Connection { agents, peer, _seat, .. } = self;
-        if end.count().is_some() {
-            // Its place is free now; who watches the process needs none.
-            drop(_seat);
+        if !self.watched {
+            let start_ticks = self.peer.key.start_ticks;
+            let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
+            let mut frames = Vec::new();
+            Record { stamp, body }.append_frame(&mut frames);
+            let _ = self.agents.hand(Batch { origin: Origin::Host, frames }).await;
         }
-        tokio::spawn(until_gone(agents, peer));
     }
 
     /// Hands on what the memory holds beyond what was received.
@@ -339,19 +364,6 @@ impl Connection {
         self.agents.stats.add(Count::Recovered, self.stream.last_seq.saturating_sub(before));
         Ok(())
     }
-}
-
-/// Waits until the process has ended, and says so. The process may live on without its agent.
-async fn until_gone(agents: Arc<Agents>, peer: Peer) {
-    if peer.end.readable().await.is_err() {
-        return;
-    }
-    let stamp = Stamp { thread: peer.key.pid, time_ns: clock::now_ns(), ..Stamp::default() };
-    let start_ticks = peer.key.start_ticks;
-    let body = Body::ProcessGone { start_ticks, status: gpumem_wire::Reading::ABSENT };
-    let mut frames = Vec::new();
-    Record { stamp, body }.append_frame(&mut frames);
-    let _ = agents.hand(Batch { origin: Origin::Host, frames }).await;
 }
 
 /// What a connection may send in a second. Spending more waits, the socket fills, and the agent's ring takes it

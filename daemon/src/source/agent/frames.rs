@@ -89,7 +89,7 @@ pub struct Stream {
     /// records did.
     pub holes: bool,
     /// Added to every time: the peer lives in another time namespace.
-    pub rebase_ns: i64,
+    rebase_ns: i64,
     /// UUID of each device slot that the agent named.
     devices: [Option<[u8; 16]>; MAX_DEVICES],
     /// Bytes allocated per slot since NVML was last hinted at.
@@ -106,6 +106,11 @@ impl Default for Stream {
 }
 
 impl Stream {
+    /// A stream whose times are to be moved by that much.
+    pub fn rebased(rebase_ns: i64) -> Self {
+        Stream { rebase_ns, ..Stream::default() }
+    }
+
     /// The frames of a packet that may go on to the ledger.
     ///
     /// # Errors
@@ -133,13 +138,7 @@ impl Stream {
         Ok((out.unwrap_or(packet), seen))
     }
 
-    fn take(
-        &mut self,
-        slot: &Slot,
-        payload: &[u8],
-        latest_ns: u64,
-        seen: &mut Seen,
-    ) -> Result<bool, Fault> {
+    fn take(&mut self, slot: &Slot, payload: &[u8], latest_ns: u64, seen: &mut Seen) -> Result<bool, Fault> {
         let kind = slot[60];
         match ALLOWED[usize::from(kind)] {
             May::Say => {}
@@ -271,7 +270,10 @@ mod tests {
 
     #[test]
     fn host_records_and_unknown_kinds_are_left_out() {
-        let gone = (Stamp { thread: 1, ..Stamp::default() }, Body::ProcessGone { start_ticks: 1, status: Reading(None) });
+        let gone = (
+            Stamp { thread: 1, ..Stamp::default() },
+            Body::ProcessGone { start_ticks: 1, status: Reading(None) },
+        );
         let hello = Body::Hello { start_ticks: 1, versions: 0, capabilities: 0, instance: 0, claims: "" };
         let mut sent = packet(&[alloc(1, 10), gone, alloc(2, 20), (Stamp::default(), hello)]);
         let at = sent.len() + frame::PREFIX_BYTES + 60;
@@ -285,8 +287,7 @@ mod tests {
     #[test]
     fn every_kind_is_decided() {
         for &(name, kind) in Body::KINDS {
-            let host = matches!(kind, 96..=127)
-                || matches!(name, "Hello" | "ClockAnchor" | "Origin");
+            let host = matches!(kind, 96..=127) || matches!(name, "Hello" | "ClockAnchor" | "Origin");
             let expected = if host { May::Never } else { May::Say };
             assert_eq!(ALLOWED[usize::from(kind)], expected, "{name}");
         }
@@ -323,7 +324,10 @@ mod tests {
         stream.check(packet(&[device(0, 7), alloc(1, GROWTH_BYTES - 1)]), 10).unwrap();
         assert_eq!(stream.take_hints().count(), 0);
         stream.check(packet(&[alloc(2, 1)]), 10).unwrap();
-        assert_eq!(stream.take_hints().collect::<Vec<_>>(), [[0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2]]);
+        assert_eq!(
+            stream.take_hints().collect::<Vec<_>>(),
+            [[0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2]]
+        );
         assert_eq!(stream.take_hints().count(), 0);
     }
 

@@ -18,7 +18,6 @@ mod frames;
 mod memory;
 mod packet;
 mod peer;
-mod proc;
 mod rest;
 mod seats;
 
@@ -26,15 +25,18 @@ pub use packet::MAX_PACKET_BYTES;
 pub use seats::Limits;
 
 use super::Batch;
+use super::process::Processes;
 use crate::stats::{Count, Stats};
+use gpumem_ledger::ProcessKey;
 use packet::Packet;
 use seats::{Full, Seats};
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// Called with the UUID of a device about which NVML is worth asking.
 pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
@@ -43,25 +45,39 @@ pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
 pub struct Agents {
     inbox: mpsc::Sender<Batch>,
     stats: Arc<Stats>,
+    processes: Processes,
     hint: Hint,
     limits: Mutex<Limits>,
     seats: Arc<Seats>,
     epochs: AtomicU64,
+    /// How often all agents were asked to say their state again.
+    resyncs: watch::Sender<u64>,
+    /// Connections to be told when their process has ended.
+    ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
     /// Where packets land before they are checked: one for all, since nothing waits while it is held.
     scratch: Mutex<Box<[u8]>>,
 }
 
 impl Agents {
     /// A source that hands its batches to `inbox`.
-    pub fn new(limits: Limits, inbox: mpsc::Sender<Batch>, stats: Arc<Stats>, hint: Hint) -> Arc<Self> {
+    pub fn new(
+        limits: Limits,
+        processes: Processes,
+        inbox: mpsc::Sender<Batch>,
+        stats: Arc<Stats>,
+        hint: Hint,
+    ) -> Arc<Self> {
         let scratch = vec![0; MAX_PACKET_BYTES].into_boxed_slice();
         Arc::new(Agents {
             inbox,
             stats,
+            processes,
             hint,
             limits: Mutex::new(limits),
             seats: Arc::default(),
             epochs: AtomicU64::new(1),
+            resyncs: watch::Sender::new(0),
+            ends: Mutex::default(),
             scratch: Mutex::new(scratch),
         })
     }
@@ -74,6 +90,35 @@ impl Agents {
     /// Connections now, and how many of them have not said hello.
     pub fn connections(&self) -> (usize, usize) {
         self.seats.count()
+    }
+
+    /// Asks every agent to say its state again: a recording that begins now must know what is there.
+    pub fn resync(&self) {
+        self.resyncs.send_modify(|count| *count += 1);
+    }
+
+    /// A process has ended. Its children may hold its socket open: there may be no other sign of it.
+    pub fn ended(&self, key: ProcessKey) {
+        let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        for waiting in waiting.into_iter().flatten() {
+            // A connection that is closed already needs no telling.
+            let _ = waiting.send(());
+        }
+    }
+
+    /// Resolves when the process has ended; at once if nobody watches it, because it had ended before.
+    fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        if watched {
+            let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            // Connections that closed while their process lives on are not kept.
+            ends.retain(|_, waiting| {
+                waiting.retain(|waiting| !waiting.is_closed());
+                !waiting.is_empty()
+            });
+            ends.entry(key).or_default().push(tell);
+        }
+        told
     }
 
     /// Takes connections until the future is dropped.

@@ -1,13 +1,7 @@
 //! Who is at the other end of a connection. The kernel says pid and uid; the start time in /proc tells this
 //! process from another one that had the pid before or has it after.
 
-use super::proc as process;
 use gpumem_ledger::ProcessKey;
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::os::fd::OwnedFd;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
 /// Why a peer is not known.
@@ -41,8 +35,6 @@ pub struct Peer {
     pub key: ProcessKey,
     /// Whose.
     pub uid: u32,
-    /// Readable when it has ended.
-    pub end: AsyncFd<OwnedFd>,
     /// To be added to its times to get ours.
     pub rebase_ns: i64,
 }
@@ -54,21 +46,16 @@ impl Peer {
     /// [`Unknown`].
     pub fn of(stream: &UnixStream, claimed_ticks: u64) -> Result<Self, Unknown> {
         let credentials = stream.peer_cred()?;
-        let raw = credentials.pid().and_then(Pid::from_raw).ok_or(Unknown::NoPid)?;
-        let pid = raw.as_raw_nonzero().get() as u32;
-        // First the descriptor, then the start time: if both are of the process that connected, both stay so.
-        let end = pidfd_open(raw, PidfdFlags::NONBLOCK).map_err(|error| match error {
-            Errno::SRCH => Unknown::Gone(pid),
-            other => Unknown::System(other.into()),
-        })?;
-        let found = process::start_ticks(pid).ok_or(Unknown::Gone(pid))?;
+        let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
+        let pid = pid.ok_or(Unknown::NoPid)?;
+        // The pid may be another process's by now, but then not with the start time that the peer had.
+        let found = start_ticks(pid).ok_or(Unknown::Gone(pid))?;
         if found != claimed_ticks {
             return Err(Unknown::StartTime { pid, found, claimed: claimed_ticks });
         }
         Ok(Peer {
             key: ProcessKey { pid, start_ticks: found },
             uid: credentials.uid(),
-            end: AsyncFd::with_interest(end, Interest::READABLE)?,
             rebase_ns: time_offset_ns(pid),
         })
     }
@@ -88,4 +75,12 @@ fn time_offset_ns(pid: u32) -> i64 {
         (Some(ours), Some(theirs)) => ours.saturating_sub(theirs),
         _ => 0,
     }
+}
+
+/// Field 22 of /proc/PID/stat; a process that was killed and not waited for still has it. The name before it
+/// may hold anything, so fields are counted from the last `)`.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
 }

@@ -51,11 +51,6 @@ impl Rest {
         Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names })
     }
 
-    /// The last record of the ring.
-    pub fn head_seq(&self) -> u64 {
-        self.header.head_seq
-    }
-
     /// The next frames; none at the end. They are as unchecked as those of a packet.
     ///
     /// # Errors
@@ -150,11 +145,8 @@ fn order(rows: &mut [Slot]) {
     const POOL: u8 = 24;
     const CREATE: u8 = 32;
     const MAP: u8 = 33;
-    let mut handles: Vec<(u64, u64)> = rows
-        .iter()
-        .filter(|row| row[60] == CREATE)
-        .map(|row| (word(row, 16), word(row, 0)))
-        .collect();
+    let mut handles: Vec<(u64, u64)> =
+        rows.iter().filter(|row| row[60] == CREATE).map(|row| (word(row, 16), word(row, 0))).collect();
     handles.sort_unstable();
     let owner = |row: &Slot| {
         let (handle, seq) = (word(row, 32), word(row, 0));
@@ -191,7 +183,8 @@ mod tests {
             let owner = gpumem_wire::PoolOwner::Framework;
             row(seq, Body::PoolCreate { pool: seq, parent: 0, reports_blocks: 1, owner })
         };
-        let mut rows = vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
+        let mut rows =
+            vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
         order(&mut rows);
         let seqs: Vec<_> = rows.iter().map(|row| word(row, 0)).collect();
         assert_eq!(seqs, [8, 1, 2, 3, 4, 6, 9]);
