@@ -76,6 +76,8 @@ pub struct Nvml {
     pub extra_lists_every_s: f64,
     #[serde(deserialize_with = "check::seconds")]
     pub call_timeout_s: f64,
+    #[serde(deserialize_with = "check::seconds")]
+    pub hang_retry_s: f64,
     pub trust_pids: bool,
 }
 
@@ -148,6 +150,7 @@ impl Default for Nvml {
             list_when_moved_mib: 2,
             extra_lists_every_s: 10.0,
             call_timeout_s: 5.0,
+            hang_retry_s: 60.0,
             trust_pids: false,
         }
     }
@@ -336,6 +339,7 @@ impl Settings {
                 list_threshold_bytes: nvml.list_when_moved_mib << 20,
                 extra_interval: seconds(nvml.extra_lists_every_s),
                 call_timeout: seconds(nvml.call_timeout_s),
+                hang_retry: seconds(nvml.hang_retry_s),
                 trust_pids: nvml.trust_pids,
                 program: None,
             },

@@ -23,9 +23,6 @@ struct Cli {
 enum Command {
     /// Run the daemon (the default)
     Run(Run),
-    /// The child that alone opens NVML
-    #[command(hide = true)]
-    NvmlPoller(NvmlPoller),
 }
 
 #[derive(Debug, clap::Args)]
@@ -45,11 +42,15 @@ struct Run {
 }
 
 fn main() -> ExitCode {
+    // The child that alone opens NVML is started with these words, and is not for people.
+    let mut args = std::env::args_os().skip(1);
+    if args.next().is_some_and(|word| word == "nvml-poller") {
+        return gpumemd::source::nvml::poller_main(args);
+    }
     // First of all: a signal that comes before its handler would kill us halfway.
     let signals = Signals::install();
     let cli = Cli::parse();
     let run = match cli.command {
-        Some(Command::NvmlPoller(poller)) => return poll(&poller),
         Some(Command::Run(run)) => run,
         None => cli.run,
     };
@@ -105,15 +106,4 @@ fn raise_descriptors() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of descriptors stays");
     }
-}
-
-#[derive(Debug, clap::Args)]
-struct NvmlPoller {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    arguments: Vec<String>,
-}
-
-fn poll(poller: &NvmlPoller) -> ExitCode {
-    eprintln!("gpumemd: there is no poller yet ({} arguments)", poller.arguments.len());
-    ExitCode::FAILURE
 }

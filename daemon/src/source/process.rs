@@ -201,6 +201,7 @@ impl Processes {
     pub async fn gone(&self) -> ProcessKey {
         let make = async || {
             let epoll = self.inner.epoll.as_ref()?.try_clone().ok()?;
+            #[expect(deprecated, reason = "its unsafe successor is for types whose descriptor may change")]
             AsyncFd::with_interest(epoll, Interest::READABLE).ok()
         };
         let ready = self.inner.ready.get_or_init(make).await;

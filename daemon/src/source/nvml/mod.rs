@@ -4,23 +4,35 @@
 //! never opens NVML: `gpumemd nvml-poller` does, and is killed, abandoned and replaced.
 //!
 //! ```text
-//! raw.rs      the calls that nvml-wrapper lacks or does badly; the only unsafe code of the daemon
-//! library.rs  finding, opening and closing the library; which devices there are
-//! lanes.rs    what to call next: pure, time is handed in
-//! poller.rs   the child: commands in, frames out
-//! watch.rs    the parent: starts, listens, notices silence, replaces
-//! status.rs   how it is
+//! watch.rs      the parent: starts, listens, notices silence, replaces
+//! translate.rs  the poller's frames -> the host's
+//! poller.rs     the child: commands in, frames out
+//! session.rs    one generation of the library, turn by turn
+//! lanes.rs      what to call next: pure, time is handed in
+//! library.rs    finding, opening and closing the library; which devices there are
+//! raw.rs        the calls that nvml-wrapper lacks or does badly; the only unsafe code of the daemon
+//! beacon.rs     what the poller is doing, where the parent can see it without its help
+//! status.rs     how it is
 //! ```
 
+mod beacon;
+mod lanes;
+mod library;
+mod poller;
+mod raw;
+mod session;
 mod status;
+mod translate;
+mod watch;
 
+pub use poller::poller_main;
 pub use status::{Counters, DeviceStatus, Status};
 
 use super::Batch;
 use super::process::Processes;
 use gpumem_ledger::DeviceName;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -41,6 +53,8 @@ pub struct Settings {
     pub extra_interval: Duration,
     /// A call that takes longer is taken for one that will not return.
     pub call_timeout: Duration,
+    /// A device whose call did not return is left alone for that long; twice as long the next time.
+    pub hang_retry: Duration,
     /// Bytes per process are believed even where pids look like another namespace's.
     pub trust_pids: bool,
     /// The program that has `nvml-poller`; this one if not given.
@@ -57,6 +71,7 @@ impl Default for Settings {
             list_threshold_bytes: 2 << 20,
             extra_interval: Duration::from_secs(10),
             call_timeout: Duration::from_secs(5),
+            hang_retry: Duration::from_secs(60),
             trust_pids: false,
             program: None,
         }
@@ -66,12 +81,7 @@ impl Default for Settings {
 /// The daemon's handle on the source. Clones are the same source; it ends with the last of them.
 #[derive(Debug, Clone)]
 pub struct Nvml {
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    status: Mutex<Status>,
+    status: Arc<Mutex<Status>>,
     commands: mpsc::UnboundedSender<Command>,
 }
 
@@ -83,37 +93,40 @@ enum Command {
 }
 
 impl Nvml {
-    /// Starts the source within a tokio runtime. Never fails: what is wrong is told in [`Status`] and as `Source` records.
+    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`Status`] and as
+    /// `Source` records, whose reason begins with `nvml: `; with a device in its stamp such a record is about that
+    /// device.
     ///
-    /// Each reading is one `SampleBegin` ... `SampleEnd` run in `out`, not mixed with other devices' readings, with
-    /// `ProcessFacts` before a process's first sample.
+    /// Everything in `out` is [`gpumem_ledger::Origin::Host`]'s. A reading's records are in order and not mixed with
+    /// another reading's; one that takes long is begun in an earlier batch than it ends, so that the ledger can mark
+    /// its books in time, and every one that begins ends, even if its poller is lost. `ProcessFacts` come before a
+    /// process's first sample.
     pub fn start(settings: Settings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
-        let (commands, _todo) = mpsc::unbounded_channel();
-        let _ = (settings, processes, out);
-        Nvml { shared: Arc::new(Shared { status: Mutex::default(), commands }) }
+        let (commands, orders) = mpsc::unbounded_channel();
+        let status =
+            Status { reason: "nvml: starting".to_owned(), since_ns: session::now_ns(), ..Status::default() };
+        let status = Arc::new(Mutex::new(status));
+        tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
+        Nvml { status, commands }
     }
 
     /// An agent told of something worth a sample on this device: list it soon, within the budget.
     pub fn hint(&self, device: DeviceName) {
-        let _ = self.shared.commands.send(Command::Hint(device));
+        let _ = self.commands.send(Command::Hint(device));
     }
 
     /// Closes NVML, so that a GPU can be reset or partitioned; it opens by itself after `time`.
     pub fn release(&self, time: Duration) {
-        let _ = self.shared.commands.send(Command::Release(time));
+        let _ = self.commands.send(Command::Release(time));
     }
 
     /// Ends a release early.
     pub fn resume(&self) {
-        let _ = self.shared.commands.send(Command::Resume);
+        let _ = self.commands.send(Command::Resume);
     }
 
     /// How it is now. Never waits for NVML.
     pub fn status(&self) -> Status {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Status> {
-        self.shared.status.lock().unwrap_or_else(PoisonError::into_inner)
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
