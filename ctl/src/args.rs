@@ -52,7 +52,7 @@ pub struct Run {
     #[command(flatten)]
     pub socket: SocketPath,
     /// Command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 

@@ -8,10 +8,10 @@
 mod http;
 mod search;
 
-pub use search::{private_directory, sibling};
+pub use search::{named, private_directory, runtime, sibling};
 
 use crate::exit::{NotFound, Refused, TooOld, Unreachable};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use gpumem_runs::run::Run;
 use gpumem_wire::control::{Doctor, Ps, Refusal, Released};
 use hyper::{Method, StatusCode};
@@ -113,7 +113,7 @@ impl Daemon {
     fn told(&self, told: Value) -> Result<Told> {
         // Beside the fields of the run itself, the name under which it is stored.
         let id = told.get("id").and_then(Value::as_str).map(str::to_owned);
-        let run = serde_json::from_value(told).with_context(|| self.not_understood("a run"))?;
+        let run = serde_json::from_value(told).map_err(|error| self.not_understood("a run", &error))?;
         Ok(Told { id, run })
     }
 
@@ -125,7 +125,7 @@ impl Daemon {
         let (status, body) = http::request(&self.control, method, path, within)
             .map_err(|why| Unreachable { tried: vec![(self.control.clone(), why)] })?;
         if status.is_success() {
-            return serde_json::from_slice(&body).with_context(|| self.not_understood(path));
+            return Ok(serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error))?);
         }
         Err(self.refused(status, path, &body))
     }
@@ -148,9 +148,12 @@ impl Daemon {
         }
     }
 
-    fn not_understood(&self, what: &str) -> TooOld {
+    fn not_understood(&self, what: &str, error: &serde_json::Error) -> TooOld {
         let at = self.control.display();
-        TooOld(format!("the daemon at {at} speaks of {what} in a way that is not understood; {}", versions()))
+        TooOld(format!(
+            "the daemon at {at} speaks of {what} in a way that is not understood ({error}); {}",
+            versions()
+        ))
     }
 }
 

@@ -49,13 +49,22 @@ pub fn candidates(given: Option<&Path>) -> Vec<Candidate> {
     unique.into_iter().map(|path| Candidate { path, typed: false }).collect()
 }
 
+/// What was named to be asked, and nothing else.
+pub fn named(given: Option<&Path>) -> Option<PathBuf> {
+    let set = || std::env::var_os("GPUMEM_CONTROL").filter(|value| !value.is_empty()).map(PathBuf::from);
+    given.map(Path::to_owned).or_else(set)
+}
+
+/// The user's runtime directory: one that is not there, or that is another user's (after `su`), is none.
+pub fn runtime() -> Option<PathBuf> {
+    let path = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
+    let place = std::fs::metadata(&path).ok()?;
+    (place.is_dir() && place.uid() == user()).then_some(path)
+}
+
 /// Where a private daemon puts its sockets.
 pub fn private_directory() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    match runtime.filter(|path| path.is_absolute() && path.is_dir()) {
-        Some(runtime) => runtime.join("gpumem"),
-        None => in_tmp(),
-    }
+    runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
 }
 
 /// The socket of that name beside a control socket.

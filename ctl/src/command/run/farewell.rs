@@ -71,7 +71,9 @@ impl Farewell<'_> {
             };
             if enough && told.is_empty() {
                 // Without an agent nobody has said the job's name; NVML may have seen it all the same.
-                return daemon.runs(Which::Tree(self.pid));
+                told = daemon.runs(Which::Tree(self.pid))?;
+                told.retain(|told| self.is_ours(told));
+                return Ok(told);
             } else if enough {
                 return Ok(told);
             }

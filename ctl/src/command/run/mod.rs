@@ -18,7 +18,7 @@ pub mod library;
 mod private;
 
 use crate::args::Run as Args;
-use crate::client::Daemon;
+use crate::client::{self, Daemon};
 use gpumem_runs::report::text::clean;
 use std::io::Write;
 use std::path::Path;
@@ -71,7 +71,7 @@ fn daemon(args: &Args, words: &mut Words) -> Option<Daemon> {
         Ok(daemon) => return Some(daemon),
         Err(unreachable) => unreachable,
     };
-    if let Some(socket) = given {
+    if let Some(socket) = client::named(given) {
         let why = unreachable.tried.first().map_or("", |(_, why)| why.as_str());
         words.say(&format!("no daemon answers at {}: {why}; nothing will be recorded", socket.display()));
         return None;

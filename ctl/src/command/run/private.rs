@@ -3,7 +3,7 @@
 
 use super::library;
 use crate::args::Detach;
-use crate::client::{Daemon, private_directory};
+use crate::client::{Daemon, private_directory, runtime};
 use crate::exit;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -24,7 +24,11 @@ pub fn start() -> Result<Daemon, String> {
     own_directory(&directory)?;
     let log = directory.join("gpumemd.log");
     let this = std::env::current_exe().map_err(|error| error.to_string())?;
-    let detached = Command::new(this)
+    let mut detach = Command::new(this);
+    if runtime().is_none() {
+        detach.env_remove("XDG_RUNTIME_DIR"); // it would look there
+    }
+    let detached = detach
         .arg("detach")
         .arg("--log")
         .arg(&log)
