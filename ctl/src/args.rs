@@ -18,18 +18,18 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Read a file of another tool, or a recording, into the run store
-    Import(Import),
-    /// Tell where the memory of a run went
-    Report(Report),
-    /// List the runs in the store
-    Runs(Runs),
     /// Run a command and tell afterwards where its GPU memory went
     Run(Run),
     /// List what holds the GPUs now
     Ps(Ps),
+    /// Tell where the memory of a process or run went
+    Report(Report),
     /// Look for what does not work, and say what to do
     Doctor(Doctor),
+    /// List the runs in the store
+    Runs(Runs),
+    /// Read a file of another tool, or a recording, into the run store
+    Import(Import),
     /// Let go of the driver for a while
     Nvml(Nvml),
     /// Starts the program in a session of its own

@@ -206,6 +206,12 @@ fn a_launcher_is_the_table_of_its_children() {
         stdout(&folder.run(&["report", "--job", "j1"])).lines().nth(3)
     );
 
+    let mut living = runs.clone();
+    living[0].state = State::Open;
+    daemon.runs("?job=j3", &living.iter().collect::<Vec<_>>());
+    let half = stdout(&folder.run(&["report", "--job", "j3"]));
+    assert!(half.starts_with("1 process of job j3, 1 more ended\n") && !half.contains("sum"), "{half}");
+
     let csv = stdout(&folder.run(&["report", &launcher.to_string(), "--csv"]));
     assert!(csv.lines().any(|line| line.starts_with("1,101,GPU-00000001-bbbb,")), "{csv}");
     assert!(csv.lines().any(|line| line.contains(",102,") && line.contains(",5242880,,,,,")), "{csv}");
@@ -308,6 +314,10 @@ fn doctor_puts_the_worst_first_and_needs_no_daemon() {
     );
     let (exit, message) = failure(&folder.run(&["doctor", "999999999"]));
     assert_eq!((exit, message.contains("no such process")), (3, true), "{message}");
+    daemon.says(&format!("GET /v1/doctor?pid={own}"), 404, r#"{"error":"process uses no GPU"}"#);
+    let text = stdout(&folder.run(&["doctor", &own]));
+    assert!(text.contains(&format!("degraded pid {own}: process uses no GPU\n")), "{text}");
+    assert!(text.starts_with("gpumemd 0.1.0 pid 812"), "{text}");
     daemon.says("GET /v1/doctor", 500, "");
     assert!(stdout(&folder.run(&["doctor"])).contains("answered 500"));
 }

@@ -449,6 +449,22 @@ fn the_command_runs_whatever_becomes_of_the_daemon() {
 }
 
 #[test]
+fn in_a_container_the_agents_socket_is_enough() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let site = Site::without_daemon("container");
+    stub(&site, "echo must not be started; exit 1");
+    let path = site.folder.path("gpumem/agent.sock");
+    fs::create_dir(path.parent().expect("a folder")).expect("a folder");
+    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
+    bind(&listener, &SocketAddrUnix::new(&path).expect("an address")).expect("bound");
+    listen(&listener, 8).expect("listens");
+    let output = site.run(&["--name", "bert", "--", "sh", "-c", "echo $GPUMEM_SOCKET"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), path.to_string_lossy());
+    let lines = own_lines(&output);
+    assert!(lines.len() == 1 && lines[0].contains("report --job bert."), "{lines:#?}");
+}
+
+#[test]
 fn a_recording_needs_no_daemon() {
     let site = Site::without_daemon("record");
     let args = [

@@ -8,7 +8,7 @@
 mod http;
 mod search;
 
-pub use search::{named, private_directory, runtime, sibling};
+pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
 
 use crate::exit::{NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
@@ -165,9 +165,10 @@ fn versions() -> &'static str {
     )
 }
 
-/// A word as a part of a query.
+/// A word as the value in a query. What a query may hold as it is stays as it is, so that a server need
+/// not unescape the names that people give.
 fn percent(word: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$'()*+,;:@/".contains(&byte);
     word.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
         .collect()
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_word_stays_one_word_in_a_query() {
-        assert_eq!(percent("a-b.c_d~9"), "a-b.c_d~9");
-        assert_eq!(percent("a b&c=%/ü"), "a%20b%26c%3D%25%2F%C3%BC");
+        assert_eq!(percent("a-b.c_d~9@x:1+2"), "a-b.c_d~9@x:1+2");
+        assert_eq!(percent("a b&c=%#ü"), "a%20b%26c%3D%25%23%C3%BC");
     }
 }

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// Name of the control socket in a runtime directory.
 const CONTROL: &str = "control.sock";
+/// And of the agents'.
+pub const AGENT: &str = "agent.sock";
 /// Where systemd and a daemon that runs as root put theirs; only root can make it.
 const SYSTEM: &str = "/run/gpumemd";
 
@@ -65,6 +67,26 @@ pub fn runtime() -> Option<PathBuf> {
 /// Where a private daemon puts its sockets.
 pub fn private_directory() -> PathBuf {
     runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
+}
+
+/// A daemon's agent socket that takes reports, where its control socket is out of reach: in a container, which
+/// is given the one and never the other.
+pub fn agent_alone() -> Option<PathBuf> {
+    let agents = candidates(None)
+        .into_iter()
+        .map(|candidate| Candidate { path: sibling(&candidate.path, AGENT), ..candidate });
+    let mut there = agents.filter(|agent| agent.check().is_ok() && listens(&agent.path));
+    there.next().map(|agent| agent.path)
+}
+
+/// Whether a socket of packets takes a connection at once.
+fn listens(path: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
+        return false;
+    };
+    SocketAddrUnix::new(path).is_ok_and(|address| connect(&socket, &address).is_ok())
 }
 
 /// The socket of that name beside a control socket.

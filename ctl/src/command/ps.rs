@@ -153,7 +153,7 @@ fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, uni
     let mut note = process.command.as_deref().map_or("-".to_owned(), command);
     let mut hints: Vec<String> = process.why.iter().map(|why| clean(why)).collect();
     hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
-    if !plain {
+    if !plain && process.pid != 0 {
         hints.push(format!("why: doctor {}", process.pid));
     }
     if !hints.is_empty() {
@@ -161,7 +161,8 @@ fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, uni
     }
     let cells = [
         device.index.to_string(),
-        process.pid.to_string(),
+        // A daemon that hides other tenants hides their pids too.
+        if process.pid == 0 { "-".to_owned() } else { process.pid.to_string() },
         user.unwrap_or_else(|| "-".into()),
         state,
         amount(used),
@@ -184,8 +185,9 @@ fn state(flags: &[String]) -> (String, bool) {
 
 /// A command as people call it; what follows the script (such as a rank) is kept.
 fn command(command: &str) -> String {
-    match command.split_once(" rank ") {
-        Some((command, rank)) => format!("{} rank {}", short_command(command), clean(rank)),
+    let is_rank = |rank: &str| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
+    match command.rsplit_once(" rank ").filter(|(_, rank)| is_rank(rank)) {
+        Some((command, rank)) => format!("{} rank {rank}", short_command(command)),
         None => short_command(command),
     }
 }
@@ -320,6 +322,13 @@ MiB; next: gpumemctl report PID
             "{text}"
         );
         assert!(text.contains(" NOT FRESH: timeout, read 12.3 s ago\n"), "{text}");
+        (ps.processes[2].pid, ps.processes[2].user) = (0, None);
+        let text = table(&ps, None);
+        assert!(
+            text.contains("3       - -       uncovered       -       -     -     - - (no permission"),
+            "{text}"
+        );
+        assert!(!text.contains("doctor 0"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is to be seen without a daemon: sockets, the agent's library, CUPTI, the driver's device files.
 
-use crate::client::{Daemon, sibling};
+use crate::client::{AGENT, Daemon, sibling};
 use crate::command::run::library;
 use gpumem_wire::control::{Finding, Level};
 use rustix::fs::{Access, access};
@@ -13,7 +13,7 @@ pub(super) fn finding(level: Level, subject: &str, text: String, remedy: Option<
 
 /// The sockets of the daemon that was found, as this user sees them.
 pub(super) fn sockets(daemon: &Daemon) -> Finding {
-    let agent = sibling(&daemon.control, "agent.sock");
+    let agent = sibling(&daemon.control, AGENT);
     let control = told(&daemon.control);
     if access(&agent, Access::WRITE_OK).is_ok() {
         return finding(Level::Good, "sockets", format!("{control}; {}", told(&agent)), None);

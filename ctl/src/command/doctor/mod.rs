@@ -60,7 +60,15 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
         }
     };
     findings.push(here::sockets(&daemon));
-    match daemon.doctor(args.pid) {
+    let mut told = daemon.doctor(args.pid);
+    if let (Some(pid), Err(error)) = (args.pid, &told)
+        && error.is::<NotFound>()
+    {
+        // It has something to say of itself all the same.
+        findings.push(here::finding(Level::Degraded, &format!("pid {pid}"), error.to_string(), None));
+        told = daemon.doctor(None);
+    }
+    match told {
         Ok(doctor) => Some((daemon, doctor)),
         Err(error) => {
             findings.push(Finding {

@@ -6,7 +6,7 @@ use crate::client::{Daemon, Told, Which};
 use crate::exit::NotFound;
 use anyhow::Result;
 use gpumem_runs::report::text::clean;
-use gpumem_runs::run::Run;
+use gpumem_runs::run::{Run, State};
 
 /// A process by its pid: its own run, else the table of what it started, else its latest stored run.
 pub fn pid(pid: u32, args: &Args) -> Result<Found> {
@@ -18,9 +18,9 @@ pub fn pid(pid: u32, args: &Args) -> Result<Found> {
             if let Some(told) = own.into_iter().next() {
                 return one(told, vec![pid.to_string()], daemon, args);
             }
-            let runs: Vec<Run> = daemon.runs(Which::Tree(pid))?.into_iter().map(|told| told.run).collect();
+            let (runs, over) = living(daemon.runs(Which::Tree(pid))?);
             if !runs.is_empty() {
-                let title = format!("{}started by pid {pid}{}", count(&runs), name(pid));
+                let title = format!("{} started by pid {pid}{}{over}", count(&runs), name(pid));
                 return Ok(Found { what: What::Group(title, runs), command: asked(pid.to_string(), args) });
             }
             looked_at.push(format!(
@@ -52,8 +52,8 @@ pub fn job(job: &str, args: &Args) -> Result<Found> {
         let told = told.remove(0);
         return Ok(One::found(told.run, told.id, asked_job(job, args)));
     }
-    let runs: Vec<Run> = told.into_iter().map(|told| told.run).collect();
-    let title = format!("{}of job {}", count(&runs), clean(job));
+    let (runs, over) = living(told);
+    let title = format!("{} of job {}{over}", count(&runs), clean(job));
     Ok(Found { what: What::Group(title, runs), command: asked_job(job, args) })
 }
 
@@ -97,13 +97,26 @@ fn with_socket(mut command: Vec<String>, args: &Args) -> Vec<String> {
     command
 }
 
+/// Those that live, where any does, and how many are left out: memory that was given back is in no sum with
+/// memory that is held.
+fn living(told: Vec<Told>) -> (Vec<Run>, String) {
+    let mut runs: Vec<Run> = told.into_iter().map(|told| told.run).collect();
+    let open = runs.iter().filter(|run| run.state == State::Open).count();
+    let over = runs.len() - open;
+    if open == 0 || over == 0 {
+        return (runs, if open == 0 { ", all ended".to_owned() } else { String::new() });
+    }
+    runs.retain(|run| run.state == State::Open);
+    (runs, format!(", {over} more ended"))
+}
+
 fn count(runs: &[Run]) -> String {
     let mut pids: Vec<u32> = runs.iter().map(|run| run.process.pid).collect();
     pids.sort_unstable();
     pids.dedup();
     match pids.len() {
-        1 => "1 process ".to_owned(),
-        number => format!("{number} processes "),
+        1 => "1 process".to_owned(),
+        number => format!("{number} processes"),
     }
 }
 

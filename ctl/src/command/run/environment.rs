@@ -1,6 +1,5 @@
 //! What the command and everything that it starts inherit.
 
-use crate::client::sibling;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Ways<'a> {
     /// libgpumem.so.
     pub library: Option<&'a Path>,
-    /// The control socket of the daemon that answers.
-    pub control: Option<&'a Path>,
+    /// The agent socket of the daemon that answers.
+    pub agent: Option<&'a Path>,
     /// The recording to write instead.
     pub record: Option<&'a Path>,
     /// A name for the job.
@@ -47,8 +46,8 @@ pub fn variables(ways: &Ways<'_>) -> Variables {
     }
     if let Some(record) = ways.record {
         set.push(("GPUMEM_RECORD", super::absolute(record).into()));
-    } else if let Some(control) = ways.control {
-        set.push(("GPUMEM_SOCKET", sibling(control, "agent.sock").into()));
+    } else if let Some(agent) = ways.agent {
+        set.push(("GPUMEM_SOCKET", agent.into()));
     }
     Variables { set, job }
 }

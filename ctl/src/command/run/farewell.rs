@@ -1,6 +1,6 @@
 //! What is said when the command has ended: five lines, or one when no GPU was used.
 
-use super::Words;
+use super::{Listener, Words};
 use crate::client::{Daemon, Told, Which};
 use gpumem_runs::report::brief::{Ended, brief};
 use gpumem_runs::run::State;
@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(25);
 #[derive(Debug)]
 pub struct Farewell<'a> {
     /// Who was told.
-    pub daemon: Option<&'a Daemon>,
+    pub listener: &'a Listener,
     /// The agent was there to be loaded.
     pub library_found: bool,
     /// The job's id.
@@ -40,8 +40,17 @@ impl Farewell<'_> {
         if let Some(record) = self.record {
             return self.say_recordings(&super::absolute(record), words);
         }
-        // Why there is none has been said at the beginning.
-        let Some(daemon) = self.daemon else { return };
+        let daemon = match self.listener {
+            Listener::Daemon(daemon) => daemon,
+            Listener::AgentAlone(agent) => {
+                return words.say(&format!(
+                    "reported to {}, whose daemon cannot be asked from here; where it runs: gpumemctl report --job {}",
+                    agent.display(),
+                    self.job
+                ));
+            }
+            Listener::Nobody => return,
+        };
         let told = match self.last_words(daemon) {
             Ok(told) => told,
             Err(error) => return words.say(&format!("{error:#}; nothing to tell of this job")),

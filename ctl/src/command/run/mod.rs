@@ -21,7 +21,7 @@ use crate::args::Run as Args;
 use crate::client::{self, Daemon};
 use gpumem_runs::report::text::clean;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 pub use private::detach;
@@ -34,13 +34,13 @@ pub fn run(args: &Args) -> u8 {
         return failure.told();
     }
     let library = library::find();
-    let daemon = if args.record.is_some() { None } else { daemon(args, &mut words) };
+    let listener = listener(args, &mut words);
     if let Err(looked_at) = &library {
         words.say(&format!("libgpumem.so was not found ({looked_at}): memory will have no names"));
     }
     let variables = environment::variables(&environment::Ways {
         library: library.as_deref().ok(),
-        control: daemon.as_ref().map(|daemon| daemon.control.as_path()),
+        agent: listener.agent().as_deref(),
         record: args.record.as_deref(),
         name: args.name.as_deref(),
     });
@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> u8 {
     };
     if !args.quiet {
         farewell::Farewell {
-            daemon: daemon.as_ref(),
+            listener: &listener,
             library_found: library.is_ok(),
             job: &variables.job,
             record: args.record.as_deref(),
@@ -64,25 +64,52 @@ pub fn run(args: &Args) -> u8 {
     end.finish()
 }
 
+/// Whom the command's processes report to.
+#[derive(Debug)]
+pub enum Listener {
+    /// A daemon that can be asked afterwards.
+    Daemon(Daemon),
+    /// An agent socket, and no more.
+    AgentAlone(PathBuf),
+    /// Nobody, unless one comes up meanwhile. Why has been said.
+    Nobody,
+}
+
+impl Listener {
+    fn agent(&self) -> Option<PathBuf> {
+        match self {
+            Listener::Daemon(daemon) => Some(client::sibling(&daemon.control, client::AGENT)),
+            Listener::AgentAlone(agent) => Some(agent.clone()),
+            Listener::Nobody => None,
+        }
+    }
+}
+
 /// The daemon that answers, or one of our own.
-fn daemon(args: &Args, words: &mut Words) -> Option<Daemon> {
+fn listener(args: &Args, words: &mut Words) -> Listener {
+    if args.record.is_some() {
+        return Listener::Nobody;
+    }
     let given = args.socket.as_deref();
     let unreachable = match Daemon::find(given) {
-        Ok(daemon) => return Some(daemon),
+        Ok(daemon) => return Listener::Daemon(daemon),
         Err(unreachable) => unreachable,
     };
     if let Some(socket) = client::named(given) {
         let why = unreachable.tried.first().map_or("", |(_, why)| why.as_str());
         words.say(&format!("no daemon answers at {}: {why}; nothing will be recorded", socket.display()));
-        return None;
+        return Listener::Nobody;
+    }
+    if let Some(agent) = client::agent_alone() {
+        return Listener::AgentAlone(agent);
     }
     match private::start() {
-        Ok(daemon) => Some(daemon),
+        Ok(daemon) => Listener::Daemon(daemon),
         Err(why) => {
             words.say(&format!(
                 "no daemon answers, and none could be started: {why}; nothing will be recorded"
             ));
-            None
+            Listener::Nobody
         }
     }
 }
@@ -103,6 +130,6 @@ impl Words {
 }
 
 /// A path as others may use it from another working directory.
-fn absolute(path: &Path) -> std::path::PathBuf {
+fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
