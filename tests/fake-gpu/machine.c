@@ -131,7 +131,6 @@ static void clear_slot(sim_machine *m, int slot) {
 }
 
 void sim_reap(sim_machine *m, int own, int device) {
-    m->reap_ns = sim_now_ns();
     for (uint32_t s = 0; s < m->slot_high; s++) {
         if (m->slot[s].state == 0) continue;
         if (device >= 0 && m->slot[s].usage[device].max_used_bytes == 0) continue;

@@ -108,7 +108,7 @@ static memory read_memory(const handle *h) {
     const sim_device *d = &machine->device[h->device];
     sim_wait_us(machine, machine->nvml_memory_us / 2);
     sim_lock(machine);
-    if (sim_now_ns() - machine->reap_ns > 2000000) sim_reap(machine, own_slot(), h->device);
+    sim_reap(machine, own_slot(), h->device);
     memory m = {d->memory_bytes, d->reserved_bytes, 0, 0};
     if (h->instance) {
         m.total = sim_instance_bytes(machine, h->device);
