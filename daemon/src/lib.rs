@@ -1,4 +1,28 @@
 //! The daemon: sources -> ledger -> views.
+//!
+//! ```text
+//! source     the world -> records: agent (processes that carry our library), nvml, process (/proc)
+//! core       the one owner of the ledger: takes records, makes runs, publishes what views read
+//! keeper     the thread that writes runs to the store; recorder: the one that writes a recording
+//! view       published state -> the world: prometheus and http, control
+//! app        puts them together: the only file that names both sides
+//! config     the file as typed -> settings as meant
+//! sockets    own or handed over by systemd; signals; stats: what we count about ourselves
+//! ```
+//!
+//! One thread runs everything but the store and the recording, which wait for disks. NVML lives in a child
+//! process (see source/nvml).
 #![warn(missing_docs)]
 
+pub mod access;
+pub mod app;
+pub mod clock;
+pub mod config;
+pub mod core;
+pub mod keeper;
+pub mod recorder;
+pub mod signals;
+pub mod sockets;
 pub mod source;
+pub mod stats;
+pub mod view;

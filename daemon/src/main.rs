@@ -1,3 +1,109 @@
-//! gpumemd.
+//! gpumemd: watches the GPUs of this machine, and says where their memory goes.
 
-fn main() {}
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use gpumemd::app::{self, Setup};
+use gpumemd::config::Home;
+use gpumemd::signals::Signals;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Watches the GPUs of this machine, and says where their memory goes
+#[derive(Debug, Parser)]
+#[command(name = "gpumemd", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon (the default)
+    Run(Run),
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    /// Configuration [default: /etc/gpumemd/gpumemd.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// For this user alone: own directory, no port, ends by itself when nobody needs it
+    #[arg(long)]
+    private: bool,
+    /// Read the configuration, say whether it is right, and end
+    #[arg(long)]
+    check: bool,
+    /// What is logged: error, warn, info, debug, trace, or directives such as gpumemd=debug
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log: String,
+}
+
+fn main() -> ExitCode {
+    // The child that alone opens NVML is started with these words, and is not for people.
+    let mut args = std::env::args_os().skip(1);
+    if args.next().is_some_and(|word| word == "nvml-poller") {
+        return gpumemd::source::nvml::poller_main(args);
+    }
+    // First of all: a signal that comes before its handler would kill us halfway.
+    let signals = Signals::install();
+    let cli = Cli::parse();
+    let run = match cli.command {
+        Some(Command::Run(run)) => run,
+        None => cli.run,
+    };
+    match signals.context("installing signal handlers").and_then(|signals| start(run, signals)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("gpumemd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
+    let setup = Setup { file: run.config, private: run.private, home: Home::of_process(), service: true };
+    let settings = setup.settings()?;
+    if run.check {
+        println!("the configuration is right");
+        return Ok(());
+    }
+    log(&run.log)?;
+    raise_descriptors();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let (end, reload) = signals.listen()?;
+        app::run(setup, settings, app::Signals { end, reload }).await
+    });
+    // A thread that waits for a disk must not hold up the end.
+    runtime.shutdown_background();
+    result
+}
+
+/// To standard error, one line each; the journal adds its own times.
+fn log(directives: &str) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::builder().parse(directives);
+    let filter =
+        filter.with_context(|| format!("--log {directives:?}: error, warn, info, debug or trace"))?;
+    let terminal = std::io::stderr().is_terminal();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = builder.with_ansi(terminal).with_target(false);
+    if std::env::var_os("JOURNAL_STREAM").is_some() {
+        builder.without_time().init()
+    } else {
+        builder.init()
+    }
+    Ok(())
+}
+
+/// Each agent needs three descriptors; the limit that shells set is for programs of the last century.
+fn raise_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit of descriptors stays");
+    }
+}

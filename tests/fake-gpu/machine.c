@@ -105,13 +105,31 @@ static short lock_byte(int byte, short type, pid_t *pid) {
     return l.l_type;
 }
 
-/* Our own lock is invisible to F_GETLK, so `own` names our slot (-1: none). */
+/* Field 22 of /proc/self/stat; asked for once in each process. */
+static uint64_t own_ticks(void) {
+    static pid_t of;
+    static uint64_t ticks;
+    if (of == getpid()) return ticks;
+    char text[1024] = "";
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    if (fd >= 0) close(fd);
+    const char *at = length > 0 ? strrchr(text, ')') : NULL;
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    ticks = at ? strtoull(at, NULL, 10) : 0;
+    of = getpid();
+    return ticks;
+}
+
 int sim_owner(sim_machine *m, int slot, int own) {
     if (m->slot[slot].state == 0) return -1;
     if (slot == own) return getpid();
     pid_t pid = 0;
     short type = lock_byte(slot, F_WRLCK, &pid);
-    if (type == F_UNLCK) return -1;
+    if (type == F_UNLCK) {
+        int ours = own == SIM_ASK && m->slot[slot].pid == getpid() && m->slot[slot].start_ticks == own_ticks();
+        return ours ? getpid() : -1;
+    }
     return pid > 0 ? pid : 0;
 }
 
@@ -131,7 +149,6 @@ static void clear_slot(sim_machine *m, int slot) {
 }
 
 void sim_reap(sim_machine *m, int own, int device) {
-    m->reap_ns = sim_now_ns();
     for (uint32_t s = 0; s < m->slot_high; s++) {
         if (m->slot[s].state == 0) continue;
         if (device >= 0 && m->slot[s].usage[device].max_used_bytes == 0) continue;
@@ -140,12 +157,13 @@ void sim_reap(sim_machine *m, int own, int device) {
 }
 
 int sim_claim(sim_machine *m) {
-    sim_reap(m, -1, -1);
+    sim_reap(m, SIM_NO_SLOT, -1);
     for (int s = 0; s < SIM_SLOTS; s++) {
         if (m->slot[s].state || lock_byte(s, F_WRLCK, NULL) != F_WRLCK) continue;
         m->slot[s].state = 1;
         m->slot[s].pid = getpid();
         m->slot[s].uid = getuid();
+        m->slot[s].start_ticks = own_ticks();
         m->slot[s].start_ns = sim_now_ns();
         m->slot[s].tag_count = 1;
         if (m->slot_high <= (uint32_t)s) m->slot_high = (uint32_t)s + 1;

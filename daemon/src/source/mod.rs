@@ -1,6 +1,10 @@
 //! The world -> observations. A source hands over frames of `wire`, as they would lie in a recording; it knows
 //! neither the ledger nor the views.
 
+pub mod agent;
+pub mod nvml;
+pub mod process;
+
 use gpumem_ledger::Origin;
 
 /// What a source saw: frames of one origin, in order.

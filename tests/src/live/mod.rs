@@ -5,6 +5,7 @@
 //! programs   what must be built before: the daemon, gpumemctl, the agent, the fake driver, the trainer
 //! machine    one simulated machine with its folder; programs that run on it
 //! daemon     a daemon on it
+//! prometheus a real Prometheus beside it
 //! truth      the machine's journal
 //! compare    a daemon's recording, replayed, beside that journal
 //! ```
@@ -13,6 +14,7 @@ pub mod compare;
 pub mod daemon;
 pub mod machine;
 pub mod programs;
+pub mod prometheus;
 pub mod truth;
 
 pub use compare::{Compared, Replay, replay};

@@ -1,0 +1,67 @@
+//! Who may see what. The kernel names the peer of a socket; its groups come from /etc/group.
+
+use std::fs;
+
+/// The group whose members see every process.
+pub const GROUP: &str = "gpumemd";
+
+/// Somebody who asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Viewer {
+    /// Their user id.
+    pub uid: u32,
+    /// They see the processes of all users.
+    pub all: bool,
+}
+
+impl Viewer {
+    /// The viewer with these credentials.
+    pub fn of(uid: u32, gid: u32) -> Self {
+        let all = uid == 0 || {
+            let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+            let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+            is_member(&groups, &users, uid, gid)
+        };
+        Viewer { uid, all }
+    }
+
+    /// Whether a process of this user is theirs to see. One whose user is not known is not.
+    pub fn sees(&self, uid: Option<u64>) -> bool {
+        self.all || uid == Some(self.uid.into())
+    }
+}
+
+fn is_member(groups: &str, users: &str, uid: u32, gid: u32) -> bool {
+    let fields = |line: &str, at: usize| line.split(':').nth(at).map(str::to_owned);
+    let Some(group) = groups.lines().find(|line| line.split(':').next() == Some(GROUP)) else { return false };
+    if fields(group, 2).and_then(|id| id.parse().ok()) == Some(gid) {
+        return true;
+    }
+    let is_uid = |line: &&str| fields(line, 2).and_then(|id| id.parse().ok()) == Some(uid);
+    let Some(name) = users.lines().find(is_uid).and_then(|line| fields(line, 0)) else { return false };
+    !name.is_empty()
+        && fields(group, 3).is_some_and(|members| members.split(',').any(|member| member == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_see_all() {
+        let groups = "root:x:0:\ngpumemd:x:77:ana,bob\n";
+        let users = "ana:x:1000:1000::/:\nbo:x:1001:1001::/:\nbroken\n";
+        assert!(is_member(groups, users, 1000, 1000), "named in the group");
+        assert!(is_member(groups, users, 5, 77), "their own group");
+        assert!(!is_member(groups, users, 1001, 1001), "bo is not bob");
+        assert!(!is_member("", users, 1000, 1000));
+    }
+
+    #[test]
+    fn others_see_their_own() {
+        let viewer = Viewer { uid: 7, all: false };
+        assert!(viewer.sees(Some(7)));
+        assert!(!viewer.sees(Some(8)) && !viewer.sees(None));
+        assert!(Viewer { uid: 7, all: true }.sees(None));
+    }
+}

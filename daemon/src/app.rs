@@ -1,0 +1,398 @@
+//! Puts the daemon together: the only file that names sources and views.
+
+use crate::clock;
+use crate::config::{self, Config, Home, Settings};
+use crate::core::{Board, Core, Order};
+use crate::keeper::Keeper;
+use crate::recorder::Recorder;
+use crate::signals::Pulse;
+use crate::sockets::{self, Handed};
+use crate::source::Batch;
+use crate::source::agent::Agents;
+use crate::source::nvml::Nvml;
+use crate::source::process::Processes;
+use crate::stats::{Count, Stats};
+use crate::view::health::{self, Health};
+use crate::view::{Shown, Sight, Sources, control, http};
+use gpumem_ledger::{DeviceName, Origin};
+use gpumem_runs::rules::Groupings;
+use gpumem_wire::{Body, Reading, Record, Stamp};
+use rustix::net::{AddressFamily, SocketType};
+use sd_notify::NotifyState;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::mpsc;
+
+/// Batches between sources and core: at 60 KiB each, 4 MiB at most; then sources wait.
+const INBOX: usize = 64;
+/// Facts about processes that nobody asks for are looked for that often.
+const FACTS: Duration = Duration::from_millis(500);
+/// The store may take that long at the end.
+const LAST_WRITE: Duration = Duration::from_millis(800);
+
+/// When the daemon ends, and when it reads its configuration again.
+#[derive(Debug)]
+pub struct Signals {
+    /// To end.
+    pub end: Pulse,
+    /// To read the configuration again.
+    pub reload: Pulse,
+}
+
+/// Where the configuration comes from, so that it can be read again.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The file; without one the usual file.
+    pub file: Option<PathBuf>,
+    /// For one user, ending by itself.
+    pub private: bool,
+    /// Who runs the daemon.
+    pub home: Home,
+    /// Sockets that systemd handed over are taken, and it is told how we are.
+    pub service: bool,
+}
+
+impl Setup {
+    /// The settings as they are meant now.
+    ///
+    /// # Errors
+    /// See [`config::Error`].
+    pub fn settings(&self) -> Result<Settings, config::Error> {
+        let file = self.file.as_deref();
+        Settings::of(&Config::load(file)?, self.private, &self.home)
+    }
+}
+
+/// Runs the daemon until it is told to end, or is private and idle.
+///
+/// # Errors
+/// What keeps it from starting: a configuration, a socket. Nothing later does.
+pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
+    let stats = Arc::new(Stats::default());
+    let rules = Arc::new(Groupings::load(&settings.rules)?);
+    let recorder = record(&settings, &stats)?;
+    let listeners = Listeners::open(&setup, &settings)?;
+
+    let (keeper, keeper_thread) = Keeper::start(settings.store.clone(), Arc::clone(&stats))?;
+    let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
+    let (asks, asked) = mpsc::channel(16);
+    let (orders, ordered) = mpsc::channel(16);
+    let (mut core, board) = Core::new(Arc::clone(&stats), keeper.clone(), settings.pace);
+    core.record(recorder);
+    let core = tokio::spawn(core.run(batches, asked, ordered));
+
+    let processes = Processes::new();
+    let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
+    let hinted = nvml.clone();
+    let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
+    let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
+    let shown = Shown { tenants: settings.tenants, max_series: settings.max_series, rules };
+    let sight = Arc::new(Sight {
+        board: board.clone(),
+        stats: Arc::clone(&stats),
+        keeper,
+        asks,
+        sources: Box::new(World { nvml: nvml.clone(), agents: Arc::clone(&agents) }),
+        shown: shown.into(),
+    });
+    let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(Arc::clone(&agents).listen(listeners.agent));
+    tasks.spawn(control::serve(listeners.control, Arc::clone(&sight)));
+    if let Some(listener) = listeners.http {
+        tasks.spawn(http::serve(listener, Arc::clone(&sight), Arc::clone(&http_connections)));
+    }
+    tasks.spawn(ends(processes.clone(), Arc::clone(&agents), inbox.clone()));
+    tasks.spawn(facts(processes, inbox));
+    if setup.service {
+        tasks.spawn(watchdog(Arc::clone(&sight)));
+        tell(&[NotifyState::Ready, NotifyState::Status("watching")]);
+    }
+    tracing::info!(
+        runtime_dir = %settings.runtime_dir.display(),
+        metrics = ?settings.listen,
+        store = %settings.store.display(),
+        private = settings.private,
+        "gpumemd is ready"
+    );
+
+    let mut live = Live { setup, settings, stats, agents, sight, http_connections, orders };
+    loop {
+        let idle = live.settings.idle_exit;
+        tokio::select! {
+            () = signals.end.next() => break,
+            () = signals.reload.next() => live.reload().await,
+            () = until_idle(idle, &live.agents, &board) => {
+                tracing::info!("nobody has needed this private daemon for a while");
+                break;
+            }
+        }
+    }
+    tracing::info!("gpumemd ends");
+    if live.setup.service {
+        tell(&[NotifyState::Stopping]);
+    }
+    tasks.abort_all();
+    // Fails only if the core is gone already.
+    let _ = live.orders.send(Order::End).await;
+    let _ = core.await;
+    keeper_thread.end(LAST_WRITE);
+    Ok(())
+}
+
+fn record(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<Option<Recorder>> {
+    use anyhow::Context;
+    let Some(path) = &settings.record else { return Ok(None) };
+    let recorder = Recorder::start(path, Arc::clone(stats));
+    recorder.map(Some).with_context(|| format!("record = {path:?}: a new file cannot be made"))
+}
+
+struct Listeners {
+    agent: UnixListener,
+    control: UnixListener,
+    http: Option<TcpListener>,
+    /// Held for as long as the daemon lives.
+    _lock: Option<std::fs::File>,
+}
+
+impl Listeners {
+    fn open(setup: &Setup, settings: &Settings) -> anyhow::Result<Self> {
+        let handed = if setup.service { Handed::take()? } else { Handed::default() };
+        let mut lock = None;
+        if handed.agent.is_none() || handed.control.is_none() {
+            sockets::runtime_dir(&settings.runtime_dir, if settings.private { 0o700 } else { 0o755 })?;
+            lock = Some(sockets::lock(&settings.runtime_dir)?);
+        }
+        let agent = match handed.agent {
+            Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
+            None => sockets::listen(&settings.runtime_dir.join("agent.sock"), SocketType::SEQPACKET, 0o666)?,
+        };
+        let control = match handed.control {
+            Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
+            None => sockets::listen(&settings.runtime_dir.join("control.sock"), SocketType::STREAM, 0o666)?,
+        };
+        let http = match (handed.http, settings.listen) {
+            (Some(fd), _) => {
+                let fd = sockets::handed("http", fd, AddressFamily::INET, SocketType::STREAM)?;
+                Some(TcpListener::from_std(fd.into())?)
+            }
+            (None, Some(address)) => Some(sockets::tcp(address)?),
+            (None, None) => None,
+        };
+        Ok(Listeners {
+            agent: UnixListener::from_std(agent.into())?,
+            control: UnixListener::from_std(control.into())?,
+            http,
+            _lock: lock,
+        })
+    }
+}
+
+/// What can change while the daemon runs.
+struct Live {
+    setup: Setup,
+    settings: Settings,
+    stats: Arc<Stats>,
+    agents: Arc<Agents>,
+    sight: Arc<Sight>,
+    http_connections: Arc<AtomicUsize>,
+    orders: mpsc::Sender<Order>,
+}
+
+impl Live {
+    /// Reads the configuration again. One that is wrong changes nothing.
+    async fn reload(&mut self) {
+        if self.setup.service {
+            let now = NotifyState::monotonic_usec_now();
+            tell(&[NotifyState::Reloading]);
+            if let Ok(now) = now {
+                tell(&[now]);
+            }
+        }
+        match self.take_settings().await {
+            Ok(()) => self.stats.add(Count::Reloads, 1),
+            Err(error) => {
+                self.stats.add(Count::ReloadErrors, 1);
+                tracing::error!(error = format!("{error:#}"), "the configuration stays as it was");
+            }
+        }
+        if self.setup.service {
+            tell(&[NotifyState::Ready]);
+        }
+    }
+
+    async fn take_settings(&mut self) -> anyhow::Result<()> {
+        let new = self.setup.settings()?;
+        let rules = Arc::new(Groupings::load(&new.rules)?);
+        let (at_once, later) = self.settings.changes(&new);
+        if self.settings.record != new.record {
+            let recorder = record(&new, &self.stats)?;
+            let _ = self.orders.send(Order::Record(recorder)).await;
+            self.agents.resync();
+        }
+        self.agents.set_limits(new.limits);
+        self.http_connections.store(new.http_connections, Ordering::Relaxed);
+        self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
+        let _ = self.orders.send(Order::Pace(new.pace)).await;
+        match (at_once.is_empty(), later.is_empty()) {
+            (true, true) => tracing::info!("the configuration was read again: nothing changed"),
+            (false, _) => tracing::info!(changed = at_once.join(", "), "the configuration was read again"),
+            _ => {}
+        }
+        if !later.is_empty() {
+            tracing::warn!(keys = later.join(", "), "these changes need a restart");
+        }
+        // What needs a restart stays as it is running.
+        self.settings = Settings {
+            runtime_dir: self.settings.runtime_dir.clone(),
+            store: self.settings.store.clone(),
+            nvml: self.settings.nvml.clone(),
+            listen: self.settings.listen,
+            ..new
+        };
+        Ok(())
+    }
+}
+
+/// Resolves when nobody has been connected and nobody has looked for that long; never without a limit.
+async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &Board) {
+    let Some(limit) = limit else { return std::future::pending().await };
+    let mut busy_ns = clock::now_ns();
+    loop {
+        if agents.connections().0 > 0 {
+            busy_ns = clock::now_ns();
+        }
+        let idle_ns = clock::now_ns().saturating_sub(busy_ns.max(board.read_ns()));
+        let Some(left) = limit.checked_sub(Duration::from_nanos(idle_ns)) else { return };
+        tokio::time::sleep(left.clamp(Duration::from_millis(10), Duration::from_millis(250))).await;
+    }
+}
+
+/// Hands on which processes have ended.
+async fn ends(processes: Processes, agents: Arc<Agents>, inbox: mpsc::Sender<Batch>) {
+    loop {
+        let key = processes.gone().await;
+        agents.ended(key);
+        let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), ..Stamp::default() };
+        let body = Body::ProcessGone { start_ticks: key.start_ticks, status: Reading::ABSENT };
+        let mut frames = Vec::new();
+        Record { stamp, body }.append_frame(&mut frames);
+        if inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Hands on facts that became known late, such as a command line.
+async fn facts(processes: Processes, inbox: mpsc::Sender<Batch>) {
+    loop {
+        tokio::time::sleep(FACTS).await;
+        let mut frames = Vec::new();
+        processes.take_facts(clock::now_ns(), &mut frames);
+        if !frames.is_empty() && inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Tells systemd that the loop turns, and in short how things are.
+async fn watchdog(sight: Arc<Sight>) {
+    let interval = sd_notify::watchdog_enabled().map_or(Duration::from_secs(30), |every| every / 3);
+    loop {
+        let health = sight.sources.health();
+        let nvml = if health.nvml_up { "up" } else { "down" };
+        let status = format!("{} agents, nvml {nvml}", health.agents);
+        tell(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
+        tokio::time::sleep(interval).await;
+    }
+}
+
+fn tell(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::debug!(%error, "systemd was not told");
+    }
+}
+
+/// The sources, as views see them.
+struct World {
+    nvml: Nvml,
+    agents: Arc<Agents>,
+}
+
+impl Sources for World {
+    fn health(&self) -> Health {
+        let status = self.nvml.status();
+        let (agents, agents_waiting) = self.agents.connections();
+        let devices = status.devices.iter().map(|device| health::Device {
+            name: device.name,
+            index: device.index.into(),
+            problem: device.problem.clone(),
+        });
+        Health {
+            nvml_up: status.up,
+            nvml_reason: status.reason.clone(),
+            released_until_ns: status.released_until_ns,
+            devices: devices.collect(),
+            agents,
+            agents_waiting,
+            numbers: numbers(&status.counters),
+        }
+    }
+
+    fn release(&self, time: Duration) {
+        self.nvml.release(time);
+    }
+}
+
+fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
+    let number = |name, help, counter, value| health::Number { name, help, counter, value };
+    vec![
+        number(
+            "gpumemd_nvml_memory_calls_total",
+            "Readings of device memory.",
+            true,
+            counters.memory_calls as f64,
+        ),
+        number("gpumemd_nvml_memory_seconds_total", "Time in them.", true, counters.memory_seconds),
+        number("gpumemd_nvml_list_calls_total", "Process list calls.", true, counters.list_calls as f64),
+        number(
+            "gpumemd_nvml_list_seconds_total",
+            "Time in them, in which the driver stood still.",
+            true,
+            counters.list_seconds,
+        ),
+        number(
+            "gpumemd_nvml_list_share_ratio",
+            "Share of time in list calls lately.",
+            false,
+            counters.list_share,
+        ),
+        number(
+            "gpumemd_nvml_lists_deferred_total",
+            "Lists put off for the budget.",
+            true,
+            counters.lists_deferred as f64,
+        ),
+        number(
+            "gpumemd_nvml_failed_calls_total",
+            "NVML calls that failed.",
+            true,
+            counters.failed_calls as f64,
+        ),
+        number(
+            "gpumemd_nvml_restarts_total",
+            "Pollers started after the first.",
+            true,
+            counters.restarts as f64,
+        ),
+        number(
+            "gpumemd_nvml_hangs_total",
+            "Pollers given up for a call that hung.",
+            true,
+            counters.hangs as f64,
+        ),
+    ]
+}

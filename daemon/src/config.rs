@@ -1,0 +1,374 @@
+//! The configuration: the file as typed ([`Config`]), and the settings as meant ([`Settings`]), with what the
+//! file leaves open decided by who runs the daemon.
+//!
+//! A key that does not exist, or a value that makes no sense, is refused with file, line, key and what is
+//! allowed: a daemon that guessed would be found out a week later.
+
+mod check;
+
+use crate::core::Pace;
+use crate::source::agent::Limits;
+use crate::source::nvml;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The configuration file that is read when none is named.
+pub const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
+
+/// The file as typed. config/gpumemd.toml has every key with its default and what it means.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)] // documented where people read it
+pub struct Config {
+    pub runtime_dir: Option<PathBuf>,
+    pub record: Option<PathBuf>,
+    pub tenants: Tenants,
+    pub agent: Agent,
+    pub nvml: Nvml,
+    pub runs: Runs,
+    pub metrics: Metrics,
+    pub private: Private,
+}
+
+/// How much of other users' processes is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tenants {
+    /// User, pid and bytes.
+    #[default]
+    Named,
+    /// Bytes.
+    Anonymous,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct Agent {
+    #[serde(deserialize_with = "check::connections")]
+    pub connections: usize,
+    #[serde(deserialize_with = "check::connections")]
+    pub connections_per_uid: usize,
+    #[serde(deserialize_with = "check::connections")]
+    pub connections_without_hello: usize,
+    #[serde(deserialize_with = "check::seconds")]
+    pub hello_timeout_s: f64,
+    #[serde(deserialize_with = "check::whole")]
+    pub mib_per_s: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct Nvml {
+    pub library: Option<PathBuf>,
+    #[serde(deserialize_with = "check::hertz")]
+    pub memory_hz: u32,
+    #[serde(deserialize_with = "check::seconds")]
+    pub list_every_s: f64,
+    #[serde(deserialize_with = "check::share")]
+    pub list_budget: f64,
+    #[serde(deserialize_with = "check::whole")]
+    pub list_when_moved_mib: u64,
+    #[serde(deserialize_with = "check::seconds")]
+    pub extra_lists_every_s: f64,
+    #[serde(deserialize_with = "check::seconds")]
+    pub call_timeout_s: f64,
+    #[serde(deserialize_with = "check::seconds")]
+    pub hang_retry_s: f64,
+    pub trust_pids: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct Runs {
+    pub store: Option<PathBuf>,
+    #[serde(deserialize_with = "check::seconds")]
+    pub checkpoint_every_s: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct Metrics {
+    #[serde(deserialize_with = "check::address")]
+    pub listen: Option<SocketAddr>,
+    #[serde(deserialize_with = "check::connections")]
+    pub connections: usize,
+    #[serde(deserialize_with = "check::series")]
+    pub max_series: usize,
+    pub rules: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct Private {
+    #[serde(deserialize_with = "check::seconds")]
+    pub idle_exit_s: f64,
+    #[serde(deserialize_with = "check::address")]
+    pub listen: Option<SocketAddr>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            runtime_dir: None,
+            record: None,
+            tenants: Tenants::Named,
+            agent: Agent::default(),
+            nvml: Nvml::default(),
+            runs: Runs::default(),
+            metrics: Metrics::default(),
+            private: Private::default(),
+        }
+    }
+}
+
+impl Default for Agent {
+    fn default() -> Self {
+        Agent {
+            connections: 1024,
+            connections_per_uid: 512,
+            connections_without_hello: 64,
+            hello_timeout_s: 5.0,
+            mib_per_s: 0,
+        }
+    }
+}
+
+impl Default for Nvml {
+    fn default() -> Self {
+        Nvml {
+            library: None,
+            memory_hz: 10,
+            list_every_s: 1.0,
+            list_budget: 0.02,
+            list_when_moved_mib: 2,
+            extra_lists_every_s: 10.0,
+            call_timeout_s: 5.0,
+            hang_retry_s: 60.0,
+            trust_pids: false,
+        }
+    }
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Runs { store: None, checkpoint_every_s: 5.0 }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics {
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 9837))),
+            connections: 64,
+            max_series: 10_000,
+            rules: "default".into(),
+        }
+    }
+}
+
+impl Default for Private {
+    fn default() -> Self {
+        Private { idle_exit_s: 300.0, listen: None }
+    }
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    /// It does not say what a configuration says.
+    #[error("{}: {source}", path.display())]
+    Parse { path: PathBuf, source: Box<toml::de::Error> },
+    /// Nothing says where files are to be kept.
+    #[error("no home directory is known: set HOME, or {0} in the configuration")]
+    NoHome(&'static str),
+}
+
+impl Config {
+    /// The file at `path`; without one the usual file, if it is there.
+    ///
+    /// # Errors
+    /// [`Error`]; that the usual file is missing is none.
+    pub fn load(path: Option<&Path>) -> Result<Self, Error> {
+        let named = path.unwrap_or(Path::new(USUAL_PATH));
+        match std::fs::read_to_string(named) {
+            Ok(text) => Config::parse(&text, named),
+            Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                Ok(Config::default())
+            }
+            Err(source) => Err(Error::Read { path: named.to_owned(), source }),
+        }
+    }
+
+    /// The configuration in a text.
+    ///
+    /// # Errors
+    /// [`Error::Parse`], with line and key.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Error> {
+        toml::from_str(text).map_err(|error| Error::Parse { path: path.to_owned(), source: Box::new(error) })
+    }
+}
+
+/// Where things are for who runs the daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Home {
+    /// Who.
+    pub uid: u32,
+    /// `XDG_RUNTIME_DIR`.
+    pub runtime: Option<PathBuf>,
+    /// `XDG_STATE_HOME`.
+    pub state: Option<PathBuf>,
+    /// `HOME`.
+    pub home: Option<PathBuf>,
+    /// `GPUMEM_STORE`.
+    pub store: Option<PathBuf>,
+    /// `STATE_DIRECTORY` and `RUNTIME_DIRECTORY`, when systemd made them.
+    pub service: (Option<PathBuf>, Option<PathBuf>),
+}
+
+impl Home {
+    /// Of this process.
+    pub fn of_process() -> Self {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let absolute = |name| set(name).filter(|path| path.is_absolute());
+        Home {
+            uid: rustix::process::geteuid().as_raw(),
+            runtime: absolute("XDG_RUNTIME_DIR"),
+            state: absolute("XDG_STATE_HOME"),
+            home: absolute("HOME"),
+            store: set("GPUMEM_STORE"),
+            service: (absolute("STATE_DIRECTORY"), absolute("RUNTIME_DIRECTORY")),
+        }
+    }
+
+    fn runtime_dir(&self, private: bool) -> PathBuf {
+        if let (false, Some(given)) = (private, &self.service.1) {
+            return given.clone();
+        }
+        match &self.runtime {
+            _ if self.uid == 0 && !private => "/run/gpumemd".into(),
+            Some(runtime) => runtime.join("gpumem"),
+            None => format!("/tmp/gpumem-{}", self.uid).into(),
+        }
+    }
+
+    fn store(&self, private: bool) -> Option<PathBuf> {
+        if let Some(store) = &self.store {
+            return Some(store.clone());
+        }
+        if !private && let Some(state) = &self.service.0 {
+            return Some(state.join("runs.sqlite"));
+        }
+        if self.uid == 0 && !private {
+            return Some("/var/lib/gpumemd/runs.sqlite".into());
+        }
+        let state = self.state.clone().or_else(|| Some(self.home.as_ref()?.join(".local/state")));
+        state.map(|state| state.join("gpumem/runs.sqlite"))
+    }
+}
+
+/// What the daemon does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Holds `agent.sock` and `control.sock`.
+    pub runtime_dir: PathBuf,
+    /// For one user, ending by itself.
+    pub private: bool,
+    /// Where runs are kept.
+    pub store: PathBuf,
+    /// How often they are written.
+    pub pace: Pace,
+    /// Where what is seen is recorded.
+    pub record: Option<PathBuf>,
+    /// What others see.
+    pub tenants: Tenants,
+    /// What agents may do.
+    pub limits: Limits,
+    /// How NVML is read.
+    pub nvml: nvml::Settings,
+    /// Where metrics are served.
+    pub listen: Option<SocketAddr>,
+    /// Connections for metrics at once.
+    pub http_connections: usize,
+    /// Series of one scrape.
+    pub max_series: usize,
+    /// Rules that name categories.
+    pub rules: String,
+    /// A private daemon without agents and requests ends after this.
+    pub idle_exit: Option<Duration>,
+}
+
+impl Settings {
+    /// What a configuration means for who runs it.
+    ///
+    /// # Errors
+    /// [`Error::NoHome`].
+    pub fn of(config: &Config, private: bool, home: &Home) -> Result<Self, Error> {
+        let seconds = Duration::from_secs_f64;
+        let (agent, nvml) = (&config.agent, &config.nvml);
+        let store = config.runs.store.clone().or_else(|| home.store(private));
+        Ok(Settings {
+            runtime_dir: config.runtime_dir.clone().unwrap_or_else(|| home.runtime_dir(private)),
+            private,
+            store: store.ok_or(Error::NoHome("runs.store"))?,
+            pace: Pace { checkpoint: seconds(config.runs.checkpoint_every_s) },
+            record: config.record.clone(),
+            tenants: config.tenants,
+            limits: Limits {
+                connections: agent.connections,
+                connections_per_uid: agent.connections_per_uid,
+                waiting: agent.connections_without_hello,
+                hello: seconds(agent.hello_timeout_s),
+                bytes_per_s: agent.mib_per_s << 20,
+            },
+            nvml: nvml::Settings {
+                library: nvml.library.clone(),
+                memory_hz: nvml.memory_hz,
+                list_interval: seconds(nvml.list_every_s),
+                list_budget: nvml.list_budget,
+                list_threshold_bytes: nvml.list_when_moved_mib << 20,
+                extra_interval: seconds(nvml.extra_lists_every_s),
+                call_timeout: seconds(nvml.call_timeout_s),
+                hang_retry: seconds(nvml.hang_retry_s),
+                trust_pids: nvml.trust_pids,
+                program: None,
+            },
+            listen: if private { config.private.listen } else { config.metrics.listen },
+            http_connections: config.metrics.connections,
+            max_series: config.metrics.max_series,
+            rules: config.metrics.rules.clone(),
+            idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
+        })
+    }
+
+    /// Names of the settings that differ in `other`, for those that can change while the daemon runs, and those
+    /// that need a restart.
+    pub fn changes(&self, other: &Settings) -> (Vec<&'static str>, Vec<&'static str>) {
+        let differ = [
+            (self.limits != other.limits, "agent", true),
+            (self.pace != other.pace, "runs.checkpoint_every_s", true),
+            (self.record != other.record, "record", true),
+            (self.tenants != other.tenants, "tenants", true),
+            (self.max_series != other.max_series, "metrics.max_series", true),
+            (self.rules != other.rules, "metrics.rules", true),
+            (self.http_connections != other.http_connections, "metrics.connections", true),
+            (self.idle_exit != other.idle_exit, "private.idle_exit_s", true),
+            (self.runtime_dir != other.runtime_dir, "runtime_dir", false),
+            (self.store != other.store, "runs.store", false),
+            (self.nvml != other.nvml, "nvml", false),
+            (self.listen != other.listen, "metrics.listen", false),
+        ];
+        let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);
+        (of(true).map(|(_, name, _)| *name).collect(), of(false).map(|(_, name, _)| *name).collect())
+    }
+}

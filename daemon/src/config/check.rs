@@ -1,0 +1,53 @@
+//! Values that make sense. What is refused here gets file, line and key from the reader of the file.
+
+use serde::de::{Deserialize, Deserializer, Error};
+use std::net::SocketAddr;
+
+fn within<'de, D, T>(from: D, least: T, most: T, what: &str) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + PartialOrd + std::fmt::Display,
+{
+    let value = T::deserialize(from)?;
+    if value >= least && value <= most {
+        return Ok(value);
+    }
+    Err(D::Error::custom(format!("{value} is out of range: {what} from {least} to {most} are allowed")))
+}
+
+pub(super) fn connections<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    within(from, 1, 65_536, "counts")
+}
+
+pub(super) fn series<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    within(from, 100, 1_000_000, "counts")
+}
+
+pub(super) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    within(from, 0, 1 << 20, "whole numbers")
+}
+
+pub(super) fn hertz<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    within(from, 1, 100, "readings a second")
+}
+
+pub(super) fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    within(from, 0.01, 86_400.0, "seconds")
+}
+
+pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    within(from, 0.0001, 1.0, "shares")
+}
+
+pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(from)?;
+    if text == "off" {
+        return Ok(None);
+    }
+    let parsed = text.parse().map(Some);
+    parsed.map_err(|_| {
+        D::Error::custom(format!(
+            "{text:?} is no address: ADDRESS:PORT such as \"127.0.0.1:9837\", or \"off\""
+        ))
+    })
+}

@@ -1,0 +1,363 @@
+//! The one owner of the ledger. Batches come in by one channel, are decoded, observed, recorded; what views read
+//! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
+
+mod track;
+
+use crate::clock;
+use crate::keeper::Keeper;
+use crate::recorder::Recorder;
+use crate::source::Batch;
+use crate::stats::{Count, Stats};
+use gpumem_ledger::{Origin, ProcessKey, ProcessView, Snapshot};
+use gpumem_runs::builder::{RunBuilder, Sink};
+use gpumem_runs::run::{Run, Source};
+use gpumem_wire::{Body, Record, Stamp, frame};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use track::Tracks;
+
+/// Time passes for the ledger at least that often: what makes silence `stale`.
+const TICK: Duration = Duration::from_millis(100);
+/// Views that nobody looks at are made that often.
+const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
+/// For so long after somebody looked, they are made at every tick.
+const WATCHED_NS: u64 = 10_000_000_000;
+/// A process that has ended waits so long for the last word of its agent.
+const LAST_WORD_NS: u64 = 2_000_000_000;
+/// The wall clock is looked at that often, and anchored anew when it was set by more than [`JUMP_NS`].
+const ANCHOR_NS: u64 = 10_000_000_000;
+const JUMP_NS: i128 = 500_000_000;
+/// Batches taken before others get a turn.
+const BATCHES: usize = 32;
+
+/// What views read.
+#[derive(Debug)]
+pub struct Published {
+    /// When it was made, CLOCK_MONOTONIC.
+    pub at_ns: u64,
+    /// The ledger.
+    pub snapshot: Snapshot,
+}
+
+/// Where views read. Reading never waits.
+#[derive(Debug, Clone)]
+pub struct Board {
+    published: watch::Receiver<Arc<Published>>,
+    read_ns: Arc<AtomicU64>,
+}
+
+impl Board {
+    /// The state as it was last published: at most a second old, and a tenth of one for who looks often.
+    pub fn read(&self) -> Arc<Published> {
+        self.read_ns.store(clock::now_ns(), Ordering::Relaxed);
+        self.published.borrow().clone()
+    }
+
+    /// When somebody last looked.
+    pub fn read_ns(&self) -> u64 {
+        self.read_ns.load(Ordering::Relaxed)
+    }
+}
+
+/// What views ask the core for.
+pub enum Ask {
+    /// Runs of the processes that are wanted, as they stand.
+    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<Vec<Run>>),
+}
+
+/// How the core keeps runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// Runs that go on are written that often.
+    pub checkpoint: Duration,
+}
+
+/// The owner of the ledger.
+pub struct Core {
+    builder: RunBuilder,
+    tracks: Tracks,
+    stats: Arc<Stats>,
+    keeper: Keeper,
+    recorder: Option<Recorder>,
+    pace: Pace,
+    publisher: watch::Sender<Arc<Published>>,
+    read_ns: Arc<AtomicU64>,
+    published_ns: u64,
+    changed: bool,
+    wall_offset_ns: i128,
+    anchored_ns: u64,
+    checkpoint_ns: u64,
+    boot_id: String,
+}
+
+impl Core {
+    /// A core with an empty ledger, and where views read it.
+    pub fn new(stats: Arc<Stats>, keeper: Keeper, pace: Pace) -> (Self, Board) {
+        let now_ns = clock::now_ns();
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let source = Source { kind: "daemon".into(), origin: host, preset: None };
+        let builder = RunBuilder::new(source);
+        let first = Published { at_ns: now_ns, snapshot: builder.ledger().snapshot() };
+        let (publisher, published) = watch::channel(Arc::new(first));
+        let read_ns = Arc::new(AtomicU64::new(now_ns));
+        let board = Board { published, read_ns: Arc::clone(&read_ns) };
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let mut core = Core {
+            builder,
+            tracks: Tracks::default(),
+            stats,
+            keeper,
+            recorder: None,
+            pace,
+            publisher,
+            read_ns,
+            published_ns: now_ns,
+            changed: true,
+            wall_offset_ns: 0,
+            anchored_ns: 0,
+            checkpoint_ns: now_ns,
+            boot_id: boot_id.trim_end().to_owned(),
+        };
+        core.anchor(now_ns);
+        (core, board)
+    }
+
+    /// Records from now on, or no longer.
+    pub fn record(&mut self, recorder: Option<Recorder>) {
+        self.recorder = recorder;
+        // A recording begins with what ties its times to the wall clock.
+        self.anchored_ns = 0;
+    }
+
+    /// How often runs are written.
+    pub fn set_pace(&mut self, pace: Pace) {
+        self.pace = pace;
+    }
+
+    /// Takes what comes until `work` says that it is over; then closes what is open.
+    pub async fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<Batch>,
+        mut asks: mpsc::Receiver<Ask>,
+        mut orders: mpsc::Receiver<Order>,
+    ) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut batches = Vec::with_capacity(BATCHES);
+        loop {
+            tokio::select! {
+                biased;
+                order = orders.recv() => match order {
+                    Some(Order::Record(recorder)) => self.record(recorder),
+                    Some(Order::Pace(pace)) => self.set_pace(pace),
+                    Some(Order::End) | None => break,
+                },
+                _ = ticks.tick() => self.tick(clock::now_ns()),
+                Some(ask) = asks.recv() => self.answer(ask),
+                _ = inbox.recv_many(&mut batches, BATCHES) => {
+                    for batch in batches.drain(..) {
+                        self.take(batch);
+                    }
+                    self.finish(clock::now_ns());
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+        // What sources had handed over before they were told to end.
+        while let Ok(batch) = inbox.try_recv() {
+            self.take(batch);
+        }
+        self.close();
+    }
+
+    /// Observes a batch.
+    pub fn take(&mut self, batch: Batch) {
+        self.changed = true;
+        let mut rest = batch.frames.as_slice();
+        let mut records = 0;
+        if let Origin::Process(key) = batch.origin
+            && !self.tracks.see(key)
+        {
+            self.stats.add(Count::Late, 1);
+            return;
+        }
+        // Framing was checked by the source; what is cut ends the batch.
+        while let Ok(Some((slot, payload, after))) = frame::split_frame(rest) {
+            if let Ok(record) = Record::decode(slot, payload) {
+                self.observe(batch.origin, &record);
+                records += 1;
+            }
+            rest = after;
+        }
+        self.stats.add(Count::Records, records);
+        if let Some(recorder) = &self.recorder {
+            recorder.take(without_ends(batch));
+        }
+    }
+
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        match (origin, record.body) {
+            (Origin::Process(key), Body::Source { up, .. }) => self.tracks.agent(key, up),
+            (
+                Origin::Host,
+                Body::ProcessSample { start_ticks, .. } | Body::ProcessFacts { start_ticks, .. },
+            ) => {
+                let key = ProcessKey { pid: record.stamp.thread, start_ticks };
+                if self.tracks.see(key) {
+                    self.builder.observe(origin, record);
+                } else {
+                    self.stats.add(Count::Late, 1);
+                }
+            }
+            (Origin::Host, Body::ProcessGone { start_ticks, status }) => {
+                let key = ProcessKey { pid: record.stamp.thread, start_ticks };
+                self.tracks.gone(key, record.stamp.time_ns, status.0);
+            }
+            _ => self.builder.observe(origin, record),
+        }
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.host(&Record { stamp: Stamp { time_ns: now_ns, ..Stamp::default() }, body: Body::Tick {} });
+        if now_ns.saturating_sub(self.anchored_ns) >= ANCHOR_NS {
+            self.anchor(now_ns);
+        }
+        self.finish(now_ns);
+        if now_ns.saturating_sub(self.checkpoint_ns) >= self.pace.checkpoint.as_nanos() as u64 {
+            self.checkpoint_ns = now_ns;
+            self.checkpoint();
+        }
+        let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
+        if self.changed && (watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS) {
+            self.publish(now_ns);
+        }
+    }
+
+    /// Shows views the state of now.
+    pub fn publish(&mut self, now_ns: u64) {
+        (self.published_ns, self.changed) = (now_ns, false);
+        let snapshot = self.builder.ledger().snapshot();
+        self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot }));
+    }
+
+    /// Something that the daemon itself says.
+    fn host(&mut self, record: &Record<'_>) {
+        self.builder.observe(Origin::Host, record);
+        if let Some(recorder) = &self.recorder {
+            let mut frames = Vec::new();
+            record.append_frame(&mut frames);
+            recorder.take(Batch { origin: Origin::Host, frames });
+        }
+    }
+
+    fn anchor(&mut self, now_ns: u64) {
+        let offset_ns = clock::wall_offset_ns();
+        if self.anchored_ns == 0 || (offset_ns - self.wall_offset_ns).abs() > JUMP_NS {
+            self.wall_offset_ns = offset_ns;
+            self.host(&clock::anchor());
+        }
+        self.anchored_ns = now_ns;
+    }
+
+    /// Closes the runs of processes that have ended and whose agents have said their last word.
+    fn finish(&mut self, now_ns: u64) {
+        let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
+        if over.is_empty() {
+            return;
+        }
+        for &(key, time_ns, status) in &over {
+            let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
+            let status = gpumem_wire::Reading(status);
+            self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
+        }
+        let keys: Vec<_> = over.iter().map(|(key, ..)| *key).collect();
+        for (key, run) in self.builder.runs_of(&keys, false) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, true);
+                self.stats.add(Count::RunsFinished, 1);
+            }
+        }
+        keys.into_iter().for_each(|key| self.builder.forget(key));
+        self.changed = true;
+    }
+
+    fn checkpoint(&mut self) {
+        let keys: Vec<_> = self.tracks.take_changed();
+        if keys.is_empty() {
+            return;
+        }
+        for (key, run) in self.builder.runs_of(&keys, true) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, false);
+            }
+        }
+    }
+
+    /// The daemon ends: what goes on is written as far as it got.
+    fn close(&mut self) {
+        self.finish(u64::MAX);
+        let keys: Vec<_> = self.tracks.keys();
+        for (key, run) in self.builder.runs_of(&keys, true) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, true);
+            }
+        }
+        self.recorder = None;
+    }
+
+    /// The same for the same life of the same process, also from the daemon's next life.
+    fn uid(&self, key: ProcessKey) -> String {
+        format!("{}:{}:{}", self.boot_id, key.pid, key.start_ticks)
+    }
+
+    fn answer(&mut self, ask: Ask) {
+        match ask {
+            Ask::Runs(wanted, reply) => {
+                let snapshot = self.builder.ledger().snapshot();
+                let keys: Vec<_> =
+                    snapshot.processes.iter().filter(|of| wanted(of)).map(|of| of.key).collect();
+                let runs =
+                    self.builder.runs_of(&keys, true).into_iter().map(|(_, run)| run).filter(worth_keeping);
+                // Who asked may have gone away.
+                let _ = reply.send(runs.collect());
+            }
+        }
+    }
+}
+
+/// What the app tells the core.
+#[derive(Debug)]
+pub enum Order {
+    /// Record there from now on, or no longer.
+    Record(Option<Recorder>),
+    /// Write runs so often.
+    Pace(Pace),
+    /// Close everything.
+    End,
+}
+
+/// The ledger is told of the end of a process when its run is closed, not when it was seen: a recording must say
+/// it in the same place.
+fn without_ends(batch: Batch) -> Batch {
+    const PROCESS_GONE: u8 = 101;
+    let mut frames = Vec::new();
+    let (mut rest, mut found) = (batch.frames.as_slice(), false);
+    while batch.origin == Origin::Host
+        && let Ok(Some((slot, _, after))) = frame::split_frame(rest)
+    {
+        match slot[60] {
+            PROCESS_GONE => found = true,
+            _ => frames.extend_from_slice(&rest[..rest.len() - after.len()]),
+        }
+        rest = after;
+    }
+    if found { Batch { origin: batch.origin, frames } } else { batch }
+}
+
+/// A process that never touched a device has no run.
+fn worth_keeping(run: &Run) -> bool {
+    !run.devices.is_empty()
+}

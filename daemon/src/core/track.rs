@@ -1,0 +1,131 @@
+//! Which processes there are, how many agents speak for each, and when one of them is over.
+//!
+//! That a process has ended is seen at once (its pidfd), but what its agent had recorded is still being read: the
+//! run is closed when the last agent's last word is here.
+
+use gpumem_ledger::ProcessKey;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Processes whose run was closed that are remembered, so that a straggling sample does not begin them anew.
+const REMEMBERED: usize = 4096;
+
+#[derive(Debug, Default)]
+struct Track {
+    /// Connections that speak for it.
+    agents: u32,
+    /// When it ended, and its status.
+    gone: Option<(u64, Option<u64>)>,
+    /// Something was said since it was last written.
+    changed: bool,
+}
+
+/// All processes that are not over.
+#[derive(Debug, Default)]
+pub struct Tracks {
+    tracks: BTreeMap<ProcessKey, Track>,
+    /// Those that are over, oldest first.
+    over: VecDeque<ProcessKey>,
+}
+
+impl Tracks {
+    /// Something is said about a process. False: it is over.
+    pub fn see(&mut self, key: ProcessKey) -> bool {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.changed = true;
+            return true;
+        }
+        if self.over.contains(&key) {
+            return false;
+        }
+        self.tracks.insert(key, Track { changed: true, ..Track::default() });
+        true
+    }
+
+    /// An agent speaks for it from now on, or no longer.
+    pub fn agent(&mut self, key: ProcessKey, up: bool) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.agents = if up { track.agents + 1 } else { track.agents.saturating_sub(1) };
+        }
+    }
+
+    /// It has ended. Who says so first is believed.
+    pub fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
+            track.gone = Some((time_ns, known.or(status)));
+        }
+    }
+
+    /// Those that are over now, and are forgotten here. An agent that has not spoken its last word
+    /// `last_word_ns` after the end is not waited for.
+    pub fn take_over(&mut self, now_ns: u64, last_word_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
+        let is_over = |track: &Track| {
+            track
+                .gone
+                .filter(|(time_ns, _)| track.agents == 0 || now_ns.saturating_sub(*time_ns) >= last_word_ns)
+        };
+        let over: Vec<_> = self
+            .tracks
+            .iter()
+            .filter_map(|(&key, track)| is_over(track).map(|(time_ns, status)| (key, time_ns, status)))
+            .collect();
+        for (key, ..) in &over {
+            self.tracks.remove(key);
+            self.over.push_back(*key);
+        }
+        while self.over.len() > REMEMBERED {
+            self.over.pop_front();
+        }
+        over
+    }
+
+    /// Those of which something was said since the last call.
+    pub fn take_changed(&mut self) -> Vec<ProcessKey> {
+        let changed =
+            |(&key, track): (&ProcessKey, &mut Track)| std::mem::take(&mut track.changed).then_some(key);
+        self.tracks.iter_mut().filter_map(changed).collect()
+    }
+
+    /// All.
+    pub fn keys(&self) -> Vec<ProcessKey> {
+        self.tracks.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: ProcessKey = ProcessKey { pid: 1, start_ticks: 2 };
+
+    #[test]
+    fn an_end_waits_for_the_last_word() {
+        let mut tracks = Tracks::default();
+        assert!(tracks.see(KEY));
+        tracks.agent(KEY, true);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(150, 1000), []);
+        tracks.agent(KEY, false);
+        assert_eq!(tracks.take_over(150, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.see(KEY), "it is over");
+    }
+
+    #[test]
+    fn but_not_for_ever() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.agent(KEY, true);
+        tracks.gone(KEY, 100, None);
+        tracks.gone(KEY, 200, Some(9));
+        assert_eq!(tracks.take_over(1100, 1000), [(KEY, 100, Some(9))]);
+        assert_eq!(tracks.keys(), []);
+    }
+
+    #[test]
+    fn changes_are_told_once() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        assert_eq!(tracks.take_changed(), [KEY]);
+        assert_eq!(tracks.take_changed(), []);
+    }
+}

@@ -1,0 +1,210 @@
+//! The three sockets: handed over by systemd, or made here.
+//!
+//! A directory that others may write to could hold somebody else's socket or a link, so the runtime directory
+//! must be ours and only ours to write; a socket file is replaced only when nobody listens behind it.
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Why there is no socket.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the fields are what the messages name
+pub enum Error {
+    /// Another daemon is there.
+    #[error("{}: another gpumemd listens here; stop it, or give this one another runtime_dir", .0.display())]
+    Taken(PathBuf),
+    /// Something else lies there.
+    #[error("{}: is there and is no socket; move it away", .0.display())]
+    NoSocket(PathBuf),
+    /// The directory is somebody else's, or others may write to it.
+    #[error("{}: must be a directory that belongs to user {uid} and that nobody else can write to, {what}", path.display())]
+    Directory { path: PathBuf, uid: u32, what: String },
+    /// Metrics cannot be served there.
+    #[error("metrics.listen = \"{address}\": {source}; give another address, or \"off\"")]
+    Address { address: SocketAddr, source: io::Error },
+    /// The path is too long for a socket.
+    #[error("{}: longer than the path of a socket may be (107 bytes); give a shorter runtime_dir", .0.display())]
+    TooLong(PathBuf),
+    /// systemd handed over something unusable.
+    #[error("the socket {name:?} that was handed over: {what}")]
+    Handed { name: String, what: String },
+    /// The system said no.
+    #[error("{}: {source}", path.display())]
+    System { path: PathBuf, source: io::Error },
+}
+
+/// What systemd handed over, by FileDescriptorName.
+#[derive(Debug, Default)]
+pub struct Handed {
+    /// `agent`.
+    pub agent: Option<OwnedFd>,
+    /// `control`.
+    pub control: Option<OwnedFd>,
+    /// `http`.
+    pub http: Option<OwnedFd>,
+}
+
+impl Handed {
+    /// Takes what is there. The order of descriptors is not fixed, names decide.
+    ///
+    /// # Errors
+    /// A descriptor that cannot be used; one of another name is told and left alone.
+    pub fn take() -> Result<Self, Error> {
+        let refused = |name: &str, what: &dyn std::fmt::Display| Error::Handed {
+            name: name.to_owned(),
+            what: what.to_string(),
+        };
+        let mut handed = Handed::default();
+        // Sets close-on-exec, so that the child that reads NVML does not inherit them.
+        let fds = sd_notify::listen_fds_with_names().map_err(|error| refused("", &error))?;
+        for (raw, name) in fds {
+            let place = match name.as_str() {
+                "agent" => &mut handed.agent,
+                "control" => &mut handed.control,
+                "http" => &mut handed.http,
+                _ => {
+                    tracing::warn!(name, "a socket was handed over that is not agent, control or http");
+                    continue;
+                }
+            };
+            // A number becomes a descriptor of ours by way of the kernel: safe code may not claim one.
+            let own = pidfd_open(own_pid(), PidfdFlags::empty())
+                .and_then(|pidfd| pidfd_getfd(pidfd, raw, PidfdGetfdFlags::empty()))
+                .map_err(|error| refused(&name, &error))?;
+            *place = Some(own);
+        }
+        Ok(handed)
+    }
+}
+
+fn own_pid() -> Pid {
+    rustix::process::getpid()
+}
+
+/// Makes the runtime directory, or checks the one that is there.
+///
+/// # Errors
+/// [`Error::Directory`] when somebody else could put something into it.
+pub fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
+    let system = |source| Error::System { path: path.to_owned(), source };
+    match DirBuilder::new().mode(mode).create(path) {
+        // Not what the umask made of it.
+        Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(system)?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = path.parent().unwrap_or(path).to_owned();
+            return Err(Error::System { path: parent, source: error });
+        }
+        Err(error) => return Err(system(error)),
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let wrong = |what: String| Error::Directory { path: path.to_owned(), uid, what };
+    // Of the path itself: a link is not followed.
+    let found = path.symlink_metadata().map_err(system)?;
+    if !found.is_dir() {
+        return Err(wrong("it is none".into()));
+    }
+    if found.uid() != uid {
+        return Err(wrong(format!("it belongs to user {}", found.uid())));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(wrong(format!("its mode is {:04o}", found.mode() & 0o7777)));
+    }
+    Ok(())
+}
+
+/// A listening socket at `path`.
+///
+/// # Errors
+/// [`Error`]: [`Error::Taken`] when somebody answers there.
+pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
+    let system = |source: io::Error| Error::System { path: path.to_owned(), source };
+    let address = SocketAddrUnix::new(path).map_err(|_| Error::TooLong(path.to_owned()))?;
+    match path.symlink_metadata() {
+        Ok(found) if !found.file_type().is_socket() => return Err(Error::NoSocket(path.to_owned())),
+        Ok(_) => {
+            let probe = new(kind).map_err(system)?;
+            match rustix::net::connect(&probe, &address) {
+                // Nobody is behind it: its daemon did not live to remove it.
+                Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(system)?,
+                Err(Errno::NOENT) => {}
+                Err(Errno::ACCESS) | Err(Errno::PERM) => return Err(system(Errno::ACCESS.into())),
+                // Answered, or too busy to answer, or of another kind: in use.
+                _ => return Err(Error::Taken(path.to_owned())),
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(system(error)),
+    }
+    let socket = new(kind).map_err(system)?;
+    rustix::net::bind(&socket, &address).map_err(|error| match error {
+        Errno::ADDRINUSE => Error::Taken(path.to_owned()),
+        error => system(error.into()),
+    })?;
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(system)?;
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| system(error.into()))?;
+    Ok(socket)
+}
+
+fn new(kind: SocketType) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
+}
+
+/// A handed over listener, made non-blocking, checked to be of the right kind.
+///
+/// # Errors
+/// [`Error::Handed`].
+pub fn handed(name: &str, fd: OwnedFd, family: AddressFamily, kind: SocketType) -> Result<OwnedFd, Error> {
+    let wrong = |what: String| Error::Handed { name: name.to_owned(), what };
+    let failed = |error: Errno| wrong(error.to_string());
+    let found = rustix::net::sockopt::socket_type(&fd).map_err(failed)?;
+    let of = rustix::net::sockopt::socket_domain(&fd).map_err(failed)?;
+    let listens = rustix::net::sockopt::socket_acceptconn(&fd).map_err(failed)?;
+    let is_tcp = |family| family == AddressFamily::INET || family == AddressFamily::INET6;
+    if found != kind || !(of == family || is_tcp(of) && is_tcp(family)) || !listens {
+        return Err(wrong("it is no listening socket of the kind that is needed".into()));
+    }
+    rustix::io::ioctl_fionbio(&fd, true).map_err(failed)?;
+    Ok(fd)
+}
+
+/// Makes this daemon the only one of its runtime directory, until the file is dropped.
+///
+/// # Errors
+/// [`Error::Taken`].
+pub fn lock(dir: &Path) -> Result<std::fs::File, Error> {
+    use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+    let path = dir.join("gpumemd.lock");
+    let system = |error: Errno| Error::System { path: path.clone(), source: error.into() };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(system)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file.into()),
+        Err(Errno::WOULDBLOCK) => Err(Error::Taken(dir.to_owned())),
+        Err(error) => Err(system(error)),
+    }
+}
+
+/// A listener for metrics.
+///
+/// # Errors
+/// [`Error::Address`].
+pub fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
+    let listen = || {
+        let listener = std::net::TcpListener::bind(address)?; // reuses addresses that wait to be forgotten
+        listener.set_nonblocking(true)?;
+        tokio::net::TcpListener::from_std(listener)
+    };
+    listen().map_err(|source| Error::Address { address, source })
+}

@@ -1,0 +1,398 @@
+//! One agent, from its hello to its end.
+
+use super::Agents;
+use super::frames::{Fault, Seen, Stream};
+use super::memory::{self, Memory};
+use super::packet::{MAX_PACKET_BYTES, Packet};
+use super::peer::{Peer, Unknown};
+use super::rest::Rest;
+use super::seats::Seat;
+use crate::clock;
+use crate::source::Batch;
+use crate::stats::Count;
+use gpumem_ledger::Origin;
+use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+
+/// Packets of one connection that are taken in one turn.
+const PACKETS_PER_TURN: usize = 8;
+
+/// Why a peer is not welcomed.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("it said nothing in {0:?}")]
+    Silent(Duration),
+    #[error("it closed before its hello")]
+    EarlyEnd,
+    #[error("its first packet is no hello{0}")]
+    NoHello(String),
+    #[error("it speaks version {0}, this daemon {MAJOR}")]
+    Version(u64),
+    #[error("{0}")]
+    Identity(#[from] Unknown),
+    #[error("it handed over {0} descriptors, one is right")]
+    Descriptors(usize),
+    #[error("{0}")]
+    Memory(#[from] memory::Refusal),
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    #[error("the daemon ends")]
+    Over,
+}
+
+impl Refusal {
+    fn count(&self) -> Option<Count> {
+        Some(match self {
+            Refusal::Silent(_) => Count::RefusedSilent,
+            Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
+            Refusal::NoHello(_) => Count::RefusedHello,
+            Refusal::Version(_) => Count::RefusedVersion,
+            Refusal::Identity(_) => Count::RefusedIdentity,
+            Refusal::Descriptors(_) => Count::RefusedDescriptors,
+            Refusal::Memory(_) => Count::RefusedMemory,
+            Refusal::Over => return None,
+        })
+    }
+}
+
+/// Why a welcomed agent's connection ended.
+#[derive(Debug, thiserror::Error)]
+enum End {
+    #[error("it closed the connection")]
+    Closed,
+    #[error("the process ended")]
+    Gone,
+    #[error("{0}")]
+    Fault(Fault),
+    #[error("a packet is longer than {MAX_PACKET_BYTES} bytes")]
+    Oversize,
+    #[error("descriptors came after the hello")]
+    Descriptors,
+    #[error("{0}")]
+    System(std::io::Error),
+    #[error("the daemon ends")]
+    Over,
+}
+
+impl End {
+    /// Set for what only a broken or hostile peer does.
+    fn count(&self) -> Option<Count> {
+        match self {
+            End::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),
+            End::Fault(Fault::Payload(_)) => Some(Count::DroppedPayload),
+            End::Fault(Fault::Time { .. }) => Some(Count::DroppedTime),
+            End::Oversize => Some(Count::DroppedOversize),
+            End::Descriptors => Some(Count::DroppedDescriptors),
+            End::Closed | End::Gone | End::System(_) | End::Over => None,
+        }
+    }
+}
+
+/// Serves one connection to its end.
+pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat) {
+    match welcome(&agents, &stream, seat).await {
+        Ok(connection) => connection.run(&stream).await,
+        Err(Refusal::Over) => {}
+        Err(refusal) => {
+            if let Some(count) = refusal.count() {
+                agents.stats.add(count, 1);
+            }
+            let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+            tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
+        }
+    }
+}
+
+/// A welcomed agent.
+struct Connection {
+    agents: Arc<Agents>,
+    peer: Peer,
+    memory: Option<Memory>,
+    stream: Stream,
+    epoch: u64,
+    budget: Budget,
+    /// The table of processes knows it.
+    watched: bool,
+    /// Held until the end.
+    _seat: Seat,
+}
+
+async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> Result<Connection, Refusal> {
+    let limits = agents.limits();
+    let first = async {
+        loop {
+            stream.readable().await?;
+            match agents.receive(stream) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    };
+    let first = tokio::time::timeout(limits.hello, first).await;
+    let (packet, bytes) = first.map_err(|_| Refusal::Silent(limits.hello))??;
+    if packet.len == 0 {
+        return Err(Refusal::EarlyEnd);
+    }
+    let no_hello = |why: &dyn std::fmt::Display| Refusal::NoHello(format!(": {why}"));
+    let (slot, payload, after) = match frame::split_frame(&bytes) {
+        Ok(Some(parts)) if !packet.cut => parts,
+        Ok(_) => return Err(Refusal::NoHello(String::new())),
+        Err(error) => return Err(no_hello(&error)),
+    };
+    let hello = Record::decode(slot, payload).map_err(|error| no_hello(&error))?;
+    let Body::Hello { start_ticks, versions, .. } = hello.body else {
+        return Err(Refusal::NoHello(String::new()));
+    };
+    if versions >> 16 != u64::from(MAJOR) {
+        return Err(Refusal::Version(versions >> 16));
+    }
+    let fds = packet.fds.len();
+    let fd = packet.fds.into_iter().next().filter(|_| fds == 1 && !packet.more_fds);
+    let memory = Memory::accept(fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?)?;
+    let peer = Peer::of(stream, start_ticks)?;
+
+    seat.welcomed();
+    let epoch = agents.next_epoch();
+    let mut connection = Connection {
+        agents: Arc::clone(agents),
+        stream: Stream::rebased(peer.rebase_ns),
+        memory: Some(memory),
+        epoch,
+        budget: Budget::new(limits.bytes_per_s),
+        peer,
+        watched: false,
+        _seat: seat,
+    };
+    // What the packet says is taken as said by the process that the kernel names.
+    let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
+    let up = Body::Source { up: true, reason: "agent" };
+    let mut frames = Vec::new();
+    for body in [up, hello.body] {
+        Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
+    }
+    // From now on the table says when the process ends; one that has ended already says it itself.
+    connection.watched = agents.processes.identify(connection.peer.key.pid) == Some(connection.peer.key);
+    let mut facts = Vec::new();
+    agents.processes.take_facts(clock::now_ns(), &mut facts);
+    if !facts.is_empty() {
+        agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
+    }
+    connection.hand(frames).await.map_err(|()| Refusal::Over)?;
+    agents.stats.add(Count::Welcomed, 1);
+    tracing::info!(pid = connection.peer.key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+    if !after.is_empty() {
+        let after = after.to_vec();
+        let taken = connection.take(after).await;
+        if let Err(end) = taken {
+            connection.end(end).await;
+            return Err(Refusal::Over); // told already
+        }
+    }
+    let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
+    let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
+    let mut reply = Vec::new();
+    for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
+        Record { stamp, body }.append_frame(&mut reply);
+    }
+    // The first bytes in an empty socket always fit; a peer that is gone is noticed by the next read.
+    let _ = stream.try_write(&reply);
+    Ok(connection)
+}
+
+/// What there is to do.
+enum Ready {
+    Socket,
+    Gone,
+    Resync,
+}
+
+impl Connection {
+    async fn run(mut self, stream: &UnixStream) {
+        let mut resyncs = self.agents.resyncs.subscribe();
+        let mut gone = self.agents.expect_end(self.peer.key, self.watched);
+        let end = loop {
+            let ready = tokio::select! {
+                biased;
+                ready = stream.readable() => ready.map(|()| Ready::Socket),
+                _ = &mut gone => Ok(Ready::Gone),
+                Ok(()) = resyncs.changed() => Ok(Ready::Resync),
+            };
+            match ready {
+                Ok(Ready::Socket) => {
+                    if let Err(end) = self.turn(stream, PACKETS_PER_TURN).await {
+                        break end;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                Ok(Ready::Resync) => self.ask_again(stream),
+                // Its children may hold the socket open, so there may be no end of it; what was sent is here.
+                Ok(Ready::Gone) => {
+                    break match self.turn(stream, usize::MAX).await {
+                        Err(end) => end,
+                        Ok(()) => End::Gone,
+                    };
+                }
+                Err(error) => break End::System(error),
+            }
+        };
+        self.end(end).await;
+    }
+
+    /// Asks for the whole state once more.
+    fn ask_again(&mut self, stream: &UnixStream) {
+        self.epoch = self.agents.next_epoch();
+        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
+        let mut frames = Vec::new();
+        Record { stamp, body: Body::ResyncRequest { epoch: self.epoch } }.append_frame(&mut frames);
+        // A peer that does not read its socket is not waited for.
+        let _ = stream.try_write(&frames);
+    }
+
+    /// Takes what is there, up to so many packets.
+    async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
+        for _ in 0..packets {
+            let (packet, bytes) = match self.agents.receive(stream) {
+                Ok(received) => received,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Err(End::Closed),
+                Err(error) => return Err(End::System(error)),
+            };
+            match packet {
+                Packet { cut: true, .. } => return Err(End::Oversize),
+                Packet { len: 0, .. } => return Err(End::Closed),
+                packet if packet.more_fds || !packet.fds.is_empty() => return Err(End::Descriptors),
+                _ => {}
+            }
+            let len = bytes.len();
+            self.take(bytes).await?;
+            self.budget.spend(len).await;
+        }
+        Ok(())
+    }
+
+    /// Hands on what a packet says.
+    async fn take(&mut self, packet: Vec<u8>) -> Result<(), End> {
+        let stats = &self.agents.stats;
+        stats.add(Count::Packets, 1);
+        stats.add(Count::Bytes, packet.len() as u64);
+        let frames = self.check(packet).map_err(End::Fault)?;
+        self.hand(frames).await.map_err(|()| End::Over)
+    }
+
+    fn check(&mut self, packet: Vec<u8>) -> Result<Vec<u8>, Fault> {
+        let (frames, seen) = self.stream.check(packet, clock::now_ns())?;
+        let Seen { unknown, forbidden, devices, .. } = seen;
+        let stats = &self.agents.stats;
+        for (count, more) in [
+            (Count::SkippedUnknown, unknown),
+            (Count::SkippedForbidden, forbidden),
+            (Count::SkippedDevices, devices),
+        ] {
+            if more > 0 {
+                stats.add(count, more);
+            }
+        }
+        for uuid in self.stream.take_hints() {
+            (self.agents.hint)(uuid);
+        }
+        Ok(frames)
+    }
+
+    async fn hand(&self, frames: Vec<u8>) -> Result<(), ()> {
+        self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames }).await
+    }
+
+    /// Reads what was not sent, and tells that the agent is gone; when its process is, that too.
+    async fn end(mut self, end: End) {
+        let (pid, uid) = (self.peer.key.pid, self.peer.uid);
+        match end.count() {
+            Some(count) => {
+                self.agents.stats.add(count, 1);
+                tracing::warn!(pid, uid, why = %end, "an agent's connection was ended");
+            }
+            None => tracing::info!(pid, uid, why = %end, "an agent is gone"),
+        }
+        if matches!(end, End::Over) {
+            return;
+        }
+        // Of a peer that sends rubbish, nothing more is believed.
+        if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
+            && let Err(error) = self.recover(memory).await
+        {
+            tracing::warn!(pid, uid, why = %error, "what the agent had not sent could not be read");
+        }
+        let stamp = Stamp { thread: pid, time_ns: clock::now_ns(), ..Stamp::default() };
+        let mut frames = Vec::new();
+        let reason = end.to_string();
+        let body = Body::Source { up: false, reason: &reason };
+        Record { stamp, body }.append_frame(&mut frames);
+        if self.hand(frames).await.is_err() {
+            return;
+        }
+        if !self.watched {
+            let start_ticks = self.peer.key.start_ticks;
+            let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
+            let mut frames = Vec::new();
+            Record { stamp, body }.append_frame(&mut frames);
+            let _ = self.agents.hand(Batch { origin: Origin::Host, frames }).await;
+        }
+    }
+
+    /// Hands on what the memory holds beyond what was received.
+    async fn recover(&mut self, memory: Memory) -> Result<(), memory::Refusal> {
+        let mut rest = Rest::new(memory, self.stream.last_seq, self.stream.holes, self.agents.next_epoch())?;
+        let before = self.stream.last_seq;
+        while let Some(piece) = rest.next_piece(clock::now_ns())? {
+            tokio::task::yield_now().await;
+            if piece.is_empty() {
+                continue;
+            }
+            match self.check(piece) {
+                Ok(frames) => {
+                    if self.hand(frames).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Err(fault) => {
+                    tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's memory holds rubbish");
+                    return Ok(());
+                }
+            }
+        }
+        self.agents.stats.add(Count::Recovered, self.stream.last_seq.saturating_sub(before));
+        Ok(())
+    }
+}
+
+/// What a connection may send in a second. Spending more waits, the socket fills, and the agent's ring takes it
+/// from there.
+#[derive(Debug)]
+struct Budget {
+    bytes_per_s: u64,
+    since: Instant,
+    spent: u64,
+}
+
+impl Budget {
+    fn new(bytes_per_s: u64) -> Self {
+        Budget { bytes_per_s, since: Instant::now(), spent: 0 }
+    }
+
+    async fn spend(&mut self, bytes: usize) {
+        if self.bytes_per_s == 0 {
+            return;
+        }
+        self.spent += bytes as u64;
+        // Looked at once in a tenth of a second's worth: bursts of that size are free.
+        if self.spent < self.bytes_per_s / 10 {
+            return;
+        }
+        let due = Duration::from_secs_f64(self.spent as f64 / self.bytes_per_s as f64);
+        if let Some(wait) = due.checked_sub(self.since.elapsed()) {
+            tokio::time::sleep(wait).await;
+        }
+        (self.since, self.spent) = (Instant::now(), 0);
+    }
+}

@@ -1,0 +1,341 @@
+//! What an agent may say. A packet is checked here once, before it reaches anybody: framing, kinds, text and
+//! times. Everything else is the ledger's business, which cannot fail.
+
+use gpumem_wire::{Body, CodecError, Flags, MAX_TAG_BYTES, NONE_DEVICE, Record, SLOT_BYTES, Slot, frame};
+
+/// A record may not be later than this after the packet that brought it: a peer that stamps the far future
+/// would have everything after it look old.
+const AHEAD_NS: u64 = 2_000_000_000;
+
+/// Allocated bytes on a device after which NVML is worth asking again.
+const GROWTH_BYTES: u64 = 64 << 20;
+
+/// Device slots that an agent may name: more than a machine has, far fewer than a liar would like.
+const MAX_DEVICES: usize = 64;
+
+/// Why a connection ends.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The bytes are not frames.
+    #[error("{0}")]
+    Framing(frame::Error),
+    /// A text that is none, or a tag longer than tags are.
+    #[error("record kind {0} has a payload that it cannot have")]
+    Payload(u8),
+    /// A time that has not come.
+    #[error("a record of kind {kind} is {ahead_ms} ms ahead of the clock")]
+    Time {
+        /// Its kind.
+        kind: u8,
+        /// How far.
+        ahead_ms: u64,
+    },
+}
+
+/// What was seen in a packet beside its records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Records handed on.
+    pub records: u64,
+    /// Of kinds that this version does not know.
+    pub unknown: u64,
+    /// Of kinds that are not for agents.
+    pub forbidden: u64,
+    /// Devices beyond those that an agent may name.
+    pub devices: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum May {
+    Say,
+    Never,
+    Unknown,
+}
+
+/// By kind. What only the host may say would let a peer speak for others; `Hello` comes once, checked
+/// elsewhere.
+const fn allowed() -> [May; 256] {
+    let mut table = [May::Unknown; 256];
+    let mut at = 0;
+    while at < Body::KINDS.len() {
+        let kind = Body::KINDS[at].1;
+        table[kind as usize] = match kind {
+            1 | 2 | 7 | 96..=127 => May::Never,
+            _ => May::Say,
+        };
+        at += 1;
+    }
+    table
+}
+static ALLOWED: [May; 256] = allowed();
+
+const DEVICE: u8 = 3;
+const TAG: u8 = 4;
+const ALLOC_END: u8 = 16;
+const ALLOC_FAILED: u8 = 19;
+const VMM_CREATE: u8 = 32;
+const CONTEXT_CREATE: u8 = 40;
+const POOL_STATE: u8 = 25;
+const DRIVER_EVENT: u8 = 64;
+const RESYNC_BEGIN: u8 = 82;
+const RESYNC_END: u8 = 83;
+
+/// What is kept of one agent's stream.
+#[derive(Debug)]
+pub struct Stream {
+    /// Highest seq received.
+    pub last_seq: u64,
+    /// A seq was skipped and no resync has ended since, or one is under way: the live table says more than the
+    /// records did.
+    pub holes: bool,
+    /// Added to every time: the peer lives in another time namespace.
+    rebase_ns: i64,
+    /// UUID of each device slot that the agent named.
+    devices: [Option<[u8; 16]>; MAX_DEVICES],
+    /// Bytes allocated per slot since NVML was last hinted at.
+    grown: [u64; MAX_DEVICES],
+    /// Slots whose device is worth a look, since the last [`Stream::take_hints`].
+    hints: u64,
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        let (devices, grown) = ([None; MAX_DEVICES], [0; MAX_DEVICES]);
+        Stream { last_seq: 0, holes: false, rebase_ns: 0, devices, grown, hints: 0 }
+    }
+}
+
+impl Stream {
+    /// A stream whose times are to be moved by that much.
+    pub fn rebased(rebase_ns: i64) -> Self {
+        Stream { rebase_ns, ..Stream::default() }
+    }
+
+    /// The frames of a packet that may go on to the ledger.
+    ///
+    /// # Errors
+    /// [`Fault`]: nothing of the packet is to be used.
+    pub fn check(&mut self, packet: Vec<u8>, now_ns: u64) -> Result<(Vec<u8>, Seen), Fault> {
+        let mut seen = Seen::default();
+        let latest_ns = now_ns.saturating_add(AHEAD_NS);
+        // Almost every packet goes on as it is: it is copied only if something must be left out or changed.
+        let mut out: Option<Vec<u8>> = (self.rebase_ns != 0).then(|| Vec::with_capacity(packet.len()));
+        let mut rest = packet.as_slice();
+        while let Some((slot, payload, after)) = frame::split_frame(rest).map_err(Fault::Framing)? {
+            let whole = &rest[..rest.len() - after.len()];
+            let keep = self.take(slot, payload, latest_ns, &mut seen)?;
+            match (&mut out, keep) {
+                (Some(out), true) => {
+                    let at = out.len();
+                    out.extend_from_slice(whole);
+                    self.rebase(&mut out[at + frame::PREFIX_BYTES..]);
+                }
+                (None, false) => out = Some(packet[..packet.len() - rest.len()].to_vec()),
+                _ => {}
+            }
+            rest = after;
+        }
+        Ok((out.unwrap_or(packet), seen))
+    }
+
+    fn take(&mut self, slot: &Slot, payload: &[u8], latest_ns: u64, seen: &mut Seen) -> Result<bool, Fault> {
+        let kind = slot[60];
+        match ALLOWED[usize::from(kind)] {
+            May::Say => {}
+            May::Never => {
+                seen.forbidden += 1;
+                return Ok(false);
+            }
+            May::Unknown => {
+                seen.unknown += 1;
+                return Ok(false);
+            }
+        }
+        let time_ns = word(slot, 8).saturating_add_signed(self.rebase_ns);
+        if time_ns > latest_ns {
+            return Err(Fault::Time { kind, ahead_ms: (time_ns - latest_ns) / 1_000_000 });
+        }
+        if !payload.is_empty() {
+            match Record::decode(slot, payload) {
+                Err(CodecError::Payload(kind)) => return Err(Fault::Payload(kind)),
+                _ if kind == TAG && payload.len() > MAX_TAG_BYTES => return Err(Fault::Payload(kind)),
+                _ => {}
+            }
+        }
+        if kind == DEVICE && !self.name_device(slot) {
+            seen.devices += 1;
+            return Ok(false);
+        }
+        let seq = word(slot, 0);
+        if seq != 0 && !Flags(slot[62]).has(Flags::RESTATED) {
+            self.holes |= seq != self.last_seq + 1;
+            self.last_seq = self.last_seq.max(seq);
+        }
+        match kind {
+            RESYNC_BEGIN => self.holes = true,
+            RESYNC_END => self.holes = false,
+            _ => self.notice(kind, slot),
+        }
+        seen.records += 1;
+        Ok(true)
+    }
+
+    /// Whether the agent may name that slot so: each slot once.
+    fn name_device(&mut self, slot: &Slot) -> bool {
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&word(slot, 16).to_be_bytes());
+        uuid[8..].copy_from_slice(&word(slot, 32).to_be_bytes());
+        match self.devices.get_mut(usize::from(slot[61])) {
+            Some(known) => *known.get_or_insert(uuid) == uuid,
+            None => false,
+        }
+    }
+
+    /// Notices what makes NVML's word about a device old.
+    fn notice(&mut self, kind: u8, slot: &Slot) {
+        let device = slot[61];
+        if device == NONE_DEVICE || usize::from(device) >= MAX_DEVICES {
+            return;
+        }
+        let grown = &mut self.grown[usize::from(device)];
+        let worth = match kind {
+            CONTEXT_CREATE | DRIVER_EVENT | ALLOC_FAILED => true,
+            ALLOC_END | VMM_CREATE | POOL_STATE => {
+                *grown = grown.saturating_add(if kind == POOL_STATE { 0 } else { word(slot, 24) });
+                *grown >= GROWTH_BYTES
+            }
+            _ => false,
+        };
+        if worth {
+            *grown = 0;
+            self.hints |= 1 << device;
+        }
+    }
+
+    /// Devices (by UUID) that NVML should look at sooner, since the last call.
+    pub fn take_hints(&mut self) -> impl Iterator<Item = [u8; 16]> + '_ {
+        let hints = std::mem::take(&mut self.hints);
+        let devices = self.devices.iter().enumerate();
+        devices.filter(move |(slot, _)| hints & 1 << slot != 0).filter_map(|(_, uuid)| *uuid)
+    }
+
+    fn rebase(&self, slot: &mut [u8]) {
+        if let Some(time) = slot.get_mut(8..16).and_then(|bytes| bytes.first_chunk_mut::<8>()) {
+            *time = u64::from_le_bytes(*time).saturating_add_signed(self.rebase_ns).to_le_bytes();
+        }
+    }
+}
+
+/// The little-endian word at that place of a slot.
+pub(super) fn word(slot: &Slot, at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&slot[at.min(SLOT_BYTES - 8)..][..8]);
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_wire::{DeviceIdKind, MemoryKind, Reading, Stamp};
+
+    fn packet(records: &[(Stamp, Body<'_>)]) -> Vec<u8> {
+        let mut out = Vec::new();
+        records.iter().for_each(|&(stamp, body)| Record { stamp, body }.append_frame(&mut out));
+        out
+    }
+
+    fn alloc(seq: u64, bytes: u64) -> (Stamp, Body<'static>) {
+        let memory = MemoryKind::Device;
+        let body = Body::AllocEnd { address: seq << 20, bytes, pool: 0, took_us: 1, memory };
+        (Stamp { seq, time_ns: 5, device: 0, ..Stamp::default() }, body)
+    }
+
+    fn device(slot: u8, uuid_high: u64) -> (Stamp, Body<'static>) {
+        let total_bytes = Reading::of(1);
+        let body =
+            Body::Device { uuid_high, uuid_low: 2, total_bytes, ordinal: 0, id: DeviceIdKind::Gpu, name: "" };
+        (Stamp { device: slot, ..Stamp::default() }, body)
+    }
+
+    #[test]
+    fn what_is_for_agents_goes_on_as_it_is() {
+        let sent = packet(&[alloc(1, 10), alloc(2, 20)]);
+        let mut stream = Stream::default();
+        let (frames, seen) = stream.check(sent.clone(), 10).unwrap();
+        assert_eq!((frames, seen.records), (sent, 2));
+        assert_eq!((stream.last_seq, stream.holes), (2, false));
+        stream.check(packet(&[alloc(4, 1)]), 10).unwrap();
+        assert_eq!((stream.last_seq, stream.holes), (4, true));
+    }
+
+    #[test]
+    fn host_records_and_unknown_kinds_are_left_out() {
+        let gone = (
+            Stamp { thread: 1, ..Stamp::default() },
+            Body::ProcessGone { start_ticks: 1, status: Reading(None) },
+        );
+        let hello = Body::Hello { start_ticks: 1, versions: 0, capabilities: 0, instance: 0, claims: "" };
+        let mut sent = packet(&[alloc(1, 10), gone, alloc(2, 20), (Stamp::default(), hello)]);
+        let at = sent.len() + frame::PREFIX_BYTES + 60;
+        sent.extend(packet(&[(Stamp::default(), Body::Marker {})]));
+        sent[at] = 250;
+        let (frames, seen) = Stream::default().check(sent, 10).unwrap();
+        assert_eq!(frames, packet(&[alloc(1, 10), alloc(2, 20)]));
+        assert_eq!((seen.records, seen.forbidden, seen.unknown), (2, 2, 1));
+    }
+
+    #[test]
+    fn every_kind_is_decided() {
+        for &(name, kind) in Body::KINDS {
+            let host = matches!(kind, 96..=127) || matches!(name, "Hello" | "ClockAnchor" | "Origin");
+            let expected = if host { May::Never } else { May::Say };
+            assert_eq!(ALLOWED[usize::from(kind)], expected, "{name}");
+        }
+        assert_eq!(ALLOWED[0], May::Unknown);
+    }
+
+    #[test]
+    fn faults() {
+        let check = |bytes: &[u8]| Stream::default().check(bytes.to_vec(), 10).unwrap_err();
+        assert!(matches!(check(&[1, 2, 3]), Fault::Framing(frame::Error::Cut { .. })));
+        assert!(matches!(check(&[255; 200]), Fault::Framing(frame::Error::Length(_))));
+        let sent = packet(&[alloc(1, 10)]);
+        assert!(matches!(check(&sent[..sent.len() - 1]), Fault::Framing(frame::Error::Cut { .. })));
+        let long = "x".repeat(MAX_TAG_BYTES + 1);
+        assert_eq!(check(&packet(&[(Stamp::default(), Body::Tag { path: &long })])), Fault::Payload(TAG));
+        let mut text = packet(&[(Stamp::default(), Body::Tag { path: "abc" })]);
+        *text.last_mut().unwrap() = 0xff;
+        assert_eq!(check(&text), Fault::Payload(TAG));
+        let late = Stamp { time_ns: u64::MAX, ..Stamp::default() };
+        assert!(matches!(check(&packet(&[(late, Body::Marker {})])), Fault::Time { kind: 74, .. }));
+    }
+
+    #[test]
+    fn a_slot_names_one_device() {
+        let mut stream = Stream::default();
+        let sent = packet(&[device(0, 7), device(0, 7), device(0, 8), device(200, 9)]);
+        let (_, seen) = stream.check(sent.clone(), 10).unwrap();
+        assert_eq!((seen.records, seen.devices), (2, 2));
+    }
+
+    #[test]
+    fn growth_is_worth_a_look_once() {
+        let mut stream = Stream::default();
+        stream.check(packet(&[device(0, 7), alloc(1, GROWTH_BYTES - 1)]), 10).unwrap();
+        assert_eq!(stream.take_hints().count(), 0);
+        stream.check(packet(&[alloc(2, 1)]), 10).unwrap();
+        assert_eq!(
+            stream.take_hints().collect::<Vec<_>>(),
+            [[0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 2]]
+        );
+        assert_eq!(stream.take_hints().count(), 0);
+    }
+
+    #[test]
+    fn times_of_another_namespace_are_moved() {
+        let mut stream = Stream { rebase_ns: 100, ..Stream::default() };
+        let (frames, _) = stream.check(packet(&[alloc(1, 10)]), 10).unwrap();
+        let (slot, ..) = frame::split_frame(&frames).unwrap().unwrap();
+        assert_eq!(word(slot, 8), 105);
+    }
+}

@@ -1,0 +1,182 @@
+//! Processes that carry our library. They connect to a SOCK_SEQPACKET socket, hand over their memory with a
+//! hello, and send what happens.
+//!
+//! ```text
+//! seats       quotas
+//! connection  one agent, from hello to end
+//! peer        who it is: the kernel's word, and /proc's
+//! packet      one packet off the socket
+//! frames      what an agent may say
+//! memory      its memfd; rest: what it recorded and never sent
+//! ```
+//!
+//! Peers are strangers. Nothing here trusts a length, a text, a time or an identity that a peer sends, and what
+//! one of them sends costs the others nothing but their turn.
+
+mod connection;
+mod frames;
+mod memory;
+mod packet;
+mod peer;
+mod rest;
+mod seats;
+
+pub use packet::MAX_PACKET_BYTES;
+pub use seats::Limits;
+
+use super::Batch;
+use super::process::Processes;
+use crate::stats::{Count, Stats};
+use gpumem_ledger::ProcessKey;
+use packet::Packet;
+use seats::{Full, Seats};
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Called with the UUID of a device about which NVML is worth asking.
+pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
+
+/// The source.
+pub struct Agents {
+    inbox: mpsc::Sender<Batch>,
+    stats: Arc<Stats>,
+    processes: Processes,
+    hint: Hint,
+    limits: Mutex<Limits>,
+    seats: Arc<Seats>,
+    epochs: AtomicU64,
+    /// How often all agents were asked to say their state again.
+    resyncs: watch::Sender<u64>,
+    /// Connections to be told when their process has ended.
+    ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
+    /// Where packets land before they are checked: one for all, since nothing waits while it is held.
+    scratch: Mutex<Box<[u8]>>,
+}
+
+impl Agents {
+    /// A source that hands its batches to `inbox`.
+    pub fn new(
+        limits: Limits,
+        processes: Processes,
+        inbox: mpsc::Sender<Batch>,
+        stats: Arc<Stats>,
+        hint: Hint,
+    ) -> Arc<Self> {
+        let scratch = vec![0; MAX_PACKET_BYTES].into_boxed_slice();
+        Arc::new(Agents {
+            inbox,
+            stats,
+            processes,
+            hint,
+            limits: Mutex::new(limits),
+            seats: Arc::default(),
+            epochs: AtomicU64::new(1),
+            resyncs: watch::Sender::new(0),
+            ends: Mutex::default(),
+            scratch: Mutex::new(scratch),
+        })
+    }
+
+    /// New limits, for connections to come.
+    pub fn set_limits(&self, limits: Limits) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// Connections now, and how many of them have not said hello.
+    pub fn connections(&self) -> (usize, usize) {
+        self.seats.count()
+    }
+
+    /// Asks every agent to say its state again: a recording that begins now must know what is there.
+    pub fn resync(&self) {
+        self.resyncs.send_modify(|count| *count += 1);
+    }
+
+    /// A process has ended. Its children may hold its socket open: there may be no other sign of it.
+    pub fn ended(&self, key: ProcessKey) {
+        let waiting = self.ends.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        for waiting in waiting.into_iter().flatten() {
+            // A connection that is closed already needs no telling.
+            let _ = waiting.send(());
+        }
+    }
+
+    /// Resolves when the process has ended; at once if nobody watches it, because it had ended before.
+    fn expect_end(&self, key: ProcessKey, watched: bool) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        if watched {
+            let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            // Connections that closed while their process lives on are not kept.
+            ends.retain(|_, waiting| {
+                waiting.retain(|waiting| !waiting.is_closed());
+                !waiting.is_empty()
+            });
+            ends.entry(key).or_default().push(tell);
+        }
+        told
+    }
+
+    /// Takes connections until the future is dropped.
+    pub async fn listen(self: Arc<Self>, listener: UnixListener) {
+        let mut failing = false;
+        loop {
+            let (stream, _) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    self.stats.add(Count::AcceptFailures, 1);
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(%error, "agents cannot connect");
+                    }
+                    // Out of descriptors: the connection stays in the queue, asking again at once would spin.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            failing = false;
+            // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
+            let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+            match self.seats.take(uid, &self.limits()) {
+                Ok(seat) => {
+                    tokio::spawn(connection::serve(Arc::clone(&self), stream, uid, seat));
+                }
+                Err(full) => {
+                    self.stats.add(
+                        match full {
+                            Full::All => Count::RefusedFull,
+                            Full::OfUid => Count::RefusedUid,
+                            Full::Waiting => Count::RefusedWaiting,
+                        },
+                        1,
+                    );
+                    tracing::debug!(uid, ?full, "no seat for a peer on the agent socket");
+                }
+            }
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_epoch(&self) -> u64 {
+        self.epochs.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// One packet and its bytes.
+    fn receive(&self, stream: &UnixStream) -> io::Result<(Packet, Vec<u8>)> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let packet = packet::receive(stream, &mut scratch)?;
+        let bytes = scratch[..packet.len].to_vec();
+        Ok((packet, bytes))
+    }
+
+    /// Fails when the daemon ends.
+    async fn hand(&self, batch: Batch) -> Result<(), ()> {
+        self.inbox.send(batch).await.map_err(|_| ())
+    }
+}

@@ -1,0 +1,86 @@
+//! Who is at the other end of a connection. The kernel says pid and uid; the start time in /proc tells this
+//! process from another one that had the pid before or has it after.
+
+use gpumem_ledger::ProcessKey;
+use tokio::net::UnixStream;
+
+/// Why a peer is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum Unknown {
+    /// The kernel does not say, or says 0: the peer is in no namespace that this daemon sees.
+    #[error("the peer has no pid here: its PID namespace is not below the daemon's")]
+    NoPid,
+    /// It is gone.
+    #[error("process {0} is gone")]
+    Gone(u32),
+    /// It says that it started at another time than the process with its pid.
+    #[error("process {pid} started at {found} ticks, and says {claimed}")]
+    StartTime {
+        /// Its pid.
+        pid: u32,
+        /// What /proc says.
+        found: u64,
+        /// What it says.
+        claimed: u64,
+    },
+    /// The system said no.
+    #[error("looking at the peer: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// A process at the other end.
+#[derive(Debug)]
+pub struct Peer {
+    /// Which.
+    pub key: ProcessKey,
+    /// Whose.
+    pub uid: u32,
+    /// To be added to its times to get ours.
+    pub rebase_ns: i64,
+}
+
+impl Peer {
+    /// The peer of a connection that says it started at `claimed_ticks`.
+    ///
+    /// # Errors
+    /// [`Unknown`].
+    pub fn of(stream: &UnixStream, claimed_ticks: u64) -> Result<Self, Unknown> {
+        let credentials = stream.peer_cred()?;
+        let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
+        let pid = pid.ok_or(Unknown::NoPid)?;
+        // The pid may be another process's by now, but then not with the start time that the peer had.
+        let found = start_ticks(pid).ok_or(Unknown::Gone(pid))?;
+        if found != claimed_ticks {
+            return Err(Unknown::StartTime { pid, found, claimed: claimed_ticks });
+        }
+        Ok(Peer {
+            key: ProcessKey { pid, start_ticks: found },
+            uid: credentials.uid(),
+            rebase_ns: time_offset_ns(pid),
+        })
+    }
+}
+
+/// How far our CLOCK_MONOTONIC is ahead of that of a process in another time namespace; 0 in the same one, and
+/// where it cannot be known.
+fn time_offset_ns(pid: u32) -> i64 {
+    let offset = |of: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{of}/timens_offsets")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+        let mut numbers = line.split_ascii_whitespace().map(|word| word.parse::<i64>().ok());
+        let (seconds, nanos) = (numbers.next()??, numbers.next()??);
+        seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
+    };
+    match (offset("self"), offset(&pid.to_string())) {
+        (Some(ours), Some(theirs)) => ours.saturating_sub(theirs),
+        _ => 0,
+    }
+}
+
+/// Field 22 of /proc/PID/stat; a process that was killed and not waited for still has it. The name before it
+/// may hold anything, so fields are counted from the last `)`.
+fn start_ticks(pid: u32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}

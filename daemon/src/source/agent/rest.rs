@@ -1,0 +1,192 @@
+//! What an agent recorded and did not send before its connection ended: names, the ring behind the last record
+//! that came, and, if records are missing in between, the live table as a resync of our own making.
+//!
+//! Each step returns one piece of bounded size, so that a dead process with a million rows does not stop the
+//! living ones.
+
+use super::frames::word;
+use super::memory::{Memory, Refusal};
+use gpumem_wire::layout::Header;
+use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
+
+/// Ring slots or live rows read at a time: 256 KiB.
+const PIECE: u64 = 4096;
+/// Bytes of names read at a time: as many as a packet has.
+const NAMES: usize = 60 << 10;
+
+/// Reads what is left, piece by piece.
+#[derive(Debug)]
+pub struct Rest {
+    memory: Memory,
+    header: Header,
+    /// Next record of the ring that is wanted.
+    next: u64,
+    names: u64,
+    holes: bool,
+    epoch: u64,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    Names,
+    Ring,
+    /// Reading the live table, from this row.
+    Rows(u64, Vec<Slot>),
+    /// Saying it again, from this one.
+    Restate(usize, Vec<Slot>),
+    Done,
+}
+
+impl Rest {
+    /// Of an agent that was heard up to `last_seq`. `holes`: not all of it.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the memory is not what it was.
+    pub fn new(memory: Memory, last_seq: u64, holes: bool, epoch: u64) -> Result<Self, Refusal> {
+        let header = memory.header()?;
+        let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
+        let next = (last_seq + 1).max(oldest);
+        let holes = holes || next > last_seq + 1;
+        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names })
+    }
+
+    /// The next frames; none at the end. They are as unchecked as those of a packet.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn next_piece(&mut self, now_ns: u64) -> Result<Option<Vec<u8>>, Refusal> {
+        loop {
+            match std::mem::replace(&mut self.step, Step::Done) {
+                Step::Names => {
+                    let frames = self.some_names()?;
+                    if !frames.is_empty() {
+                        self.step = Step::Names;
+                        return Ok(Some(frames));
+                    }
+                    self.step = Step::Ring;
+                }
+                Step::Ring if self.next <= self.header.head_seq => {
+                    self.step = Step::Ring;
+                    let last = self.header.head_seq.min(self.next + PIECE - 1);
+                    let mut slots = Vec::new();
+                    self.memory.ring(self.next, last, &mut slots)?;
+                    self.holes |= (slots.len() as u64) < last - self.next + 1;
+                    self.next = last + 1;
+                    return Ok(Some(frames_of(&slots)));
+                }
+                Step::Ring => {
+                    let head = self.header.head_seq;
+                    self.step = if self.holes { Step::Rows(0, Vec::new()) } else { Step::Done };
+                    let body = Body::Watermark { last_seq: head, in_flight_since_ns: 0 };
+                    return Ok(Some(one(now_ns, body)));
+                }
+                Step::Rows(first, mut rows) => {
+                    if first < self.header.live_rows {
+                        self.memory.live(first, PIECE, &mut rows)?;
+                        self.step = Step::Rows(first + PIECE, rows);
+                        return Ok(Some(Vec::new())); // a turn of its own
+                    }
+                    order(&mut rows);
+                    self.step = Step::Restate(0, rows);
+                    let (epoch, after_seq) = (self.epoch, self.header.head_seq);
+                    return Ok(Some(one(now_ns, Body::ResyncBegin { epoch, after_seq })));
+                }
+                Step::Restate(from, mut rows) => {
+                    let to = rows.len().min(from + PIECE as usize);
+                    if from == to {
+                        let (epoch, head_seq) = (self.epoch, self.header.head_seq);
+                        let rows = rows.len() as u64;
+                        return Ok(Some(one(now_ns, Body::ResyncEnd { epoch, head_seq, rows })));
+                    }
+                    rows[from..to].iter_mut().for_each(|row| row[62] |= Flags::RESTATED.0);
+                    let frames = frames_of(&rows[from..to]);
+                    self.step = Step::Restate(to, rows);
+                    return Ok(Some(frames));
+                }
+                Step::Done => return Ok(None),
+            }
+        }
+    }
+
+    /// Whole frames of names from where the last call ended.
+    fn some_names(&mut self) -> Result<Vec<u8>, Refusal> {
+        let left = self.header.names_end.saturating_sub(self.names);
+        let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
+        self.memory.names(self.names, &mut bytes)?;
+        let mut whole = 0;
+        while let Ok(Some((_, payload, _))) = frame::split_frame(&bytes[whole..]) {
+            whole += frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES + payload.len();
+        }
+        bytes.truncate(whole);
+        self.names += whole as u64;
+        Ok(bytes)
+    }
+}
+
+fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {
+    let mut frames = Vec::new();
+    Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frames);
+    frames
+}
+
+fn frames_of(slots: &[Slot]) -> Vec<u8> {
+    let mut frames = Vec::with_capacity(slots.len() * (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES));
+    for slot in slots {
+        frames.extend_from_slice(&(gpumem_wire::SLOT_BYTES as u32).to_le_bytes());
+        frames.extend_from_slice(slot);
+    }
+    frames
+}
+
+/// Pools first, the outer ones before the inner; each VMM handle directly before its mappings; the rest as it
+/// came. A mapping belongs to the youngest handle of its number that is older than it.
+fn order(rows: &mut [Slot]) {
+    const POOL: u8 = 24;
+    const CREATE: u8 = 32;
+    const MAP: u8 = 33;
+    let mut handles: Vec<(u64, u64)> =
+        rows.iter().filter(|row| row[60] == CREATE).map(|row| (word(row, 16), word(row, 0))).collect();
+    handles.sort_unstable();
+    let owner = |row: &Slot| {
+        let (handle, seq) = (word(row, 32), word(row, 0));
+        let at = handles.partition_point(|&known| known <= (handle, seq));
+        handles[..at].last().filter(|(known, _)| *known == handle).map_or(seq, |&(_, seq)| seq)
+    };
+    rows.sort_by_cached_key(|row| {
+        let seq = word(row, 0);
+        match row[60] {
+            POOL => (0, seq, 0),
+            MAP => (1, owner(row), seq),
+            _ => (1, seq, 0),
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_wire::MemoryKind;
+
+    fn row(seq: u64, body: Body<'_>) -> Slot {
+        Record { stamp: Stamp { seq, ..Stamp::default() }, body }.encode().0
+    }
+
+    #[test]
+    fn rows_in_the_order_of_a_resync() {
+        let create = |seq, handle| {
+            let body = Body::VmmCreate { handle, bytes: 1, references: 1, memory: MemoryKind::Vmm };
+            row(seq, body)
+        };
+        let map = |seq, handle| row(seq, Body::VmmMap { address: seq, bytes: 1, handle });
+        let pool = |seq| {
+            let owner = gpumem_wire::PoolOwner::Framework;
+            row(seq, Body::PoolCreate { pool: seq, parent: 0, reports_blocks: 1, owner })
+        };
+        let mut rows =
+            vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
+        order(&mut rows);
+        let seqs: Vec<_> = rows.iter().map(|row| word(row, 0)).collect();
+        assert_eq!(seqs, [8, 1, 2, 3, 4, 6, 9]);
+    }
+}

@@ -1,0 +1,132 @@
+//! Device memory and process lists, read by a child process that may be lost.
+//!
+//! A call into a sick driver can stay in the kernel for ever, and an open NVML blocks GPU resets. So the daemon
+//! never opens NVML: `gpumemd nvml-poller` does, and is killed, abandoned and replaced.
+//!
+//! ```text
+//! watch.rs      the parent: starts, listens, notices silence, replaces
+//! translate.rs  the poller's frames -> the host's
+//! poller.rs     the child: commands in, frames out
+//! session.rs    one generation of the library, turn by turn
+//! lanes.rs      what to call next: pure, time is handed in
+//! library.rs    finding, opening and closing the library; which devices there are
+//! raw.rs        the calls that nvml-wrapper lacks or does badly; the only unsafe code of the daemon
+//! beacon.rs     what the poller is doing, where the parent can see it without its help
+//! status.rs     how it is
+//! ```
+
+mod beacon;
+mod lanes;
+mod library;
+mod poller;
+mod raw;
+mod session;
+mod status;
+mod translate;
+mod watch;
+
+pub use poller::poller_main;
+pub use status::{Counters, DeviceStatus, Status};
+
+use super::Batch;
+use super::process::Processes;
+use gpumem_ledger::DeviceName;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// How NVML is read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// A library to open instead of searching for one.
+    pub library: Option<PathBuf>,
+    /// Device memory reads per second and device: 1 to 100.
+    pub memory_hz: u32,
+    /// Each device's process list at least that often, as far as the budget allows.
+    pub list_interval: Duration,
+    /// Share of wall time that list calls may take: each of them stops the driver for every GPU.
+    pub list_budget: f64,
+    /// A device is listed sooner when its `used` has moved by at least this much.
+    pub list_threshold_bytes: u64,
+    /// Graphics and MPS lists that were empty are looked at that often.
+    pub extra_interval: Duration,
+    /// A call that takes longer is taken for one that will not return.
+    pub call_timeout: Duration,
+    /// A device whose call did not return is left alone for that long; twice as long the next time.
+    pub hang_retry: Duration,
+    /// Bytes per process are believed even where pids look like another namespace's.
+    pub trust_pids: bool,
+    /// The program that has `nvml-poller`; this one if not given.
+    pub program: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            library: None,
+            memory_hz: 10,
+            list_interval: Duration::from_secs(1),
+            list_budget: 0.02,
+            list_threshold_bytes: 2 << 20,
+            extra_interval: Duration::from_secs(10),
+            call_timeout: Duration::from_secs(5),
+            hang_retry: Duration::from_secs(60),
+            trust_pids: false,
+            program: None,
+        }
+    }
+}
+
+/// The daemon's handle on the source. Clones are the same source; it ends with the last of them.
+#[derive(Debug, Clone)]
+pub struct Nvml {
+    status: Arc<Mutex<Status>>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Hint(DeviceName),
+    Release(Duration),
+    Resume,
+}
+
+impl Nvml {
+    /// Starts the source as a task of this tokio runtime. Never fails: what is wrong is told in [`Status`] and as
+    /// `Source` records, whose reason begins with `nvml: `; with a device in its stamp such a record is about that
+    /// device.
+    ///
+    /// Everything in `out` is [`gpumem_ledger::Origin::Host`]'s. A reading's records are in order and not mixed with
+    /// another reading's; one that takes long is begun in an earlier batch than it ends, so that the ledger can mark
+    /// its books in time, and every one that begins ends, even if its poller is lost. `ProcessFacts` come before a
+    /// process's first sample.
+    pub fn start(settings: Settings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
+        let (commands, orders) = mpsc::unbounded_channel();
+        let status =
+            Status { reason: "nvml: starting".to_owned(), since_ns: session::now_ns(), ..Status::default() };
+        let status = Arc::new(Mutex::new(status));
+        tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
+        Nvml { status, commands }
+    }
+
+    /// An agent told of something worth a sample on this device: list it soon, within the budget.
+    pub fn hint(&self, device: DeviceName) {
+        let _ = self.commands.send(Command::Hint(device));
+    }
+
+    /// Closes NVML, so that a GPU can be reset or partitioned; it opens by itself after `time`.
+    pub fn release(&self, time: Duration) {
+        let _ = self.commands.send(Command::Release(time));
+    }
+
+    /// Ends a release early.
+    pub fn resume(&self) {
+        let _ = self.commands.send(Command::Resume);
+    }
+
+    /// How it is now. Never waits for NVML.
+    pub fn status(&self) -> Status {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

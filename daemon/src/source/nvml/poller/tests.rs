@@ -1,0 +1,166 @@
+use super::*;
+use crate::source::nvml::session::tests::{FakeGpus, said};
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+/// A sink that can be looked into.
+#[derive(Clone, Default)]
+struct Pipe(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Pipe {
+    fn said(&self) -> Vec<String> {
+        said(&std::mem::take(&mut *self.0.borrow_mut()))
+    }
+}
+
+/// A poller whose library is there when `opens` says so.
+fn poller(opens: &Rc<RefCell<Result<FakeGpus, String>>>, arguments: Arguments) -> (Poller, Pipe) {
+    let pipe = Pipe::default();
+    let opens = Rc::clone(opens);
+    let open = move |_: &Avoid, _: &mut dyn FnMut(u16)| {
+        opens.borrow().clone().map(|gpus| Box::new(gpus) as Box<dyn Gpus>)
+    };
+    (Poller::new(arguments, Box::new(open), Outlet::new(Box::new(pipe.clone()), None)), pipe)
+}
+
+fn wait_is_over(poller: &mut Poller) {
+    match &mut poller.state {
+        State::Closed { retry_ns, .. } => *retry_ns = 0,
+        State::Released { until_ns } => *until_ns = 0,
+        State::Open(_) => {}
+    }
+}
+
+#[test]
+fn arguments_are_read_as_they_were_written() {
+    let settings = Settings {
+        library: Some(PathBuf::from("/opt/a b/libnvidia-ml.so.1")),
+        memory_hz: 100,
+        list_interval: Duration::from_millis(250),
+        list_budget: 0.05,
+        list_threshold_bytes: 77,
+        extra_interval: Duration::from_secs(3),
+        trust_pids: true,
+        ..Settings::default()
+    };
+    let name = DeviceName::Mig([7; 16]);
+    let arguments = Arguments {
+        settings,
+        beacon: Some(5),
+        skip: vec![(name, 30)],
+        skip_index: vec![(3, 9)],
+        released_s: 4,
+    };
+    let words = arguments.to_args();
+    assert_eq!(words[0], "nvml-poller");
+    assert_eq!(Arguments::parse(words.into_iter().skip(1)), Some(arguments));
+    assert_eq!(Arguments::parse([OsString::from("--memory-hz")]), None);
+    assert_eq!(Arguments::parse([OsString::from("--surprise"), OsString::from("1")]), None);
+}
+
+#[test]
+fn orders_are_lines_and_nothing_else() {
+    let name = DeviceName::Gpu([0x11; 16]);
+    let mut orders = Orders::default();
+    assert_eq!(orders.take(b"rele"), []);
+    assert_eq!(orders.take(b"ase 60\nlist GPU-1"), [Order::Release(60)]);
+    let rest =
+        format!("1{}\nquit\nlist nonsense\nrelease\nresume now\n\n", &name.to_string()["GPU-11".len()..]);
+    assert_eq!(orders.take(rest.as_bytes()), [Order::List(name), Order::Quit]);
+    orders.take(&[b'x'; 10_000]);
+    assert!(orders.pending.len() <= 4096);
+}
+
+#[test]
+fn a_driver_that_is_absent_is_waited_for() {
+    let opens = Rc::new(RefCell::new(Err("no driver".to_owned())));
+    let (mut poller, pipe) = poller(&opens, Arguments::default());
+    poller.step().expect("written");
+    assert_eq!(pipe.said(), ["source 255 false nvml: no driver"]);
+    // Tried again after 1, 2, 4 ... 30 s, said once.
+    for wait in [1, 2, 4, 8, 16, 30, 30] {
+        let retry_ns = if let State::Closed { retry_ns, .. } = poller.state { retry_ns } else { 0 };
+        let left = retry_ns.saturating_sub(now_ns());
+        assert!(left <= wait * SECOND && left > wait * SECOND - SECOND, "{wait}: {left}");
+        wait_is_over(&mut poller);
+        poller.step().expect("written");
+        assert_eq!(pipe.said(), Vec::<String>::new());
+    }
+    *opens.borrow_mut() = Ok(FakeGpus::new(1));
+    wait_is_over(&mut poller);
+    poller.step().expect("written");
+    let said = pipe.said();
+    assert_eq!(said[..2], ["gpu 0 model Some(1000)", "source 255 true nvml: a variable, 1 device"]);
+    assert!(said.contains(&"end 1 0".to_owned()));
+}
+
+#[test]
+fn a_driver_that_goes_is_waited_for_too() {
+    let gpus = FakeGpus::new(1);
+    let opens = Rc::new(RefCell::new(Ok(gpus.clone())));
+    let (mut poller, pipe) = poller(&opens, Arguments::default());
+    poller.step().expect("written");
+    pipe.said();
+    gpus.answers.borrow_mut()[0].memory = Err(crate::source::nvml::raw::Code::DRIVER_NOT_LOADED);
+    let deadline = now_ns() + 10 * SECOND;
+    while matches!(poller.state, State::Open(_)) && now_ns() < deadline {
+        let until = poller.step().expect("written");
+        std::thread::sleep(Duration::from_nanos(until.saturating_sub(now_ns())));
+    }
+    assert!(matches!(poller.state, State::Closed { .. }));
+    let said = pipe.said();
+    assert_eq!(
+        said.last().map(String::as_str),
+        Some("source 255 false nvml: the driver is not loaded"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
+    let gpus = FakeGpus::new(1);
+    let opens = Rc::new(RefCell::new(Ok(gpus.clone())));
+    let (mut poller, pipe) = poller(&opens, Arguments::default());
+    poller.step().expect("written");
+    assert!(matches!(poller.state, State::Open(_)));
+    let held = Rc::strong_count(&gpus.answers);
+    assert!(poller.obey(Order::Release(60)));
+    assert_eq!(Rc::strong_count(&gpus.answers), held - 1, "the library is closed at once");
+    pipe.said();
+    poller.step().expect("written");
+    assert_eq!(pipe.said(), ["source 255 false nvml: released for 60 s"]);
+    poller.step().expect("written");
+    assert!(matches!(poller.state, State::Released { .. }));
+    assert!(poller.obey(Order::Resume));
+    poller.step().expect("written");
+    assert!(matches!(poller.state, State::Open(_)));
+    assert!(!poller.obey(Order::Quit));
+    // A replacement of a released poller is released too.
+    let (mut next, _) = self::poller(&opens, Arguments { released_s: 30, ..Arguments::default() });
+    next.step().expect("written");
+    assert!(matches!(next.state, State::Released { .. }));
+}
+
+#[test]
+fn totals_are_told_as_they_grow() {
+    let opens = Rc::new(RefCell::new(Ok(FakeGpus::new(1))));
+    let (mut poller, pipe) = poller(&opens, Arguments::default());
+    while poller.step().expect("written") <= now_ns() {}
+    poller.pulse_ns = 0;
+    poller.step().expect("written");
+    let said = pipe.said();
+    assert!(said.iter().any(|line| line.starts_with("Counter")), "{said:?}");
+    let told = poller.told_totals;
+    assert!(told.memory_calls >= 3 && told.list_calls >= 3 && told.failed_calls == 0, "{told:?}");
+}

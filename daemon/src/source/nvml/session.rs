@@ -1,0 +1,493 @@
+//! One generation of the library, read turn by turn. What it finds goes out as frames.
+
+use super::Settings;
+use super::beacon::{Beacon, Doing};
+use super::lanes::{Lanes, Turn};
+use super::library::{Gpus, Pids};
+use super::raw::{Charge, Code, List, Memory};
+use gpumem_ledger::DeviceName;
+use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Record, Stamp};
+use std::io::{self, Write};
+use std::time::Duration;
+
+/// A reading that is expected to take longer than this says at once that it has begun, so that the ledger marks its
+/// books at that time; below, that would only cost a wake-up.
+const SAY_BEGIN_NS: u64 = 1_000_000;
+/// A GPU that has been lost for that long may have been reset: the library is opened again, as often.
+const REOPEN_NS: u64 = 300_000_000_000;
+/// How often other devices are looked for.
+const REDISCOVER_NS: u64 = 30_000_000_000;
+/// `start_ticks` of a process sample whose pid means somebody else here.
+pub const NOT_OUR_PID: u64 = u64::MAX;
+
+/// CLOCK_MONOTONIC.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+/// Where frames go, and the beacon that says what is being done.
+pub struct Outlet {
+    /// Frames that have not been written.
+    pub frames: Vec<u8>,
+    sink: Box<dyn Write>,
+    beacon: Option<Beacon>,
+}
+
+impl Outlet {
+    /// An outlet over `sink`.
+    pub fn new(sink: Box<dyn Write>, beacon: Option<Beacon>) -> Outlet {
+        Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon }
+    }
+
+    /// Says what is done next.
+    pub fn doing(&mut self, doing: Doing) {
+        if let Some(beacon) = &mut self.beacon {
+            beacon.set(doing);
+        }
+    }
+
+    /// Adds a record.
+    pub fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+        Record { stamp, body }.append_frame(&mut self.frames);
+    }
+
+    /// Writes what there is.
+    ///
+    /// # Errors
+    /// The reader is gone.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.doing(Doing::Nothing);
+        if !self.frames.is_empty() {
+            self.sink.write_all(&self.frames)?;
+            self.sink.flush()?;
+            self.frames.clear();
+        }
+        Ok(())
+    }
+}
+
+/// Running totals of a poller, told as `Counter` records whose tag is the place in this list plus one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Totals {
+    pub memory_calls: u64,
+    pub memory_ns: u64,
+    pub list_calls: u64,
+    pub list_ns: u64,
+    pub failed_calls: u64,
+    pub deferred: u64,
+}
+
+impl Totals {
+    /// In the order of their tags.
+    pub fn values(&self) -> [u64; 6] {
+        [self.memory_calls, self.memory_ns, self.list_calls, self.list_ns, self.failed_calls, self.deferred]
+    }
+
+    /// The place of a tag.
+    pub fn place(&mut self, tag: u32) -> Option<&mut u64> {
+        Some(match tag {
+            1 => &mut self.memory_calls,
+            2 => &mut self.memory_ns,
+            3 => &mut self.list_calls,
+            4 => &mut self.list_ns,
+            5 => &mut self.failed_calls,
+            6 => &mut self.deferred,
+            _ => return None,
+        })
+    }
+}
+
+/// What is remembered of a device.
+#[derive(Debug, Default)]
+struct Seen {
+    total_bytes: Option<u64>,
+    memory_problem: Option<Code>,
+    list_problem: Option<Code>,
+    /// What was said last: fine is `None`.
+    told: Option<String>,
+    lost_since_ns: Option<u64>,
+    /// Processes of the last list that succeeded.
+    pids: Vec<u32>,
+    /// Graphics and MPS.
+    extras: [Extra; 2],
+}
+
+#[derive(Debug, Default)]
+struct Extra {
+    is_unsupported: bool,
+    had_some: bool,
+    looked_ns: Option<u64>,
+}
+
+/// One process of a reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Row {
+    pid: u32,
+    bytes: Option<u64>,
+    lists: u8,
+}
+
+/// What the loop should do after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Come again.
+    Again,
+    /// Sleep until then.
+    Wait(u64),
+    /// Close the library and open it again, at once or after a while.
+    Reopen(Option<Code>),
+}
+
+/// One generation.
+pub struct Session {
+    gpus: Box<dyn Gpus>,
+    lanes: Lanes,
+    seen: Vec<Seen>,
+    extra_interval_ns: u64,
+    number: u64,
+    opened_ns: u64,
+    checked_ns: u64,
+    has_suspended: u64,
+    charges: Vec<Charge>,
+    rows: Vec<Row>,
+}
+
+impl Session {
+    /// Announces the devices, except those in `avoid`, which are announced without a look and left alone until
+    /// the time beside them.
+    pub fn begin(
+        gpus: Box<dyn Gpus>,
+        settings: &Settings,
+        avoid: &[(DeviceName, u64)],
+        out: &mut Outlet,
+    ) -> Session {
+        let now = now_ns();
+        let mut lanes = Lanes::new(settings, now);
+        // Slots are a byte, of which 255 means none.
+        let count = gpus.devices().len().min(usize::from(gpumem_wire::NONE_DEVICE));
+        lanes.set_devices(count, now);
+        let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let mut session = Session {
+            gpus,
+            lanes,
+            seen: (0..count).map(|_| Seen::default()).collect(),
+            extra_interval_ns: ns(settings.extra_interval),
+            number: 0,
+            opened_ns: now,
+            checked_ns: now,
+            has_suspended: 0,
+            charges: Vec::new(),
+            rows: Vec::new(),
+        };
+        for index in 0..count {
+            let name = session.gpus.devices()[index].name;
+            match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
+                Some(&(_, until)) => session.suspend(index, until),
+                None => {
+                    out.doing(Doing::Device(index as u8));
+                    session.seen[index].total_bytes =
+                        session.gpus.memory(index).ok().map(|memory| memory.total_bytes);
+                }
+            }
+            session.announce(index, out);
+        }
+        session
+    }
+
+    fn suspend(&mut self, index: usize, until_ns: u64) {
+        self.lanes.suspend(index, until_ns);
+        self.has_suspended = self.has_suspended.max(until_ns);
+    }
+
+    fn announce(&self, index: usize, out: &mut Outlet) {
+        let device = &self.gpus.devices()[index];
+        let (uuid, id) = match device.name {
+            DeviceName::Mig(uuid) => (uuid, DeviceIdKind::Mig),
+            DeviceName::Gpu(uuid) => (uuid, DeviceIdKind::Gpu),
+            DeviceName::Ordinal(_) => ([0; 16], DeviceIdKind::Ordinal),
+        };
+        let number = u128::from_be_bytes(uuid);
+        let body = Body::Device {
+            uuid_high: (number >> 64) as u64,
+            uuid_low: number as u64,
+            total_bytes: Reading(self.seen[index].total_bytes),
+            ordinal: device.index,
+            id,
+            name: &device.model,
+        };
+        out.say(at(index, now_ns()), body);
+    }
+
+    /// Library, driver and number of devices, for people.
+    pub fn description(&self) -> String {
+        let devices = match self.seen.len() {
+            1 => "1 device".to_owned(),
+            count => format!("{count} devices"),
+        };
+        let doubt = match self.gpus.pids() {
+            Pids::Trusted => "",
+            Pids::ForeignBytes | Pids::Foreign => {
+                "; this driver confuses PID namespaces: bytes per process are left out (run in the host's)"
+            }
+        };
+        format!("{}, {devices}{doubt}", self.gpus.description())
+    }
+
+    /// Somebody wants a list of this device.
+    pub fn ask(&mut self, name: DeviceName) {
+        if let Some(index) = self.index(name) {
+            self.lanes.ask(index, now_ns());
+        }
+    }
+
+    /// Leaves a device alone.
+    pub fn skip(&mut self, name: DeviceName, until_ns: u64) {
+        if let Some(index) = self.index(name) {
+            self.suspend(index, until_ns);
+        }
+    }
+
+    fn index(&self, name: DeviceName) -> Option<usize> {
+        self.gpus
+            .devices()
+            .iter()
+            .position(|device| device.name == name)
+            .filter(|&index| index < self.seen.len())
+    }
+
+    /// Does the next thing that is due.
+    ///
+    /// # Errors
+    /// The reader of the frames is gone.
+    pub fn turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> io::Result<Next> {
+        let now = now_ns();
+        if now.saturating_sub(self.checked_ns) >= REDISCOVER_NS && now >= self.has_suspended {
+            self.checked_ns = now;
+            if self.gpus.has_changed(&mut |index| out.doing(Doing::Index(index))) {
+                return Ok(Next::Reopen(None));
+            }
+        }
+        let broken = match self.lanes.next(now) {
+            Turn::Wait(until) => return Ok(Next::Wait(until)),
+            Turn::Memory => self.memory_turn(totals, out),
+            Turn::List(index) => self.reading(index, totals, out)?,
+        };
+        totals.deferred += std::mem::take(&mut self.lanes.deferred);
+        if let Some(code) = broken {
+            return Ok(Next::Reopen(Some(code)));
+        }
+        let is_old = |since: &u64| now.saturating_sub(*since.max(&self.opened_ns)) >= REOPEN_NS;
+        if self.seen.iter().any(|seen| seen.lost_since_ns.as_ref().is_some_and(is_old)) {
+            return Ok(Next::Reopen(None));
+        }
+        Ok(Next::Again)
+    }
+
+    /// Device memory of all devices. Returns a code that means that the whole library is out of use.
+    fn memory_turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> Option<Code> {
+        let began = now_ns();
+        let mut broken = None;
+        let mut now = began;
+        for index in 0..self.seen.len() {
+            if self.lanes.wants_memory(index, now) {
+                let memory = self.read_memory(index, totals, out);
+                now = now_ns();
+                self.lanes.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
+                self.tell(index, now, out);
+                broken = broken.or(memory.err().filter(|code| is_of_library(*code)));
+            }
+        }
+        self.lanes.memory_turn_ended(now, now - began);
+        broken
+    }
+
+    fn read_memory(&mut self, index: usize, totals: &mut Totals, out: &mut Outlet) -> Result<Memory, Code> {
+        out.doing(Doing::Device(index as u8));
+        let began = now_ns();
+        let memory = self.gpus.memory(index);
+        let ended = now_ns();
+        totals.memory_calls += 1;
+        totals.memory_ns += ended - began;
+        totals.failed_calls += u64::from(memory.is_err());
+        let seen = &mut self.seen[index];
+        seen.memory_problem = memory.err();
+        if let Ok(memory) = memory {
+            if seen.total_bytes.is_none() {
+                seen.total_bytes = Some(memory.total_bytes);
+                self.announce(index, out);
+            }
+            let stamp =
+                Stamp { context: u32::try_from(ended - began).unwrap_or(u32::MAX), ..at(index, ended) };
+            let body = Body::DeviceSample {
+                used_bytes: memory.used_bytes,
+                free_bytes: memory.free_bytes,
+                reserved_bytes: Reading(memory.reserved_bytes),
+            };
+            out.say(stamp, body);
+        }
+        memory
+    }
+
+    /// One reading: memory, lists, memory.
+    fn reading(&mut self, index: usize, totals: &mut Totals, out: &mut Outlet) -> io::Result<Option<Code>> {
+        self.number += 1;
+        let number = self.number;
+        let began = now_ns();
+        out.say(at(index, began), Body::SampleBegin { number });
+        if self.lanes.last_cost_ns(index).is_none_or(|cost| cost >= SAY_BEGIN_NS) {
+            out.flush()?;
+        }
+        let first = self.read_memory(index, totals, out);
+        let (cost, failed) = self.read_lists(index, began, totals, out);
+        self.say_rows(index, failed, out);
+        let last = if first.is_ok() { self.read_memory(index, totals, out) } else { first };
+        let ended = now_ns();
+        let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
+        out.say(at(index, ended), Body::SampleEnd { number, result });
+        if let Ok(memory) = last {
+            self.lanes.memory_read(index, ended, Some(memory.used_bytes));
+        }
+        self.lanes.listed(index, began, ended, cost, failed.is_none());
+        self.tell(index, ended, out);
+        Ok(failed.or(first.err()).filter(|code| is_of_library(*code)))
+    }
+
+    /// Fills `rows`. Returns the time in list calls, and what went wrong.
+    fn read_lists(
+        &mut self,
+        index: usize,
+        now: u64,
+        totals: &mut Totals,
+        out: &mut Outlet,
+    ) -> (u64, Option<Code>) {
+        let (mut cost, mut failed) = (0, None);
+        self.rows.clear();
+        for list in List::ALL {
+            if list != List::Compute {
+                let extra = &self.seen[index].extras[list as usize - 1];
+                let is_due =
+                    extra.looked_ns.is_none_or(|looked| now >= looked.saturating_add(self.extra_interval_ns));
+                if extra.is_unsupported || !(extra.had_some || is_due) {
+                    continue;
+                }
+            }
+            self.charges.clear();
+            out.doing(Doing::Device(index as u8));
+            let began = now_ns();
+            let answer = self.gpus.list(index, list, &mut self.charges);
+            let took = now_ns() - began;
+            cost += took;
+            totals.list_calls += 1;
+            totals.list_ns += took;
+            totals.failed_calls += u64::from(answer.is_err());
+            if list != List::Compute {
+                let extra = &mut self.seen[index].extras[list as usize - 1];
+                extra.looked_ns = Some(now);
+                if let Err(Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND) = answer {
+                    extra.is_unsupported = true;
+                    continue;
+                }
+                extra.had_some = answer.is_ok() && !self.charges.is_empty();
+            }
+            if answer.is_err() {
+                failed = answer.err();
+                break;
+            }
+            let row = |charge: &Charge| Row { pid: charge.pid, bytes: charge.bytes, lists: list.bit() };
+            self.rows.extend(self.charges.iter().filter(|charge| charge.pid != 0).map(row));
+        }
+        merge(&mut self.rows);
+        self.seen[index].list_problem = failed;
+        (cost, failed)
+    }
+
+    fn say_rows(&mut self, index: usize, failed: Option<Code>, out: &mut Outlet) {
+        let now = now_ns();
+        let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
+        let (start_ticks, doubt) = match self.gpus.pids() {
+            Pids::Trusted => (0, None),
+            Pids::ForeignBytes => (0, Some(Absence::WrongNamespace)),
+            Pids::Foreign => (NOT_OUR_PID, Some(Absence::WrongNamespace)),
+        };
+        for row in &self.rows {
+            let (bytes, absence) = match (doubt, row.bytes) {
+                (Some(doubt), _) => (None, doubt),
+                (None, Some(bytes)) => (Some(bytes), Absence::Unknown),
+                (None, None) => (None, Absence::NotAvailable),
+            };
+            let body =
+                Body::ProcessSample { start_ticks, used_bytes: Reading(bytes), absence, lists: row.lists };
+            out.say(stamp(row.pid), body);
+        }
+        let pids = &mut self.seen[index].pids;
+        let Some(code) = failed else {
+            pids.clear();
+            pids.extend(self.rows.iter().map(|row| row.pid));
+            return;
+        };
+        // What they hold now is not known; why, is.
+        let absence = absence_of(code);
+        for &pid in pids.iter().filter(|pid| self.rows.binary_search_by_key(pid, |row| &row.pid).is_err()) {
+            let body = Body::ProcessSample { start_ticks, used_bytes: Reading::ABSENT, absence, lists: 0 };
+            out.say(stamp(pid), body);
+        }
+    }
+
+    /// Says how the device is, if that has changed.
+    fn tell(&mut self, index: usize, now: u64, out: &mut Outlet) {
+        let seen = &mut self.seen[index];
+        let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(|code| {
+            matches!(code, Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND | Code::UNKNOWN)
+        });
+        seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
+        let problem = match (seen.memory_problem, seen.list_problem) {
+            (Some(memory), _) if Some(memory) == seen.list_problem => Some(memory.to_string()),
+            (Some(memory), _) => Some(format!("memory: {memory}")),
+            (None, Some(list)) => Some(format!("process list: {list}")),
+            (None, None) => None,
+        };
+        if problem == seen.told {
+            return;
+        }
+        let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
+        out.say(at(index, now), Body::Source { up: problem.is_none(), reason: &reason });
+        seen.told = problem;
+    }
+}
+
+fn at(index: usize, time_ns: u64) -> Stamp {
+    Stamp { time_ns, device: index as u8, ..Stamp::default() }
+}
+
+/// One row per process. A process that draws and computes has the same bytes in both lists.
+fn merge(rows: &mut Vec<Row>) {
+    rows.sort_unstable_by_key(|row| row.pid);
+    rows.dedup_by(|later, kept| {
+        let is_same = later.pid == kept.pid;
+        if is_same {
+            kept.bytes = kept.bytes.max(later.bytes); // absent is less than any number
+            kept.lists |= later.lists;
+        }
+        is_same
+    });
+}
+
+fn is_of_library(code: Code) -> bool {
+    matches!(code, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
+}
+
+/// How a code is told about a process.
+pub fn absence_of(code: Code) -> Absence {
+    match code {
+        Code::NO_PERMISSION => Absence::NoPermission,
+        Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND => Absence::NotSupported,
+        Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND => Absence::GpuLost,
+        Code::TIMEOUT => Absence::Timeout,
+        _ => Absence::Unknown,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,307 @@
+//! The poller's frames -> the host's: devices keep their slot and readings their order over all pollers, pids get
+//! their start time. Here is remembered what must be said when a poller is lost in the middle of a reading.
+
+use super::raw::Code;
+use super::session::{NOT_OUR_PID, Totals, absence_of, now_ns};
+use super::status::{DeviceStatus, Status};
+use crate::source::process::Processes;
+use gpumem_ledger::{DeviceName, ProcessKey};
+use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
+
+/// What is remembered of a device's readings.
+#[derive(Debug, Default)]
+struct Readings {
+    /// The one that has begun and not ended.
+    open: Option<u64>,
+    /// Processes in it so far.
+    now: Vec<ProcessKey>,
+    /// Processes of the last one that ended well.
+    last: Vec<ProcessKey>,
+    /// When a poller ended one, well or not: all its calls had returned.
+    ended_ns: u64,
+}
+
+/// Over all pollers.
+#[derive(Debug, Default)]
+pub struct Translator {
+    /// By the slot that the host's records use; never shrinks.
+    readings: Vec<Readings>,
+    /// The host's slot of each of the poller's.
+    slots: Vec<u8>,
+    number: u64,
+    /// Totals of the poller as it said them last, and of all before it.
+    totals: Totals,
+    before: Totals,
+    out: Vec<u8>,
+}
+
+/// The poller wrote something that is no frame.
+#[derive(Debug)]
+pub struct Malformed;
+
+impl Translator {
+    /// A new poller speaks from now on.
+    pub fn begin_poller(&mut self) {
+        self.slots.clear();
+        let sum = self.all_totals();
+        (self.before, self.totals) = (sum, Totals::default());
+    }
+
+    /// Totals of all pollers.
+    pub fn all_totals(&self) -> Totals {
+        let mut sum = self.before;
+        for (place, value) in self.totals.values().into_iter().enumerate() {
+            if let Some(total) = sum.place(place as u32 + 1) {
+                *total += value;
+            }
+        }
+        sum
+    }
+
+    /// The device that the poller means by this slot.
+    pub fn device_of_poller(&self, slot: u8, status: &Status) -> Option<DeviceName> {
+        let slot = *self.slots.get(usize::from(slot))?;
+        status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
+    }
+
+    /// When a poller last ended a reading of this device.
+    pub fn read_ns(&self, slot: u8) -> u64 {
+        self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
+    }
+
+    /// Translates whole frames from the front of `bytes`, and returns how many bytes they took.
+    ///
+    /// # Errors
+    /// What follows cannot be a frame.
+    pub fn translate(
+        &mut self,
+        bytes: &[u8],
+        processes: &Processes,
+        status: &mut Status,
+    ) -> Result<usize, Malformed> {
+        let mut rest = bytes;
+        loop {
+            match frame::split_frame(rest) {
+                Ok(Some((slot, payload, after))) => {
+                    // A record that this version does not know cannot come from its own poller; skipping is harmless.
+                    if let Ok(record) = Record::decode(slot, payload) {
+                        self.take(&record, processes, status);
+                    }
+                    rest = after;
+                }
+                Ok(None) | Err(frame::Error::Cut { .. }) => return Ok(bytes.len() - rest.len()),
+                Err(frame::Error::Length(_)) => return Err(Malformed),
+            }
+        }
+    }
+
+    /// What has been translated since the last call, facts of new processes first.
+    pub fn take_frames(&mut self, processes: &Processes) -> Vec<u8> {
+        let mut frames = Vec::new();
+        processes.take_facts(now_ns(), &mut frames);
+        if frames.is_empty() {
+            return std::mem::take(&mut self.out);
+        }
+        frames.append(&mut self.out);
+        frames
+    }
+
+    fn say(&mut self, stamp: Stamp, body: Body<'_>) {
+        Record { stamp, body }.append_frame(&mut self.out);
+    }
+
+    fn take(&mut self, record: &Record<'_>, processes: &Processes, status: &mut Status) {
+        let mut stamp = record.stamp;
+        if let Body::Device { .. } = record.body {
+            self.take_device(record, status);
+            return;
+        }
+        if let Body::Counter { value } = record.body {
+            if let Some(total) = self.totals.place(stamp.tag) {
+                *total = value as u64;
+            }
+            return;
+        }
+        if stamp.device != NONE_DEVICE {
+            let Some(&slot) = self.slots.get(usize::from(stamp.device)) else { return };
+            stamp.device = slot;
+        }
+        let index = usize::from(stamp.device);
+        let mut body = record.body;
+        match &mut body {
+            Body::SampleBegin { number } => {
+                self.end_reading(stamp.device, Absence::Unknown, Code::UNKNOWN);
+                self.number += 1;
+                *number = self.number;
+                if let Some(readings) = self.readings.get_mut(index) {
+                    readings.open = Some(self.number);
+                    readings.now.clear();
+                }
+            }
+            Body::ProcessSample { start_ticks, .. } => {
+                let is_ours = *start_ticks != NOT_OUR_PID;
+                let key = is_ours.then(|| processes.identify(stamp.thread)).flatten();
+                let key = key.unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
+                *start_ticks = key.start_ticks;
+                if let Some(readings) = self.readings.get_mut(index) {
+                    readings.now.push(key);
+                }
+            }
+            Body::SampleEnd { number, result } => {
+                let Some(readings) = self.readings.get_mut(index) else { return };
+                let Some(open) = readings.open.take() else { return };
+                *number = open;
+                readings.ended_ns = stamp.time_ns;
+                if *result == 0 {
+                    std::mem::swap(&mut readings.now, &mut readings.last);
+                    if let Some(device) = status.devices.get_mut(index) {
+                        device.list_read_ns = Some(stamp.time_ns);
+                    }
+                }
+            }
+            Body::DeviceSample { .. } => {
+                if let Some(device) = status.devices.get_mut(index) {
+                    device.memory_read_ns = Some(stamp.time_ns);
+                }
+            }
+            Body::Source { up, reason } => {
+                if stamp.device == NONE_DEVICE {
+                    set_source(status, *up, reason, stamp.time_ns);
+                } else {
+                    let problem = (!*up).then(|| reason.strip_prefix("nvml: ").unwrap_or(reason));
+                    set_problem(status, stamp.device, problem, stamp.time_ns);
+                }
+            }
+            _ => {}
+        }
+        self.say(stamp, body);
+    }
+
+    fn take_device(&mut self, record: &Record<'_>, status: &mut Status) {
+        let Body::Device { uuid_high, uuid_low, total_bytes, ordinal, id, name } = record.body else {
+            return;
+        };
+        let device = DeviceName::of_record(uuid_high, uuid_low, ordinal, id);
+        let known = status.devices.iter().position(|known| known.name == device);
+        let index = known.unwrap_or(status.devices.len());
+        let slot = u8::try_from(index).unwrap_or(NONE_DEVICE);
+        let place = usize::from(record.stamp.device);
+        if self.slots.len() <= place {
+            self.slots.resize(place + 1, NONE_DEVICE);
+        }
+        self.slots[place] = slot;
+        if slot == NONE_DEVICE {
+            return; // the host's records cannot name more devices
+        }
+        if known.is_none() {
+            status.devices.push(DeviceStatus {
+                name: device,
+                slot,
+                index: ordinal,
+                model: name.to_owned(),
+                total_bytes: None,
+                problem: None,
+                since_ns: record.stamp.time_ns,
+                memory_read_ns: None,
+                list_read_ns: None,
+            });
+            self.readings.push(Readings::default());
+        }
+        let entry = &mut status.devices[index];
+        let total = total_bytes.0.or(entry.total_bytes);
+        let is_news = known.is_none() || entry.index != ordinal || entry.total_bytes != total;
+        (entry.index, entry.total_bytes) = (ordinal, total);
+        if entry.problem.as_deref() == Some(NOT_THERE) {
+            set_problem(status, slot, None, record.stamp.time_ns);
+        }
+        if is_news {
+            let body = Body::Device { uuid_high, uuid_low, total_bytes: Reading(total), ordinal, id, name };
+            self.say(Stamp { device: slot, ..record.stamp }, body);
+        }
+    }
+
+    /// The poller has told which devices there are: others, unless they are in `avoided`, are gone.
+    pub fn mark_missing(&mut self, status: &mut Status, avoided: impl Fn(DeviceName) -> bool) {
+        let now = now_ns();
+        for index in 0..status.devices.len() {
+            let DeviceStatus { slot, name, .. } = status.devices[index];
+            if !self.slots.contains(&slot) && !avoided(name) && status.devices[index].problem.is_none() {
+                self.say_problem(status, slot, Some(NOT_THERE), now);
+            }
+        }
+    }
+
+    /// Says how a device is, other than the poller did.
+    pub fn say_problem(&mut self, status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
+        set_problem(status, slot, problem, now);
+        let reason = format!("nvml: {}", problem.unwrap_or("fine"));
+        let stamp = Stamp { time_ns: now, device: slot, ..Stamp::default() };
+        self.say(stamp, Body::Source { up: problem.is_none(), reason: &reason });
+    }
+
+    /// Says how the source is, other than the poller did.
+    pub fn say_source(&mut self, status: &mut Status, up: bool, reason: &str) {
+        let now = now_ns();
+        set_source(status, up, reason, now);
+        self.say(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
+    }
+
+    /// The poller is lost: readings that it had begun end here.
+    pub fn end_readings(&mut self) {
+        for slot in 0..self.readings.len() {
+            self.end_reading(slot as u8, Absence::Unknown, Code::UNKNOWN);
+        }
+    }
+
+    /// A reading of this device that says only why there are no numbers.
+    pub fn say_absent(&mut self, slot: u8, code: Code) {
+        let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
+        if readings.open.is_none() {
+            self.number += 1;
+            let number = self.number;
+            readings.open = Some(number);
+            readings.now.clear();
+            self.say(
+                Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() },
+                Body::SampleBegin { number },
+            );
+        }
+        self.end_reading(slot, absence_of(code), code);
+    }
+
+    fn end_reading(&mut self, slot: u8, absence: Absence, code: Code) {
+        let Some(readings) = self.readings.get_mut(usize::from(slot)) else { return };
+        let Some(number) = readings.open.take() else { return };
+        let stamp = Stamp { time_ns: now_ns(), device: slot, ..Stamp::default() };
+        let silent: Vec<ProcessKey> =
+            readings.last.iter().filter(|key| !readings.now.contains(key)).copied().collect();
+        for key in silent {
+            let body = Body::ProcessSample {
+                start_ticks: key.start_ticks,
+                used_bytes: Reading::ABSENT,
+                absence,
+                lists: 0,
+            };
+            self.say(Stamp { thread: key.pid, ..stamp }, body);
+        }
+        let result = u16::try_from(code.0).unwrap_or(999);
+        self.say(stamp, Body::SampleEnd { number, result });
+    }
+}
+
+/// Why a device that was seen before is not read.
+const NOT_THERE: &str = "no longer there";
+
+fn set_source(status: &mut Status, up: bool, reason: &str, now: u64) {
+    if status.up != up || status.reason != reason {
+        (status.up, status.reason, status.since_ns) = (up, reason.to_owned(), now);
+    }
+}
+
+fn set_problem(status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
+    if let Some(device) = status.devices.get_mut(usize::from(slot))
+        && device.problem.as_deref() != problem
+    {
+        (device.problem, device.since_ns) = (problem.map(str::to_owned), now);
+    }
+}

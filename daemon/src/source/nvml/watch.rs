@@ -1,0 +1,436 @@
+//! The parent's side: starts the poller, listens, notices when a call does not return, replaces it.
+//!
+//! A poller that is stuck in the kernel may not die even of SIGKILL; then it is left behind, and the device that it
+//! was calling for is left alone by its successor, for longer each time.
+
+use super::beacon::{Beacon, Doing};
+use super::poller::Arguments;
+use super::raw::Code;
+use super::session::now_ns;
+use super::status::Status;
+use super::translate::Translator;
+use super::{Command, Settings};
+use crate::source::Batch;
+use crate::source::process::Processes;
+use gpumem_ledger::{DeviceName, Origin};
+use std::collections::VecDeque;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+use tracing::{debug, info, warn};
+
+const SECOND: u64 = 1_000_000_000;
+/// Bytes of the poller that are kept while a frame is not whole: more than one frame can have.
+const MOST_UNREAD: usize = 128 * 1024;
+/// Initialisation of the driver takes seconds for each GPU that nobody uses.
+const LIBRARY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A poller that does nothing says so each second; one that does not for this long is stopped or lost.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pollers that end by themselves are replaced after this, doubled each time.
+const RESTART: Duration = Duration::from_secs(1);
+const RESTART_MOST: Duration = Duration::from_secs(30);
+/// A poller that lived that long was no failure to start.
+const LIVED: Duration = Duration::from_secs(60);
+/// A device that hung is left alone for at most this long.
+const HUNG_MOST: u64 = 3600;
+/// Seconds over which the share of lock time is told.
+const SHARE_WINDOW_NS: u64 = 10 * SECOND;
+
+/// A device whose calls did not return.
+#[derive(Debug)]
+struct Hung {
+    name: Option<DeviceName>,
+    index: u16,
+    until_ns: u64,
+    wait_s: u64,
+}
+
+/// Why there is no poller any more.
+#[derive(Debug)]
+enum End {
+    /// Nobody holds the source any more.
+    Done,
+    /// It ended by itself.
+    Died,
+    /// A call did not return.
+    Stuck(Doing),
+    /// It wrote what is no frame.
+    Malformed,
+}
+
+/// The source's task.
+pub struct Watch {
+    pub settings: Settings,
+    pub processes: Processes,
+    pub out: mpsc::Sender<Batch>,
+    pub status: Arc<Mutex<Status>>,
+    pub commands: mpsc::UnboundedReceiver<Command>,
+    pub translator: Translator,
+    hung: Vec<Hung>,
+    /// (time, list ns) over the last seconds.
+    share: VecDeque<(u64, u64)>,
+}
+
+struct Poller {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+    beacon: Beacon,
+}
+
+impl Watch {
+    pub fn new(
+        settings: Settings,
+        processes: Processes,
+        out: mpsc::Sender<Batch>,
+        status: Arc<Mutex<Status>>,
+        commands: mpsc::UnboundedReceiver<Command>,
+    ) -> Watch {
+        let translator = Translator::default();
+        Watch {
+            settings,
+            processes,
+            out,
+            status,
+            commands,
+            translator,
+            hung: Vec::new(),
+            share: VecDeque::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Status> {
+        lock(&self.status)
+    }
+
+    /// Runs until nobody holds the source any more.
+    pub async fn run(mut self) {
+        let mut wait = RESTART;
+        loop {
+            let started = Instant::now();
+            let end = match self.start() {
+                Ok(poller) => self.listen(poller).await,
+                Err(error) => {
+                    self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
+                    End::Died
+                }
+            };
+            self.lock().poller_pid = None;
+            if started.elapsed() >= LIVED {
+                wait = RESTART;
+            }
+            let pause = match end {
+                End::Done => return,
+                // The other devices are waiting, and this one will be left alone.
+                End::Stuck(Doing::Device(_) | Doing::Index(_)) => Duration::ZERO,
+                _ => {
+                    let pause = wait;
+                    wait = (wait * 2).min(RESTART_MOST);
+                    pause
+                }
+            };
+            if !self.pause(pause).await {
+                return;
+            }
+            self.lock().counters.restarts += 1;
+        }
+    }
+
+    /// Waits before the next start. `false`: there will be none.
+    async fn pause(&mut self, pause: Duration) -> bool {
+        let end = sleep(pause);
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                () = &mut end => return true,
+                command = self.commands.recv() => match command {
+                    None => return false,
+                    Some(command) => { self.note(&command); }
+                },
+            }
+        }
+    }
+
+    fn start(&mut self) -> std::io::Result<Poller> {
+        let now = now_ns();
+        let beacon = Beacon::new()?;
+        let (inherited, number) = beacon.to_inherit()?;
+        let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
+        let hung = || self.hung.iter().filter(|hung| hung.until_ns > now);
+        let arguments = Arguments {
+            settings: self.settings.clone(),
+            beacon: Some(number),
+            skip: hung().filter_map(|hung| Some((hung.name?, left(hung.until_ns)))).collect(),
+            skip_index: hung()
+                .filter(|hung| hung.name.is_none())
+                .map(|hung| (hung.index, left(hung.until_ns)))
+                .collect(),
+            released_s: self.lock().released_until_ns.map_or(0, left),
+        };
+        // This very program, even if its file has been replaced by a newer one.
+        let program = self.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
+        let mut command = tokio::process::Command::new(program);
+        command.arg0("gpumemd").args(arguments.to_args());
+        // Not in our process group: an interrupt typed at a terminal is for us to act upon.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).process_group(0);
+        let mut child = command.spawn()?;
+        drop(inherited);
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
+        self.lock().poller_pid = child.id();
+        self.translator.begin_poller();
+        debug!(pid = child.id(), "nvml poller started");
+        Ok(Poller { child, stdin, stdout, beacon })
+    }
+
+    /// Notes what a command means for pollers to come, and returns the line for the present one.
+    fn note(&mut self, command: &Command) -> String {
+        let mut status = self.lock();
+        match command {
+            Command::Hint(device) => format!("list {device}\n"),
+            Command::Release(time) => {
+                let seconds = time.as_secs_f64().ceil() as u64;
+                status.released_until_ns = Some(now_ns().saturating_add(seconds.saturating_mul(SECOND)));
+                format!("release {seconds}\n")
+            }
+            Command::Resume => {
+                status.released_until_ns = None;
+                "resume\n".to_owned()
+            }
+        }
+    }
+
+    async fn listen(&mut self, mut poller: Poller) -> End {
+        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(5));
+        let mut ticks = interval(tick);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut unread = Vec::with_capacity(16 * 1024);
+        let (mut seen, mut same) = ((0, Doing::Nothing), 0);
+        let end = loop {
+            tokio::select! {
+                read = poller.stdout.read_buf(&mut unread) => {
+                    if !matches!(read, Ok(count) if count > 0) {
+                        break End::Died;
+                    }
+                    match self.take(&unread).await {
+                        Some(taken) => { unread.drain(..taken); }
+                        None => break End::Malformed,
+                    }
+                    if unread.len() > MOST_UNREAD {
+                        break End::Malformed;
+                    }
+                }
+                command = self.commands.recv() => {
+                    let Some(command) = command else { break End::Done };
+                    let line = self.note(&command);
+                    // A poller that does not read is noticed by its beacon; a full pipe loses a hint.
+                    let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(line.as_bytes())).await;
+                }
+                _ = ticks.tick() => {
+                    let now = poller.beacon.get();
+                    same = if now == seen { same + 1 } else { 0 };
+                    seen = now;
+                    // Ticks are counted, not time: when we ourselves did not run, it did not either.
+                    let limit = match seen.1 {
+                        Doing::Device(_) => self.settings.call_timeout,
+                        Doing::Index(_) => self.settings.call_timeout * 4,
+                        Doing::Library => LIBRARY_TIMEOUT,
+                        Doing::Nothing => IDLE_TIMEOUT,
+                    };
+                    if tick * same >= limit {
+                        break End::Stuck(seen.1);
+                    }
+                    self.tick().await;
+                }
+            }
+        };
+        self.bury(poller, &end, seen.1).await;
+        end
+    }
+
+    /// Frames of the poller. `None`: they are none.
+    async fn take(&mut self, bytes: &[u8]) -> Option<usize> {
+        self.processes.sweep();
+        let taken = {
+            let mut status = lock(&self.status);
+            let was_up = (status.up, status.reason.clone());
+            let now = now_ns();
+            if status.released_until_ns.is_some_and(|until| until <= now) {
+                status.released_until_ns = None;
+            }
+            let taken = self.translator.translate(bytes, &self.processes, &mut status).ok();
+            if (status.up, &status.reason) != (was_up.0, &was_up.1) {
+                if status.up {
+                    info!(reason = %status.reason, "nvml is up");
+                    let hung = &self.hung;
+                    self.translator.mark_missing(&mut status, |name| {
+                        hung.iter().any(|hung| hung.name == Some(name) && hung.until_ns > now)
+                    });
+                } else {
+                    warn!(reason = %status.reason, "nvml is down");
+                }
+            }
+            revive(&mut self.hung, &mut self.translator, &mut status);
+            taken
+        };
+        self.send().await;
+        if taken.is_none() {
+            self.lock().counters.malformed += 1;
+        }
+        taken
+    }
+
+    async fn tick(&mut self) {
+        let totals = self.translator.all_totals();
+        let now = now_ns();
+        self.share.push_back((now, totals.list_ns));
+        while self.share.len() > 2 && self.share.get(1).is_some_and(|(time, _)| now - time >= SHARE_WINDOW_NS)
+        {
+            self.share.pop_front();
+        }
+        let share = self
+            .share
+            .front()
+            .filter(|(time, _)| *time < now)
+            .map(|&(time, list_ns)| totals.list_ns.saturating_sub(list_ns) as f64 / (now - time) as f64);
+        {
+            let mut status = self.lock();
+            let counters = &mut status.counters;
+            let seconds = |ns: u64| ns as f64 / 1e9;
+            (counters.memory_calls, counters.memory_seconds) =
+                (totals.memory_calls, seconds(totals.memory_ns));
+            (counters.list_calls, counters.list_seconds) = (totals.list_calls, seconds(totals.list_ns));
+            (counters.failed_calls, counters.lists_deferred) = (totals.failed_calls, totals.deferred);
+            counters.list_share = share.unwrap_or(0.0);
+        }
+        self.send().await; // command lines that have been read by now
+    }
+
+    async fn send(&mut self) {
+        let frames = self.translator.take_frames(&self.processes);
+        if !frames.is_empty() {
+            // Without a receiver the daemon is about to end.
+            let _ = self.out.send(Batch { origin: Origin::Host, frames }).await;
+        }
+    }
+
+    async fn say_source(&mut self, up: bool, reason: &str) {
+        if lock(&self.status).reason != reason {
+            self.translator.say_source(&mut lock(&self.status), up, reason);
+            self.send().await;
+        }
+    }
+
+    /// Kills the poller, without waiting long for its death, and says what is not known now.
+    async fn bury(&mut self, mut poller: Poller, end: &End, doing: Doing) {
+        if let End::Done = end {
+            // A poller that can still hear shuts NVML down.
+            let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(b"quit\n")).await;
+            drop(poller.stdin);
+            if timeout(Duration::from_millis(500), poller.child.wait()).await.is_ok() {
+                return;
+            }
+        }
+        let _ = poller.child.start_kill();
+        let exit = timeout(Duration::from_millis(500), poller.child.wait()).await;
+        let exit = exit.ok().and_then(Result::ok);
+        if let End::Done = end {
+            return;
+        }
+        // What it was doing when it died by itself.
+        let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
+        let is_device = matches!(doing, Doing::Device(_) | Doing::Index(_));
+        let reason = match end {
+            End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
+            End::Malformed => "nvml: the poller wrote nonsense and was replaced",
+            _ => "nvml: the poller ended and is replaced",
+        };
+        warn!(?end, ?doing, left_behind = exit.is_none(), "nvml poller lost");
+        {
+            let mut status = lock(&self.status);
+            status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
+            if is_device {
+                let code = if let End::Stuck(_) = end { Code::TIMEOUT } else { Code::UNKNOWN };
+                avoid(&mut self.hung, doing, code, &self.settings, &mut self.translator, &mut status);
+            } else {
+                self.translator.say_source(&mut status, false, reason);
+            }
+            self.translator.end_readings();
+        }
+        self.send().await;
+    }
+}
+
+/// Leaves the device alone for a while, longer each time, and says why.
+fn avoid(
+    hung: &mut Vec<Hung>,
+    doing: Doing,
+    code: Code,
+    settings: &Settings,
+    translator: &mut Translator,
+    status: &mut Status,
+) {
+    let now = now_ns();
+    let (name, index) = match doing {
+        Doing::Device(slot) => (translator.device_of_poller(slot, status), u16::MAX),
+        Doing::Index(index) => (None, index),
+        Doing::Nothing | Doing::Library => return,
+    };
+    if name.is_none() && index == u16::MAX {
+        return;
+    }
+    let first = settings.hang_retry.as_secs().max(1);
+    let place = hung.iter().position(|hung| hung.name == name && hung.index == index);
+    let wait_s = place.map_or(first, |place| (hung[place].wait_s * 2).min(HUNG_MOST));
+    let until_ns = now.saturating_add(wait_s * SECOND);
+    let entry = Hung { name, index, until_ns, wait_s };
+    match place {
+        Some(place) => hung[place] = entry,
+        None => hung.push(entry),
+    }
+    let what = if code == Code::TIMEOUT { "a call did not return" } else { "a call ended the poller" };
+    let problem = format!("{what}; left alone for {wait_s} s");
+    let is_meant =
+        |device: &super::DeviceStatus| name.map_or(device.index == index, |name| device.name == name);
+    let slots: Vec<u8> =
+        status.devices.iter().filter(|device| is_meant(device)).map(|device| device.slot).collect();
+    for slot in slots {
+        translator.say_absent(slot, code);
+        translator.say_problem(status, slot, Some(&problem), now);
+    }
+}
+
+/// Devices that answer again are as others.
+fn revive(hung: &mut Vec<Hung>, translator: &mut Translator, status: &mut Status) {
+    if hung.is_empty() {
+        return;
+    }
+    let now = now_ns();
+    hung.retain(|entry| {
+        let is_meant = |device: &super::DeviceStatus| {
+            entry.name.map_or(device.index == entry.index, |name| device.name == name)
+        };
+        let since = entry.until_ns.saturating_sub(entry.wait_s * SECOND);
+        // A whole reading: memory may answer where lists do not.
+        let answers = |device: &super::DeviceStatus| translator.read_ns(device.slot) > since;
+        let alive: Vec<u8> = status
+            .devices
+            .iter()
+            .filter(|device| is_meant(device) && answers(device))
+            .map(|device| device.slot)
+            .collect();
+        for &slot in &alive {
+            translator.say_problem(status, slot, None, now);
+        }
+        alive.is_empty()
+    });
+}
+
+fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
+    status.lock().unwrap_or_else(PoisonError::into_inner)
+}

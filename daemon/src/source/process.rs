@@ -1,0 +1,279 @@
+//! The table of processes: who a pid is, for as long as it lives.
+//!
+//! Every process that a source names is looked up once: a pidfd is opened, `/proc/PID/stat` read, and the pidfd
+//! asked whether the process still lives, so that pid and start time belong together. From then on the pid is a
+//! look-up, until the pidfd says that the process has ended. Facts (user, command, cgroup) are read once, and
+//! come as `ProcessFacts` frames from [`Processes::take_facts`].
+//!
+//! ```text
+//! process.rs   the table, and the stream of processes that ended
+//! facts.rs     what /proc tells of one process; the command line is read on a thread of its own
+//! parse.rs     text of /proc -> values
+//! ```
+
+mod facts;
+mod parse;
+
+pub use facts::Facts;
+
+use facts::Commands;
+use gpumem_ledger::ProcessKey;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, OnceCell};
+
+/// Ended processes whose key is still given to readings that began before; more are forgotten, oldest first.
+const ENDED_KEPT: usize = 1024;
+/// How often processes without a pidfd are looked at.
+const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The one table of the daemon. Clones are the same table.
+#[derive(Debug, Clone)]
+pub struct Processes {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    proc: PathBuf,
+    /// Holds every pidfd; readable when one of the processes has ended. Absent where it cannot be made.
+    epoll: Option<OwnedFd>,
+    ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
+    ended: Notify,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    live: HashMap<u32, Entry>,
+    /// Ended and not yet told by [`Processes::gone`].
+    untold: VecDeque<ProcessKey>,
+    /// Ended lately, oldest first: a reading may name them once more.
+    lately: VecDeque<ProcessKey>,
+    /// Grows with each entry; in an epoll event it tells an entry from a later one of the same pid.
+    generation: u32,
+    /// Whose `ProcessFacts` have not been taken.
+    unannounced: Vec<ProcessKey>,
+    commands: Commands,
+    users: facts::Users,
+    unguarded: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    key: ProcessKey,
+    generation: u32,
+    /// Absent where the kernel has none (before 5.3) or descriptors ran out: then /proc is read each time.
+    pidfd: Option<OwnedFd>,
+    facts: Arc<Facts>,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        Processes::new()
+    }
+}
+
+impl Processes {
+    /// An empty table over /proc.
+    pub fn new() -> Self {
+        Processes::over(Path::new("/proc"))
+    }
+
+    fn over(proc: &Path) -> Self {
+        let inner = Inner {
+            proc: proc.to_owned(),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).ok(),
+            ready: OnceCell::new(),
+            ended: Notify::new(),
+            table: Mutex::default(),
+        };
+        Processes { inner: Arc::new(inner) }
+    }
+
+    /// Who `pid` is now. `None`: there is no such process, or it is not visible from here. Costs a look-up for
+    /// known processes, a handful of reads for new ones.
+    pub fn identify(&self, pid: u32) -> Option<ProcessKey> {
+        self.identify_by(pid, None)
+    }
+
+    /// The same for a peer whose pidfd is at hand (`SO_PEERPIDFD`): it cannot be another process by now.
+    pub fn identify_by(&self, pid: u32, pidfd: Option<OwnedFd>) -> Option<ProcessKey> {
+        let mut table = self.lock();
+        if let Some(entry) = table.live.get(&pid) {
+            let key = entry.key;
+            if entry.pidfd.is_some() && pidfd.is_none() {
+                return Some(key);
+            }
+            match facts::read_stat(&self.inner.proc, pid) {
+                Some(stat) if stat.start_ticks == key.start_ticks && stat.state != b'Z' => return Some(key),
+                _ => self.end(&mut table, key),
+            }
+        }
+        let known = Pid::from_raw(i32::try_from(pid).ok()?)?;
+        let pidfd = pidfd.or_else(|| pidfd_open(known, PidfdFlags::empty()).ok());
+        let lately = table.lately.iter().rev().find(|key| key.pid == pid).copied();
+        let Some(stat) = facts::read_stat(&self.inner.proc, pid) else { return lately };
+        let key = ProcessKey { pid, start_ticks: stat.start_ticks };
+        let has_ended = stat.state == b'Z' || pidfd.as_ref().is_some_and(is_readable);
+        if has_ended {
+            // What was read may belong to a later process of that pid, unless it is the one that we knew.
+            return lately.filter(|&lately| lately == key);
+        }
+        self.add(&mut table, key, pidfd, &stat);
+        Some(key)
+    }
+
+    fn add(&self, table: &mut Table, key: ProcessKey, pidfd: Option<OwnedFd>, stat: &parse::Stat) {
+        table.generation = table.generation.wrapping_add(1);
+        let generation = table.generation;
+        let token = epoll::EventData::new_u64(u64::from(generation) << 32 | u64::from(key.pid));
+        let pidfd = pidfd.filter(|pidfd| {
+            let events = epoll::EventFlags::IN;
+            self.inner.epoll.as_ref().is_some_and(|epoll| epoll::add(epoll, pidfd, token, events).is_ok())
+        });
+        table.unguarded += usize::from(pidfd.is_none());
+        let facts = Arc::new(Facts::read(&self.inner.proc, key, stat, &mut table.users));
+        table.commands.ask(&self.inner.proc, key);
+        table.unannounced.push(key);
+        table.live.insert(key.pid, Entry { key, generation, pidfd, facts });
+    }
+
+    fn end(&self, table: &mut Table, key: ProcessKey) {
+        let Some(entry) = table.live.remove(&key.pid) else { return };
+        table.unguarded -= usize::from(entry.pidfd.is_none());
+        table.untold.push_back(key);
+        table.lately.push_back(key);
+        if table.lately.len() > ENDED_KEPT {
+            table.lately.pop_front();
+        }
+        self.inner.ended.notify_one();
+    }
+
+    /// Notices which processes have ended; one system call. A source does this before it identifies the pids of
+    /// one reading.
+    pub fn sweep(&self) {
+        let mut table = self.lock();
+        self.sweep_into(&mut table);
+    }
+
+    fn sweep_into(&self, table: &mut Table) {
+        let Some(epoll) = &self.inner.epoll else { return };
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            match epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), Some(&now)) {
+                Ok(found) if found > 0 => {}
+                _ => return,
+            }
+            for event in &events {
+                let token = event.data.u64();
+                let (generation, pid) = ((token >> 32) as u32, token as u32);
+                let key = table.live.get(&pid).filter(|entry| entry.generation == generation);
+                if let Some(key) = key.map(|entry| entry.key) {
+                    self.end(table, key); // closes the pidfd, which takes it out of the epoll
+                }
+            }
+        }
+    }
+
+    fn check_unguarded(&self) {
+        let mut table = self.lock();
+        let unguarded = table.live.values().filter(|entry| entry.pidfd.is_none()).map(|entry| entry.key);
+        for key in unguarded.collect::<Vec<_>>() {
+            let stat = facts::read_stat(&self.inner.proc, key.pid);
+            if stat.is_none_or(|stat| stat.start_ticks != key.start_ticks || stat.state == b'Z') {
+                self.end(&mut table, key);
+            }
+        }
+    }
+
+    /// The next process that has ended; each is told once. Dropping the future loses nothing. Whoever listens
+    /// decides when its `ProcessGone` is due: the agent's last words may still be on their way.
+    pub async fn gone(&self) -> ProcessKey {
+        let make = async || {
+            let epoll = self.inner.epoll.as_ref()?.try_clone().ok()?;
+            #[expect(deprecated, reason = "its unsafe successor is for types whose descriptor may change")]
+            AsyncFd::with_interest(epoll, Interest::READABLE).ok()
+        };
+        let ready = self.inner.ready.get_or_init(make).await;
+        loop {
+            let unguarded = {
+                let mut table = self.lock();
+                self.sweep_into(&mut table);
+                if let Some(key) = table.untold.pop_front() {
+                    return key;
+                }
+                table.unguarded > 0
+            };
+            let readable = async {
+                match ready {
+                    Some(ready) => {
+                        if let Ok(mut guard) = ready.readable().await {
+                            guard.clear_ready();
+                        }
+                    }
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = readable => {}
+                () = self.inner.ended.notified() => {}
+                () = tokio::time::sleep(UNGUARDED_INTERVAL), if unguarded => self.check_unguarded(),
+            }
+        }
+    }
+
+    /// Appends the `ProcessFacts` frames that are due: once per process, a second time with its command line when
+    /// that has been read (which may take a while where the process is stuck). Whoever sends a batch about a process
+    /// puts these in front of it.
+    pub fn take_facts(&self, time_ns: u64, frames: &mut Vec<u8>) {
+        let mut table = self.lock();
+        let table = &mut *table;
+        for (key, command) in table.commands.take() {
+            let Some(entry) = table.live.get_mut(&key.pid).filter(|entry| entry.key == key) else { continue };
+            Arc::make_mut(&mut entry.facts).command = Some(command);
+            if !table.unannounced.contains(&key) {
+                table.unannounced.push(key);
+            }
+        }
+        for key in table.unannounced.drain(..) {
+            if let Some(entry) = table.live.get(&key.pid).filter(|entry| entry.key == key) {
+                entry.facts.append_frame(key, time_ns, frames);
+            }
+        }
+    }
+
+    /// What is known of a living process.
+    pub fn facts(&self, key: ProcessKey) -> Option<Arc<Facts>> {
+        let table = self.lock();
+        table.live.get(&key.pid).filter(|entry| entry.key == key).map(|entry| Arc::clone(&entry.facts))
+    }
+
+    /// Living processes in the table.
+    pub fn len(&self) -> usize {
+        self.lock().live.len()
+    }
+
+    /// Whether no living process is in the table.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.inner.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_readable(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(ready) if ready > 0)
+}

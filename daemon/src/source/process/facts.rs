@@ -1,0 +1,210 @@
+//! What /proc tells of one process, read once.
+//!
+//! A command line is read from the process's own memory, for which the kernel takes a lock that a process stuck in
+//! a driver may hold for ever (`ps` hangs there). So it is read on a thread that may be left behind; nothing else
+//! here can wait for the process.
+
+use super::parse;
+use gpumem_ledger::ProcessKey;
+use gpumem_wire::{Body, Reading, Record, Stamp};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Bytes read of a command line.
+const COMMAND_BYTES: u64 = 4096;
+/// Longest chain of parents that is followed.
+const ANCESTORS: usize = 64;
+/// Bytes read of the other files; all of them are far smaller.
+const FILE_BYTES: u64 = 16 * 1024;
+/// A reader of command lines that is silent for that long while asked is left behind.
+const STUCK_AFTER: Duration = Duration::from_secs(2);
+/// More readers are not left behind than that: then command lines are done without.
+const READERS: u32 = 8;
+
+/// What is known of a process. Strings are harmless to print and hold no newline.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Name of the program, at most 15 bytes.
+    pub comm: String,
+    /// Arguments, the first 4 KiB; absent until they have been read.
+    pub command: Option<String>,
+    /// Real user id.
+    pub uid: Option<u64>,
+    /// Name of that user, from /etc/passwd.
+    pub user: Option<String>,
+    /// Path of the control group.
+    pub cgroup: Option<String>,
+    /// The parent at first sight.
+    pub parent_pid: u32,
+    /// Parent, its parent and so on up to 1, at first sight.
+    pub ancestors: Vec<u32>,
+    /// The pid that the process itself sees, where that is another one.
+    pub inner_pid: Option<u32>,
+}
+
+pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
+    parse::stat(&read(proc, pid, "stat", FILE_BYTES)?)
+}
+
+fn read(proc: &Path, pid: u32, file: &str, limit: u64) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    File::open(proc.join(pid.to_string()).join(file)).ok()?.take(limit).read_to_end(&mut text).ok()?;
+    Some(text)
+}
+
+impl Facts {
+    pub(super) fn read(proc: &Path, key: ProcessKey, stat: &parse::Stat, users: &mut Users) -> Facts {
+        let status =
+            read(proc, key.pid, "status", FILE_BYTES).map(|text| parse::status(&text)).unwrap_or_default();
+        let cgroup = read(proc, key.pid, "cgroup", FILE_BYTES);
+        let mut ancestors = Vec::new();
+        let mut parent = stat.parent_pid;
+        while parent != 0 && ancestors.len() < ANCESTORS && !ancestors.contains(&parent) {
+            ancestors.push(parent);
+            parent = read_stat(proc, parent).map_or(0, |stat| stat.parent_pid);
+        }
+        Facts {
+            comm: parse::line(&stat.comm),
+            command: None,
+            uid: status.uid,
+            user: status.uid.and_then(|uid| users.name(uid)),
+            cgroup: cgroup.and_then(|text| parse::cgroup(&text).map(parse::line)),
+            parent_pid: stat.parent_pid,
+            ancestors,
+            inner_pid: status.inner_pid,
+        }
+    }
+
+    /// `key=value` lines, as in the payload of `ProcessFacts`.
+    pub fn lines(&self) -> String {
+        let mut lines = String::new();
+        let mut line = |key: &str, value: &str| {
+            let _ = writeln!(lines, "{key}={value}");
+        };
+        line("comm", &self.comm);
+        for (key, value) in [("command", &self.command), ("user", &self.user), ("cgroup", &self.cgroup)] {
+            if let Some(value) = value {
+                line(key, value);
+            }
+        }
+        if let Some(pid) = self.inner_pid {
+            line("ns_pid", &pid.to_string());
+        }
+        if !self.ancestors.is_empty() {
+            let pids: Vec<String> = self.ancestors.iter().map(u32::to_string).collect();
+            line("ancestors", &pids.join(","));
+        }
+        lines
+    }
+
+    /// The `ProcessFacts` frame.
+    pub fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+        let facts = self.lines();
+        let body = Body::ProcessFacts {
+            start_ticks: key.start_ticks,
+            uid: Reading(self.uid),
+            parent_pid: self.parent_pid.into(),
+            facts: &facts,
+        };
+        Record { stamp: Stamp { time_ns, thread: key.pid, ..Stamp::default() }, body }.append_frame(frames);
+    }
+}
+
+/// Names of users by /etc/passwd; read again when it has changed. Users of other directories keep their number.
+#[derive(Debug, Default)]
+pub(super) struct Users {
+    text: String,
+    changed: Option<SystemTime>,
+}
+
+impl Users {
+    fn name(&mut self, uid: u64) -> Option<String> {
+        let path = "/etc/passwd";
+        let changed = fs::metadata(path).and_then(|file| file.modified()).ok();
+        if changed != self.changed {
+            let mut bytes = Vec::new();
+            let file = File::open(path).ok()?;
+            file.take(4 << 20).read_to_end(&mut bytes).ok()?;
+            self.text = String::from_utf8_lossy(&bytes).into_owned();
+            self.changed = changed;
+        }
+        parse::user_name(&self.text, uid).map(|name| parse::line(name.as_bytes()))
+    }
+}
+
+/// The reader of command lines.
+#[derive(Debug, Default)]
+pub(super) struct Commands {
+    reader: Option<Reader>,
+    left_behind: u32,
+}
+
+#[derive(Debug)]
+struct Reader {
+    asked: mpsc::Sender<(PathBuf, ProcessKey)>,
+    told: mpsc::Receiver<(ProcessKey, Option<String>)>,
+    /// Asked and not told.
+    open: usize,
+    /// When the reader last said something, or was first asked after that.
+    moved: Instant,
+}
+
+impl Commands {
+    /// Asks for the command line of a process.
+    pub fn ask(&mut self, proc: &Path, key: ProcessKey) {
+        let is_stuck = |reader: &Reader| reader.open > 0 && reader.moved.elapsed() > STUCK_AFTER;
+        if self.reader.as_ref().is_some_and(is_stuck) {
+            self.reader = None;
+            self.left_behind += 1;
+        }
+        if self.reader.is_none() && self.left_behind < READERS {
+            self.reader = Reader::start();
+        }
+        if let Some(reader) = &mut self.reader {
+            if reader.open == 0 {
+                reader.moved = Instant::now();
+            }
+            if reader.asked.send((proc.to_owned(), key)).is_ok() {
+                reader.open += 1;
+            }
+        }
+    }
+
+    /// What has been read since the last call.
+    pub fn take(&mut self) -> Vec<(ProcessKey, String)> {
+        let Some(reader) = self.reader.as_mut().filter(|reader| reader.open > 0) else { return Vec::new() };
+        let mut commands = Vec::new();
+        while let Ok((key, command)) = reader.told.try_recv() {
+            reader.open -= 1;
+            reader.moved = Instant::now();
+            commands.extend(command.map(|command| (key, command)));
+        }
+        commands
+    }
+}
+
+impl Reader {
+    fn start() -> Option<Reader> {
+        let (asked, asks) = mpsc::channel::<(PathBuf, ProcessKey)>();
+        let (tell, told) = mpsc::channel();
+        let read_all = move || {
+            for (proc, key) in asks {
+                let text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
+                // The pid may have been given to another process meanwhile.
+                let is_same =
+                    || read_stat(&proc, key.pid).is_some_and(|stat| stat.start_ticks == key.start_ticks);
+                let command = text.and_then(|text| parse::command(&text)).filter(|_| is_same());
+                if tell.send((key, command)).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("proc-cmdline".to_owned()).stack_size(128 * 1024);
+        thread.spawn(read_all).ok()?;
+        Some(Reader { asked, told, open: 0, moved: Instant::now() })
+    }
+}

@@ -1,0 +1,169 @@
+//! Text of /proc -> values. Pure; whatever a process calls itself must not confuse these.
+
+/// What /proc/PID/stat tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// Name of the program, as the kernel keeps it: at most 15 bytes of anything.
+    pub comm: Vec<u8>,
+    /// `Z` for a process that has ended and was not waited for.
+    pub state: u8,
+    /// Pid of the parent.
+    pub parent_pid: u32,
+    /// Field 22: when it started, in ticks since boot.
+    pub start_ticks: u64,
+}
+
+/// Field 3 is the first one behind the last `)`: the name before it may hold anything, `) Z 1` too.
+pub fn stat(text: &[u8]) -> Option<Stat> {
+    let open = text.iter().position(|&byte| byte == b'(')?;
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    let comm = text.get(open + 1..close)?.to_vec();
+    let mut fields = text.get(close + 1..)?.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    let state = *fields.next()?.first()?;
+    let parent_pid = number(fields.next()?)?.try_into().ok()?;
+    let start_ticks = number(fields.nth(17)?)?;
+    Some(Stat { comm, state, parent_pid, start_ticks })
+}
+
+/// What /proc/PID/status tells beyond `stat`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Real user id.
+    pub uid: Option<u64>,
+    /// Pid in the innermost namespace, if that is not this one.
+    pub inner_pid: Option<u32>,
+}
+
+/// Lines that start as expected; `Name:` comes first and the kernel escapes newlines in it.
+pub fn status(text: &[u8]) -> Status {
+    let mut status = Status::default();
+    for line in text.split(|&byte| byte == b'\n') {
+        let fields =
+            |rest: &'static [u8]| line.strip_prefix(rest).map(|rest| rest.split(|&byte| byte == b'\t'));
+        if let Some(mut fields) = fields(b"Uid:") {
+            status.uid = fields.find(|field| !field.is_empty()).and_then(number);
+        } else if let Some(fields) = fields(b"NSpid:") {
+            let pids: Vec<u64> = fields.filter_map(number).collect();
+            if let [_, .., inner] = pids[..] {
+                status.inner_pid = inner.try_into().ok();
+            }
+        }
+    }
+    status
+}
+
+/// The path in the unified hierarchy, or else the longest one of the others.
+pub fn cgroup(text: &[u8]) -> Option<&[u8]> {
+    let mut longest: Option<&[u8]> = None;
+    for line in text.split(|&byte| byte == b'\n') {
+        let mut parts = line.splitn(3, |&byte| byte == b':');
+        let (Some(number), Some(_controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        if number == b"0" && path.len() > 1 {
+            return Some(path);
+        }
+        if longest.is_none_or(|longest| path.len() > longest.len()) {
+            longest = Some(path);
+        }
+    }
+    longest.filter(|path| !path.is_empty())
+}
+
+/// NUL-separated arguments as one line.
+pub fn command(text: &[u8]) -> Option<String> {
+    let end = text.iter().rposition(|&byte| byte != 0)? + 1;
+    let spaced: Vec<u8> = text[..end].iter().map(|&byte| if byte == 0 { b' ' } else { byte }).collect();
+    Some(line(&spaced))
+}
+
+/// Bytes as text for one `key=value` line: no control characters (a newline would begin another line, an
+/// escape would reach a terminal), invalid UTF-8 replaced.
+pub fn line(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().map(|character| if is_harmless(character) { character } else { '\u{fffd}' }).collect()
+}
+
+fn is_harmless(character: char) -> bool {
+    // Line and paragraph separators and the marks that reverse the direction of text are no control characters.
+    !character.is_control() && !matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Name of the user with this id in the text of /etc/passwd.
+pub fn user_name(passwd: &str, uid: u64) -> Option<&str> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, _, id) = (fields.next()?, fields.next()?, fields.next()?);
+        (id.parse() == Ok(uid) && !name.is_empty()).then_some(name)
+    })
+}
+
+fn number(field: &[u8]) -> Option<u64> {
+    std::str::from_utf8(field).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat_of(comm: &[u8]) -> Vec<u8> {
+        let mut text = b"4711 (".to_vec();
+        text.extend_from_slice(comm);
+        text.extend_from_slice(
+            b") S 17 4711 4711 34816 4711 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11 12\n",
+        );
+        text
+    }
+
+    #[test]
+    fn names_cannot_forge_fields() {
+        for comm in [&b"python"[..], b"a b", b") Z 1 (", b"))))", b"", b"\xff\x00\n", b"x) R 1 1 1"] {
+            let stat = stat(&stat_of(comm)).expect("a line");
+            assert_eq!((stat.comm.as_slice(), stat.state), (comm, b'S'));
+            assert_eq!((stat.parent_pid, stat.start_ticks), (17, 987_654));
+        }
+    }
+
+    #[test]
+    fn cut_or_foreign_text_is_nothing() {
+        let whole = stat_of(b"python");
+        for end in 0..whole.len() - 10 {
+            assert!(stat(&whole[..end]).is_none_or(|stat| stat.start_ticks <= 987_654), "{end}");
+        }
+        assert_eq!(stat(b")("), None);
+        assert_eq!(stat(b"1 (a) S -1 0"), None);
+        assert_eq!(status(b"\xff\xfe:\nUid:\nNSpid:\t"), Status::default());
+        assert_eq!(cgroup(b"nothing here"), None);
+        assert_eq!(cgroup(b""), None);
+    }
+
+    #[test]
+    fn status_tells_user_and_inner_pid() {
+        let text = b"Name:\tUid:\\n\nUid:\t1500\t1501\t0\t0\nNSpid:\t4711\t12\t1\n";
+        assert_eq!(status(text), Status { uid: Some(1500), inner_pid: Some(1) });
+        assert_eq!(status(b"Uid:\t0\t0\nNSpid:\t4711\n").inner_pid, None);
+    }
+
+    #[test]
+    fn the_unified_cgroup_is_preferred() {
+        assert_eq!(cgroup(b"12:memory:/a/b:c\n0::/unified:x\n"), Some(&b"/unified:x"[..]));
+        assert_eq!(cgroup(b"12:memory:/job/uid\n3:cpu:/job\n0::/\n"), Some(&b"/job/uid"[..]));
+        assert_eq!(cgroup(b"0::/\n"), Some(&b"/"[..]));
+    }
+
+    #[test]
+    fn commands_are_one_harmless_line() {
+        assert_eq!(command(b"python\0train.py\0--x\0\0").as_deref(), Some("python train.py --x"));
+        assert_eq!(command(b"a\nuid=0\x1b[2J\0").as_deref(), Some("a\u{fffd}uid=0\u{fffd}[2J"));
+        assert_eq!(command(b"\xff\xe2\x80\xae"), Some("\u{fffd}\u{fffd}".to_owned()));
+        assert_eq!(command(b"\0\0"), None);
+    }
+
+    #[test]
+    fn users_are_found_by_number() {
+        let passwd = "root:x:0:0::/root:/bin/sh\n:x:7:\nbroken\nana:x:1500:1500::/:/bin/sh\n";
+        assert_eq!(user_name(passwd, 1500), Some("ana"));
+        assert_eq!((user_name(passwd, 7), user_name(passwd, 15)), (None, None));
+    }
+}

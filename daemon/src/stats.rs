@@ -1,0 +1,110 @@
+//! What the daemon counts about itself. One table names every count, so that a view shows them all and a
+//! source cannot count under a name that nobody reads.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! counts {
+    ($( $family:literal, $help:literal { $( $(#[$doc:meta])* $count:ident $(= $reason:literal)? ),* $(,)? } )*) => {
+        /// Something that is counted.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[allow(missing_docs)]
+        pub enum Count { $( $( $(#[$doc])* $count, )* )* }
+
+        impl Count {
+            /// Every count with the metric that it is part of, that metric's help, and its `reason` label.
+            pub const ALL: &'static [(Count, &'static str, &'static str, Option<&'static str>)] = &[
+                $( $( (Count::$count, $family, $help, counts!(@reason $($reason)?)), )* )*
+            ];
+        }
+    };
+    (@reason) => { None };
+    (@reason $reason:literal) => { Some($reason) };
+}
+
+counts! {
+    "gpumemd_agent_packets_total", "Packets that agents sent." { Packets }
+    "gpumemd_agent_bytes_total", "Bytes that agents sent." { Bytes }
+    "gpumemd_records_total", "Records handed to the ledger." { Records }
+    "gpumemd_agent_connections_total", "Agents that were welcomed." { Welcomed }
+    "gpumemd_agent_refused_total", "Peers on the agent socket that were not welcomed, by reason." {
+        RefusedFull = "connections",
+        RefusedUid = "connections_of_uid",
+        RefusedWaiting = "connections_without_hello",
+        RefusedSilent = "timeout",
+        RefusedEarlyEnd = "ended",
+        RefusedHello = "no_hello",
+        RefusedVersion = "version",
+        RefusedIdentity = "identity",
+        RefusedMemory = "memory",
+        RefusedDescriptors = "descriptors",
+    }
+    "gpumemd_agent_dropped_total", "Agents whose connection was ended for what they sent, by reason." {
+        DroppedFraming = "framing",
+        DroppedOversize = "oversize",
+        DroppedPayload = "payload",
+        DroppedTime = "time",
+        DroppedDescriptors = "descriptors",
+    }
+    "gpumemd_agent_records_skipped_total", "Records of agents that were left out, by reason." {
+        SkippedUnknown = "unknown_kind",
+        SkippedForbidden = "not_for_agents",
+        SkippedDevices = "too_many_devices",
+    }
+    "gpumemd_agent_recovered_records_total", "Records read from the memory of agents that ended without sending them." { Recovered }
+    "gpumemd_accept_failures_total", "Connections that could not be accepted, such as for want of descriptors." { AcceptFailures }
+    "gpumemd_records_late_total", "Records of processes whose run was over." { Late }
+    "gpumemd_runs_finished_total", "Runs that ended." { RunsFinished }
+    "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
+    "gpumemd_store_errors_total", "Writes that the store refused; they are tried again." { StoreErrors }
+    "gpumemd_store_dropped_total", "Runs that were never stored: too many waited while the store was out of order." { StoreDropped }
+    "gpumemd_recording_records_total", "Records written to the recording." { Recorded }
+    "gpumemd_recording_lost_total", "Records that the recording lacks: the disk was too slow or refused." { RecordingLost }
+    "gpumemd_http_requests_total", "Requests for metrics." { HttpRequests }
+    "gpumemd_http_refused_total", "Connections for metrics that were closed, by reason." {
+        HttpFull = "connections",
+        HttpBad = "request",
+    }
+    "gpumemd_control_requests_total", "Requests on the control socket." { ControlRequests }
+    "gpumemd_series_folded_total", "Series that a scrape left out because there were more than metrics.max_series." { SeriesFolded }
+    "gpumemd_reloads_total", "Times that the configuration was read again." { Reloads }
+    "gpumemd_reload_errors_total", "Times that it was refused and the old one kept." { ReloadErrors }
+}
+
+/// All counts since the start. Written by whoever sees something, read by views.
+#[derive(Debug)]
+pub struct Stats {
+    counts: Vec<AtomicU64>,
+    /// CLOCK_MONOTONIC when the daemon started.
+    pub started_ns: u64,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        let counts = Count::ALL.iter().map(|_| AtomicU64::new(0)).collect();
+        Stats { counts, started_ns: crate::clock::now_ns() }
+    }
+}
+
+impl Stats {
+    /// Counts `more`.
+    pub fn add(&self, count: Count, more: u64) {
+        self.counts[count as usize].fetch_add(more, Relaxed);
+    }
+
+    /// How many so far.
+    pub fn get(&self, count: Count) -> u64 {
+        self.counts[count as usize].load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_count_has_a_place_of_its_own() {
+        for (place, (count, ..)) in Count::ALL.iter().enumerate() {
+            assert_eq!(*count as usize, place);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The control API: what `gpumem_wire::control` says, as HTTP and JSON over a Unix socket. The kernel says who
+//! asks; a caller sees the processes of their own user, root and the group `gpumemd` see all.
+
+mod doctor;
+mod ps;
+mod runs;
+
+use super::Sight;
+use crate::access::Viewer;
+use crate::stats::Count;
+use gpumem_wire::control::{Refusal, Released};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+/// Connections at once.
+const CONNECTIONS: usize = 64;
+/// Time for the head of a request.
+const HEADER: Duration = Duration::from_secs(1);
+/// Longest life of a connection.
+const LONGEST: Duration = Duration::from_secs(60);
+/// NVML is not closed for longer than this at a time.
+const LONGEST_RELEASE_S: u64 = 3600;
+
+/// Why a request is not answered.
+struct Refused(StatusCode, String);
+
+impl Refused {
+    fn new(status: StatusCode, text: impl Into<String>) -> Self {
+        Refused(status, text.into())
+    }
+}
+
+/// Serves until the future is dropped.
+pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                sight.stats.add(Count::AcceptFailures, 1);
+                tracing::debug!(%error, "no connection for control");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        // Full: closed, and the client says so.
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let sight = Arc::clone(&sight);
+        tokio::spawn(async move {
+            let _place = place;
+            let Ok(viewer) = viewer(&stream) else { return };
+            let service = service_fn(|request: Request<Incoming>| {
+                let sight = Arc::clone(&sight);
+                async move { Ok::<_, Infallible>(respond(&sight, viewer, &request).await) }
+            });
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            // A client that goes away harms nobody.
+            let _ = tokio::time::timeout(LONGEST, connection).await;
+        });
+    }
+}
+
+fn viewer(stream: &UnixStream) -> std::io::Result<Viewer> {
+    let peer = stream.peer_cred()?;
+    Ok(Viewer::of(peer.uid(), peer.gid()))
+}
+
+async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    sight.stats.add(Count::ControlRequests, 1);
+    let query = request.uri().query().unwrap_or_default();
+    let get = request.method() == Method::GET;
+    let answer = match (request.uri().path(), get, request.method() == Method::POST) {
+        ("/v1/ps", true, _) => Ok(json(&ps::ps(sight, viewer))),
+        ("/v1/runs", true, _) => runs::runs(sight, viewer, query).await.map(|runs| json(&runs)),
+        ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
+        ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
+        ("/v1/ps" | "/v1/runs" | "/v1/doctor", ..) => {
+            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
+        }
+        ("/v1/nvml/release", ..) => Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST")),
+        (path, ..) => Err(Refused::new(
+            StatusCode::NOT_FOUND,
+            format!(
+                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor and POST /v1/nvml/release?for_s=N are \
+                 answered"
+            ),
+        )),
+    };
+    match answer {
+        Ok(body) => with(StatusCode::OK, body),
+        Err(Refused(status, error)) => with(status, json(&Refusal { error })),
+    }
+}
+
+fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refused> {
+    if !viewer.all {
+        let text = "closing NVML is for root and members of the group gpumemd";
+        return Err(Refused::new(StatusCode::FORBIDDEN, text));
+    }
+    let for_s = number(query, "for_s")?.filter(|for_s| (1..=LONGEST_RELEASE_S).contains(for_s));
+    let for_s = for_s.ok_or_else(|| {
+        let text = format!("for_s=N is needed, in seconds from 1 to {LONGEST_RELEASE_S}");
+        Refused::new(StatusCode::BAD_REQUEST, text)
+    })?;
+    sight.sources.release(Duration::from_secs(for_s));
+    Ok(Released { for_s })
+}
+
+/// The value of a key in a query; what it is made of needs no unescaping.
+fn value<'a>(query: &'a str, key: &str) -> Option<&'a str> {
+    query
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .find(|(name, _)| *name == key)
+        .map(|(_, value)| value)
+}
+
+fn number(query: &str, key: &str) -> Result<Option<u64>, Refused> {
+    let Some(text) = value(query, key) else { return Ok(None) };
+    text.parse()
+        .map(Some)
+        .map_err(|_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text:?} is no number")))
+}
+
+/// A query may name these keys and no others: a filter that is not understood must not look like none.
+fn only(query: &str, keys: &[&str]) -> Result<(), Refused> {
+    let names = query.split('&').filter(|pair| !pair.is_empty());
+    for name in names.map(|pair| pair.split('=').next().unwrap_or(pair)) {
+        if !keys.contains(&name) {
+            let text = format!("there is no {name:?} here: {} are known", keys.join(", "));
+            return Err(Refused::new(StatusCode::BAD_REQUEST, text));
+        }
+    }
+    Ok(())
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    // Maps with keys that are no strings would be refused; there are none.
+    serde_json::to_vec(value).unwrap_or_default()
+}
+
+fn with(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

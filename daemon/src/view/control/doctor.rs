@@ -1,0 +1,143 @@
+//! How the daemon is, and what to do about it.
+
+use super::{Refused, number, only};
+use crate::access::Viewer;
+use crate::clock;
+use crate::stats::Count;
+use crate::view::Sight;
+use gpumem_ledger::ProcessView;
+use gpumem_wire::control::{Doctor, Finding, Level};
+use hyper::StatusCode;
+
+fn finding(
+    level: Level,
+    subject: impl Into<String>,
+    text: impl Into<String>,
+    remedy: Option<&str>,
+) -> Finding {
+    Finding { level, subject: subject.into(), text: text.into(), remedy: remedy.map(str::to_owned) }
+}
+
+pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Doctor, Refused> {
+    only(query, &["pid"])?;
+    let pid = number(query, "pid")?;
+    let published = sight.board.read();
+    let health = sight.sources.health();
+    let now_ns = clock::now_ns();
+    let mut findings = Vec::new();
+    let mut facts = Vec::new();
+    if let Some(pid) = pid {
+        let mut process =
+            published.snapshot.processes.iter().filter(|process| u64::from(process.key.pid) == pid);
+        let process = process.rfind(|process| viewer.sees(process.facts.uid)).ok_or_else(|| {
+            let text = format!(
+                "process {pid} uses no GPU that is seen here, has said nothing, or belongs to another user"
+            );
+            Refused::new(StatusCode::NOT_FOUND, text)
+        })?;
+        of_process(process, &mut findings);
+    }
+    match (health.nvml_up, health.released_until_ns) {
+        (_, Some(until_ns)) => {
+            let left = until_ns.saturating_sub(now_ns) / 1_000_000_000;
+            let text = format!("closed on request for {left} more seconds: no used bytes meanwhile");
+            findings.push(finding(Level::Degraded, "nvml", text, None));
+        }
+        (true, None) => findings.push(finding(Level::Good, "nvml", &health.nvml_reason, None)),
+        (false, None) => {
+            let remedy = "check nvidia-smi; without NVML only what agents say is known";
+            findings.push(finding(Level::Bad, "nvml", &health.nvml_reason, Some(remedy)));
+        }
+    }
+    for device in &health.devices {
+        if let Some(problem) = &device.problem {
+            let subject = format!("GPU {} ({})", device.index, device.name);
+            findings.push(finding(Level::Degraded, subject, problem, None));
+        }
+    }
+    let store = sight.keeper.status();
+    findings.push(match store.reason {
+        Some(reason) => {
+            let text = format!("{reason}; {} runs wait in memory", store.waiting);
+            finding(Level::Bad, "store", text, Some("it is tried again by itself"))
+        }
+        None => finding(Level::Good, "store", store.path.display().to_string(), None),
+    });
+    findings.extend(of_agents(sight));
+    findings.sort_by_key(|finding| finding.level);
+    facts.push(("devices".to_owned(), published.snapshot.devices.len().to_string()));
+    let running = published.snapshot.processes.iter().filter(|process| process.ended.is_none());
+    facts.push(("processes".to_owned(), running.count().to_string()));
+    facts.push(("agents".to_owned(), health.agents.to_string()));
+    facts.push(("store".to_owned(), store.path.display().to_string()));
+    Ok(Doctor {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        uptime_s: now_ns.saturating_sub(sight.stats.started_ns) / 1_000_000_000,
+        facts,
+        findings,
+    })
+}
+
+/// Peers that were turned away, by the counts that a person can do something about.
+fn of_agents(sight: &Sight) -> Vec<Finding> {
+    let notable = [
+        (Count::RefusedFull, "agents found all connections taken", "raise agent.connections"),
+        (Count::RefusedUid, "agents found their user's connections taken", "raise agent.connections_per_uid"),
+        (
+            Count::RefusedVersion,
+            "agents speak another version of the protocol",
+            "install gpumemd and libgpumem.so of one version",
+        ),
+        (
+            Count::RefusedIdentity,
+            "agents could not be told who they are",
+            "run the daemon in the host's PID namespace",
+        ),
+        (Count::DroppedFraming, "agents were dropped for broken packets", "see the daemon's log"),
+    ];
+    let seen = notable.iter().map(|&(count, text, remedy)| (sight.stats.get(count), text, remedy));
+    seen.filter(|(count, ..)| *count > 0)
+        .map(|(count, text, remedy)| {
+            finding(Level::Degraded, "agents", format!("{count} {text} since the start"), Some(remedy))
+        })
+        .collect()
+}
+
+fn of_process(process: &ProcessView, findings: &mut Vec<Finding>) {
+    let subject = || format!("process {}", process.key.pid);
+    let coverage = &process.coverage;
+    if !coverage.covered {
+        let text = "no agent speaks for it: its used bytes are known, not what they are for";
+        let remedy = "start it with `gpumemctl run -- ...`";
+        findings.push(finding(Level::Degraded, subject(), text, Some(remedy)));
+        return;
+    }
+    let before = findings.len();
+    if let Some(blocked) = &coverage.blocked {
+        let by = if blocked.by.is_empty() { "another program" } else { &blocked.by };
+        let text =
+            format!("{by} holds the CUPTI subscription (code {}): allocations are not seen", blocked.result);
+        let remedy = "end the other profiler; the agent takes over by itself";
+        findings.push(finding(Level::Bad, subject(), text, Some(remedy)));
+    }
+    if coverage.late {
+        let text = "the agent came after the first allocations: what was there before is `predates`";
+        let remedy = "start the process with `gpumemctl run -- ...`";
+        findings.push(finding(Level::Degraded, subject(), text, Some(remedy)));
+    }
+    if coverage.paused {
+        let text = "the agent is paused or has disarmed itself";
+        findings.push(finding(Level::Degraded, subject(), text, None));
+    }
+    if let Some(partial) = coverage.partial {
+        let state =
+            if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
+        let text = format!("{} records were lost: {state}", coverage.lost);
+        findings.push(finding(Level::Degraded, subject(), text, None));
+    }
+    if findings.len() == before {
+        let text = format!("covered, {} records, none lost", coverage.events);
+        findings.push(finding(Level::Good, subject(), text, None));
+    }
+}

@@ -1,0 +1,101 @@
+//! What holds the devices now.
+
+use crate::access::Viewer;
+use crate::config::Tenants;
+use crate::core::Published;
+use crate::view::Sight;
+use crate::view::health::Health;
+use crate::view::prometheus::flags;
+use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
+use gpumem_runs::run::absence_name;
+use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+use std::cmp::Reverse;
+
+pub(super) fn ps(sight: &Sight, viewer: Viewer) -> Ps {
+    let published = sight.board.read();
+    let health = sight.sources.health();
+    let tenants = sight.shown().tenants;
+    let snapshot = &published.snapshot;
+    // In NVML's order; devices that only agents have named come last.
+    let place = |device: &DeviceView| health.devices.iter().position(|of| of.name == device.name);
+    let mut order: Vec<usize> = (0..snapshot.devices.len()).collect();
+    order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
+    let devices = order.iter().map(|&at| device(&published, &health, &snapshot.devices[at])).collect();
+    let mut processes = Vec::new();
+    for process in snapshot.processes.iter().filter(|process| process.ended.is_none()) {
+        for account in &process.accounts {
+            let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
+            if let Some(row) = row {
+                processes.extend(self::process(&published, process, account, row, viewer, tenants));
+            }
+        }
+    }
+    let size =
+        |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
+    processes.sort_by_key(|row| (row.device, Reverse(size(row)), row.pid));
+    Ps { devices, processes }
+}
+
+fn device(published: &Published, health: &Health, device: &DeviceView) -> DeviceRow {
+    let known = health.devices.iter().find(|of| of.name == device.name);
+    let reading = device.latest;
+    let why = known.and_then(|known| known.problem.clone());
+    DeviceRow {
+        index: known.map_or(device.ordinal.into(), |known| known.index),
+        uuid: device.name.to_string(),
+        model: device.model.clone(),
+        total_bytes: device.total_bytes,
+        used_bytes: reading.map(|reading| reading.used_bytes),
+        free_bytes: reading.map(|reading| reading.free_bytes),
+        system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
+        unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
+        age_ms: reading.map(|reading| published.at_ns.saturating_sub(reading.time_ns) / 1_000_000),
+        why: why.or_else(|| (!health.nvml_up).then(|| health.nvml_reason.clone())),
+    }
+}
+
+/// None for a process that holds nothing there any more.
+fn process(
+    published: &Published,
+    process: &ProcessView,
+    account: &AccountView,
+    device: usize,
+    viewer: Viewer,
+    tenants: Tenants,
+) -> Option<ProcessRow> {
+    let facts = &process.facts;
+    let coverage = &process.coverage;
+    let own = viewer.sees(facts.uid);
+    let named = own || tenants == Tenants::Named;
+    let newest = account.latest.as_ref();
+    let absence = newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
+    let held = coverage.covered && (account.tracked_bytes != 0 || account.peak.tracked_bytes != 0);
+    if !held && newest.is_some_and(|sample| sample.used_bytes == Err(gpumem_wire::Absence::NotListed)) {
+        return None;
+    }
+    let sample = account.complete.as_ref().filter(|_| absence.is_none());
+    let idle = |amounts: &[i64]| {
+        let cells = process.cells.iter().zip(amounts);
+        cells.filter(|(cell, _)| cell.class == Class::PoolIdle).map(|(_, bytes)| bytes).sum()
+    };
+    // The numbers of one row belong to one instant where that can be.
+    let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
+    let tracked = coverage.covered.then(|| at_sample.unwrap_or((account.tracked_bytes, &account.amounts)));
+    let tracked = tracked.filter(|_| own);
+    let rank = facts.claims.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
+    let command = facts.seen.get("command").or(facts.seen.get("comm"));
+    Some(ProcessRow {
+        pid: if named { process.key.pid } else { 0 },
+        device,
+        uid: facts.uid.filter(|_| named),
+        user: facts.seen.get("user").filter(|_| named).cloned(),
+        flags: flags(process, account).into_iter().map(str::to_owned).collect(),
+        used_bytes: sample.and_then(|sample| sample.used_bytes.ok()),
+        tracked_bytes: tracked.map(|(tracked, _)| tracked),
+        idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
+        untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
+        age_ms: sample.map(|sample| published.at_ns.saturating_sub(sample.t1_ns) / 1_000_000),
+        why: absence.or(newest.is_none().then_some("never sampled")).map(str::to_owned),
+        command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
+    })
+}

@@ -1,0 +1,111 @@
+//! Runs: those that go on, from the ledger; those that are over, from the keeper.
+
+use super::{Refused, number, only, value};
+use crate::access::Viewer;
+use crate::core::Ask;
+use crate::view::Sight;
+use gpumem_ledger::ProcessView;
+use gpumem_runs::run::Run;
+use hyper::StatusCode;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use tokio::sync::oneshot;
+
+/// Which runs are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Which {
+    Live,
+    Pid(u32),
+    Tree(u32),
+    Job(String),
+}
+
+impl Which {
+    fn of(query: &str) -> Result<Self, Refused> {
+        only(query, &["pid", "tree", "job"])?;
+        let pid = |key| -> Result<Option<u32>, Refused> {
+            let pid = number(query, key)?;
+            let no_pid = |_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}: no pid is that large"));
+            pid.map(|pid| u32::try_from(pid).map_err(no_pid)).transpose()
+        };
+        let job = value(query, "job").map(str::to_owned);
+        match (pid("pid")?, pid("tree")?, job) {
+            (None, None, None) => Ok(Which::Live),
+            (Some(pid), None, None) => Ok(Which::Pid(pid)),
+            (None, Some(pid), None) => Ok(Which::Tree(pid)),
+            (None, None, Some(job)) => Ok(Which::Job(job)),
+            _ => Err(Refused::new(StatusCode::BAD_REQUEST, "give one of pid, tree and job")),
+        }
+    }
+
+    fn takes(&self, pid: u32, facts: &BTreeMap<String, String>, claims: &BTreeMap<String, String>) -> bool {
+        match self {
+            Which::Live => true,
+            Which::Pid(wanted) => pid == *wanted,
+            Which::Tree(root) => {
+                let ancestors = facts.get("ancestors").map(String::as_str).unwrap_or_default();
+                pid == *root || ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(*root))
+            }
+            Which::Job(job) => ["job", "slurm_job_id"].iter().any(|claim| claims.get(*claim) == Some(job)),
+        }
+    }
+}
+
+pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<Vec<Run>, Refused> {
+    let which = Which::of(query)?;
+    let (reply, live) = oneshot::channel();
+    let ended = Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let wanted = which.clone();
+    let takes = move |process: &ProcessView| {
+        let facts = &process.facts;
+        viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
+    };
+    if sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.is_err() {
+        return Err(ended);
+    }
+    let Ok(mut runs) = live.await else { return Err(ended) };
+    if which != Which::Live {
+        let of = |run: &Run| run.devices.iter().map(|device| device.last.time_ns).max();
+        let wanted = move |run: &Run| {
+            let process = &run.process;
+            viewer.sees(process.uid) && which.takes(process.pid, &process.facts, &process.claims)
+        };
+        let over = sight.keeper.find(Box::new(wanted)).await;
+        runs.sort_by_key(|run| Reverse(of(run)));
+        // What goes on is in the store too, as far as it was written.
+        let is_live = |run: &Run, live: &[Run]| {
+            let key = |run: &Run| (run.process.pid, run.process.start_ticks);
+            live.iter().any(|other| key(other) == key(run))
+        };
+        let over: Vec<_> = over.into_iter().filter(|run| !is_live(run, &runs)).collect();
+        runs.extend(over);
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_filter_at_a_time() {
+        assert_eq!(Which::of("").ok(), Some(Which::Live));
+        assert_eq!(Which::of("pid=7").ok(), Some(Which::Pid(7)));
+        assert_eq!(Which::of("tree=7").ok(), Some(Which::Tree(7)));
+        assert_eq!(Which::of("job=8812.0").ok(), Some(Which::Job("8812.0".into())));
+        for bad in ["pid=x", "pid=4294967296", "pid=1&tree=2", "pdi=1", "pid"] {
+            assert!(Which::of(bad).is_err() || bad == "pid", "{bad}");
+        }
+    }
+
+    #[test]
+    fn trees_and_jobs() {
+        let map = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let none = BTreeMap::new();
+        assert!(Which::Tree(5).takes(9, &map("ancestors", "7,5,1"), &none));
+        assert!(Which::Tree(9).takes(9, &none, &none));
+        assert!(!Which::Tree(50).takes(9, &map("ancestors", "7,5,1"), &none));
+        assert!(Which::Job("a".into()).takes(9, &none, &map("job", "a")));
+        assert!(!Which::Job("a".into()).takes(9, &none, &map("rank", "a")));
+    }
+}

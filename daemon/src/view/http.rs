@@ -1,0 +1,102 @@
+//! Metrics over HTTP: GET /metrics and GET /healthz, nothing else, no bodies. Strangers may connect: a header has
+//! a second, connections are counted, and when all places are taken the newcomer is the one that is closed.
+
+use super::{Sight, prometheus};
+use crate::stats::Count;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+
+/// Time for the head of a request, and for the next one on the same connection.
+const HEADER: Duration = Duration::from_secs(1);
+/// Longest life of a connection: a reader that takes its answer a byte at a time.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// The text format of Prometheus.
+const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Serves until the future is dropped. `most`: connections at once.
+pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
+    let open = Arc::new(AtomicUsize::new(0));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                sight.stats.add(Count::AcceptFailures, 1);
+                tracing::debug!(%error, "no connection for metrics");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Some(place) = Place::take(&open, most.load(Ordering::Relaxed)) else {
+            sight.stats.add(Count::HttpFull, 1);
+            continue;
+        };
+        let sight = Arc::clone(&sight);
+        tokio::spawn(async move {
+            let _place = place;
+            let stats = Arc::clone(&sight.stats);
+            let service = service_fn(|request| {
+                let answer = answer(&sight, &request);
+                async { Ok::<_, Infallible>(answer) }
+            });
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
+            let connection = builder.serve_connection(TokioIo::new(stream), service);
+            if !matches!(tokio::time::timeout(LONGEST, connection).await, Ok(Ok(()))) {
+                stats.add(Count::HttpBad, 1);
+            }
+        });
+    }
+}
+
+/// One of the connections.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(open: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let more = |taken| (taken < most).then_some(taken + 1);
+        open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Place(Arc::clone(open)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn answer(sight: &Sight, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    sight.stats.add(Count::HttpRequests, 1);
+    if request.method() != Method::GET {
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        return response;
+    }
+    match request.uri().path() {
+        "/metrics" => with(StatusCode::OK, TEXT, prometheus::scrape(sight)),
+        "/healthz" => plain(StatusCode::OK, "ok\n"),
+        _ => plain(StatusCode::NOT_FOUND, "there is /metrics and /healthz\n"),
+    }
+}
+
+fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+    with(status, "text/plain; charset=utf-8", text.to_owned())
+}
+
+fn with(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}

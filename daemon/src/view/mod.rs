@@ -1,0 +1,65 @@
+//! Published state -> the world. A view reads the [`Board`] and what the app tells it of the sources; it names no
+//! source, and waits for none.
+
+pub mod control;
+pub mod health;
+pub mod http;
+pub mod prometheus;
+pub mod text;
+
+use crate::config::Tenants;
+use crate::core::{Ask, Board};
+use crate::keeper::Keeper;
+use crate::stats::Stats;
+use gpumem_runs::rules::Groupings;
+use health::Health;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// What views may ask of the sources.
+pub trait Sources: Send + Sync {
+    /// How they are. Never waits.
+    fn health(&self) -> Health;
+    /// Closes NVML for a while.
+    fn release(&self, time: Duration);
+}
+
+/// What can change while the daemon runs.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// What others see.
+    pub tenants: Tenants,
+    /// Series of one scrape.
+    pub max_series: usize,
+    /// Names of categories.
+    pub rules: Arc<Groupings>,
+}
+
+/// What every view has.
+pub struct Sight {
+    /// The state.
+    pub board: Board,
+    /// What is counted.
+    pub stats: Arc<Stats>,
+    /// Runs that are over.
+    pub keeper: Keeper,
+    /// Runs that go on.
+    pub asks: mpsc::Sender<Ask>,
+    /// The sources.
+    pub sources: Box<dyn Sources>,
+    /// What can change.
+    pub shown: Mutex<Shown>,
+}
+
+impl Sight {
+    /// What is shown now.
+    pub fn shown(&self) -> Shown {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shows something else from now on.
+    pub fn show(&self, shown: Shown) {
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+    }
+}

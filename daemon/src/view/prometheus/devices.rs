@@ -1,0 +1,57 @@
+//! Devices.
+
+use super::families::{Families, Family, Labels};
+use crate::core::Published;
+use crate::view::health::Health;
+use gpumem_ledger::DeviceName;
+
+static INFO: Family = Family::gauge("gpumem_device_info", "A GPU or MIG instance; always 1.");
+static TOTAL: Family = Family::gauge("gpumem_device_total_bytes", "Size of its memory.");
+static USED: Family = Family::gauge(
+    "gpumem_device_used_bytes",
+    "Used, without the driver's share where NVML tells that apart.",
+);
+static FREE: Family = Family::gauge("gpumem_device_free_bytes", "Free.");
+static SYSTEM: Family = Family::gauge("gpumem_device_system_reserved_bytes", "The driver's share.");
+static UNACCOUNTED: Family = Family::gauge(
+    "gpumem_device_unaccounted_bytes",
+    "Used minus the sum over its processes, where the device read the same before and after their list.",
+);
+static AGE: Family =
+    Family::gauge("gpumem_device_sample_age_seconds", "Age of the last reading of its memory.");
+static UNAVAILABLE: Family =
+    Family::gauge("gpumem_device_unavailable", "1 while NVML gives no fresh reading, with the reason.");
+
+/// The index that NVML gives a device and its UUID, as labels.
+pub(super) fn labels(index: u32, name: DeviceName) -> Labels {
+    Labels::default().with("gpu", &index.to_string()).with("uuid", &name.to_string())
+}
+
+pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
+    for device in &published.snapshot.devices {
+        let of = health.devices.iter().find(|of| of.name == device.name);
+        let index = of.map_or(u32::from(device.ordinal), |of| of.index);
+        let labels = labels(index, device.name);
+        out.add_with(&INFO, &labels, Some(("model", &device.model)), 1);
+        if let Some(total) = device.total_bytes {
+            out.add(&TOTAL, &labels, total);
+        }
+        let problem = of.and_then(|of| of.problem.as_deref());
+        let problem = problem.or((!health.nvml_up).then_some(health.nvml_reason.as_str()));
+        if let Some(reason) = problem {
+            out.add_with(&UNAVAILABLE, &labels, Some(("reason", reason)), 1);
+        }
+        // A reading that is old is no reading of now.
+        let Some(reading) = device.latest.filter(|_| problem.is_none()) else { continue };
+        out.add(&USED, &labels, reading.used_bytes);
+        out.add(&FREE, &labels, reading.free_bytes);
+        if let Some(system) = reading.system_reserved_bytes {
+            out.add(&SYSTEM, &labels, system);
+        }
+        if let Some(agreed) = device.agreed {
+            out.add(&UNACCOUNTED, &labels, agreed.unaccounted_bytes);
+        }
+        let age = published.at_ns.saturating_sub(reading.time_ns) as f64 / 1e9;
+        out.add(&AGE, &labels, age);
+    }
+}

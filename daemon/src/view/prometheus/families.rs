@@ -1,0 +1,149 @@
+//! Families of series, each written once with its help, in the order in which they were first named.
+
+use crate::view::text::{push_label, push_number};
+
+/// What a family is.
+#[derive(Debug, Clone, Copy)]
+pub struct Family {
+    /// Name.
+    pub name: &'static str,
+    /// Help.
+    pub help: &'static str,
+    /// `gauge` or `counter`.
+    pub kind: &'static str,
+}
+
+impl Family {
+    /// Something that goes up and down.
+    pub const fn gauge(name: &'static str, help: &'static str) -> Self {
+        Family { name, help, kind: "gauge" }
+    }
+    /// Something that only grows.
+    pub const fn counter(name: &'static str, help: &'static str) -> Self {
+        Family { name, help, kind: "counter" }
+    }
+}
+
+/// Labels of several series, written once.
+#[derive(Debug, Default, Clone)]
+pub struct Labels(String);
+
+impl Labels {
+    /// With one more label.
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        if !self.0.is_empty() {
+            self.0.push(',');
+        }
+        self.0.push_str(name);
+        self.0.push_str("=\"");
+        push_label(&mut self.0, value);
+        self.0.push('"');
+        self
+    }
+}
+
+/// All families of a scrape.
+#[derive(Debug)]
+pub struct Families {
+    families: Vec<(Family, String)>,
+    series: usize,
+    most: usize,
+    folded: u64,
+}
+
+impl Families {
+    /// Room for so many series.
+    pub fn new(most: usize) -> Self {
+        Families { families: Vec::new(), series: 0, most, folded: 0 }
+    }
+
+    /// One series. Beyond the most that a scrape may have, it is counted and left out.
+    pub fn add(&mut self, family: &'static Family, labels: &Labels, value: impl std::fmt::Display) {
+        self.add_with(family, labels, None, value);
+    }
+
+    /// One series with a label of its own.
+    pub fn add_with(
+        &mut self,
+        family: &'static Family,
+        labels: &Labels,
+        own: Option<(&str, &str)>,
+        value: impl std::fmt::Display,
+    ) {
+        if self.series >= self.most {
+            self.folded += 1;
+            return;
+        }
+        self.series += 1;
+        let known = self.families.iter().position(|(known, _)| std::ptr::eq(known.name, family.name));
+        let at = known.unwrap_or_else(|| {
+            self.families.push((*family, String::with_capacity(4096)));
+            self.families.len() - 1
+        });
+        let out = &mut self.families[at].1;
+        out.push_str(family.name);
+        if !labels.0.is_empty() || own.is_some() {
+            out.push('{');
+            out.push_str(&labels.0);
+            if let Some((name, value)) = own {
+                if !labels.0.is_empty() {
+                    out.push(',');
+                }
+                out.push_str(name);
+                out.push_str("=\"");
+                push_label(out, value);
+                out.push('"');
+            }
+            out.push('}');
+        }
+        out.push(' ');
+        push_number(out, value);
+        out.push('\n');
+    }
+
+    /// Series that were left out.
+    pub fn folded(&self) -> u64 {
+        self.folded
+    }
+
+    /// Everything, with a line of help and one of type before each family.
+    pub fn text(self) -> String {
+        let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
+        let mut text = String::with_capacity(bytes + 16_384);
+        for (family, series) in &self.families {
+            for part in
+                ["# HELP ", family.name, " ", family.help, "\n# TYPE ", family.name, " ", family.kind, "\n"]
+            {
+                text.push_str(part);
+            }
+            text.push_str(series);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static A: Family = Family::gauge("a_bytes", "A.");
+    static B: Family = Family::counter("b_total", "B.");
+
+    #[test]
+    fn families_are_whole() {
+        let labels = Labels::default().with("pid", "1").with("user", "a\"\n");
+        let mut families = Families::new(4);
+        families.add(&A, &labels, 5);
+        families.add(&B, &Labels::default(), 6);
+        families.add(&A, &Labels::default(), -7);
+        families.add_with(&B, &labels, Some(("reason", "x")), 8);
+        families.add(&A, &labels, 9);
+        assert_eq!(families.folded(), 1);
+        assert_eq!(
+            families.text(),
+            "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\"} 5\na_bytes -7\n\
+             # HELP b_total B.\n# TYPE b_total counter\nb_total 6\n\
+             b_total{pid=\"1\",user=\"a\\\"\",reason=\"x\"} 8\n"
+        );
+    }
+}
