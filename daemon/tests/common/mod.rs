@@ -117,7 +117,9 @@ pub fn start_as(scratch: Scratch, metrics: SocketAddr, setup: Setup) -> Daemon {
     let (end, reload) = told.recv().expect("the daemon starts");
     let daemon = Daemon { scratch, metrics, end, reload, thread: Some(thread) };
     wait_for("the daemon", || {
-        (daemon.is_over() || UnixStream::connect(daemon.control_socket()).is_ok()).then_some(())
+        let private = daemon.scratch.join("gpumem/control.sock");
+        let answers = |path| UnixStream::connect(path).is_ok();
+        (daemon.is_over() || answers(daemon.control_socket()) || answers(private)).then_some(())
     });
     daemon
 }
