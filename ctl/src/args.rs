@@ -5,7 +5,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_runs::import::{FORMATS, Format};
 use gpumem_runs::report::By;
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 /// Where did my GPU memory go?
 #[derive(Debug, Parser)]
@@ -17,12 +18,127 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Read a file of another tool, or a recording, into the run store
-    Import(Import),
-    /// Tell where the memory of a run went
+    /// Run a command and tell afterwards where its GPU memory went
+    Run(Run),
+    /// List what holds the GPUs now
+    Ps(Ps),
+    /// Tell where the memory of a process or run went
     Report(Report),
+    /// Look for what does not work, and say what to do
+    Doctor(Doctor),
     /// List the runs in the store
     Runs(Runs),
+    /// Read a file of another tool, or a recording, into the run store
+    Import(Import),
+    /// Let go of the driver for a while
+    Nvml(Nvml),
+    /// Starts the program in a session of its own
+    #[command(hide = true)]
+    Detach(Detach),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::RUN_HELP, override_usage = "gpumemctl run [OPTIONS] -- CMD...")]
+pub struct Run {
+    /// Say nothing at the end
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// A name for the job, to find its runs by
+    #[arg(long, value_parser = job_name)]
+    pub name: Option<String>,
+    /// Write a recording (%p: the pid) instead of reporting to a daemon
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    #[command(flatten)]
+    pub socket: SocketPath,
+    /// Command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Ps {
+    /// One JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Only this device: NVML's index, or the beginning of its UUID
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Doctor {
+    /// Look at this process as well
+    pub pid: Option<u32>,
+    /// One JSON document
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
+pub struct Nvml {
+    #[command(subcommand)]
+    pub command: NvmlCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NvmlCommand {
+    /// Close NVML, so that a GPU can be reset or its MIG mode changed
+    Release(Release),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Release {
+    /// For how long
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = crate::command::nvml::seconds)]
+    pub seconds: u64,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
+pub struct Detach {
+    /// Where its words go
+    #[arg(long)]
+    pub log: PathBuf,
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct SocketPath {
+    /// The daemon's control socket, or its directory [default: $GPUMEM_CONTROL, then the user's and the
+    /// system's runtime directory]
+    #[arg(long = "socket", value_name = "DIR|FILE")]
+    socket: Option<PathBuf>,
+}
+
+impl SocketPath {
+    /// What was typed.
+    pub fn as_deref(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
+    /// As it must be typed again, with a blank before it; empty if it was not typed.
+    pub fn typed(&self) -> String {
+        self.socket.as_ref().map(|path| format!(" --socket {}", path.display())).unwrap_or_default()
+    }
+}
+
+/// A name that can stand in a table and a file name.
+fn job_name(name: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@:".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err("a name is 1 to 64 letters, digits and . _ - + @ :".into());
+    }
+    Ok(name.to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -41,7 +157,9 @@ pub struct Import {
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Report {
-    /// A run of the store (r7), or a recording or log; the latest run if left out
+    /// A process by its pid, or what a launcher started; a run of the store (r7); a recording or log
+    /// (./FILE); the latest run if left out
+    #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
     /// One JSON document (docs/report-json.md)
     #[arg(long, conflicts_with = "csv")]
@@ -58,6 +176,12 @@ pub struct Report {
     /// Name every category, however small
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub all: bool,
+    /// Only this device: NVML's index, or the beginning of its UUID
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// The processes of this job
+    #[arg(long, value_name = "ID", conflicts_with = "run")]
+    pub job: Option<String>,
     /// Only this process of a recording with several
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
@@ -66,6 +190,8 @@ pub struct Report {
     pub format: Option<&'static Format>,
     #[command(flatten)]
     pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
 }
 
 #[derive(Debug, Args)]
@@ -89,6 +215,20 @@ impl StorePath {
     /// As it must be typed again, with a blank before it; empty if it was not typed.
     pub fn typed(&self) -> String {
         self.given.as_ref().map(|path| format!(" --store {}", path.display())).unwrap_or_default()
+    }
+
+    /// Where there is something to read: as [`path`](Self::path), but the system daemon's where the user has
+    /// none.
+    ///
+    /// # Errors
+    /// No home directory is known.
+    pub fn readable(&self) -> anyhow::Result<PathBuf> {
+        const SYSTEM: &str = "/var/lib/gpumemd/runs.sqlite";
+        let usual = self.path();
+        let named =
+            self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
+        let there = usual.as_ref().is_ok_and(|path| path.exists());
+        if !named && !there && std::fs::File::open(SYSTEM).is_ok() { Ok(SYSTEM.into()) } else { usual }
     }
 
     /// The store's path, given or usual.

@@ -17,9 +17,27 @@ pub const BAD_INPUT: u8 = 4;
 /// The run store cannot be read or written.
 pub const STORE: u8 = 5;
 
+/// No daemon answers, or one of another version.
+pub const DAEMON: u8 = 6;
+/// The daemon does not allow it.
+pub const REFUSED: u8 = 7;
+
+/// Of `run`: what it should do for the command it could not do. As env(1), timeout(1) and nohup(1) have it.
+pub const RUN_OWN: u8 = 125;
+/// Of `run`: the command is there and cannot be executed.
+pub const RUN_CANNOT_EXECUTE: u8 = 126;
+/// Of `run`: there is no such command.
+pub const RUN_NOT_FOUND: u8 = 127;
+/// Of `run`: the command was ended by a signal; its number is added.
+pub const RUN_SIGNAL: u8 = 128;
+
 /// Shown by --help.
-pub const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file or run, \
-4 input is not what it should be, 5 run store cannot be read or written";
+pub const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
+4 input is not what it should be, 5 run store cannot be read or written, 6 no daemon answers, \
+7 the daemon refuses";
+/// Shown by `run --help`.
+pub const RUN_HELP: &str = "Exit codes: that of the command, 128+N when signal N ended it; 125 gpumemctl's own \
+failure, 126 the command cannot be executed, 127 it was not found";
 
 /// Nobody said where runs are kept.
 #[derive(Debug)]
@@ -61,6 +79,52 @@ impl std::fmt::Display for NotFound {
 
 impl std::error::Error for NotFound {}
 
+/// No daemon could be asked.
+#[derive(Debug)]
+pub struct Unreachable {
+    /// Sockets, in the order in which they were looked at, and what was there.
+    pub tried: Vec<(std::path::PathBuf, String)>,
+}
+
+impl std::fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no daemon answers; looked at:")?;
+        for (path, why) in &self.tried {
+            write!(f, "\n  {}: {why}", path.display())?;
+        }
+        f.write_str(
+            "\nstart one (gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's), \
+             or name its socket: --socket",
+        )
+    }
+}
+
+impl std::error::Error for Unreachable {}
+
+/// A daemon of another version.
+#[derive(Debug)]
+pub struct TooOld(pub String);
+
+impl std::fmt::Display for TooOld {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TooOld {}
+
+/// What the daemon does not allow.
+#[derive(Debug)]
+pub struct Refused(pub String);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// The code of an error: that of the first cause that has one.
 pub fn code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(known).unwrap_or(FAILURE)
@@ -94,6 +158,8 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         (cause.is::<NotFound>(), NOT_FOUND),
         (cause.is::<NoProcess>(), BAD_INPUT),
         (cause.is::<NoStore>(), STORE),
+        (cause.is::<Unreachable>() || cause.is::<TooOld>(), DAEMON),
+        (cause.is::<Refused>(), REFUSED),
     ];
     is.into_iter().find_map(|(is, code)| is.then_some(code))
 }

@@ -1,14 +1,16 @@
-//! gpumemctl: arguments, one file or one stored run, one text, table or JSON.
+//! gpumemctl: arguments, one file, one stored run or one question to the daemon, one text, table or JSON.
 //!
 //! ```text
 //! args       what can be typed
 //! exit       exit codes, and which error is which
-//! command    one file per command
+//! client     asking the daemon
+//! command    one file or folder per command
 //! output     standard output: a terminal or a pipe
 //! ```
 #![forbid(unsafe_code)]
 
 mod args;
+mod client;
 mod command;
 mod exit;
 mod output;
@@ -21,13 +23,24 @@ fn main() -> ExitCode {
         Ok(cli) => run(cli.command),
         Err(help_or_error) => {
             let _ = help_or_error.print();
-            if help_or_error.use_stderr() { exit::USAGE } else { exit::OK }
+            // Of `run`, a code below 125 is always the command's own.
+            let wrong = if std::env::args_os().nth(1).is_some_and(|word| word == "run") {
+                exit::RUN_OWN
+            } else {
+                exit::USAGE
+            };
+            if help_or_error.use_stderr() { wrong } else { exit::OK }
         }
     })
 }
 
 fn run(command: args::Command) -> u8 {
     let done = match command {
+        args::Command::Run(run) => return command::run::run(&run),
+        args::Command::Detach(detach) => return command::run::detach(&detach),
+        args::Command::Ps(ps) => command::ps::run(&ps),
+        args::Command::Doctor(doctor) => command::doctor::run(&doctor),
+        args::Command::Nvml(nvml) => command::nvml::run(&nvml),
         args::Command::Import(import) => command::import::run(&import),
         args::Command::Report(report) => command::report::run(&report),
         args::Command::Runs(runs) => command::runs::run(&runs),

@@ -36,7 +36,8 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpumemctl"));
-    command.args(args).stdin(Stdio::null());
+    // Whatever daemon may run here is not asked.
+    command.args(args).env("GPUMEM_CONTROL", "/nonexistent/control.sock").stdin(Stdio::null());
     command
 }
 
@@ -330,10 +331,40 @@ fn a_reader_that_leaves_early_is_no_error() {
 }
 
 #[test]
+fn help_reads_as_it_was_approved() {
+    let mut all = String::new();
+    for args in [
+        &[][..],
+        &["run"],
+        &["ps"],
+        &["report"],
+        &["doctor"],
+        &["nvml"],
+        &["nvml", "release"],
+        &["runs"],
+        &["import"],
+    ] {
+        let help =
+            command(&[args, &["--help"]].concat()).env_remove("COLUMNS").output().expect("help").stdout;
+        let help = String::from_utf8(help).expect("UTF-8");
+        all += &format!("$ gpumemctl {}\n{}\n", [args, &["--help"]].concat().join(" "), help.trim_end());
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/help/gpumemctl.txt");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        fs::write(&path, &all).expect("a golden file");
+    }
+    let golden = fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(all, golden, "UPDATE_GOLDEN=1 writes it");
+}
+
+#[test]
 fn help_names_every_exit_code() {
-    for args in [&["--help"][..], &["report", "--help"], &["import", "--help"], &["runs", "--help"]] {
-        let help = String::from_utf8(command(args).output().expect("help").stdout).expect("UTF-8");
-        for code in 0..=5 {
+    let of = ["", "report", "import", "runs", "ps", "doctor"].map(|name| [name, "--help"]);
+    for args in of {
+        let args: Vec<&str> = args.into_iter().filter(|word| !word.is_empty()).collect();
+        let help = String::from_utf8(command(&args).output().expect("help").stdout).expect("UTF-8");
+        for code in 0..=7 {
             assert!(help.contains(&format!("{code} ")), "{help}");
         }
         assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");

@@ -88,6 +88,8 @@ pub(crate) struct Pending {
     mark: Option<Mark>,
     /// (time, tracked without and with what calls in flight may give back) after t0, while t1 is not known.
     changes: Vec<(u64, Range)>,
+    /// Allocations that may have been charged before they were recorded: (entered, recorded, bytes).
+    entered: Vec<(u64, u64, i64)>,
     /// A driver call that was entered then was still in flight after t0.
     busy_since_ns: u64,
 }
@@ -95,7 +97,7 @@ pub(crate) struct Pending {
 impl Pending {
     pub fn new(book: u8, number: u64, t0_ns: u64) -> Self {
         let used = Err(Absence::NotListed);
-        let (changes, busy_since_ns) = (Vec::new(), u64::MAX);
+        let busy_since_ns = u64::MAX;
         Pending {
             book,
             number,
@@ -104,7 +106,8 @@ impl Pending {
             used,
             list_failed: false,
             mark: None,
-            changes,
+            changes: Vec::new(),
+            entered: Vec::new(),
             busy_since_ns,
         }
     }
@@ -163,9 +166,25 @@ impl Pending {
         }
     }
 
+    /// After the mark, an allocation of `bytes` that was entered at `entered_ns` is recorded at `time_ns`.
+    pub fn entered(&mut self, entered_ns: u64, time_ns: u64, bytes: i64) {
+        let Some(mark) = &mut self.mark else { return };
+        match self.t1_ns {
+            Some(t1) if entered_ns > t1 || time_ns <= t1 => {}
+            None if self.entered.len() < MAX_CHANGES => self.entered.push((entered_ns, time_ns, bytes)),
+            _ => {
+                mark.range.max = mark.range.max.saturating_add(bytes);
+                mark.torn = true;
+            }
+        }
+    }
+
     /// The reading ended.
     pub fn end(&mut self, t1_ns: u64) {
         self.t1_ns = Some(t1_ns);
+        for (entered_ns, time_ns, bytes) in std::mem::take(&mut self.entered) {
+            self.entered(entered_ns, time_ns, bytes);
+        }
         for (time_ns, range) in std::mem::take(&mut self.changes) {
             self.change_range(time_ns, range);
         }

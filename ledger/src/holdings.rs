@@ -197,6 +197,30 @@ impl Holdings {
         }
     }
 
+    /// Live rows of every kind.
+    pub fn rows(&self) -> usize {
+        let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());
+        let own = [self.allocations.len(), self.backings.len(), self.mappings.len(), self.pools.len()];
+        own.iter().sum::<usize>() + in_pools.sum::<usize>()
+    }
+
+    /// Every row goes; books, their peaks and the names of cells stay.
+    pub fn take_everything(&mut self) {
+        for seq in self.in_flight.begun(|_| true) {
+            self.free_end(seq, 0);
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        self.sweep_blocks();
+        self.drop_allocations(|row| row.generation != generation);
+        self.sweep_vmm();
+        self.sweep_pools();
+        self.ghosts.iter_mut().for_each(Ghosts::forget);
+        self.mixed = false;
+        self.unseen_segments = false;
+        (self.doubtful_before, self.forgiven_until) = (None, 0);
+    }
+
     /// A book for one more device; at most 64 fit (GPUs and MIG instances of one process).
     pub fn add_book(&mut self) -> u8 {
         self.books.push(Book::new());

@@ -2,8 +2,9 @@
 //! applied to the order in which records and readings come.
 
 use crate::gap::{PeakGap, Pending};
+use crate::holdings::{MAX_BYTES, is_charged};
 use crate::process::Process;
-use gpumem_wire::{Absence, Body, Record};
+use gpumem_wire::{Absence, Body, Flags, Record};
 
 /// Readings of one device that may wait for a process's records: more than an agent that is not stale can
 /// leave behind at a hundred readings a second.
@@ -87,6 +88,18 @@ impl Process {
         self.close_where(done_ns, false);
     }
 
+    /// Marks the samples that began up to `done_ns`, and leaves their closing to a watermark.
+    pub fn mark_begun(&mut self, done_ns: u64) {
+        let mut pending = std::mem::take(&mut self.pending);
+        for pending in &mut pending {
+            if !pending.is_marked() && pending.starts_by(done_ns) {
+                self.mark(pending, false);
+            }
+        }
+        self.pending = pending;
+        self.set_boundary();
+    }
+
     /// Closes samples that ended up to `done_ns`: because all records until then are there, or (`stale`)
     /// because they have been waited for long enough.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
@@ -105,7 +118,8 @@ impl Process {
     }
 
     fn set_boundary(&mut self) {
-        self.boundary_ns = self.pending.iter().map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
+        let waits = self.pending.iter().filter(|pending| !self.has_watermarks || !pending.is_marked());
+        self.boundary_ns = waits.map(Pending::boundary_ns).min().unwrap_or(u64::MAX);
     }
 
     fn close(&mut self, pending: Pending, stale: bool) {
@@ -133,6 +147,28 @@ impl Process {
     /// The gap that goes with a book's peak.
     pub fn peak_gap(&self, book: u8) -> Option<PeakGap> {
         self.accounts[usize::from(book)].peak_gap(&self.holdings.books[usize::from(book)].peak)
+    }
+
+    /// An allocation is recorded when its call returns, and NVML may have charged it since the call was entered:
+    /// a reading that ended in between may hold it.
+    pub fn note_entered(&mut self, record: &Record<'_>) {
+        let stamp = &record.stamp;
+        let (took_us, bytes) = match record.body {
+            Body::AllocEnd { took_us, bytes, memory, .. } if is_charged(memory) => {
+                (u64::from(took_us), bytes)
+            }
+            Body::VmmCreate { bytes, memory, .. } if is_charged(memory) => (u64::from(stamp.context), bytes),
+            _ => return,
+        };
+        if took_us == 0 || self.pending.is_empty() || stamp.flags.has(Flags::RESTATED) {
+            return;
+        }
+        let took_ns = if took_us == u64::from(u16::MAX) { u64::MAX } else { took_us * 1000 };
+        let entered_ns = stamp.time_ns.saturating_sub(took_ns);
+        let book = self.slots[usize::from(stamp.device)];
+        for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
+            pending.entered(entered_ns, stamp.time_ns, bytes.min(MAX_BYTES) as i64);
+        }
     }
 
     /// A call in flight may tear samples; they must know before the same record closes them.

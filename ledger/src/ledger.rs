@@ -6,6 +6,7 @@ use crate::book::{WINDOW_NS, Window};
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
+use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
@@ -84,8 +85,14 @@ struct OpenReading {
     listed: Option<u64>,
 }
 
+impl Default for Ledger {
+    fn default() -> Self {
+        Ledger::new()
+    }
+}
+
 /// Observations in, snapshots out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
@@ -104,12 +111,35 @@ pub struct Ledger {
     /// Processes with samples that wait, by the end of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
+    /// See [`Ledger::limit_rows`].
+    max_rows: usize,
 }
 
 impl Ledger {
     /// An empty ledger.
     pub fn new() -> Self {
-        Ledger::default()
+        Ledger {
+            devices: Vec::new(),
+            by_name: Map::default(),
+            open: Map::default(),
+            processes: Vec::new(),
+            by_key: Map::default(),
+            host_slots: Map::default(),
+            now_ns: 0,
+            clock: ClockKind::default(),
+            wall_offset_ns: None,
+            samples: Vec::new(),
+            windows: Vec::new(),
+            waiting: BinaryHeap::new(),
+            last: None,
+            max_rows: usize::MAX,
+        }
+    }
+
+    /// How many live allocations, blocks, segments and handles each process that is seen from now on may have. More
+    /// are counted as lost, and its sums are partial: one process must not take the memory of all.
+    pub fn limit_rows(&mut self, max_rows: usize) {
+        self.max_rows = max_rows;
     }
 
     /// Takes one record. Never fails: what does not fit is counted in the process's `odd`.
@@ -148,7 +178,7 @@ impl Ledger {
             Some(&index) => index,
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
-                self.processes.push(Process::new(key, window_ns));
+                self.processes.push(Process::new(key, window_ns, self.max_rows));
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
@@ -169,6 +199,7 @@ impl Ledger {
                 model: name.to_owned(),
                 total_bytes: None,
                 latest: None,
+                recent: Recent::default(),
                 agreed: None,
             });
             self.devices.len() - 1
@@ -286,6 +317,7 @@ impl Ledger {
             free_bytes: free,
             system_reserved_bytes: reserved.0,
         });
+        device.recent.add(stamp.time_ns, used);
         if let Some(reading) = self.open.get_mut(&index) {
             reading.first.get_or_insert(used);
             reading.last = device.latest;

@@ -9,7 +9,10 @@
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
 //!               account: the gap of the peak
+//!   resync      the state said again
+//!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
+//! recent        extremes of the last minute
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -50,12 +53,15 @@ pub mod category;
 mod gap;
 mod ghost;
 mod holdings;
+mod image;
 mod in_flight;
 mod join;
 mod ledger;
 mod observation;
 mod pool;
 mod process;
+mod recent;
+mod resync;
 mod segment;
 mod snapshot;
 mod vmm;
@@ -66,6 +72,7 @@ pub use holdings::{Beside, Oddities};
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
 pub use process::{Blocked, Coverage, Facts, Partial};
+pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{
     AccountView, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
 };

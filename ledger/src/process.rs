@@ -6,16 +6,19 @@ use crate::account::Account;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
+use crate::resync::Resync;
 use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// In `slots`: no record has spoken of the device.
-const NO_BOOK: u8 = u8::MAX;
+pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
+/// Records between two counts of the rows.
+const COUNT_EVERY: u64 = 1024;
 
 /// What is known of a process from outside, and what it claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -79,13 +82,6 @@ pub struct Coverage {
     pub steps: u64,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Resync {
-    /// Rows said again so far.
-    rows: u64,
-    after_seq: u64,
-}
-
 #[derive(Debug)]
 pub(crate) struct Process {
     pub key: ProcessKey,
@@ -97,9 +93,9 @@ pub(crate) struct Process {
     /// Same index as `holdings.books`.
     pub accounts: Vec<Account>,
     /// Device slot of the agent -> book.
-    slots: [u8; 256],
+    pub slots: [u8; 256],
     pub ended: Option<(u64, Option<u64>)>,
-    last_seq: u64,
+    pub last_seq: u64,
     /// Latest time of a record.
     pub applied_ns: u64,
     /// All records up to this time have been applied.
@@ -107,10 +103,19 @@ pub(crate) struct Process {
     pub pending: Vec<Pending>,
     /// Earliest time at which a pending sample wants to be looked at.
     pub boundary_ns: u64,
+    /// The agent says watermarks. Samples are then closed by them alone: times of records of several threads are
+    /// not quite in the order of their seqs.
+    pub has_watermarks: bool,
     /// Between ResyncBegin and ResyncEnd.
-    resync: Option<Resync>,
+    pub resync: Option<Resync>,
     /// A resync is under way or ended well, and nothing was lost since it began.
-    healing: bool,
+    pub healing: bool,
+    /// Which program of the process speaks, as its agent numbers it; and how many have been before it.
+    pub instance: Option<u16>,
+    pub image: u16,
+    /// Rows that the process may have, and whether it has more.
+    max_rows: usize,
+    is_full: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
@@ -119,7 +124,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn new(key: ProcessKey, window_ns: u64) -> Self {
+    pub fn new(key: ProcessKey, window_ns: u64, max_rows: usize) -> Self {
         Process {
             key,
             facts: Facts::default(),
@@ -135,8 +140,13 @@ impl Process {
             done_ns: 0,
             pending: Vec::new(),
             boundary_ns: u64::MAX,
+            has_watermarks: false,
             resync: None,
             healing: false,
+            instance: None,
+            image: 0,
+            max_rows,
+            is_full: false,
             silent: false,
             closed: Vec::new(),
             is_watched: false,
@@ -201,7 +211,7 @@ impl Process {
         self.slots[usize::from(slot)]
     }
 
-    fn lose(&mut self, count: u64) {
+    pub fn lose(&mut self, count: u64) {
         if count == 0 {
             return;
         }
@@ -216,6 +226,16 @@ impl Process {
     /// Takes a record of this process's agent.
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
+        if let Body::Hello { instance, .. } = record.body {
+            self.enter_image(instance);
+        }
+        let shifted;
+        let record = if self.image == 0 {
+            record
+        } else {
+            shifted = self.in_image(record);
+            &shifted
+        };
         let stamp = &record.stamp;
         let restated = stamp.flags.has(Flags::RESTATED);
         if stamp.seq != 0 && !restated {
@@ -242,7 +262,11 @@ impl Process {
             self.applied_ns = stamp.time_ns;
             if self.applied_ns > self.boundary_ns {
                 self.note_in_flight(record);
-                self.advance(self.applied_ns - 1);
+                self.mark_begun(self.applied_ns - 1);
+                if !self.has_watermarks {
+                    self.note_entered(record);
+                    self.advance(self.applied_ns - 1);
+                }
             }
         }
         self.coverage.covered = true;
@@ -258,20 +282,49 @@ impl Process {
         }
         let touched = self.holdings.settle(self.applied_ns);
         if touched != 0 && !self.pending.is_empty() {
+            // A record that another thread overtook changed `tracked` at its own time.
+            let time_ns = if restated { self.applied_ns } else { stamp.time_ns };
             for pending in &mut self.pending {
                 if touched & 1 << pending.book != 0 {
                     let index = usize::from(pending.book);
                     let (tracked, flying) =
                         (self.holdings.books[index].tracked, self.holdings.in_flight_bytes[index]);
-                    pending.change(self.applied_ns, tracked, flying);
+                    pending.change(time_ns, tracked, flying);
                 }
             }
+            if self.has_watermarks {
+                self.note_entered(record);
+            }
         }
+    }
+
+    /// Whether the record would make one more row than a process may have. Counted now and then: a process
+    /// may exceed its limit by as many records as lie between two counts.
+    #[inline]
+    fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
+        if self.coverage.events.is_multiple_of(COUNT_EVERY) {
+            self.is_full = self.holdings.rows() > self.max_rows;
+        }
+        self.is_full
+            && matches!(
+                record.body,
+                Body::AllocEnd { .. }
+                    | Body::BlockAlloc { .. }
+                    | Body::Import { .. }
+                    | Body::VmmCreate { .. }
+                    | Body::VmmMap { .. }
+                    | Body::SegmentAdd { .. }
+                    | Body::PoolCreate { .. }
+            )
     }
 
     #[inline]
     fn book_record(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
+        if self.is_beyond_limit(record) {
+            self.lose(1);
+            return;
+        }
         match record.body {
             Body::AllocEnd { address, bytes, pool, memory, .. } => {
                 let book = self.book(stamp.device);
@@ -360,19 +413,11 @@ impl Process {
                     self.lose(last_seq - self.last_seq);
                     self.last_seq = last_seq;
                 }
+                self.has_watermarks = true;
                 self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }
-            Body::ResyncBegin { after_seq, .. } => {
-                if after_seq > self.last_seq {
-                    self.lose(after_seq - self.last_seq);
-                    self.last_seq = after_seq;
-                }
-                self.holdings.generation = self.holdings.generation.wrapping_add(1);
-                self.holdings.mixed = true;
-                self.resync = Some(Resync { rows: 0, after_seq });
-                self.healing = true;
-            }
+            Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),
             Body::Bye { .. } => {
                 self.advance(stamp.time_ns);
@@ -390,38 +435,6 @@ impl Process {
         if !stamp.flags.has(Flags::RESTATED) {
             self.coverage.allocations += 1;
             self.coverage.allocated_bytes = self.coverage.allocated_bytes.saturating_add(bytes);
-        }
-    }
-
-    fn end_resync(&mut self, head_seq: u64, rows: u64) {
-        let Some(resync) = self.resync.take() else { return };
-        if resync.rows != rows {
-            // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
-            // resync had not ended.
-            self.resync = Some(resync);
-            self.lose(rows.abs_diff(resync.rows));
-            return;
-        }
-        let holdings = &mut self.holdings;
-        holdings.forget_unfinished();
-        holdings.sweep_blocks();
-        let generation = holdings.generation;
-        holdings.drop_allocations(|row| row.generation != generation);
-        holdings.sweep_vmm();
-        holdings.sweep_pools();
-        holdings.forgiven_until = head_seq;
-    }
-
-    /// Rows were read while the ring grew: until its records up to the head are here too, they are those
-    /// of no single moment.
-    fn reach_head(&mut self) {
-        if self.last_seq < self.holdings.forgiven_until {
-            return;
-        }
-        self.holdings.mixed = false;
-        if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
-            partial.state = false;
-            self.holdings.unseen_segments = self.coverage.late;
         }
     }
 

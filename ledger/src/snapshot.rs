@@ -9,6 +9,7 @@ use crate::holdings::{Beside, Oddities};
 use crate::ledger::{DeviceName, Ledger};
 use crate::observation::ProcessKey;
 use crate::process::{BEYOND, Coverage, Facts, Process};
+use crate::recent::Recent;
 use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
@@ -64,6 +65,8 @@ pub struct DeviceView {
     pub total_bytes: Option<u64>,
     /// Last reading.
     pub latest: Option<DeviceReading>,
+    /// Lowest and highest `used` of the last minute.
+    pub recent: Recent,
     /// The last reading with its processes; absent unless device memory agreed before and after the
     /// process list.
     pub agreed: Option<AgreedReading>,

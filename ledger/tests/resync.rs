@@ -451,3 +451,55 @@ fn rows_stay_the_same_rows_through_many_resyncs() {
         &["tracked 0 = 0", "peak 100 = direct:a 100"],
     );
 }
+
+#[test]
+fn another_program_in_the_same_process_begins_with_nothing() {
+    let hello = |instance| Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance, claims: "" };
+    let mut s = Script::new();
+    s.control(hello(4));
+    s.tag("old").alloc(0x1000, 100);
+    s.create(0xabc, 50);
+    s.pool(9, 0, true, PoolOwner::Framework);
+    s.alloc_as(0x9000, 1000, DEV, 9);
+    s.tag("old/block").block(0x9000, 600, 9);
+    s.begin(0x1000); // exec() before it returned
+    s.control(hello(4)); // a new connection of the same program changes nothing
+    assert_eq!(s.process().accounts[0].tracked_bytes, 1150);
+    s.control(hello(5));
+    assert_eq!(s.process().accounts[0].tracked_bytes, 0);
+    // The new one's numbers begin again, and mean other things.
+    s.seq = 0;
+    s.tags.clear();
+    s.tag("new").alloc(0x1000, 7);
+    let view = s.process();
+    let account = &view.accounts[0];
+    let named = |amounts: &[i64]| {
+        let cells = view.cells.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0);
+        cells.map(|(cell, bytes)| (cell.tag.as_deref().unwrap_or("-").to_owned(), *bytes)).collect::<Vec<_>>()
+    };
+    assert_eq!(sum(&account.peak.amounts), 1150);
+    assert!(named(&account.peak.amounts).contains(&("old/block".into(), 600)));
+    assert_eq!(view.odd, Default::default());
+    assert!(view.coverage.partial.is_none());
+    let all: Vec<_> = view.accounts.iter().flat_map(|account| named(&account.amounts)).collect();
+    assert_eq!(all, [("new".to_owned(), 7)]);
+}
+
+#[test]
+fn process_with_more_rows_than_it_may_have_is_partial_and_the_rest_is_right() {
+    let mut s = Script::new();
+    s.ledger = gpumem_ledger::Ledger::new();
+    s.ledger.limit_rows(1000);
+    for n in 1..=5000 {
+        s.alloc(n << 20, 10);
+    }
+    let view = s.process();
+    let (events, lost) = (view.coverage.events, view.coverage.lost);
+    assert_eq!((events, lost), (5000, 5000 - 1023), "counted every 1024 records");
+    assert_eq!(view.accounts[0].tracked_bytes, 1023 * 10);
+    assert!(view.coverage.partial.is_some_and(|partial| partial.state));
+    (1..=1023).for_each(|n| s.free(n << 20));
+    assert_eq!(s.process().accounts[0].tracked_bytes, 0);
+    s.alloc(1 << 20, 10);
+    assert_eq!(s.process().accounts[0].tracked_bytes, 10, "there is room again");
+}

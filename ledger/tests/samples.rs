@@ -472,3 +472,100 @@ fn readings_without_a_device_or_a_begin_are_ignored() {
     assert!(s.closed().is_empty());
     expect(&s, &["tracked 100 = direct:a 100"]);
 }
+
+fn took(s: &mut Script, address: u64, bytes: u64, took_us: u16) {
+    s.say(Body::AllocEnd { address, bytes, pool: 0, took_us, memory: DEV });
+}
+
+#[test]
+fn allocation_that_was_entered_in_the_reading_and_returned_after_it_tears_it() {
+    for spoke_before in [false, true] {
+        let mut s = with_hundred();
+        if spoke_before {
+            s.at(500).watermark(0); // such an agent closes by watermarks
+        }
+        s.sample(10_000, 11_000, 150);
+        took(s.at(12_000), 0x2000, 7, 2); // entered at 10,010
+        took(s.at(13_000), 0x3000, 9, 1); // entered at 12,010: after the reading
+        s.at(14_000).watermark(0);
+        assert_eq!(join(&s.only_sample()), torn(100, 100, 107), "{spoke_before}");
+    }
+}
+
+#[test]
+fn allocation_that_took_longer_than_can_be_said_may_be_in_any_reading() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(10_000, 11_000, 150);
+    took(s.at(90_000_000), 0x2000, 7, u16::MAX);
+    s.watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
+}
+
+#[test]
+fn allocation_entered_before_the_end_of_the_reading_is_known() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample_begin(10_000);
+    took(s.at(12_000), 0x2000, 7, 2); // returned at 12,010, entered at 10,010; the reading ends between
+    s.listed(KEY.pid, Some(150));
+    s.sample_end(10_000, 11_000);
+    s.at(14_000).watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
+}
+
+#[test]
+fn vmm_handle_that_was_being_made_tears_too() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(10_000, 11_000, 150);
+    s.at(12_000).stamp.context = 2;
+    s.create(0xabc, 7);
+    s.watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
+}
+
+#[test]
+fn record_that_another_thread_overtook_counts_at_its_own_time() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(1000, 1100, 150);
+    s.at(1190).alloc(0x2000, 7); // at 1200, after the reading
+    s.at(1040).alloc(0x3000, 11); // at 1050, in it
+    assert!(s.closed().is_empty(), "only a watermark says that nothing older will come");
+    s.at(1300).watermark(0);
+    let sample = s.only_sample();
+    assert_eq!((sample.tracked_bytes, sample.torn), (Some(100), true));
+    let (low, high) = sample.tracked_range.expect("covered");
+    assert!(low == 100 && high >= 111, "{low} {high}");
+}
+
+#[test]
+fn forgotten_process_leaves_the_others_as_they_were() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    for pid in [900, 901, 902] {
+        let other = gpumem_ledger::ProcessKey { pid, start_ticks: 7 };
+        let stamp = Stamp { time_ns: 500, device: 0, ..Stamp::default() };
+        let body = Body::Watermark { last_seq: 0, in_flight_since_ns: 0 };
+        s.ledger.observe(gpumem_ledger::Origin::Process(other), &Record { stamp, body });
+    }
+    s.sample_begin(1000);
+    for pid in [KEY.pid, 900, 901, 902] {
+        s.listed(pid, Some(150));
+    }
+    s.sample_end(1000, 1100);
+    let keys = |s: &Script| -> Vec<u32> {
+        s.ledger.snapshot().processes.iter().map(|process| process.key.pid).collect()
+    };
+    s.ledger.forget(gpumem_ledger::ProcessKey { pid: 901, start_ticks: 7 });
+    s.ledger.forget(gpumem_ledger::ProcessKey { pid: 4, start_ticks: 4 });
+    let mut left = vec![KEY.pid, 900, 902];
+    left.sort_unstable();
+    assert_eq!(keys(&s), left);
+    // Those that wait are still closed as stale, the moved one too.
+    s.at(1100 + STALE_AFTER_NS + 1).host(Body::Tick {});
+    let mut closed: Vec<u32> = s.ledger.take_samples().map(|(key, ..)| key.pid).collect();
+    closed.sort_unstable();
+    assert_eq!(closed, left);
+}

@@ -92,6 +92,11 @@ impl RunBuilder {
         &self.ledger
     }
 
+    /// See [`Ledger::limit_rows`].
+    pub fn limit_rows(&mut self, max_rows: usize) {
+        self.ledger.limit_rows(max_rows);
+    }
+
     /// Drops a process whose run is kept elsewhere.
     pub fn forget(&mut self, key: ProcessKey) {
         self.ledger.forget(key);

@@ -273,21 +273,35 @@ fn several_devices_share_what_is_said_of_the_run() {
     let six = told(&run, By::Tag, None);
     assert!(six.starts_with("train.py  pid 20417 (python3)  6 GPUs\n"), "{six}");
     assert_eq!(
-        ["train.py", "covered", "used", "GPU ", "next"].map(|start| count(&six, start)),
-        [1, 1, 4, 4, 1]
+        ["train.py", "covered", "used", "GPU ", "sum ", "next"].map(|start| count(&six, start)),
+        [1, 1, 0, 6, 1, 1]
     );
-    for line in ["\nGPU 0\n", "\nGPU 1\n", "\nGPU 3\n", "\nGPU 5\n", "\n2 more devices: --all\n"] {
-        assert!(six.contains(line), "{line}{six}");
-    }
+    assert_rows_add_up(&six);
+    assert!(six.lines().count() <= 35 && six.contains("\nnext: ") && six.contains(" --device 0 | "), "{six}");
     let all = Layout { width: None, categories: usize::MAX };
     let all = text(&report(&run, Some(By::Layer)), all);
-    assert_eq!((count(&all, "used"), all.contains("more device")), (6, false));
-    run.devices.truncate(2);
-    run.caveats.clear();
-    let two = told(&run, By::Tag, None);
-    assert_eq!((count(&two, "used"), two.contains("more device")), (2, false));
-    let least = told(&run, By::Tag, Some(1000)).lines().count();
-    assert!(least <= 36, "two tables with six categories each\n{two}");
+    assert_eq!([count(&all, "used"), count(&all, "sum ")], [6, 1]);
+    run.devices.truncate(1);
+    assert!(!told(&run, By::Tag, None).contains("--device"), "one has nothing to choose from");
+}
+
+/// used = tracked + gap in each row, and each column is its sum.
+fn assert_rows_add_up(text: &str) {
+    let rows = text.lines().filter(|line| line.starts_with("GPU ") || line.starts_with("sum "));
+    let rows: Vec<Vec<i64>> = rows
+        .map(|line| {
+            let words = line.split_whitespace().map(|word| word.replace([',', '.'], ""));
+            let numbers: Vec<i64> = words.filter_map(|word| word.parse().ok()).collect();
+            numbers[numbers.len() - 4..].to_vec()
+        })
+        .collect();
+    let (sum, parts) = rows.split_last().expect("a sum");
+    for row in &rows {
+        assert_eq!(row[0], row[1] + row[3], "{text}");
+    }
+    for (column, sum) in sum.iter().enumerate() {
+        assert_eq!(parts.iter().map(|row| row[column]).sum::<i64>(), *sum, "{text}");
+    }
 }
 
 #[test]

@@ -37,35 +37,79 @@ fn the_ledger_does_no_io_and_reads_no_clock() {
     }
 }
 
+fn dependencies(krate: &str) -> Vec<String> {
+    let manifest = fs::read_to_string(root().join(krate).join("Cargo.toml")).expect("a manifest");
+    let part =
+        manifest.split("[dependencies]").nth(1).unwrap_or("").split("\n[").next().unwrap_or("").to_owned();
+    let name = |line: &str| line.split(['.', '=', ' ']).next().unwrap_or("").to_owned();
+    part.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(name).collect()
+}
+
 #[test]
 fn dependencies_flow_one_way() {
-    let order = ["wire", "ledger", "runs", "ctl"];
-    for (index, krate) in order.iter().enumerate() {
-        let manifest = fs::read_to_string(root().join(krate).join("Cargo.toml")).expect("a manifest");
-        let dependencies =
-            manifest.split("[dependencies]").nth(1).unwrap_or("").split("\n[").next().unwrap_or("");
-        for later in &order[index..] {
-            assert!(!dependencies.contains(&format!("gpumem-{later}")), "{krate} depends on {later}");
+    let ours =
+        ["gpumem-wire", "cupti-sys", "gpumem-agent", "gpumem-ledger", "gpumem-runs", "gpumemd", "gpumemctl"];
+    let allowed: [(&str, &[&str]); 7] = [
+        ("wire", &[]),
+        ("cupti-sys", &[]),
+        ("agent-lib", &["gpumem-wire", "cupti-sys"]),
+        ("ledger", &["gpumem-wire"]),
+        ("runs", &["gpumem-wire", "gpumem-ledger"]),
+        ("daemon", &["gpumem-wire", "gpumem-ledger", "gpumem-runs"]),
+        ("ctl", &["gpumem-wire", "gpumem-ledger", "gpumem-runs"]),
+    ];
+    for (krate, allowed) in allowed {
+        for dependency in dependencies(krate).iter().filter(|name| ours.contains(&name.as_str())) {
+            assert!(allowed.contains(&dependency.as_str()), "{krate} depends on {dependency}");
         }
     }
 }
 
 #[test]
-fn no_crate_has_unsafe_code() {
+fn the_agent_brings_little_into_other_peoples_programs() {
+    for krate in ["agent-lib", "cupti-sys"] {
+        for dependency in dependencies(krate) {
+            let few = ["gpumem-wire", "cupti-sys", "libc"];
+            assert!(few.contains(&dependency.as_str()), "{krate} depends on {dependency}");
+        }
+    }
+}
+
+#[test]
+fn sources_and_views_do_not_name_each_other() {
+    for (path, text) in sources("daemon") {
+        let of = |folder: &str| path.components().any(|part| part.as_os_str() == folder);
+        let words: &[&str] = match (of("source"), of("view")) {
+            (true, _) => &["crate::view", "gpumem_ledger::Ledger", "RunBuilder", "prometheus", "hyper"],
+            (_, true) => &["crate::source::nvml::raw", "nvml_wrapper"],
+            _ => &[],
+        };
+        for word in words {
+            assert!(!text.contains(word), "{} names {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_where_it_must_be() {
     for krate in ["wire", "ledger", "runs"] {
         let text = fs::read_to_string(root().join(krate).join("src/lib.rs")).expect("lib.rs");
         assert!(text.contains("#![forbid(unsafe_code)]"), "{krate}");
     }
-    assert!(
-        fs::read_to_string(root().join("ctl/src/main.rs"))
-            .expect("main.rs")
-            .contains("#![forbid(unsafe_code)]")
-    );
+    let ctl = fs::read_to_string(root().join("ctl/src/main.rs")).expect("main.rs");
+    assert!(ctl.contains("#![forbid(unsafe_code)]"));
+    for (path, text) in sources("daemon") {
+        let may = path.ends_with("source/nvml/raw.rs");
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let unsafe_lines =
+            code.filter(|line| line.contains("unsafe ") || line.contains("allow(unsafe_code)"));
+        assert!(may || unsafe_lines.count() == 0, "{} has unsafe code", path.display());
+    }
 }
 
 #[test]
 fn library_code_cannot_panic_by_choice() {
-    for krate in ["wire", "ledger", "runs", "ctl"] {
+    for krate in ["wire", "cupti-sys", "agent-lib", "ledger", "runs", "daemon", "ctl"] {
         for (path, text) in sources(krate) {
             let code = text.split("#[cfg(test)]").next().expect("a first part");
             for word in [".unwrap()", "panic!(", "unreachable!(", "todo!("] {
@@ -77,7 +121,7 @@ fn library_code_cannot_panic_by_choice() {
 
 #[test]
 fn files_have_one_subject() {
-    for krate in ["wire", "ledger", "runs", "ctl", "tests"] {
+    for krate in ["wire", "cupti-sys", "agent-lib", "ledger", "runs", "daemon", "ctl", "tests"] {
         for (path, text) in sources(krate) {
             let lines = text.lines().count();
             assert!(lines <= 600, "{} has {lines} lines: look for a seam", path.display());

@@ -1,5 +1,9 @@
-//! One file per command.
+//! One file or folder per command.
 
+pub mod doctor;
 pub mod import;
+pub mod nvml;
+pub mod ps;
 pub mod report;
+pub mod run;
 pub mod runs;

@@ -11,7 +11,7 @@ use gpumem_runs::store::{RunSummary, Store};
 
 /// Lists what the store holds, newest first.
 pub fn run(args: &Runs) -> Result<()> {
-    let store = Store::open_read_only(args.store.path()?)?;
+    let store = Store::open_read_only(args.store.readable()?)?;
     let runs = store.list()?;
     if args.json {
         let list: Vec<_> = runs.iter().map(line_json).collect();

@@ -33,7 +33,7 @@ pub struct Script {
     /// For the next record only.
     pub tag: u32,
     pub stamp: Stamp,
-    tags: BTreeMap<String, u32>,
+    pub tags: BTreeMap<String, u32>,
 }
 
 pub fn device(low: u64) -> Body<'static> {

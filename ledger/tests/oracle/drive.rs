@@ -116,6 +116,7 @@ impl Drive {
         self.seq += 1;
         self.time += 10;
         let (seq, time_ns) = (self.seq, self.time);
+        let context = if matches!(body, Body::VmmCreate { .. }) { 0 } else { context }; // there: how long it took
         let stamp = Stamp { seq, time_ns, device: 0, context, tag, flags, ..Stamp::default() };
         let said = Said { stamp, body };
         self.world.apply(&said);

@@ -1,7 +1,9 @@
 //! A run and rules -> one statement -> text, JSON, CSV. Every form is made from the same [`Statement`], so
 //! they cannot disagree, and every total in it is the sum of its parts.
 
+pub mod brief;
 pub mod csv;
+pub mod group;
 pub mod json;
 pub mod text;
 pub mod time;
@@ -37,6 +39,8 @@ pub struct Report<'r> {
     pub by: By,
     /// Pids of other processes in the same file.
     pub others: Vec<u32>,
+    /// What tells of its job's other processes (`--job ID`), and how many there are.
+    pub job: Option<(String, u64)>,
     /// What was typed to get it, without what chooses rows and form: the next command begins with it.
     pub command: String,
     cells: Vec<CellView>,
@@ -144,6 +148,7 @@ impl<'r> Report<'r> {
             groupings,
             by: by.unwrap_or(By::Structure),
             others: Vec::new(),
+            job: None,
             command: "gpumemctl report".to_owned(),
             cells,
             categories,

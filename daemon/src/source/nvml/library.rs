@@ -26,9 +26,9 @@ pub enum Pids {
     /// They are this namespace's.
     Trusted,
     /// The driver gives this namespace's pids, with the bytes of whichever host process has that number.
-    WrongBytes,
+    ForeignBytes,
     /// The driver gives the host's pids, which mean other processes here.
-    WrongPids,
+    Foreign,
 }
 
 /// One GPU or MIG instance.
@@ -253,9 +253,9 @@ fn pids_of(driver: &str, is_host: bool) -> Pids {
     let mut parts = driver.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0), parts.next().unwrap_or(0));
     match version {
-        (0, ..) => Pids::WrongPids, // not a number: nothing is known
-        version if version < (535, 113, 1) => Pids::WrongPids,
-        version if version < (565, 57, 1) => Pids::WrongBytes,
+        (0, ..) => Pids::Foreign, // not a number: nothing is known
+        version if version < (535, 113, 1) => Pids::Foreign,
+        version if version < (565, 57, 1) => Pids::ForeignBytes,
         _ => Pids::Trusted,
     }
 }
@@ -301,15 +301,15 @@ mod tests {
     #[test]
     fn pids_are_believed_by_driver_and_namespace() {
         for (driver, expected) in [
-            ("470.256.02", Pids::WrongPids),
-            ("535.104.05", Pids::WrongPids),
-            ("535.113.01", Pids::WrongBytes),
-            ("535.288.01", Pids::WrongBytes),
-            ("550.163.01", Pids::WrongBytes),
-            ("560.35.05", Pids::WrongBytes),
+            ("470.256.02", Pids::Foreign),
+            ("535.104.05", Pids::Foreign),
+            ("535.113.01", Pids::ForeignBytes),
+            ("535.288.01", Pids::ForeignBytes),
+            ("550.163.01", Pids::ForeignBytes),
+            ("560.35.05", Pids::ForeignBytes),
             ("565.57.01", Pids::Trusted),
             ("595.45.04", Pids::Trusted),
-            ("of unknown version", Pids::WrongPids),
+            ("of unknown version", Pids::Foreign),
         ] {
             assert_eq!(pids_of(driver, false), expected, "{driver}");
             assert_eq!(pids_of(driver, true), Pids::Trusted);

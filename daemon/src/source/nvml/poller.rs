@@ -28,6 +28,8 @@ const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 30 * SECOND;
 /// Memory samples may wait for each other that long on their way out.
 const FLUSH_NS: u64 = 50_000_000;
+/// Things done before what was found is written and orders are read.
+const ACTS_AT_ONCE: u32 = 64;
 /// Longest sleep: so often totals are told, and the parent hears something.
 const PULSE_NS: u64 = SECOND;
 
@@ -217,6 +219,8 @@ struct Poller {
     avoid_index: Vec<(u16, u64)>,
     flushed_ns: u64,
     pulse_ns: u64,
+    /// There is something to say that must not wait.
+    is_urgent: bool,
 }
 
 /// The subcommand: never returns before its parent is gone or says so.
@@ -236,8 +240,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let mut poller = Poller::new(arguments, Box::new(open), Outlet::new(Box::new(Stdout), beacon));
     let mut orders = Orders::default();
-    loop {
-        let Ok(until) = poller.step() else { break };
+    while let Ok(until) = poller.step() {
         match orders.wait(until) {
             Ok(orders) => {
                 if !orders.into_iter().all(|order| poller.obey(order)) {
@@ -274,67 +277,75 @@ impl Poller {
             avoid_index,
             flushed_ns: 0,
             pulse_ns: now,
+            is_urgent: false,
         }
     }
 
-    /// Does one thing and returns until when there is nothing to do.
+    /// Does what is due, writes it, and returns until when there is nothing to do.
     fn step(&mut self) -> io::Result<u64> {
+        let mut wait = self.act()?;
+        // What is due together is written together; but somebody may be waiting to be heard.
+        for _ in 0..ACTS_AT_ONCE {
+            if wait > now_ns() {
+                break;
+            }
+            wait = self.act()?;
+        }
         let now = now_ns();
-        let mut is_urgent = false;
-        let mut wait = match &mut self.state {
-            State::Closed { retry_ns, .. } if *retry_ns > now => *retry_ns,
-            State::Released { until_ns } if *until_ns > now => {
-                let until = *until_ns;
-                let seconds = (until - now).div_ceil(SECOND);
-                if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with("nvml: released")) {
-                    self.tell(false, format!("nvml: released for {seconds} s"));
-                    is_urgent = true;
-                }
-                until
+        if self.is_urgent || now.saturating_sub(self.flushed_ns) >= FLUSH_NS {
+            self.out.flush()?;
+            (self.flushed_ns, self.is_urgent) = (now, false);
+        } else if wait > now {
+            self.out.doing(Doing::Nothing);
+            if !self.out.frames.is_empty() {
+                wait = wait.min(self.flushed_ns + FLUSH_NS);
             }
-            State::Closed { .. } | State::Released { .. } => {
-                self.open();
-                is_urgent = true;
-                now
-            }
-            State::Open(session) => {
-                let (before, frames) = (self.totals.list_calls, self.out.frames.len());
-                let next = session.turn(&mut self.totals, &mut self.out)?;
-                is_urgent = self.totals.list_calls != before
-                    || self.totals.failed_calls != self.told_totals.failed_calls;
-                let has_more = self.out.frames.len() != frames;
-                match next {
-                    Next::Again => now,
-                    Next::Wait(until) if has_more => until.min(now + FLUSH_NS),
-                    Next::Wait(until) => until,
-                    Next::Reopen(code) => {
-                        is_urgent = true;
-                        self.close();
-                        let wait_ns = if code.is_some() { RETRY_NS } else { 0 };
-                        if let Some(code) = code {
-                            self.tell(false, format!("nvml: {code}"));
-                        }
-                        self.state = State::Closed { retry_ns: now + wait_ns, wait_ns: RETRY_NS };
-                        now
-                    }
-                }
-            }
-        };
+        }
+        Ok(wait.min(self.pulse_ns))
+    }
+
+    /// Does one thing and returns until when there is nothing to do.
+    fn act(&mut self) -> io::Result<u64> {
         let now = now_ns();
         if now >= self.pulse_ns {
             self.pulse_ns = now + PULSE_NS;
             self.tell_totals(now);
             self.take_back_avoided(now);
-            is_urgent = true;
+            self.is_urgent = true;
         }
-        if is_urgent || now.saturating_sub(self.flushed_ns) >= FLUSH_NS {
-            self.out.flush()?;
-            self.flushed_ns = now;
-        } else if wait > now {
-            self.out.doing(Doing::Nothing);
-            wait = wait.min(self.flushed_ns + FLUSH_NS).max(now);
+        match &mut self.state {
+            State::Closed { retry_ns, .. } if *retry_ns > now => Ok(*retry_ns),
+            State::Released { until_ns } if *until_ns > now => {
+                let until = *until_ns;
+                if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with("nvml: released")) {
+                    let seconds = (until - now).div_ceil(SECOND);
+                    self.tell(false, format!("nvml: released for {seconds} s"));
+                }
+                Ok(until)
+            }
+            State::Closed { .. } | State::Released { .. } => {
+                self.open();
+                Ok(now)
+            }
+            State::Open(session) => {
+                let before = (self.totals.list_calls, self.totals.failed_calls);
+                let next = session.turn(&mut self.totals, &mut self.out)?;
+                self.is_urgent |= before != (self.totals.list_calls, self.totals.failed_calls);
+                match next {
+                    Next::Again => Ok(now),
+                    Next::Wait(until) => Ok(until),
+                    Next::Reopen(code) => {
+                        self.close();
+                        if let Some(code) = code {
+                            let retry_ns = now + RETRY_NS;
+                            self.state = State::Closed { retry_ns, wait_ns: RETRY_NS };
+                            self.tell(false, format!("nvml: {code}"));
+                        }
+                        Ok(now)
+                    }
+                }
+            }
         }
-        Ok(wait.min(self.pulse_ns))
     }
 
     fn open(&mut self) {
@@ -393,6 +404,7 @@ impl Poller {
             let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
             self.out.say(stamp, Body::Source { up, reason: &said.1 });
             self.told = Some(said);
+            self.is_urgent = true;
         }
     }
 

@@ -228,7 +228,7 @@ impl Session {
         };
         let doubt = match self.gpus.pids() {
             Pids::Trusted => "",
-            Pids::WrongBytes | Pids::WrongPids => {
+            Pids::ForeignBytes | Pids::Foreign => {
                 "; this driver confuses PID namespaces: bytes per process are left out (run in the host's)"
             }
         };
@@ -408,8 +408,8 @@ impl Session {
         let stamp = |pid| Stamp { thread: pid, ..at(index, now) };
         let (start_ticks, doubt) = match self.gpus.pids() {
             Pids::Trusted => (0, None),
-            Pids::WrongBytes => (0, Some(Absence::WrongNamespace)),
-            Pids::WrongPids => (NOT_OUR_PID, Some(Absence::WrongNamespace)),
+            Pids::ForeignBytes => (0, Some(Absence::WrongNamespace)),
+            Pids::Foreign => (NOT_OUR_PID, Some(Absence::WrongNamespace)),
         };
         for row in &self.rows {
             let (bytes, absence) = match (doubt, row.bytes) {

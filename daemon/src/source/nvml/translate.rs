@@ -17,6 +17,8 @@ struct Readings {
     now: Vec<ProcessKey>,
     /// Processes of the last one that ended well.
     last: Vec<ProcessKey>,
+    /// When a poller ended one, well or not: all its calls had returned.
+    ended_ns: u64,
 }
 
 /// Over all pollers.
@@ -60,6 +62,11 @@ impl Translator {
     pub fn device_of_poller(&self, slot: u8, status: &Status) -> Option<DeviceName> {
         let slot = *self.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
+    }
+
+    /// When a poller last ended a reading of this device.
+    pub fn read_ns(&self, slot: u8) -> u64 {
+        self.readings.get(usize::from(slot)).map_or(0, |readings| readings.ended_ns)
     }
 
     /// Translates whole frames from the front of `bytes`, and returns how many bytes they took.
@@ -144,6 +151,7 @@ impl Translator {
                 let Some(readings) = self.readings.get_mut(index) else { return };
                 let Some(open) = readings.open.take() else { return };
                 *number = open;
+                readings.ended_ns = stamp.time_ns;
                 if *result == 0 {
                     std::mem::swap(&mut readings.now, &mut readings.last);
                     if let Some(device) = status.devices.get_mut(index) {

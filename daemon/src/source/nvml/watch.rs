@@ -126,10 +126,8 @@ impl Watch {
             }
             let pause = match end {
                 End::Done => return,
-                // The other devices are waiting.
-                End::Stuck(Doing::Device(_) | Doing::Index(_)) if started.elapsed() >= RESTART => {
-                    Duration::ZERO
-                }
+                // The other devices are waiting, and this one will be left alone.
+                End::Stuck(Doing::Device(_) | Doing::Index(_)) => Duration::ZERO,
                 _ => {
                     let pause = wait;
                     wait = (wait * 2).min(RESTART_MOST);
@@ -418,7 +416,8 @@ fn revive(hung: &mut Vec<Hung>, translator: &mut Translator, status: &mut Status
             entry.name.map_or(device.index == entry.index, |name| device.name == name)
         };
         let since = entry.until_ns.saturating_sub(entry.wait_s * SECOND);
-        let answers = |device: &super::DeviceStatus| device.memory_read_ns.is_some_and(|read| read > since);
+        // A whole reading: memory may answer where lists do not.
+        let answers = |device: &super::DeviceStatus| translator.read_ns(device.slot) > since;
         let alive: Vec<u8> = status
             .devices
             .iter()

@@ -14,6 +14,13 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|character| if acts(character) { '\u{fffd}' } else { character }).collect()
 }
 
+/// A sentence, clean, as lines of a terminal.
+pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let mut lines = Lines::new(width);
+    lines.prose(text);
+    lines.lines
+}
+
 /// A name from strangers: clean, and without blanks at its ends, which would forge indentation.
 pub(super) fn clean_name(name: &str) -> String {
     let name = clean(name);

@@ -4,16 +4,19 @@
 //! ```text
 //! prose     what stands above and below the tables
 //! table     the statement of a device
+//! overview  several devices, a row each
 //! facts     what is known of a device beside its statement
 //! lines     clean, and wrapped where the terminal ends
 //! ```
 
 mod facts;
 mod lines;
+mod overview;
 mod prose;
 mod table;
 
-pub use lines::clean;
+pub use lines::{clean, wrapped};
+pub(super) use prose::{device_name, device_title, exit};
 pub use prose::{label, short_command};
 
 use super::Report;
@@ -27,7 +30,7 @@ pub struct Layout {
     /// Columns of the terminal; `None` when piped: no sentence is broken.
     pub width: Option<usize>,
     /// Categories named per device, the rest is one row: at most this many, fewer where the report would
-    /// have more than 35 lines. `usize::MAX` is all, of all devices.
+    /// have more than 35 lines. `usize::MAX` is all, and the tables of all devices where there are several.
     pub categories: usize,
 }
 
@@ -41,30 +44,26 @@ impl Default for Layout {
 const MOST_LINES: usize = 35;
 /// Rows of categories that are never saved.
 const LEAST_CATEGORIES: usize = 6;
-/// Devices with a table of their own.
-const MOST_DEVICES: usize = 4;
 
-/// The report.
+/// The report. A process on several devices is told with a row for each of them; their tables are `--all`,
+/// or a run with the one device that is asked for.
 pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let all = layout.categories == usize::MAX;
-    let devices = largest(&report.run.devices, if all { usize::MAX } else { MOST_DEVICES });
     let several = report.run.devices.len() > 1;
+    let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
     let times = Times::of(report.run);
     let part = |fill: &dyn Fn(&mut Lines)| {
         let mut out = Lines::new(layout.width);
         fill(&mut out);
         out.lines
     };
-    let head = part(&|out| prose::head(report, times, out));
+    let mut head = part(&|out| prose::head(report, times, out));
+    if several {
+        head.extend(part(&|out| overview::overview(report, times, out)));
+    }
     let facts = devices.iter().map(|device| part(&|out| facts::facts(report, device, times, out)));
     let facts: Vec<Vec<String>> = facts.collect();
-    let tail = part(&|out| {
-        if devices.len() < report.run.devices.len() {
-            let more = (report.run.devices.len() - devices.len()) as u64;
-            out.prose(&format!("{}: --all", super::units::plural(more, "more device")));
-        }
-        prose::tail(report, out);
-    });
+    let tail = part(&|out| prose::tail(report, out));
     let told = |categories: usize| {
         let mut lines = head.clone();
         for (device, facts) in devices.iter().zip(&facts) {
@@ -91,17 +90,4 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
         lines = told(categories);
     }
     lines.join("\n") + "\n"
-}
-
-/// Those with most memory, in their own order.
-fn largest(devices: &[Device], most: usize) -> Vec<&Device> {
-    let memory = |device: &Device| {
-        let last = &device.last;
-        last.tracked_bytes.unwrap_or(0).saturating_add(last.used_bytes().unwrap_or(0))
-    };
-    let mut order: Vec<usize> = (0..devices.len()).collect();
-    order.sort_by_key(|&index| (std::cmp::Reverse(memory(&devices[index])), index));
-    order.truncate(most);
-    order.sort_unstable();
-    order.into_iter().map(|index| &devices[index]).collect()
 }

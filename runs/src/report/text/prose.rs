@@ -56,6 +56,10 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
         ));
     }
     others(&report.others, out);
+    if let Some((job, more)) = &report.job {
+        let more = plural(*more, "more process").replace("processs", "processes");
+        out.prose(&format!("its job has {more}: gpumemctl report {job}"));
+    }
     out.prose(&next(report));
 }
 
@@ -80,11 +84,21 @@ fn heading(report: &Report<'_>) -> String {
     parts.join("  ")
 }
 
-pub(super) fn device_title(device: &Device) -> String {
+/// A device with its product name.
+pub(crate) fn device_title(device: &Device) -> String {
+    let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
+    titled(device, &model)
+}
+
+/// A device without it.
+pub(crate) fn device_name(device: &Device) -> String {
+    titled(device, "")
+}
+
+fn titled(device: &Device, model: &str) -> String {
     if device.name.starts_with("unnamed-") {
         return format!("GPU {}", device.name);
     }
-    let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
     // As much of the UUID as nvidia-smi needs.
     let name = match device.name.get(..12) {
         Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
@@ -128,7 +142,8 @@ fn provenance(run: &Run, times: Times) -> String {
     format!("{origin}; {state}")
 }
 
-fn exit(status: u64) -> String {
+/// A status of waitpid in words.
+pub(crate) fn exit(status: u64) -> String {
     match status & 0x7f {
         0 => format!("exit {}", status >> 8 & 0xff),
         signal => format!("signal {signal}"),
@@ -186,5 +201,9 @@ fn next(report: &Report<'_>) -> String {
         By::Structure => "--by layer | --by tag",
         By::Tag => "--by layer | --by structure",
     };
-    format!("next: {} {other} | --all | --json | --csv", report.command)
+    let device = match report.run.devices.as_slice() {
+        [first, _, ..] => format!("--device {} | ", first.ordinal),
+        _ => String::new(),
+    };
+    format!("next: {} {device}{other} | --all | --json | --csv", report.command)
 }

@@ -153,8 +153,8 @@ fn what_is_not_available_is_absent_with_its_reason() {
     let row = vec![Charge { pid: 10, bytes: None, instance: None }, charge(0, 5)];
     for (pids, expected) in [
         (Pids::Trusted, "pid 10 NotAvailable lists 1"),
-        (Pids::WrongBytes, "pid 10 WrongNamespace lists 1"),
-        (Pids::WrongPids, "pid 10 WrongNamespace lists 1 stranger"),
+        (Pids::ForeignBytes, "pid 10 WrongNamespace lists 1"),
+        (Pids::Foreign, "pid 10 WrongNamespace lists 1 stranger"),
     ] {
         gpus.pids = pids;
         let mut run = run(&gpus);

@@ -1,52 +1,16 @@
-//! `gpumemctl report [RUN|FILE]`
+//! Runs of the store, and files that are read on the spot.
 
+use super::{Found, One, What};
 use crate::args::Report as Args;
 use crate::exit::{NoProcess, NotFound};
-use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_runs::import::read_file;
-use gpumem_runs::report::text::{self, Layout};
-use gpumem_runs::report::{Report, csv, json};
-use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::Run;
 use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
-/// What is asked for, and how to ask for it again.
-struct Found {
-    run: Run,
-    id: Option<String>,
-    /// Pids of the other processes in the same file.
-    others: Vec<u32>,
-    command: Vec<String>,
-}
-
-/// Prints the report of a stored run, or of a file that is read on the spot.
-pub fn run(args: &Args) -> Result<()> {
-    let Found { run, id, others, mut command } = find(args)?;
-    let groupings = match &args.rules {
-        Some(rules) => Groupings::load(rules)?,
-        None => Groupings::preset(run.source.preset.as_deref()),
-    };
-    let mut report = Report::new(&run, groupings, args.by.map(Into::into));
-    report.id = id;
-    report.others = others;
-    if let Some(rules) = &args.rules {
-        command.extend(["--rules".to_owned(), rules.clone()]);
-    }
-    let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
-    report.command = format!("gpumemctl report {}", command.join(" "));
-    let categories = if args.all { usize::MAX } else { Layout::default().categories };
-    print(&if args.json {
-        json::json(&report)
-    } else if args.csv {
-        csv::csv(&report)
-    } else {
-        text::text(&report, Layout { width: width(), categories })
-    })
-}
-
-fn find(args: &Args) -> Result<Found> {
+/// A run by its name, a file, or the latest run.
+pub fn find(args: &Args) -> Result<Found> {
     let name = args.run.as_deref();
     // A file may be called like a run; a run is never called like a path.
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
@@ -59,7 +23,7 @@ fn find(args: &Args) -> Result<Found> {
         (Some(name), Some(_)) if args.format.is_some() => return from_file(name, args),
         _ => {}
     }
-    let path = args.store.path()?;
+    let path = args.store.readable()?;
     let store = Store::open_read_only(&path)?;
     let id = match id {
         Some(id) => id,
@@ -71,11 +35,27 @@ fn find(args: &Args) -> Result<Found> {
     if let Some(pid) = args.pid.filter(|pid| *pid != run.process.pid) {
         return Err(NotFound(format!("run {id} is of pid {}, not {pid}", run.process.pid)).into());
     }
+    Ok(One::found(run, Some(id.to_string()), command(id, args, &path)))
+}
+
+/// The latest run of a process; `None` where the store has none, or is none.
+pub fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
+    let path = args.store.readable()?;
+    if !path.exists() {
+        return Ok(None);
+    }
+    let store = Store::open_read_only(&path)?;
+    let Some(summary) = store.list()?.into_iter().find(|run| run.pid == pid) else { return Ok(None) };
+    let run = store.load(summary.id)?;
+    Ok(Some(One::found(run, Some(summary.id.to_string()), command(summary.id, args, &path))))
+}
+
+fn command(id: RunId, args: &Args, path: &Path) -> Vec<String> {
     let mut command = vec![id.to_string()];
     if !args.store.typed().is_empty() {
         command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
     }
-    Ok(Found { run, id: Some(id.to_string()), others: Vec::new(), command })
+    command
 }
 
 /// Meant as a run, though no run can have that name.
@@ -113,25 +93,6 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
     if let Some(pid) = args.pid {
         command.extend(["--pid".to_owned(), pid.to_string()]);
     }
-    Ok(Found { run, id: None, others: pids, command })
-}
-
-/// A word as a shell takes it.
-fn quoted(word: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=-".contains(character);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn words_survive_a_shell() {
-        let words = ["r1", "a/b-c.log", "", "my log", "it's"].map(quoted);
-        assert_eq!(words, ["r1", "a/b-c.log", "''", "'my log'", r"'it'\''s'"]);
-    }
+    let one = One { run, id: None, others: pids, job: None };
+    Ok(Found { what: What::One(Box::new(one)), command })
 }

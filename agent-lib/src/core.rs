@@ -1,0 +1,164 @@
+//! The agent's parts together, and the one way that a record is made.
+
+use crate::clock::Clock;
+use crate::devices::Devices;
+use crate::driver_pools::DriverPools;
+use crate::env::Settings;
+use crate::live::{Live, row_of, rows_for};
+use crate::memfd::{Shared, Sizes};
+use crate::multicast::Few;
+use crate::names::Names;
+use crate::ring::{Ring, Row};
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
+use std::ffi::CString;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+
+static CORE: AtomicPtr<Core> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Made once per process and never freed.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Core {
+    pub settings: Settings,
+    pub pid: u32,
+    /// Field 22 of /proc/self/stat.
+    pub start_ticks: u64,
+    pub shared: Shared,
+    pub clock: Clock,
+    pub ring: Ring,
+    pub live: Live,
+    pub names: Names,
+    pub devices: Devices,
+    pub driver_pools: DriverPools,
+    pub multicast: Few,
+    pub multicast_mappings: Few,
+    /// Tag of threads without open scopes; 0 for none.
+    pub process_tag: AtomicU32,
+    /// Framework pools made so far.
+    pub pools_made: AtomicU64,
+    /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
+    pub references_changed: AtomicU64,
+    /// Rows that came back because their free failed.
+    pub restored: AtomicU64,
+    /// Rows that a failed call took and nobody could give back: a resync would not bring them.
+    pub astray: AtomicU64,
+}
+
+/// Where a record belongs, beyond time and order.
+#[derive(Debug, Clone, Copy)]
+pub struct At {
+    /// Tag; see `Core::tag`.
+    pub tag: u32,
+    /// Flags.
+    pub flags: Flags,
+    /// contextUid, or what the kind says.
+    pub context: u32,
+    /// Device slot.
+    pub device: u8,
+}
+
+impl At {
+    /// No tag, no device.
+    pub const NOWHERE: At = At { tag: 0, flags: Flags(0), context: 0, device: NONE_DEVICE };
+}
+
+impl Core {
+    /// The process's, once it is there.
+    #[inline(always)]
+    pub fn get() -> Option<&'static Core> {
+        let core = CORE.load(Acquire);
+        // SAFETY: null, or leaked by `install`.
+        unsafe { core.as_ref() }
+    }
+
+    /// Makes this one the process's. Called by one thread.
+    pub fn install(core: Box<Core>) -> &'static Core {
+        let core: &'static Core = Box::leak(core);
+        CORE.store(std::ptr::from_ref(core).cast_mut(), Release);
+        core
+    }
+
+    /// A fresh one; `None` without memory for it.
+    pub fn new(settings: Settings) -> Option<Box<Core>> {
+        let pid = std::process::id();
+        let start_ticks = start_ticks();
+        let sizes = Sizes {
+            ring_slots: settings.ring_slots,
+            live_rows: rows_for(settings.live_rows),
+            name_bytes: settings.name_bytes,
+        };
+        let name = CString::new("gpumem-agent").ok()?;
+        let shared = Shared::create(&name, sizes, pid, start_ticks)?;
+        crate::threads::prepare().then_some(())?;
+        Some(Box::new(Core {
+            settings,
+            pid,
+            start_ticks,
+            shared,
+            clock: Clock::new(),
+            ring: Ring::new(&shared),
+            live: Live::new(shared.live())?,
+            names: Names::new(&shared)?,
+            devices: Devices::new(),
+            driver_pools: DriverPools::new(),
+            multicast: Few::new(),
+            multicast_mappings: Few::new(),
+            process_tag: AtomicU32::new(0),
+            pools_made: AtomicU64::new(0),
+            references_changed: AtomicU64::new(0),
+            restored: AtomicU64::new(0),
+            astray: AtomicU64::new(0),
+        }))
+    }
+
+    /// Makes an ordered record. `keep` books it in the live table, between its number and its way into the ring: once
+    /// a record was sent, its effect on the table can be read.
+    #[inline(always)]
+    pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Self, &Row)) -> u64 {
+        thread.making.store(self.ring.head() + 1, Relaxed); // seen with the number that follows
+        let seq = self.ring.take();
+        let stamp = Stamp {
+            seq,
+            time_ns: self.clock.now(),
+            tag: at.tag,
+            stack: 0,
+            thread: thread.id.load(Relaxed),
+            context: at.context,
+            module: 0,
+            device: at.device,
+            flags: at.flags,
+        };
+        let row = row_of(&Record { stamp, body }.encode().0);
+        keep(self, &row);
+        self.ring.put(&row);
+        thread.making.store(0, Release);
+        seq
+    }
+
+    /// The tag in force on the calling thread, and whether it was inherited.
+    #[inline(always)]
+    pub fn tag(&self, thread: &Thread) -> (u32, Flags) {
+        // SAFETY: `thread` is the caller's own; the reference ends here.
+        let own = unsafe { thread.own() };
+        match own.depth {
+            0 => match self.process_tag.load(Relaxed) {
+                0 => (0, Flags(0)),
+                tag => (tag, Flags::INHERITED),
+            },
+            depth => (own.tags[depth.min(crate::threads::DEPTH) - 1], Flags(0)),
+        }
+    }
+}
+
+/// Nothing to keep.
+#[inline(always)]
+pub fn nothing(_: &Core, _: &Row) {}
+
+/// Field 22 of /proc/self/stat; 0 if it cannot be read.
+pub fn start_ticks() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The command, field 2, is in parentheses and may hold anything.
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    after.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,634 @@
+//! Callback -> booking. Parameters are read where CUPTI says they are, for the ids of table.rs only.
+
+use super::table::{self, Meaning};
+use crate::book::{Allocation, took_us};
+use crate::core::{At, Core, nothing};
+use crate::ffi::guard;
+use crate::threads::{CALLS, Call, Thread};
+use cupti_sys::{CallbackData, ENTER, GraphData, ModuleResourceData, ResourceData, domain, ids, params};
+use gpumem_wire::{
+    Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
+};
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::*;
+
+/// What CUPTI calls.
+///
+/// # Safety
+/// `data` must be what CUPTI hands over for this domain and id.
+pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *const c_void) {
+    guard((), |core, thread| {
+        if data.is_null() {
+            return;
+        }
+        // SAFETY: by domain, the data is a struct of that type; it lives during this call.
+        unsafe {
+            match domain {
+                domain::DRIVER_API => driver_call(core, thread, id, &*data.cast()),
+                domain::RESOURCE => resource(core, thread, id, &*data.cast()),
+                domain::STATE => super::subscribe::said_about_itself(id),
+                _ => {}
+            }
+        }
+    });
+}
+
+#[inline(always)]
+unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
+    let Some(meaning) = table::meaning(id) else { return };
+    if data.params.is_null() {
+        return;
+    }
+    let here = Here { core, thread, data };
+    if data.site == ENTER {
+        // SAFETY: parameters of call `id`.
+        unsafe { here.enter(meaning) };
+    } else {
+        // SAFETY: the same, at EXIT: the result and the out-parameters are there.
+        unsafe { here.exit(meaning) };
+    }
+}
+
+/// One callback of a driver call.
+struct Here<'a> {
+    core: &'a Core,
+    thread: &'a Thread,
+    data: &'a CallbackData,
+}
+
+impl Here<'_> {
+    /// The call's parameters.
+    ///
+    /// # Safety
+    /// `P` must be the shape of the call.
+    #[inline(always)]
+    unsafe fn params<P: Copy>(&self) -> P {
+        // SAFETY: not null, and of this shape.
+        unsafe { self.data.params.cast::<P>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    fn at(&self) -> At {
+        let (tag, flags) = self.core.tag(self.thread);
+        let context = self.data.context as usize;
+        let device = match context {
+            0 => NONE_DEVICE,
+            _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
+        };
+        At { tag, flags, context: self.data.context_uid, device }
+    }
+
+    /// As `at`, on the device that the parameters name.
+    fn at_device(&self, ordinal: u32) -> At {
+        let (tag, flags) = self.core.tag(self.thread);
+        At { tag, flags, context: self.data.context_uid, device: self.core.device(ordinal) }
+    }
+
+    #[inline(always)]
+    unsafe fn enter(&self, meaning: Meaning) {
+        use Meaning::*;
+        let now = self.core.clock.now();
+        let mut call = Call::new(self.data.correlation_id, now);
+        // SAFETY: each shape is that of the calls with this meaning.
+        unsafe {
+            match meaning {
+                Free => self.free(&mut call, self.params::<params::Handle>().handle),
+                FreeV1 => self.free(&mut call, self.params::<params::Small>().value.into()),
+                FreeAsync => self.free(&mut call, self.params::<params::FreeAsync>().address),
+                GraphAddFree => self.free(&mut call, self.params::<params::GraphAddFree>().address),
+                GraphAddNode | GraphAddNodeV2 => {
+                    if let Some(address) = self.graph_node(meaning).and_then(freed_by) {
+                        self.free(&mut call, address);
+                    }
+                }
+                IpcClose => {
+                    let address = self.params::<params::Handle>().handle;
+                    if address != 0 {
+                        self.core.import_closing(self.thread, self.at(), &mut call, address);
+                    }
+                }
+                MemRelease => {
+                    let handle = self.params::<params::Handle>().handle;
+                    if !self.core.is_multicast(handle) {
+                        self.core.release_entered(self.thread, self.at(), &mut call, handle);
+                    }
+                }
+                MemUnmap => {
+                    let range: params::Range = self.params();
+                    if !self.core.forget_multicast_mapping(range.address) {
+                        let at = self.at();
+                        self.core.unmap_entered(
+                            self.thread,
+                            at,
+                            &mut call,
+                            range.address,
+                            range.bytes as u64,
+                        );
+                    }
+                }
+                PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
+                _ if table::allocates(meaning) => {
+                    let since = &self.thread.allocating_since_ns;
+                    if since.load(Relaxed) == 0 {
+                        since.store(now, Release);
+                    }
+                }
+                _ => {}
+            }
+        }
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        let own = unsafe { self.thread.own() };
+        if own.open < CALLS {
+            own.calls[own.open] = Some(call);
+            own.open += 1;
+        }
+    }
+
+    fn free(&self, call: &mut Call, address: u64) {
+        if address != 0 {
+            self.core.free_entered(self.thread, self.at(), call, address);
+        }
+    }
+
+    /// The call that returns now, as ENTER left it; calls inside of it that never returned are forgotten.
+    #[inline(always)]
+    fn returned(&self) -> Option<Call> {
+        // SAFETY: as in `enter`.
+        let own = unsafe { self.thread.own() };
+        let is_it =
+            |call: &Option<Call>| call.is_some_and(|call| call.correlation == self.data.correlation_id);
+        let place = own.calls[..own.open].iter().rposition(is_it)?;
+        own.open = place;
+        own.calls[place].take()
+    }
+
+    #[inline(always)]
+    unsafe fn exit(&self, meaning: Meaning) {
+        use Meaning::*;
+        let call = self.returned();
+        let call = call.as_ref();
+        let result = match self.data.return_value {
+            place if place.is_null() => 0,
+            // SAFETY: at EXIT it points to the result.
+            place => unsafe { *place },
+        };
+        // SAFETY: each shape is that of the calls with this meaning; out-parameters are read after success only.
+        unsafe {
+            match meaning {
+                Alloc => {
+                    let p: params::Alloc = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Device);
+                }
+                AllocAsync | AllocFromPool => self.alloc_async(meaning, call, result),
+                Free | FreeV1 | FreeAsync | GraphAddFree | IpcClose | MemRelease | MemUnmap => {
+                    self.freed(meaning, call, result);
+                }
+                _ => self.other(meaning, call, result),
+            }
+        }
+        if table::allocates(meaning) {
+            // SAFETY: as in `enter`.
+            let outermost = unsafe { self.thread.own() }.open == 0;
+            if outermost {
+                self.thread.allocating_since_ns.store(0, Release);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn alloc(
+        &self,
+        call: Option<&Call>,
+        result: u32,
+        out: params::Out,
+        bytes: u64,
+        memory: MemoryKind,
+    ) {
+        // SAFETY: the caller's out-parameter.
+        let address = unsafe { read(out, result) };
+        self.booked(call, result, self.at(), address, bytes, 0, memory);
+    }
+
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn booked(
+        &self,
+        call: Option<&Call>,
+        result: u32,
+        at: At,
+        address: u64,
+        bytes: u64,
+        pool: u64,
+        memory: MemoryKind,
+    ) {
+        let took_us = took_us(call, self.core.clock.now());
+        let what = Allocation { address, bytes, pool, memory, took_us };
+        if result != 0 {
+            return self.core.allocation_failed(self.thread, at, result, what);
+        }
+        if address == 0 || call.is_some_and(|call| call.reported == address) {
+            return; // nothing was allocated, or a call inside of this one has said so already
+        }
+        self.core.allocated(self.thread, at, what);
+        // SAFETY: as in `enter`.
+        let own = unsafe { self.thread.own() };
+        if let Some(Some(outer)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
+            outer.reported = address;
+        }
+    }
+
+    unsafe fn alloc_async(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        let mut at = self.at();
+        // SAFETY: shapes by meaning; out-parameters after success.
+        let (out, bytes, pool) = unsafe {
+            match meaning {
+                Meaning::AllocFromPool => {
+                    let p: params::AllocFromPool = self.params();
+                    (p.out, p.bytes as u64, p.pool)
+                }
+                _ => {
+                    let p: params::AllocAsync = self.params();
+                    (p.out, p.bytes as u64, self.core.current_pool(self.thread, at.device))
+                }
+            }
+        };
+        self.core.pool_seen(self.thread, pool, at.device, PoolOwner::Driver);
+        if call.is_some_and(|call| call.captured) {
+            at.flags = at.flags.with(Flags::CAPTURED);
+            self.core.graph_memory_used(self.thread, at.device);
+        }
+        // SAFETY: as above.
+        let address = unsafe { read(out, result) };
+        self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
+        self.core.poll_pool(self.thread, pool);
+    }
+
+    fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        let Some(call) = call else { return };
+        self.core.free_returned(self.thread, self.at(), call, result);
+        if meaning == Meaning::FreeAsync
+            && let Some(taken) = call.taken
+        {
+            self.core.poll_pool(self.thread, taken.row[4]);
+        }
+    }
+
+    #[inline(never)]
+    unsafe fn other(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        use Meaning::*;
+        let (core, thread) = (self.core, self.thread);
+        // SAFETY: shapes by meaning; out-parameters are read after success only.
+        unsafe {
+            match meaning {
+                AllocV1 => {
+                    let p: params::AllocV1 = self.params();
+                    let address = read_u32(p.out, result);
+                    self.booked(call, result, self.at(), address, p.bytes.into(), 0, MemoryKind::Device);
+                }
+                AllocPitch => {
+                    let p: params::AllocPitch = self.params();
+                    let pitch = if result == 0 && !p.pitch.is_null() { *p.pitch } else { p.width };
+                    let bytes = (pitch as u64).saturating_mul(p.height as u64);
+                    self.alloc(call, result, p.out, bytes, MemoryKind::Pitched);
+                }
+                AllocPitchV1 => {
+                    let p: params::AllocPitchV1 = self.params();
+                    let pitch = if result == 0 && !p.pitch.is_null() { *p.pitch } else { p.width };
+                    let bytes = u64::from(pitch) * u64::from(p.height);
+                    let address = read_u32(p.out, result);
+                    self.booked(call, result, self.at(), address, bytes, 0, MemoryKind::Pitched);
+                }
+                AllocManaged => {
+                    let p: params::AllocFlags = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Managed);
+                }
+                AllocHost => {
+                    let p: params::Alloc = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
+                }
+                HostAlloc => {
+                    let p: params::AllocFlags = self.params();
+                    self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
+                }
+                HostRegister => {
+                    let p: params::Register = self.params();
+                    let bytes = p.bytes as u64;
+                    self.booked(call, result, self.at(), p.address, bytes, 0, MemoryKind::Registered);
+                }
+                Array2d | Array3d | Mipmap => self.array(meaning, call, result),
+                GraphAddAlloc => {
+                    let p: params::GraphAddAlloc = self.params();
+                    self.graph_alloc(call, result, p.parameters);
+                }
+                GraphAddNode | GraphAddNodeV2 => match self.graph_node(meaning) {
+                    Some(node) if (*node).kind == GraphData::MEM_ALLOC => {
+                        self.graph_alloc(call, result, &raw const (*node).alloc);
+                    }
+                    _ => self.freed(meaning, call, result),
+                },
+                _ if result != 0 => self.failed(meaning, result),
+                MemCreate | MemMap | MemRetain | MemImport | MulticastCreate => self.handle(meaning, call),
+                IpcOpen | ExternalImport | ExternalBuffer | PoolImportPointer => self.import(meaning),
+                PoolCreate => {
+                    let p: params::PoolCreate = self.params();
+                    let ordinal = p.properties.as_ref().and_then(|pool| pool.location.ordinal());
+                    if let Some(ordinal) = ordinal {
+                        core.pool_seen(thread, read(p.out, 0), core.device(ordinal), PoolOwner::Driver);
+                    }
+                }
+                PoolImport => {} // the exporter pays
+                PoolTouched => core.poll_pool(thread, self.params::<params::PoolTrim>().pool),
+                DeviceSetPool => {
+                    let p: params::DeviceSetPool = self.params();
+                    core.driver_pools.set_current(p.device, p.pool);
+                }
+                LocationSetPool => {
+                    let p: params::LocationSetPool = self.params();
+                    if let Some(ordinal) = p.location.as_ref().and_then(|location| location.ordinal()) {
+                        core.driver_pools.set_current(ordinal, p.pool);
+                    }
+                }
+                GraphMemoryTrim => {
+                    core.poll_graph_memory(thread, core.device(self.params::<params::Small>().value));
+                }
+                CtxCreate => {
+                    let p: params::CtxCreate = self.params();
+                    self.context(p.out, p.device);
+                }
+                CtxCreateV3 => {
+                    let p: params::CtxCreateV3 = self.params();
+                    self.context(p.out, p.device);
+                }
+                CtxCreateV4 => {
+                    let p: params::CtxCreateV4 = self.params();
+                    self.context(p.out, p.device);
+                }
+                PrimaryRetain => {
+                    let p: params::PrimaryRetain = self.params();
+                    self.context(p.out, p.device);
+                }
+                PrimaryReset => {
+                    let at = self.at_device(self.params::<params::Small>().value);
+                    core.context_ended(thread, at, DestroyScope::Device);
+                }
+                SetLimit => {
+                    let p: params::SetLimit = self.params();
+                    let event = match p.limit {
+                        0 => DriverEventKind::StackLimit,
+                        1 => DriverEventKind::PrintfLimit,
+                        2 => DriverEventKind::HeapLimit,
+                        _ => return,
+                    };
+                    self.event(self.at(), event, p.value as u64);
+                }
+                PeerAccess => self.event(self.at(), DriverEventKind::PeerAccess, 0),
+                GreenCreate => {
+                    let p: params::GreenCreate = self.params();
+                    self.event(self.at_device(p.device), DriverEventKind::GreenContextCreated, 0);
+                }
+                LibraryLoad => self.event(self.at(), DriverEventKind::LibraryLoaded, 0),
+                GraphInstantiate | GraphExecDestroy => {
+                    let at = self.at();
+                    let made = meaning == GraphInstantiate;
+                    let event = if made {
+                        DriverEventKind::GraphInstantiated
+                    } else {
+                        DriverEventKind::GraphDestroyed
+                    };
+                    self.event(at, event, 0);
+                    core.poll_graph_memory(thread, at.device);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn event(&self, at: At, event: DriverEventKind, value: u64) {
+        self.core.record(self.thread, at, Body::DriverEvent { bytes: 0, value, event }, nothing);
+    }
+
+    /// A call failed that takes no row when it succeeds; a failed cuMemCreate is an allocation that failed.
+    unsafe fn failed(&self, meaning: Meaning, result: u32) {
+        if meaning != Meaning::MemCreate {
+            return;
+        }
+        // SAFETY: cuMemCreate's.
+        let p: params::MemCreate = unsafe { self.params() };
+        // SAFETY: the caller's properties, or null.
+        let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
+        let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
+        let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
+        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, took_us: 0 };
+        self.core.allocation_failed(self.thread, at, result, what);
+    }
+
+    unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
+        let (core, thread) = (self.core, self.thread);
+        // SAFETY: shapes by meaning; the call succeeded.
+        unsafe {
+            match meaning {
+                Meaning::MemCreate => {
+                    let p: params::MemCreate = self.params();
+                    let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
+                    let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
+                    let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
+                    let at = At { context: took_us(call, core.clock.now()), ..at };
+                    core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory);
+                }
+                Meaning::MemMap => {
+                    let p: params::MemMap = self.params();
+                    if core.is_multicast(p.handle) {
+                        core.remember_multicast_mapping(p.address);
+                    } else {
+                        core.mapped(thread, self.at(), p.address, p.bytes as u64, p.handle);
+                    }
+                }
+                Meaning::MemRetain => {
+                    let p: params::MemRetain = self.params();
+                    core.handle_retained(thread, self.at(), read(p.out, 0), p.address);
+                }
+                Meaning::MemImport => {
+                    let p: params::MemImport = self.params();
+                    core.handle_imported(thread, self.at(), read(p.out, 0));
+                }
+                _ => {
+                    let p: params::MulticastCreate = self.params();
+                    core.remember_multicast(read(p.out, 0));
+                }
+            }
+        }
+    }
+
+    unsafe fn import(&self, meaning: Meaning) {
+        // SAFETY: shapes by meaning; the call succeeded.
+        let (address, bytes, source) = unsafe {
+            match meaning {
+                Meaning::IpcOpen => (read(self.params::<params::IpcOpen>().out, 0), 0, ImportSource::Ipc),
+                Meaning::ExternalImport => {
+                    let p: params::ImportExternal = self.params();
+                    let bytes = p.description.as_ref().map_or(0, |description| description.bytes);
+                    (read(p.out, 0), bytes, ImportSource::External)
+                }
+                // The memory was counted when it was imported.
+                Meaning::ExternalBuffer => {
+                    (read(self.params::<params::MappedBuffer>().out, 0), 0, ImportSource::External)
+                }
+                _ => (read(self.params::<params::PoolImportPointer>().out, 0), 0, ImportSource::PoolPointer),
+            }
+        };
+        if address != 0 {
+            self.core.imported(self.thread, self.at(), address, bytes, source);
+        }
+    }
+
+    unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
+        // SAFETY: shapes by meaning; descriptors are the caller's, or null.
+        let (out, bytes) = unsafe {
+            match meaning {
+                Meaning::Array2d => {
+                    let p: params::ArrayCreate = self.params();
+                    let two = p.description.cast::<params::Array2d>().as_ref();
+                    (p.out, two.map_or(0, |a| texels(a.width, a.height, 0) * texel(a.format, a.channels)))
+                }
+                Meaning::Array3d => {
+                    let p: params::ArrayCreate = self.params();
+                    (p.out, p.description.cast::<params::Array3d>().as_ref().map_or(0, |a| levels(a, 1)))
+                }
+                _ => {
+                    let p: params::MipmapCreate = self.params();
+                    (p.out, p.description.as_ref().map_or(0, |a| levels(a, p.levels)))
+                }
+            }
+        };
+        let mut at = self.at();
+        at.flags = at.flags.with(Flags::ESTIMATED);
+        // SAFETY: the caller's out-parameter.
+        let address = unsafe { read(out, result) };
+        self.booked(call, result, at, address, bytes, 0, MemoryKind::Array);
+    }
+
+    /// What the call adds to a graph.
+    unsafe fn graph_node(&self, meaning: Meaning) -> Option<*const params::GraphNode> {
+        // SAFETY: shapes by meaning.
+        let node = unsafe {
+            match meaning {
+                Meaning::GraphAddNode => self.params::<params::GraphAddNode>().parameters,
+                Meaning::GraphAddNodeV2 => self.params::<params::GraphAddNodeV2>().parameters,
+                _ => std::ptr::null(),
+            }
+        };
+        (!node.is_null()).then_some(node)
+    }
+
+    unsafe fn graph_alloc(&self, call: Option<&Call>, result: u32, node: *const params::AllocNode) {
+        // SAFETY: the caller's parameters, filled at EXIT.
+        let Some(node) = (unsafe { node.as_ref() }) else { return };
+        let mut at = match node.pool.location.ordinal() {
+            Some(ordinal) => self.at_device(ordinal),
+            None => self.at(),
+        };
+        at.flags = at.flags.with(Flags::CAPTURED);
+        let pool = self.core.graph_memory_used(self.thread, at.device);
+        let address = if result == 0 { node.address } else { 0 };
+        self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
+    }
+
+    unsafe fn context(&self, out: params::Out, ordinal: u32) {
+        // SAFETY: the call succeeded, so its out-parameter is filled.
+        let handle = unsafe { read(out, 0) } as usize;
+        let uid =
+            super::subscribe::context_id(handle).unwrap_or(match self.data.context as usize == handle {
+                true => self.data.context_uid,
+                false => 0,
+            });
+        self.core.context_seen(self.thread, handle, uid, ordinal);
+    }
+}
+
+/// What a call wrote through an out-parameter; 0 if it failed or had none.
+#[inline(always)]
+unsafe fn read(out: params::Out, result: u32) -> u64 {
+    // SAFETY: the caller's out-parameter, filled by a call that succeeded.
+    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
+}
+
+/// As `read`, of 32 bits.
+unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
+    // SAFETY: as in `read`.
+    if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }
+}
+
+/// The address that a graph node frees.
+fn freed_by(node: *const params::GraphNode) -> Option<u64> {
+    // SAFETY: the caller's parameters, not null.
+    let node = unsafe { &*node };
+    let address = u64::from(node.alloc.pool.kind) | u64::from(node.alloc.pool.handle_types) << 32;
+    (node.kind == GraphData::MEM_FREE).then_some(address)
+}
+
+fn texels(width: usize, height: usize, depth: usize) -> u64 {
+    [width, height, depth].iter().map(|&side| side.max(1) as u64).fold(1, u64::saturating_mul)
+}
+
+fn texel(format: u32, channels: u32) -> u64 {
+    params::format_bytes(format) * u64::from(channels.max(1))
+}
+
+/// Bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
+fn levels(array: &params::Array3d, count: u32) -> u64 {
+    if array.flags & params::Array3d::UNBACKED != 0 {
+        return 0;
+    }
+    let level = |level: u32| texels(array.width >> level, array.height >> level, array.depth >> level);
+    let sum = (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add);
+    sum.saturating_mul(texel(array.format, array.channels))
+}
+
+/// Resource callbacks can come while the driver holds its locks: nothing is called here.
+unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
+    let context = data.context as usize;
+    match id {
+        ids::resource::CONTEXT_DESTROY_STARTING => {
+            if let Some((device, uid)) = core.context_gone(context) {
+                let at = At { context: uid, device, ..At::NOWHERE };
+                core.context_ended(thread, at, DestroyScope::Context);
+            }
+        }
+        ids::resource::MODULE_LOADED | ids::resource::MODULE_UNLOAD_STARTING => {
+            // SAFETY: what these ids come with, valid during the callback.
+            let Some(module) = (unsafe { data.descriptor.cast::<ModuleResourceData>().as_ref() }) else {
+                return;
+            };
+            let loaded = id == ids::resource::MODULE_LOADED;
+            let event = if loaded { DriverEventKind::ModuleLoaded } else { DriverEventKind::ModuleUnloaded };
+            let bytes = match module.cubin.is_null() {
+                true => 0,
+                // SAFETY: CUPTI's image of this size.
+                false => crate::elf::loadable_bytes(unsafe {
+                    std::slice::from_raw_parts(module.cubin, module.cubin_bytes)
+                }),
+            };
+            let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
+            let (tag, flags) = core.tag(thread);
+            let at = At { tag, flags, context: uid, device };
+            core.record(
+                thread,
+                at,
+                Body::DriverEvent { bytes, value: module.module_id.into(), event },
+                nothing,
+            );
+        }
+        ids::resource::GRAPHNODE_CREATED => {
+            // SAFETY: as above.
+            let Some(node) = (unsafe { data.descriptor.cast::<GraphData>().as_ref() }) else { return };
+            if matches!(node.node_type, GraphData::MEM_ALLOC | GraphData::MEM_FREE) {
+                // SAFETY: the callback's own thread, and no other reference is in use.
+                let own = unsafe { thread.own() };
+                if let Some(Some(call)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
+                    call.captured = true;
+                }
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,197 @@
+//! Devices and contexts. A device's slot is its CUDA ordinal; its UUID is what the daemon knows it by. Contexts lead to
+//! devices.
+
+use crate::core::{At, Core, nothing};
+use crate::threads::Thread;
+use cupti_sys::Driver;
+use gpumem_wire::{Body, DeviceIdKind, DriverEventKind, NONE_DEVICE, Reading, Record, Stamp};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+
+/// Devices that a process can have.
+const DEVICES: usize = 64;
+/// Contexts at a time.
+const CONTEXTS: usize = 256;
+
+/// A context that is alive, or a free place.
+#[derive(Debug, Default)]
+struct Context {
+    /// CUcontext; 0 while the place is free, 1 while it is being written.
+    handle: AtomicUsize,
+    /// CUPTI's number.
+    uid: AtomicU32,
+    device: AtomicU32,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Devices {
+    driver: OnceLock<Driver>,
+    introduced: [AtomicBool; DEVICES],
+    contexts: [Context; CONTEXTS],
+}
+
+impl Devices {
+    /// None known.
+    pub fn new() -> Self {
+        Devices {
+            driver: OnceLock::new(),
+            introduced: std::array::from_fn(|_| AtomicBool::new(false)),
+            contexts: std::array::from_fn(|_| Context::default()),
+        }
+    }
+
+    /// The driver that is loaded; set while the agent starts.
+    pub fn set_driver(&self, driver: Driver) {
+        let _ = self.driver.set(driver);
+    }
+
+    /// See `set_driver`.
+    pub fn driver(&self) -> Option<&Driver> {
+        self.driver.get()
+    }
+
+    fn context(&self, handle: usize) -> Option<&Context> {
+        self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
+    }
+
+    /// Device and number of a context that was seen.
+    pub fn known(&self, handle: usize) -> Option<(u8, u32)> {
+        if handle <= 1 {
+            return None;
+        }
+        let context = self.context(handle)?;
+        Some((context.device.load(Relaxed) as u8, context.uid.load(Relaxed)))
+    }
+
+    /// Devices that were introduced.
+    pub fn seen(&self) -> impl Iterator<Item = u8> + '_ {
+        (0..DEVICES as u8).filter(|&device| self.introduced[usize::from(device)].load(Relaxed))
+    }
+}
+
+impl Default for Devices {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Core {
+    /// The slot of a device, introduced with its UUID the first time.
+    pub fn device(&self, ordinal: u32) -> u8 {
+        let Some(introduced) = self.devices.introduced.get(ordinal as usize) else { return NONE_DEVICE };
+        if !introduced.load(Relaxed) && !introduced.swap(true, AcqRel) {
+            self.introduce_device(ordinal);
+        }
+        ordinal as u8
+    }
+
+    #[cold]
+    fn introduce_device(&self, ordinal: u32) {
+        let mut uuid = [0_u8; 16];
+        let mut name = [0_u8; 128];
+        let mut total = 0_usize;
+        let mut id = DeviceIdKind::Ordinal;
+        let mut total_bytes = Reading::ABSENT;
+        if let Some(driver) = self.devices.driver() {
+            let device = ordinal as i32;
+            // SAFETY: functions of the loaded driver, each with a place for its answer; the name's buffer is told one
+            // byte short, so it ends with 0.
+            unsafe {
+                if driver.device_get_uuid.is_some_and(|get| get(&mut uuid, device) == 0) {
+                    id = DeviceIdKind::Gpu;
+                }
+                if driver.device_total_mem.is_some_and(|get| get(&mut total, device) == 0) {
+                    total_bytes = Reading::of(total as u64);
+                }
+                if let Some(get) = driver.device_get_name {
+                    get(name.as_mut_ptr().cast(), name.len() as i32 - 1, device);
+                }
+            }
+        }
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+        let name = std::str::from_utf8(&name[..end]).unwrap_or("");
+        if id == DeviceIdKind::Gpu && name.contains(" MIG ") {
+            id = DeviceIdKind::Mig; // the driver gives the instance's own UUID then
+        }
+        let (high, low) = uuid.split_at(8);
+        let half = |half: &[u8]| half.first_chunk().copied().map_or(0, u64::from_be_bytes);
+        let body = Body::Device {
+            uuid_high: half(high),
+            uuid_low: half(low),
+            total_bytes,
+            ordinal: ordinal as u16,
+            id,
+            name,
+        };
+        let stamp = Stamp { device: ordinal as u8, ..Stamp::default() };
+        self.names.add(&Record { stamp, body });
+    }
+
+    /// Device slot of the context that is current on this thread; asked of the driver the first time. Only in
+    /// callbacks of calls, never in those of resources.
+    #[inline(always)]
+    pub fn device_of_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
+        match thread.device_of(context) {
+            Some(device) => device,
+            None => self.look_up_context(thread, context, uid),
+        }
+    }
+
+    #[cold]
+    fn look_up_context(&self, thread: &Thread, context: usize, uid: u32) -> u8 {
+        if context <= 1 {
+            return NONE_DEVICE;
+        }
+        let device = match self.devices.known(context) {
+            Some((device, _)) => device,
+            None => {
+                let mut ordinal = -1;
+                let get = self.devices.driver().and_then(|driver| driver.ctx_get_device);
+                // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
+                let result = get.map(|get| unsafe { get(&mut ordinal) });
+                match (result, u32::try_from(ordinal)) {
+                    (Some(0), Ok(ordinal)) => self.context_seen(thread, context, uid, ordinal),
+                    _ => return NONE_DEVICE,
+                }
+            }
+        };
+        thread.remember_context(context, device);
+        device
+    }
+
+    /// A context exists on the device `ordinal`; reported the first time. Its device slot.
+    pub fn context_seen(&self, thread: &Thread, handle: usize, uid: u32, ordinal: u32) -> u8 {
+        let device = self.device(ordinal);
+        if handle <= 1 || self.devices.context(handle).is_some() {
+            return device;
+        }
+        let claim = |context: &&Context| {
+            context.handle.load(Relaxed) == 0
+                && context.handle.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
+        };
+        if let Some(place) = self.devices.contexts.iter().find(claim) {
+            place.uid.store(uid, Relaxed);
+            place.device.store(u32::from(device), Relaxed);
+            place.handle.store(handle, Release);
+        }
+        let (tag, flags) = self.tag(thread);
+        let at = At { tag, flags, context: uid, device };
+        self.record(thread, at, Body::ContextCreate { handle: handle as u64 }, nothing);
+        let event = DriverEventKind::ContextCreated;
+        self.record(thread, at, Body::DriverEvent { bytes: 0, value: u64::from(uid), event }, nothing);
+        device
+    }
+
+    /// The context is about to be destroyed. Its device and number, if it was known.
+    pub fn context_gone(&self, handle: usize) -> Option<(u8, u32)> {
+        let known = self.devices.known(handle)?;
+        if let Some(context) = self.devices.context(handle) {
+            context.handle.store(0, Release);
+        }
+        for thread in crate::threads::all() {
+            thread.forget_context(handle);
+        }
+        Some(known)
+    }
+}

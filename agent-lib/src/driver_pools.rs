@@ -1,0 +1,206 @@
+//! Pools of the driver: what they have reserved is polled, because it shrinks at synchronisations, which nobody reports.
+//!
+//! At the EXIT of calls that may change it, at most ten times a second each; and once a second by the sender for pools
+//! that cannot be destroyed (a device's default pool and its graph memory). A pool that the program made is never touched
+//! from another thread: it could be destroyed meanwhile.
+
+use crate::core::{At, Core, nothing};
+use crate::live::{Beside, Key};
+use crate::threads::Thread;
+use cupti_sys::pool_attribute::*;
+use gpumem_wire::{Body, PoolOwner};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+
+/// Pools at a time that are polled; more are booked by their allocations alone.
+const POOLS: usize = 128;
+const DEVICES: usize = 64;
+/// Between two polls at EXITs.
+const EVERY_NS: u64 = 100_000_000;
+/// Ids of graph memory, a pool per device: "gm" and the device; no address looks like that.
+const GRAPH: u64 = 0x676d << 48;
+
+/// A pool that is alive, or a free place.
+#[derive(Debug, Default)]
+struct Pool {
+    /// 0 while the place is free, 1 while it is being written.
+    id: AtomicU64,
+    device: AtomicU32,
+    /// Cannot be destroyed.
+    lasting: AtomicBool,
+    /// Somebody is polling it.
+    polling: AtomicBool,
+    polled_ns: AtomicU64,
+    reserved: AtomicU64,
+    used: AtomicU64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct DriverPools {
+    pools: [Pool; POOLS],
+    /// The pool that stream-ordered allocations of a device come from; 0 until asked.
+    current: [AtomicU64; DEVICES],
+}
+
+impl DriverPools {
+    /// None known.
+    pub fn new() -> Self {
+        DriverPools {
+            pools: std::array::from_fn(|_| Pool::default()),
+            current: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    fn find(&self, id: u64) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.id.load(Acquire) == id)
+    }
+
+    /// Reserved and used bytes as last polled.
+    pub fn state(&self, id: u64) -> Option<(u64, u64)> {
+        let pool = self.find(id)?;
+        Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
+    }
+
+    /// The program chose another pool for a device.
+    pub fn set_current(&self, device: u32, pool: u64) {
+        if let Some(current) = self.current.get(device as usize) {
+            current.store(pool, Relaxed);
+        }
+    }
+}
+
+impl Default for DriverPools {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Core {
+    /// The pool that a stream-ordered allocation on `device` comes from, when the call does not name one.
+    pub fn current_pool(&self, thread: &Thread, device: u8) -> u64 {
+        let Some(current) = self.driver_pools.current.get(usize::from(device)) else { return 0 };
+        let known = current.load(Relaxed);
+        if known != 0 {
+            return known;
+        }
+        let mut pool = 0;
+        let get = self.devices.driver().and_then(|driver| driver.device_get_mem_pool);
+        // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
+        if get.is_none_or(|get| unsafe { get(&mut pool, i32::from(device)) } != 0) {
+            return 0;
+        }
+        self.pool_seen(thread, pool, device, PoolOwner::Driver);
+        current.store(pool, Relaxed);
+        pool
+    }
+
+    fn is_default_pool(&self, pool: u64, device: u8) -> bool {
+        let mut default = 0;
+        let get = self.devices.driver().and_then(|driver| driver.device_get_default_mem_pool);
+        // SAFETY: as in `current_pool`.
+        get.is_some_and(|get| unsafe { get(&mut default, i32::from(device)) } == 0) && default == pool
+    }
+
+    /// A driver pool exists; reported the first time.
+    pub fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
+        if id <= 1 || self.driver_pools.find(id).is_some() {
+            return;
+        }
+        let claim = |pool: &&Pool| {
+            pool.id.load(Relaxed) == 0 && pool.id.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
+        };
+        if let Some(pool) = self.driver_pools.pools.iter().find(claim) {
+            pool.device.store(u32::from(device), Relaxed);
+            pool.lasting.store(owner == PoolOwner::Graph || self.is_default_pool(id, device), Relaxed);
+            pool.polled_ns.store(0, Relaxed);
+            pool.reserved.store(0, Relaxed);
+            pool.used.store(0, Relaxed);
+            pool.id.store(id, Release);
+        }
+        let body = Body::PoolCreate { pool: id, parent: 0, reports_blocks: 0, owner };
+        self.record(thread, At { device, ..At::NOWHERE }, body, |core, row| {
+            core.live.insert(Key::Pool(id), row, Beside::default());
+        });
+    }
+
+    /// A pool is about to be destroyed.
+    pub fn pool_gone(&self, thread: &Thread, id: u64) {
+        let device = self.driver_pools.find(id).map_or(gpumem_wire::NONE_DEVICE, |pool| {
+            let device = pool.device.load(Relaxed) as u8;
+            pool.id.store(0, Release);
+            device
+        });
+        if let Some(current) = self.driver_pools.current.get(usize::from(device)) {
+            let _ = current.compare_exchange(id, 0, Relaxed, Relaxed);
+        }
+        self.record(thread, At { device, ..At::NOWHERE }, Body::PoolDestroy { pool: id }, |core, _| {
+            core.live.remove(Key::Pool(id));
+        });
+    }
+
+    /// The program put memory nodes into a graph.
+    pub fn graph_memory_used(&self, thread: &Thread, device: u8) -> u64 {
+        let id = GRAPH | u64::from(device);
+        self.pool_seen(thread, id, device, PoolOwner::Graph);
+        id
+    }
+
+    /// Reads what a pool has reserved, unless that was done just now, and reports it if it changed.
+    pub fn poll_pool(&self, thread: &Thread, id: u64) {
+        if let Some(pool) = self.driver_pools.find(id) {
+            self.poll(thread, pool, EVERY_NS);
+        }
+    }
+
+    /// The graph memory of a device, if it is used.
+    pub fn poll_graph_memory(&self, thread: &Thread, device: u8) {
+        self.poll_pool(thread, GRAPH | u64::from(device));
+    }
+
+    /// Every pool that cannot be destroyed meanwhile; for the sender.
+    pub fn poll_lasting_pools(&self, thread: &Thread) {
+        for pool in &self.driver_pools.pools {
+            if pool.id.load(Acquire) > 1 && pool.lasting.load(Relaxed) {
+                self.poll(thread, pool, 0);
+            }
+        }
+    }
+
+    fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
+        let now = self.clock.now();
+        if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.polling.swap(true, Acquire) {
+            return;
+        }
+        pool.polled_ns.store(now, Relaxed);
+        let id = pool.id.load(Relaxed);
+        let device = pool.device.load(Relaxed) as u8;
+        if let Some((reserved_bytes, used_bytes)) = self.read_pool(id, device) {
+            let changed = pool.reserved.swap(reserved_bytes, Relaxed) != reserved_bytes
+                || pool.used.load(Relaxed) != used_bytes;
+            pool.used.store(used_bytes, Relaxed);
+            if changed {
+                let body = Body::PoolState { pool: id, reserved_bytes, used_bytes };
+                self.record(thread, At { device, ..At::NOWHERE }, body, nothing);
+            }
+        }
+        pool.polling.store(false, Release);
+    }
+
+    fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {
+        let driver = self.devices.driver()?;
+        let (mut reserved, mut used) = (0, 0);
+        // SAFETY: functions of the loaded driver, with places for 64-bit answers; the pool is alive: it was named by the
+        // call that has just returned, or cannot be destroyed.
+        let done = unsafe {
+            if id >> 48 == GRAPH >> 48 {
+                let get = driver.graph_mem_get_attribute?;
+                get(device.into(), GRAPH_RESERVED_CURRENT, &mut reserved) == 0
+                    && get(device.into(), GRAPH_USED_CURRENT, &mut used) == 0
+            } else {
+                let get = driver.pool_get_attribute?;
+                get(id, RESERVED_CURRENT, &mut reserved) == 0 && get(id, USED_CURRENT, &mut used) == 0
+            }
+        };
+        done.then_some((reserved, used))
+    }
+}

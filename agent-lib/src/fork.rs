@@ -1,0 +1,29 @@
+//! A forked child must not speak for its parent: it disarms before anything else runs in it.
+
+use crate::{sender, state};
+use std::sync::Once;
+
+static INSTALLED: Once = Once::new();
+
+/// After this, children are silent.
+pub fn install() {
+    INSTALLED.call_once(|| {
+        // SAFETY: handlers that live as long as the process (-z nodelete).
+        unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+            libc::atexit(at_exit);
+        }
+    });
+}
+
+/// Only stores and close(): nothing else is allowed here. The socket must not stay open in the child, or the daemon would
+/// never see the parent's end.
+extern "C" fn in_child() {
+    state::disarm();
+    sender::close_in_child();
+}
+
+/// In the process that started the agent, not in its children: what is left is sent, for a moment.
+extern "C" fn at_exit() {
+    crate::ffi::shielded((), sender::finish);
+}

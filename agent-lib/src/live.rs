@@ -1,0 +1,469 @@
+//! State: what is live now, kept by the callbacks themselves, so that a full ring loses history but never a sum.
+//!
+//! A bounded hash table without locks. The rows lie in the memfd, as layout.rs says (each the slot of the record that
+//! made it, seq 0 while empty or being written); beside them, in memory of our own:
+//!
+//! ```text
+//! chunk   7 keys (hashes; 0 free, 1 being written) and how many rows probed past this chunk: one cache line
+//! beside  per row what the record has no place for: retags, VMM counts
+//! ```
+//!
+//! A row lies in the first chunk with a free place, from its home on. Each chunk that it passed counts it, so a look-up
+//! ends at a chunk that nobody passed, and removal leaves no tombstones.
+//!
+//! What makes this simple is the order of events: an address is unbound when its free is *entered*, before the driver
+//! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
+//! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
+
+use crate::memfd::{Words, anonymous};
+use crate::ring::Row;
+use gpumem_wire::Slot;
+use std::sync::atomic::{AtomicU64, Ordering::*, fence};
+
+const KEYS: usize = 7;
+const FREE: u64 = 0;
+const WRITING: u64 = 1;
+/// Chunks that a row may lie from its home. At 80 % load one in a million rows is further than 8.
+const REACH: usize = 64;
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Chunk {
+    keys: [AtomicU64; KEYS],
+    passed: AtomicU64,
+}
+
+/// What the record has no place for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Beside {
+    /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
+    pub first_tag: u32,
+    /// Role and phase as in `Retag`, of rows that have no place for it.
+    pub use_as: u8,
+    /// See the constants.
+    pub flags: u8,
+    /// VMM: references of the handle. Imports: how often it was opened.
+    pub references: u32,
+    /// VMM: live mappings of the handle.
+    pub mappings: u32,
+    /// VMM mappings: seq of the handle's row.
+    pub backing: u64,
+}
+
+impl Beside {
+    /// It was retagged at least once.
+    pub const RETAGGED: u8 = 1;
+    /// A block that its owner has freed and a stream may still use.
+    pub const PENDING: u8 = 2;
+
+    fn words(self) -> [u64; 3] {
+        let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
+        [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
+    }
+
+    fn from_words([first, counts, backing]: [u64; 3]) -> Self {
+        Beside {
+            first_tag: first as u32,
+            use_as: (first >> 32) as u8,
+            flags: (first >> 40) as u8,
+            references: counts as u32,
+            mappings: (counts >> 32) as u32,
+            backing,
+        }
+    }
+}
+
+/// By what a row is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// A driver allocation or import, by address.
+    Allocation(u64),
+    /// A VMM handle that has references, by its number.
+    Handle(u64),
+    /// A VMM handle without references that still has mappings, by the seq that made it: its number may be given out
+    /// again.
+    Backing(u64),
+    /// A VMM mapping, by address.
+    Mapping(u64),
+    /// A pool.
+    Pool(u64),
+    /// Pool and address.
+    Segment(u64, u64),
+    /// Pool and address.
+    Block(u64, u64),
+}
+
+impl Key {
+    #[inline(always)]
+    fn hash(self) -> u64 {
+        let (space, a, b) = match self {
+            Key::Allocation(address) => (1, address, 0),
+            Key::Handle(handle) => (2, handle, 0),
+            Key::Backing(seq) => (3, seq, 0),
+            Key::Mapping(address) => (4, address, 0),
+            Key::Pool(pool) => (5, pool, 0),
+            Key::Segment(pool, address) => (6, address, pool),
+            Key::Block(pool, address) => (7, address, pool),
+        };
+        let mixed = mix(a ^ (space << 57), b ^ 0x9e37_79b9_7f4a_7c15);
+        if mixed <= WRITING { mixed + 2 } else { mixed }
+    }
+}
+
+/// Both halves of a 128-bit product.
+#[inline(always)]
+pub fn mix(a: u64, b: u64) -> u64 {
+    let product = u128::from(a ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(b ^ 0x8bb8_4b93_962e_acc9);
+    let folded = product as u64 ^ (product >> 64) as u64;
+    (folded ^ folded >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
+}
+
+/// A row that was taken out.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    /// Its record.
+    pub row: Row,
+    /// What lay beside it.
+    pub beside: Beside,
+}
+
+impl Taken {
+    /// Seq of the record that made it.
+    pub fn seq(&self) -> u64 {
+        self.row[0]
+    }
+    /// The slot as bytes.
+    pub fn slot(&self) -> Slot {
+        slot_of(&self.row)
+    }
+}
+
+/// Words to bytes.
+pub fn slot_of(row: &Row) -> Slot {
+    let mut slot = [0; 64];
+    for (place, word) in slot.chunks_exact_mut(8).zip(row) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    slot
+}
+
+/// Bytes to words.
+#[inline(always)]
+pub fn row_of(slot: &Slot) -> Row {
+    std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| slot[index * 8 + byte])))
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Live {
+    rows: &'static [Words],
+    chunks: &'static [Chunk],
+    beside: &'static [[AtomicU64; 3]],
+    mask: usize,
+    /// Rows that found no place: from the first one on, the state is not whole.
+    pub refused: AtomicU64,
+}
+
+/// Rows in a table for at least `wanted`: whole chunks, a power of two of them.
+pub fn rows_for(wanted: u64) -> u64 {
+    wanted.div_ceil(KEYS as u64).next_power_of_two() * KEYS as u64
+}
+
+impl Live {
+    /// A table over `rows`, whose number comes from `rows_for`.
+    pub fn new(rows: &'static [Words]) -> Option<Self> {
+        let chunks = anonymous::<Chunk>(rows.len() / KEYS)?;
+        Some(Live {
+            rows,
+            chunks,
+            beside: anonymous(rows.len())?,
+            mask: chunks.len() - 1,
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    #[inline(always)]
+    fn walk(&self, hash: u64) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (home, mask) = (hash as usize, self.mask);
+        (0..REACH.min(mask + 1)).map(move |distance| (distance, (home + distance) & mask))
+    }
+
+    /// Where the row of `hash` is: distance from home, chunk, place.
+    #[inline(always)]
+    fn find(&self, hash: u64) -> Option<(usize, usize, usize)> {
+        for (distance, at) in self.walk(hash) {
+            let chunk = &self.chunks[at];
+            for (place, key) in chunk.keys.iter().enumerate() {
+                if key.load(Acquire) == hash {
+                    return Some((distance, at, place));
+                }
+            }
+            if chunk.passed.load(Acquire) == 0 {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Binds `key` to `row`, whose seq is in its first word. A row that is there already is replaced: its end was
+    /// not seen. False if there is no place.
+    #[inline]
+    pub fn insert(&self, key: Key, row: &Row, beside: Beside) -> bool {
+        let hash = key.hash();
+        if self.find(hash).is_some() {
+            self.take(hash);
+        }
+        for (distance, at) in self.walk(hash) {
+            let chunk = &self.chunks[at];
+            for (place, free) in chunk.keys.iter().enumerate() {
+                if free.load(Relaxed) == FREE
+                    && free.compare_exchange(FREE, WRITING, Acquire, Relaxed).is_ok()
+                {
+                    self.write(at * KEYS + place, row, beside);
+                    free.store(hash, Release);
+                    return true;
+                }
+            }
+            chunk.passed.fetch_add(1, AcqRel);
+            if distance + 1 == REACH.min(self.mask + 1) {
+                self.unpass(hash, distance + 1);
+            }
+        }
+        self.refused.fetch_add(1, Relaxed);
+        false
+    }
+
+    fn unpass(&self, hash: u64, chunks: usize) {
+        for (_, at) in self.walk(hash).take(chunks) {
+            self.chunks[at].passed.fetch_sub(1, AcqRel);
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, index: usize, row: &Row, beside: Beside) {
+        fence(Release); // a reader that sees what follows sees the 0 that removal left
+        if beside != Beside::default() || self.beside[index][0].load(Relaxed) != 0 {
+            for (word, value) in self.beside[index].iter().zip(beside.words()) {
+                word.store(value, Relaxed);
+            }
+        } else if self.beside[index][1].load(Relaxed) != 0 {
+            self.beside[index][1].store(0, Relaxed);
+        }
+        for (word, value) in self.rows[index].iter().zip(row).skip(1) {
+            word.store(value.to_le(), Relaxed);
+        }
+        self.rows[index][0].store(row[0].to_le(), Release);
+    }
+
+    fn read_beside(&self, index: usize) -> Beside {
+        Beside::from_words(std::array::from_fn(|word| self.beside[index][word].load(Relaxed)))
+    }
+
+    /// Unbinds `key` and gives its row.
+    #[inline]
+    pub fn remove(&self, key: Key) -> Option<Taken> {
+        self.take(key.hash())
+    }
+
+    #[inline]
+    fn take(&self, hash: u64) -> Option<Taken> {
+        let (distance, at, place) = self.find(hash)?;
+        let key = &self.chunks[at].keys[place];
+        // Two frees of one address: one of them gets the row.
+        key.compare_exchange(hash, WRITING, AcqRel, Relaxed).ok()?;
+        let index = at * KEYS + place;
+        let row = std::array::from_fn(|word| u64::from_le(self.rows[index][word].load(Relaxed)));
+        let beside = self.read_beside(index);
+        self.rows[index][0].store(0, Release);
+        key.store(FREE, Release);
+        if distance > 0 {
+            self.unpass(hash, distance);
+        }
+        Some(Taken { row, beside })
+    }
+
+    /// The row of `key`, if it is bound.
+    pub fn get(&self, key: Key) -> Option<Taken> {
+        let (_, at, place) = self.find(key.hash())?;
+        self.read(at * KEYS + place)
+    }
+
+    /// The row at `index`, if there is one: a consistent copy, whatever other threads do.
+    pub fn read(&self, index: usize) -> Option<Taken> {
+        let words = &self.rows[index];
+        let seq = u64::from_le(words[0].load(Acquire));
+        let row = std::array::from_fn(|word| u64::from_le(words[word].load(Relaxed)));
+        let beside = self.read_beside(index);
+        fence(Acquire);
+        (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(Taken { row, beside })
+    }
+
+    /// Every row, in no order.
+    pub fn scan(&self) -> impl Iterator<Item = Taken> + '_ {
+        let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
+            let taken = move |(place, key): (usize, &AtomicU64)| {
+                (key.load(Acquire) > WRITING).then_some(at * KEYS + place)
+            };
+            chunk.keys.iter().enumerate().filter_map(taken)
+        });
+        used.filter_map(|index| self.read(index))
+    }
+
+    /// Unbinds every row that `goes` says; for ends of contexts and pools.
+    pub fn remove_where(&self, key_of: impl Fn(&Taken) -> Option<Key>) {
+        for taken in self.scan() {
+            if let Some(key) = key_of(&taken) {
+                self.remove(key);
+            }
+        }
+    }
+
+    /// Changes one word of the row of `key`, and what lies beside it. In a program that retags a block while
+    /// another thread frees it, the next owner of the row may get the name.
+    pub fn update(&self, key: Key, word: usize, change: impl Fn(u64, &mut Beside) -> u64) -> Option<Taken> {
+        let (_, at, place) = self.find(key.hash())?;
+        let index = at * KEYS + place;
+        let before = self.read(index)?;
+        let mut beside = before.beside;
+        let value = change(before.row[word], &mut beside);
+        self.rows[index][word].store(value.to_le(), Release);
+        for (to, value) in [0, 2].into_iter().map(|word| (&self.beside[index][word], beside.words()[word])) {
+            to.store(value, Relaxed);
+        }
+        Some(before)
+    }
+
+    /// Adds to the counts of the row of `key`; the counts after it. `None` if it is not bound.
+    pub fn count(&self, key: Key, references: i32, mappings: i32) -> Option<Taken> {
+        let (_, at, place) = self.find(key.hash())?;
+        let index = at * KEYS + place;
+        let counts = &self.beside[index][1];
+        let add = |counts: u64| {
+            let now = (counts as u32).saturating_add_signed(references);
+            let mapped = ((counts >> 32) as u32).saturating_add_signed(mappings);
+            u64::from(now) | u64::from(mapped) << 32
+        };
+        let mut old = counts.load(Relaxed);
+        while let Err(other) = counts.compare_exchange_weak(old, add(old), AcqRel, Relaxed) {
+            old = other;
+        }
+        let mut taken = self.read(index)?;
+        taken.beside.references = add(old) as u32;
+        taken.beside.mappings = (add(old) >> 32) as u32;
+        Some(taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn table(rows: u64) -> Live {
+        Live::new(anonymous::<Words>(rows_for(rows) as usize).expect("memory")).expect("memory")
+    }
+
+    fn row(seq: u64, address: u64) -> Row {
+        [seq, 0, address, 0, 0, 0, 0, 0]
+    }
+
+    #[test]
+    fn it_is_a_map() {
+        let live = table(700);
+        let mut model = HashMap::new();
+        let mut random = 1_u64;
+        for seq in 1..200_000 {
+            random = mix(random, seq);
+            let address = random % 900 * 512;
+            let key = Key::Allocation(address);
+            if random >> 40 & 1 == 0 && model.len() < 850 {
+                assert!(live.insert(key, &row(seq, address), Beside::default()));
+                model.insert(address, seq);
+            } else {
+                assert_eq!(live.remove(key).map(|taken| taken.seq()), model.remove(&address));
+            }
+        }
+        let mut found: Vec<_> = live.scan().map(|taken| (taken.row[2], taken.seq())).collect();
+        let mut expected: Vec<_> = model.into_iter().collect();
+        found.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        for (address, _) in expected {
+            live.remove(Key::Allocation(address)).expect("bound");
+        }
+        assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
+        assert_eq!(live.refused.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_full_table_refuses_and_recovers() {
+        let live = table(1);
+        for address in 1..=7 {
+            assert!(live.insert(Key::Allocation(address), &row(address, address), Beside::default()));
+        }
+        assert!(!live.insert(Key::Allocation(8), &row(8, 8), Beside::default()));
+        assert_eq!(live.refused.load(Relaxed), 1);
+        assert_eq!(live.remove(Key::Allocation(3)).map(|taken| taken.seq()), Some(3));
+        assert!(live.insert(Key::Allocation(8), &row(8, 8), Beside::default()));
+        assert_eq!(live.scan().count(), 7);
+    }
+
+    #[test]
+    fn one_address_in_several_spaces() {
+        let live = table(100);
+        let keys = [
+            Key::Allocation(5),
+            Key::Handle(5),
+            Key::Backing(5),
+            Key::Mapping(5),
+            Key::Pool(5),
+            Key::Segment(1, 5),
+            Key::Segment(2, 5),
+            Key::Block(1, 5),
+            Key::Block(2, 5),
+        ];
+        for (seq, key) in (1..).zip(keys) {
+            assert!(live.insert(key, &row(seq, 5), Beside::default()));
+        }
+        for (seq, key) in (1..).zip(keys) {
+            assert_eq!(live.remove(key).map(|taken| taken.seq()), Some(seq));
+        }
+        assert_eq!(live.scan().count(), 0);
+    }
+
+    #[test]
+    fn what_lies_beside_goes_with_its_row() {
+        let live = table(10);
+        let beside = Beside { references: 1, flags: Beside::RETAGGED, first_tag: 7, ..Beside::default() };
+        assert!(live.insert(Key::Handle(1), &row(1, 1), beside));
+        assert_eq!(live.count(Key::Handle(1), 1, 1).map(|row| row.beside.references), Some(2));
+        assert_eq!(live.count(Key::Handle(1), -2, 0).map(|row| row.beside.mappings), Some(1));
+        let taken = live.remove(Key::Handle(1)).expect("bound");
+        assert_eq!(taken.beside, Beside { references: 0, mappings: 1, ..beside });
+        assert!(live.insert(Key::Handle(1), &row(2, 1), Beside::default()));
+        assert_eq!(live.get(Key::Handle(1)).map(|row| row.beside), Some(Beside::default()));
+    }
+
+    #[test]
+    fn threads_with_keys_of_their_own_do_not_disturb_each_other() {
+        let live = table(4_000);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let live = &live;
+                scope.spawn(move || {
+                    for round in 0..20_000_u64 {
+                        let address = (thread << 32) | (round % 500);
+                        let key = Key::Allocation(address);
+                        let seq = 1 + (thread << 40) + round;
+                        if let Some(old) = live.remove(key) {
+                            assert_eq!(old.row[2], address);
+                            assert_eq!(old.seq(), seq - 500);
+                        }
+                        assert!(live.insert(key, &row(seq, address), Beside::default()));
+                    }
+                });
+            }
+        });
+        assert_eq!(live.scan().count(), 2_000);
+    }
+}

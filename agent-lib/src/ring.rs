@@ -1,0 +1,90 @@
+//! History: a bounded ring of fixed records whose slot index is the total order.
+//!
+//! A writer takes its number first, so a record that is dropped leaves a hole in the numbers, and the reader sees the
+//! loss. Drop-newest: a slot that holds an unsent record is left alone. A slot has one writer at a time without any
+//! claim: number n may write only when n - slots was sent, and the sender passes a number only when its writer is done
+//! (threads.rs tells).
+
+use crate::memfd::{Shared, Words};
+use std::sync::atomic::{AtomicU64, Ordering::*};
+
+/// A slot as words; word 0 is `seq`.
+pub type Row = [u64; 8];
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Ring {
+    slots: &'static [Words],
+    head: &'static AtomicU64,
+    lost: &'static AtomicU64,
+    mask: u64,
+    sent: Sent,
+}
+
+/// On a cache line of its own: written by the sender, read by every record.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Sent(AtomicU64);
+
+impl Ring {
+    /// The ring in `shared`.
+    pub fn new(shared: &Shared) -> Self {
+        let slots = shared.ring();
+        Ring {
+            slots,
+            head: shared.head(),
+            lost: shared.lost(),
+            mask: slots.len() as u64 - 1,
+            sent: Sent::default(),
+        }
+    }
+
+    /// Last number that was taken.
+    #[inline(always)]
+    pub fn head(&self) -> u64 {
+        self.head.load(Acquire)
+    }
+
+    /// The next number. What the caller stored before is seen by whoever reads this number as head.
+    #[inline(always)]
+    pub fn take(&self) -> u64 {
+        self.head.fetch_add(1, AcqRel) + 1
+    }
+
+    /// Stores the record with the number `row[0]`, or counts it as lost.
+    #[inline(always)]
+    pub fn put(&self, row: &Row) {
+        let seq = row[0];
+        if seq > self.sent.0.load(Acquire) + self.slots.len() as u64 {
+            self.lost.fetch_add(1, Relaxed);
+            return;
+        }
+        let slot = &self.slots[((seq - 1) & self.mask) as usize];
+        for (word, value) in slot.iter().zip(row).skip(1) {
+            word.store(value.to_le(), Relaxed);
+        }
+        slot[0].store(seq.to_le(), Release);
+    }
+
+    /// Record `seq`, if it is there.
+    pub fn get(&self, seq: u64) -> Option<Row> {
+        let slot = &self.slots[((seq - 1) & self.mask) as usize];
+        (u64::from_le(slot[0].load(Acquire)) == seq)
+            .then(|| std::array::from_fn(|index| u64::from_le(slot[index].load(Relaxed))))
+    }
+
+    /// All numbers up to this one were sent, or will never come.
+    pub fn sent(&self) -> u64 {
+        self.sent.0.load(Relaxed)
+    }
+
+    /// Gives the slots up to `seq` back to writers.
+    pub fn set_sent(&self, seq: u64) {
+        self.sent.0.store(seq, Release);
+    }
+
+    /// Records that found the ring full.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+}

@@ -1,0 +1,168 @@
+//! What is new since the last round: names, records, and the watermark that says how far the story goes.
+
+use super::{Sender, finishing};
+use crate::clock::MARGIN_NS;
+use crate::{state, threads};
+use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// How long a thread may take to finish a record before the rest is sent without it, later.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Records in a round, so that a busy program does not keep the watermark waiting.
+const ROUND: u64 = 16 * 1024;
+
+impl Sender {
+    pub(super) fn say(&mut self, body: Body<'_>) -> bool {
+        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        self.link.frame(&Record { stamp, body })
+    }
+
+    /// Names, records, state and watermark; whether there was anything but a heartbeat.
+    pub(super) fn send_new(&mut self) -> bool {
+        let mut busy = false;
+        while self.link.is_up() {
+            // In this order: what was in flight at `now` either is so still or has its number up to `head`.
+            let now = self.core.clock.now() - MARGIN_NS;
+            let in_flight_since_ns = threads::allocating_since_ns();
+            let head = self.core.ring.head();
+            let until = head.min(self.taken + ROUND);
+            let before = self.taken;
+            let whole = self.send_names(Flags(0)) && self.send_records(until);
+            busy |= self.taken > before;
+            self.send_state();
+            if whole && self.taken == head {
+                let body = Body::Watermark { last_seq: head, in_flight_since_ns };
+                let stamp = Stamp { time_ns: now, ..Stamp::default() };
+                self.link.frame(&Record { stamp, body });
+            }
+            self.flush();
+            if !whole || self.taken == head {
+                break;
+            }
+        }
+        busy
+    }
+
+    /// Sends the packet and gives its slots back.
+    pub(super) fn flush(&mut self) -> bool {
+        let sent = self.link.flush();
+        if sent {
+            self.core.ring.set_sent(self.taken);
+        }
+        sent
+    }
+
+    /// Names that were not sent on this connection.
+    pub(super) fn send_names(&mut self, flags: Flags) -> bool {
+        let end = self.core.names.end();
+        while self.names_sent < end {
+            let start = self.link.packet().len();
+            let next = self.core.names.copy(self.names_sent, end, self.link.packet());
+            mark(&mut self.link.packet()[start..], flags);
+            if next == self.names_sent && start == 0 {
+                return true; // not finished by the thread that writes it; a later round has it
+            }
+            self.names_sent = next;
+            if self.names_sent < end && !self.flush() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Records up to `until`, as far as they are finished; a number that has none is a loss. False if it could not
+    /// be all.
+    pub(super) fn send_records(&mut self, until: u64) -> bool {
+        let mut quiet = 0;
+        while self.taken < until {
+            let seq = self.taken + 1;
+            let mut row = self.core.ring.get(seq);
+            if row.is_none() && quiet < seq {
+                // Still being made, or dropped: once no thread is at a number up to `until`, it is known.
+                if !threads::quiesce(until, PATIENCE) {
+                    return false;
+                }
+                quiet = until;
+                row = self.core.ring.get(seq);
+            }
+            match row {
+                Some(row) => {
+                    if frame::PREFIX_BYTES + row.len() * 8 > self.link.room() && !self.flush() {
+                        return false;
+                    }
+                    self.link.slot(&row);
+                }
+                None => self.losses = true,
+            }
+            self.taken = seq;
+        }
+        true
+    }
+
+    /// The agent about itself, if that has changed.
+    pub(super) fn send_state(&mut self) {
+        let refused = self.core.live.refused.load(Relaxed) + threads::REFUSED.load(Relaxed);
+        let told = (self.core.astray.load(Relaxed), refused);
+        let version = state::version();
+        if self.state_version == Some(version) && self.told == told {
+            return;
+        }
+        self.state_version = Some(version);
+        self.told = told;
+        self.say_state();
+    }
+
+    pub(super) fn say_state(&mut self) -> bool {
+        let (state, result, mut detail) = state::get();
+        let (astray, refused) = self.told;
+        if refused + astray > 0 {
+            let more = format!("{} rows found no place: the state is not whole", refused + astray);
+            detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
+        }
+        if state.to_code() == 0 {
+            return true; // CUPTI was not looked for so far
+        }
+        self.say(Body::Agent { result, state, detail: &detail })
+    }
+
+    /// The last words.
+    pub(super) fn say_bye(&mut self, reason: ByeReason) {
+        if self.link.is_up() {
+            self.say_state();
+            self.say(Body::Bye { reason });
+            self.flush();
+        }
+    }
+
+    /// What the daemon says. Commands that are not known are left alone.
+    pub(super) fn listen(&mut self) {
+        let mut buffer = [0_u8; 4096];
+        while let Some(packet) = self.link.receive(&mut buffer) {
+            for record in frame::records(packet).flatten().flatten() {
+                match record.body {
+                    Body::Welcome { epoch, .. } => self.epoch = epoch,
+                    Body::ResyncRequest { epoch } => self.resync = Some(epoch),
+                    _ => {}
+                }
+            }
+            if finishing() {
+                return;
+            }
+        }
+    }
+}
+
+/// Sets flags on every frame of a run.
+fn mark(frames: &mut [u8], flags: Flags) {
+    let mut at = 0;
+    while flags != Flags(0)
+        && let Some(prefix) = frames.get(at..).and_then(|rest| rest.first_chunk::<4>())
+    {
+        let len = u32::from_le_bytes(*prefix) as usize;
+        if let Some(byte) = frames.get_mut(at + frame::PREFIX_BYTES + 62) {
+            *byte |= flags.0;
+        }
+        at += frame::PREFIX_BYTES + len;
+    }
+}

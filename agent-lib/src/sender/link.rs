@@ -1,0 +1,331 @@
+//! A connection to the daemon, or a recording, and the packet that is being filled for it.
+
+use super::{finishing, wait};
+use crate::clock::kernel_ns;
+use crate::core::Core;
+use gpumem_wire::{Body, ClockKind, Record, SLOT_BYTES, Stamp, frame};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering::*};
+use std::time::Duration;
+
+/// Largest packet: fits a socket buffer of the kernel's default size three times.
+pub const PACKET_BYTES: usize = 60 * 1024;
+/// Between attempts to connect, doubling.
+const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
+
+/// For the fork handler; -1 for none.
+static SOCKET: AtomicI32 = AtomicI32::new(-1);
+
+/// In a forked child: the connection is the parent's.
+pub fn close_in_child() {
+    let fd = SOCKET.swap(-1, AcqRel);
+    if fd >= 0 {
+        // SAFETY: async-signal-safe; the child's copy only.
+        unsafe { libc::close(fd) };
+    }
+}
+
+/// A descriptor that is still what we opened: hosts close descriptors that they do not know, and get the numbers for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    fd: RawFd,
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    fn of(fd: RawFd) -> Option<Self> {
+        let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: a place for the answer.
+        if fd < 0 || unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        // SAFETY: filled.
+        let stat = unsafe { stat.assume_init() };
+        Some(Identity { fd, device: stat.st_dev, inode: stat.st_ino })
+    }
+
+    fn holds(self) -> bool {
+        Identity::of(self.fd) == Some(self)
+    }
+}
+
+#[derive(Debug)]
+enum To {
+    Nobody,
+    Daemon(Identity),
+    File(File),
+}
+
+#[derive(Debug)]
+pub struct Link {
+    to: To,
+    memory: Option<Identity>,
+    packet: Vec<u8>,
+    next_try_ns: u64,
+    retry_ns: u64,
+    /// Differs between the programs that a process becomes by exec().
+    instance: u16,
+}
+
+impl Link {
+    pub fn new(core: &Core) -> Self {
+        let here = &raw const SOCKET as u64; // where the loader put us
+        Link {
+            to: To::Nobody,
+            memory: Identity::of(core.shared.fd),
+            packet: Vec::with_capacity(PACKET_BYTES),
+            next_try_ns: 0,
+            retry_ns: *RETRY_NS.start(),
+            instance: crate::live::mix(kernel_ns(), here) as u16,
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        !matches!(self.to, To::Nobody)
+    }
+
+    pub fn socket(&self) -> RawFd {
+        match self.to {
+            To::Daemon(socket) => socket.fd,
+            _ => -1,
+        }
+    }
+
+    fn hello<'a>(&self, core: &'a Core) -> Record<'a> {
+        let versions = u64::from(gpumem_wire::MAJOR) << 16 | u64::from(gpumem_wire::MINOR);
+        let stamp = Stamp { time_ns: core.clock.now(), thread: core.pid, ..Stamp::default() };
+        let (instance, claims) = (self.instance, core.settings.claims.as_str());
+        Record {
+            stamp,
+            body: Body::Hello { start_ticks: core.start_ticks, versions, capabilities: 0, instance, claims },
+        }
+    }
+
+    /// Tries, if it is time to; whether there is a link now.
+    pub fn connect(&mut self, core: &Core) -> bool {
+        let now = core.clock.now();
+        if now < self.next_try_ns && !finishing() {
+            return false;
+        }
+        self.packet.clear();
+        let up = match &core.settings.record {
+            Some(path) => self.open_file(core, path),
+            None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
+        };
+        if up {
+            self.retry_ns = *RETRY_NS.start();
+        } else {
+            // A quarter more or less, so that a node's processes do not come back at once.
+            let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+            self.next_try_ns = now + jitter;
+            self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
+        }
+        up
+    }
+
+    fn open_file(&mut self, core: &Core, path: &Path) -> bool {
+        let Ok(mut file) = File::create(path) else { return false };
+        let anchor = Stamp { time_ns: kernel_ns(), ..Stamp::default() };
+        let (realtime_ns, boottime_ns) = (clock_ns(libc::CLOCK_REALTIME), clock_ns(libc::CLOCK_BOOTTIME));
+        let clock = ClockKind::Monotonic;
+        if file.write_all(&frame::header()).is_err() {
+            return false;
+        }
+        self.to = To::File(file);
+        self.frame(&Record { stamp: anchor, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock } });
+        self.frame(&self.hello(core));
+        self.flush()
+    }
+
+    fn open_socket(&mut self, core: &Core) -> bool {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        for path in &core.settings.sockets {
+            if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
+                continue;
+            }
+            // SAFETY: no memory is involved.
+            let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+            let Some(socket) = Identity::of(fd) else { return false };
+            SOCKET.store(fd, Release); // before it is connected: a child that is forked now closes it
+            self.to = To::Daemon(socket);
+            if connect(fd, path) && self.send_hello(core, fd) {
+                return true;
+            }
+            self.close();
+        }
+        false
+    }
+
+    /// The first packet: Hello, with the memfd.
+    fn send_hello(&self, core: &Core, socket: RawFd) -> bool {
+        let mut packet = Vec::new();
+        self.hello(core).append_frame(&mut packet);
+        let mut part = libc::iovec { iov_base: packet.as_mut_ptr().cast(), iov_len: packet.len() };
+        let mut control = [0_u64; 4]; // aligned for a cmsghdr with one descriptor (24 bytes)
+        let fd = core.shared.fd;
+        // SAFETY: a message header over this stack's buffers; the control buffer is large enough for one descriptor.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&mut part, 1);
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
+            let header = libc::CMSG_FIRSTHDR(&message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(fd);
+            libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL)
+        };
+        sent == packet.len() as isize
+    }
+
+    /// Ends the link; what was in the packet is still in the ring.
+    pub fn close(&mut self) {
+        self.packet.clear();
+        if let To::Daemon(socket) = std::mem::replace(&mut self.to, To::Nobody) {
+            SOCKET.store(-1, Release);
+            if socket.holds() {
+                // SAFETY: ours, and not used again.
+                unsafe { libc::close(socket.fd) };
+            }
+        }
+    }
+
+    /// Room left in the packet.
+    pub fn room(&self) -> usize {
+        PACKET_BYTES - self.packet.len()
+    }
+
+    /// The packet, to be appended to within its room.
+    pub fn packet(&mut self) -> &mut Vec<u8> {
+        &mut self.packet
+    }
+
+    /// Appends a record; sends the packet first if it is full. False if the link is gone.
+    pub fn frame(&mut self, record: &Record<'_>) -> bool {
+        if record.frame_bytes() > self.room() && !self.flush() {
+            return false;
+        }
+        record.append_frame(&mut self.packet);
+        true
+    }
+
+    /// Appends a record without payload as it lies in the ring.
+    pub fn slot(&mut self, row: &crate::ring::Row) -> bool {
+        if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
+            return false;
+        }
+        self.packet.extend_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
+        for word in row {
+            self.packet.extend_from_slice(&word.to_le_bytes());
+        }
+        true
+    }
+
+    /// Sends the packet, waiting for the daemon as long as it takes (at exit: not). False if the link is gone.
+    pub fn flush(&mut self) -> bool {
+        if self.packet.is_empty() {
+            return self.is_up();
+        }
+        let sent = match &mut self.to {
+            To::Nobody => false,
+            To::File(file) => file.write_all(&self.packet).is_ok(),
+            To::Daemon(socket) => send(*socket, &self.packet),
+        };
+        self.packet.clear();
+        if !sent {
+            self.close();
+        }
+        sent
+    }
+
+    /// A packet from the daemon, if there is one. `None`: nothing now; the link may be gone.
+    pub fn receive<'a>(&mut self, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+        let To::Daemon(socket) = self.to else { return None };
+        if !socket.holds() {
+            self.close();
+            return None;
+        }
+        // SAFETY: a buffer of this length.
+        let got =
+            unsafe { libc::recv(socket.fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
+        match got {
+            1.. => buffer.get(..got as usize),
+            0 => {
+                self.close();
+                None
+            }
+            _ => {
+                if !try_again() {
+                    self.close();
+                }
+                None
+            }
+        }
+    }
+}
+
+fn try_again() -> bool {
+    let error = std::io::Error::last_os_error().raw_os_error();
+    matches!(error, Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS))
+}
+
+fn send(socket: Identity, packet: &[u8]) -> bool {
+    let farewell = std::time::Instant::now();
+    loop {
+        if !socket.holds() {
+            return false;
+        }
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: a buffer of this length.
+        let sent = unsafe { libc::send(socket.fd, packet.as_ptr().cast(), packet.len(), flags) };
+        if sent >= 0 {
+            return true;
+        }
+        if !try_again() || finishing() && farewell.elapsed() > Duration::from_millis(40) {
+            return false;
+        }
+        // The daemon may also have closed its end: POLLHUP wakes us, and send() says EPIPE.
+        let patience = if finishing() { 5 } else { 100 };
+        wait(&[(socket.fd, libc::POLLOUT)], Duration::from_millis(patience));
+    }
+}
+
+fn connect(fd: RawFd, path: &Path) -> bool {
+    // SAFETY: zero is a value of it.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() >= address.sun_path.len() {
+        return false;
+    }
+    for (place, &byte) in address.sun_path.iter_mut().zip(bytes) {
+        *place = byte as libc::c_char;
+    }
+    let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: an address of this length. Without waiting: a full backlog is a refusal.
+    unsafe { libc::connect(fd, (&raw const address).cast(), len) == 0 }
+}
+
+/// A socket in /tmp counts only if its directory is the user's own and nobody else can write to it.
+fn is_ours(path: &Path) -> bool {
+    let directory = path.parent().and_then(|directory| std::fs::symlink_metadata(directory).ok());
+    // SAFETY: no arguments, never fails.
+    let uid = unsafe { libc::geteuid() };
+    directory.is_some_and(|directory| {
+        directory.is_dir() && directory.uid() == uid && directory.mode() & 0o022 == 0
+    })
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a place for the time.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,233 @@
+//! The one thread: ring and names -> socket or file, state on request, and what has to be looked at now and then. It may
+//! wait for the daemon as long as it likes; nobody waits for it, but the exit for 50 ms.
+//!
+//! ```text
+//! mod.rs      the thread, its rounds and its end
+//! link.rs     a connection or a file, and the packet being filled
+//! drain.rs    what is new: names, records, watermark
+//! resync.rs   the state said again
+//! ```
+
+mod drain;
+mod link;
+mod resync;
+
+pub use link::close_in_child;
+
+use crate::clock::Calibration;
+use crate::core::Core;
+use crate::cupti::subscribe;
+use crate::threads::{self, Thread};
+use crate::{ffi, state};
+use gpumem_wire::ByeReason;
+use link::Link;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
+use std::time::Duration;
+
+/// While there is something to send.
+const BUSY: Duration = Duration::from_millis(5);
+/// Else: the heartbeat.
+const IDLE: Duration = Duration::from_millis(100);
+/// How long the exit waits.
+const FAREWELL: Duration = Duration::from_millis(50);
+/// Between looks at pools and threads.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Between attempts to subscribe.
+const RETRY_NS: std::ops::RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
+
+/// Wakes the thread; -1 before it was made.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
+/// The process exits: send what there is and stop.
+static FINISHING: AtomicBool = AtomicBool::new(false);
+/// It has stopped.
+static FINISHED: AtomicBool = AtomicBool::new(false);
+/// Whose thread it is: children have none.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+#[derive(Debug)]
+struct Sender {
+    core: &'static Core,
+    thread: Option<&'static Thread>,
+    link: Link,
+    calibration: Calibration,
+    /// End of the names that were sent on this connection.
+    names_sent: u64,
+    /// All records up to this one are in packets or lost.
+    taken: u64,
+    /// Records were found missing since the last resync.
+    losses: bool,
+    /// Counts of `Core::astray` and `Live::refused` that were told.
+    told: (u64, u64),
+    /// Asked for, with its number.
+    resync: Option<u64>,
+    epoch: u64,
+    /// Of the state that was sent on this connection.
+    state_version: Option<u64>,
+    next_look_ns: u64,
+    next_attach_ns: u64,
+    attach_wait_ns: u64,
+}
+
+/// Starts it; once.
+pub fn start(core: &'static Core) {
+    // SAFETY: no memory is involved.
+    let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    WAKE.store(wake, Release);
+    OWNER.store(core.pid, Release);
+    let mut old = std::mem::MaybeUninit::uninit();
+    // SAFETY: sets of signals on this stack. The new thread inherits the mask, and so never gets a signal of the host's.
+    unsafe {
+        let mut all = std::mem::MaybeUninit::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+    }
+    let run = move || ffi::shielded((), || Sender::new(core).run());
+    let started = std::thread::Builder::new().name("gpumem".to_owned()).stack_size(256 << 10).spawn(run);
+    // SAFETY: the mask as it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
+    if started.is_err() {
+        FINISHED.store(true, Release);
+    }
+}
+
+/// At exit: no new records; those that are there get a moment.
+pub fn finish() {
+    if OWNER.load(Acquire) != std::process::id() || FINISHED.load(Acquire) {
+        return;
+    }
+    state::disarm();
+    FINISHING.store(true, Release);
+    wake();
+    let start = std::time::Instant::now();
+    while !FINISHED.load(Acquire) && start.elapsed() < FAREWELL {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn wake() {
+    let fd = WAKE.load(Acquire);
+    let one = 1_u64;
+    // SAFETY: eight bytes from this stack, to our eventfd; if the host closed it, at worst a write to a stranger of 8 bytes is
+    // refused or not ours to prevent.
+    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+}
+
+fn finishing() -> bool {
+    FINISHING.load(Acquire)
+}
+
+/// Sleeps until a file descriptor has something (`fds` with the events wanted), the exit comes or time is over.
+fn wait(fds: &[(RawFd, i16)], time: Duration) {
+    let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
+    let wake = (WAKE.load(Acquire), libc::POLLIN);
+    for (place, (fd, events)) in polled.iter_mut().zip(fds.iter().copied().chain([wake])) {
+        (place.fd, place.events) = (fd, events);
+    }
+    // SAFETY: an array of this length; negative descriptors are ignored.
+    unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
+}
+
+impl Sender {
+    fn new(core: &'static Core) -> Self {
+        Sender {
+            core,
+            thread: threads::current(),
+            link: Link::new(core),
+            calibration: Calibration::default(),
+            names_sent: 0,
+            taken: 0,
+            losses: false,
+            told: (0, 0),
+            resync: None,
+            epoch: 0,
+            state_version: None,
+            next_look_ns: 0,
+            next_attach_ns: 0,
+            attach_wait_ns: *RETRY_NS.start(),
+        }
+    }
+
+    fn run(&mut self) {
+        let mut pause = BUSY;
+        loop {
+            let last = finishing();
+            let busy = self.round();
+            if last || state::panicked() {
+                let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
+                self.say_bye(reason);
+                FINISHED.store(true, Release);
+                return;
+            }
+            if finishing() {
+                continue;
+            }
+            pause = if busy { BUSY } else { (pause * 2).min(IDLE) };
+            wait(&[(self.link.socket(), libc::POLLIN)], pause);
+        }
+    }
+
+    /// Does what there is to do; whether there was much.
+    fn round(&mut self) -> bool {
+        self.core.clock.calibrate(&mut self.calibration);
+        self.look_around();
+        if !self.link.is_up() && !self.connect() {
+            return false;
+        }
+        self.listen();
+        let mut busy = self.send_new();
+        if self.losses && self.resync.is_none() {
+            self.resync = Some(self.epoch);
+        }
+        if let Some(epoch) = self.resync
+            && self.link.is_up()
+        {
+            self.say_state_again(epoch);
+            busy = true;
+        }
+        busy
+    }
+
+    /// A new connection starts from the beginning, but for the records that the old one took.
+    fn connect(&mut self) -> bool {
+        if !self.link.connect(self.core) {
+            return false;
+        }
+        self.names_sent = 0;
+        self.state_version = None;
+        self.resync = None;
+        // What was in the packet of the old connection was not sent.
+        self.taken = self.core.ring.sent();
+        true
+    }
+
+    /// Subscription, pools and threads: now and then.
+    fn look_around(&mut self) {
+        let now = self.core.clock.now();
+        if now < self.next_look_ns || finishing() {
+            return;
+        }
+        self.next_look_ns = now + LOOK_NS;
+        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+            // A driver call of ours must not come back to us.
+            thread.busy.store(1, Relaxed);
+            self.core.poll_lasting_pools(thread);
+            thread.busy.store(0, Relaxed);
+        }
+        threads::sweep(self.core.pid);
+        if self.core.devices.driver().is_some() && state::armed() && subscribe::wants_attaching() {
+            if self.next_attach_ns == 0 {
+                self.next_attach_ns = now + self.attach_wait_ns; // the first attempt was the injection's
+            } else if now >= self.next_attach_ns {
+                subscribe::note_late();
+                if subscribe::attach(self.core) == subscribe::Outcome::Subscribed {
+                    self.attach_wait_ns = *RETRY_NS.start();
+                    self.next_attach_ns = 0;
+                } else {
+                    self.attach_wait_ns = (self.attach_wait_ns * 2).min(*RETRY_NS.end());
+                    self.next_attach_ns = now + self.attach_wait_ns;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The state said again, while the program goes on.
+//!
+//! Every record up to `after_seq` was sent before, and is in the table: a record is kept in the table before it goes into
+//! the ring. Rows that are born later are left to the ring; rows that are freed later may be missing, and the ring says so
+//! too. Only counts of references have no such excuse, so they are read again until none of them changed meanwhile.
+
+use super::Sender;
+use crate::book::{kind, kind_of};
+use crate::live::{Beside, Taken};
+use crate::ring::Row;
+use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::Acquire;
+
+/// Times that handles are read again before they are said as they are; then once more a round later.
+const TRIES: usize = 16;
+
+/// Rows whose order matters.
+#[derive(Default)]
+struct Ordered {
+    pools: Vec<Taken>,
+    handles: Vec<Taken>,
+    /// By the seq of their handle.
+    mappings: HashMap<u64, Vec<Taken>>,
+}
+
+impl Sender {
+    pub(super) fn say_state_again(&mut self, epoch: u64) {
+        self.resync = None;
+        let restored = self.core.restored.load(Acquire);
+        let mut again = false;
+        let (mut after_seq, mut ordered) = (0, Ordered::default());
+        for turn in 1..=TRIES {
+            after_seq = self.core.ring.head();
+            if !self.send_names(Flags(0)) || !self.send_records(after_seq) {
+                self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of something: next round
+                return;
+            }
+            ordered = self.read_ordered(after_seq);
+            if self.core.references_changed.load(Acquire) <= after_seq {
+                break;
+            }
+            again = turn == TRIES;
+        }
+        self.losses = false;
+        self.names_sent = 0;
+        if !self.send_names(Flags::RESTATED) {
+            return;
+        }
+        self.say(Body::ResyncBegin { epoch, after_seq });
+        let mut rows = 0;
+        for pool in outer_first(ordered.pools) {
+            rows += self.say_pool(&pool);
+        }
+        for handle in &ordered.handles {
+            rows += self.say_handle(handle);
+            for mapping in ordered.mappings.get(&handle.seq()).map_or(&[][..], |mappings| mappings) {
+                let mut row = mapping.row;
+                row[4] = handle.row[2];
+                rows += self.restate(row);
+            }
+        }
+        for taken in self.core.live.scan() {
+            if taken.seq() <= after_seq && !has_order(&taken) {
+                rows += self.say_row(&taken);
+            }
+            if !self.link.is_up() {
+                return;
+            }
+        }
+        self.say_state();
+        let head_seq = self.core.ring.head();
+        self.say(Body::ResyncEnd { epoch, head_seq, rows });
+        self.flush();
+        // A free failed meanwhile: its row came back where we had looked already.
+        if again || self.core.restored.load(Acquire) != restored {
+            self.resync = Some(epoch);
+        }
+    }
+
+    fn read_ordered(&self, after_seq: u64) -> Ordered {
+        let mut ordered = Ordered::default();
+        for taken in self.core.live.scan().filter(|taken| taken.seq() <= after_seq && has_order(taken)) {
+            match kind_of(&taken.row) {
+                kind::POOL_CREATE => ordered.pools.push(taken),
+                kind::VMM_MAP => ordered.mappings.entry(taken.beside.backing).or_default().push(taken),
+                _ => ordered.handles.push(taken),
+            }
+        }
+        ordered
+    }
+
+    /// Says one entry; the number of entries.
+    fn restate(&mut self, mut row: Row) -> u64 {
+        row[7] |= u64::from(Flags::RESTATED.0) << 48;
+        self.link.slot(&row);
+        1
+    }
+
+    fn say_pool(&mut self, pool: &Taken) -> u64 {
+        let mut rows = self.restate(pool.row);
+        let owner = PoolOwner::from_code((pool.row[7] >> 56) as u8);
+        if owner != PoolOwner::Framework
+            && let Some((reserved_bytes, used_bytes)) = self.core.driver_pools.state(pool.row[2])
+        {
+            let stamp = stamp_of(&pool.row);
+            let body = Body::PoolState { pool: pool.row[2], reserved_bytes, used_bytes };
+            self.link.frame(&Record { stamp, body });
+            rows += 1;
+        }
+        rows
+    }
+
+    fn say_handle(&mut self, handle: &Taken) -> u64 {
+        let mut row = handle.row;
+        if kind_of(&row) == kind::VMM_CREATE {
+            let references = u64::from(u16::try_from(handle.beside.references).unwrap_or(u16::MAX));
+            row[7] = row[7] & !0xffff_0000 | references << 16;
+        }
+        self.restate(row)
+    }
+
+    /// An allocation, segment or block, with what is known of it by now.
+    fn say_row(&mut self, taken: &Taken) -> u64 {
+        let mut row = taken.row;
+        let latest = row[5] as u32;
+        let retagged = taken.beside.flags & Beside::RETAGGED != 0;
+        if retagged {
+            row[5] = row[5] & !0xffff_ffff | u64::from(taken.beside.first_tag);
+        }
+        let mut rows = self.restate(row);
+        if retagged {
+            let replaced = latest != taken.beside.first_tag;
+            let stack = if replaced { taken.beside.first_tag } else { 0 };
+            let stamp = Stamp { tag: latest, stack, ..stamp_of(&row) };
+            let pool = if kind_of(&row) == kind::BLOCK_ALLOC { row[4] } else { 0 };
+            let said = taken.beside.use_as;
+            let use_as = (Role::from_code(said & 15), Phase::from_code(said >> 4));
+            let body = Body::Retag { address: row[2], block_seq: row[0], pool, use_as };
+            self.link.frame(&Record { stamp, body });
+            rows += 1;
+        }
+        if taken.beside.flags & Beside::PENDING != 0 {
+            let body = Body::BlockFree { address: row[2], pool: row[4], state: FreeState::Pending };
+            self.link.frame(&Record { stamp: stamp_of(&row), body });
+            rows += 1;
+        }
+        rows
+    }
+}
+
+/// Who, when and where of a row, restated.
+fn stamp_of(row: &Row) -> Stamp {
+    match Record::decode(&crate::live::slot_of(row), &[]) {
+        Ok(record) => Stamp { flags: record.stamp.flags.with(Flags::RESTATED), ..record.stamp },
+        Err(_) => Stamp { seq: row[0], flags: Flags::RESTATED, ..Stamp::default() },
+    }
+}
+
+/// Pools, handles and mappings: handles are allocations and imports that follow the rules of handles.
+fn has_order(taken: &Taken) -> bool {
+    use crate::live::Key::{Backing, Handle, Mapping, Pool};
+    matches!(crate::book::key_of(taken), Some(Pool(_) | Handle(_) | Backing(_) | Mapping(_)))
+}
+
+/// Each pool behind its parent.
+fn outer_first(mut pools: Vec<Taken>) -> Vec<Taken> {
+    let mut said: Vec<Taken> = Vec::with_capacity(pools.len());
+    while !pools.is_empty() {
+        let left = pools.len();
+        let waits = |pool: &Taken, others: &[Taken]| others.iter().any(|other| other.row[2] == pool.row[4]);
+        let (later, now): (Vec<_>, Vec<_>) = pools.iter().partition(|pool| waits(pool, &pools));
+        said.extend(now);
+        pools = later;
+        if pools.len() == left {
+            said.append(&mut pools); // parents in a circle: whoever reported that gets it back
+        }
+    }
+    said
+}

@@ -1,0 +1,240 @@
+//! What each thread has of its own: its tag stack, the driver calls it is in, and whether it is writing a record.
+//!
+//! Threads claim a place in one table on first use. A thread-local word leads to it: without a destructor, because
+//! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
+//! the sender, which asks the kernel.
+
+use crate::live::Taken;
+use crate::memfd::anonymous;
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Threads at a time; a process that has more loses records of the others, and says so.
+const PLACES: usize = 4096;
+/// Scopes that a thread can nest; deeper ones count for the innermost that fits.
+pub const DEPTH: usize = 64;
+/// Driver calls that can be open on a thread at a time: one, and what it does inside.
+pub const CALLS: usize = 4;
+
+/// A driver call between ENTER and EXIT.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// CUPTI's, the same at both.
+    pub correlation: u32,
+    /// At ENTER.
+    pub entered_ns: u64,
+    /// Of the record made at ENTER; 0 for none.
+    pub begin_seq: u64,
+    /// The row that ENTER took, to be given back if the call fails.
+    pub taken: Option<Taken>,
+    /// Rows beyond that one which ENTER took.
+    pub more_taken: u32,
+    /// A graph node was made inside: the stream is being captured.
+    pub captured: bool,
+    /// An allocation that a call inside of it has reported already.
+    pub reported: u64,
+}
+
+impl Call {
+    /// Entered now.
+    pub const fn new(correlation: u32, entered_ns: u64) -> Self {
+        Call {
+            correlation,
+            entered_ns,
+            begin_seq: 0,
+            taken: None,
+            more_taken: 0,
+            captured: false,
+            reported: 0,
+        }
+    }
+}
+
+/// What only the thread itself touches.
+#[derive(Debug)]
+pub struct Own {
+    /// Open scopes; may be more than `DEPTH`.
+    pub depth: usize,
+    /// Tags of the open scopes.
+    pub tags: [u32; DEPTH],
+    /// Open driver calls.
+    pub calls: [Option<Call>; CALLS],
+    /// How many of them are used.
+    pub open: usize,
+    /// A pool whose first block was noted.
+    pub block_pool: u64,
+}
+
+/// A thread's place.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Thread {
+    /// Its kernel id, 0 while the place is free.
+    pub id: AtomicU32,
+    /// Inside of the library: the guard against re-entry.
+    pub busy: AtomicU32,
+    /// While a record is being made: a lower bound of its number. Else 0.
+    pub making: AtomicU64,
+    /// When the outermost allocation call in flight was entered. Else 0.
+    pub allocating_since_ns: AtomicU64,
+    /// The context whose device was looked up last << 8 | that device's slot.
+    context: AtomicU64,
+    own: UnsafeCell<Own>,
+}
+
+// SAFETY: `own` is touched by the thread whose place it is only (see `Thread::own`); the rest is atomic.
+unsafe impl Sync for Thread {}
+
+/// Places used so far; the rest was never touched.
+static USED: AtomicUsize = AtomicUsize::new(0);
+static TABLE: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+/// Threads that found no place.
+pub static REFUSED: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static CURRENT: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Makes the table; once.
+pub fn prepare() -> bool {
+    if !TABLE.load(Acquire).is_null() {
+        return true;
+    }
+    let Some(table) = anonymous::<Thread>(PLACES) else { return false };
+    TABLE.store(table.as_ptr().cast_mut(), Release);
+    true
+}
+
+/// All places that were ever used.
+pub fn all() -> &'static [Thread] {
+    let table = TABLE.load(Acquire);
+    if table.is_null() {
+        return &[];
+    }
+    // SAFETY: `prepare` made it with PLACES places, zeroed, which is a Thread without a thread.
+    unsafe { std::slice::from_raw_parts(table, USED.load(Acquire).min(PLACES)) }
+}
+
+/// The calling thread's place; `None` before `prepare`, and for the 4097th thread.
+#[inline(always)]
+pub fn current() -> Option<&'static Thread> {
+    let place = CURRENT.get();
+    if place.is_null() {
+        return claim();
+    }
+    // SAFETY: it points into the table, which is never unmapped.
+    Some(unsafe { &*place })
+}
+
+#[cold]
+#[inline(never)]
+fn claim() -> Option<&'static Thread> {
+    let table = TABLE.load(Acquire);
+    if table.is_null() {
+        return None;
+    }
+    // SAFETY: as in `all`.
+    let table = unsafe { std::slice::from_raw_parts(table.cast_const(), PLACES) };
+    // SAFETY: no arguments. By number: glibc has gettid since 2.30 only.
+    let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    let free = |place: &&Thread| {
+        let owner = place.id.load(Relaxed);
+        // A place with our id belonged to a thread that has ended.
+        owner == id || owner == 0 && place.id.compare_exchange(0, id, AcqRel, Relaxed).is_ok()
+    };
+    let found = table.iter().enumerate().find(|(_, place)| free(place));
+    let Some((index, place)) = found else {
+        REFUSED.fetch_add(1, Relaxed);
+        return None;
+    };
+    place.making.store(0, Release);
+    place.busy.store(0, Relaxed);
+    place.allocating_since_ns.store(0, Relaxed);
+    place.context.store(0, Relaxed);
+    // SAFETY: ours since its `id` is ours; nobody else touches it.
+    unsafe {
+        (*place.own.get()) = Own { depth: 0, tags: [0; DEPTH], calls: [None; CALLS], open: 0, block_pool: 0 };
+    }
+    USED.fetch_max(index + 1, AcqRel);
+    CURRENT.set(place);
+    Some(place)
+}
+
+impl Thread {
+    /// The device slot of `context`, if it was this thread's last one.
+    #[inline(always)]
+    pub fn device_of(&self, context: usize) -> Option<u8> {
+        let cached = self.context.load(Relaxed);
+        (cached >> 8 == context as u64 && context != 0).then_some(cached as u8)
+    }
+
+    /// See `device_of`.
+    pub fn remember_context(&self, context: usize, device: u8) {
+        self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
+    }
+
+    /// The context is gone, its address may come back for another device.
+    pub fn forget_context(&self, context: usize) {
+        let cached = self.context.load(Relaxed);
+        if cached >> 8 == context as u64 {
+            let _ = self.context.compare_exchange(cached, 0, Relaxed, Relaxed);
+        }
+    }
+
+    /// What the calling thread keeps here.
+    ///
+    /// # Safety
+    /// `self` must be `current()`, and no other reference from here may be in use.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn own(&self) -> &mut Own {
+        // SAFETY: the thread's own place, used by one caller at a time.
+        unsafe { &mut *self.own.get() }
+    }
+}
+
+/// Waits until every record up to `seq` is made or was dropped; false if that takes longer than `patience`.
+pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
+    let start = std::time::Instant::now();
+    for thread in all() {
+        let mut turns = 0_u32;
+        loop {
+            let making = thread.making.load(Acquire);
+            if making == 0 || making > seq {
+                break;
+            }
+            turns += 1;
+            if turns < 64 {
+                std::hint::spin_loop();
+            } else if start.elapsed() > patience {
+                return false;
+            } else {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
+        }
+    }
+    true
+}
+
+/// When the oldest allocation call in flight was entered; 0 for none.
+pub fn allocating_since_ns() -> u64 {
+    let entered = all().iter().map(|thread| thread.allocating_since_ns.load(Acquire));
+    entered.filter(|&ns| ns != 0).min().unwrap_or(0)
+}
+
+/// Frees places of threads that have ended. Only worth it when many were used.
+pub fn sweep(pid: u32) {
+    if USED.load(Relaxed) < 64 {
+        return;
+    }
+    for thread in all() {
+        let id = thread.id.load(Relaxed);
+        // SAFETY: signal 0 is never delivered; it asks whether the thread exists.
+        let gone = id != 0 && unsafe { libc::syscall(libc::SYS_tgkill, pid, id, 0) } != 0;
+        if gone {
+            thread.making.store(0, Release);
+            thread.allocating_since_ns.store(0, Release);
+            let _ = thread.id.compare_exchange(id, 0, AcqRel, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Where a daemon's control socket may be, and whether it may be trusted.
+//!
+//! What is typed or set is taken alone: falling back from it to another daemon would answer a question that
+//! was not asked. Reports come from the socket and `run` sends agents to its directory, so a socket in a
+//! place where others could have put it (such as a name in /tmp that was free) is not spoken to.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Name of the control socket in a runtime directory.
+const CONTROL: &str = "control.sock";
+/// And of the agents'.
+pub const AGENT: &str = "agent.sock";
+/// Where systemd and a daemon that runs as root put theirs; only root can make it.
+const SYSTEM: &str = "/run/gpumemd";
+
+/// A place to look at.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The socket.
+    pub path: PathBuf,
+    /// It was typed: whoever typed it knows whose it is.
+    typed: bool,
+}
+
+/// The places, best first.
+pub fn candidates(given: Option<&Path>) -> Vec<Candidate> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(given) = given {
+        return vec![Candidate { path: control(given), typed: true }];
+    }
+    if let Some(named) = set("GPUMEM_CONTROL") {
+        return vec![Candidate { path: control(&named), typed: false }];
+    }
+    let mut paths = Vec::new();
+    // The daemon that this process tree reports to, as `gpumemctl run` sets it.
+    if let Some(agent) = set("GPUMEM_SOCKET") {
+        paths.push(agent.with_file_name(CONTROL));
+    }
+    if let Some(runtime) = set("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()) {
+        paths.push(runtime.join("gpumem").join(CONTROL));
+    }
+    paths.push(Path::new(SYSTEM).join(CONTROL));
+    paths.push(in_tmp().join(CONTROL));
+    let mut unique = Vec::new();
+    for path in paths {
+        if !unique.contains(&path) {
+            unique.push(path);
+        }
+    }
+    unique.into_iter().map(|path| Candidate { path, typed: false }).collect()
+}
+
+/// What was named to be asked, and nothing else.
+pub fn named(given: Option<&Path>) -> Option<PathBuf> {
+    let set = || std::env::var_os("GPUMEM_CONTROL").filter(|value| !value.is_empty()).map(PathBuf::from);
+    given.map(Path::to_owned).or_else(set)
+}
+
+/// The user's runtime directory: one that is not there, or that is another user's (after `su`), is none.
+pub fn runtime() -> Option<PathBuf> {
+    let path = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute())?;
+    let place = std::fs::metadata(&path).ok()?;
+    (place.is_dir() && place.uid() == user()).then_some(path)
+}
+
+/// Where a private daemon puts its sockets.
+pub fn private_directory() -> PathBuf {
+    runtime().map_or_else(in_tmp, |runtime| runtime.join("gpumem"))
+}
+
+/// A daemon's agent socket that takes reports, where its control socket is out of reach: in a container, which
+/// is given the one and never the other.
+pub fn agent_alone() -> Option<PathBuf> {
+    let agents = candidates(None)
+        .into_iter()
+        .map(|candidate| Candidate { path: sibling(&candidate.path, AGENT), ..candidate });
+    let mut there = agents.filter(|agent| agent.check().is_ok() && listens(&agent.path));
+    there.next().map(|agent| agent.path)
+}
+
+/// Whether a socket of packets takes a connection at once.
+fn listens(path: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(socket) = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None) else {
+        return false;
+    };
+    SocketAddrUnix::new(path).is_ok_and(|address| connect(&socket, &address).is_ok())
+}
+
+/// The socket of that name beside a control socket.
+pub fn sibling(control: &Path, name: &str) -> PathBuf {
+    control.with_file_name(name)
+}
+
+fn in_tmp() -> PathBuf {
+    PathBuf::from(format!("/tmp/gpumem-{}", user()))
+}
+
+fn user() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+fn control(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    if path.is_dir() { path.join(CONTROL) } else { path }
+}
+
+impl Candidate {
+    /// Whether this is a socket that only root or the caller can have put there; if not, why.
+    pub fn check(&self) -> Result<(), String> {
+        let socket = std::fs::metadata(&self.path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => "is not there".to_owned(),
+            std::io::ErrorKind::PermissionDenied => "no permission to look there".to_owned(),
+            _ => error.to_string(),
+        })?;
+        if !socket.file_type().is_socket() {
+            return Err("is not a socket".into());
+        }
+        if self.typed {
+            return Ok(());
+        }
+        let directory = self.path.parent().unwrap_or(Path::new("/"));
+        let place = std::fs::metadata(directory).map_err(|error| error.to_string())?;
+        let by_root = directory == Path::new(SYSTEM);
+        trusted(by_root, socket.uid(), place.mode(), user())
+    }
+}
+
+/// The system's directory is made by root, and holds the sockets of the daemon's own user.
+fn trusted(by_root: bool, owner: u32, directory_mode: u32, user: u32) -> Result<(), String> {
+    if directory_mode & 0o002 != 0 {
+        return Err("not used: anybody may write in its directory".into());
+    }
+    if owner != 0 && owner != user && !by_root {
+        return Err(format!("not used: belongs to user {owner} (--socket takes it all the same)"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_the_caller_are_believed() {
+        let ok = |by_root, owner, mode| trusted(by_root, owner, mode, 1000).is_ok();
+        assert_eq!([ok(false, 0, 0o755), ok(false, 1000, 0o700), ok(true, 990, 0o755)], [true; 3]);
+        assert_eq!([ok(false, 1001, 0o755), ok(false, 1000, 0o777), ok(true, 0, 0o777)], [false; 3]);
+    }
+
+    #[test]
+    fn what_is_typed_is_taken_alone() {
+        let typed = candidates(Some(Path::new("/nowhere/at.sock")));
+        assert_eq!(typed, [Candidate { path: "/nowhere/at.sock".into(), typed: true }]);
+        let folder = std::env::temp_dir();
+        assert_eq!(candidates(Some(&folder))[0].path, folder.join("control.sock"));
+    }
+}

@@ -1,0 +1,370 @@
+//! `gpumemctl ps`: what holds the devices now.
+//!
+//! Every device adds up as printed: its processes, what nobody owns, the driver's share and what is free are
+//! its size. A row adds up too: used = tracked + gap, idle is a part of tracked.
+
+use crate::args::Ps as Args;
+use crate::client::Daemon;
+use crate::exit::NotFound;
+use crate::output::{print, width};
+use anyhow::Result;
+use gpumem_runs::report::text::{clean, short_command};
+use gpumem_runs::report::units::Unit;
+use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+
+/// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
+const FRESH_MS: u64 = 3_000;
+
+/// Asks and prints.
+pub fn run(args: &Args) -> Result<()> {
+    let daemon = Daemon::find(args.socket.as_deref())?;
+    let mut ps = daemon.ps()?;
+    if let Some(device) = &args.device {
+        only(&mut ps, device)?;
+    }
+    print(&if args.json { serde_json::to_string_pretty(&ps)? + "\n" } else { table(&ps, width()) })
+}
+
+/// Leaves one device.
+fn only(ps: &mut Ps, name: &str) -> Result<()> {
+    let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
+    let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
+    let known = || {
+        let known: Vec<String> =
+            ps.devices.iter().map(|device| format!("{} ({})", device.index, clean(&device.uuid))).collect();
+        if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+    };
+    let [index] = found[..] else {
+        let what = if found.is_empty() { "is no device" } else { "is more than one device" };
+        return Err(NotFound(format!("{name} {what}; there are: {}", known())).into());
+    };
+    ps.processes.retain(|process| process.device == index);
+    ps.processes.iter_mut().for_each(|process| process.device = 0);
+    ps.devices = vec![ps.devices.swap_remove(index)];
+    Ok(())
+}
+
+/// Whether a device is meant by what was typed: its index, its UUID or the beginning of it.
+pub fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
+    match typed.parse::<u32>() {
+        Ok(number) => index == Some(number),
+        Err(_) => {
+            typed.len() >= 4
+                && uuid.len() >= typed.len()
+                && uuid.to_lowercase().starts_with(&typed.to_lowercase())
+        }
+    }
+}
+
+/// Right-aligned columns.
+const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "GAP"];
+/// Those that are left-aligned.
+const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
+
+struct Line {
+    cells: [String; 8],
+    note: String,
+}
+
+fn table(ps: &Ps, terminal: Option<usize>) -> String {
+    if ps.devices.is_empty() {
+        return "no device: NVML does not answer or has none (why: gpumemctl doctor)\n".into();
+    }
+    let sizes = ps.devices.iter().filter_map(|device| device.total_bytes.or(device.used_bytes));
+    let held = ps.processes.iter().filter_map(|process| process.used_bytes);
+    let unit = Unit::for_largest(sizes.chain(held).map(signed).max().unwrap_or(0));
+    let mut lines = Vec::new();
+    for (index, device) in ps.devices.iter().enumerate() {
+        device_lines(ps, index, device, unit, &mut lines);
+    }
+    let widths: Vec<usize> = (0..HEADS.len())
+        .map(|column| {
+            let cells = lines.iter().filter(|line| !line.cells[column].starts_with('!'));
+            let widest = cells.map(|line| line.cells[column].chars().count()).max().unwrap_or(0);
+            widest.max(HEADS[column].len())
+        })
+        .collect();
+    let row = |cells: &[String; 8], note: &str| {
+        let mut text = String::new();
+        for (column, cell) in cells.iter().enumerate() {
+            let width = widths[column];
+            text += &if LEFT[column] { format!("{cell:<width$} ") } else { format!("{cell:>width$} ") };
+        }
+        text += note;
+        let text = text.trim_end();
+        match terminal {
+            // Only the note is cut, never a number.
+            Some(terminal) => {
+                let numbers = widths.iter().map(|width| width + 1).sum::<usize>().max(terminal);
+                text.chars().take(numbers).collect::<String>().trim_end().to_owned() + "\n"
+            }
+            None => text.to_owned() + "\n",
+        }
+    };
+    let mut out = row(&HEADS.map(str::to_owned), "COMMAND");
+    for line in &lines {
+        out += &row(&line.cells, &line.note);
+    }
+    out + &format!("{}; next: gpumemctl report PID\n", unit.name)
+}
+
+/// The processes of a device, then what no process has.
+fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &mut Vec<Line>) {
+    let processes: Vec<&ProcessRow> = ps.processes.iter().filter(|process| process.device == index).collect();
+    let shown = Shown::of(device, &processes, unit);
+    for (process, used) in processes.iter().zip(&shown.processes) {
+        lines.push(process_line(device, process, *used, unit));
+    }
+    let amount = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
+    let mut beside = Vec::new();
+    if device.system_bytes.is_some() {
+        beside.push(format!("system {}", amount(shown.system)));
+    }
+    if device.unaccounted_bytes.is_some_and(|bytes| bytes != 0) {
+        beside.push(format!("unaccounted {}", amount(shown.unaccounted)));
+    }
+    let mut note = if beside.is_empty() { String::new() } else { format!("({})", beside.join(", ")) };
+    let old = device.age_ms.filter(|age| *age > FRESH_MS);
+    let why = device.why.as_deref().map(clean);
+    if old.is_some() || why.is_some() {
+        let age = old.map(|age| format!("read {} ago", seconds(age)));
+        let doubt: Vec<String> = why.into_iter().chain(age).collect();
+        note += &format!("{}NOT FRESH: {}", if note.is_empty() { "" } else { " " }, doubt.join(", "));
+    }
+    let gpu = if processes.is_empty() { device.index.to_string() } else { String::new() };
+    let blank = String::new;
+    let cells = [gpu, blank(), blank(), "free".to_owned(), amount(shown.free), blank(), blank(), blank()];
+    lines.push(Line { cells, note });
+}
+
+fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, unit: Unit) -> Line {
+    let gap = process.used_bytes.zip(process.tracked_bytes).map(|(used, tracked)| signed(used) - tracked);
+    let (tracked, gap) = match (used, process.tracked_bytes, gap) {
+        (Some(used), Some(tracked), Some(gap)) => {
+            let parts = unit.apportion(used, &[tracked, gap]);
+            (Some(parts[0]), Some(parts[1]))
+        }
+        (_, tracked, gap) => (tracked.map(|bytes| unit.round(bytes)), gap.map(|bytes| unit.round(bytes))),
+    };
+    let idle = process.idle_bytes.map(|bytes| unit.round(bytes));
+    let amount = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
+    let user = process.user.as_deref().map(clean).or_else(|| process.uid.map(|uid| uid.to_string()));
+    let (state, plain) = state(&process.flags);
+    let mut note = process.command.as_deref().map_or("-".to_owned(), command);
+    let mut hints: Vec<String> = process.why.iter().map(|why| clean(why)).collect();
+    hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
+    if !plain && process.pid != 0 {
+        hints.push(format!("why: doctor {}", process.pid));
+    }
+    if !hints.is_empty() {
+        note += &format!(" ({})", hints.join(", "));
+    }
+    let cells = [
+        device.index.to_string(),
+        // A daemon that hides other tenants hides their pids too.
+        if process.pid == 0 { "-".to_owned() } else { process.pid.to_string() },
+        user.unwrap_or_else(|| "-".into()),
+        state,
+        amount(used),
+        amount(tracked),
+        amount(idle),
+        amount(gap),
+    ];
+    Line { cells, note }
+}
+
+/// The flags as one word or a few, and whether they need no explanation.
+fn state(flags: &[String]) -> (String, bool) {
+    let more: Vec<String> = flags.iter().filter(|flag| *flag != "covered").map(|flag| clean(flag)).collect();
+    match (flags.iter().any(|flag| flag == "covered"), more.is_empty()) {
+        (true, true) => ("covered".into(), true),
+        (_, true) => ("-".into(), false),
+        _ => (more.join(","), false),
+    }
+}
+
+/// A command as people call it; what follows the script (such as a rank) is kept.
+fn command(command: &str) -> String {
+    let is_rank = |rank: &str| !rank.is_empty() && rank.bytes().all(|byte| byte.is_ascii_digit());
+    match command.rsplit_once(" rank ").filter(|(_, rank)| is_rank(rank)) {
+        Some((command, rank)) => format!("{} rank {rank}", short_command(command)),
+        None => short_command(command),
+    }
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{}.{} s", ms / 1000, ms / 100 % 10)
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Amounts of a device in steps of the unit, apportioned from its size where all of it is known.
+struct Shown {
+    processes: Vec<Option<i64>>,
+    unaccounted: Option<i64>,
+    system: Option<i64>,
+    free: Option<i64>,
+}
+
+impl Shown {
+    fn of(device: &DeviceRow, processes: &[&ProcessRow], unit: Unit) -> Self {
+        let mut bytes: Vec<Option<i64>> =
+            processes.iter().map(|process| process.used_bytes.map(signed)).collect();
+        let beside =
+            [device.unaccounted_bytes, device.system_bytes.map(signed), device.free_bytes.map(signed)];
+        bytes.extend(beside);
+        let known: Vec<i64> = bytes.iter().flatten().copied().collect();
+        let sum = known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
+        let mut steps = if device.total_bytes.map(signed) == Some(sum) {
+            unit.apportion(unit.round(sum), &known)
+        } else {
+            known.iter().map(|bytes| unit.round(*bytes)).collect()
+        }
+        .into_iter();
+        let mut shown: Vec<Option<i64>> =
+            bytes.iter().map(|bytes| bytes.and_then(|_| steps.next())).collect();
+        let (free, system, unaccounted) =
+            (shown.pop().flatten(), shown.pop().flatten(), shown.pop().flatten());
+        Shown { processes: shown, unaccounted, system, free }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn device(index: u32, free: u64, system: Option<u64>, unaccounted: Option<i64>) -> DeviceRow {
+        DeviceRow {
+            index,
+            uuid: format!("GPU-5f1c000{index}-aaaa"),
+            total_bytes: Some(81_559 * MIB),
+            free_bytes: Some(free * MIB),
+            system_bytes: system.map(|bytes| bytes * MIB),
+            unaccounted_bytes: unaccounted.map(|bytes| bytes * MIB as i64),
+            age_ms: Some(400),
+            ..DeviceRow::default()
+        }
+    }
+
+    fn process(pid: u32, device: usize, user: &str, flags: &[&str], amounts: [Option<i64>; 3]) -> ProcessRow {
+        let [used, tracked, idle] = amounts.map(|bytes| bytes.map(|bytes| bytes * MIB as i64));
+        ProcessRow {
+            pid,
+            device,
+            user: Some(user.into()),
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            used_bytes: used.map(|bytes| bytes as u64),
+            tracked_bytes: tracked,
+            idle_bytes: idle,
+            ..ProcessRow::default()
+        }
+    }
+
+    /// The machine of EXAMPLES.md.
+    fn machine() -> Ps {
+        let command = |mut row: ProcessRow, command: &str| {
+            row.command = Some(command.into());
+            row
+        };
+        Ps {
+            devices: vec![device(0, 10_824, Some(623), Some(0)), device(3, 6_358, Some(623), Some(64))],
+            processes: vec![
+                command(
+                    process(60021, 0, "svc-llm", &["covered"], [Some(70_112), Some(68_790), Some(0)]),
+                    "vllm",
+                ),
+                command(
+                    process(41873, 1, "alice", &["covered"], [Some(71_204), Some(69_918), Some(8_648)]),
+                    "/usr/bin/python /home/alice/train.py --lr 1 rank 3",
+                ),
+                process(52110, 1, "bob", &["uncovered"], [Some(3_310), None, None]),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_machine_reads_as_it_should() {
+        assert_eq!(
+            table(&machine(), None),
+            "\
+GPU   PID USER    STATE       USED TRACKED  IDLE   GAP COMMAND
+0   60021 svc-llm covered   70,112  68,790     0 1,322 vllm
+                  free      10,824                     (system 623)
+3   41873 alice   covered   71,204  69,918 8,648 1,286 python train.py rank 3
+3   52110 bob     uncovered  3,310       -     -     - - (why: doctor 52110)
+                  free       6,358                     (system 623, unaccounted 64)
+MiB; next: gpumemctl report PID
+"
+        );
+        let narrow = table(&machine(), Some(60));
+        assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
+        assert!(table(&machine(), Some(10)).contains("8,648 1,286\n"), "numbers are not cut");
+    }
+
+    #[test]
+    fn what_is_not_known_is_said_and_never_zero() {
+        let mut ps = machine();
+        ps.processes[1].flags = vec!["covered".into(), "late".into(), "stale".into()];
+        ps.processes[1].age_ms = Some(4_200);
+        ps.processes[2].used_bytes = None;
+        ps.processes[2].why = Some("no permission\u{1b}".into());
+        ps.devices[1].why = Some("timeout".into());
+        ps.devices[1].age_ms = Some(12_340);
+        let text = table(&ps, None);
+        assert!(text.contains(" late,stale 71,204 "), "{text}");
+        assert!(text.contains("rank 3 (4.2 s old, why: doctor 41873)"), "{text}");
+        assert!(
+            text.contains(" uncovered       -       -     -     - - (no permission\u{fffd}, why: "),
+            "{text}"
+        );
+        assert!(text.contains(" NOT FRESH: timeout, read 12.3 s ago\n"), "{text}");
+        (ps.processes[2].pid, ps.processes[2].user) = (0, None);
+        let text = table(&ps, None);
+        assert!(
+            text.contains("3       - -       uncovered       -       -     -     - - (no permission"),
+            "{text}"
+        );
+        assert!(!text.contains("doctor 0"), "{text}");
+    }
+
+    #[test]
+    fn a_device_adds_up_as_printed() {
+        let odd = MIB as i64 / 3;
+        let mut ps = machine();
+        for process in &mut ps.processes {
+            process.used_bytes = process.used_bytes.map(|bytes| bytes + odd as u64);
+            process.tracked_bytes = process.tracked_bytes.map(|bytes| bytes + odd / 2);
+        }
+        ps.devices[1].free_bytes = ps.devices[1].free_bytes.map(|bytes| bytes - 2 * odd as u64);
+        let text = table(&ps, None);
+        let number = |word: &str| word.trim_end_matches([',', ')']).replace(',', "").parse::<i64>().ok();
+        let rows: Vec<Vec<i64>> = text
+            .lines()
+            .skip(3)
+            .take(3)
+            .map(|line| line.split_whitespace().filter_map(number).collect())
+            .collect();
+        assert_eq!(rows[0][2], rows[0][3] + rows[0][5], "{text}");
+        assert_eq!(rows[0][2] + rows[1][2] + rows[2].iter().sum::<i64>(), 81_559, "{text}");
+    }
+
+    #[test]
+    fn one_device_is_named_by_index_or_uuid() {
+        for name in ["3", "GPU-5f1c0003", "gpu-5F1C0003-aaaa"] {
+            let mut ps = machine();
+            only(&mut ps, name).expect(name);
+            let rows: Vec<u32> = ps.processes.iter().map(|process| process.pid).collect();
+            assert_eq!((ps.devices[0].index, rows, ps.processes[0].device), (3, vec![41873, 52110], 0));
+        }
+        for (name, words) in
+            [("1", "is no device; there are: 0 (GPU-5f1c0000-aaaa), 3"), ("GPU-5f1c", "more than one")]
+        {
+            let error = only(&mut machine(), name).expect_err(name).to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

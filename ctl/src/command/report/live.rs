@@ -1,0 +1,127 @@
+//! Processes that the daemon knows: those that live, and those that ended not long ago.
+
+use super::{Found, One, What, stored};
+use crate::args::Report as Args;
+use crate::client::{Daemon, Told, Which};
+use crate::exit::NotFound;
+use anyhow::Result;
+use gpumem_runs::report::text::clean;
+use gpumem_runs::run::{Run, State};
+
+/// A process by its pid: its own run, else the table of what it started, else its latest stored run.
+pub fn pid(pid: u32, args: &Args) -> Result<Found> {
+    let daemon = Daemon::find(args.socket.as_deref());
+    let mut looked_at = Vec::new();
+    match &daemon {
+        Ok(daemon) => {
+            let own = daemon.runs(Which::Pid(pid))?;
+            if let Some(told) = own.into_iter().next() {
+                return one(told, vec![pid.to_string()], daemon, args);
+            }
+            let (runs, over) = living(daemon.runs(Which::Tree(pid))?);
+            if !runs.is_empty() {
+                let title = format!("{} started by pid {pid}{}{over}", count(&runs), name(pid));
+                return Ok(Found { what: What::Group(title, runs), command: asked(pid.to_string(), args) });
+            }
+            looked_at.push(format!(
+                "the daemon at {} has no run of it, nor of a process that it started",
+                daemon.control.display()
+            ));
+        }
+        Err(_) => looked_at.push("no daemon answers (gpumemctl doctor)".to_owned()),
+    }
+    if let Some(found) = stored::of_pid(pid, args)? {
+        return Ok(found);
+    }
+    looked_at.push(format!("no run of it is in {}", args.store.readable()?.display()));
+    let is = match name(pid) {
+        name if name.is_empty() => "no process of that number runs now".to_owned(),
+        name => format!("it runs{name}: has it used a GPU? gpumemctl doctor {pid}"),
+    };
+    Err(NotFound(format!("pid {pid}: {}; {is}", looked_at.join("; "))).into())
+}
+
+/// The processes of a job.
+pub fn job(job: &str, args: &Args) -> Result<Found> {
+    let daemon = Daemon::find(args.socket.as_deref())?;
+    let mut told = daemon.runs(Which::Job(job))?;
+    if told.is_empty() {
+        return Err(NotFound(format!("the daemon at {} knows no job {job}", daemon.control.display())).into());
+    }
+    if told.len() == 1 {
+        let told = told.remove(0);
+        return Ok(One::found(told.run, told.id, asked_job(job, args)));
+    }
+    let (runs, over) = living(told);
+    let title = format!("{} of job {}{over}", count(&runs), clean(job));
+    Ok(Found { what: What::Group(title, runs), command: asked_job(job, args) })
+}
+
+/// The caller's newest run among those that live. `None` without a daemon, or without such a run.
+pub fn latest(args: &Args) -> Result<Option<Found>> {
+    let daemon = match Daemon::find(args.socket.as_deref()) {
+        Ok(daemon) => daemon,
+        // One that was named must answer.
+        Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
+        Err(_) => return Ok(None),
+    };
+    let user = u64::from(rustix::process::getuid().as_raw());
+    let mine = |told: &Told| told.run.process.uid.is_none_or(|uid| uid == user);
+    let Some(told) = daemon.runs(Which::Live)?.into_iter().find(mine) else { return Ok(None) };
+    let pid = told.run.process.pid;
+    one(told, vec![pid.to_string()], &daemon, args).map(Some)
+}
+
+fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
+    let job = told.run.process.claims.get("job").cloned();
+    let siblings = job.as_deref().and_then(|job| daemon.runs(Which::Job(job)).ok());
+    let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
+    let job = job.filter(|_| others > 0).map(|job| (asked_job(&job, args).join(" "), others));
+    let Told { run, id } = told;
+    let one = One { run, id, others: Vec::new(), job };
+    Ok(Found { what: What::One(Box::new(one)), command: with_socket(command, args) })
+}
+
+fn asked(what: String, args: &Args) -> Vec<String> {
+    with_socket(vec![what], args)
+}
+
+fn asked_job(job: &str, args: &Args) -> Vec<String> {
+    with_socket(vec!["--job".to_owned(), job.to_owned()], args)
+}
+
+fn with_socket(mut command: Vec<String>, args: &Args) -> Vec<String> {
+    if let Some(socket) = args.socket.as_deref() {
+        command.extend(["--socket".to_owned(), socket.to_string_lossy().into_owned()]);
+    }
+    command
+}
+
+/// Those that live, where any does, and how many are left out: memory that was given back is in no sum with
+/// memory that is held.
+fn living(told: Vec<Told>) -> (Vec<Run>, String) {
+    let mut runs: Vec<Run> = told.into_iter().map(|told| told.run).collect();
+    let open = runs.iter().filter(|run| run.state == State::Open).count();
+    let over = runs.len() - open;
+    if open == 0 || over == 0 {
+        return (runs, if open == 0 { ", all ended".to_owned() } else { String::new() });
+    }
+    runs.retain(|run| run.state == State::Open);
+    (runs, format!(", {over} more ended"))
+}
+
+fn count(runs: &[Run]) -> String {
+    let mut pids: Vec<u32> = runs.iter().map(|run| run.process.pid).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    match pids.len() {
+        1 => "1 process".to_owned(),
+        number => format!("{number} processes"),
+    }
+}
+
+/// ` (torchrun)`; empty if there is no such process.
+fn name(pid: u32) -> String {
+    let comm = std::fs::read(format!("/proc/{pid}/comm"));
+    comm.map(|comm| format!(" ({})", clean(String::from_utf8_lossy(&comm).trim()))).unwrap_or_default()
+}

@@ -1,0 +1,174 @@
+//! `gpumemctl report [PID|RUN|FILE]`
+//!
+//! ```text
+//! stored    runs of the store, recordings and logs
+//! live      processes that the daemon knows
+//! ```
+//!
+//! Either way a report is made from a run alone, by the same code.
+
+mod live;
+mod stored;
+
+use crate::args::Report as Args;
+use crate::command::ps::names_device;
+use crate::exit::NotFound;
+use crate::output::{print, width};
+use anyhow::Result;
+use gpumem_runs::report::text::{self, Layout, clean};
+use gpumem_runs::report::{Report, csv, group, json};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::Run;
+
+/// What is asked for, and how to ask for it again.
+struct Found {
+    what: What,
+    command: Vec<String>,
+}
+
+enum What {
+    One(Box<One>),
+    /// Several processes under a title.
+    Group(String, Vec<Run>),
+}
+
+/// One process.
+struct One {
+    run: Run,
+    id: Option<String>,
+    /// Pids of the other processes in the same file.
+    others: Vec<u32>,
+    /// What tells of its job's other processes, and how many there are.
+    job: Option<(String, u64)>,
+}
+
+impl One {
+    fn found(run: Run, id: Option<String>, command: Vec<String>) -> Found {
+        Found { what: What::One(Box::new(One { run, id, others: Vec::new(), job: None })), command }
+    }
+}
+
+/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
+pub fn run(args: &Args) -> Result<()> {
+    let Found { mut what, mut command } = find(args)?;
+    if let Some(device) = &args.device {
+        match &mut what {
+            What::One(one) => only(std::slice::from_mut(&mut one.run), device)?,
+            What::Group(_, runs) => only(runs, device)?,
+        }
+        command.extend(["--device".to_owned(), device.clone()]);
+    }
+    if let Some(rules) = &args.rules {
+        command.extend(["--rules".to_owned(), rules.clone()]);
+    }
+    let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
+    print(&match &what {
+        What::One(one) => {
+            let mut report = report(&one.run, args)?;
+            report.id.clone_from(&one.id);
+            report.others.clone_from(&one.others);
+            report.job.clone_from(&one.job);
+            report.command = command;
+            tell(&report, args)
+        }
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
+    })
+}
+
+/// A pid is a number; a file may be called like a run or a number, and is then `./7`.
+fn find(args: &Args) -> Result<Found> {
+    let pid = args.run.as_deref().and_then(|name| name.parse::<u32>().ok());
+    match (pid, &args.job) {
+        _ if args.format.is_some() => stored::find(args),
+        (_, Some(job)) => live::job(job, args),
+        (Some(pid), None) => live::pid(pid, args),
+        (None, None) if args.run.is_none() => match live::latest(args)? {
+            Some(found) => Ok(found),
+            None => stored::find(args),
+        },
+        _ => stored::find(args),
+    }
+}
+
+fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
+    let groupings = match &args.rules {
+        Some(rules) => Groupings::load(rules)?,
+        None => Groupings::preset(run.source.preset.as_deref()),
+    };
+    Ok(Report::new(run, groupings, args.by.map(Into::into)))
+}
+
+fn tell(report: &Report<'_>, args: &Args) -> String {
+    let categories = if args.all { usize::MAX } else { Layout::default().categories };
+    if args.json {
+        json::json(report)
+    } else if args.csv {
+        csv::csv(report)
+    } else {
+        text::text(report, Layout { width: width(), categories })
+    }
+}
+
+/// A table of processes; with rows or everything asked for, each one's report below it.
+fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+    let borrowed: Vec<&Run> = runs.iter().collect();
+    if args.csv {
+        return Ok(group::csv(&borrowed));
+    }
+    if args.json {
+        let documents: Result<Vec<String>> =
+            runs.iter().map(|run| Ok(tell(&report(run, args)?, args))).collect();
+        let documents: Vec<String> =
+            documents?.iter().map(|document| document.trim_end().to_owned()).collect();
+        return Ok(format!("[{}]\n", documents.join(",\n")));
+    }
+    let mut out = group::text(title, &borrowed, command);
+    if args.all || args.by.is_some() {
+        for run in runs {
+            let mut report = report(run, args)?;
+            report.command = format!("gpumemctl report {}", run.process.pid);
+            out += &format!("\n{}", tell(&report, args));
+        }
+    }
+    Ok(out)
+}
+
+/// Leaves one device.
+fn only(runs: &mut [Run], name: &str) -> Result<()> {
+    let mut known: Vec<String> = Vec::new();
+    for run in runs.iter_mut() {
+        for device in &run.devices {
+            let device = format!("{} ({})", device.ordinal, clean(&device.name));
+            if !known.contains(&device) {
+                known.push(device);
+            }
+        }
+        run.devices.retain(|device| names_device(name, Some(u32::from(device.ordinal)), &device.name));
+    }
+    if runs.iter().any(|run| !run.devices.is_empty()) {
+        return Ok(());
+    }
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(NotFound(format!("no memory on a device {name}; there is some on: {known}")).into())
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=-".contains(character);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_survive_a_shell() {
+        let words = ["r1", "a/b-c.log", "", "my log", "it's"].map(quoted);
+        assert_eq!(words, ["r1", "a/b-c.log", "''", "'my log'", r"'it'\''s'"]);
+    }
+}

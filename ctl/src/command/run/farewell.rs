@@ -1,0 +1,151 @@
+//! What is said when the command has ended: five lines, or one when no GPU was used.
+
+use super::{Listener, Words};
+use crate::client::{Daemon, Told, Which};
+use gpumem_runs::report::brief::{Ended, brief};
+use gpumem_runs::run::State;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// An agent's last words are in its socket when its process ends, and the daemon reads them at once; the
+/// next sample of NVML can take a second, and nobody waits for that.
+const LAST_WORDS: Duration = Duration::from_millis(1500);
+/// That no agent spoke is believed after this.
+const SILENCE: Duration = Duration::from_millis(250);
+/// Asked so often.
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// What is known when the command has ended.
+#[derive(Debug)]
+pub struct Farewell<'a> {
+    /// Who was told.
+    pub listener: &'a Listener,
+    /// The agent was there to be loaded.
+    pub library_found: bool,
+    /// The job's id.
+    pub job: &'a str,
+    /// Where the recording should be.
+    pub record: Option<&'a Path>,
+    /// `--socket` as it was typed.
+    pub socket: String,
+    /// The command's pid.
+    pub pid: u32,
+    /// When it was started.
+    pub started: Instant,
+}
+
+impl Farewell<'_> {
+    /// Says it.
+    pub fn say(&self, words: &mut Words) {
+        if let Some(record) = self.record {
+            return self.say_recordings(&super::absolute(record), words);
+        }
+        let daemon = match self.listener {
+            Listener::Daemon(daemon) => daemon,
+            Listener::AgentAlone(agent) => {
+                return words.say(&format!(
+                    "reported to {}, whose daemon cannot be asked from here; where it runs: gpumemctl report --job {}",
+                    agent.display(),
+                    self.job
+                ));
+            }
+            Listener::Nobody => return,
+        };
+        let told = match self.last_words(daemon) {
+            Ok(told) => told,
+            Err(error) => return words.say(&format!("{error:#}; nothing to tell of this job")),
+        };
+        if told.is_empty() {
+            return words.say(&format!("no GPU memory: {}", self.why_nothing()));
+        }
+        let ended: Vec<Ended<'_>> =
+            told.iter().map(|told| Ended { id: told.id.as_deref(), run: &told.run }).collect();
+        let job = format!("--job {}", self.job);
+        for line in brief(&ended, &job) {
+            words.say(&format!("{line}{}", if line.starts_with("next: ") { &self.socket } else { "" }));
+        }
+    }
+
+    /// The job's runs, when they have ended or will not in time.
+    fn last_words(&self, daemon: &Daemon) -> anyhow::Result<Vec<Told>> {
+        let since = Instant::now();
+        loop {
+            let mut told = daemon.runs(Which::Job(self.job))?;
+            told.retain(|told| self.is_ours(told));
+            let open = told.iter().any(|told| told.run.state == State::Open);
+            let enough = match (told.is_empty(), open) {
+                (false, false) => true,
+                (false, true) => since.elapsed() > LAST_WORDS,
+                (true, _) => since.elapsed() > SILENCE,
+            };
+            if enough && told.is_empty() {
+                // Without an agent nobody has said the job's name; NVML may have seen it all the same.
+                told = daemon.runs(Which::Tree(self.pid))?;
+                told.retain(|told| self.is_ours(told));
+                return Ok(told);
+            } else if enough {
+                return Ok(told);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// A job's id may have been there before us: of its runs, those that began after we did.
+    fn is_ours(&self, told: &Told) -> bool {
+        let ticks = told.run.process.start_ticks;
+        ticks == 0 || own_start_ticks().is_none_or(|own| ticks >= own)
+    }
+
+    fn why_nothing(&self) -> &'static str {
+        if self.library_found {
+            "no process of the command initialised CUDA with libgpumem.so (no libcuda was opened, or the \
+             environment was cleared on the way)"
+        } else {
+            "libgpumem.so was not found, so nothing but NVML could have seen any"
+        }
+    }
+
+    fn say_recordings(&self, pattern: &Path, words: &mut Words) {
+        let written = recordings(pattern, self.started);
+        match written.as_slice() {
+            [] => words.say(&format!("no recording was written: {}", self.why_nothing())),
+            files => {
+                let size = |file: &PathBuf| std::fs::metadata(file).map_or(0, |file| file.len());
+                let bytes: u64 = files.iter().map(size).sum();
+                let largest = files.iter().max_by_key(|file| size(file)).unwrap_or(&files[0]);
+                let what = gpumem_runs::report::units::plural(files.len() as u64, "recording");
+                let bytes = gpumem_runs::report::units::plural(bytes, "byte");
+                words.say(&format!("{what} of {bytes}; next: gpumemctl report {}", largest.display()));
+            }
+        }
+    }
+}
+
+/// Files that a pattern with `%p` stands for and that were written since.
+fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
+    let name = pattern.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let folder = pattern.parent().unwrap_or(Path::new("/"));
+    let began = SystemTime::now().checked_sub(since.elapsed() + Duration::from_secs(1));
+    let fresh = |path: &PathBuf| {
+        let file = std::fs::metadata(path).ok().filter(|file| file.is_file() && file.len() > 0);
+        file.and_then(|file| file.modified().ok())
+            .is_some_and(|written| began.is_none_or(|began| written >= began))
+    };
+    let matches = |file: &str| match name.split_once("%p") {
+        Some((before, after)) => {
+            let pid = file.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
+        }
+        None => file == name,
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| matches(&entry.file_name().to_string_lossy()));
+    let mut found: Vec<PathBuf> = named.map(|entry| entry.path()).filter(fresh).collect();
+    found.sort();
+    found
+}
+
+fn own_start_ticks() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}

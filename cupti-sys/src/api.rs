@@ -1,0 +1,109 @@
+//! The functions of a libcupti. Only ever to be called when libcuda is loaded: without it CUPTI 13.2 crashes.
+
+use crate::library::Library;
+use crate::result::CuptiResult;
+use core::ffi::{CStr, c_char, c_void};
+use core::mem::{offset_of, size_of};
+
+/// Opaque.
+pub type SubscriberHandle = *mut c_void;
+/// `userdata`, domain, id, data.
+pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
+
+/// `CUpti_SubscriberParams`, from CUPTI 13.0.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SubscriberParams {
+    /// [`SubscriberParams::BYTES_13_0`] or [`SubscriberParams::BYTES_13_2`]: 13.0 refuses the larger one.
+    pub struct_bytes: usize,
+    /// Our name, at most 53 bytes.
+    pub name: *const c_char,
+    /// Who holds the subscription, if somebody does: at least 64 bytes.
+    pub holder: *mut c_char,
+    /// Size of that buffer.
+    pub holder_bytes: usize,
+    /// From 13.2: several clients may subscribe.
+    pub allow_multiple: u8,
+}
+
+impl SubscriberParams {
+    /// In 13.0 and 13.1.
+    pub const BYTES_13_0: usize = 32;
+    /// From 13.2 on.
+    pub const BYTES_13_2: usize = 40;
+}
+const _: () = assert!(size_of::<SubscriberParams>() == SubscriberParams::BYTES_13_2);
+const _: () = assert!(offset_of!(SubscriberParams, allow_multiple) == SubscriberParams::BYTES_13_0);
+
+/// A libcupti. Optional functions are absent in older ones.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct Api {
+    pub library: Library,
+    pub subscribe: unsafe extern "C" fn(*mut SubscriberHandle, Callback, *mut c_void) -> CuptiResult,
+    pub subscribe_v2: Option<
+        unsafe extern "C" fn(
+            *mut SubscriberHandle,
+            Callback,
+            *mut c_void,
+            *mut SubscriberParams,
+        ) -> CuptiResult,
+    >,
+    pub unsubscribe: unsafe extern "C" fn(SubscriberHandle) -> CuptiResult,
+    /// enable, handle, domain, id. To be called by one thread at a time.
+    pub enable_callback: unsafe extern "C" fn(u32, SubscriberHandle, u32, u32) -> CuptiResult,
+    pub get_version: Option<unsafe extern "C" fn(*mut u32) -> CuptiResult>,
+    pub get_callback_name: Option<unsafe extern "C" fn(u32, u32, *mut *const c_char) -> CuptiResult>,
+    pub get_context_id: Option<unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult>,
+}
+
+/// Why a file is no libcupti.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenError {
+    /// The loader refuses it.
+    Load,
+    /// This function is missing.
+    Symbol(&'static str),
+}
+
+impl Api {
+    /// Loads the libcupti at `path` for ourselves, or takes the loaded one.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing stays loaded then.
+    pub fn open(path: &CStr) -> Result<Self, OpenError> {
+        let library = Library::open(path).ok_or(OpenError::Load)?;
+        Self::of(library).inspect_err(|_| library.close())
+    }
+
+    /// The functions of a library that is open.
+    ///
+    /// # Errors
+    /// [`OpenError::Symbol`].
+    pub fn of(library: Library) -> Result<Self, OpenError> {
+        // SAFETY: each type is that of the function in the headers of CUPTI 11.7 to 13.5.
+        unsafe {
+            Ok(Api {
+                library,
+                subscribe: library.function(c"cuptiSubscribe").ok_or(OpenError::Symbol("cuptiSubscribe"))?,
+                subscribe_v2: library.function(c"cuptiSubscribe_v2"),
+                unsubscribe: library
+                    .function(c"cuptiUnsubscribe")
+                    .ok_or(OpenError::Symbol("cuptiUnsubscribe"))?,
+                enable_callback: library
+                    .function(c"cuptiEnableCallback")
+                    .ok_or(OpenError::Symbol("cuptiEnableCallback"))?,
+                get_version: library.function(c"cuptiGetVersion"),
+                get_callback_name: library.function(c"cuptiGetCallbackName"),
+                get_context_id: library.function(c"cuptiGetContextId"),
+            })
+        }
+    }
+
+    /// CUPTI's version: 17 to 28 up to CUDA 12.9, then 130001 and so on; `None` if it will not say.
+    pub fn version(&self) -> Option<u32> {
+        let mut version = 0;
+        // SAFETY: a function of this library, with a place for its answer.
+        (unsafe { self.get_version?(&mut version) } == 0).then_some(version)
+    }
+}

@@ -1,0 +1,53 @@
+//! dlopen and dlsym.
+
+use core::ffi::{CStr, c_int, c_void};
+
+/// A library that is loaded and stays so: handles are never closed, since callbacks may be on their way.
+#[derive(Debug, Clone, Copy)]
+pub struct Library(*mut c_void);
+
+// SAFETY: a handle of the loader may be used on any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above; the loader locks for itself.
+unsafe impl Sync for Library {}
+
+impl Library {
+    fn with_flags(path: &CStr, flags: c_int) -> Option<Self> {
+        // SAFETY: `path` is a C string. Constructors of the library run, as for whoever would load it otherwise.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), flags) };
+        (!handle.is_null()).then_some(Library(handle))
+    }
+
+    /// Loads `path` for ourselves only.
+    pub fn open(path: &CStr) -> Option<Self> {
+        Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_LOCAL)
+    }
+
+    /// `path` if it is loaded already.
+    pub fn loaded(path: &CStr) -> Option<Self> {
+        Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_NOLOAD)
+    }
+
+    /// Gives back a library that turned out not to be the right one.
+    pub fn close(self) {
+        // SAFETY: the handle came from dlopen and is not used again: `self` is gone.
+        unsafe { libc::dlclose(self.0) };
+    }
+
+    /// The address of a symbol.
+    pub fn symbol(self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: a live handle and a C string.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        (!address.is_null()).then_some(address)
+    }
+
+    /// The function of that name.
+    ///
+    /// # Safety
+    /// `F` must be the type of a function pointer, and the right one for that symbol.
+    pub unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: `F` is a function pointer, says the caller, and has the size of one.
+        self.symbol(name).map(|address| unsafe { core::mem::transmute_copy::<*mut c_void, F>(&address) })
+    }
+}

@@ -1,0 +1,156 @@
+//! Parameters of driver calls, as CUPTI hands them over: a struct per shape, shared by the calls that have it.
+//! Sizes and offsets are those of the headers of CUDA 11.8 to 13.5, checked when this is compiled.
+//!
+//! Out-parameters are pointers into the caller's memory: valid during the callback, filled at EXIT.
+#![allow(missing_docs)]
+
+use core::ffi::c_void;
+use core::mem::{offset_of, size_of};
+
+macro_rules! shapes {
+    ($( $(#[$doc:meta])* $name:ident = $bytes:literal { $( $field:ident @ $offset:literal : $type:ty ),* $(,)? } )*) => { $(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Debug, Clone, Copy)]
+        pub struct $name { $( pub $field: $type ),* }
+        const _: () = assert!(size_of::<$name>() == $bytes);
+        $( const _: () = assert!(offset_of!($name, $field) == $offset); )*
+    )* };
+}
+
+/// What a C pointer to a number is here; null when the caller passed null.
+pub type Out = *const u64;
+
+shapes! {
+    /// cuMemAlloc_v2, cuMemAllocHost_v2.
+    Alloc = 16 { out @ 0: Out, bytes @ 8: usize }
+    /// cuMemAlloc, cuMemAllocHost of CUDA 2: 32-bit sizes and device pointers.
+    AllocV1 = 16 { out @ 0: *const u32, bytes @ 8: u32 }
+    /// cuMemAllocManaged, cuMemHostAlloc.
+    AllocFlags = 24 { out @ 0: Out, bytes @ 8: usize, flags @ 16: u32 }
+    /// cuMemHostRegister and _v2.
+    Register = 24 { address @ 0: u64, bytes @ 8: usize, flags @ 16: u32 }
+    /// cuMemAllocPitch_v2.
+    AllocPitch = 40 { out @ 0: Out, pitch @ 8: *const usize, width @ 16: usize, height @ 24: usize, element @ 32: u32 }
+    /// cuMemAllocPitch of CUDA 2.
+    AllocPitchV1 = 32 { out @ 0: *const u32, pitch @ 8: *const u32, width @ 16: u32, height @ 20: u32, element @ 24: u32 }
+    /// Calls whose first parameter is an address or a handle of 8 bytes: frees, destroys, releases.
+    Handle = 8 { handle @ 0: u64 }
+    /// cuMemFree of CUDA 2, and calls whose only parameter is a device.
+    Small = 4 { value @ 0: u32 }
+    /// cuMemFreeAsync.
+    FreeAsync = 16 { address @ 0: u64, stream @ 8: u64 }
+    /// cuMemAllocAsync.
+    AllocAsync = 24 { out @ 0: Out, bytes @ 8: usize, stream @ 16: u64 }
+    /// cuMemAllocFromPoolAsync.
+    AllocFromPool = 32 { out @ 0: Out, bytes @ 8: usize, pool @ 16: u64, stream @ 24: u64 }
+    /// cuMemPoolCreate.
+    PoolCreate = 16 { out @ 0: Out, properties @ 8: *const PoolProperties }
+    /// cuMemPoolTrimTo.
+    PoolTrim = 16 { pool @ 0: u64, keep_bytes @ 8: usize }
+    /// cuMemPoolSetAttribute.
+    PoolAttribute = 24 { pool @ 0: u64, attribute @ 8: u32, value @ 16: Out }
+    /// cuMemPoolImportFromShareableHandle.
+    PoolImport = 32 { out @ 0: Out, handle @ 8: u64, kind @ 16: u32, flags @ 24: u64 }
+    /// cuMemPoolImportPointer.
+    PoolImportPointer = 24 { out @ 0: Out, pool @ 8: u64, data @ 16: *const c_void }
+    /// cuDeviceSetMemPool.
+    DeviceSetPool = 16 { device @ 0: u32, pool @ 8: u64 }
+    /// cuMemSetMemPool, from CUDA 13.0.
+    LocationSetPool = 24 { location @ 0: *const Location, kind @ 8: u32, pool @ 16: u64 }
+    /// cuMemCreate.
+    MemCreate = 32 { out @ 0: Out, bytes @ 8: usize, properties @ 16: *const AllocationProperties, flags @ 24: u64 }
+    /// cuMemMap.
+    MemMap = 40 { address @ 0: u64, bytes @ 8: usize, offset @ 16: usize, handle @ 24: u64, flags @ 32: u64 }
+    /// cuMemUnmap.
+    Range = 16 { address @ 0: u64, bytes @ 8: usize }
+    /// cuMemRetainAllocationHandle.
+    MemRetain = 16 { out @ 0: Out, address @ 8: u64 }
+    /// cuMemImportFromShareableHandle.
+    MemImport = 24 { out @ 0: Out, os_handle @ 8: u64, kind @ 16: u32 }
+    /// cuMulticastCreate.
+    MulticastCreate = 16 { out @ 0: Out, properties @ 8: *const c_void }
+    /// cuIpcOpenMemHandle and _v2: the handle lies in the struct.
+    IpcOpen = 80 { out @ 0: Out, handle @ 8: [u64; 8], flags @ 72: u32 }
+    /// cuImportExternalMemory.
+    ImportExternal = 16 { out @ 0: Out, description @ 8: *const ExternalMemory }
+    /// cuExternalMemoryGetMappedBuffer.
+    MappedBuffer = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const ExternalBuffer }
+    /// cuArrayCreate_v2, cuArray3DCreate_v2.
+    ArrayCreate = 16 { out @ 0: Out, description @ 8: *const c_void }
+    /// cuMipmappedArrayCreate.
+    MipmapCreate = 24 { out @ 0: Out, description @ 8: *const Array3d, levels @ 16: u32 }
+    /// cuGraphAddMemAllocNode.
+    GraphAddAlloc = 40 { node @ 0: Out, graph @ 8: u64, dependencies @ 16: u64, count @ 24: usize, parameters @ 32: *const AllocNode }
+    /// cuGraphAddMemFreeNode.
+    GraphAddFree = 40 { node @ 0: Out, graph @ 8: u64, dependencies @ 16: u64, count @ 24: usize, address @ 32: u64 }
+    /// cuGraphAddNode.
+    GraphAddNode = 40 { node @ 0: Out, graph @ 8: u64, dependencies @ 16: u64, count @ 24: usize, parameters @ 32: *const GraphNode }
+    /// cuGraphAddNode_v2 and _v3.
+    GraphAddNodeV2 = 48 { node @ 0: Out, graph @ 8: u64, dependencies @ 16: u64, data @ 24: u64, count @ 32: usize, parameters @ 40: *const GraphNode }
+    /// cuCtxCreate, _v2.
+    CtxCreate = 16 { out @ 0: Out, flags @ 8: u32, device @ 12: u32 }
+    /// cuCtxCreate_v3.
+    CtxCreateV3 = 32 { out @ 0: Out, parameters @ 8: u64, count @ 16: u32, flags @ 20: u32, device @ 24: u32 }
+    /// cuCtxCreate_v4.
+    CtxCreateV4 = 24 { out @ 0: Out, parameters @ 8: u64, flags @ 16: u32, device @ 20: u32 }
+    /// cuDevicePrimaryCtxRetain.
+    PrimaryRetain = 16 { out @ 0: Out, device @ 8: u32 }
+    /// cuCtxSetLimit.
+    SetLimit = 16 { limit @ 0: u32, value @ 8: usize }
+    /// cuGreenCtxCreate.
+    GreenCreate = 24 { out @ 0: Out, description @ 8: u64, device @ 16: u32, flags @ 20: u32 }
+}
+
+// What some of these point to.
+shapes! {
+    /// CUmemLocation.
+    Location = 8 { kind @ 0: u32, id @ 4: u32 }
+    /// CUmemAllocationProp.
+    AllocationProperties = 32 { kind @ 0: u32, handle_types @ 4: u32, location @ 8: Location, win32 @ 16: u64, flags @ 24: u64 }
+    /// CUmemPoolProps.
+    PoolProperties = 88 { kind @ 0: u32, handle_types @ 4: u32, location @ 8: Location, security @ 16: u64, max_bytes @ 24: u64, usage @ 32: u16, rest @ 34: [u8; 54] }
+    /// CUDA_MEM_ALLOC_NODE_PARAMS.
+    AllocNode = 120 { pool @ 0: PoolProperties, access @ 88: u64, access_count @ 96: usize, bytes @ 104: usize, address @ 112: u64 }
+    /// CUgraphNodeParams: `alloc` when `kind` is MEM_ALLOC; `alloc.pool.kind` and `handle_types` are the address when it
+    /// is MEM_FREE.
+    GraphNode = 256 { kind @ 0: u32, reserved @ 4: [u32; 3], alloc @ 16: AllocNode, rest @ 136: [u64; 15] }
+    /// CUDA_ARRAY_DESCRIPTOR.
+    Array2d = 24 { width @ 0: usize, height @ 8: usize, format @ 16: u32, channels @ 20: u32 }
+    /// CUDA_ARRAY3D_DESCRIPTOR.
+    Array3d = 40 { width @ 0: usize, height @ 8: usize, depth @ 16: usize, format @ 24: u32, channels @ 28: u32, flags @ 32: u32 }
+    /// CUDA_EXTERNAL_MEMORY_HANDLE_DESC, to its size.
+    ExternalMemory = 32 { kind @ 0: u32, handle @ 8: [u64; 2], bytes @ 24: u64 }
+    /// CUDA_EXTERNAL_MEMORY_BUFFER_DESC, to its size.
+    ExternalBuffer = 16 { offset @ 0: u64, bytes @ 8: u64 }
+}
+
+impl Location {
+    /// CU_MEM_LOCATION_TYPE_DEVICE: `id` is the ordinal.
+    pub const DEVICE: u32 = 1;
+    /// CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN, from CUDA 13.5: the ordinal is the low byte of `id`.
+    pub const DEVICE_LOCALITY_DOMAIN: u32 = 6;
+
+    /// The CUDA ordinal, or `None` for host memory.
+    pub fn ordinal(&self) -> Option<u32> {
+        match self.kind {
+            Self::DEVICE => Some(self.id),
+            Self::DEVICE_LOCALITY_DOMAIN => Some(self.id & 0xff),
+            _ => None,
+        }
+    }
+}
+
+impl Array3d {
+    /// CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING: no memory yet.
+    pub const UNBACKED: u32 = 0x40 | 0x80;
+}
+
+/// Bytes of one channel of a CUarray_format; 4 for formats that we do not know.
+pub fn format_bytes(format: u32) -> u64 {
+    match format {
+        0x01 | 0x08 => 1,
+        0x02 | 0x09 | 0x10 => 2,
+        _ => 4,
+    }
+}

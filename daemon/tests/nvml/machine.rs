@@ -1,0 +1,155 @@
+//! A simulated machine, and processes that hold its memory.
+
+use std::future::Future;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// The simulator, built once per test program.
+fn simulator() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fake-gpu");
+        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-gpu");
+        let targets =
+            ["lib", "lib-470", "lib-535", "lib-v1"].map(|lib| out.join(lib).join("libnvidia-ml.so.1"));
+        let made = Command::new("make")
+            .arg("--silent")
+            .arg("-C")
+            .arg(source)
+            .arg(format!("OUT={}", out.display()))
+            .args(targets)
+            .arg(out.join("lib/libcuda.so.1"))
+            .arg(out.join("bin/fake-gpu"))
+            .status()
+            .expect("make runs");
+        assert!(made.success());
+        out
+    })
+}
+
+/// One machine; its files go with it.
+pub struct Machine {
+    dir: PathBuf,
+}
+
+impl Machine {
+    pub fn new(keys: &[&str]) -> Machine {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("machine-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let machine = Machine { dir };
+        machine.tool("init", keys);
+        machine
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.dir.join("sim")
+    }
+
+    fn tool(&self, what: &str, words: &[&str]) -> String {
+        let tool = simulator().join("bin/fake-gpu");
+        let output =
+            Command::new(tool).arg(what).arg(self.file()).args(words).output().expect("the tool runs");
+        assert!(output.status.success(), "{what} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    pub fn set(&self, word: &str) {
+        self.tool("set", &[word]);
+    }
+
+    pub fn hold(&self, pid: u32, device: u32, bytes: u64) {
+        self.tool("hold", &[&pid.to_string(), &device.to_string(), &bytes.to_string()]);
+    }
+
+    pub fn show(&self) -> String {
+        self.tool("show", &[])
+    }
+
+    /// Processes that have NVML open.
+    pub fn clients(&self) -> u32 {
+        let text = self.show();
+        let line = text.lines().find_map(|line| line.strip_prefix("nvml.clients=")).expect("a line");
+        line.parse().expect("a number")
+    }
+
+    pub fn library(variant: &str) -> PathBuf {
+        simulator().join(variant).join("libnvidia-ml.so.1")
+    }
+
+    pub fn script(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.dir.join(name);
+        std::fs::write(&path, text).expect("a file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        path
+    }
+
+    /// `gpumemd` on this machine: the environment of the test program is everybody's, so it cannot be set there.
+    pub fn program(&self) -> PathBuf {
+        let text = format!(
+            "#!/bin/sh\nGPUMEM_SIM='{}' LD_LIBRARY_PATH='{}' exec '{}' \"$@\"\n",
+            self.file().display(),
+            simulator().join("lib").display(),
+            env!("CARGO_BIN_EXE_gpumemd")
+        );
+        self.script("gpumemd", &text)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A process that holds memory because the machine was told so.
+pub struct Holder(Child);
+
+impl Holder {
+    pub fn new() -> Holder {
+        Holder(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().expect("sleep runs"))
+    }
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn start_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    let (_, fields) = stat.rsplit_once(") ").expect("a line");
+    fields.split(' ').nth(19).expect("field 22").parse().expect("a number")
+}
+
+pub fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with('Z'))
+}
+
+pub fn kill(pid: u32) {
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().expect("kill runs").success());
+}
+
+/// Waits until it is so.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so().await {
+        assert!(Instant::now() < end, "{what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}

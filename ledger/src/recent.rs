@@ -1,0 +1,69 @@
+//! Lowest and highest of a reading in the last minute: what lies between two scrapes must not be lost.
+
+/// How far back [`Recent::range`] reaches, at least.
+pub const RECENT_NS: u64 = 60_000_000_000;
+/// The minute in pieces; up to one piece more is remembered.
+const PIECES: usize = 6;
+const PIECE_NS: u64 = RECENT_NS / PIECES as u64;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Piece {
+    /// Its number from time 0, plus one; 0 for none.
+    number: u64,
+    min: u64,
+    max: u64,
+}
+
+/// Extremes of the last minute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Recent {
+    pieces: [Piece; PIECES + 1],
+    newest: u64,
+}
+
+impl Recent {
+    /// Takes a reading; one that is more than a minute older than the newest says nothing.
+    pub(crate) fn add(&mut self, time_ns: u64, value: u64) {
+        let number = time_ns / PIECE_NS + 1;
+        let piece = &mut self.pieces[(number % (PIECES as u64 + 1)) as usize];
+        if piece.number < number {
+            *piece = Piece { number, min: value, max: value };
+        } else if piece.number == number {
+            (piece.min, piece.max) = (piece.min.min(value), piece.max.max(value));
+        }
+        self.newest = self.newest.max(number);
+    }
+
+    /// Lowest and highest of the minute before the newest reading; none before the first one.
+    pub fn range(&self) -> Option<(u64, u64)> {
+        let oldest = self.newest.saturating_sub(PIECES as u64).max(1);
+        let pieces = self.pieces.iter().filter(|piece| piece.number >= oldest);
+        pieces.map(|piece| (piece.min, piece.max)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_stay_for_a_minute_and_then_go() {
+        let mut recent = Recent::default();
+        assert_eq!(recent.range(), None);
+        let second = 1_000_000_000;
+        recent.add(1000 * second, 50);
+        recent.add(1001 * second, 90);
+        recent.add(1001 * second + 1, 50);
+        for at in 1002..1061 {
+            recent.add(at * second, 50);
+        }
+        assert_eq!(recent.range(), Some((50, 90)), "59 s later");
+        for at in 1061..1071 {
+            recent.add(at * second, 50);
+        }
+        assert_eq!(recent.range(), Some((50, 50)), "70 s later");
+        recent.add(1071 * second, 10);
+        recent.add(900 * second, 1);
+        assert_eq!(recent.range(), Some((10, 50)), "a reading of long ago says nothing");
+    }
+}

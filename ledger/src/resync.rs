@@ -1,0 +1,69 @@
+//! The state said again: what an agent restates stays, what it does not is gone.
+
+use crate::process::Process;
+
+/// Between ResyncBegin and ResyncEnd.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resync {
+    /// Rows said again so far.
+    pub rows: u64,
+    /// Rows born after it are left to the ring.
+    pub after_seq: u64,
+}
+
+impl Process {
+    pub fn begin_resync(&mut self, after_seq: u64) {
+        if after_seq > self.last_seq {
+            self.lose(after_seq - self.last_seq);
+            self.last_seq = after_seq;
+        }
+        self.holdings.generation = self.holdings.generation.wrapping_add(1);
+        self.holdings.mixed = true;
+        self.resync = Some(Resync { rows: 0, after_seq });
+        self.healing = true;
+    }
+
+    pub fn end_resync(&mut self, head_seq: u64, rows: u64) {
+        let Some(resync) = self.resync.take() else { return };
+        if resync.rows != rows {
+            // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
+            // resync had not ended.
+            self.resync = Some(resync);
+            self.lose(rows.abs_diff(resync.rows));
+            return;
+        }
+        let holdings = &mut self.holdings;
+        holdings.forget_unfinished();
+        holdings.sweep_blocks();
+        let generation = holdings.generation;
+        holdings.drop_allocations(|row| row.generation != generation);
+        holdings.sweep_vmm();
+        holdings.sweep_pools();
+        holdings.forgiven_until = head_seq;
+    }
+
+    /// What the agent of an earlier program had begun to say will not be ended; the new one's state is known
+    /// from its beginning.
+    pub fn end_resync_of_image(&mut self) {
+        self.last_seq = 0;
+        self.resync = None;
+        self.healing = false;
+        if let Some(partial) = &mut self.coverage.partial {
+            partial.state = false;
+        }
+        self.holdings.settle(self.applied_ns);
+    }
+
+    /// Rows were read while the ring grew: until its records up to the head are here too, they are those
+    /// of no single moment.
+    pub fn reach_head(&mut self) {
+        if self.last_seq < self.holdings.forgiven_until {
+            return;
+        }
+        self.holdings.mixed = false;
+        if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
+            partial.state = false;
+            self.holdings.unseen_segments = self.coverage.late;
+        }
+    }
+}

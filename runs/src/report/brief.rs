@@ -1,0 +1,191 @@
+//! The end of a job in at most five lines, for the terminal that it ran in.
+
+use super::text::{clean, device_title, label};
+use super::time::Times;
+use super::units::{Unit, plural, thousands};
+use super::{By, Report};
+use crate::rules::Groupings;
+use crate::run::{Device, Moment, Run, State};
+
+/// A run of the job.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended<'r> {
+    /// Its name in the store that it is in.
+    pub id: Option<&'r str>,
+    /// The run.
+    pub run: &'r Run,
+}
+
+/// Categories named for one device, and for each of several.
+const NAMED: (usize, usize) = (3, 2);
+/// Devices named where there are several.
+const DEVICES: usize = 3;
+
+/// At most five lines; the last names the next command. `job`: what names the job to `gpumemctl report`.
+pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
+    let reports: Vec<(Ended<'_>, Report<'_>)> = ended
+        .iter()
+        .map(|ended| {
+            (*ended, Report::new(ended.run, Groupings::preset(ended.run.source.preset.as_deref()), None))
+        })
+        .collect();
+    let mut devices: Vec<(&Report<'_>, &Device)> = reports
+        .iter()
+        .flat_map(|(_, report)| report.run.devices.iter().map(move |device| (report, device)))
+        .collect();
+    devices.sort_by_key(|(report, device)| {
+        (std::cmp::Reverse(weight(device)), report.run.process.pid, device.ordinal)
+    });
+    let mut lines = match devices[..] {
+        [] => vec!["no GPU memory: CUDA was initialised, but nothing was allocated".to_owned()],
+        [(report, device)] => alone(report, device),
+        _ => several(ended.len(), &devices),
+    };
+    let next = match ended {
+        [] => return lines,
+        [one] => match one.id {
+            Some(id) => clean(id),
+            None => one.run.process.pid.to_string(),
+        },
+        _ => job.to_owned(),
+    };
+    lines.push(format!("next: gpumemctl report {next}"));
+    lines
+}
+
+fn weight(device: &Device) -> i64 {
+    device.peak.tracked_bytes.or(device.peak.used_bytes()).unwrap_or(0)
+}
+
+fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
+    let run = report.run;
+    let times = Times::of(run);
+    let peak = &device.peak;
+    let unit = Unit::for_largest(peak.used_bytes().unwrap_or(0).max(weight(device)));
+    let head = format!(
+        "{}  pid {}  {}{}{}",
+        label(run),
+        run.process.pid,
+        device_title(device),
+        end(run),
+        doubt(run)
+    );
+    let Some(tracked) = peak.tracked_bytes else {
+        let used = device.peak_used.map(|(bytes, _)| i64::try_from(bytes).unwrap_or(i64::MAX));
+        let used =
+            used.or(device.last.used_bytes()).map_or("not known".to_owned(), |bytes| amount(unit, bytes));
+        return vec![head, format!("no agent spoke for it; most that NVML charged: {used}")];
+    };
+    let at = times.time(peak.time_ns);
+    let (parts, idle) = composition(report, peak, unit, NAMED.0);
+    let idle = match (tracked, idle) {
+        (_, 0) => "pools held nothing idle then".to_owned(),
+        (tracked, idle) => format!("of it idle in pools {} ({})", amount(unit, idle), percent(idle, tracked)),
+    };
+    let gap = match (peak.untrackable_bytes, peak.used_bytes()) {
+        (Some(gap), Some(used)) => {
+            let near = if peak.gap_distance_ns == 0 { "" } else { "~" };
+            format!(
+                "Untrackable {near}{}; used (= nvidia-smi) {near}{}",
+                amount(unit, gap),
+                amount(unit, used)
+            )
+        }
+        _ => match &device.last.used_absence {
+            Some(absence) => format!("Untrackable not known: NVML says {}", clean(absence)),
+            None => "Untrackable not known: NVML was not read in time".to_owned(),
+        },
+    };
+    vec![head, format!("peak of tracked {} at {at}: {parts}", amount(unit, tracked)), idle, gap]
+}
+
+fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> {
+    let mut names: Vec<&str> = devices.iter().map(|(_, device)| device.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let unit = Unit::for_largest(devices.iter().map(|(_, device)| weight(device)).max().unwrap_or(0));
+    let more = devices.len().saturating_sub(DEVICES);
+    let more =
+        if more == 0 { String::new() } else { format!("; {} smaller are not shown", thousands(more as u64)) };
+    let processes = if processes == 1 {
+        "1 process".to_owned()
+    } else {
+        format!("{} processes", thousands(processes as u64))
+    };
+    let mut lines = vec![format!(
+        "{processes} on {}, peaks of tracked in {}{more}",
+        plural(names.len() as u64, "GPU"),
+        unit.name
+    )];
+    lines.extend(devices.iter().take(DEVICES).map(|(report, device)| {
+        let run = report.run;
+        let rank =
+            run.process.claims.get("rank").map(|rank| format!(" rank {}", clean(rank))).unwrap_or_default();
+        let peak = &device.peak;
+        let what = match peak.tracked_bytes {
+            None => "no agent spoke for it".to_owned(),
+            Some(tracked) => {
+                let (parts, idle) = composition(report, peak, unit, NAMED.1);
+                let gap = peak.untrackable_bytes.map_or("not known".to_owned(), |bytes| unit.amount(bytes));
+                format!("{}: {parts}; idle {}; Untrackable {gap}", unit.amount(tracked), unit.amount(idle))
+            }
+        };
+        format!("GPU {} pid {}{rank}{}  {what}", device.ordinal, run.process.pid, doubt(run))
+    }));
+    lines
+}
+
+/// The largest categories and the rest, adding up to `tracked` as printed; and what of it is idle.
+fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
+    let composition = report.composition(moment, report.by);
+    let mut parts: Vec<(String, i64)> = composition.categories.into_iter().collect();
+    let others = if report.by == By::Tag { "(no tag)" } else { gpumem_ledger::category::OTHERS };
+    parts.push((others.to_owned(), composition.others));
+    parts.push(("idle".to_owned(), composition.pool_idle));
+    parts.push(("opaque pools".to_owned(), composition.opaque));
+    parts.retain(|(_, bytes)| *bytes != 0);
+    parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
+    if parts.len() > named + 1 {
+        let rest = parts.split_off(named);
+        let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        parts.push((format!("{} smaller", thousands(rest.len() as u64)), sum));
+    }
+    let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let total = unit.round(bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
+    let steps = unit.apportion(total, &bytes);
+    let parts: Vec<String> = parts
+        .iter()
+        .zip(steps)
+        .map(|((name, _), steps)| format!("{} {}", clean(name), unit.print(steps)))
+        .collect();
+    (parts.join(" + "), composition.pool_idle)
+}
+
+fn amount(unit: Unit, bytes: i64) -> String {
+    format!("{} {}", unit.amount(bytes), unit.name)
+}
+
+fn percent(part: i64, whole: i64) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+fn end(run: &Run) -> String {
+    match run.state {
+        State::Closed { status: Some(status), .. } => format!("  {}", super::text::exit(status)),
+        State::Closed { status: None, .. } => String::new(),
+        State::Open => "  still running".to_owned(),
+        State::Interrupted => "  not watched to its end".to_owned(),
+    }
+}
+
+/// Why the numbers are less than the truth.
+fn doubt(run: &Run) -> String {
+    let coverage = &run.coverage;
+    let flags = [
+        (coverage.late, "late"),
+        (coverage.blocked_by.is_some(), "blocked"),
+        (coverage.partial_state || coverage.partial_history, "partial"),
+    ];
+    let flags: Vec<&str> = flags.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
+    if flags.is_empty() { String::new() } else { format!("  ({})", flags.join(", ")) }
+}

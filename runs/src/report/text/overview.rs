@@ -1,0 +1,96 @@
+//! Several devices of one process, a row each.
+
+use super::lines::{Lines, clean_name};
+use super::prose::device_title;
+use crate::report::group::{self, Amounts, Line};
+use crate::report::time::Times;
+use crate::report::units::{Unit, thousands};
+use crate::report::{By, Report};
+use crate::run::Device;
+use gpumem_ledger::category::OTHERS;
+use std::collections::BTreeMap;
+
+/// Categories that are named under the rows.
+const NAMED: usize = 8;
+
+pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
+    let devices = &report.run.devices;
+    let line = |device: &Device| Line {
+        names: vec![device_title(device)],
+        amounts: Amounts::of(report.run, device),
+        note: note(device, times),
+    };
+    out.line("");
+    for line in group::table(&[""], &devices.iter().map(line).collect::<Vec<_>>()) {
+        out.line(&line);
+    }
+    out.line("");
+    largest(report, out);
+}
+
+/// Where the amounts are less than certain.
+fn note(device: &Device, times: Times) -> String {
+    let last = &device.last;
+    let peak = match device.peak.tracked_bytes {
+        Some(tracked) if Some(tracked) != last.tracked_bytes => {
+            let unit = Unit::for_largest(tracked);
+            format!(
+                "peak of tracked {} {} at {}",
+                unit.amount(tracked),
+                unit.name,
+                times.time(device.peak.time_ns)
+            )
+        }
+        _ => String::new(),
+    };
+    let doubt = [(last.partial, "partial"), (last.stale, "stale"), (last.torn.is_some(), "torn")];
+    let mut words: Vec<String> =
+        doubt.into_iter().filter(|(is, _)| *is).map(|(_, word)| word.to_owned()).collect();
+    words.extend(last.used_absence.as_ref().map(|absence| format!("NVML says {absence}")));
+    words.extend(Some(peak).filter(|peak| !peak.is_empty()));
+    words.join(", ")
+}
+
+/// What holds most on all devices together.
+fn largest(report: &Report<'_>, out: &mut Lines) {
+    let mut sums: BTreeMap<String, i64> = BTreeMap::new();
+    for device in &report.run.devices {
+        let composition = report.composition(&device.last, report.by);
+        let others = if report.by == By::Tag { "(no tag)" } else { OTHERS };
+        let more = [
+            (others, composition.others),
+            ("idle", composition.pool_idle),
+            ("opaque pools", composition.opaque),
+        ];
+        let named = composition.categories.iter().map(|(name, bytes)| (name.as_str(), *bytes));
+        for (name, bytes) in named.chain(more) {
+            let sum = sums.entry(name.to_owned()).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    let mut sums: Vec<(String, i64)> = sums.into_iter().filter(|(_, bytes)| *bytes != 0).collect();
+    if sums.is_empty() {
+        return;
+    }
+    sums.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
+    let rest = if sums.len() > NAMED + 1 { sums.split_off(NAMED) } else { Vec::new() };
+    if !rest.is_empty() {
+        let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        sums.push((format!("({} smaller)", thousands(rest.len() as u64)), sum));
+    }
+    let bytes: Vec<i64> = sums.iter().map(|(_, bytes)| *bytes).collect();
+    let total = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
+    let unit = Unit::for_largest(total);
+    let steps = unit.apportion(unit.round(total), &bytes);
+    let parts: Vec<String> = sums
+        .iter()
+        .zip(steps)
+        .map(|((name, _), steps)| format!("{} {}", clean_name(name), unit.print(steps)))
+        .collect();
+    out.prose(&format!(
+        "tracked on all of them ({}): {} = {}",
+        unit.name,
+        parts.join(" + "),
+        unit.print(unit.round(total))
+    ));
+}

@@ -1,0 +1,229 @@
+/* Graphs, as far as they own memory: an allocation node has an address at once and memory from the first launch
+ * until the graph is destroyed, out of a pool that each device keeps for its graphs. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_internal.h"
+
+typedef struct node {
+    struct node *next;
+    uint64_t bytes, address; /* address: of the reservation that the program sees */
+    int device, freed;
+} node;
+typedef struct graph {
+    node *nodes;
+} graph;
+typedef struct graph_exec {
+    node *nodes; /* copies */
+    uint64_t *live;
+    size_t count;
+} graph_exec;
+
+/* What GRAPHNODE_CREATED points at. */
+typedef struct {
+    const void *graph, *original_graph, *node, *original_node;
+    uint32_t type;
+    const void *dependency, *exec;
+} graph_data;
+
+typedef struct {
+    struct {
+        uint32_t type, handles;
+        struct {
+            uint32_t type;
+            int32_t id;
+        } location;
+        uint8_t rest[72];
+    } props;
+    const void *access;
+    size_t access_count, bytesize;
+    CUdeviceptr dptr;
+} alloc_node_params;
+
+static pool *graph_pool(int device) {
+    for (int i = 0; i < visible_count; i++)
+        if (seen[i].device == device) {
+            if (!seen[i].graph_pool) {
+                seen[i].graph_pool = pool_make(i, device);
+                seen[i].graph_pool->threshold = UINT64_MAX; /* only a trim gives it back */
+            }
+            return seen[i].graph_pool;
+        }
+    return NULL;
+}
+
+EXPORT CUresult cuGraphCreate(graph **out, unsigned flags) {
+    (void)flags;
+    SILENT((*out = calloc(1, sizeof **out)) ? OK : OUT_OF_MEMORY);
+}
+EXPORT CUresult cuGraphDestroy(graph *g) {
+    for (node *n = g ? g->nodes : NULL, *next; n; n = next) {
+        next = n->next;
+        free(n);
+    }
+    free(g);
+    return OK;
+}
+
+static CUresult add_alloc(void **out, graph *g, alloc_node_params *p) {
+    const visible *v = p ? see(p->props.location.id) : NULL;
+    if (!out || !g || !v || !p->bytesize) return INVALID_VALUE;
+    node *n = calloc(1, sizeof *n);
+    if (!n) return OUT_OF_MEMORY;
+    enter();
+    n->bytes = p->bytesize;
+    n->device = v->device;
+    n->address = p->dptr = space_take(sim_round(p->bytesize, SIM_GRANULE), SIM_GRANULE);
+    n->next = g->nodes;
+    g->nodes = n;
+    leave();
+    *out = n;
+    graph_data data = {g, NULL, n, NULL, 10, NULL, NULL};
+    tell_resource(GRAPHNODE_CREATED, current(), NULL, &data);
+    return OK;
+}
+typedef struct {
+    void **out;
+    graph *g;
+    const void *dependencies;
+    size_t count;
+    alloc_node_params *alloc;
+} add_alloc_params;
+EXPORT CUresult cuGraphAddMemAllocNode(void **out, graph *g, const void *dependencies, size_t count,
+                                       alloc_node_params *alloc) {
+    add_alloc_params params = {out, g, dependencies, count, alloc};
+    CALL(638, &params, add_alloc(out, g, alloc));
+}
+static CUresult add_free(void **out, graph *g, uint64_t address) {
+    node *n = g ? g->nodes : NULL;
+    while (n && n->address != address) n = n->next;
+    if (!out || !n) return INVALID_VALUE;
+    n->freed = 1;
+    *out = &n->freed;
+    graph_data data = {g, NULL, *out, NULL, 11, NULL, NULL};
+    tell_resource(GRAPHNODE_CREATED, current(), NULL, &data);
+    return OK;
+}
+EXPORT CUresult cuGraphAddMemFreeNode(void **out, graph *g, const void *dependencies, size_t count, CUdeviceptr dptr) {
+    struct {
+        void **out;
+        graph *g;
+        const void *dependencies;
+        size_t count;
+        CUdeviceptr dptr;
+    } params = {out, g, dependencies, count, dptr};
+    CALL(639, &params, add_free(out, g, dptr));
+}
+
+static CUresult instantiate(graph_exec **out, const graph *g) {
+    if (!out || !g) return INVALID_VALUE;
+    graph_exec *e = calloc(1, sizeof *e);
+    if (!e) return OUT_OF_MEMORY;
+    for (const node *n = g->nodes; n; n = n->next) {
+        node *copy = malloc(sizeof *copy);
+        if (!copy) abort();
+        *copy = *n;
+        copy->next = e->nodes;
+        e->nodes = copy;
+        e->count++;
+    }
+    e->live = calloc(e->count + 1, sizeof *e->live);
+    *out = e;
+    graph_data data = {g, NULL, NULL, NULL, 0, NULL, e};
+    tell_resource(GRAPHEXEC_CREATED, current(), NULL, &data);
+    return OK;
+}
+EXPORT CUresult cuGraphInstantiateWithFlags(graph_exec **out, graph *g, unsigned long long flags) {
+    struct {
+        graph_exec **out;
+        graph *g;
+        unsigned long long flags;
+    } params = {out, g, flags};
+    CALL(643, &params, instantiate(out, g));
+}
+
+/* Every node gets its memory, and those with a free node give it back to the pool when the launch is over. */
+static CUresult launch(graph_exec *e) {
+    CUresult result = OK;
+    size_t i = 0;
+    if (!e) return INVALID_VALUE;
+    enter();
+    for (node *n = e->nodes; n && result == OK; n = n->next, i++)
+        if (!e->live[i]) result = pool_take(graph_pool(n->device), n->bytes, GRAPH, &e->live[i]);
+    i = 0;
+    for (node *n = e->nodes; n; n = n->next, i++)
+        if (n->freed && e->live[i]) {
+            free_row(row_find(e->live[i]));
+            e->live[i] = 0;
+        }
+    leave();
+    return result;
+}
+typedef struct {
+    graph_exec *exec;
+    void *stream;
+} launch_params;
+EXPORT CUresult cuGraphLaunch(graph_exec *e, void *stream) {
+    launch_params params = {e, stream};
+    CALL(514, &params, launch(e));
+}
+EXPORT CUresult cuGraphUpload(graph_exec *e, void *stream) {
+    launch_params params = {e, stream};
+    CALL(580, &params, launch(e));
+}
+static CUresult destroy(graph_exec *e) {
+    if (!e) return INVALID_VALUE;
+    graph_data data = {NULL, NULL, NULL, NULL, 0, NULL, e};
+    tell_resource(GRAPHEXEC_DESTROY, current(), NULL, &data);
+    enter();
+    for (size_t i = 0; i < e->count; i++)
+        if (e->live[i] && row_find(e->live[i])) free_row(row_find(e->live[i]));
+    leave();
+    for (node *n = e->nodes, *next; n; n = next) {
+        next = n->next;
+        free(n);
+    }
+    free(e->live);
+    free(e);
+    return OK;
+}
+EXPORT CUresult cuGraphExecDestroy(graph_exec *e) {
+    struct {
+        graph_exec *exec;
+    } params = {e};
+    CALL(516, &params, destroy(e));
+}
+
+static CUresult attribute(CUdevice dev, int attr, uint64_t *value) {
+    const visible *v = see(dev);
+    if (!v || !value || attr < 0 || attr > 3) return INVALID_VALUE;
+    enter();
+    const pool *p = graph_pool(v->device);
+    const uint64_t all[] = {p->used, p->used_high, p->reserved, p->reserved_high};
+    *value = all[attr];
+    leave();
+    return OK;
+}
+typedef struct {
+    CUdevice dev;
+    int attr;
+    void *value;
+} graph_mem_params;
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, int attr, void *value) {
+    graph_mem_params params = {dev, attr, value};
+    CALL(641, &params, attribute(dev, attr, value));
+}
+static CUresult trim(CUdevice dev) {
+    const visible *v = see(dev);
+    if (!v) return INVALID_DEVICE;
+    enter();
+    pool_trim(graph_pool(v->device), 0);
+    leave();
+    return OK;
+}
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice dev) {
+    struct {
+        CUdevice dev;
+    } params = {dev};
+    CALL(640, &params, trim(dev));
+}

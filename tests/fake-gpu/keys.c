@@ -1,0 +1,162 @@
+/* The keys of a machine: one table for init, set and show. */
+#include "machine.h"
+
+#include <ctype.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define M(field) offsetof(sim_machine, field), sizeof(((sim_machine *)0)->field)
+#define D(field) offsetof(sim_device, field), sizeof(((sim_device *)0)->field)
+#define FAULTS "none|lost|hang|no_permission|bytes_unavailable|not_supported|unknown|reset_required|timeout"
+
+static const sim_key keys[] = {
+    {"devices", M(device_count), 'n', 0, NULL, "number of GPUs (1 to 16)"},
+    {"cuda.version", M(cuda_version), 'n', 0, NULL, "what cuDriverGetVersion says"},
+    {"cuda.alloc_us", M(cuda_alloc_us), 'n', 0, NULL, "time of an allocation; the memory changes hands half-way"},
+    {"cuda.free_us", M(cuda_free_us), 'n', 0, NULL, "time of a free, likewise"},
+    {"cuda.context_us", M(cuda_context_us), 'n', 0, NULL, "time to make a context"},
+    {"cuda.pool_step", M(cuda_pool_step), 'b', 0, NULL, "driver pools grow by multiples of this"},
+    {"cuda.module_bytes", M(cuda_module_bytes), 'b', 0, NULL, "size of a module that is not an ELF image"},
+    {"cuda.fail_percent", M(cuda_fail_percent), 'n', 0, NULL, "share of allocations that fail with 2"},
+    {"latency", M(latency_sleep), 'e', 0, "spin|sleep", "how the *_us keys pass their time"},
+    {"cupti.subscribe", M(cupti_subscribe), 'n', 0, NULL, "result that every cuptiSubscribe gives (39, 15, 999, 2)"},
+    {"cupti.silent", M(cupti_silent), 'n', 0, NULL, "1: no callback is delivered (someone finalized CUPTI)"},
+    {"cupti.fatal", M(cupti_fatal), 'n', 0, NULL, "1: FATAL_ERROR state callback at the next call, then silence"},
+    {"cupti.multi", M(cupti_multi), 'n', 0, NULL, "1: several subscribers may be (driver r610)"},
+    {"nvml.driver", M(nvml_driver), 'e', 0, "ok|absent|mismatch", "nvmlInit says 0, 9 or 18"},
+    {"nvml.driver_version", M(driver_version), 's', 0, NULL, "empty: that of the library variant"},
+    {"nvml.race", M(nvml_race), 'n', 0, NULL, "percent of lists that meet 8 newcomers (INSUFFICIENT_SIZE)"},
+    {"nvml.init_us", M(nvml_init_us), 'n', 0, NULL, "time of nvmlInit"},
+    {"nvml.memory_us", M(nvml_memory_us), 'n', 0, NULL, "time of a memory info"},
+    {"nvml.list_us", M(nvml_list_us), 'n', 0, NULL, "time of a process list"},
+    {"nvml.list_per_process_us", M(nvml_list_per_process_us), 'n', 0, NULL, "and for each process in it"},
+    {"nvml.list_locks", M(nvml_list_locks), 'n', 0, NULL, "1: nobody allocates while a list is made"},
+    {"truth", M(truth), 's', 0, NULL, "journal file ($GPUMEM_SIM_TRUTH goes first)"},
+    {"name", D(name), 's', 1, NULL, "product name"},
+    {"memory", D(memory_bytes), 'b', 1, NULL, "total bytes"},
+    {"reserved", D(reserved_bytes), 'b', 1, NULL, "the driver's own share (system reserved)"},
+    {"context", D(context_base_bytes), 'b', 1, NULL, "what a context costs before anything is allocated"},
+    {"unaccounted", D(unaccounted_bytes), 'b', 1, NULL, "bytes in use that no process owns"},
+    {"fault", D(fault), 'e', 1, FAULTS, "fault of every call on the device"},
+    {"fault_memory", D(fault_memory), 'e', 1, FAULTS, "fault of its memory info only"},
+    {"fault_list", D(fault_list), 'e', 1, FAULTS, "fault of its process lists only"},
+    {"mig", D(mig), 'n', 1, NULL, "MIG instances (0: MIG off, up to 7)"},
+    {"graphics", D(graphics), 'n', 1, NULL, "1: its processes are in the graphics list too"},
+    {"mps", D(mps), 'n', 1, NULL, "1: and in the MPS list"},
+    {"accounting", D(accounting), 'n', 1, NULL, "1: accounting mode is on"},
+    {"ghosts", D(ghosts), 'n', 1, NULL, "processes that are not in this /proc"},
+    {"ghost_bytes", D(ghost_bytes), 'b', 1, NULL, "what each ghost holds"},
+};
+
+const sim_key *sim_keys(int *count) {
+    *count = (int)(sizeof keys / sizeof *keys);
+    return keys;
+}
+
+void sim_defaults(sim_machine *m) {
+    m->device_count = 1;
+    m->cuda_version = 12080;
+    m->cuda_pool_step = 32ull << 20;
+    m->cuda_module_bytes = 6ull << 20;
+    m->random = 88172645463325252ull;
+    for (int d = 0; d < SIM_DEVICES; d++) {
+        sim_device *device = &m->device[d];
+        snprintf(device->name, sizeof device->name, "Simulated GPU 80GB");
+        static const uint8_t uuid[16] = {0x51, 0x00, 0x6d, 0x75, 0x1a, 0x7e, 0x4d, 0x00,
+                                         0x80, 0x00, 0x47, 0x50, 0x55, 0x00, 0x00, 0x00};
+        memcpy(device->uuid, uuid, 16);
+        device->uuid[15] = (uint8_t)d;
+        device->memory_bytes = 85520809984ull;
+        device->reserved_bytes = 551ull << 20;
+        device->context_base_bytes = 498ull << 20;
+        device->ghost_bytes = 256ull << 20;
+    }
+}
+
+static int parse_number(const char *text, int bytes, uint64_t *out) {
+    char *end;
+    if (!isdigit((unsigned char)*text)) return -1;
+    *out = strtoull(text, &end, 0);
+    int shift = 0;
+    if (bytes && *end) {
+        const char *units = "KMGT", *unit = strchr(units, toupper((unsigned char)*end));
+        if (!unit) return -1;
+        shift = 10 * (int)(unit - units + 1);
+        end++;
+        if (!strcmp(end, "iB")) end += 2;
+    }
+    *out <<= shift;
+    return *end ? -1 : 0;
+}
+
+static int parse_name(const char *text, const char *values, uint64_t *out) {
+    size_t length = strlen(text);
+    *out = 0;
+    for (const char *at = values;; at++, ++*out) {
+        size_t this = strcspn(at, "|");
+        if (this == length && !strncmp(at, text, length)) return 0;
+        at += this;
+        if (!*at) return -1;
+    }
+}
+
+static const char *store(void *field, const sim_key *key, const char *value) {
+    uint64_t number = 0;
+    if (key->kind == 's') {
+        if (strlen(value) >= key->size) return "the value is too long";
+        snprintf(field, key->size, "%s", value);
+        return NULL;
+    }
+    if (key->kind == 'e' ? parse_name(value, key->values, &number) : parse_number(value, key->kind == 'b', &number))
+        return key->kind == 'e' ? key->values : "not a number";
+    *(volatile uint64_t *)field = number;
+    return NULL;
+}
+
+const char *sim_set(sim_machine *m, const char *word) {
+    const char *equals = strchr(word, '=');
+    if (!equals) return "a key needs =value";
+    int device = -1, skip = 0;
+    if (sscanf(word, "gpu%d.%n", &device, &skip) == 1 && skip) {
+        if (device < 0 || device >= SIM_DEVICES) return "no such device";
+    } else {
+        device = -1;
+        skip = strncmp(word, "gpu*.", 5) ? 0 : 5;
+    }
+    const char *name = word + skip;
+    for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+        if (strlen(keys[k].name) != (size_t)(equals - name) || strncmp(keys[k].name, name, (size_t)(equals - name)))
+            continue;
+        if (!keys[k].per_device) {
+            if (skip) return "not a key of a device";
+            const char *why = store((char *)m + keys[k].offset, &keys[k], equals + 1);
+            if (m->device_count > SIM_DEVICES) m->device_count = SIM_DEVICES;
+            return why;
+        }
+        for (int d = 0; d < SIM_DEVICES; d++) {
+            if (device >= 0 && d != device) continue;
+            const char *why = store((char *)&m->device[d] + keys[k].offset, &keys[k], equals + 1);
+            if (why) return why;
+        }
+        return NULL;
+    }
+    return "unknown key";
+}
+
+void sim_print_key(const sim_machine *m, const sim_key *key, int device, char *out, int size) {
+    const char *field = (key->per_device ? (const char *)&m->device[device] : (const char *)m) + key->offset;
+    if (key->kind == 's') {
+        snprintf(out, (size_t)size, "%s", field);
+        return;
+    }
+    uint64_t number = *(const uint64_t *)field;
+    if (key->kind != 'e') {
+        snprintf(out, (size_t)size, "%llu", (unsigned long long)number);
+        return;
+    }
+    const char *at = key->values;
+    for (uint64_t i = 0; i < number && *at; i++) at += strcspn(at, "|") + 1;
+    snprintf(out, (size_t)size, "%.*s", (int)strcspn(at, "|"), at);
+}

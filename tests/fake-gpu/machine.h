@@ -1,0 +1,175 @@
+/* The simulated machine: one file that every process of it maps (path: $GPUMEM_SIM).
+ *
+ * What is in here is what a kernel driver would know: devices, which process holds how much of which, faults.
+ * Addresses, streams and pools are each process's own business and live in its libcuda.
+ *
+ * One robust mutex guards everything. A process owns a slot and holds a POSIX record lock on the slot's byte of
+ * the file; F_GETLK tells a reader the owner's pid in the reader's own namespace, and a slot without a lock is
+ * the slot of a dead process, whose memory is then taken back. The file is sparse. */
+#ifndef SIM_MACHINE_H
+#define SIM_MACHINE_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#define SIM_MAGIC 0x31304d4953555047ull
+#define SIM_DEVICES 16
+#define SIM_SLOTS 256
+#define SIM_TAGS 2048
+#define SIM_TAG_BYTES 256
+#define SIM_HOLDS 4096
+#define SIM_CALLS 128
+#define SIM_EVENTS 64
+#define SIM_DEAD 128
+#define SIM_CLIENTS 64 /* NVML clients: lock bytes behind those of the slots */
+#define SIM_GRANULE (2ull << 20)
+
+enum sim_fault {
+    SIM_NONE,
+    SIM_LOST,
+    SIM_HANG,
+    SIM_NO_PERMISSION,
+    SIM_BYTES_UNAVAILABLE,
+    SIM_NOT_SUPPORTED,
+    SIM_UNKNOWN,
+    SIM_RESET_REQUIRED,
+    SIM_TIMEOUT,
+};
+enum sim_driver { SIM_DRIVER_OK, SIM_DRIVER_ABSENT, SIM_DRIVER_MISMATCH };
+
+/* What one process holds on one device. used = context + modules + local + other + rounding + tracked. */
+typedef struct {
+    uint64_t context_bytes;  /* bases of the contexts */
+    uint64_t module_bytes;   /* loaded code and globals, rounded up to the granule per context */
+    uint64_t local_bytes;    /* thread stacks above the default limit */
+    uint64_t other_bytes;    /* growth that no call explains (`fake-gpu grow`) */
+    uint64_t rounding_bytes; /* granule minus what was asked for */
+    uint64_t tracked_bytes;  /* asked for: direct allocations, VMM handles; reserved: driver pools */
+    uint64_t idle_bytes;     /* part of tracked: pool bytes under no block */
+    uint64_t managed_bytes;
+    uint64_t managed_resident_bytes; /* in the device's total, in no process's line */
+    uint64_t pinned_bytes;
+    uint64_t imported_bytes;
+    uint64_t max_used_bytes;
+    uint32_t contexts;
+    uint32_t instance; /* MIG instance, 0: none */
+} sim_usage;
+
+typedef struct {
+    uint32_t state; /* 0 free, 1 owned */
+    int32_t pid;    /* in the owner's own namespace; for show only */
+    uint64_t start_ns;
+    uint32_t tag_count; /* tag 0 is the empty one */
+    uint32_t uid;
+    sim_usage usage[SIM_DEVICES];
+} sim_slot;
+
+typedef struct {
+    char name[SIM_TAGS][SIM_TAG_BYTES];
+    int64_t bytes[SIM_DEVICES][SIM_TAGS];
+} sim_tags;
+
+typedef struct {
+    char name[96];
+    uint8_t uuid[16];
+    uint64_t memory_bytes;
+    uint64_t reserved_bytes;
+    uint64_t context_base_bytes;
+    uint64_t unaccounted_bytes;
+    uint64_t charged_bytes; /* of all slots, holds not included; kept by charge and reap */
+    uint64_t ghost_bytes;   /* of each ghost */
+    uint64_t ghosts;
+    uint64_t fault, fault_memory, fault_list;
+    uint64_t mig, graphics, mps, accounting;
+} sim_device;
+
+typedef struct {
+    uint32_t pid, device; /* pid 0: free row */
+    uint64_t bytes;
+} sim_hold;
+
+typedef struct {
+    char name[64];
+    uint64_t count;
+} sim_call_count;
+
+typedef struct {
+    uint32_t device, pad;
+    uint64_t type, data;
+} sim_event;
+
+typedef struct {
+    uint32_t pid, device;
+    uint64_t max_used_bytes, start_us, time_ms;
+} sim_dead;
+
+typedef struct {
+    uint64_t magic, bytes;
+    pthread_mutex_t lock;
+    uint32_t slot_high; /* slots ever used */
+    uint32_t hold_high;
+    uint64_t device_count;
+    /* keys */
+    uint64_t cuda_version, cuda_alloc_us, cuda_free_us, cuda_context_us, cuda_pool_step, cuda_module_bytes;
+    uint64_t cuda_fail_percent, latency_sleep;
+    uint64_t cupti_subscribe, cupti_silent, cupti_fatal, cupti_multi;
+    uint64_t nvml_driver, nvml_race, nvml_memory_us, nvml_list_us, nvml_list_per_process_us, nvml_list_locks;
+    uint64_t nvml_init_us;
+    char driver_version[80];
+    char truth[512];
+    /* state */
+    uint64_t lists, random, strays, violations, hold_reap_ns;
+    uint32_t event_head, event_word; /* event_word: futex */
+    uint32_t call_count, dead_head;
+    sim_event event[SIM_EVENTS];
+    sim_call_count call[SIM_CALLS];
+    sim_dead dead[SIM_DEAD];
+    sim_device device[SIM_DEVICES];
+    sim_slot slot[SIM_SLOTS];
+    sim_hold hold[SIM_HOLDS];
+    sim_tags tags[SIM_SLOTS];
+} sim_machine;
+
+/* One key that init and set take and show prints (keys.c). */
+typedef struct {
+    const char *name;
+    uint32_t offset, size;
+    char kind;          /* n number, b bytes with K/M/G, s string, e enumeration */
+    char per_device;    /* written gpuN.NAME, or NAME for all devices */
+    const char *values; /* e: names in order, separated by '|' */
+    const char *help;
+} sim_key;
+
+/* Maps $GPUMEM_SIM (or `path`) once per process and keeps its descriptor open for ever: closing any descriptor
+ * of the file would drop the record lock of this process's slot. NULL: no machine. */
+sim_machine *sim_open(const char *path);
+sim_machine *sim_create(const char *path);
+int sim_fd(void);
+void sim_lock(sim_machine *m);
+void sim_unlock(sim_machine *m);
+uint64_t sim_now_ns(void);
+void sim_wait_us(const sim_machine *m, uint64_t us);
+
+/* All below: under the lock. */
+int sim_claim(sim_machine *m);                       /* a slot for this process, -1: none free */
+int sim_owner(sim_machine *m, int slot, int own);    /* pid in our namespace; 0: not visible, -1: dead */
+void sim_reap(sim_machine *m, int own, int device);  /* takes dead slots back; device -1: all */
+int sim_charge(sim_machine *m, int slot, int device, uint64_t bytes); /* 0, or -1: the device is full */
+void sim_discharge(sim_machine *m, int slot, int device, uint64_t bytes);
+uint64_t sim_used(const sim_usage *u);
+uint64_t sim_device_used(sim_machine *m, int device); /* without the system's share */
+uint64_t sim_instance_used(sim_machine *m, int device, uint32_t instance);
+uint64_t sim_instance_bytes(const sim_machine *m, int device);
+uint64_t sim_random(sim_machine *m);
+int sim_counter(sim_machine *m, const char *name); /* index into call[] */
+void sim_mig_uuid(const sim_machine *m, int device, uint32_t instance, uint8_t uuid[16]);
+void sim_uuid_text(const uint8_t uuid[16], const char *prefix, char out[48]);
+
+const sim_key *sim_keys(int *count);
+void sim_defaults(sim_machine *m);
+const char *sim_set(sim_machine *m, const char *word); /* NULL, or why not */
+void sim_print_key(const sim_machine *m, const sim_key *key, int device, char *out, int size);
+
+static inline uint64_t sim_round(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+#endif

@@ -1,0 +1,31 @@
+/* Well-known names that have nothing to do with memory. Clients that bind by name find them; they are not
+ * supported here. */
+#include "nvml_internal.h"
+
+#define STUB(name) \
+    EXPORT nvmlReturn nvml##name(void) { return NOT_SUPPORTED; }
+
+STUB(DeviceGetArchitecture) STUB(DeviceGetAttributes_v2) STUB(DeviceGetBoardId) STUB(DeviceGetBoardPartNumber)
+STUB(DeviceGetBrand) STUB(DeviceGetBusType) STUB(DeviceGetClock) STUB(DeviceGetClockInfo)
+STUB(DeviceGetComputeMode) STUB(DeviceGetCudaComputeCapability) STUB(DeviceGetCurrPcieLinkGeneration)
+STUB(DeviceGetCurrPcieLinkWidth) STUB(DeviceGetCurrentClocksThrottleReasons) STUB(DeviceGetDecoderUtilization)
+STUB(DeviceGetDetailedEccErrors) STUB(DeviceGetDisplayActive) STUB(DeviceGetDisplayMode)
+STUB(DeviceGetDriverModel) STUB(DeviceGetDriverModel_v2) STUB(DeviceGetEccMode) STUB(DeviceGetEncoderUtilization)
+STUB(DeviceGetEnforcedPowerLimit) STUB(DeviceGetFanSpeed) STUB(DeviceGetFanSpeed_v2) STUB(DeviceGetFieldValues)
+STUB(DeviceGetGpuOperationMode) STUB(DeviceGetGspFirmwareMode) STUB(DeviceGetGspFirmwareVersion)
+STUB(DeviceGetHandleByPciBusId_v2) STUB(DeviceGetHandleBySerial) STUB(DeviceGetInforomVersion)
+STUB(DeviceGetMaxClockInfo) STUB(DeviceGetMaxCustomerBoostClock) STUB(DeviceGetMaxPcieLinkGeneration)
+STUB(DeviceGetMaxPcieLinkWidth) STUB(DeviceGetMemoryErrorCounter) STUB(DeviceGetMultiGpuBoard)
+STUB(DeviceGetNumaNodeId) STUB(DeviceGetNumGpuCores) STUB(DeviceGetNvLinkState) STUB(DeviceGetP2PStatus)
+STUB(DeviceGetPcieThroughput) STUB(DeviceGetPerformanceState) STUB(DeviceGetPersistenceMode)
+STUB(DeviceGetPowerManagementDefaultLimit) STUB(DeviceGetPowerManagementLimit)
+STUB(DeviceGetPowerManagementLimitConstraints) STUB(DeviceGetPowerManagementMode) STUB(DeviceGetPowerState)
+STUB(DeviceGetPowerUsage) STUB(DeviceGetProcessUtilization) STUB(DeviceGetRemappedRows)
+STUB(DeviceGetRetiredPages) STUB(DeviceGetRetiredPagesPendingStatus) STUB(DeviceGetSamples) STUB(DeviceGetSerial)
+STUB(DeviceGetTemperature) STUB(DeviceGetTemperatureThreshold) STUB(DeviceGetTopologyCommonAncestor)
+STUB(DeviceGetTotalEccErrors) STUB(DeviceGetTotalEnergyConsumption) STUB(DeviceGetUtilizationRates)
+STUB(DeviceGetVbiosVersion) STUB(DeviceGetVirtualizationMode) STUB(DeviceSetMigMode) STUB(DeviceSetPersistenceMode)
+STUB(GpmQueryDeviceSupport) STUB(SystemGetConfComputeState) STUB(SystemGetProcessName) STUB(UnitGetCount)
+#if SIM_NVML == 3
+STUB(DeviceGetProcessesUtilizationInfo) STUB(DeviceGetTemperatureV) STUB(DeviceGetConfComputeProtectedMemoryUsage)
+#endif

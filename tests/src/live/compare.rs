@@ -1,0 +1,133 @@
+//! What a ledger made of a recording, sample by sample, beside the machine's truth.
+
+use super::truth::Truth;
+use gpumem_ledger::{Class, ClosedSample, Ledger, Origin, ProcessKey, Snapshot};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::Input;
+use gpumem_runs::recording;
+use gpumem_wire::Record;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Every closed sample of a recording, and the ledger's state at its end.
+pub struct Replay {
+    /// Process, device in the snapshot, sample.
+    pub samples: Vec<(ProcessKey, usize, ClosedSample)>,
+    /// At the end.
+    pub snapshot: Snapshot,
+    /// Records that could not be read.
+    pub rejected: u64,
+}
+
+struct Collector {
+    ledger: Ledger,
+    samples: Vec<(ProcessKey, usize, ClosedSample)>,
+    rejected: u64,
+}
+
+impl Sink for Collector {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        self.ledger.observe(origin, record);
+        if self.ledger.has_untaken() {
+            self.samples.extend(self.ledger.take_samples());
+            self.ledger.take_windows();
+        }
+    }
+    fn caveat(&mut self, _code: &str, _text: String) {}
+    fn reject(&mut self, count: u64) {
+        self.rejected += count;
+    }
+}
+
+/// Replays a daemon's recording.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn replay(path: &Path) -> Replay {
+    let mut sink = Collector { ledger: Ledger::new(), samples: Vec::new(), rejected: 0 };
+    let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
+    recording::read(input, &mut sink).unwrap_or_else(|error| panic!("{error}"));
+    Replay { samples: sink.samples, snapshot: sink.ledger.snapshot(), rejected: sink.rejected }
+}
+
+/// How many samples were held against the truth, and how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// Memory stood still: every number must be the machine's own.
+    pub exact: u64,
+    /// Memory moved while NVML was read: the truth must lie within the sample's bounds.
+    pub torn: u64,
+    /// After a loss, or without the agent's word: the sample says itself that it may be wrong.
+    pub excused: u64,
+    /// Without an agent: only what NVML charges can be compared.
+    pub uncovered: u64,
+    /// NVML did not list the process, or the machine says nothing of that moment.
+    pub unmatched: u64,
+}
+
+impl Replay {
+    /// Tags and idle bytes of a sample.
+    pub fn composition(&self, key: ProcessKey, sample: &ClosedSample) -> (BTreeMap<String, i64>, i64) {
+        let process = self.snapshot.processes.iter().find(|process| process.key == key);
+        let cells = &process.expect("a sample's process").cells;
+        let (mut tags, mut idle) = (BTreeMap::new(), 0);
+        for (cell, &bytes) in cells.iter().zip(sample.amounts.iter()).filter(|(_, bytes)| **bytes != 0) {
+            match cell.class {
+                Class::PoolIdle => idle += bytes,
+                _ => *tags.entry(cell.tag.as_deref().unwrap_or("").to_owned()).or_insert(0) += bytes,
+            }
+        }
+        (tags, idle)
+    }
+
+    /// Holds every sample of `pid` (of all, if none) against the machine's truth.
+    ///
+    /// # Panics
+    /// At the first sample that says something else than the machine.
+    pub fn compare(&self, truths: &[Truth], pid: Option<u32>) -> Compared {
+        let mut compared = Compared::default();
+        for (key, device, sample) in &self.samples {
+            if pid.is_some_and(|pid| pid != key.pid) {
+                continue;
+            }
+            let uuid = self.snapshot.devices[*device].name.to_string();
+            let of_sample = |truth: &&Truth| {
+                truth.pid == key.pid
+                    && truth.device == uuid
+                    && (sample.t0_ns..=sample.t1_ns).contains(&truth.t)
+            };
+            let found: Vec<&Truth> = truths.iter().filter(of_sample).collect();
+            let (Some(truth), Ok(used)) = (found.first(), sample.used_bytes) else {
+                compared.unmatched += 1;
+                continue;
+            };
+            let say =
+                |what: &str| format!("{what}\n{sample:#?}\n{found:#?}\n{:?}", self.composition(*key, sample));
+            assert!(found.iter().any(|truth| truth.used == used), "{}", say("used"));
+            let Some(tracked) = sample.tracked_bytes else {
+                compared.uncovered += 1;
+                continue;
+            };
+            let (low, high) = sample.tracked_range.expect("a covered sample has bounds");
+            if sample.stale || sample.partial {
+                compared.excused += 1;
+            } else if sample.torn {
+                let within = (low..=high).contains(&truth.tracked);
+                assert!(within, "{}", say("the truth lies outside of a torn sample's bounds"));
+                compared.torn += 1;
+            } else {
+                assert_eq!(tracked, truth.tracked, "{}", say("tracked"));
+                let (mut tags, idle) = self.composition(*key, sample);
+                tags.retain(|_, bytes| *bytes != 0);
+                let mut true_tags = truth.tags.clone();
+                true_tags.retain(|_, bytes| *bytes != 0);
+                assert_eq!(idle, truth.idle, "{}", say("idle"));
+                assert_eq!(tags, true_tags, "{}", say("tags"));
+                let gap = truth.used as i64 - truth.tracked;
+                assert_eq!(sample.untrackable_bytes(), Some(gap - sample.predates_bytes), "{}", say("gap"));
+                compared.exact += 1;
+            }
+        }
+        compared
+    }
+}

@@ -1,0 +1,44 @@
+//! A daemon on a simulated machine, with a folder for its sockets and a recording of all that it sees.
+
+use super::machine::{Job, Machine};
+use super::programs::programs;
+use super::until;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+/// A daemon that runs; killed when the test is over.
+#[derive(Debug)]
+pub struct Daemon {
+    /// Its process.
+    pub job: Job,
+    /// Where its sockets are.
+    pub runtime: PathBuf,
+    /// What it records.
+    pub recording: PathBuf,
+}
+
+impl Daemon {
+    /// Starts one called `name`, which answers when this returns. `config` is appended to its configuration.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn start(machine: &Machine, name: &str, config: &str) -> Self {
+        let runtime = machine.dir.join("run");
+        let recording = machine.dir.join(format!("{name}.gpumem"));
+        let file = machine.dir.join(format!("{name}.toml"));
+        let store = machine.dir.join("runs.sqlite");
+        let text = format!(
+            "runtime_dir = {runtime:?}\nrecord = {recording:?}\n[runs]\nstore = {store:?}\n[metrics]\nlisten = \"off\"\n{config}\n"
+        );
+        std::fs::write(&file, text).expect("written");
+        let mut command = machine.command(programs().ours.join("gpumemd"));
+        command.arg("--config").arg(&file);
+        command.stderr(std::fs::File::create(machine.dir.join(format!("{name}.log"))).expect("a log"));
+        let mut job = Job::start(&mut command);
+        until(10, "an answering daemon", || {
+            assert!(job.is_running(), "the daemon ended: see {name}.log");
+            UnixStream::connect(runtime.join("control.sock")).ok()
+        });
+        Daemon { job, runtime, recording }
+    }
+}

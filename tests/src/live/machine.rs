@@ -1,0 +1,203 @@
+//! One simulated machine: a folder with its file, its truth journal and whatever runs on it.
+
+use super::programs::programs;
+use super::truth::{self, Truth};
+use super::until;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+/// A machine of its own; its folder goes with it.
+#[derive(Debug)]
+pub struct Machine {
+    /// The folder.
+    pub dir: PathBuf,
+}
+
+impl Machine {
+    /// A machine with these keys (`devices=2`, `gpu0.fault=lost`: tests/fake-gpu/README.md).
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn new(keys: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("gpumem-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let machine = Machine { dir };
+        machine.tool("init", &[keys, &[&format!("truth={}", machine.truth_path().display())]].concat());
+        machine
+    }
+
+    fn truth_path(&self) -> PathBuf {
+        self.dir.join("truth")
+    }
+
+    fn sim(&self) -> PathBuf {
+        self.dir.join("machine")
+    }
+
+    /// The machine's tool: `set`, `show`, `hold`...; what it prints.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn tool(&self, verb: &str, words: &[&str]) -> String {
+        let mut command = Command::new(programs().fake.join("bin/fake-gpu"));
+        let output = command.arg(verb).arg(self.sim()).args(words).output().expect("fake-gpu runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "fake-gpu {verb} {words:?}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Changes keys while everything runs.
+    pub fn set(&self, keys: &[&str]) {
+        self.tool("set", keys);
+    }
+
+    /// What the machine has written down so far.
+    pub fn truth(&self) -> Vec<Truth> {
+        truth::read(&self.truth_path())
+    }
+
+    /// A program that sees this machine's driver. Nothing of gpumem is in its environment.
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new(program.as_ref());
+        for name in [
+            "CUDA_INJECTION64_PATH",
+            "NVTX_INJECTION64_PATH",
+            "GPUMEM_SOCKET",
+            "GPUMEM_CONTROL",
+            "XDG_RUNTIME_DIR",
+        ] {
+            command.env_remove(name);
+        }
+        command.env("GPUMEM_SIM", self.sim()).env("LD_LIBRARY_PATH", programs().fake.join("lib"));
+        command.env("GPUMEM_STORE", self.dir.join("runs.sqlite")).env("HOME", &self.dir);
+        command
+    }
+
+    /// A trainer without an agent.
+    pub fn bare_trainer(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(programs().fake.join("bin/trainer"));
+        command.args(arguments);
+        command
+    }
+
+    /// A trainer that reports to the daemon in `runtime`.
+    pub fn trainer(&self, runtime: &Path, arguments: &[&str]) -> Command {
+        let mut command = self.bare_trainer(arguments);
+        command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+        command.env("GPUMEM_SOCKET", runtime.join("agent.sock"));
+        command
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && std::env::var_os("GPUMEM_KEEP").is_none() {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        } else {
+            eprintln!("kept: {}", self.dir.display());
+        }
+    }
+}
+
+/// A program that runs; killed when the test is over.
+#[derive(Debug)]
+pub struct Job {
+    child: Child,
+    lines: Receiver<String>,
+    /// What it has printed.
+    pub said: Vec<String>,
+}
+
+impl Job {
+    /// Starts it; its standard output is read.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("started");
+        let out = BufReader::new(child.stdout.take().expect("piped"));
+        let (send, lines) = channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                if send.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Job { child, lines, said: Vec::new() }
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for a line that holds `what`, and returns it.
+    ///
+    /// # Panics
+    /// When it does not come.
+    pub fn wait_for(&mut self, what: &str) -> String {
+        if let Some(line) = self.said.iter().find(|line| line.contains(what)) {
+            return line.clone();
+        }
+        until(60, &format!("{what:?} from {:?}", self.child), || {
+            while let Ok(line) = self.lines.try_recv() {
+                self.said.push(line);
+                if let Some(line) = self.said.last().filter(|line| line.contains(what)) {
+                    return Some(line.clone());
+                }
+            }
+            None
+        })
+    }
+
+    /// Sends a signal by its number.
+    ///
+    /// # Panics
+    /// When the process is gone.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.pid().to_string();
+        let status = Command::new("kill").args(["-s", signal, &pid]).status().expect("kill runs");
+        assert!(status.success(), "kill -s {signal} {pid}");
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end; then `said` is all that it has printed.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn end(&mut self) -> ExitStatus {
+        let pid = self.pid();
+        let status = until(120, &format!("the end of {pid}"), || self.child.try_wait().expect("waited for"));
+        while let Ok(line) = self.lines.recv_timeout(std::time::Duration::from_secs(2)) {
+            self.said.push(line);
+        }
+        status
+    }
+
+    /// Waits for a good end.
+    ///
+    /// # Panics
+    /// When it ends otherwise.
+    pub fn finish(&mut self) {
+        let status = self.end();
+        assert!(status.success(), "{status} (signal {:?}): {:#?}", status.signal(), self.said);
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

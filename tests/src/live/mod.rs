@@ -1,0 +1,39 @@
+//! The whole product on the simulated machine: its programs, built and started as a user would, and the machine's own
+//! truth to hold them against.
+//!
+//! ```text
+//! programs   what must be built before: the daemon, gpumemctl, the agent, the fake driver, the trainer
+//! machine    one simulated machine with its folder; programs that run on it
+//! daemon     a daemon on it
+//! prometheus a real Prometheus beside it
+//! truth      the machine's journal
+//! compare    a daemon's recording, replayed, beside that journal
+//! ```
+
+pub mod compare;
+pub mod daemon;
+pub mod machine;
+pub mod programs;
+pub mod prometheus;
+pub mod truth;
+
+pub use compare::{Compared, Replay, replay};
+pub use daemon::Daemon;
+pub use machine::{Job, Machine};
+
+use std::time::{Duration, Instant};
+
+/// Waits until `done` has something, and fails with `what` when it has taken too long.
+///
+/// # Panics
+/// After `seconds` without it.
+pub fn until<T>(seconds: u64, what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        if let Some(found) = done() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,50 @@
+//! What must be built before anything runs: once per test program, by the tools that a user has.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Where the built programs are.
+#[derive(Debug)]
+pub struct Programs {
+    /// gpumemd, gpumemctl, libgpumem.so.
+    pub ours: PathBuf,
+    /// `lib/` with the fake driver, `bin/` with its tool and the trainer.
+    pub fake: PathBuf,
+}
+
+/// The programs, built if they are not up to date.
+///
+/// # Panics
+/// When one cannot be built.
+pub fn programs() -> &'static Programs {
+    static PROGRAMS: OnceLock<Programs> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+        // target/PROFILE/deps/this-test
+        let this = std::env::current_exe().expect("this program's path");
+        let ours = this.ancestors().nth(2).expect("target/PROFILE").to_owned();
+        let fake = ours.parent().expect("target").join("fake-gpu");
+        let profile = match ours.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => "dev".to_owned(),
+            Some(name) => name.to_owned(),
+        };
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--locked", "--quiet", "--profile", &profile]);
+        build.args(["-p", "gpumemd", "-p", "gpumemctl", "-p", "gpumem-agent"]).current_dir(root);
+        run(&mut build);
+        for part in ["tests/fake-gpu", "tests/trainer"] {
+            let mut out = std::ffi::OsString::from("OUT=");
+            out.push(&fake);
+            run(Command::new("make").arg("-s").arg("-C").arg(root.join(part)).arg(out));
+        }
+        Programs { ours, fake }
+    })
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+}

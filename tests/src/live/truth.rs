@@ -1,0 +1,43 @@
+//! The truth journal of the simulated machine: what it held, process by process, at each moment at which NVML was asked
+//! for a list (tests/fake-gpu/README.md).
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// One process on one device, at the moment of one list.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Truth {
+    /// CLOCK_MONOTONIC ns.
+    pub t: u64,
+    /// Number of the list.
+    pub list: u64,
+    /// UUID of the device.
+    pub device: String,
+    /// Pid in the namespace of who asked.
+    pub pid: u32,
+    /// What NVML answered.
+    pub used: u64,
+    /// Live driver allocations, reserved bytes for pools.
+    pub tracked: i64,
+    /// Pool bytes that nothing covers.
+    pub idle: i64,
+    /// By tag, "" for none; `tags` and `idle` make `tracked`.
+    pub tags: BTreeMap<String, i64>,
+}
+
+/// Every line of a journal. A last line that is being written is left out.
+///
+/// # Panics
+/// When a line is not what it should be: the oracle itself would be wrong.
+pub fn read(path: &Path) -> Vec<Truth> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let parse = |line: &str| -> Truth {
+        let truth: Truth = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let sum = truth.tags.values().sum::<i64>() + truth.idle;
+        assert_eq!(sum, truth.tracked, "the machine's own sums do not add up: {line}");
+        truth
+    };
+    whole.lines().map(parse).collect()
+}

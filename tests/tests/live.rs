@@ -1,0 +1,165 @@
+//! The daemon, the agent and NVML on the simulated machine, sample by sample beside the machine's own truth.
+#![allow(missing_docs)]
+
+use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
+use std::time::Duration;
+
+const TWO: &[&str] = &["devices=2", "gpu0.memory=16G", "gpu1.memory=16G"];
+
+/// Waits until the machine was asked for `lists` more lists.
+fn lists(machine: &Machine, lists: u64) {
+    let newest = || machine.truth().last().map_or(0, |truth| truth.list);
+    let goal = newest() + lists;
+    until(60, "lists of processes", || (newest() >= goal).then_some(()));
+}
+
+/// Ends the daemon as systemd would, so that its recording is whole.
+fn stop(daemon: &mut Daemon) {
+    daemon.job.signal("TERM");
+    daemon.job.finish();
+}
+
+fn training(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Job {
+    let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, arguments));
+    trainer.wait_for("ready");
+    trainer
+}
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+#[test]
+fn three_covered_and_one_uncovered_process_on_two_devices() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let steps = ["--steps", "200", "--step-ms", "5"];
+    let with = |extra: &[&'static str]| [&steps[..], extra].concat();
+    let mut covered = [
+        training(&machine, &daemon, &with(&["--seed", "1", "--devices", "0"])),
+        training(&machine, &daemon, &with(&["--seed", "2", "--devices", "1", "--threads", "3"])),
+        training(&machine, &daemon, &with(&["--seed", "3", "--devices", "0,1"])),
+    ];
+    let mut uncovered = Job::start(&mut machine.bare_trainer(&with(&["--seed", "4", "--devices", "0"])));
+    covered.iter_mut().for_each(Job::finish);
+    uncovered.finish();
+    stop(&mut daemon);
+
+    let (seen, truth) = (replay(&daemon.recording), machine.truth());
+    assert_eq!(seen.rejected, 0);
+    for job in &covered {
+        let compared = seen.compare(&truth, Some(job.pid()));
+        println!("{}: {compared:?}", job.pid());
+        assert!(compared.exact >= 10, "{compared:?}");
+        assert_eq!((compared.excused, compared.uncovered), (0, 0), "{compared:?}");
+        let process =
+            seen.snapshot.processes.iter().find(|process| process.key.pid == job.pid()).expect("known");
+        assert_eq!(process.odd, Default::default(), "nothing odd");
+        assert!(process.coverage.covered && process.coverage.partial.is_none() && process.coverage.lost == 0);
+        assert!(process.ended.is_some(), "its end was seen");
+    }
+    let compared = seen.compare(&truth, Some(uncovered.pid()));
+    println!("{}: {compared:?}", uncovered.pid());
+    assert!(compared.uncovered >= 5 && compared.exact + compared.torn == 0, "{compared:?}");
+    let process = seen.snapshot.processes.iter().find(|process| process.key.pid == uncovered.pid());
+    assert!(!process.expect("known").coverage.covered);
+}
+
+#[test]
+fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
+    let machine = Machine::new(TWO);
+    let mut first = Daemon::start(&machine, "first", FAST);
+    let mut trainer = training(&machine, &first, &["--steps", "600", "--step-ms", "5"]);
+    lists(&machine, 10);
+    first.job.signal("KILL");
+    first.job.end();
+    std::thread::sleep(Duration::from_millis(300)); // the trainer goes on without one
+    let mut second = Daemon::start(&machine, "second", FAST);
+    lists(&machine, 20);
+    assert!(trainer.is_running(), "the training was over too early to show anything");
+    trainer.finish();
+    stop(&mut second);
+    let truth = machine.truth();
+    for (daemon, at_least) in [(&first, 3), (&second, 10)] {
+        let compared = replay(&daemon.recording).compare(&truth, Some(trainer.pid()));
+        println!("{compared:?}");
+        assert!(compared.exact >= at_least, "{compared:?}");
+    }
+}
+
+#[test]
+fn full_ring_loses_history_and_no_state() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut command = machine.trainer(&daemon.runtime, &["--steps", "400", "--step-ms", "5", "--hold", "2"]);
+    let mut trainer = Job::start(command.env("GPUMEM_RING_SLOTS", "256"));
+    trainer.wait_for("ready");
+    daemon.job.signal("STOP");
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.job.signal("CONT");
+    trainer.finish();
+    stop(&mut daemon);
+    let seen = replay(&daemon.recording);
+    let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
+    println!("{compared:?}");
+    let process =
+        seen.snapshot.processes.iter().find(|process| process.key.pid == trainer.pid()).expect("known");
+    assert!(process.coverage.lost > 0, "the ring was never full: {:?}", process.coverage);
+    assert!(process.coverage.partial.is_some_and(|partial| !partial.state), "{:?}", process.coverage);
+    assert!(compared.exact >= 5, "{compared:?}");
+}
+
+#[test]
+fn stopped_daemon_does_not_stall_the_training() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer = training(&machine, &daemon, &["--steps", "2400", "--step-ms", "5"]);
+    daemon.job.signal("STOP");
+    std::thread::sleep(Duration::from_secs(10));
+    daemon.job.signal("CONT");
+    assert!(trainer.is_running(), "the training was over too early to show anything");
+    lists(&machine, 20);
+    trainer.finish();
+    stop(&mut daemon);
+    let stall = trainer.wait_for("max_stall_ms");
+    let worst: f64 = stall
+        .split("max_stall_ms=")
+        .nth(1)
+        .and_then(|text| text.split_whitespace().next()?.parse().ok())
+        .unwrap_or_else(|| panic!("{stall}"));
+    println!("longest step beyond its own time: {worst} ms");
+    assert!(worst < 200.0, "a step took {worst} ms longer than it should: {stall}");
+    let compared = replay(&daemon.recording).compare(&machine.truth(), Some(trainer.pid()));
+    println!("{compared:?}");
+    assert!(compared.exact >= 10, "{compared:?}");
+}
+
+#[test]
+fn racing_threads_that_reuse_addresses_are_booked_right() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer =
+        Job::start(&mut machine.trainer(&daemon.runtime, &["--race", "4", "--steps", "50", "--hold", "1"]));
+    trainer.finish();
+    stop(&mut daemon);
+    let seen = replay(&daemon.recording);
+    let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
+    println!("{compared:?}");
+    let process =
+        seen.snapshot.processes.iter().find(|process| process.key.pid == trainer.pid()).expect("known");
+    println!("{:?} {:?}", process.coverage, process.odd);
+    assert!(compared.exact + compared.torn >= 5, "{compared:?}");
+    if process.coverage.lost == 0 {
+        assert_eq!(process.odd, Default::default(), "nothing odd without a loss");
+    }
+}
+
+#[test]
+fn nothing_of_ours_is_needed_by_a_trainer_without_a_daemon() {
+    let machine = Machine::new(TWO);
+    let nowhere = machine.dir.join("nowhere");
+    let steps = ["--steps", "20", "--step-ms", "1", "--seed", "9", "--quiet"];
+    let mut alone = Job::start(&mut machine.bare_trainer(&steps));
+    alone.finish();
+    let mut with_agent = Job::start(&mut machine.trainer(&nowhere, &steps));
+    with_agent.finish();
+    assert_eq!(alone.said, with_agent.said, "the agent changes nothing that the program prints");
+}

@@ -1,0 +1,36 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+driver_calls cu;
+
+void *load_driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) {
+        fprintf(stderr, "trainer: %s\n", dlerror());
+        exit(3);
+    }
+#define LOAD(name, parameters)                                 \
+    *(void **)&cu.name = dlsym(library, #name);                \
+    if (!cu.name) {                                            \
+        fprintf(stderr, "trainer: no %s in the driver\n", #name); \
+        exit(3);                                               \
+    }
+    DRIVER_CALLS(LOAD)
+    return library;
+}
+
+void must(int result, const char *what) {
+    if (!result) return;
+    fprintf(stderr, "trainer: %s: CUDA error %d\n", what, result);
+    exit(4);
+}
+
+uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
