@@ -393,11 +393,19 @@ fn a_private_daemon_is_started_when_none_answers() {
     stub(
         &site,
         &format!(
-            "echo its words; ps -o sid= -p $$ > '{flag}.sid'; echo \"$@ $$\" > '{flag}.tmp'; \
+            "echo its words; sed 's/.*) //' /proc/$$/stat > '{flag}.stat'; \
+             readlink /proc/$$/fd/9 > '{flag}.fd'; echo \"$NOTIFY_SOCKET\" > '{flag}.notify'; echo \"$@ $$\" > '{flag}.tmp'; \
              mv '{flag}.tmp' '{flag}'; while [ -e '{flag}' ]; do sleep 0.05; done"
         ),
     );
-    let mut command = site.command(&["--", "sh", "-c", "echo $GPUMEM_SOCKET"]);
+    let gpumemctl = site.folder.text("bin/gpumemctl");
+    let lock = site.folder.text("lock");
+    let line = format!(
+        "exec 9>'{lock}'; exec '{gpumemctl}' run -- sh -c 'echo $GPUMEM_SOCKET; readlink /proc/$$/fd/9'"
+    );
+    let mut command = Command::new("sh");
+    site.folder.settle(&mut command);
+    command.args(["-c", &line]).env("NOTIFY_SOCKET", "/nonexistent");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpumemctl");
     let words = until("the daemon", || fs::read_to_string(&started).ok());
     let (args, pid) = words.trim().rsplit_once(' ').expect("arguments and a pid");
@@ -405,18 +413,18 @@ fn a_private_daemon_is_started_when_none_answers() {
     let daemon = FakeDaemon::at(&site.folder.path("gpumem/control.sock"));
     daemon.says("GET /v1/doctor", 200, r#"{"version":"0","pid":1,"uptime_s":1,"facts":[],"findings":[]}"#);
     let output = child.wait_with_output().expect("an end");
-    let socket = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    assert_eq!((output.status.code(), socket), (Some(0), site.folder.text("gpumem/agent.sock")));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let expected = format!("{}\n{lock}\n", site.folder.text("gpumem/agent.sock"));
+    assert_eq!((output.status.code(), said), (Some(0), expected), "the command has what it was given");
+    let its = |what: &str| fs::read_to_string(format!("{flag}.{what}")).expect(what);
+    assert_eq!((its("fd").as_str(), its("notify").as_str()), ("", "\n"), "the daemon has not");
     let directory = fs::metadata(site.folder.path("gpumem")).expect("a directory");
     assert_eq!(directory.permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::read_to_string(site.folder.path("gpumem/gpumemd.log")).expect("a log"), "its words\n");
     assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "it stays when the command has ended");
-    if let Ok(session) = fs::read_to_string(format!("{flag}.sid"))
-        && !session.trim().is_empty()
-    {
-        let own = rustix::process::getsid(None).expect("a session").as_raw_nonzero().to_string();
-        assert_ne!(session.trim(), own, "a session of its own");
-    }
+    let own = rustix::process::getsid(None).expect("a session").as_raw_nonzero().to_string();
+    let session = its("stat").split(' ').nth(3).map(str::to_owned);
+    assert!(session.is_some_and(|session| session != own), "a session of its own");
     fs::remove_file(&started).expect("its end");
     until("its end", || (!PathBuf::from(format!("/proc/{pid}")).exists()).then_some(()));
 }
