@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -470,6 +471,22 @@ fn in_a_container_the_agents_socket_is_enough() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), path.to_string_lossy());
     let lines = own_lines(&output);
     assert!(lines.len() == 1 && lines[0].contains("report --job bert."), "{lines:#?}");
+}
+
+#[test]
+fn a_daemon_that_is_stopped_holds_nobody_up() {
+    let site = Site::without_daemon("stopped");
+    // The kernel takes connections for it as long as its queue has room.
+    let path = site.folder.path("gpumem/control.sock");
+    fs::create_dir(path.parent().expect("a folder")).expect("a folder");
+    let _stopped = UnixListener::bind(path).expect("a socket");
+    let since = Instant::now();
+    let output = site.run(&["--", "sh", "-c", "exit 3"]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
+    let lines = own_lines(&output);
+    let words = ["has not answered for 2 s: is its process stopped?; ask later: gpumemctl report --job "];
+    assert!(lines.len() == 1 && words.iter().all(|words| lines[0].contains(words)), "{lines:#?}");
 }
 
 #[test]

@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Looked at so often. A try is one failed connect.
 const PAUSE: Duration = Duration::from_millis(10);
+/// One that takes connections has this long for its first answer, until it is tried again.
+const TRY: Duration = Duration::from_millis(1000);
 
 /// A lock that a script holds on a descriptor, or a pipe that somebody reads to its end, must not stay open
 /// with the daemon. Descriptors cannot be closed by number in safe code; a shell's have one digit.
@@ -56,7 +58,7 @@ pub fn start() -> Result<Daemon, String> {
         let gone = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
         // Asked after looking whether it lives: another that was started at the same time may have won.
         if let Ok(daemon) = Daemon::find(None)
-            && daemon.doctor(None).is_ok()
+            && daemon.hurried(TRY).doctor(None).is_ok()
         {
             return Ok(daemon);
         }
