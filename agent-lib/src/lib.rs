@@ -12,7 +12,7 @@
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
 //! memfd.rs        what the daemon is handed             threads.rs what each thread has
 //! sender/         the one thread: ring -> socket or file; resync
-//! clock.rs  env.rs  state.rs  second.rs                 include/gpumem.h: the C API
+//! clock.rs  env.rs  state.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
 //! ```
 //!
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
@@ -30,6 +30,7 @@ mod elf;
 pub mod env;
 pub mod ffi;
 mod fork;
+mod glibc;
 pub mod live;
 pub mod memfd;
 pub mod multicast;
