@@ -204,9 +204,8 @@ impl Ledger {
             });
             self.devices.len() - 1
         });
-        let Reading(total) = total_bytes;
         let device = &mut self.devices[index];
-        device.total_bytes = total.or(device.total_bytes);
+        device.total_bytes = device.total_bytes.or(total_bytes.0);
         index
     }
 
@@ -224,10 +223,13 @@ impl Ledger {
         match record.body {
             Body::Device { .. } => {
                 let device = self.device(record);
-                self.devices[device].ordinal = match record.body {
-                    Body::Device { ordinal, .. } => ordinal,
-                    _ => 0,
-                };
+                if let Body::Device { ordinal, total_bytes, .. } = record.body {
+                    let view = &mut self.devices[device];
+                    view.ordinal = ordinal;
+                    // CUDA's total, an agent's word, is without the driver's share; used, free and that share add up to
+                    // NVML's.
+                    view.total_bytes = total_bytes.0.or(view.total_bytes);
+                }
                 self.host_slots.insert(stamp.device, device);
             }
             Body::ClockAnchor { .. } => self.set_clock(record),

@@ -569,3 +569,20 @@ fn forgotten_process_leaves_the_others_as_they_were() {
     closed.sort_unstable();
     assert_eq!(closed, left);
 }
+
+#[test]
+fn a_devices_total_is_what_nvml_says_whoever_speaks_first() {
+    let total = |bytes: u64| match device(9) {
+        Body::Device { uuid_high, uuid_low, ordinal, id, name, .. } => {
+            Body::Device { uuid_high, uuid_low, total_bytes: Reading::of(bytes), ordinal, id, name }
+        }
+        other => other,
+    };
+    let mut s = Script::new();
+    let known = |s: &Script| s.ledger.snapshot().devices[0].total_bytes;
+    s.host(total(1000));
+    s.control(total(900)); // an agent's, by CUDA: without the driver's share
+    assert_eq!(known(&s), Some(1000));
+    s.host(total(1001));
+    assert_eq!(known(&s), Some(1001));
+}
