@@ -34,7 +34,9 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
-    if target("OS") == "linux" && target("ENV") == "gnu" && matches!(target("ARCH").as_str(), "x86_64" | "aarch64")
+    if target("OS") == "linux"
+        && target("ENV") == "gnu"
+        && matches!(target("ARCH").as_str(), "x86_64" | "aarch64")
     {
         for name in OLD {
             println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");

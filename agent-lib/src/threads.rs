@@ -224,6 +224,21 @@ fn claim() -> Option<&'static Thread> {
     Some(place)
 }
 
+/// In a forked child that starts anew: of all threads only the calling one is here, under another id.
+pub fn adopt() {
+    let mine = word::get();
+    // SAFETY: no arguments.
+    let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    for thread in all() {
+        let is_mine = std::ptr::eq(thread, mine);
+        thread.id.store(if is_mine { id } else { 0 }, Relaxed);
+        thread.making.store(0, Relaxed);
+        thread.busy.store(0, Relaxed);
+        thread.allocating_since_ns.store(0, Relaxed);
+        thread.context.store(0, Relaxed);
+    }
+}
+
 impl Thread {
     /// The device slot of `context`, if it was this thread's last one.
     #[inline(always)]
