@@ -47,7 +47,8 @@ fn at_the_end_runs_are_written_and_go_on_in_the_next_life() {
     let _peer = agent(&daemon);
     wait_for("the run to go on", || (stored(&daemon).state == State::Open).then_some(()));
     daemon.end().expect("a good end");
-    assert_eq!(stored(&daemon).id, first.id, "the same run");
+    let last = stored(&daemon);
+    assert_eq!((last.id, last.events), (first.id, 2), "the same run goes on");
 }
 
 #[test]

@@ -204,8 +204,9 @@ impl Ledger {
             });
             self.devices.len() - 1
         });
+        let Reading(total) = total_bytes;
         let device = &mut self.devices[index];
-        device.total_bytes = device.total_bytes.or(total_bytes.0);
+        device.total_bytes = device.total_bytes.or(total);
         index
     }
 
@@ -222,15 +223,15 @@ impl Ledger {
         self.now_ns = self.now_ns.max(stamp.time_ns);
         match record.body {
             Body::Device { .. } => {
-                let device = self.device(record);
-                if let Body::Device { ordinal, total_bytes, .. } = record.body {
-                    let view = &mut self.devices[device];
-                    view.ordinal = ordinal;
-                    // CUDA's total, an agent's word, is without the driver's share; used, free and that share add up to
-                    // NVML's.
-                    view.total_bytes = total_bytes.0.or(view.total_bytes);
+                let index = self.device(record);
+                let device = &mut self.devices[index];
+                // NVML's word stands: to a process the driver's own share is no part of the device.
+                if let Body::Device { ordinal, total_bytes, name, .. } = record.body {
+                    device.ordinal = ordinal;
+                    device.total_bytes = total_bytes.0.or(device.total_bytes);
+                    name.clone_into(&mut device.model);
                 }
-                self.host_slots.insert(stamp.device, device);
+                self.host_slots.insert(stamp.device, index);
             }
             Body::ClockAnchor { .. } => self.set_clock(record),
             Body::SampleBegin { number } => self.begin_sample(stamp, number),

@@ -6,6 +6,7 @@
 
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -24,6 +25,9 @@ from suite.machine import Machine  # noqa: E402
 from suite.results import Report, Result  # noqa: E402
 
 PR_SET_CHILD_SUBREAPER = 36
+# More checks, for the suite's own tests: a module that can be imported.
+if os.environ.get("GPU_SUITE_CHECKS"):
+    importlib.import_module(os.environ["GPU_SUITE_CHECKS"])
 
 
 def arguments():

@@ -1,6 +1,7 @@
 //! A daemon in this process, on sockets of its own, and hand-made peers that speak to it.
 #![allow(dead_code, missing_docs)] // each test uses a part
 
+pub mod node;
 pub mod peer;
 
 use gpumemd::app::{self, Setup, Signals};

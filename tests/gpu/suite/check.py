@@ -1,6 +1,8 @@
 """What a check is, and what it is given."""
 
+import json
 import os
+import shutil
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -111,9 +113,6 @@ class Test:
 
     def publish(self, path, name, expectations):
         """Keeps a recording, with what a replay of it must say, for the packs and from there for the repository."""
-        import json
-        import shutil
-
         target = self.machine.work / "recordings" / f"{name}.gpumem"
         shutil.copyfile(path, target)
         where = "simulated GPU" if self.dry else self.nvml.facts()
@@ -143,8 +142,9 @@ def run_one(machine, name, result):
     """Runs a check to its verdict. Everything that it throws is one."""
     chosen = CHECKS[name]
     for need in chosen.needs:
-        if machine.can.get(need, f"nobody looked for {need}") is not None:
-            return result.end("skip", machine.can[need])
+        why_not = machine.can.get(need, f"nobody looked for {need}")
+        if why_not is not None:
+            return result.end("skip", why_not)
     test = None
     try:
         test = Test(machine, chosen, result)

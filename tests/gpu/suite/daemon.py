@@ -2,10 +2,11 @@
 
 import http.client
 import json
-import os
 import re
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 
@@ -36,14 +37,14 @@ class Daemon:
 
     def __init__(self, machine, home, environment, more=""):
         self.machine, self.home, self.environment, self.more = machine, Path(home), environment, more
-        # Socket paths are short: the folder of a check may be too long for one.
-        self.runtime = Path("/tmp") / f"gs{os.getpid()}-{abs(hash(str(home))) % 10000}"
+        # The path of a socket holds 107 bytes: the folder of a check may be too long for one.
+        self.runtime = Path(tempfile.mkdtemp(prefix="gpumem-s-", dir="/tmp"))
+        self.runtime.chmod(0o755)
         self.port, self.starts, self.program = free_port(), 0, None
         self.recordings = []
 
     def start(self):
         self.starts += 1
-        self.runtime.mkdir(mode=0o755, exist_ok=True)
         recording = self.home / f"daemon-{self.starts}.gpumem"
         config = self.home / f"daemon-{self.starts}.toml"
         config.write_text(
@@ -123,10 +124,17 @@ class Daemon:
         return None
 
     def close(self):
+        """Asked first, so that its recording is whole for whoever looks into a failure."""
         if self.program:
             if self.program.alive():
                 self.program.signal(signal.SIGCONT)
+                self.program.signal(signal.SIGTERM)
+                try:
+                    self.program.wait(5)
+                except Ended:
+                    pass
             self.program.kill()
+        shutil.rmtree(self.runtime, ignore_errors=True)
 
 
 SERIES = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)$")

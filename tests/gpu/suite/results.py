@@ -1,6 +1,7 @@
 """Verdicts, and the files that hold them: results.json, results.md, and everything else packed, since only a few files
 may come back from a borrowed machine."""
 
+import io
 import json
 import os
 import tarfile
@@ -126,7 +127,6 @@ class Report:
                 info = tarfile.TarInfo(str(path.relative_to(relative)) if relative else path.name)
                 info.size = len(data)
                 info.mtime = 0
-                import io
                 pack.addfile(info, io.BytesIO(data))
         if half.stat().st_size > LARGEST:
             half.rename(self.out / f"too-large-{name}")

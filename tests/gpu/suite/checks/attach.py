@@ -5,6 +5,8 @@ import re
 import subprocess
 
 from ..check import check
+from ..programs import Ended
+from ..wire import read
 from .common import MIB, covered
 
 AGENT = ("driver", "libgpumem.so")
@@ -34,18 +36,12 @@ def driver(t):
     t.expect(account.tracked() == known, f"tracked is {known:,} ({account.tracked():,})")
     tags = {"": 69 * MIB, "model/layers.0": 20 * MIB}
     t.expect(account.bytes_by_tag() == tags, f"tags are {tags} ({account.bytes_by_tag()})")
-    used = {account.tags[r.tag] for r in t_records(path) if r.name == "AllocEnd"}
+    used = {account.tags[r.tag] for r in read(path.read_bytes()) if r.name == "AllocEnd"}
     t.expect("model/layers.0/attention" in used, f"the inner scope named its allocation ({used})")
     t.expect(account.bye, "it said good-bye")
     t.measure("state", account.states)
     t.measure("records", dict(account.counts))
     t.publish(path, "attach-driver", {"runs": [{"pid": d.pid, "tracked_bytes": known, "tags": tags}]})
-
-
-def t_records(path):
-    from ..wire import read
-
-    return read(path.read_bytes())
 
 
 @check("attach.without_tags", "a program that names nothing is covered all the same", "DESIGN 4", needs=AGENT)
@@ -94,8 +90,6 @@ def trainer(t):
 
 
 def until_end(program, timeout=100):
-    from ..programs import Ended
-
     lines = []
     try:
         while True:

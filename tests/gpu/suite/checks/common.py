@@ -1,5 +1,7 @@
 """What several checks need."""
 
+import time
+
 GRANULE = 2 << 20
 MIB = 1 << 20
 # A daemon that looks often, so that a check need not wait.
@@ -12,6 +14,16 @@ def rounding(sizes):
     large = sum(-(-size // GRANULE) * GRANULE - size for size in sizes if size >= MIB)
     small = sum(size for size in sizes if size < MIB)
     return large + (-(-small // GRANULE) * GRANULE - small)
+
+
+def becomes(true, seconds=10):
+    """Whether it comes to be true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 class Watched:

@@ -4,7 +4,9 @@ import signal
 import time
 
 from ..check import check
+from ..daemon import Daemon
 from ..programs import until
+from ..wire import read
 from .common import MIB, QUICK, Watched
 
 DAEMON = ("driver", "libgpumem.so", "gpumemd")
@@ -118,7 +120,6 @@ def oom(t):
     w.says("after", 6 * MIB)
     w.end()
     w.daemon.stop()
-    from ..wire import read
     failed = [r for r in read(w.daemon.recordings[-1].read_bytes()) if r.name == "AllocFailed"]
     t.expect([(r.bytes, r.result) for r in failed] == [(asked, 2)], f"one record of {asked:,} ({len(failed)})")
     if failed:
@@ -148,8 +149,6 @@ def uncovered(t):
 
 @check("faults.late", "a daemon that comes after the program has the same sums", "DESIGN 4", needs=DAEMON)
 def late(t):
-    from ..daemon import Daemon
-
     daemon = t.keep(Daemon(t.machine, t.home, t.environment(), QUICK))
     d = t.driver(agent=daemon)
     d.begin()

@@ -1,6 +1,7 @@
 """What is alive: by the program's own books, by the agent's records, by the daemon, by NVML."""
 
 import random
+import time
 
 from ..check import check
 from .common import GRANULE, MIB, Watched, covered, rounding
@@ -46,14 +47,13 @@ def d_tracked(books):
     return sum(books[k][1] for k in ("device", "pitched", "array", "mipmap", "handle"))
 
 
-@check("live.threads", "address reuse by racing threads never mis-books", "issue 3; cupti.md 1.5", needs=AGENT)
+@check("live.threads", "address reuse by racing threads never mis-books", "issue 3; cupti.md 1.5", needs=AGENT, seconds=150)
 def threads(t):
     path = t.recording()
     d = t.driver(agent=path)
     d.begin()
     d.do("start", 4096, 20, 8)
-    import time
-    time.sleep(t.times(5, 1))
+    time.sleep(t.times(3, 0.3))
     loop = d.do("stop")
     left = d.tracked()
     d.finish()

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 from ..check import check
 from ..stats import slope, summary
@@ -56,7 +57,6 @@ def load(t):
     d = t.driver()
     d.begin()
     d.do("start", 2 << 20, 0, 1)
-    import time
     time.sleep(t.times(3, 0.5))
     alone = d.do("stop")
     d.do("start", 2 << 20, 0, 1)

@@ -1,9 +1,12 @@
 """Processes that become others: fork, exec, namespaces, launchers."""
 
+import json
 import sys
+import time
 
 from ..check import check
 from ..programs import Ended, until
+from ..wire import read
 from .common import GRANULE, MIB, QUICK, Watched, covered
 
 AGENT = ("driver", "libgpumem.so")
@@ -26,14 +29,8 @@ def fork(t):
     plain.finish()
     w.end()
     w.daemon.stop()
-    pids = {r.thread for r in records(w.daemon.recordings[-1]) if r.name == "Hello"}
+    pids = {r.thread for r in read(w.daemon.recordings[-1].read_bytes()) if r.name == "Hello"}
     t.expect(pids == {w.pid}, f"one process said hello ({pids})")
-
-
-def records(path):
-    from ..wire import read
-
-    return read(path.read_bytes())
 
 
 @check("processes.exec", "exec after CUDA: the new program begins from nothing under the same pid", "DESIGN 3", needs=DAEMON,
@@ -105,8 +102,6 @@ for child in children:
 @check("processes.children", "children of a launcher: each its own run, rank and job with it", "DESIGN 3, issue 3",
        needs=DAEMON, seconds=90)
 def children(t):
-    import json
-
     daemon = t.daemon(QUICK)
     p = t.program([sys.executable, "-c", LAUNCHER, t.machine.built["driver"]], agent=daemon)
     pids = [int(word) for word in p.line().split()]
@@ -136,8 +131,6 @@ def children(t):
 
 @check("processes.full_ring", "a ring that is too small loses history, never state", "DESIGN 4", needs=DAEMON, seconds=90)
 def full_ring(t):
-    import time
-
     w = Watched(t, GPUMEM_RING_SLOTS=16)
     w.driver.do("alloc", 10 * MIB)
     w.driver.do("start", 4096, 0, 4)

@@ -6,6 +6,7 @@ from ..check import check
 from ..machine import PROGRAMS
 from ..stats import paired, summary
 from .common import MIB, QUICK, covered
+from .cost import in_turns
 
 TORCH = ("torch", "libgpumem.so")
 DAEMON = TORCH + ("gpumemd",)
@@ -124,8 +125,6 @@ def train_async(t):
 
 @check("torch.processes", "training in processes with and without the agent, in turns", "DESIGN 8", needs=DAEMON, seconds=300)
 def train_processes(t):
-    from .cost import in_turns
-
     daemon = t.daemon()
 
     def one(with_agent):

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import time
+from pathlib import Path
 
 from ..check import check
 from ..daemon import parse_metrics
 from ..programs import until
+from ..stats import summary
 from .common import MIB, Watched
 
 ALL = ("driver", "libgpumem.so", "gpumemd", "gpumemctl")
@@ -90,14 +92,11 @@ def metrics(t):
         began = time.perf_counter_ns()
         w.daemon.metrics()
         took.append((time.perf_counter_ns() - began) / 1e6)
-    from ..stats import summary
     t.measure("scrape from Python, new connection each", summary(took), "ms")
 
 
 @check("views.nvml_release", "gpumemctl nvml release lets go of the driver, and takes it again", "DESIGN 2", needs=ALL)
 def release(t):
-    from pathlib import Path
-
     w = Watched(t)
     w.driver.do("alloc", 2 * MIB)
     w.says("before", 2 * MIB)
@@ -126,8 +125,6 @@ def release(t):
 
 def family(pid):
     """A process and its descendants."""
-    from pathlib import Path
-
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
