@@ -100,6 +100,11 @@ static void report(uint64_t *took, int steps) {
     fflush(stdout);
 }
 
+static void say_ready(void) {
+    printf("ready pid=%d\n", (int)getpid());
+    fflush(stdout);
+}
+
 static void open_devices(void) {
     int count = 0;
     must(cu.cuInit(0), "cuInit");
@@ -126,6 +131,7 @@ int main(int argc, char **argv) {
     helpers_start(&devices[0], opt.threads);
     uint64_t *took = calloc((size_t)opt.steps + 1, sizeof *took);
     int done = 0;
+    if (!opt.steps) say_ready();
     for (int step = 0; step < opt.steps && !stop; step++) {
         uint64_t begin = now_ns();
         step_is((uint64_t)step);
@@ -134,10 +140,7 @@ int main(int argc, char **argv) {
         if (opt.oom && step == opt.steps / 2) run_out(&devices[0]);
         helpers_give();
         took[done++] = now_ns() - begin;
-        if (step == 0) {
-            printf("ready pid=%d\n", (int)getpid());
-            fflush(stdout);
-        }
+        if (step == 0) say_ready();
         pause_ms(opt.step_ms);
     }
     helpers_stop();
