@@ -73,7 +73,7 @@ void set_up(device *d) {
     must(cu.cuMemAllocHost_v2(&pinned[o], pinned_bytes), "cuMemAllocHost");
     must(cu.cuMemAllocManaged(&managed[o], 5 * MIB, 1), "cuMemAllocManaged");
     pop();
-    pool_says(d->pool.id, d->pool.reserved, d->pool.used);
+    pool_says(d->pool.id, d->pool.used);
 }
 
 /* Forward keeps activations, backward gives them back last first, the optimizer borrows from the driver's pool. */
@@ -129,7 +129,7 @@ void train(device *d, int step) {
     if (step == 2) must(cu.cuModuleLoadData(&modules[o][1], "another module's source"), "cuModuleLoadData");
     must(cu.cuCtxSynchronize(), "cuCtxSynchronize");
     look(d);
-    pool_says(d->pool.id, d->pool.reserved, d->pool.used);
+    pool_says(d->pool.id, d->pool.used);
 }
 
 void tear_down(device *d) {
