@@ -325,6 +325,12 @@ static void ends(void) {
     EXPECT(info(0).used == 0);
 }
 
+static void calls(void) {
+    char *words[] = {"calls", NULL};
+    EXPECT(run(words, NULL) == 0);
+    EXPECT(info(0).used == 0);
+}
+
 static int init_twice(void) {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
     uint32_t (*init)(unsigned) = NULL;
@@ -357,6 +363,7 @@ int main(int argc, char **argv) {
     EXPECT(!tool("init %s devices=2", machine));
     no_machine();
     EXPECT(nvml.init() == 0);
+    calls();
     processes();
     faults();
     older_libraries();
