@@ -148,6 +148,25 @@ void tear_down(device *d) {
     must(cu.cuDevicePrimaryCtxRelease_v2(o), "cuDevicePrimaryCtxRelease");
 }
 
+/* Never given back; when the device is full it is over, or it goes on without. */
+void leak(device *d) {
+    uint64_t address;
+    must(cu.cuCtxSetCurrent(d->context), "cuCtxSetCurrent");
+    push("history");
+    int result = take(d, opt.leak, &address);
+    pop();
+    if (result != OUT_OF_MEMORY) {
+        must(result, "a leak");
+        return;
+    }
+    if (opt.oom_fatal) {
+        fprintf(stderr, "trainer: CUDA out of memory. Tried to allocate %llu MiB\n", (unsigned long long)(opt.leak / MIB));
+        exit(1);
+    }
+    opt.leak = 0;
+    if (!opt.quiet) printf("out of memory, survived\n");
+}
+
 void run_out(device *d) {
     size_t free = 0, total = 0;
     uint64_t address;
