@@ -71,7 +71,10 @@ static void recount(sim_machine *m) {
     }
 }
 
+static _Thread_local int frozen; /* by sim_freeze: what happens meanwhile is one change */
+
 void sim_lock(sim_machine *m) {
+    if (frozen) return;
     if (pthread_mutex_lock(&m->lock) == EOWNERDEAD) {
         /* The owner died between two sums; its slot goes with it, the totals are made anew. */
         recount(m);
@@ -79,7 +82,15 @@ void sim_lock(sim_machine *m) {
     }
 }
 
-void sim_unlock(sim_machine *m) { pthread_mutex_unlock(&m->lock); }
+void sim_unlock(sim_machine *m) {
+    if (!frozen) pthread_mutex_unlock(&m->lock);
+}
+
+void sim_freeze(sim_machine *m, int on) {
+    if (on) sim_lock(m);
+    frozen = on;
+    if (!on) sim_unlock(m);
+}
 
 uint64_t sim_now_ns(void) {
     struct timespec now;

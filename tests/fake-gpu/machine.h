@@ -148,6 +148,8 @@ sim_machine *sim_create(const char *path);
 int sim_fd(void);
 void sim_lock(sim_machine *m);
 void sim_unlock(sim_machine *m);
+/* Keeps the lock over several calls of this thread, so that no list falls between them; not to be nested. */
+void sim_freeze(sim_machine *m, int on);
 uint64_t sim_now_ns(void);
 void sim_wait_us(const sim_machine *m, uint64_t us);
 
