@@ -66,7 +66,7 @@ fn the_suite_passes_on_the_simulated_gpu() {
     let results = results["results"].as_array().expect("a list");
     assert!(results.len() >= 50, "{} checks", results.len());
 
-    let of = |verdict: &str| results.iter().filter(move |result| text(result, "verdict") == verdict);
+    let of = |verdict: &'static str| results.iter().filter(move |result| text(result, "verdict") == verdict);
     let failed: Vec<String> =
         of("fail").map(|result| format!("{}: {}", text(result, "name"), text(result, "reason"))).collect();
     assert!(failed.is_empty(), "{failed:#?}\n{said}");
