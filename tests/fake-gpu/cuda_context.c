@@ -83,10 +83,12 @@ void find_devices(void) {
 
 /* ---- making and ending contexts ---- */
 
-static CUresult make(visible *v, int primary, context **out) {
+enum shape { OWN, PRIMARY, GREEN };
+
+static CUresult make(visible *v, enum shape shape, context **out) {
     cost_before(machine->cuda_context_us);
     enter();
-    uint64_t base = machine->device[v->device].context_base_bytes;
+    uint64_t base = shape == GREEN ? 0 : machine->device[v->device].context_base_bytes;
     sim_usage *u = usage(v->device);
     u->instance = v->instance;
     CUresult result = sim_charge(machine, slot, v->device, base) ? OUT_OF_MEMORY : OK;
@@ -95,9 +97,9 @@ static CUresult make(visible *v, int primary, context **out) {
         u->context_bytes += base;
         u->contexts++;
         *c = (context){.next = contexts, .uid = ++context_ids, .references = 1, .device = v->device,
-                       .primary = primary, .stack_limit = 1024, .heap_limit = 8 << 20, .fifo_limit = 1 << 20};
+                       .base = base, .primary = shape == PRIMARY, .stack_limit = 1024, .heap_limit = 8 << 20, .fifo_limit = 1 << 20};
         contexts = c;
-        if (primary) v->primary = c;
+        if (shape == PRIMARY) v->primary = c;
     }
     leave();
     cost_after(machine->cuda_context_us);
@@ -118,13 +120,11 @@ static void end(context *c, int reset) {
         vmm_forget(c->device);
     }
     sim_usage *u = usage(c->device);
-    uint64_t base = machine->device[c->device].context_base_bytes;
-    if (base > u->context_bytes) base = u->context_bytes;
-    u->context_bytes -= base;
+    u->context_bytes -= c->base;
     u->module_bytes -= c->module_charged;
     u->local_bytes -= c->local;
     u->contexts--;
-    sim_discharge(machine, slot, c->device, base + c->module_charged + c->local);
+    sim_discharge(machine, slot, c->device, c->base + c->module_charged + c->local);
     if (c->primary && v) v->primary = NULL;
     for (context **at = &contexts; *at; at = &(*at)->next)
         if (*at == c) {
@@ -145,7 +145,7 @@ static CUresult create(context **out, CUdevice dev) {
     visible *v = see(dev);
     if (!out) return INVALID_VALUE;
     if (!v) return INVALID_DEVICE;
-    CUresult result = make(v, 0, out);
+    CUresult result = make(v, OWN, out);
     if (result == OK && depth < 32) stack[depth++] = *out;
     return result;
 }
@@ -216,7 +216,7 @@ static CUresult retain(context **out, CUdevice dev) {
         v->primary->references++;
         *out = v->primary;
     } else {
-        result = make(v, 1, out);
+        result = make(v, PRIMARY, out);
     }
     pthread_mutex_unlock(&once);
     return result;
@@ -367,3 +367,40 @@ EXPORT CUresult cuCtxEnablePeerAccess(context *peer, unsigned flags) {
     CALL(313, &params, peer && alive(peer) ? OK : INVALID_CONTEXT);
 }
 EXPORT CUresult cuCtxDisablePeerAccess(context *peer) { SILENT(peer ? OK : INVALID_CONTEXT); }
+
+/* ---- green contexts: a part of the primary one, which they keep alive ---- */
+
+static CUresult create_green(context **out, CUdevice dev) {
+    context *primary;
+    if (!out) return INVALID_VALUE;
+    CUresult result = retain(&primary, dev);
+    return result == OK ? make(see(dev), GREEN, out) : result;
+}
+EXPORT CUresult cuGreenCtxCreate(context **out, void *desc, CUdevice dev, unsigned flags) {
+    struct {
+        context **out;
+        void *desc;
+        CUdevice dev;
+        unsigned flags;
+    } params = {out, desc, dev, flags};
+    CALL(743, &params, create_green(out, dev));
+}
+static CUresult destroy_green(context *c) {
+    if (!c || !alive(c)) return INVALID_CONTEXT;
+    int dev = ordinal_of(c);
+    end(c, 0);
+    return give_primary(dev, 0);
+}
+EXPORT CUresult cuGreenCtxDestroy(context *ctx) {
+    struct {
+        context *ctx;
+    } params = {ctx};
+    CALL(744, &params, destroy_green(ctx));
+}
+EXPORT CUresult cuCtxFromGreenCtx(context **out, context *green) {
+    struct {
+        context **out;
+        context *green;
+    } params = {out, green};
+    CALL(753, &params, out && green ? (*out = green, OK) : INVALID_VALUE);
+}

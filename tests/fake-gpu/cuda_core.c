@@ -6,14 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 sim_machine *machine;
 int slot = -1;
 
 static _Atomic(const sim_hook *) hook;
 static _Atomic uint32_t correlation_ids;
-static _Atomic int initialized, ended, process; /* process: pid that ran cuInit */
+static _Atomic int initialized, ended, forked;
 static _Thread_local int in_init, in_resource;
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *injected; /* library that stays */
@@ -30,7 +29,7 @@ void cost_after(uint64_t us) { sim_wait_us(machine, us - us / 2); }
 CUresult ready(void) {
     if (atomic_load_explicit(&ended, memory_order_relaxed)) return DEINITIALIZED;
     if (!atomic_load_explicit(&initialized, memory_order_acquire)) return NOT_INITIALIZED;
-    if (atomic_load_explicit(&process, memory_order_relaxed) != getpid()) return NOT_INITIALIZED;
+    if (atomic_load_explicit(&forked, memory_order_relaxed)) return NOT_INITIALIZED;
     if (in_resource) {
         /* A real driver may hold its locks here: the call would hang. */
         enter();
@@ -46,7 +45,6 @@ EXPORT sim_machine *gpumemSimMachine(void) {
     if (!machine) machine = sim_open(NULL);
     return machine;
 }
-EXPORT int gpumemSimSlot(void) { return atomic_load(&process) == getpid() ? slot : -1; }
 
 void api_enter(api_frame *frame, uint32_t cbid, const char *name, const void *params) {
     const sim_hook *h = atomic_load_explicit(&hook, memory_order_acquire);
@@ -97,15 +95,16 @@ static void inject(void) {
         dlclose(library);
 }
 
+static void after_fork(void) { atomic_store(&forked, 1); }
 static void end(void) { atomic_store(&ended, 1); }
 
 static CUresult init(void) {
     static int tried;
     if (!tried && (tried = 1)) {
         machine = gpumemSimMachine();
+        pthread_atfork(NULL, NULL, after_fork);
         atexit(end); /* before the hook can register its own, so it runs after that one */
     }
-    if (!atomic_load(&initialized)) atomic_store(&process, getpid());
     in_init = 1;
     inject();
     in_init = 0;
@@ -128,7 +127,7 @@ EXPORT CUresult cuInit(unsigned flags) {
         unsigned flags;
     } params = {flags};
     if (in_init) return OK; /* called by the hook */
-    if (atomic_load(&process) && atomic_load(&process) != getpid()) return OS_CALL; /* forked after cuInit */
+    if (atomic_load(&forked)) return OS_CALL; /* after cuInit */
     api_frame frame;
     api_enter(&frame, 1, __func__, &params);
     pthread_mutex_lock(&init_lock);

@@ -145,6 +145,76 @@ EXPORT CUresult cuGraphInstantiateWithFlags(graph_exec **out, graph *g, unsigned
     CALL(643, &params, instantiate(out, g));
 }
 
+EXPORT CUresult cuGraphInstantiate_v2(graph_exec **out, graph *g, void **error_node, char *log, size_t room) {
+    struct {
+        graph_exec **out;
+        graph *g;
+        void **error_node;
+        char *log;
+        size_t room;
+    } params = {out, g, error_node, log, room};
+    CALL(578, &params, instantiate(out, g));
+}
+typedef struct {
+    graph_exec **out;
+    graph *g;
+    void *how;
+} instantiate_params;
+EXPORT CUresult cuGraphInstantiateWithParams(graph_exec **out, graph *g, void *how) {
+    instantiate_params params = {out, g, how};
+    CALL(656, &params, instantiate(out, g));
+}
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(graph_exec **out, graph *g, void *how) {
+    instantiate_params params = {out, g, how};
+    CALL(657, &params, instantiate(out, g));
+}
+
+/* The general form: type 10 is an allocation, 11 a free, anything else a node without memory. */
+typedef struct {
+    uint32_t type, reserved[3];
+    union {
+        alloc_node_params alloc;
+        CUdeviceptr free;
+        uint8_t room[240];
+    };
+} node_params;
+_Static_assert(sizeof(node_params) == 256 && sizeof(alloc_node_params) == 120, "as cuda.h has them");
+
+static CUresult add_node(void **out, graph *g, node_params *p) {
+    if (!out || !g || !p) return INVALID_VALUE;
+    if (p->type == 10) return add_alloc(out, g, p->alloc.props.location.id, p->alloc.bytesize, &p->alloc.dptr);
+    if (p->type == 11) return add_free(out, g, p->free);
+    *out = g;
+    return OK;
+}
+EXPORT CUresult cuGraphAddNode(void **out, graph *g, const void *dependencies, size_t count, node_params *node) {
+    struct {
+        void **out;
+        graph *g;
+        const void *dependencies;
+        size_t count;
+        node_params *node;
+    } params = {out, g, dependencies, count, node};
+    CALL(712, &params, add_node(out, g, node));
+}
+typedef struct {
+    void **out;
+    graph *g;
+    const void *dependencies, *data;
+    size_t count;
+    node_params *node;
+} add_node_params;
+EXPORT CUresult cuGraphAddNode_v2(void **out, graph *g, const void *dependencies, const void *data, size_t count,
+                                  node_params *node) {
+    add_node_params params = {out, g, dependencies, data, count, node};
+    CALL(723, &params, add_node(out, g, node));
+}
+EXPORT CUresult cuGraphAddNode_v3(void **out, graph *g, const void *dependencies, const void *data, size_t count,
+                                  node_params *node) {
+    add_node_params params = {out, g, dependencies, data, count, node};
+    CALL(863, &params, add_node(out, g, node));
+}
+
 /* Every node gets its memory, and those with a free node give it back to the pool when the launch is over. */
 static CUresult launch(graph_exec *e) {
     CUresult result = OK;

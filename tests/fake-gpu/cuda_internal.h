@@ -39,6 +39,7 @@ typedef struct context {
     struct context *next;
     uint32_t uid, references; /* references: of a primary one */
     int device, primary, dead;
+    uint64_t base; /* what it costs by itself; a green one shares the primary one's */
     uint64_t module_need;    /* asked for by its modules, before rounding */
     uint64_t module_charged; /* what they cost */
     uint64_t local, stack_limit, heap_limit, fifo_limit;

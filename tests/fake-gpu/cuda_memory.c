@@ -263,6 +263,13 @@ EXPORT CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned flags) {
     } params = {pp, bytesize, flags};
     CALL(39, &params, allocate_host(pp, bytesize));
 }
+EXPORT CUresult cuMemAllocHost(void **pp, unsigned bytesize) {
+    struct {
+        void **pp;
+        unsigned bytesize;
+    } params = {pp, bytesize};
+    CALL(37, &params, allocate_host(pp, bytesize));
+}
 typedef struct {
     void *p;
 } host_params;
@@ -290,6 +297,14 @@ EXPORT CUresult cuMemHostRegister_v2(void *p, size_t bytesize, unsigned flags) {
         unsigned flags;
     } params = {p, bytesize, flags};
     CALL(379, &params, enroll(p, bytesize));
+}
+EXPORT CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned flags) {
+    struct {
+        void *p;
+        size_t bytesize;
+        unsigned flags;
+    } params = {p, bytesize, flags};
+    CALL(301, &params, enroll(p, bytesize));
 }
 EXPORT CUresult cuMemHostUnregister(void *p) {
     host_params params = {p};

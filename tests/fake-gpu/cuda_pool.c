@@ -158,7 +158,7 @@ static CUresult give(CUdeviceptr dptr, void *stream) {
     cost_before(machine->cuda_free_us);
     enter();
     row *r = row_find(dptr);
-    CUresult result = r && r->kind <= POOLED ? free_row(r) : INVALID_VALUE;
+    CUresult result = r && (r->kind <= POOLED || r->kind == IPC) ? free_row(r) : INVALID_VALUE;
     leave();
     cost_after(machine->cuda_free_us);
     return result;
@@ -337,4 +337,34 @@ EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, pool *p) {
         pool *pool;
     } params = {dev, p};
     CALL(609, &params, set_pool(dev, p));
+}
+
+/* CUDA 13: by location instead of device. */
+typedef struct {
+    uint32_t type;
+    int32_t id;
+} location;
+EXPORT CUresult cuMemSetMemPool(const location *where, int type, pool *p) {
+    struct {
+        const location *where;
+        int type;
+        pool *pool;
+    } params = {where, type, p};
+    CALL(803, &params, where && where->type == 1 && type == 1 ? set_pool(where->id, p) : INVALID_VALUE);
+}
+EXPORT CUresult cuMemGetMemPool(pool **out, const location *where, int type) {
+    struct {
+        pool **out;
+        const location *where;
+        int type;
+    } params = {out, where, type};
+    CALL(802, &params, where && where->type == 1 ? get_pool(out, where->id, 1) : INVALID_VALUE);
+}
+EXPORT CUresult cuMemGetDefaultMemPool(pool **out, const location *where, int type) {
+    struct {
+        pool **out;
+        const location *where;
+        int type;
+    } params = {out, where, type};
+    CALL(801, &params, where && where->type == 1 ? get_pool(out, where->id, 0) : INVALID_VALUE);
 }

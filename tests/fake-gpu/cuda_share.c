@@ -57,6 +57,14 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, ipc_handle handle, unsig
     /* A process cannot open its own handle. */
     CALL(567, &params, handle.word[0] == (uint64_t)getpid() ? INVALID_CONTEXT : import(out, handle.word[2], IPC));
 }
+EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *out, ipc_handle handle, unsigned flags) {
+    struct {
+        CUdeviceptr *out;
+        ipc_handle handle;
+        unsigned flags;
+    } params = {out, handle, flags};
+    CALL(329, &params, handle.word[0] == (uint64_t)getpid() ? INVALID_CONTEXT : import(out, handle.word[2], IPC));
+}
 static CUresult close_as(uint64_t address, int kind) {
     enter();
     row *r = row_find(address);
@@ -92,4 +100,55 @@ EXPORT CUresult cuDestroyExternalMemory(uint64_t memory) {
         uint64_t memory;
     } params = {memory};
     CALL(488, &params, close_as(memory, EXTERNAL));
+}
+
+/* Pools of another process: a pool here that reserves nothing, and pointers into it. */
+static CUresult export_pointer(ipc_handle *out, CUdeviceptr address) {
+    enter();
+    const row *r = row_find(address);
+    CUresult result = out && r && r->kind == POOLED ? OK : INVALID_VALUE;
+    if (result == OK) {
+        memset(out, 0, sizeof *out);
+        out->word[0] = r->bytes;
+    }
+    leave();
+    return result;
+}
+EXPORT CUresult cuMemPoolExportPointer(ipc_handle *out, CUdeviceptr dptr) { SILENT(export_pointer(out, dptr)); }
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *out, pool *p, int type, unsigned long long flags) {
+    (void)flags;
+    SILENT(out && p && type == 1 ? (*(int *)out = p->device, OK) : INVALID_VALUE);
+}
+static CUresult import_pool(pool **out) {
+    const visible *v = see(current_ordinal());
+    if (!v || !out) return INVALID_VALUE;
+    enter();
+    *out = pool_make(current_ordinal(), v->device);
+    leave();
+    return OK;
+}
+EXPORT CUresult cuMemPoolImportFromShareableHandle(pool **out, void *handle, int type, unsigned long long flags) {
+    struct {
+        pool **out;
+        void *handle;
+        int type;
+        unsigned long long flags;
+    } params = {out, handle, type, flags};
+    CALL(614, &params, import_pool(out));
+}
+EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, pool *p, const ipc_handle *data) {
+    struct {
+        CUdeviceptr *out;
+        pool *pool;
+        const ipc_handle *data;
+    } params = {out, p, data};
+    CALL(616, &params, p && data ? import(out, data->word[0], IPC) : INVALID_VALUE);
+}
+EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(uint64_t *out, uint64_t memory, const void *desc) {
+    struct {
+        uint64_t *out;
+        uint64_t memory;
+        const void *desc;
+    } params = {out, memory, desc};
+    CALL(487, &params, out && desc ? (*out = memory, OK) : INVALID_VALUE);
 }

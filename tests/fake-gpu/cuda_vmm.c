@@ -341,6 +341,45 @@ EXPORT CUresult cuMulticastBindMem(uint64_t number, size_t at, uint64_t memory, 
     } params = {number, at, memory, offset, size, flags};
     CALL(708, &params, size ? OK : INVALID_VALUE);
 }
+EXPORT CUresult cuMulticastBindAddr(uint64_t number, size_t at, CUdeviceptr memory, size_t size,
+                                    unsigned long long flags) {
+    struct {
+        uint64_t handle;
+        size_t at;
+        CUdeviceptr memory;
+        size_t size;
+        unsigned long long flags;
+    } params = {number, at, memory, size, flags};
+    CALL(709, &params, size ? OK : INVALID_VALUE);
+}
+EXPORT CUresult cuMulticastBindMem_v2(uint64_t number, CUdevice dev, size_t at, uint64_t memory, size_t offset,
+                                      size_t size, unsigned long long flags) {
+    struct {
+        uint64_t handle;
+        CUdevice dev;
+        size_t at;
+        uint64_t memory;
+        size_t offset, size;
+        unsigned long long flags;
+    } params = {number, dev, at, memory, offset, size, flags};
+    CALL(820, &params, size ? OK : INVALID_VALUE);
+}
+EXPORT CUresult cuMulticastBindAddr_v2(uint64_t number, CUdevice dev, size_t at, CUdeviceptr memory, size_t size,
+                                       unsigned long long flags) {
+    struct {
+        uint64_t handle;
+        CUdevice dev;
+        size_t at;
+        CUdeviceptr memory;
+        size_t size;
+        unsigned long long flags;
+    } params = {number, dev, at, memory, size, flags};
+    CALL(821, &params, size ? OK : INVALID_VALUE);
+}
+EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const void *prop, int option) {
+    (void)option;
+    SILENT(granularity && prop ? (*granularity = SIM_GRANULE, OK) : INVALID_VALUE);
+}
 EXPORT CUresult cuMulticastUnbind(uint64_t number, CUdevice dev, size_t offset, size_t size) {
     struct {
         uint64_t handle;

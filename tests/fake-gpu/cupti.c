@@ -84,7 +84,8 @@ static void *driver(void) {
     return machine ? library : NULL;
 }
 
-static int silent(void) { return machine->cupti_silent || setting("silent", 0, NULL); }
+static int mute; /* silent:1, looked up when somebody subscribes */
+static int silent(void) { return mute || machine->cupti_silent; }
 
 /* The driver's end: after this nothing is delivered until somebody subscribes anew. */
 static void fatal(void) {
@@ -136,6 +137,7 @@ static uint32_t subscribe(subscriber **out, callback *call, void *userdata, cons
     if (machine->cuda_version / 1000 < SIM_CUPTI) return ABSENT; /* CUPTI of a later major than the driver's */
     uint32_t times = 0, forced = setting("subscribe", 0, &times);
     uint32_t result = (uint32_t)machine->cupti_subscribe;
+    mute = setting("silent", 0, NULL) != 0;
     int together = machine->cupti_multi || setting("multi", 0, NULL);
     pthread_mutex_lock(&lock);
     if (forced && (!times || refusals < (int)times)) {

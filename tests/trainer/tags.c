@@ -32,9 +32,6 @@ static void gpumem_block_alloc(uint64_t pool, uint64_t address, uint64_t bytes, 
 static void gpumem_block_free(uint64_t pool, uint64_t address, int pending) {
     (void)pool, (void)address, (void)pending;
 }
-static void gpumem_pool_state(uint64_t pool, uint64_t reserved, uint64_t used) {
-    (void)pool, (void)reserved, (void)used;
-}
 static void gpumem_pool_check(uint64_t pool, uint64_t total) { (void)pool, (void)total; }
 static void gpumem_retag(uint64_t pool, uint64_t address, const char *path, int role, int phase) {
     (void)pool, (void)address, (void)path, (void)role, (void)phase;
@@ -125,7 +122,4 @@ void block_end(uint64_t pool, uint64_t address) {
     if (sim_block) sim_block(address, 0, NULL);
     hold(0);
 }
-void pool_says(uint64_t pool, uint64_t reserved, uint64_t used) {
-    gpumem_pool_state(pool, reserved, used);
-    gpumem_pool_check(pool, used);
-}
+void pool_says(uint64_t pool, uint64_t used) { gpumem_pool_check(pool, used); }

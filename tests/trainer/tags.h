@@ -26,6 +26,6 @@ void segment_new(uint64_t pool, uint64_t address, uint64_t bytes);
 void segment_end(uint64_t pool, uint64_t address, uint64_t bytes);
 void block_new(uint64_t pool, uint64_t address, uint64_t bytes);
 void block_end(uint64_t pool, uint64_t address);
-void pool_says(uint64_t pool, uint64_t reserved, uint64_t used);
+void pool_says(uint64_t pool, uint64_t used); /* its own total, to be checked against the blocks */
 
 #endif

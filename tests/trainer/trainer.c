@@ -26,6 +26,7 @@ static const char help[] =
     "  --devices LIST  CUDA ordinals, by comma (0)    --seed N        of the sizes (1)\n"
     "  --threads N     helper threads, the first has no scopes (2)\n"
     "  --oom           ask for too much half-way, go on     --oom-fatal     exit with 1 then\n"
+    "  --leak MIB      that much more with each step, until the device is full\n"
     "  --race N        N threads take and give the same sizes after the steps\n"
     "  --race-loops N  that many times each (20000)\n"
     "  --pool-shrinks  let the driver's pool give back what is free at each synchronisation (no event tells)\n"
@@ -33,12 +34,12 @@ static const char help[] =
     "  --free          give everything back at the end --quiet        only `ready` and the last lines\n";
 
 static void parse(int argc, char **argv) {
-    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, HELP };
+    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, LEAK, HELP };
     static const struct option names[] = {
         {"steps", 1, 0, STEPS},    {"step-ms", 1, 0, STEP_MS}, {"devices", 1, 0, DEVICE_LIST}, {"seed", 1, 0, SEED},
         {"threads", 1, 0, THREADS}, {"oom", 0, 0, OOM},         {"oom-fatal", 0, 0, OOM_FATAL}, {"race", 1, 0, RACE},
         {"race-loops", 1, 0, LOOPS}, {"fork", 0, 0, FORK},      {"hold", 1, 0, HOLD},           {"free", 0, 0, FREE},
-        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
+        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"leak", 1, 0, LEAK}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (c) {
         case STEPS: opt.steps = atoi(optarg); break;
         case STEP_MS: opt.step_ms = atoi(optarg); break;
@@ -52,6 +53,7 @@ static void parse(int argc, char **argv) {
         case HOLD: opt.hold = atof(optarg); break;
         case FREE: opt.release = 1; break;
         case QUIET: opt.quiet = 1; break;
+        case LEAK: opt.leak = strtoull(optarg, NULL, 0) * MIB; break;
         case SHRINKS: opt.pool_shrinks = 1; break;
         case HELP: fputs(help, stdout); exit(0);
         case DEVICE_LIST:
@@ -100,6 +102,11 @@ static void report(uint64_t *took, int steps) {
     fflush(stdout);
 }
 
+static void say_ready(void) {
+    printf("ready pid=%d\n", (int)getpid());
+    fflush(stdout);
+}
+
 static void open_devices(void) {
     int count = 0;
     must(cu.cuInit(0), "cuInit");
@@ -126,18 +133,17 @@ int main(int argc, char **argv) {
     helpers_start(&devices[0], opt.threads);
     uint64_t *took = calloc((size_t)opt.steps + 1, sizeof *took);
     int done = 0;
+    if (!opt.steps) say_ready();
     for (int step = 0; step < opt.steps && !stop; step++) {
         uint64_t begin = now_ns();
         step_is((uint64_t)step);
         helpers_take();
         for (int i = 0; i < opt.device_count; i++) train(&devices[i], step);
-        if (opt.oom && step == opt.steps / 2) run_out(&devices[0]);
+        if (opt.leak) leak(&devices[0]);
+        if (opt.oom && !opt.leak && step == opt.steps / 2) run_out(&devices[0]);
         helpers_give();
         took[done++] = now_ns() - begin;
-        if (step == 0) {
-            printf("ready pid=%d\n", (int)getpid());
-            fflush(stdout);
-        }
+        if (step == 0) say_ready();
         pause_ms(opt.step_ms);
     }
     helpers_stop();

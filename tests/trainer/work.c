@@ -73,7 +73,7 @@ void set_up(device *d) {
     must(cu.cuMemAllocHost_v2(&pinned[o], pinned_bytes), "cuMemAllocHost");
     must(cu.cuMemAllocManaged(&managed[o], 5 * MIB, 1), "cuMemAllocManaged");
     pop();
-    pool_says(d->pool.id, d->pool.reserved, d->pool.used);
+    pool_says(d->pool.id, d->pool.used);
 }
 
 /* Forward keeps activations, backward gives them back last first, the optimizer borrows from the driver's pool. */
@@ -129,7 +129,7 @@ void train(device *d, int step) {
     if (step == 2) must(cu.cuModuleLoadData(&modules[o][1], "another module's source"), "cuModuleLoadData");
     must(cu.cuCtxSynchronize(), "cuCtxSynchronize");
     look(d);
-    pool_says(d->pool.id, d->pool.reserved, d->pool.used);
+    pool_says(d->pool.id, d->pool.used);
 }
 
 void tear_down(device *d) {
@@ -146,6 +146,25 @@ void tear_down(device *d) {
     for (int i = 0; i < 2; i++)
         if (modules[o][i]) must(cu.cuModuleUnload(modules[o][i]), "cuModuleUnload");
     must(cu.cuDevicePrimaryCtxRelease_v2(o), "cuDevicePrimaryCtxRelease");
+}
+
+/* Never given back; when the device is full it is over, or it goes on without. */
+void leak(device *d) {
+    uint64_t address;
+    must(cu.cuCtxSetCurrent(d->context), "cuCtxSetCurrent");
+    push("history");
+    int result = take(d, opt.leak, &address);
+    pop();
+    if (result != OUT_OF_MEMORY) {
+        must(result, "a leak");
+        return;
+    }
+    if (opt.oom_fatal) {
+        fprintf(stderr, "trainer: CUDA out of memory. Tried to allocate %llu MiB\n", (unsigned long long)(opt.leak / MIB));
+        exit(1);
+    }
+    opt.leak = 0;
+    if (!opt.quiet) printf("out of memory, survived\n");
 }
 
 void run_out(device *d) {

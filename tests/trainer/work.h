@@ -10,6 +10,7 @@
 typedef struct {
     uint64_t seed;
     int steps, step_ms, threads, race, race_loops, fork_child, oom, oom_fatal, quiet, release, pool_shrinks;
+    uint64_t leak;
     double hold;
     int device_count, devices[DEVICES];
 } options;
@@ -21,6 +22,7 @@ extern volatile int stop;
 void set_up(device *d);
 void train(device *d, int step);
 void tear_down(device *d);
+void leak(device *d);
 void run_out(device *d); /* asks for more than there is */
 void race(device *d);
 void try_fork(void);
