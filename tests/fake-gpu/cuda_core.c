@@ -13,7 +13,7 @@ int slot = -1;
 
 static _Atomic(const sim_hook *) hook;
 static _Atomic uint32_t correlation_ids;
-static _Atomic int initialized, process; /* process: pid that ran cuInit */
+static _Atomic int initialized, ended, process; /* process: pid that ran cuInit */
 static _Thread_local int in_init, in_resource;
 static pthread_mutex_t init_lock = PTHREAD_MUTEX_INITIALIZER;
 static void *injected; /* library that stays */
@@ -28,6 +28,7 @@ void cost_before(uint64_t us) { sim_wait_us(machine, us / 2); }
 void cost_after(uint64_t us) { sim_wait_us(machine, us - us / 2); }
 
 CUresult ready(void) {
+    if (atomic_load_explicit(&ended, memory_order_relaxed)) return DEINITIALIZED;
     if (!atomic_load_explicit(&initialized, memory_order_acquire)) return NOT_INITIALIZED;
     if (atomic_load_explicit(&process, memory_order_relaxed) != getpid()) return NOT_INITIALIZED;
     if (in_resource) {
@@ -46,7 +47,6 @@ EXPORT sim_machine *gpumemSimMachine(void) {
     return machine;
 }
 EXPORT int gpumemSimSlot(void) { return atomic_load(&process) == getpid() ? slot : -1; }
-EXPORT int gpumemSimFd(void) { return sim_fd(); }
 
 void api_enter(api_frame *frame, uint32_t cbid, const char *name, const void *params) {
     const sim_hook *h = atomic_load_explicit(&hook, memory_order_acquire);
@@ -97,9 +97,14 @@ static void inject(void) {
         dlclose(library);
 }
 
+static void end(void) { atomic_store(&ended, 1); }
+
 static CUresult init(void) {
     static int tried;
-    if (!tried && (tried = 1)) machine = gpumemSimMachine();
+    if (!tried && (tried = 1)) {
+        machine = gpumemSimMachine();
+        atexit(end); /* before the hook can register its own, so it runs after that one */
+    }
     if (!atomic_load(&initialized)) atomic_store(&process, getpid());
     in_init = 1;
     inject();

@@ -83,7 +83,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { SILENT(memory_inf
 
 static CUresult stream_new(void **stream) {
     if (!current()) return INVALID_CONTEXT;
-    *stream = malloc(16);
+    *stream = calloc(1, 16);
     tell_resource(STREAM_CREATED, current(), *stream, NULL);
     return OK;
 }

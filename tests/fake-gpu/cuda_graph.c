@@ -9,6 +9,7 @@ typedef struct node {
     struct node *next;
     uint64_t bytes, address; /* address: of the reservation that the program sees */
     int device, freed;
+    uint32_t tag; /* of the thread that made the node */
 } node;
 typedef struct graph {
     node *nodes;
@@ -65,15 +66,16 @@ EXPORT CUresult cuGraphDestroy(graph *g) {
     return OK;
 }
 
-static CUresult add_alloc(void **out, graph *g, alloc_node_params *p) {
-    const visible *v = p ? see(p->props.location.id) : NULL;
-    if (!out || !g || !v || !p->bytesize) return INVALID_VALUE;
+static CUresult add_alloc(void **out, graph *g, int ordinal, uint64_t bytes, uint64_t *address) {
+    const visible *v = see(ordinal);
+    if (!out || !g || !v || !bytes) return INVALID_VALUE;
     node *n = calloc(1, sizeof *n);
     if (!n) return OUT_OF_MEMORY;
     enter();
-    n->bytes = p->bytesize;
+    n->bytes = bytes;
     n->device = v->device;
-    n->address = p->dptr = space_take(sim_round(p->bytesize, SIM_GRANULE), SIM_GRANULE);
+    n->tag = thread_tag;
+    n->address = *address = space_take(sim_round(bytes, SIM_GRANULE), SIM_GRANULE);
     n->next = g->nodes;
     g->nodes = n;
     leave();
@@ -92,7 +94,8 @@ typedef struct {
 EXPORT CUresult cuGraphAddMemAllocNode(void **out, graph *g, const void *dependencies, size_t count,
                                        alloc_node_params *alloc) {
     add_alloc_params params = {out, g, dependencies, count, alloc};
-    CALL(638, &params, add_alloc(out, g, alloc));
+    CALL(638, &params,
+         alloc ? add_alloc(out, g, alloc->props.location.id, alloc->bytesize, &alloc->dptr) : INVALID_VALUE);
 }
 static CUresult add_free(void **out, graph *g, uint64_t address) {
     node *n = g ? g->nodes : NULL;
@@ -148,8 +151,12 @@ static CUresult launch(graph_exec *e) {
     size_t i = 0;
     if (!e) return INVALID_VALUE;
     enter();
-    for (node *n = e->nodes; n && result == OK; n = n->next, i++)
+    uint32_t mine = thread_tag;
+    for (node *n = e->nodes; n && result == OK; n = n->next, i++) {
+        thread_tag = n->tag;
         if (!e->live[i]) result = pool_take(graph_pool(n->device), n->bytes, GRAPH, &e->live[i]);
+    }
+    thread_tag = mine;
     i = 0;
     for (node *n = e->nodes; n; n = n->next, i++)
         if (n->freed && e->live[i]) {
@@ -193,6 +200,36 @@ EXPORT CUresult cuGraphExecDestroy(graph_exec *e) {
     } params = {e};
     CALL(516, &params, destroy(e));
 }
+
+/* ---- capture of a stream ---- */
+
+typedef struct {
+    graph *into;
+} stream_state;
+
+/* 0, 1 and 2 are the default streams, which cannot be captured. */
+int capturing(const void *stream) { return (uintptr_t)stream > 2 && ((const stream_state *)stream)->into != NULL; }
+
+CUresult capture_alloc(void *stream, int ordinal, uint64_t bytes, uint64_t *address) {
+    void *node;
+    return add_alloc(&node, ((stream_state *)stream)->into, ordinal, bytes, address);
+}
+CUresult capture_free(void *stream, uint64_t address) {
+    void *node;
+    return add_free(&node, ((stream_state *)stream)->into, address);
+}
+EXPORT CUresult cuStreamBeginCapture_v2(void *stream, int mode) {
+    (void)mode;
+    if ((uintptr_t)stream <= 2 || capturing(stream)) return INVALID_VALUE;
+    SILENT(cuGraphCreate(&((stream_state *)stream)->into, 0));
+}
+EXPORT CUresult cuStreamEndCapture(void *stream, graph **out) {
+    if (!capturing(stream) || !out) return INVALID_VALUE;
+    *out = ((stream_state *)stream)->into;
+    ((stream_state *)stream)->into = NULL;
+    return OK;
+}
+EXPORT CUresult cuStreamIsCapturing(void *stream, int *status) { SILENT((*status = capturing(stream), OK)); }
 
 static CUresult attribute(CUdevice dev, int attr, uint64_t *value) {
     const visible *v = see(dev);

@@ -158,6 +158,11 @@ pool *pool_make(int ordinal, int device);
 void pools_forget(int device);
 void pool_destroy(pool *p);
 
+/* cuda_graph.c: while a stream is captured its allocations are nodes of a graph, and cost nothing yet */
+int capturing(const void *stream);
+CUresult capture_alloc(void *stream, int ordinal, uint64_t bytes, uint64_t *address);
+CUresult capture_free(void *stream, uint64_t address);
+
 /* cuda_vmm.c */
 void vmm_forget(int device);
 int vmm_segment(uint64_t address, uint64_t bytes);

@@ -356,3 +356,19 @@ EXPORT CUresult cuMipmappedArrayDestroy(uint64_t handle) {
     } params = {handle};
     CALL(349, &params, handle ? release(handle, ARRAY, ARRAY) : INVALID_HANDLE);
 }
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    CUresult result = ready();
+    if (result != OK) return result;
+    enter();
+    const row *r = row_find(address);
+    for (const row *each = r ? NULL : row_each(NULL); each; each = row_each((row *)(uintptr_t)each))
+        if (each->address <= address && address < each->address + each->bytes) {
+            r = each;
+            break;
+        }
+    if (r && base) *base = r->address;
+    if (r && bytes) *bytes = r->bytes;
+    leave();
+    return r ? OK : NOT_FOUND;
+}

@@ -141,9 +141,10 @@ static pool *pool_of(CUdevice dev, int current) {
 
 /* ---- entry points ---- */
 
-static CUresult take(CUdeviceptr *dptr, size_t bytes, pool *from, int named) {
+static CUresult take(CUdeviceptr *dptr, size_t bytes, pool *from, int named, void *stream) {
     if (!current()) return INVALID_CONTEXT;
     if (!dptr) return INVALID_VALUE;
+    if (capturing(stream)) return capture_alloc(stream, named && from ? from->ordinal : current_ordinal(), bytes, dptr);
     cost_before(machine->cuda_alloc_us);
     enter();
     pool *p = named ? from : pool_of(current_ordinal(), 1);
@@ -152,7 +153,8 @@ static CUresult take(CUdeviceptr *dptr, size_t bytes, pool *from, int named) {
     cost_after(machine->cuda_alloc_us);
     return result;
 }
-static CUresult give(CUdeviceptr dptr) {
+static CUresult give(CUdeviceptr dptr, void *stream) {
+    if (capturing(stream)) return capture_free(stream, dptr);
     cost_before(machine->cuda_free_us);
     enter();
     row *r = row_find(dptr);
@@ -169,11 +171,11 @@ typedef struct {
 } async_params;
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, void *stream) {
     async_params params = {dptr, bytesize, stream};
-    CALL(598, &params, take(dptr, bytesize, NULL, 0));
+    CALL(598, &params, take(dptr, bytesize, NULL, 0, stream));
 }
 EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, void *stream) {
     async_params params = {dptr, bytesize, stream};
-    CALL(599, &params, take(dptr, bytesize, NULL, 0));
+    CALL(599, &params, take(dptr, bytesize, NULL, 0, stream));
 }
 typedef struct {
     CUdeviceptr *dptr;
@@ -183,11 +185,11 @@ typedef struct {
 } from_params;
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, pool *from, void *stream) {
     from_params params = {dptr, bytesize, from, stream};
-    CALL(611, &params, take(dptr, bytesize, from, 1));
+    CALL(611, &params, take(dptr, bytesize, from, 1, stream));
 }
 EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, pool *from, void *stream) {
     from_params params = {dptr, bytesize, from, stream};
-    CALL(612, &params, take(dptr, bytesize, from, 1));
+    CALL(612, &params, take(dptr, bytesize, from, 1, stream));
 }
 typedef struct {
     CUdeviceptr dptr;
@@ -195,11 +197,11 @@ typedef struct {
 } free_params;
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr dptr, void *stream) {
     free_params params = {dptr, stream};
-    CALL(600, &params, give(dptr));
+    CALL(600, &params, give(dptr, stream));
 }
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr dptr, void *stream) {
     free_params params = {dptr, stream};
-    CALL(601, &params, give(dptr));
+    CALL(601, &params, give(dptr, stream));
 }
 
 typedef struct {

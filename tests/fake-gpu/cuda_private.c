@@ -216,3 +216,9 @@ EXPORT void gpumemSimRetag(uint64_t address, const char *tag) {
     }
     leave();
 }
+
+/* Between 1 and 0 the machine stands still for everybody else: what a program tells its profiler and what it tells
+ * the oracle are one change, and no list falls between them. No driver call in between. */
+EXPORT void gpumemSimHold(int on) {
+    if (ready() == OK) sim_freeze(machine, on);
+}

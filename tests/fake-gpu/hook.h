@@ -33,7 +33,6 @@ typedef struct {
 
 typedef void sim_set_hook(const sim_hook *hook);
 typedef sim_machine *sim_get_machine(void);
-typedef int sim_get_slot(void); /* -1: this process owns none */
 typedef uint32_t sim_get_context_uid(void *context);
 
 #endif

@@ -71,7 +71,10 @@ static void recount(sim_machine *m) {
     }
 }
 
+static _Thread_local int frozen; /* by sim_freeze: what happens meanwhile is one change */
+
 void sim_lock(sim_machine *m) {
+    if (frozen) return;
     if (pthread_mutex_lock(&m->lock) == EOWNERDEAD) {
         /* The owner died between two sums; its slot goes with it, the totals are made anew. */
         recount(m);
@@ -79,7 +82,15 @@ void sim_lock(sim_machine *m) {
     }
 }
 
-void sim_unlock(sim_machine *m) { pthread_mutex_unlock(&m->lock); }
+void sim_unlock(sim_machine *m) {
+    if (!frozen) pthread_mutex_unlock(&m->lock);
+}
+
+void sim_freeze(sim_machine *m, int on) {
+    if (on) sim_lock(m);
+    frozen = on;
+    if (!on) sim_unlock(m);
+}
 
 uint64_t sim_now_ns(void) {
     struct timespec now;
@@ -105,13 +116,31 @@ static short lock_byte(int byte, short type, pid_t *pid) {
     return l.l_type;
 }
 
-/* Our own lock is invisible to F_GETLK, so `own` names our slot (-1: none). */
+/* Field 22 of /proc/self/stat; asked for once in each process. */
+static uint64_t own_ticks(void) {
+    static pid_t of;
+    static uint64_t ticks;
+    if (of == getpid()) return ticks;
+    char text[1024] = "";
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    if (fd >= 0) close(fd);
+    const char *at = length > 0 ? strrchr(text, ')') : NULL;
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    ticks = at ? strtoull(at, NULL, 10) : 0;
+    of = getpid();
+    return ticks;
+}
+
 int sim_owner(sim_machine *m, int slot, int own) {
     if (m->slot[slot].state == 0) return -1;
     if (slot == own) return getpid();
     pid_t pid = 0;
     short type = lock_byte(slot, F_WRLCK, &pid);
-    if (type == F_UNLCK) return -1;
+    if (type == F_UNLCK) {
+        int ours = own == SIM_ASK && m->slot[slot].pid == getpid() && m->slot[slot].start_ticks == own_ticks();
+        return ours ? getpid() : -1;
+    }
     return pid > 0 ? pid : 0;
 }
 
@@ -139,12 +168,13 @@ void sim_reap(sim_machine *m, int own, int device) {
 }
 
 int sim_claim(sim_machine *m) {
-    sim_reap(m, -1, -1);
+    sim_reap(m, SIM_NO_SLOT, -1);
     for (int s = 0; s < SIM_SLOTS; s++) {
         if (m->slot[s].state || lock_byte(s, F_WRLCK, NULL) != F_WRLCK) continue;
         m->slot[s].state = 1;
         m->slot[s].pid = getpid();
         m->slot[s].uid = getuid();
+        m->slot[s].start_ticks = own_ticks();
         m->slot[s].start_ns = sim_now_ns();
         m->slot[s].tag_count = 1;
         if (m->slot_high <= (uint32_t)s) m->slot_high = (uint32_t)s + 1;

@@ -61,6 +61,7 @@ typedef struct {
     uint64_t start_ns;
     uint32_t tag_count; /* tag 0 is the empty one */
     uint32_t uid;
+    uint64_t start_ticks; /* of the process: with pid, how it knows its own slot again */
     sim_usage usage[SIM_DEVICES];
 } sim_slot;
 
@@ -147,11 +148,16 @@ sim_machine *sim_create(const char *path);
 int sim_fd(void);
 void sim_lock(sim_machine *m);
 void sim_unlock(sim_machine *m);
+/* Keeps the lock over several calls of this thread, so that no list falls between them; not to be nested. */
+void sim_freeze(sim_machine *m, int on);
 uint64_t sim_now_ns(void);
 void sim_wait_us(const sim_machine *m, uint64_t us);
 
 /* All below: under the lock. */
 int sim_claim(sim_machine *m);                       /* a slot for this process, -1: none free */
+/* `own`: the slot of this process, whose lock F_GETLK does not show; SIM_NO_SLOT: it has none, SIM_ASK: not known. */
+#define SIM_NO_SLOT (-1)
+#define SIM_ASK (-2)
 int sim_owner(sim_machine *m, int slot, int own);    /* pid in our namespace; 0: not visible, -1: dead */
 void sim_reap(sim_machine *m, int own, int device);  /* takes dead slots back; device -1: all */
 int sim_charge(sim_machine *m, int slot, int device, uint64_t bytes); /* 0, or -1: the device is full */

@@ -1,7 +1,6 @@
 /* Opening and closing NVML, versions, errors, what every call begins with. */
 #include "nvml_internal.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +25,8 @@ static const char version_text[] = "418.226.00", nvml_text[] = "10.418.226.00";
 #endif
 
 /* A lock byte behind those of the slots says that this process has NVML open: F_SETLK by the one, F_GETLK by the
- * tool. Its descriptor is the one of the libcuda beside us if there is one, as closing any would drop all. */
+ * tool. Descriptors of the machine are
+ * never closed: closing any would drop all locks of the process. */
 static void register_client(int on) {
     struct flock l = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = SIM_SLOTS + client, .l_len = 1};
     if (!on) {
@@ -39,17 +39,6 @@ static void register_client(int on) {
         l.l_start = SIM_SLOTS + c;
         if (!fcntl(sim_fd(), F_SETLK, &l)) client = c;
     }
-}
-
-/* Our own lock cannot be asked for: the libcuda in this process knows its slot. */
-int own_slot(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    int (*ask)(void) = NULL;
-    if (!library) return -1;
-    *(void **)&ask = dlsym(library, "gpumemSimSlot");
-    int slot = ask ? ask() : -1;
-    dlclose(library);
-    return slot;
 }
 
 static nvmlReturn open_up(const char *name) {

@@ -108,7 +108,7 @@ static memory read_memory(const handle *h) {
     const sim_device *d = &machine->device[h->device];
     sim_wait_us(machine, machine->nvml_memory_us / 2);
     sim_lock(machine);
-    sim_reap(machine, own_slot(), h->device);
+    sim_reap(machine, SIM_ASK, h->device);
     memory m = {d->memory_bytes, d->reserved_bytes, 0, 0};
     if (h->instance) {
         m.total = sim_instance_bytes(machine, h->device);
@@ -238,7 +238,7 @@ EXPORT nvmlReturn nvmlDeviceGetAccountingBufferSize(const handle *h, unsigned *o
 }
 /* Calls `each` for the living, then for the dead; stops when it answers non-zero. */
 static int each_account(int device, int (*each)(const sim_dead *one, int running, void *to), void *to) {
-    int own = own_slot(), done = 0;
+    int own = SIM_ASK, done = 0;
     sim_reap(machine, own, device);
     for (uint32_t s = 0; s < machine->slot_high && !done; s++) {
         const sim_usage *u = &machine->slot[s].usage[device];

@@ -39,7 +39,6 @@ extern handle handles[SIM_DEVICES][8];
 enum lane { LANE_OTHER, LANE_MEMORY, LANE_LIST };
 nvmlReturn begin(int *counter, const char *name);
 nvmlReturn begin_device(int *counter, const char *name, const handle *h, enum lane lane, int *hide_bytes);
-int own_slot(void);
 
 /* Counts the call and asks whether NVML is up. */
 #define BEGIN()                                       \

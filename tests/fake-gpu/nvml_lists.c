@@ -117,7 +117,7 @@ static int wants_truth(void) {
 
 static void collect(const handle *h, enum list list) {
     const sim_device *d = &machine->device[h->device];
-    int own = own_slot(), truth = wants_truth();
+    int own = SIM_ASK, truth = wants_truth();
     uint64_t now = sim_now_ns();
     char uuid[48];
     sim_uuid_text(d->uuid, "GPU-", uuid);

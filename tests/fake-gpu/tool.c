@@ -50,7 +50,7 @@ static int show(sim_machine *m) {
     int count;
     const sim_key *all = sim_keys(&count);
     char text[600], uuid[48];
-    sim_reap(m, -1, -1);
+    sim_reap(m, SIM_NO_SLOT, -1);
     for (int k = 0; k < count; k++)
         if (!all[k].per_device) {
             sim_print_key(m, &all[k], 0, text, sizeof text);
@@ -72,7 +72,7 @@ static int show(sim_machine *m) {
             if (!u->contexts && !sim_used(u)) continue;
             printf("process pid=%d device=%d used=%llu context=%llu modules=%llu local=%llu other=%llu rounding=%llu "
                    "tracked=%llu idle=%llu managed=%llu pinned=%llu imported=%llu instance=%u\n",
-                   sim_owner(m, (int)s, -1), d, (unsigned long long)sim_used(u), (unsigned long long)u->context_bytes,
+                   sim_owner(m, (int)s, SIM_NO_SLOT), d, (unsigned long long)sim_used(u), (unsigned long long)u->context_bytes,
                    (unsigned long long)u->module_bytes, (unsigned long long)u->local_bytes,
                    (unsigned long long)u->other_bytes, (unsigned long long)u->rounding_bytes,
                    (unsigned long long)u->tracked_bytes, (unsigned long long)u->idle_bytes,
@@ -115,7 +115,7 @@ static int hold(sim_machine *m, uint32_t pid, uint32_t device, uint64_t bytes) {
 
 static int slot_of(sim_machine *m, int pid) {
     for (uint32_t s = 0; s < m->slot_high; s++)
-        if (m->slot[s].state && sim_owner(m, (int)s, -1) == pid) return (int)s;
+        if (m->slot[s].state && sim_owner(m, (int)s, SIM_NO_SLOT) == pid) return (int)s;
     fprintf(stderr, "fake-gpu: no process %d\n", pid);
     return -1;
 }

@@ -45,6 +45,7 @@ static void (*sim_tag)(const char *path);
 static void (*sim_block)(uint64_t address, uint64_t bytes, const char *tag);
 static void (*sim_segment)(uint64_t address, uint64_t bytes);
 static void (*sim_retag)(uint64_t address, const char *tag);
+static void (*sim_hold)(int on);
 
 static _Thread_local char path[256];
 static _Thread_local unsigned cut[16], depth; /* where each scope's name begins */
@@ -55,6 +56,7 @@ void tags_init(void *driver) {
     *(void **)&sim_block = dlsym(driver, "gpumemSimBlock");
     *(void **)&sim_segment = dlsym(driver, "gpumemSimSegment");
     *(void **)&sim_retag = dlsym(driver, "gpumemSimRetag");
+    *(void **)&sim_hold = dlsym(driver, "gpumemSimHold");
 }
 
 int tags_available(void) { return gpumem_available(); }
@@ -88,9 +90,16 @@ void inherit(void) { tell(); }
 void step_is(uint64_t number) { gpumem_step(number); }
 void phase_is(int phase) { gpumem_phase(phase); }
 void mark(const char *name) { gpumem_mark(name); }
+/* What the agent is told and what the oracle is told is one change. */
+static void hold(int on) {
+    if (sim_hold) sim_hold(on);
+}
+
 void retag(uint64_t pool, uint64_t address, const char *to, int role, int phase) {
+    hold(1);
     gpumem_retag(pool, address, to, role, phase);
     if (to && !pool && sim_retag) sim_retag(address, to);
+    hold(0);
 }
 
 uint64_t pool_new(const char *name, int ordinal, uint64_t parent) {
@@ -98,17 +107,23 @@ uint64_t pool_new(const char *name, int ordinal, uint64_t parent) {
 }
 void pool_end(uint64_t pool) { gpumem_pool_destroy(pool); }
 void segment_new(uint64_t pool, uint64_t address, uint64_t bytes) {
+    hold(1);
     gpumem_segment_add(pool, address, bytes);
     if (sim_segment) sim_segment(address, bytes);
+    hold(0);
 }
 void segment_end(uint64_t pool, uint64_t address, uint64_t bytes) { gpumem_segment_remove(pool, address, bytes); }
 void block_new(uint64_t pool, uint64_t address, uint64_t bytes) {
+    hold(1);
     gpumem_block_alloc(pool, address, bytes, 0);
     if (sim_block) sim_block(address, bytes, path_now());
+    hold(0);
 }
 void block_end(uint64_t pool, uint64_t address) {
+    hold(1);
     gpumem_block_free(pool, address, 0);
     if (sim_block) sim_block(address, 0, NULL);
+    hold(0);
 }
 void pool_says(uint64_t pool, uint64_t reserved, uint64_t used) {
     gpumem_pool_state(pool, reserved, used);

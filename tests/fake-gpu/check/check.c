@@ -277,7 +277,10 @@ static void injection(void) {
     char inject[700], out[700], cupti[64];
     snprintf(inject, sizeof inject, "CUDA_INJECTION64_PATH=%s/bin/probe.so", dir);
     snprintf(out, sizeof out, "PROBE_OUT=%s", probe_out);
-    char *trainer[] = {"trainer", "--quiet", "--free", "--fork", "--race", "4", "--race-loops", "5000", NULL};
+    char *trainer[] = {"trainer", "--quiet", "--free", "--fork", "--race", "4", "--race-loops", "1000", NULL};
+    /* A free that sleeps between giving the memory back and returning lets the others overtake, however busy the
+     * machine that this runs on. */
+    EXPECT(!tool("set %s cuda.free_us=2 latency=sleep", machine));
     static const char *const versions[] = {"libcupti.so.11.8", "libcupti.so.12"};
     for (unsigned v = 0; v < 2; v++) {
         unlink(probe_out);
@@ -292,11 +295,12 @@ static void injection(void) {
         /* The forked child ends first and has its parent's handlers. */
         while (f && fscanf(f, "seen %llu %llu %llu %llu %llu %llu %llu %llu ", &enters, &exits, &allocations, &frees,
                            &bytes, &resources, &overtaken, &bad) == 8) {}
-        EXPECT(enters > 40000 && enters == exits && bad == 0);
-        EXPECT(allocations > 20000 && frees >= allocations && resources >= 2);
+        EXPECT(enters > 8000 && enters == exits && bad == 0);
+        EXPECT(allocations > 4000 && frees >= allocations && resources >= 2);
         EXPECT(overtaken > 0);
         if (f) fclose(f);
     }
+    EXPECT(!tool("set %s cuda.free_us=0 latency=spin", machine));
     /* One that returns 0 is closed, and comes again with the next cuInit. */
     unlink(probe_out);
     char *twice[] = {"check", "--init-twice", NULL}, *extra[] = {inject, out, "PROBE_RETURN=0", NULL};
