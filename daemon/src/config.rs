@@ -57,6 +57,8 @@ pub struct Agent {
     pub hello_timeout_s: f64,
     #[serde(deserialize_with = "check::whole")]
     pub mib_per_s: u64,
+    #[serde(deserialize_with = "check::rows")]
+    pub rows_per_process: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -136,6 +138,7 @@ impl Default for Agent {
             connections_without_hello: 64,
             hello_timeout_s: 5.0,
             mib_per_s: 0,
+            rows_per_process: 4_000_000,
         }
     }
 }
@@ -321,7 +324,10 @@ impl Settings {
             runtime_dir: config.runtime_dir.clone().unwrap_or_else(|| home.runtime_dir(private)),
             private,
             store: store.ok_or(Error::NoHome("runs.store"))?,
-            pace: Pace { checkpoint: seconds(config.runs.checkpoint_every_s) },
+            pace: Pace {
+                checkpoint: seconds(config.runs.checkpoint_every_s),
+                rows_per_process: agent.rows_per_process,
+            },
             record: config.record.clone(),
             tenants: config.tenants,
             limits: Limits {
@@ -356,7 +362,8 @@ impl Settings {
     pub fn changes(&self, other: &Settings) -> (Vec<&'static str>, Vec<&'static str>) {
         let differ = [
             (self.limits != other.limits, "agent", true),
-            (self.pace != other.pace, "runs.checkpoint_every_s", true),
+            (self.pace.checkpoint != other.pace.checkpoint, "runs.checkpoint_every_s", true),
+            (self.pace.rows_per_process != other.pace.rows_per_process, "agent.rows_per_process", true),
             (self.record != other.record, "record", true),
             (self.tenants != other.tenants, "tenants", true),
             (self.max_series != other.max_series, "metrics.max_series", true),

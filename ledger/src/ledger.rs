@@ -206,7 +206,7 @@ impl Ledger {
         });
         let Reading(total) = total_bytes;
         let device = &mut self.devices[index];
-        device.total_bytes = total.or(device.total_bytes);
+        device.total_bytes = device.total_bytes.or(total);
         index
     }
 
@@ -223,12 +223,15 @@ impl Ledger {
         self.now_ns = self.now_ns.max(stamp.time_ns);
         match record.body {
             Body::Device { .. } => {
-                let device = self.device(record);
-                self.devices[device].ordinal = match record.body {
-                    Body::Device { ordinal, .. } => ordinal,
-                    _ => 0,
-                };
-                self.host_slots.insert(stamp.device, device);
+                let index = self.device(record);
+                let device = &mut self.devices[index];
+                // NVML's word stands: to a process the driver's own share is no part of the device.
+                if let Body::Device { ordinal, total_bytes, name, .. } = record.body {
+                    device.ordinal = ordinal;
+                    device.total_bytes = total_bytes.0.or(device.total_bytes);
+                    name.clone_into(&mut device.model);
+                }
+                self.host_slots.insert(stamp.device, index);
             }
             Body::ClockAnchor { .. } => self.set_clock(record),
             Body::SampleBegin { number } => self.begin_sample(stamp, number),

@@ -277,6 +277,25 @@ fn slot_named_after_its_first_use_joins_the_account_that_samples_made() {
 }
 
 #[test]
+fn what_the_host_says_of_a_device_stands() {
+    let mut s = Script::new();
+    let told = |total, name| {
+        let (total_bytes, id) = (Reading::of(total), DeviceIdKind::Gpu);
+        Body::Device { uuid_high: 5, uuid_low: 6, total_bytes, ordinal: 2, id, name }
+    };
+    let known = |s: &Script| {
+        let device = s.ledger.snapshot().devices.pop().expect("a device");
+        (device.total_bytes, device.model)
+    };
+    s.control(told(900, "by the agent"));
+    assert_eq!(known(&s), (Some(900), "by the agent".into()), "better than nothing");
+    s.host(told(1000, "by NVML"));
+    assert_eq!(known(&s), (Some(1000), "by NVML".into()));
+    s.control(told(900, "by the agent"));
+    assert_eq!(known(&s), (Some(1000), "by NVML".into()));
+}
+
+#[test]
 fn slot_that_gets_another_device_leaves_old_bytes_where_they_are() {
     let mut s = Script::new();
     s.alloc(0x1000, 100);

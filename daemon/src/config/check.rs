@@ -23,6 +23,10 @@ pub(super) fn series<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Err
     within(from, 100, 1_000_000, "counts")
 }
 
+pub(super) fn rows<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    within(from, 1000, 1 << 30, "counts")
+}
+
 pub(super) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     within(from, 0, 1 << 20, "whole numbers")
 }

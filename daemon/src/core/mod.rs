@@ -67,11 +67,19 @@ pub enum Ask {
     Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<Vec<Run>>),
 }
 
-/// How the core keeps runs.
+/// How the core keeps what it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Runs that go on are written that often.
     pub checkpoint: Duration,
+    /// Live rows that one process may have: what a peer can make the ledger remember.
+    pub rows_per_process: usize,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace { checkpoint: Duration::from_secs(5), rows_per_process: 4_000_000 }
+    }
 }
 
 /// The owner of the ledger.
@@ -98,7 +106,8 @@ impl Core {
         let now_ns = clock::now_ns();
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
-        let builder = RunBuilder::new(source);
+        let mut builder = RunBuilder::new(source);
+        builder.limit_rows(pace.rows_per_process);
         let first = Published { at_ns: now_ns, snapshot: builder.ledger().snapshot() };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
@@ -134,6 +143,7 @@ impl Core {
     /// How often runs are written.
     pub fn set_pace(&mut self, pace: Pace) {
         self.pace = pace;
+        self.builder.limit_rows(pace.rows_per_process);
     }
 
     /// Takes what comes until `work` says that it is over; then closes what is open.

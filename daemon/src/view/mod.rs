@@ -36,6 +36,13 @@ pub struct Shown {
     pub rules: Arc<Groupings>,
 }
 
+impl Default for Shown {
+    fn default() -> Self {
+        let rules = Arc::new(Groupings::preset(None));
+        Shown { tenants: Tenants::default(), max_series: 10_000, rules }
+    }
+}
+
 /// What every view has.
 pub struct Sight {
     /// The state.

@@ -314,7 +314,7 @@ mod tests {
     fn a_slot_names_one_device() {
         let mut stream = Stream::default();
         let sent = packet(&[device(0, 7), device(0, 7), device(0, 8), device(200, 9)]);
-        let (_, seen) = stream.check(sent.clone(), 10).unwrap();
+        let (_, seen) = stream.check(sent, 10).unwrap();
         assert_eq!((seen.records, seen.devices), (2, 2));
     }
 

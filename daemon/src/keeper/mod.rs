@@ -1,6 +1,8 @@
 //! The thread that writes runs to the store. A disk may be slow, full or gone: the newest state of every run
 //! waits here in memory, is written when the store works again, and can be asked for meanwhile.
 
+mod lives;
+
 use crate::stats::{Count, Stats};
 use gpumem_runs::run::Run;
 use gpumem_runs::store::{RunId, Store, StoreError};
@@ -82,7 +84,7 @@ impl Keeper {
         let desk = Desk {
             path,
             store: None,
-            ids: HashMap::new(),
+            open: HashMap::new(),
             waiting: Vec::new(),
             retry: RETRY,
             next_try: Instant::now(),
@@ -124,6 +126,17 @@ fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
     status.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A run that is being written.
+#[derive(Default)]
+struct Open {
+    /// Its place in the store; none while that is closed.
+    id: Option<RunId>,
+    /// This life has written to it.
+    is_ours: bool,
+    /// What an earlier life of the daemon had written.
+    before: Option<Box<Run>>,
+}
+
 struct Waiting {
     uid: String,
     run: Box<Run>,
@@ -134,7 +147,7 @@ struct Waiting {
 struct Desk {
     path: PathBuf,
     store: Option<Store>,
-    ids: HashMap<String, RunId>,
+    open: HashMap<String, Open>,
     /// The newest state of each run that is not written yet, oldest first.
     waiting: Vec<Waiting>,
     retry: Duration,
@@ -238,7 +251,7 @@ impl Desk {
             self.store = Some(open(&self.path)?);
         }
         while let (Some(store), Some(first)) = (&mut self.store, self.waiting.first()) {
-            match write(store, &mut self.ids, first) {
+            match write(store, &mut self.open, first) {
                 Ok(()) => self.stats.add(Count::StoreWrites, 1),
                 // No later try would do better.
                 Err(error @ StoreError::InvalidRun { .. }) => {
@@ -249,14 +262,14 @@ impl Desk {
                     if !matches!(error, StoreError::DiskFull { .. }) {
                         // Opened again at the next try: the file may have been replaced.
                         self.store = None;
-                        self.ids.clear();
+                        self.open.values_mut().for_each(|open| open.id = None);
                     }
                     return Err(error);
                 }
             }
             let done = self.waiting.remove(0);
             if done.over {
-                self.ids.remove(&done.uid);
+                self.open.remove(&done.uid);
             }
         }
         Ok(())
@@ -285,28 +298,38 @@ fn open(path: &Path) -> Result<Store, StoreError> {
     }
 }
 
-fn write(store: &mut Store, ids: &mut HashMap<String, RunId>, of: &Waiting) -> Result<(), StoreError> {
-    let id = match ids.get(&of.uid) {
-        Some(&id) => id,
-        None => {
-            let begun = match store.begin(&of.run, &of.uid) {
-                // This daemon's last life began it.
-                Err(StoreError::KnownUid { id, .. }) => id,
-                begun => begun?,
-            };
-            ids.insert(of.uid.clone(), begun);
-            begun
-        }
+fn write(store: &mut Store, open: &mut HashMap<String, Open>, of: &Waiting) -> Result<(), StoreError> {
+    let known = open.entry(of.uid.clone()).or_default();
+    let id = match known.id {
+        Some(id) => id,
+        None => begin(store, known, of)?,
     };
+    let joined = known.before.as_ref().map(|before| lives::joined(before, &of.run));
+    let run = joined.as_ref().unwrap_or(&of.run);
     let write = if of.over { Store::close } else { Store::checkpoint };
-    match write(store, id, &of.run) {
+    match write(store, id, run) {
         // Somebody deleted it.
         Err(StoreError::UnknownRun { .. }) => {
-            ids.remove(&of.uid);
-            let id = store.begin(&of.run, &of.uid)?;
-            ids.insert(of.uid.clone(), id);
-            write(store, id, &of.run)
+            known.id = None;
+            let id = begin(store, known, of)?;
+            write(store, id, run)
         }
         result => result,
     }
+}
+
+/// The run's place in the store. One that is there already was begun by an earlier life of the daemon, or by this
+/// one before the store broke.
+fn begin(store: &mut Store, known: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
+    let id = match store.begin(&of.run, &of.uid) {
+        Err(StoreError::KnownUid { id, .. }) => {
+            if !known.is_ours {
+                known.before = Some(Box::new(store.load(id)?));
+            }
+            id
+        }
+        begun => begun?,
+    };
+    (known.id, known.is_ours) = (Some(id), true);
+    Ok(id)
 }

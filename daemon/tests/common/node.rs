@@ -1,0 +1,134 @@
+//! A node as sources tell it, at fixed times: so many GPUs with so many processes, each with so many tags.
+
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+use gpumemd::core::{Board, Core, Pace};
+use gpumemd::keeper::{Keeper, Thread};
+use gpumemd::source::Batch;
+use gpumemd::stats::Stats;
+use gpumemd::view::health::{Device, Health};
+use gpumemd::view::{Shown, Sight, Sources};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Sources that are what they are told to be.
+pub struct Told(pub Health);
+
+impl Sources for Told {
+    fn health(&self) -> Health {
+        self.0.clone()
+    }
+    fn release(&self, _: Duration) {}
+}
+
+/// A core without a daemon around it, and what views see of it.
+pub struct Node {
+    pub core: Core,
+    pub sight: Sight,
+    pub thread: Thread,
+}
+
+pub const MIB: u64 = 1 << 20;
+
+pub fn batch(origin: Origin, records: &[(Stamp, Body<'_>)]) -> Batch {
+    let mut frames = Vec::new();
+    records.iter().for_each(|&(stamp, body)| Record { stamp, body }.append_frame(&mut frames));
+    Batch { origin, frames }
+}
+
+pub fn key(device: usize, process: usize) -> ProcessKey {
+    ProcessKey { pid: (1000 * (device + 1) + process) as u32, start_ticks: 7 }
+}
+
+fn device(index: usize) -> Body<'static> {
+    Body::Device {
+        uuid_high: 1,
+        uuid_low: index as u64,
+        total_bytes: Reading::of(81_920 * MIB),
+        ordinal: index as u16,
+        id: DeviceIdKind::Gpu,
+        name: "H100 80GB",
+    }
+}
+
+impl Node {
+    pub fn new(store: PathBuf, devices: usize, max_series: usize) -> Self {
+        let stats = Arc::new(Stats::default());
+        let (keeper, thread) = Keeper::start(store, Arc::clone(&stats)).expect("a thread");
+        let pace = Pace { checkpoint: Duration::from_secs(3600), ..Pace::default() };
+        let (core, board): (Core, Board) = Core::new(Arc::clone(&stats), keeper.clone(), pace);
+        let known = |index: usize| Device {
+            name: gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu),
+            index: index as u32,
+            problem: None,
+        };
+        let health = Health {
+            nvml_up: true,
+            nvml_reason: "nvml: told".into(),
+            devices: (0..devices).map(known).collect(),
+            ..Health::default()
+        };
+        let shown = Shown { max_series, ..Shown::default() };
+        let (asks, _) = tokio::sync::mpsc::channel(1);
+        let sources = Box::new(Told(health));
+        let sight = Sight { board, stats, keeper, asks, sources, shown: shown.into() };
+        let mut node = Node { core, sight, thread };
+        for index in 0..devices {
+            let stamp = Stamp { device: index as u8, time_ns: 1, ..Stamp::default() };
+            node.core.take(batch(Origin::Host, &[(stamp, device(index))]));
+        }
+        node
+    }
+
+    /// A process with an agent: `tags` allocations of 1 MiB, 2 MiB, ..., and 8 MiB of pinned memory.
+    pub fn covered(&mut self, on: usize, process: usize, tags: u64) {
+        let key = key(on, process);
+        let at = Stamp { device: 0, time_ns: 2, ..Stamp::default() };
+        let facts = "comm=python\nuser=alice\ncommand=python train.py\ncgroup=/user.slice";
+        let facts = Body::ProcessFacts { start_ticks: 7, uid: Reading::of(1000), parent_pid: 1, facts };
+        self.core.take(batch(Origin::Host, &[(Stamp { thread: key.pid, ..at }, facts)]));
+        let claims = "rank=3\njob=8812";
+        let hello = Body::Hello { start_ticks: 7, versions: 1 << 16, capabilities: 0, instance: 1, claims };
+        let mut records = vec![(at, hello), (at, device(on))];
+        let names: Vec<_> = (1..=tags).map(|tag| format!("model/layers.{tag}/weight")).collect();
+        for (tag, path) in (1..).zip(&names) {
+            records.push((Stamp { tag, ..at }, Body::Tag { path }));
+        }
+        for seq in 1..=tags {
+            let bytes = seq * MIB;
+            let memory = MemoryKind::Device;
+            let body = Body::AllocEnd { address: seq << 32, bytes, pool: 0, took_us: 1, memory };
+            records.push((Stamp { seq, tag: seq as u32, ..at }, body));
+        }
+        let memory = MemoryKind::Pinned;
+        let pinned = Body::AllocEnd { address: 1 << 60, bytes: 8 * MIB, pool: 0, took_us: 1, memory };
+        records.push((Stamp { seq: tags + 1, ..at }, pinned));
+        let last_seq = tags + 1;
+        let done = Stamp { time_ns: 1_000_000_000, ..at };
+        records.push((done, Body::Watermark { last_seq, in_flight_since_ns: 0 }));
+        self.core.take(batch(Origin::Process(key), &records));
+    }
+
+    /// A reading of a device: its processes with what they use, or why that is not known.
+    pub fn sample(&mut self, on: usize, t0: u64, listed: &[(ProcessKey, Result<u64, Absence>)]) {
+        let at = Stamp { device: on as u8, time_ns: t0, ..Stamp::default() };
+        let sum: u64 = listed.iter().filter_map(|(_, used)| used.ok()).sum();
+        let used_bytes = sum + 64 * MIB;
+        let free_bytes = 81_000 * MIB - used_bytes;
+        let memory = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::of(920 * MIB) };
+        let mut records = vec![(at, Body::SampleBegin { number: t0 }), (at, memory)];
+        for &(key, used) in listed {
+            let body = Body::ProcessSample {
+                start_ticks: key.start_ticks,
+                used_bytes: Reading(used.ok()),
+                absence: used.err().unwrap_or_default(),
+                lists: 1,
+            };
+            records.push((Stamp { thread: key.pid, ..at }, body));
+        }
+        let end = Stamp { time_ns: t0 + 1_000_000, ..at };
+        records.extend([(end, memory), (end, Body::SampleEnd { number: t0, result: 0 })]);
+        self.core.take(batch(Origin::Host, &records));
+    }
+}

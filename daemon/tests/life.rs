@@ -1,0 +1,315 @@
+//! Starting, changing, ending; what is in the way.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
+use common::{Daemon, PATIENCE, Scratch, free_port, private, start, start_as, start_in, wait_for};
+use gpumem_runs::run::State;
+use gpumem_runs::store::Store;
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// An agent with one allocation of 4 KiB.
+fn agent(daemon: &Daemon) -> Peer {
+    let (peer, epoch) = Peer::welcomed(&daemon.agent_socket(), &Memory::new());
+    let (stamp, body) = allocation(1, 4096, 0);
+    assert!(peer.send(&[device(), resync(epoch, 0, &[]), record(stamp, body), watermark(1)].concat()));
+    wait_for("the allocation", || {
+        let runs = daemon.runs(&format!("?pid={}", std::process::id()));
+        (runs.first()?.devices.first()?.last.tracked_bytes == Some(4096)).then_some(())
+    });
+    peer
+}
+
+#[test]
+fn at_the_end_runs_are_written_and_go_on_in_the_next_life() {
+    let mut daemon = start("[runs]\ncheckpoint_every_s = 3600.0\n");
+    let peer = agent(&daemon);
+    let started = Instant::now();
+    daemon.end().expect("a good end");
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    let stored = |daemon: &Daemon| {
+        let store = Store::open_read_only(daemon.store()).expect("a store");
+        let list = store.list().expect("a list");
+        assert_eq!(list.len(), 1);
+        list.into_iter().next().expect("a run")
+    };
+    let first = stored(&daemon);
+    assert_eq!((first.events, first.state), (1, State::Interrupted));
+    drop(peer);
+
+    let scratch = Scratch(std::mem::take(&mut daemon.scratch.0));
+    let mut daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\n");
+    let _peer = agent(&daemon);
+    wait_for("the run to go on", || (stored(&daemon).state == State::Open).then_some(()));
+    daemon.end().expect("a good end");
+    let last = stored(&daemon);
+    assert_eq!((last.id, last.events), (first.id, 2), "the same run goes on");
+}
+
+#[test]
+fn a_broken_store_stops_nothing_and_heals() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("runs.sqlite")).expect("a directory in the way");
+    let daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\n");
+    let peer = agent(&daemon);
+    wait_for("the error", || daemon.metric("gpumemd_store_errors_total").filter(|count| *count > 0.0));
+    assert_eq!(daemon.metric("gpumemd_source_up{source=\"store\"}"), Some(0.0));
+    wait_for("the run to wait", || daemon.metric("gpumemd_store_waiting").filter(|count| *count == 1.0));
+    let (_, doctor) = daemon.get("/v1/doctor");
+    let findings = doctor["findings"].as_array().expect("findings");
+    assert!(
+        findings.iter().any(|finding| finding["subject"] == "store" && finding["level"] == "bad"),
+        "{doctor}"
+    );
+    std::fs::remove_dir(daemon.store()).expect("the way is free");
+    wait_for("the store", || daemon.metric("gpumemd_source_up{source=\"store\"}").filter(|up| *up == 1.0));
+    let store = Store::open_read_only(daemon.store()).expect("a store");
+    assert_eq!(store.list().expect("a list").len(), 1);
+    drop(peer);
+}
+
+#[test]
+fn a_damaged_store_is_put_aside() {
+    let mut first = start("");
+    drop(agent(&first));
+    first.end().expect("a good end");
+    let mut damaged = std::fs::read(first.store()).expect("a store");
+    damaged.truncate(damaged.len() / 2 + 100);
+    std::fs::write(first.store(), damaged).expect("written");
+    let scratch = Scratch(std::mem::take(&mut first.scratch.0));
+    let daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\n");
+    let _peer = agent(&daemon);
+    wait_for("a write", || daemon.metric("gpumemd_store_writes_total").filter(|count| *count > 0.0));
+    let aside = std::fs::read_dir(&daemon.scratch.0).expect("a directory").filter_map(Result::ok);
+    assert!(aside.into_iter().any(|entry| entry.file_name().to_string_lossy().contains(".damaged-")));
+}
+
+#[test]
+fn a_changed_configuration_is_taken_and_a_wrong_one_is_not() {
+    let mut daemon = start("[agent]\nconnections_per_uid = 1\n");
+    let _one = Peer::welcomed(&daemon.agent_socket(), &Memory::new());
+    Peer::connect(&daemon.agent_socket()).is_closed();
+    let text = std::fs::read_to_string(daemon.config()).expect("a file");
+    std::fs::write(daemon.config(), text.replace("connections_per_uid = 1", "connections_per_uid = 0"))
+        .expect("a file");
+    daemon.reload();
+    wait_for("the refusal", || daemon.metric("gpumemd_reload_errors_total").filter(|count| *count == 1.0));
+    Peer::connect(&daemon.agent_socket()).is_closed();
+    std::fs::write(daemon.config(), text.replace("connections_per_uid = 1", "connections_per_uid = 9"))
+        .expect("a file");
+    daemon.reload();
+    wait_for("the change", || daemon.metric("gpumemd_reloads_total").filter(|count| *count == 1.0));
+    Peer::welcomed(&daemon.agent_socket(), &Memory::new());
+}
+
+#[test]
+fn a_recording_replays_to_the_same_run() {
+    let mut daemon = start("record = \"$DIR/recording\"\n");
+    let peer = agent(&daemon);
+    let live = daemon.runs(&format!("?pid={}", std::process::id())).remove(0);
+    drop(peer);
+    daemon.end().expect("a good end");
+    let path = daemon.scratch.join("recording");
+    let mut builder = gpumem_runs::builder::RunBuilder::new(live.source.clone());
+    let input = gpumem_runs::input::Input::open(&path).expect("a recording");
+    gpumem_runs::recording::read(input, &mut builder).expect("it is whole");
+    let replayed = builder.runs(true).remove(0);
+    assert_eq!(replayed.process, live.process);
+    assert_eq!(replayed.coverage, live.coverage);
+    assert_eq!(replayed.devices[0].peak, live.devices[0].peak);
+    assert_eq!(replayed.caveats, []);
+    // A second life must not write over it.
+    let scratch = Scratch(std::mem::take(&mut daemon.scratch.0));
+    let error = start_in(scratch, "record = \"$DIR/recording\"\n").result().expect_err("it is there");
+    assert!(format!("{error:#}").contains("record ="), "{error:#}");
+}
+
+#[test]
+fn a_private_daemon_ends_when_nobody_needs_it() {
+    let scratch = Scratch::new();
+    let setup = private(&scratch, 0.4);
+    let mut daemon = start_as(scratch, free_port(), setup);
+    let agent_socket = daemon.scratch.join("gpumem/agent.sock");
+    let mode = daemon.scratch.join("gpumem").metadata().expect("a directory").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    let peer = wait_for("an agent", || Some(Peer::welcomed(&agent_socket, &Memory::new())));
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!daemon.is_over(), "an agent is there");
+    drop(peer);
+    let started = Instant::now();
+    daemon.result().expect("a good end");
+    assert!(started.elapsed() >= Duration::from_millis(200), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let daemon = start("");
+    let second = start_in(Scratch(daemon.scratch.0.clone()), "").result().expect_err("there is one");
+    std::fs::create_dir_all(&daemon.scratch.0).expect("kept");
+    assert!(second.to_string().contains("another gpumemd"), "{second}");
+}
+
+#[test]
+fn what_a_dead_daemon_left_is_replaced() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("run")).expect("a directory");
+    for name in ["agent.sock", "control.sock"] {
+        drop(UnixListener::bind(scratch.join("run").join(name)).expect("a socket"));
+    }
+    let daemon = start_in(scratch, "");
+    assert_eq!(daemon.get("/v1/ps").0, 200);
+    let mode = |path: std::path::PathBuf| {
+        let found = path.metadata().expect("a socket");
+        assert!(found.file_type().is_socket());
+        found.permissions().mode() & 0o777
+    };
+    assert_eq!((mode(daemon.agent_socket()), mode(daemon.control_socket())), (0o666, 0o666));
+}
+
+#[test]
+fn a_socket_in_use_and_a_file_in_the_way_are_not_touched() {
+    for (name, in_use) in [("agent.sock", false), ("control.sock", true)] {
+        let scratch = Scratch::new();
+        std::fs::create_dir(scratch.join("run")).expect("a directory");
+        let path = scratch.join("run").join(name);
+        let listener = in_use.then(|| UnixListener::bind(&path).expect("a socket"));
+        if !in_use {
+            std::fs::write(&path, "precious").expect("a file");
+        }
+        let error = start_in(scratch, "").result().expect_err("something is in the way").to_string();
+        assert!(error.contains(name), "{error}");
+        drop(listener);
+    }
+}
+
+#[test]
+fn a_runtime_directory_that_others_could_write_to_is_refused() {
+    let open = Scratch::new();
+    std::fs::create_dir(open.join("run")).expect("a directory");
+    std::fs::set_permissions(open.join("run"), PermissionsExt::from_mode(0o777)).expect("a mode");
+    let error = start_in(open, "").result().expect_err("anybody could write").to_string();
+    assert!(error.contains("0777"), "{error}");
+
+    let linked = Scratch::new();
+    std::fs::create_dir(linked.join("elsewhere")).expect("a directory");
+    symlink(linked.join("elsewhere"), linked.join("run")).expect("a link");
+    let error = start_in(linked, "").result().expect_err("a link").to_string();
+    assert!(error.contains("it is none"), "{error}");
+}
+
+/// The program itself.
+struct Program(Child);
+
+impl Program {
+    fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_gpumemd"))
+            .args(arguments)
+            .env("XDG_RUNTIME_DIR", &scratch.0)
+            .env("XDG_STATE_HOME", &scratch.0)
+            .env_remove("NOTIFY_SOCKET")
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("a program");
+        Program(child)
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let started = Instant::now();
+        let status = wait_for("the program to end", || self.0.try_wait().expect("a child"));
+        assert!(started.elapsed() < PATIENCE);
+        let mut said = String::new();
+        self.0.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
+        (status.code(), said)
+    }
+}
+
+#[test]
+fn sigterm_ends_the_program_well_at_any_time() {
+    for wait in [false, true] {
+        let scratch = Scratch::new();
+        let program = Program::start(&scratch, &["--private"]);
+        if wait {
+            wait_for("a daemon", || UnixStream::connect(scratch.join("gpumem/control.sock")).ok());
+        } else {
+            // Its handlers are there when the kernel says that it catches the signal.
+            let status = format!("/proc/{}/status", program.0.id());
+            wait_for("the handlers", || {
+                let text = std::fs::read_to_string(&status).ok()?;
+                let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:"))?;
+                (u64::from_str_radix(caught.trim(), 16).ok()? & 1 << 14 != 0).then_some(())
+            });
+        }
+        let pid = rustix::process::Pid::from_child(&program.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
+        let started = Instant::now();
+        let (code, said) = program.end();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}: {said}", started.elapsed());
+    }
+}
+
+#[test]
+fn the_program_says_what_is_wrong() {
+    let scratch = Scratch::new();
+    let file = scratch.join("wrong.toml");
+    std::fs::write(&file, "[metrics]\nport = 1\n").expect("a file");
+    let file = file.display().to_string();
+    let (code, said) = Program::start(&scratch, &["--check", "--config", &file]).end();
+    assert_eq!(code, Some(1));
+    assert!(said.contains("wrong.toml") && said.contains("line 2") && said.contains("port"), "{said}");
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/gpumemd.toml");
+    assert_eq!(Program::start(&scratch, &["--check", "--config", shipped]).end().0, Some(0));
+    let (code, said) = Program::start(&scratch, &["--private", "--log", "loud=="]).end();
+    assert_eq!(code, Some(1));
+    assert!(said.contains("--log"), "{said}");
+}
+
+#[test]
+fn systemd_is_told_and_its_sockets_are_taken() {
+    use std::os::unix::net::UnixDatagram;
+    let scratch = Scratch::new();
+    let notify = UnixDatagram::bind(scratch.join("notify")).expect("a socket");
+    notify.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut program = Command::new("systemd-socket-activate");
+    let agent = scratch.join("agent.sock");
+    program.args(["--seqpacket", "--fdname=agent", "-E", "XDG_RUNTIME_DIR", "-E", "XDG_STATE_HOME"]);
+    program.args(["-E", "NOTIFY_SOCKET", "-E", "WATCHDOG_USEC", "-l"]).arg(&agent);
+    program.arg(env!("CARGO_BIN_EXE_gpumemd")).arg("--private");
+    program.env("XDG_RUNTIME_DIR", &scratch.0).env("XDG_STATE_HOME", &scratch.0);
+    program.env("NOTIFY_SOCKET", scratch.join("notify")).env("WATCHDOG_USEC", "300000");
+    let Ok(child) = program.stderr(Stdio::piped()).spawn() else {
+        eprintln!("skipped: there is no systemd-socket-activate");
+        return;
+    };
+    let program = Program(child);
+    // The first connection starts the daemon, and is served by it.
+    wait_for("the socket", || agent.exists().then_some(()));
+    let _peer = Peer::welcomed(&agent, &Memory::new());
+    let mut seen = String::new();
+    let mut hear = |word: &str| {
+        while !seen.contains(word) {
+            let mut said = [0; 512];
+            let len =
+                notify.recv(&mut said).unwrap_or_else(|error| panic!("no {word}: {error} after {seen}"));
+            seen += &String::from_utf8_lossy(&said[..len]);
+        }
+        seen.clear();
+    };
+    hear("READY=1");
+    hear("WATCHDOG=1");
+    hear("STATUS=1 agents");
+    let pid = rustix::process::Pid::from_child(&program.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("sent");
+    hear("RELOADING=1");
+    hear("READY=1");
+    assert!(!scratch.join("gpumem/agent.sock").exists(), "the one that was handed over is used");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
+    hear("STOPPING=1");
+    let (code, said) = program.end();
+    assert_eq!(code, Some(0), "{said}");
+}
