@@ -101,6 +101,18 @@ impl std::fmt::Display for Unreachable {
 
 impl std::error::Error for Unreachable {}
 
+/// A daemon that was found and says nothing.
+#[derive(Debug)]
+pub struct NoAnswer(pub String);
+
+impl std::fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoAnswer {}
+
 /// A daemon of another version.
 #[derive(Debug)]
 pub struct TooOld(pub String);
@@ -158,7 +170,7 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         (cause.is::<NotFound>(), NOT_FOUND),
         (cause.is::<NoProcess>(), BAD_INPUT),
         (cause.is::<NoStore>(), STORE),
-        (cause.is::<Unreachable>() || cause.is::<TooOld>(), DAEMON),
+        (cause.is::<Unreachable>() || cause.is::<NoAnswer>() || cause.is::<TooOld>(), DAEMON),
         (cause.is::<Refused>(), REFUSED),
     ];
     is.into_iter().find_map(|(is, code)| is.then_some(code))

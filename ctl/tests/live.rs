@@ -221,6 +221,12 @@ fn a_launcher_is_the_table_of_its_children() {
     assert_eq!(json.as_array().map(Vec::len), Some(3));
     let whole = stdout(&folder.run(&["report", &launcher.to_string(), "--all"]));
     assert_eq!(whole.matches("used (= nvidia-smi)").count(), 3, "{whole}");
+    daemon.runs("?tree=5", &[&runs[0]]);
+    let only = stdout(&folder.run(&["report", "5"]));
+    assert!(
+        only.contains("  pid 101 ") && only.contains("\nused (= nvidia-smi)"),
+        "one child is told whole: {only}"
+    );
     let one = stdout(&folder.run(&["report", "100"]));
     assert!(one.contains("\nits job has 2 more processes: gpumemctl report --job j1\n"), "{one}");
     let (exit, message) = failure(&folder.run(&["report", "--job", "j2"]));
@@ -239,7 +245,9 @@ fn without_a_name_it_is_the_latest_that_is_mine() {
     others.process.uid = others.process.uid.map(|uid| uid + 1);
     let mut mine = run_of(8, "j8", None);
     mine.state = State::Open;
-    daemon.runs("", &[&others, &mine]);
+    let mut older = run_of(7, "j7", None);
+    older.process.start_ticks -= 1;
+    daemon.runs("", &[&others, &older, &mine]);
     let text = stdout(&folder.run(&["report"]));
     assert!(text.contains("  pid 8 ") && text.contains("; running\n"), "{text}");
 }

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -393,11 +394,19 @@ fn a_private_daemon_is_started_when_none_answers() {
     stub(
         &site,
         &format!(
-            "echo its words; ps -o sid= -p $$ > '{flag}.sid'; echo \"$@ $$\" > '{flag}.tmp'; \
+            "echo its words; sed 's/.*) //' /proc/$$/stat > '{flag}.stat'; \
+             readlink /proc/$$/fd/9 > '{flag}.fd'; echo \"$NOTIFY_SOCKET\" > '{flag}.notify'; echo \"$@ $$\" > '{flag}.tmp'; \
              mv '{flag}.tmp' '{flag}'; while [ -e '{flag}' ]; do sleep 0.05; done"
         ),
     );
-    let mut command = site.command(&["--", "sh", "-c", "echo $GPUMEM_SOCKET"]);
+    let gpumemctl = site.folder.text("bin/gpumemctl");
+    let lock = site.folder.text("lock");
+    let line = format!(
+        "exec 9>'{lock}'; exec '{gpumemctl}' run -- sh -c 'echo $GPUMEM_SOCKET; readlink /proc/$$/fd/9'"
+    );
+    let mut command = Command::new("sh");
+    site.folder.settle(&mut command);
+    command.args(["-c", &line]).env("NOTIFY_SOCKET", "/nonexistent");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpumemctl");
     let words = until("the daemon", || fs::read_to_string(&started).ok());
     let (args, pid) = words.trim().rsplit_once(' ').expect("arguments and a pid");
@@ -405,18 +414,18 @@ fn a_private_daemon_is_started_when_none_answers() {
     let daemon = FakeDaemon::at(&site.folder.path("gpumem/control.sock"));
     daemon.says("GET /v1/doctor", 200, r#"{"version":"0","pid":1,"uptime_s":1,"facts":[],"findings":[]}"#);
     let output = child.wait_with_output().expect("an end");
-    let socket = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    assert_eq!((output.status.code(), socket), (Some(0), site.folder.text("gpumem/agent.sock")));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let expected = format!("{}\n{lock}\n", site.folder.text("gpumem/agent.sock"));
+    assert_eq!((output.status.code(), said), (Some(0), expected), "the command has what it was given");
+    let its = |what: &str| fs::read_to_string(format!("{flag}.{what}")).expect(what);
+    assert_eq!((its("fd").as_str(), its("notify").as_str()), ("", "\n"), "the daemon has not");
     let directory = fs::metadata(site.folder.path("gpumem")).expect("a directory");
     assert_eq!(directory.permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::read_to_string(site.folder.path("gpumem/gpumemd.log")).expect("a log"), "its words\n");
     assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "it stays when the command has ended");
-    if let Ok(session) = fs::read_to_string(format!("{flag}.sid"))
-        && !session.trim().is_empty()
-    {
-        let own = rustix::process::getsid(None).expect("a session").as_raw_nonzero().to_string();
-        assert_ne!(session.trim(), own, "a session of its own");
-    }
+    let own = rustix::process::getsid(None).expect("a session").as_raw_nonzero().to_string();
+    let session = its("stat").split(' ').nth(3).map(str::to_owned);
+    assert!(session.is_some_and(|session| session != own), "a session of its own");
     fs::remove_file(&started).expect("its end");
     until("its end", || (!PathBuf::from(format!("/proc/{pid}")).exists()).then_some(()));
 }
@@ -462,6 +471,22 @@ fn in_a_container_the_agents_socket_is_enough() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), path.to_string_lossy());
     let lines = own_lines(&output);
     assert!(lines.len() == 1 && lines[0].contains("report --job bert."), "{lines:#?}");
+}
+
+#[test]
+fn a_daemon_that_is_stopped_holds_nobody_up() {
+    let site = Site::without_daemon("stopped");
+    // The kernel takes connections for it as long as its queue has room.
+    let path = site.folder.path("gpumem/control.sock");
+    fs::create_dir(path.parent().expect("a folder")).expect("a folder");
+    let _stopped = UnixListener::bind(path).expect("a socket");
+    let since = Instant::now();
+    let output = site.run(&["--", "sh", "-c", "exit 3"]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
+    let lines = own_lines(&output);
+    let words = ["has not answered for 2 s: is its process stopped?; ask later: gpumemctl report --job "];
+    assert!(lines.len() == 1 && words.iter().all(|words| lines[0].contains(words)), "{lines:#?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod search;
 
 pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
 
-use crate::exit::{NotFound, Refused, TooOld, Unreachable};
+use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
 use gpumem_runs::run::Run;
 use gpumem_wire::control::{Doctor, Ps, Refusal, Released};
@@ -30,6 +30,8 @@ const RUNS: Duration = Duration::from_secs(30);
 pub struct Daemon {
     /// Its control socket.
     pub control: PathBuf,
+    /// No answer is waited for longer.
+    patience: Duration,
 }
 
 /// Runs that are asked for.
@@ -63,11 +65,16 @@ impl Daemon {
         let mut tried = Vec::new();
         for candidate in search::candidates(given) {
             match candidate.check().and_then(|()| http::reach(&candidate.path)) {
-                Ok(()) => return Ok(Daemon { control: candidate.path }),
+                Ok(()) => return Ok(Daemon { control: candidate.path, patience: Duration::MAX }),
                 Err(why) => tried.push((candidate.path, why)),
             }
         }
         Err(Unreachable { tried })
+    }
+
+    /// The same, for a caller who has something else to do.
+    pub fn hurried(&self, patience: Duration) -> Daemon {
+        Daemon { patience, ..self.clone() }
     }
 
     /// What holds the devices.
@@ -122,8 +129,8 @@ impl Daemon {
     }
 
     fn ask<T: serde::de::DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
-        let (status, body) = http::request(&self.control, method, path, within)
-            .map_err(|why| Unreachable { tried: vec![(self.control.clone(), why)] })?;
+        let (status, body) = http::request(&self.control, method, path, within.min(self.patience))
+            .map_err(|why| NoAnswer(format!("the daemon at {} {why}", self.control.display())))?;
         if status.is_success() {
             return Ok(serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error))?);
         }

@@ -125,9 +125,9 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
         let what = match peak.tracked_bytes {
             None => "no agent spoke for it".to_owned(),
             Some(tracked) => {
-                let (parts, idle) = composition(report, peak, unit, NAMED.1);
+                let (parts, _) = composition(report, peak, unit, NAMED.1);
                 let gap = peak.untrackable_bytes.map_or("not known".to_owned(), |bytes| unit.amount(bytes));
-                format!("{}: {parts}; idle {}; Untrackable {gap}", unit.amount(tracked), unit.amount(idle))
+                format!("{}: {parts}; Untrackable {gap}", unit.amount(tracked))
             }
         };
         format!("GPU {} pid {}{rank}{}  {what}", device.ordinal, run.process.pid, doubt(run))
@@ -135,13 +135,12 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
     lines
 }
 
-/// The largest categories and the rest, adding up to `tracked` as printed; and what of it is idle.
+/// The largest categories, the rest, and what is idle, adding up to `tracked` as printed; and the idle bytes.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
     let mut parts: Vec<(String, i64)> = composition.categories.into_iter().collect();
     let others = if report.by == By::Tag { "(no tag)" } else { gpumem_ledger::category::OTHERS };
     parts.push((others.to_owned(), composition.others));
-    parts.push(("idle".to_owned(), composition.pool_idle));
     parts.push(("opaque pools".to_owned(), composition.opaque));
     parts.retain(|(_, bytes)| *bytes != 0);
     parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
@@ -149,6 +148,9 @@ fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -
         let rest = parts.split_off(named);
         let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         parts.push((format!("{} smaller", thousands(rest.len() as u64)), sum));
+    }
+    if composition.pool_idle != 0 {
+        parts.push(("idle".to_owned(), composition.pool_idle));
     }
     let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
     let total = unit.round(bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
@@ -188,4 +190,79 @@ fn doubt(run: &Run) -> String {
     ];
     let flags: Vec<&str> = flags.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
     if flags.is_empty() { String::new() } else { format!("  ({})", flags.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::read_file;
+    use crate::run::{Cell, Class};
+    use std::path::Path;
+
+    fn run() -> Run {
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        read_file(&log, None).expect("a log").remove(0)
+    }
+
+    fn told(runs: &[&Run]) -> Vec<String> {
+        let ended: Vec<Ended<'_>> = runs.iter().map(|run| Ended { id: None, run }).collect();
+        brief(&ended, "--job j1")
+    }
+
+    /// The sum on the left of a list of parts, and the parts.
+    fn adds_up(line: &str, total: &str) {
+        let parts = line.split(": ").nth(1).expect("parts").split(';').next().expect("parts");
+        let tenths = |word: &str| word.replace(['.', ','], "").parse::<i64>().ok();
+        let parts = parts.split(" + ").filter_map(|part| tenths(part.rsplit(' ').next()?));
+        assert_eq!(Some(parts.sum::<i64>()), tenths(total), "{line}");
+    }
+
+    #[test]
+    fn one_device_is_five_lines_that_add_up() {
+        let mut run = run();
+        let lines = told(&[&run]);
+        assert_eq!(lines.len(), 5, "{lines:#?}");
+        adds_up(&lines[1], "298.5");
+        let idle = Cell { class: Class::PoolIdle, tag: None, ..run.cells[0].clone() };
+        run.devices[0].peak.amounts.push((run.cells.len() as u32, 100 << 20));
+        run.cells.push(idle);
+        let tracked = &mut run.devices[0].peak.tracked_bytes;
+        *tracked = tracked.map(|bytes| bytes + (100 << 20));
+        let lines = told(&[&run]);
+        adds_up(&lines[1], "398.5");
+        assert!(lines[1].ends_with(" + idle 100.0") && lines[2].contains(" 100.0 MiB (25 %)"), "{lines:#?}");
+        run.coverage.late = true;
+        run.coverage.partial_history = true;
+        assert!(told(&[&run])[0].ends_with("  (late, partial)"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_zero() {
+        let mut run = run();
+        run.devices[0].peak.untrackable_bytes = None;
+        run.devices[0].last.used_absence = Some("no permission".into());
+        assert_eq!(told(&[&run])[3], "Untrackable not known: NVML says no permission");
+        run.devices[0].peak.tracked_bytes = None;
+        run.devices[0].peak_used = Some((5 << 20, 7));
+        let lines = told(&[&run]);
+        assert!(lines[1].starts_with("no agent spoke for it; most that NVML charged: "), "{lines:#?}");
+        run.devices.clear();
+        assert!(told(&[&run])[0].starts_with("no GPU memory: "));
+        assert!(brief(&[], "").len() == 1);
+    }
+
+    #[test]
+    fn many_devices_are_five_lines_too() {
+        let mut runs: Vec<Run> = (0..9).map(|_| run()).collect();
+        for (rank, run) in runs.iter_mut().enumerate() {
+            run.process.pid = 100 + rank as u32;
+            run.process.claims.insert("rank".into(), rank.to_string());
+        }
+        let lines = told(&runs.iter().collect::<Vec<_>>());
+        assert_eq!(lines.len(), 5, "{lines:#?}");
+        assert_eq!(lines[0], "9 processes on 1 GPU, peaks of tracked in MiB; 6 smaller are not shown");
+        assert!(lines[1].starts_with("GPU 0 pid 100 rank 0  298.5: Logit 78.1 + Optimizer State 63.9 + "));
+        lines[1..4].iter().for_each(|line| adds_up(line, "298.5"));
+        assert_eq!(lines[4], "next: gpumemctl report --job j1");
+    }
 }

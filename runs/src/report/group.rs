@@ -212,3 +212,62 @@ fn note(run: &Run) -> String {
     let flags = if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) };
     label(run) + &flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, amounts: [Option<i64>; 5]) -> Line {
+        let [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes] = amounts;
+        let amounts = Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes };
+        Line { names: vec![name.into()], amounts, note: String::new() }
+    }
+
+    #[test]
+    fn tables_add_up_downwards_and_across() {
+        const MIB: i64 = 1 << 20;
+        let odd = |part: i64| part * MIB + MIB / 3;
+        let lines: Vec<Line> = (1..8)
+            .map(|row| {
+                let (predates, tracked, gap) =
+                    (odd(row), odd(1000 * row), odd(10 * row) - (row % 2) * 100 * MIB);
+                let used = predates + tracked + gap;
+                line("GPU", [Some(used), Some(predates), Some(tracked), Some(odd(row)), Some(gap)])
+            })
+            .collect();
+        let printed = table(&["device"], &lines);
+        assert_eq!(printed.len(), 9);
+        let rows: Vec<Vec<i64>> = printed[1..]
+            .iter()
+            .map(|row| {
+                let words = row.split_whitespace().skip(1);
+                words.map(|word| word.replace([',', '.'], "").parse().expect("a number")).collect()
+            })
+            .collect();
+        let (sum, parts) = rows.split_last().expect("a sum");
+        for row in &rows {
+            assert_eq!(row[0], row[1] + row[2] + row[4], "{printed:#?}");
+        }
+        for (column, sum) in sum.iter().enumerate() {
+            assert_eq!(parts.iter().map(|row| row[column]).sum::<i64>(), *sum, "{printed:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_dash_and_said_of_the_sum() {
+        let known = line("a", [Some(600), Some(0), Some(100), Some(0), Some(500)]);
+        let unknown = line("b\u{1b}", [Some(50), None, None, None, None]);
+        let printed = table(&["device"], &[known.clone(), unknown]);
+        assert_eq!(
+            printed,
+            [
+                "device  used  tracked  idle  gap  (bytes)",
+                "a        600      100     0  500",
+                "b\u{fffd}        50        -     -    -",
+                "sum      650      100     0  500  of what is known",
+            ]
+        );
+        assert_eq!(table(&[""], &[known]).len(), 2, "one row needs no sum");
+        assert_eq!(table(&["device"], &[]).len(), 1);
+    }
+}

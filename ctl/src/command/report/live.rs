@@ -18,7 +18,12 @@ pub fn pid(pid: u32, args: &Args) -> Result<Found> {
             if let Some(told) = own.into_iter().next() {
                 return one(told, vec![pid.to_string()], daemon, args);
             }
-            let (runs, over) = living(daemon.runs(Which::Tree(pid))?);
+            let mut tree = daemon.runs(Which::Tree(pid))?;
+            if tree.len() == 1 {
+                // As of `gpumemctl run` itself, or of a shell.
+                return one(tree.remove(0), vec![pid.to_string()], daemon, args);
+            }
+            let (runs, over) = living(tree);
             if !runs.is_empty() {
                 let title = format!("{} started by pid {pid}{}{over}", count(&runs), name(pid));
                 return Ok(Found { what: What::Group(title, runs), command: asked(pid.to_string(), args) });
@@ -67,7 +72,8 @@ pub fn latest(args: &Args) -> Result<Option<Found>> {
     };
     let user = u64::from(rustix::process::getuid().as_raw());
     let mine = |told: &Told| told.run.process.uid.is_none_or(|uid| uid == user);
-    let Some(told) = daemon.runs(Which::Live)?.into_iter().find(mine) else { return Ok(None) };
+    let live = daemon.runs(Which::Live)?.into_iter().filter(mine);
+    let Some(told) = live.max_by_key(|told| told.run.process.start_ticks) else { return Ok(None) };
     let pid = told.run.process.pid;
     one(told, vec![pid.to_string()], &daemon, args).map(Some)
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 const LAST_WORDS: Duration = Duration::from_millis(1500);
 /// That no agent spoke is believed after this.
 const SILENCE: Duration = Duration::from_millis(250);
+/// A daemon that is stopped does not keep the caller's shell.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Asked so often.
 const PAUSE: Duration = Duration::from_millis(25);
 
@@ -51,9 +53,14 @@ impl Farewell<'_> {
             }
             Listener::Nobody => return,
         };
-        let told = match self.last_words(daemon) {
+        let told = match self.last_words(&daemon.hurried(PATIENCE)) {
             Ok(told) => told,
-            Err(error) => return words.say(&format!("{error:#}; nothing to tell of this job")),
+            Err(error) => {
+                return words.say(&format!(
+                    "{error:#}; ask later: gpumemctl report --job {}{}",
+                    self.job, self.socket
+                ));
+            }
         };
         if told.is_empty() {
             return words.say(&format!("no GPU memory: {}", self.why_nothing()));

@@ -16,6 +16,12 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Looked at so often. A try is one failed connect.
 const PAUSE: Duration = Duration::from_millis(10);
+/// One that takes connections has this long for its first answer, until it is tried again.
+const TRY: Duration = Duration::from_millis(1000);
+
+/// A lock that a script holds on a descriptor, or a pipe that somebody reads to its end, must not stay open
+/// with the daemon. Descriptors cannot be closed by number in safe code; a shell's have one digit.
+const CLOSE_AND_START: &str = "exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; exec \"$@\"";
 
 /// Starts one and waits until it answers.
 pub fn start() -> Result<Daemon, String> {
@@ -52,7 +58,7 @@ pub fn start() -> Result<Daemon, String> {
         let gone = pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists());
         // Asked after looking whether it lives: another that was started at the same time may have won.
         if let Ok(daemon) = Daemon::find(None)
-            && daemon.doctor(None).is_ok()
+            && daemon.hurried(TRY).doctor(None).is_ok()
         {
             return Ok(daemon);
         }
@@ -79,14 +85,21 @@ fn try_detach(args: &Detach) -> anyhow::Result<u32> {
     use anyhow::Context;
     rustix::process::setsid().context("setsid")?;
     let log = open_log(&args.log).with_context(|| args.log.display().to_string())?;
-    let (program, arguments) = args.command.split_first().context("no command")?;
-    let child = Command::new(program)
-        .args(arguments)
+    let mut command = Command::new("/bin/sh");
+    // What a service manager gave is for us and not for it.
+    for name in
+        ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"]
+    {
+        command.env_remove(name);
+    }
+    let child = command
+        .args(["-c", CLOSE_AND_START, "sh"])
+        .args(&args.command)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
-        .with_context(|| program.to_string_lossy().into_owned())?;
+        .context("/bin/sh")?;
     Ok(child.id())
 }
 
