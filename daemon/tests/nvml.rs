@@ -186,6 +186,31 @@ async fn a_process_that_computes_and_draws_counts_once() {
 }
 
 #[tokio::test]
+async fn a_partitioned_gpu_is_its_instances_and_nothing_is_there_twice() {
+    let machine = Machine::new(&["devices=2", "gpu0.mig=3"]);
+    let whole = Holder::new();
+    machine.hold(whole.pid(), 1, 3 * MIB);
+    let mut watcher = Watcher::start(&machine, quick());
+    watcher.until("all are read", |seen| (0..4).all(|slot| seen.readings(slot) >= 1)).await;
+    let devices = watcher.nvml.status().devices;
+    let names: Vec<String> = devices.iter().map(|device| device.name.to_string()).collect();
+    assert_eq!((names.len(), devices[0].index, devices[2].index, devices[3].index), (4, 0, 0, 1));
+    assert!(
+        names[..3].iter().all(|name| name.starts_with("MIG-")) && names[3].starts_with("GPU-"),
+        "{names:?}"
+    );
+    let (first, third) = (machine.trainer(&names[0]), machine.trainer(&names[2]));
+    let row = |holder: &Holder| (holder.pid(), Ok(machine.used(holder.pid(), 0)), 1);
+    let expected = [vec![row(&first)], vec![], vec![row(&third)], vec![(whole.pid(), Ok(3 * MIB), 1)]];
+    watcher
+        .until("each is on its instance", |seen| {
+            (0..4).all(|slot| seen.rows(slot) == expected[usize::from(slot)])
+        })
+        .await;
+    assert!(watcher.seen.used(0) >= machine.used(first.pid(), 0));
+}
+
+#[tokio::test]
 async fn old_drivers_tell_the_same() {
     for (library, reserved) in [("lib-470", false), ("lib-v1", false), ("lib-535", true)] {
         let machine = Machine::new(&["devices=1", "ghosts=3"]);

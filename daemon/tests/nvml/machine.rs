@@ -1,6 +1,7 @@
 //! A simulated machine, and processes that hold its memory.
 
 use std::future::Future;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,6 +25,15 @@ fn simulator() -> &'static Path {
             .args(targets)
             .arg(out.join("lib/libcuda.so.1"))
             .arg(out.join("bin/fake-gpu"))
+            .status()
+            .expect("make runs");
+        assert!(made.success());
+        let trainer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/trainer");
+        let made = Command::new("make")
+            .arg("--silent")
+            .arg("-C")
+            .arg(trainer)
+            .arg(format!("OUT={}", out.display()))
             .status()
             .expect("make runs");
         assert!(made.success());
@@ -73,6 +83,27 @@ impl Machine {
 
     pub fn show(&self) -> String {
         self.tool("show", &[])
+    }
+
+    /// A program that uses CUDA on the devices that it is shown, and stays.
+    pub fn trainer(&self, visible: &str) -> Holder {
+        let out = simulator();
+        let mut child = Command::new(out.join("bin/trainer"))
+            .args(["--steps", "2", "--hold", "1000"])
+            .env("GPUMEM_SIM", self.file())
+            .env("LD_LIBRARY_PATH", out.join("lib"))
+            .env("CUDA_VISIBLE_DEVICES", visible)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the trainer runs");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        assert!(lines.any(|line| line.expect("text").starts_with("holding")), "it did its steps");
+        Holder(child)
+    }
+
+    /// What a process holds on a device, by the machine's own books.
+    pub fn used(&self, pid: u32, device: u32) -> u64 {
+        self.tool("used", &[&pid.to_string(), &device.to_string()]).trim().parse().expect("a number")
     }
 
     /// Processes that have NVML open.
