@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::cupti::subscribe;
 use crate::env::Settings;
-use crate::{fork, second, sender, state};
+use crate::{Functions, fork, second, sender, state, threads};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
 
@@ -15,30 +15,50 @@ fn settings() -> Settings {
     Settings::read(std::process::id(), unsafe { libc::getuid() })
 }
 
-/// Everything but CUPTI: memory, thread, handlers. Also for programs that only report pools of their own.
-pub fn start() -> Option<&'static Core> {
-    if let Some(core) = Core::get() {
-        return Some(core);
+/// Another copy of the library in this process, if it was first. The very first call of the C API may come before CUDA is
+/// initialised: then the memory is made, so that scopes and names count from the beginning, and nothing else.
+#[cold]
+pub fn elsewhere() -> Option<&'static Functions> {
+    if state::fresh() {
+        crate::ffi::shielded((), || {
+            prepare(settings);
+        });
     }
-    start_with(settings())
+    second::first()
 }
 
-/// As `start`, with settings that are given.
-pub fn start_with(settings: Settings) -> Option<&'static Core> {
+/// Memory and handlers; also for programs that never call the driver. `None` if disabled, or if another copy has it.
+fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let _starting = STARTING.lock().ok()?;
-    if let Some(core) = Core::get() {
+    let pid = std::process::id();
+    let old = Core::get();
+    if let Some(core) = old.filter(|core| core.pid == pid) {
         return Some(core);
     }
-    if settings.disabled {
+    if second::first().is_some() || second::look(pid).is_some() {
+        state::disarm();
         return None;
     }
-    let core = Core::install(Core::new(settings)?);
-    if let Some(driver) = Driver::loaded() {
-        core.devices.set_driver(driver);
+    let settings = settings();
+    let core = if settings.disabled { None } else { Core::new(settings) };
+    let Some(core) = core else {
+        state::disarm();
+        return None;
+    };
+    if let Some(parent) = old {
+        // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
+        core.names.adopt(&parent.names);
+        threads::adopt();
     }
-    second::publish(core);
+    let core = Core::install(core);
     fork::install();
     state::arm();
+    Some(core)
+}
+
+/// Everything but CUPTI.
+pub fn start_with(settings: Settings) -> Option<&'static Core> {
+    let core = prepare(|| settings)?;
     sender::start(core);
     Some(core)
 }
@@ -46,13 +66,16 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
 /// What the driver calls while it initialises.
 pub fn injected() {
     let settings = settings();
-    if settings.disabled || second::is_there() {
+    let next = settings.next_injection.clone();
+    if let Some(path) = next.filter(|_| !settings.disabled) {
+        chain(&path);
+    }
+    let Some(core) = start_with(settings) else {
+        if let Some(first) = second::first() {
+            (first.initialize)();
+        }
         return;
-    }
-    if let Some(path) = &settings.next_injection {
-        chain(path);
-    }
-    let Some(core) = start_with(settings) else { return };
+    };
     if let Some(driver) = Driver::loaded() {
         core.devices.set_driver(driver);
         if context_exists(&driver) {

@@ -11,7 +11,6 @@ use crate::names::Names;
 use crate::ring::{Ring, Row};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
-use std::ffi::CString;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
 static CORE: AtomicPtr<Core> = AtomicPtr::new(std::ptr::null_mut());
@@ -88,7 +87,7 @@ impl Core {
             live_rows: rows_for(settings.live_rows),
             name_bytes: settings.name_bytes,
         };
-        let name = CString::new("gpumem-agent").ok()?;
+        let name = crate::second::name(pid, &crate::FUNCTIONS)?;
         let shared = Shared::create(&name, sizes, pid, start_ticks)?;
         crate::threads::prepare().then_some(())?;
         Some(Box::new(Core {

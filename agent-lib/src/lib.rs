@@ -12,12 +12,13 @@
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
 //! memfd.rs        what the daemon is handed             threads.rs what each thread has
 //! sender/         the one thread: ring -> socket or file; resync
-//! clock.rs  env.rs  state.rs  second.rs                 include/gpumem.h: the C API
+//! clock.rs  env.rs  state.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
 //! ```
 //!
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
 //! gpumem.h. Strings are UTF-8 ending with 0, or null; what is not UTF-8 is shown as `?`.
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::panic))]
+#![allow(clippy::unused_unit)] // the table of exports below says every result
 
 pub mod attach;
 pub mod book;
@@ -30,6 +31,7 @@ mod elf;
 pub mod env;
 pub mod ffi;
 mod fork;
+mod glibc;
 pub mod live;
 pub mod memfd;
 pub mod multicast;
@@ -60,6 +62,54 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
 }
 
+macro_rules! text {
+    ($text:ident) => {
+        // SAFETY: null or a C string, says the caller of each function that has one.
+        unsafe { bytes($text) }
+    };
+}
+
+/// Each line is an exported function: its symbol, its name in [`Functions`], what it gives while nothing is recorded, and
+/// what it does. A copy of the library that came second hands the call to the first.
+macro_rules! exports {
+    ($( $(#[$doc:meta])* $symbol:ident as $field:ident ( $($arg:ident : $type:ty),* ) -> $result:ty {
+        $absent:expr; |$core:pat_param, $thread:pat_param| $work:expr
+    } )*) => {
+        /// The interface as a table: for a second copy of the library in the process.
+        #[repr(C)]
+        #[derive(Debug)]
+        #[allow(missing_docs)]
+        pub struct Functions {
+            pub magic: u64,
+            pub initialize: extern "C" fn() -> c_int,
+            $( pub $field: unsafe extern "C" fn($($type),*) -> $result, )*
+        }
+
+        /// Of this copy.
+        pub static FUNCTIONS: Functions =
+            Functions { magic: second::MAGIC, initialize: InitializeInjection, $( $field: $symbol, )* };
+
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// A `name` or `path` is null or a C string.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
+                if !state::armed() {
+                    match attach::elsewhere() {
+                        // SAFETY: as our caller says.
+                        Some(first) => return unsafe { (first.$field)($($arg),*) },
+                        None if !state::armed() => return $absent,
+                        None => {}
+                    }
+                }
+                guard($absent, |$core, $thread| $work)
+            }
+        )*
+    };
+}
+
 /// Called by the driver inside of cuInit. Always 1: with 0 the driver would unload the library and load it again.
 #[unsafe(no_mangle)]
 pub extern "C" fn InitializeInjection() -> c_int {
@@ -67,142 +117,62 @@ pub extern "C" fn InitializeInjection() -> c_int {
     1
 }
 
-/// Whether the agent records.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_available() -> c_int {
-    c_int::from(state::armed())
+exports! {
+    /// Whether the agent records.
+    gpumem_available as available() -> c_int { 0; |_, _| 1 }
+    /// Opens a scope on this thread.
+    gpumem_push as push(name: *const c_char) -> () { (); |core, thread| core.push(thread, text!(name)) }
+    /// Closes the innermost scope of this thread.
+    gpumem_pop as pop() -> () { (); |core, thread| core.pop(thread) }
+    /// Sets the tag of threads without scopes.
+    gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
+    /// A step begins.
+    gpumem_step as step(number: u64) -> () { (); |core, thread| core.step(thread, number) }
+    /// A phase begins.
+    gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
+    /// Something worth a mark happened.
+    gpumem_mark as mark(name: *const c_char) -> () { (); |core, thread| core.mark(thread, text!(name)) }
+    /// A new pool; 0 if the agent does not record.
+    gpumem_pool_create as pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
+        0; |core, thread| core.pool_create(thread, text!(name), cuda_ordinal, parent)
+    }
+    /// A pool is gone.
+    gpumem_pool_destroy as pool_destroy(pool: u64) -> () { (); |core, thread| core.pool_destroy(thread, pool) }
+    /// A pool took a range.
+    gpumem_segment_add as segment_add(pool: u64, address: u64, bytes: u64) -> () {
+        (); |core, thread| core.segment_add(thread, pool, address, bytes)
+    }
+    /// A pool gave a range back.
+    gpumem_segment_remove as segment_remove(pool: u64, address: u64, bytes: u64) -> () {
+        (); |core, thread| core.segment_remove(thread, pool, address, bytes)
+    }
+    /// A pool handed out a block.
+    gpumem_block_alloc as block_alloc(pool: u64, address: u64, bytes: u64, stream: u32) -> () {
+        (); |core, thread| core.block_alloc(thread, pool, address, bytes, stream)
+    }
+    /// A block came back.
+    gpumem_block_free as block_free(pool: u64, address: u64, pending: c_int) -> () {
+        (); |core, thread| core.block_free(thread, pool, address, pending != 0)
+    }
+    /// What a pool says of itself.
+    gpumem_pool_state as pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) -> () {
+        (); |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes)
+    }
+    /// A pool's total, to be compared.
+    gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
+        (); |core, thread| core.pool_check(thread, pool, total_bytes)
+    }
+    /// What is known by now of an allocation (pool 0) or block.
+    gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
+        (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
+    }
+    /// Gives the CUPTI subscription to somebody else for a while.
+    gpumem_pause as pause() -> () { (); |_, _| cupti::subscribe::pause() }
+    /// Takes it back.
+    gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
 }
 
-/// Opens a scope on this thread.
-///
-/// # Safety
-/// `name` is null or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpumem_push(name: *const c_char) {
-    // SAFETY: as the caller says.
-    guard((), |core, thread| core.push(thread, unsafe { bytes(name) }));
-}
-
-/// Closes the innermost scope of this thread.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_pop() {
-    guard((), |core, thread| core.pop(thread));
-}
-
-/// Sets the tag of threads without scopes.
-///
-/// # Safety
-/// `path` is null or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpumem_process_tag(path: *const c_char) {
-    // SAFETY: as the caller says.
-    guard((), |core, _| core.set_process_tag(unsafe { bytes(path) }));
-}
-
-/// A step begins.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_step(number: u64) {
-    guard((), |core, thread| core.step(thread, number));
-}
-
-/// A phase begins.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_phase(phase: c_int) {
-    guard((), |core, thread| core.phase(thread, phase));
-}
-
-/// Something worth a mark happened.
-///
-/// # Safety
-/// `name` is null or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpumem_mark(name: *const c_char) {
-    // SAFETY: as the caller says.
-    guard((), |core, thread| core.mark(thread, unsafe { bytes(name) }));
-}
-
-/// A new pool; 0 if the agent does not record.
-///
-/// # Safety
-/// `name` is null or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpumem_pool_create(name: *const c_char, cuda_ordinal: c_int, parent: u64) -> u64 {
-    // SAFETY: as the caller says.
-    guard(0, |core, thread| core.pool_create(thread, unsafe { bytes(name) }, cuda_ordinal, parent))
-}
-
-/// A pool is gone.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_pool_destroy(pool: u64) {
-    guard((), |core, thread| core.pool_destroy(thread, pool));
-}
-
-/// A pool took a range.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_segment_add(pool: u64, address: u64, bytes: u64) {
-    guard((), |core, thread| core.segment_add(thread, pool, address, bytes));
-}
-
-/// A pool gave a range back.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_segment_remove(pool: u64, address: u64, bytes: u64) {
-    guard((), |core, thread| core.segment_remove(thread, pool, address, bytes));
-}
-
-/// A pool handed out a block.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_block_alloc(pool: u64, address: u64, bytes: u64, stream: u32) {
-    guard((), |core, thread| core.block_alloc(thread, pool, address, bytes, stream));
-}
-
-/// A block came back.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_block_free(pool: u64, address: u64, pending: c_int) {
-    guard((), |core, thread| core.block_free(thread, pool, address, pending != 0));
-}
-
-/// What a pool says of itself.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_pool_state(pool: u64, reserved_bytes: u64, used_bytes: u64) {
-    guard((), |core, thread| core.pool_state(thread, pool, reserved_bytes, used_bytes));
-}
-
-/// A pool's total, to be compared.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_pool_check(pool: u64, total_bytes: u64) {
-    guard((), |core, thread| core.pool_check(thread, pool, total_bytes));
-}
-
-/// What is known by now of an allocation (pool 0) or block.
-///
-/// # Safety
-/// `path` is null or a C string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn gpumem_retag(
-    pool: u64,
-    address: u64,
-    path: *const c_char,
-    role: c_int,
-    phase: c_int,
-) {
+fn use_as(role: c_int, phase: c_int) -> (Role, Phase) {
     let code = |number: c_int| u8::try_from(number).unwrap_or(0);
-    let use_as = (Role::from_code(code(role)), Phase::from_code(code(phase)));
-    // SAFETY: as the caller says.
-    guard((), |core, thread| core.retag(thread, pool, address, unsafe { bytes(path) }, use_as));
-}
-
-/// Gives the CUPTI subscription to somebody else for a while.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_pause() {
-    shielded((), cupti::subscribe::pause);
-}
-
-/// Takes it back.
-#[unsafe(no_mangle)]
-pub extern "C" fn gpumem_resume() {
-    shielded((), || {
-        if let Some(core) = core::Core::get().filter(|_| state::armed()) {
-            cupti::subscribe::resume(core);
-        }
-    });
+    (Role::from_code(code(role)), Phase::from_code(code(phase)))
 }

@@ -58,6 +58,29 @@ impl Names {
         })
     }
 
+    /// Takes over what a parent had before the fork: what its threads go on to do there is not ours.
+    pub fn adopt(&self, parent: &Names) {
+        let end = parent.end().min(self.bytes);
+        // SAFETY: finished frames of the parent's mapping, into ours, which nobody uses so far.
+        unsafe { std::ptr::copy_nonoverlapping(parent.base, self.base, end as usize) };
+        let cells = (end / CELL) as usize + 1;
+        for (to, from) in self.done.iter().zip(parent.done).take(cells) {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        if let Some(next) = self.done.get((end / CELL) as usize) {
+            next.store(0, Relaxed);
+        }
+        for (place, path) in parent.paths.iter().enumerate() {
+            let at = path.load(Relaxed);
+            if at != 0 && (at >> 16) + (at & 0xffff) <= end {
+                self.paths[place].store(at, Relaxed);
+                self.keys[place].store(parent.keys[place].load(Relaxed), Relaxed);
+            }
+        }
+        self.reserved.store(end, Relaxed);
+        self.end.store(end, Release);
+    }
+
     /// End of the frames that can be read.
     pub fn end(&self) -> u64 {
         self.end.load(Acquire)

@@ -1,15 +1,46 @@
 //! Two copies of the library in one process (the injected file and a wheel's): the second forwards to the first.
 //!
-//! The first one's memfd tells: its name, visible in /proc/self/fd, carries the pid and the address of a table of
-//! functions. No environment variable is needed, which a program may clear and children would inherit; no file name, which
-//! differs between the copies; and the name of a process that has forked or called exec() carries another pid, or is closed.
+//! The first one's memfd tells: its name, visible in /proc/self/fd, carries the pid and the address of its table of functions.
+//! No environment variable is needed, which a program may clear and children would inherit; no file name either, which
+//! differs between the copies. In a forked child the name carries the parent's pid, and exec() closes it.
 
-use crate::core::Core;
+use crate::Functions;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicPtr, Ordering::*};
 
-/// See the module's text.
-pub fn publish(_: &Core) {}
+const PREFIX: &str = "gpumem-agent.";
+/// First word of the table: what the address is looked at for. Another value, another layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\x01\0");
 
-/// Whether another copy is there.
-pub fn is_there() -> bool {
-    false
+static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
+
+/// What this copy's memfd is called.
+pub fn name(pid: u32, functions: &'static Functions) -> Option<CString> {
+    CString::new(format!("{PREFIX}{pid}.{:x}", std::ptr::from_ref(functions) as usize)).ok()
+}
+
+/// The functions of the copy that was first, if this one forwards.
+pub fn first() -> Option<&'static Functions> {
+    // SAFETY: null, or the static table of a library that is never unloaded.
+    unsafe { FIRST.load(Acquire).as_ref() }
+}
+
+/// Looks for another copy that has started in this process.
+pub fn look(pid: u32) -> Option<&'static Functions> {
+    let names = std::fs::read_dir("/proc/self/fd").ok()?.flatten();
+    let address = names.filter_map(|entry| {
+        let link = std::fs::read_link(entry.path()).ok()?;
+        let rest = link.to_str()?.strip_prefix("/memfd:")?.strip_prefix(PREFIX)?;
+        let (owner, address) = rest.split_whitespace().next()?.split_once('.')?;
+        let address = usize::from_str_radix(address, 16).ok()?;
+        (owner.parse() == Ok(pid) && address.is_multiple_of(align_of::<Functions>())).then_some(address)
+    });
+    let table = address.map(|address| address as *mut Functions).find(|table| !table.is_null())?;
+    // SAFETY: whoever made that memfd in this process published the address of its table; it is a copy of us.
+    let functions = unsafe { &*table };
+    if functions.magic != MAGIC {
+        return None;
+    }
+    FIRST.store(table, Release);
+    Some(functions)
 }

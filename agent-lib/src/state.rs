@@ -4,8 +4,14 @@ use gpumem_wire::AgentState;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
-/// Callbacks and the C API do something. Cleared for good by a fork (in the child), a panic, and the exit.
-static ARMED: AtomicBool = AtomicBool::new(false);
+/// Whether callbacks and the C API do something.
+static PHASE: AtomicU8 = AtomicU8::new(FRESH);
+/// Nobody has called so far.
+const FRESH: u8 = 0;
+/// They do.
+const ARMED: u8 = 1;
+/// They do not: disabled, another copy does it, or stopped by a fork (in the child), a panic or the exit.
+const SILENT: u8 = 2;
 /// A panic was caught: the sender says so.
 static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Changes of what the agent says: the sender compares.
@@ -17,17 +23,22 @@ static DETAIL: Mutex<(u16, String)> = Mutex::new((0, String::new()));
 /// Whether to do anything.
 #[inline(always)]
 pub fn armed() -> bool {
-    ARMED.load(Relaxed)
+    PHASE.load(Relaxed) == ARMED
+}
+
+/// Whether nobody has called so far.
+pub fn fresh() -> bool {
+    PHASE.load(Acquire) == FRESH
 }
 
 /// Once everything is there.
 pub fn arm() {
-    ARMED.store(true, Release);
+    PHASE.store(ARMED, Release);
 }
 
-/// For good.
+/// For good, but for a forked child that initialises CUDA itself.
 pub fn disarm() {
-    ARMED.store(false, Release);
+    PHASE.store(SILENT, Release);
 }
 
 /// After a panic, on whatever thread it happened: for good.

@@ -6,7 +6,7 @@
 
 use crate::live::Taken;
 use crate::memfd::anonymous;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Threads at a time; a process that has more loses records of the others, and says so.
@@ -91,8 +91,72 @@ static TABLE: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
 /// Threads that found no place.
 pub static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-thread_local! {
-    static CURRENT: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+/// The word that leads to a thread's place.
+///
+/// Not `thread_local!`: in a library that is loaded late, its first use on a thread allocates, and a host's allocator may
+/// call the driver. A word in static storage (8 bytes of what the loader keeps for such libraries) needs neither an
+/// allocation nor a call.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod word {
+    use super::Thread;
+    use std::arch::{asm, global_asm};
+
+    global_asm!(
+        ".section .tbss.gpumem_thread,\"awT\",@nobits",
+        ".balign 8",
+        ".globl gpumem_thread",
+        ".hidden gpumem_thread",
+        ".type gpumem_thread, %object",
+        ".size gpumem_thread, 8",
+        "gpumem_thread:",
+        ".zero 8",
+        ".previous",
+    );
+
+    #[inline(always)]
+    pub fn get() -> *const Thread {
+        let place: *const Thread;
+        // SAFETY: reads the calling thread's copy of the word above.
+        unsafe {
+            asm!(
+                "mov {place}, qword ptr [rip + gpumem_thread@GOTTPOFF]",
+                "mov {place}, qword ptr fs:[{place}]",
+                place = out(reg) place,
+                options(nostack, readonly, preserves_flags),
+            );
+        }
+        place
+    }
+
+    pub fn set(place: *const Thread) {
+        // SAFETY: writes the calling thread's copy of the word above.
+        unsafe {
+            asm!(
+                "mov {offset}, qword ptr [rip + gpumem_thread@GOTTPOFF]",
+                "mov qword ptr fs:[{offset}], {place}",
+                offset = out(reg) _,
+                place = in(reg) place,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+}
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+mod word {
+    use super::Thread;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLACE: Cell<*const Thread> = const { Cell::new(std::ptr::null()) };
+    }
+
+    pub fn get() -> *const Thread {
+        PLACE.get()
+    }
+
+    pub fn set(place: *const Thread) {
+        PLACE.set(place);
+    }
 }
 
 /// Makes the table; once.
@@ -118,7 +182,7 @@ pub fn all() -> &'static [Thread] {
 /// The calling thread's place; `None` before `prepare`, and for the 4097th thread.
 #[inline(always)]
 pub fn current() -> Option<&'static Thread> {
-    let place = CURRENT.get();
+    let place = word::get();
     if place.is_null() {
         return claim();
     }
@@ -156,8 +220,23 @@ fn claim() -> Option<&'static Thread> {
         (*place.own.get()) = Own { depth: 0, tags: [0; DEPTH], calls: [None; CALLS], open: 0, block_pool: 0 };
     }
     USED.fetch_max(index + 1, AcqRel);
-    CURRENT.set(place);
+    word::set(place);
     Some(place)
+}
+
+/// In a forked child that starts anew: of all threads only the calling one is here, under another id.
+pub fn adopt() {
+    let mine = word::get();
+    // SAFETY: no arguments.
+    let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    for thread in all() {
+        let is_mine = std::ptr::eq(thread, mine);
+        thread.id.store(if is_mine { id } else { 0 }, Relaxed);
+        thread.making.store(0, Relaxed);
+        thread.busy.store(0, Relaxed);
+        thread.allocating_since_ns.store(0, Relaxed);
+        thread.context.store(0, Relaxed);
+    }
 }
 
 impl Thread {

@@ -69,12 +69,16 @@ struct Sender {
     attach_wait_ns: u64,
 }
 
-/// Starts it; once.
+/// Starts it, once in a process.
 pub fn start(core: &'static Core) {
+    if OWNER.swap(core.pid, AcqRel) == core.pid {
+        return;
+    }
+    FINISHING.store(false, Relaxed);
+    FINISHED.store(false, Relaxed);
     // SAFETY: no memory is involved.
     let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    WAKE.store(wake, Release);
-    OWNER.store(core.pid, Release);
+    WAKE.store(wake, Release); // a parent's stays open: it is the parent's, too
     let mut old = std::mem::MaybeUninit::uninit();
     // SAFETY: sets of signals on this stack. The new thread inherits the mask, and so never gets a signal of the host's.
     unsafe {
@@ -156,6 +160,7 @@ impl Sender {
             if last || state::panicked() {
                 let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
                 self.say_bye(reason);
+                self.link.close();
                 FINISHED.store(true, Release);
                 return;
             }

@@ -1,0 +1,48 @@
+//! How the shared library is linked.
+//!
+//! `-z nodelete`: callbacks may be on their way at any time, so the code must stay mapped.
+//!
+//! `--wrap`: built on a new system, the standard library would be bound to versions of functions that older systems do not
+//! have (glibc 2.34 moved libpthread and libdl into libc). src/glibc.rs has the other end. On the old systems those
+//! functions live in libpthread and libdl, so these are asked for by name; since 2.34 they are empty.
+
+/// Functions that are bound to their old versions. agent-lib/tests/library.rs fails when one is missing here.
+const OLD: &[&str] = &[
+    "dlopen",
+    "dlclose",
+    "dlsym",
+    "fstat",
+    "fstat64",
+    "gettid",
+    "lstat64",
+    "pthread_attr_getguardsize",
+    "pthread_attr_getstack",
+    "pthread_attr_setstacksize",
+    "pthread_create",
+    "pthread_detach",
+    "pthread_getattr_np",
+    "pthread_join",
+    "pthread_key_create",
+    "pthread_key_delete",
+    "pthread_setname_np",
+    "pthread_setspecific",
+    "pthread_sigmask",
+    "stat64",
+];
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    if target("OS") == "linux"
+        && target("ENV") == "gnu"
+        && matches!(target("ARCH").as_str(), "x86_64" | "aarch64")
+    {
+        for name in OLD {
+            println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");
+        }
+        for library in ["libpthread.so.0", "libdl.so.2"] {
+            println!("cargo:rustc-cdylib-link-arg=-Wl,--no-as-needed,-l:{library},--as-needed");
+        }
+    }
+}

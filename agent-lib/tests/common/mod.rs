@@ -1,0 +1,5 @@
+//! What the tests share: CUPTI's side and the daemon's side of the agent.
+#![allow(dead_code, missing_docs)]
+
+pub mod cupti;
+pub mod daemon;
