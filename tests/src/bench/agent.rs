@@ -221,6 +221,8 @@ fn scopes() {
             }
         });
     }
-    [&mut known, &mut long, &mut floor].map(|contestant| contestant.forget_warm_up());
+    for contestant in [&mut known, &mut long, &mut floor] {
+        contestant.forget_warm_up();
+    }
     print_table("a scope", Per::Event, &[&known, &long, &floor]);
 }
