@@ -13,6 +13,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A folder with an installation of its own: the program, an agent that is only a name, and a daemon that
@@ -110,6 +111,19 @@ impl Started {
     }
 }
 
+/// Whether a signal is ignored here, as under nohup or in a background job of a script. A shell cannot trap it
+/// then, nor can anything that it starts be ended by it.
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("status");
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    let mask = u64::from_str_radix(mask.trim(), 16).expect("a mask");
+    let ignored = mask & (1 << (signal.as_raw() - 1)) != 0;
+    if ignored {
+        println!("skipped: signal {} is ignored where this test was started", signal.as_raw());
+    }
+    ignored
+}
+
 fn own_lines(output: &Output) -> Vec<String> {
     stderr(output).lines().filter_map(|line| line.strip_prefix("gpumemctl: ")).map(str::to_owned).collect()
 }
@@ -142,6 +156,9 @@ fn codes_are_those_of_the_command() {
 fn a_command_that_a_signal_ends_ends_us_by_the_same() {
     let site = Site::new("killed");
     for signal in [Signal::KILL, Signal::TERM, Signal::SEGV, Signal::ABORT, Signal::HUP, Signal::USR1] {
+        if is_ignored(signal) {
+            continue;
+        }
         let output = site.sh(&format!("ulimit -c 0; kill -{} $$", signal.as_raw()));
         assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");
     }
@@ -170,6 +187,9 @@ fn signals_that_are_sent_to_us_reach_the_command_once() {
         ("USR2", Signal::USR2),
         ("WINCH", Signal::WINCH),
     ] {
+        if is_ignored(signal) {
+            continue;
+        }
         kill_process(started.pid(), signal).expect("a signal");
         assert_eq!(started.line(), name);
     }
@@ -510,6 +530,9 @@ fn a_recording_needs_no_daemon() {
 
 #[test]
 fn the_terminal_is_the_commands_own() {
+    if is_ignored(Signal::INT) {
+        return;
+    }
     if Command::new("script").arg("--version").output().is_err() {
         return println!("skipped: script(1) makes the terminal, and is not here");
     }
@@ -544,4 +567,74 @@ fn the_terminal_is_the_commands_own() {
     assert!(said.contains("line typed"), "{said}");
     assert_eq!(said.matches("INT\r\n").count(), 1, "the terminal's Ctrl-C arrives once: {said}");
     assert_eq!(child.wait().expect("an end").code(), Some(5));
+}
+
+/// A shell with job control on a terminal of its own.
+struct Terminal {
+    child: Child,
+    stdin: std::process::ChildStdin,
+    said: Arc<Mutex<String>>,
+}
+
+impl Terminal {
+    fn new(site: &Site) -> Option<Self> {
+        let there = |name: &str| Command::new(name).arg("--version").output().is_ok();
+        if !there("script") || !there("bash") {
+            return None;
+        }
+        let mut command = Command::new("script");
+        site.folder.settle(&mut command);
+        command
+            .args(["-qec", "exec bash --norc --noprofile -i", "/dev/null"])
+            .env("PS1", "> ")
+            .env("TERM", "dumb");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script");
+        let stdin = child.stdin.take().expect("a pipe");
+        let mut output = child.stdout.take().expect("a pipe");
+        let said = Arc::new(Mutex::new(String::new()));
+        let all = Arc::clone(&said);
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(read @ 1..) = output.read(&mut buffer) {
+                all.lock().expect("text").push_str(&String::from_utf8_lossy(&buffer[..read]));
+            }
+        });
+        Some(Terminal { child, stdin, said })
+    }
+
+    /// Types something and waits for an answer that comes after it.
+    fn types(&mut self, keys: &str, answer: &str) {
+        let before = self.said.lock().expect("text").len();
+        self.stdin.write_all(keys.as_bytes()).expect("typed");
+        let since = Instant::now();
+        while !self.said.lock().expect("text")[before..].contains(answer) {
+            let said = self.said.lock().expect("text").clone();
+            assert!(since.elapsed() < Duration::from_secs(20), "{answer:?} did not come: {said:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn a_shell_stops_continues_and_ends_it_as_any_job() {
+    if is_ignored(Signal::INT) {
+        return;
+    }
+    let site = Site::new("jobs");
+    let Some(mut terminal) = Terminal::new(&site) else {
+        return println!("skipped: script(1) and bash make the terminal, and are not here");
+    };
+    let script = site.folder.path("job.sh");
+    fs::write(&script, "echo begun\nwhile :; do read x && echo \"<$x>\"; done\n").expect("a script");
+    let gpumemctl = site.folder.text("bin/gpumemctl");
+    terminal.types(&format!("'{gpumemctl}' run --quiet -- sh '{}'\n", script.display()), "begun\r\n");
+    terminal.types("one\n", "<one>");
+    terminal.types("\x1a", "Stopped");
+    terminal.types("echo shell$((1 + 1))\n", "shell2");
+    terminal.types("fg\n", "run --quiet");
+    terminal.types("two\n", "<two>");
+    terminal.types("\x03", "^C");
+    terminal.types("echo code$?\n", "code130");
+    terminal.types("exit 0\n", "exit");
+    assert!(terminal.child.wait().expect("an end").success());
 }
