@@ -3,76 +3,23 @@
 
 mod common;
 
-use common::{FakeDaemon, Folder, run_of, stderr, until};
+use common::site::{Site, is_ignored, program};
+use common::{FakeDaemon, run_of, stderr, until};
 use gpumem_runs::run::{Run, State};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A folder with an installation of its own: the program, an agent that is only a name, and a daemon that
-/// listens where it is looked for.
-struct Site {
-    folder: Folder,
-    daemon: Option<FakeDaemon>,
-}
-
-impl Site {
-    fn new(name: &str) -> Self {
-        let site = Site::without_daemon(name);
-        let daemon = FakeDaemon::at(&site.folder.path("gpumem/control.sock"));
-        daemon.says(
-            "GET /v1/doctor",
-            200,
-            r#"{"version":"0","pid":1,"uptime_s":1,"facts":[],"findings":[]}"#,
-        );
-        Site { daemon: Some(daemon), ..site }
-    }
-
-    fn without_daemon(name: &str) -> Self {
-        let folder = Folder::new(name);
-        let bin = folder.path("bin");
-        fs::create_dir_all(&bin).expect("a folder");
-        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_gpumemctl")).arg(&bin).status();
-        assert!(copied.expect("cp").success());
-        fs::write(bin.join("libgpumem.so"), "").expect("a file");
-        Site { folder, daemon: None }
-    }
-
-    fn library(&self) -> String {
-        let library = self.folder.path("bin/libgpumem.so").canonicalize().expect("a library");
-        library.to_string_lossy().into_owned()
-    }
-
-    fn daemon(&self) -> &FakeDaemon {
-        self.daemon.as_ref().expect("a daemon")
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(self.folder.path("bin/gpumemctl"));
-        self.folder.settle(&mut command);
-        // In a group of its own, so that what is sent to the group does not end the test.
-        command.arg("run").args(args).process_group(0);
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().expect("gpumemctl")
-    }
-
-    fn sh(&self, script: &str) -> Output {
-        self.run(&["--quiet", "--", "sh", "-c", script])
-    }
-
+impl Started {
     /// Starts a script and waits until it says `ready`.
-    fn start(&self, script: &str) -> Started {
-        let mut command = self.command(&["--quiet", "--", "sh", "-c", script]);
+    fn new(site: &Site, script: &str) -> Started {
+        let mut command = site.command(&["--quiet", "--", "sh", "-c", script]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpumemctl");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
@@ -109,19 +56,6 @@ impl Started {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?')
     }
-}
-
-/// Whether a signal is ignored here, as under nohup or in a background job of a script. A shell cannot trap it
-/// then, nor can anything that it starts be ended by it.
-fn is_ignored(signal: Signal) -> bool {
-    let status = fs::read_to_string("/proc/self/status").expect("status");
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
-    let mask = u64::from_str_radix(mask.trim(), 16).expect("a mask");
-    let ignored = mask & (1 << (signal.as_raw() - 1)) != 0;
-    if ignored {
-        println!("skipped: signal {} is ignored where this test was started", signal.as_raw());
-    }
-    ignored
 }
 
 fn own_lines(output: &Output) -> Vec<String> {
@@ -177,7 +111,7 @@ fn signals_that_are_sent_to_us_reach_the_command_once() {
     let site = Site::new("signals");
     let script = "for s in HUP INT QUIT TERM USR1 USR2 WINCH; do trap \"echo $s\" $s; done; \
                   trap 'echo CONT; exit 5' CONT; echo ready; while :; do sleep 0.02; done";
-    let mut started = site.start(script);
+    let mut started = Started::new(&site, script);
     for (name, signal) in [
         ("HUP", Signal::HUP),
         ("INT", Signal::INT),
@@ -225,8 +159,10 @@ fn a_stop_stops_both_and_both_go_on() {
     let site = Site::new("stop");
     for whole_group in [true, false] {
         // It starts nothing meanwhile: a process that waits for one between vfork and exec does not stop.
-        let started =
-            site.start("sleep 60 & trap 'kill $!; exit 6' USR1; echo ready $$; while :; do wait; done");
+        let started = Started::new(
+            &site,
+            "sleep 60 & trap 'kill $!; exit 6' USR1; echo ready $$; while :; do wait; done",
+        );
         let (ours, its) = (started.child.id(), started.command);
         let send = |signal| {
             let sent = if whole_group {
@@ -396,16 +332,6 @@ fn stub(site: &Site, script: &str) {
     program(&path, &format!("#!/bin/sh\n{script}\n"));
 }
 
-/// Written by another process: a descriptor that is open for writing here would be inherited by what other
-/// tests start meanwhile, and the file could not be executed ("text file busy").
-fn program(path: &Path, text: &str) {
-    let mut writer = Command::new("sh");
-    writer.args(["-c", "rm -f \"$0\"; cat > \"$0\"; chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
-    let mut writer = writer.spawn().expect("sh");
-    writer.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("a write");
-    assert!(writer.wait().expect("an end").success());
-}
-
 #[test]
 fn a_private_daemon_is_started_when_none_answers() {
     let site = Site::without_daemon("private");
@@ -526,115 +452,4 @@ fn a_recording_needs_no_daemon() {
     assert_eq!(own_lines(&output), [format!("1 recording of 2 bytes; next: gpumemctl report {file}")]);
     let none = site.run(&["--record", &site.folder.text("none.gpumem"), "--", "true"]);
     assert!(own_lines(&none)[0].starts_with("no recording was written: no process"), "{none:?}");
-}
-
-#[test]
-fn the_terminal_is_the_commands_own() {
-    if is_ignored(Signal::INT) {
-        return;
-    }
-    if Command::new("script").arg("--version").output().is_err() {
-        return println!("skipped: script(1) makes the terminal, and is not here");
-    }
-    let site = Site::new("terminal");
-    let gpumemctl = site.folder.text("bin/gpumemctl");
-    let script = site.folder.path("on-terminal.sh");
-    let text = "trap 'echo INT' INT\n\
-                test -t 0 && test -t 1 && test -t 2 && echo terminal\n\
-                set -- $(sed 's/.*) //' /proc/$$/stat)\n\
-                test $3 = $6 && echo foreground\n\
-                echo ready\n\
-                read line || read line; echo \"line $line\"\nexit 5\n";
-    fs::write(&script, text).expect("a script");
-    let line = format!("exec '{gpumemctl}' run --quiet -- sh '{}'", script.display());
-    let mut command = Command::new("script");
-    site.folder.settle(&mut command);
-    command.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh");
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
-    let mut said = String::new();
-    while !said.contains("ready") {
-        assert!(output.read_line(&mut said).expect("a line") > 0, "{said}");
-    }
-    assert!(said.contains("terminal") && said.contains("foreground"), "{said}");
-    stdin.write_all(b"\x03").expect("Ctrl-C");
-    while !said.contains("INT\r\n") {
-        assert!(output.read_line(&mut said).expect("a line") > 0, "{said}");
-    }
-    stdin.write_all(b"typed\n").expect("a line");
-    output.read_to_string(&mut said).expect("text");
-    assert!(said.contains("line typed"), "{said}");
-    assert_eq!(said.matches("INT\r\n").count(), 1, "the terminal's Ctrl-C arrives once: {said}");
-    assert_eq!(child.wait().expect("an end").code(), Some(5));
-}
-
-/// A shell with job control on a terminal of its own.
-struct Terminal {
-    child: Child,
-    stdin: std::process::ChildStdin,
-    said: Arc<Mutex<String>>,
-}
-
-impl Terminal {
-    fn new(site: &Site) -> Option<Self> {
-        let there = |name: &str| Command::new(name).arg("--version").output().is_ok();
-        if !there("script") || !there("bash") {
-            return None;
-        }
-        let mut command = Command::new("script");
-        site.folder.settle(&mut command);
-        command
-            .args(["-qec", "exec bash --norc --noprofile -i", "/dev/null"])
-            .env("PS1", "> ")
-            .env("TERM", "dumb");
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script");
-        let stdin = child.stdin.take().expect("a pipe");
-        let mut output = child.stdout.take().expect("a pipe");
-        let said = Arc::new(Mutex::new(String::new()));
-        let all = Arc::clone(&said);
-        std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(read @ 1..) = output.read(&mut buffer) {
-                all.lock().expect("text").push_str(&String::from_utf8_lossy(&buffer[..read]));
-            }
-        });
-        Some(Terminal { child, stdin, said })
-    }
-
-    /// Types something and waits for an answer that comes after it.
-    fn types(&mut self, keys: &str, answer: &str) {
-        let before = self.said.lock().expect("text").len();
-        self.stdin.write_all(keys.as_bytes()).expect("typed");
-        let since = Instant::now();
-        while !self.said.lock().expect("text")[before..].contains(answer) {
-            let said = self.said.lock().expect("text").clone();
-            assert!(since.elapsed() < Duration::from_secs(20), "{answer:?} did not come: {said:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-#[test]
-fn a_shell_stops_continues_and_ends_it_as_any_job() {
-    if is_ignored(Signal::INT) {
-        return;
-    }
-    let site = Site::new("jobs");
-    let Some(mut terminal) = Terminal::new(&site) else {
-        return println!("skipped: script(1) and bash make the terminal, and are not here");
-    };
-    let script = site.folder.path("job.sh");
-    fs::write(&script, "echo begun\nwhile :; do read x && echo \"<$x>\"; done\n").expect("a script");
-    let gpumemctl = site.folder.text("bin/gpumemctl");
-    terminal.types(&format!("'{gpumemctl}' run --quiet -- sh '{}'\n", script.display()), "begun\r\n");
-    terminal.types("one\n", "<one>");
-    terminal.types("\x1a", "Stopped");
-    terminal.types("echo shell$((1 + 1))\n", "shell2");
-    terminal.types("fg\n", "run --quiet");
-    terminal.types("two\n", "<two>");
-    terminal.types("\x03", "^C");
-    terminal.types("echo code$?\n", "code130");
-    terminal.types("exit 0\n", "exit");
-    assert!(terminal.child.wait().expect("an end").success());
 }
