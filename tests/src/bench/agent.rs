@@ -221,8 +221,6 @@ fn scopes() {
             }
         });
     }
-    for contestant in [&mut known, &mut long, &mut floor] {
-        contestant.forget_warm_up();
-    }
+    [&mut known, &mut long, &mut floor].into_iter().for_each(|contestant| contestant.forget_warm_up());
     print_table("a scope", Per::Event, &[&known, &long, &floor]);
 }
