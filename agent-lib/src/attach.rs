@@ -20,7 +20,9 @@ fn settings() -> Settings {
 #[cold]
 pub fn elsewhere() -> Option<&'static Functions> {
     if state::fresh() {
-        crate::ffi::shielded((), || { prepare(settings); });
+        crate::ffi::shielded((), || {
+            prepare(settings);
+        });
     }
     second::first()
 }

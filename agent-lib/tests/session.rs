@@ -128,7 +128,8 @@ fn check_memory(peer: &Peer, core: &gpumem::core::Core) {
     assert_eq!(seals & 7, libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
     // Names can be followed to their end.
     let names = peer.read(header.names_offset().expect("fits"), header.names_end as usize);
-    let told = gpumem_wire::frame::records(&names).map(|record| record.expect("a frame").expect("a kind")).count();
+    let told =
+        gpumem_wire::frame::records(&names).map(|record| record.expect("a frame").expect("a kind")).count();
     assert!(told > 10);
     // The last record lies where layout.rs says.
     let slot = peer.read(header.slot_offset(header.head_seq), 64);
@@ -182,7 +183,9 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
 
     // From here both ways must agree: everything goes.
     let end = || {
-        for address in [0x7000_0000, 0x7100_0000, 0x7200_0000, 0x7400_0000, 0x7500_0000, 0x7600_0000, 0xb000_0000] {
+        for address in
+            [0x7000_0000, 0x7100_0000, 0x7200_0000, 0x7400_0000, 0x7500_0000, 0x7600_0000, 0xb000_0000]
+        {
             free(address);
         }
         taking(89, 0, &[0x5550]);

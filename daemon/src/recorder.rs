@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// Batches that may wait for the disk: at 60 KiB each, 15 MiB at most.
 const WAITING: usize = 256;
 /// What was recorded is handed to the system that often: what a crash of the daemon can cost.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH: Duration = Duration::from_millis(100);
 
 /// A recording that goes on; dropping it ends it.
 #[derive(Debug)]

@@ -85,7 +85,8 @@ fn strangers_are_refused_with_a_reason() {
     let memory = Memory::new();
     let fd = memory.fd.as_fd();
     let ticks = own_start_ticks();
-    let cases: [(&str, &dyn Fn(&Peer)); 10] = [
+    type Say<'a> = &'a dyn Fn(&Peer);
+    let cases: [(&str, Say<'_>); 10] = [
         ("timeout", &|_| ()),
         ("no_hello", &|peer| assert!(peer.send(b"GET / HTTP/1.1\r\n\r\n"))),
         ("no_hello", &|peer| assert!(peer.send(&watermark(1)))),
@@ -283,12 +284,10 @@ fn as_another_process() {
             assert!(peer.send(&[record(stamp, body), watermark(1)].concat()));
             let inherited = peer.socket.try_clone().expect("a descriptor");
             rustix::io::fcntl_setfd(&inherited, rustix::io::FdFlags::empty()).expect("inherited");
-            Command::new("sleep")
-                .arg("30")
-                .stdin(Stdio::from(inherited))
-                .stdout(Stdio::null())
-                .spawn()
-                .expect("sleep");
+            let mut child = Command::new("sleep");
+            let child = child.arg("30").stdin(Stdio::from(inherited)).stdout(Stdio::null()).spawn();
+            // Its parent is killed before it ends; whoever adopts it waits for it.
+            std::mem::forget(child.expect("sleep"));
         }
         other => panic!("{other}"),
     }

@@ -268,3 +268,48 @@ fn the_program_says_what_is_wrong() {
     assert_eq!(code, Some(1));
     assert!(said.contains("--log"), "{said}");
 }
+
+#[test]
+fn systemd_is_told_and_its_sockets_are_taken() {
+    use std::os::unix::net::UnixDatagram;
+    let scratch = Scratch::new();
+    let notify = UnixDatagram::bind(scratch.join("notify")).expect("a socket");
+    notify.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut program = Command::new("systemd-socket-activate");
+    let agent = scratch.join("agent.sock");
+    program.args(["--seqpacket", "--fdname=agent", "-E", "XDG_RUNTIME_DIR", "-E", "XDG_STATE_HOME"]);
+    program.args(["-E", "NOTIFY_SOCKET", "-E", "WATCHDOG_USEC", "-l"]).arg(&agent);
+    program.arg(env!("CARGO_BIN_EXE_gpumemd")).arg("--private");
+    program.env("XDG_RUNTIME_DIR", &scratch.0).env("XDG_STATE_HOME", &scratch.0);
+    program.env("NOTIFY_SOCKET", scratch.join("notify")).env("WATCHDOG_USEC", "300000");
+    let Ok(child) = program.stderr(Stdio::piped()).spawn() else {
+        eprintln!("skipped: there is no systemd-socket-activate");
+        return;
+    };
+    let program = Program(child);
+    // The first connection starts the daemon, and is served by it.
+    wait_for("the socket", || agent.exists().then_some(()));
+    let _peer = Peer::welcomed(&agent, &Memory::new());
+    let mut seen = String::new();
+    let mut hear = |word: &str| {
+        while !seen.contains(word) {
+            let mut said = [0; 512];
+            let len =
+                notify.recv(&mut said).unwrap_or_else(|error| panic!("no {word}: {error} after {seen}"));
+            seen += &String::from_utf8_lossy(&said[..len]);
+        }
+        seen.clear();
+    };
+    hear("READY=1");
+    hear("WATCHDOG=1");
+    hear("STATUS=1 agents");
+    let pid = rustix::process::Pid::from_child(&program.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("sent");
+    hear("RELOADING=1");
+    hear("READY=1");
+    assert!(!scratch.join("gpumem/agent.sock").exists(), "the one that was handed over is used");
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
+    hear("STOPPING=1");
+    let (code, said) = program.end();
+    assert_eq!(code, Some(0), "{said}");
+}

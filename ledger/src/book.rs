@@ -9,6 +9,7 @@
 //! whose first block has not come yet is opaque until then.)
 
 use crate::Map;
+use crate::trail::Trail;
 use gpumem_wire::{Phase, Role, Stamp};
 use std::sync::Arc;
 
@@ -168,6 +169,8 @@ pub(crate) struct Book {
     /// When `tracked` last changed, and to what.
     pub changed_ns: u64,
     settled: i64,
+    /// What the book was a moment ago.
+    pub trail: Trail,
 }
 
 impl Book {
@@ -183,6 +186,7 @@ impl Book {
             copied: false,
             changed_ns: 0,
             settled: 0,
+            trail: Trail::default(),
         }
     }
 
@@ -199,6 +203,7 @@ impl Book {
         }
         cell.now = cell.now.wrapping_add(delta);
         self.copied = false;
+        self.trail.post(id, delta);
     }
 
     /// Tracked bytes come or go.

@@ -7,6 +7,7 @@
 //! silent does not hold it up: it is closed as stale.
 
 use crate::book::{Book, Range};
+use crate::trail::Past;
 use gpumem_wire::Absence;
 use std::sync::Arc;
 
@@ -142,6 +143,21 @@ impl Pending {
             Some(Mark { tracked: book.tracked, amounts: book.shared_amounts(), range, torn, partial });
     }
 
+    /// Takes the book as it was when the reading began, and what has happened since.
+    pub fn mark_past(&mut self, past: Past, partial: bool) {
+        let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
+        let mut range = Range::at(tracked);
+        range.include(tracked.wrapping_sub(past.in_flight));
+        let torn = past.in_flight != 0;
+        self.mark = Some(Mark { tracked, amounts: past.amounts.into(), range, torn, partial });
+        for moment in past.since {
+            self.change(moment.time_ns, moment.tracked, moment.in_flight);
+            if let Some((entered_ns, bytes)) = moment.entered {
+                self.entered(entered_ns, moment.time_ns, bytes);
+            }
+        }
+    }
+
     /// After the mark, at `time_ns`, `tracked` changed or a call that may change it was entered.
     pub fn change(&mut self, time_ns: u64, tracked: i64, in_flight_bytes: i64) {
         let mut range = Range::at(tracked);
@@ -199,6 +215,13 @@ impl Pending {
     pub fn fail(&mut self) {
         if self.used == Err(Absence::NotListed) {
             (self.used, self.list_failed) = (Err(Absence::Unknown), true);
+        }
+    }
+
+    /// Records were lost that may belong into it.
+    pub fn doubt(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            mark.partial = true;
         }
     }
 

@@ -4,6 +4,7 @@
 use crate::gap::{PeakGap, Pending};
 use crate::holdings::{MAX_BYTES, is_charged};
 use crate::process::Process;
+use crate::trail::Moment;
 use gpumem_wire::{Absence, Body, Flags, Record};
 
 /// Readings of one device that may wait for a process's records: more than an agent that is not stale can
@@ -18,8 +19,15 @@ impl Process {
         self.close_oldest(book);
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.applied_ns > t0_ns {
-            let late = self.holdings.books[usize::from(book)].changed_ns > t0_ns;
-            self.mark(&mut pending, late);
+            let of = &self.holdings.books[usize::from(book)];
+            let past = if of.trail.is_kept() { of.trail.past(t0_ns, of.amounts()) } else { None };
+            if let Some(past) = past {
+                let partial = self.coverage.partial.is_some_and(|partial| partial.state);
+                pending.mark_past(past, partial);
+            } else {
+                let late = of.changed_ns > t0_ns;
+                self.mark(&mut pending, late);
+            }
         } else if self.silent || self.ended.is_some() || self.done_ns >= t0_ns {
             self.mark(&mut pending, false);
         }
@@ -153,21 +161,33 @@ impl Process {
     /// a reading that ended in between may hold it.
     pub fn note_entered(&mut self, record: &Record<'_>) {
         let stamp = &record.stamp;
-        let (took_us, bytes) = match record.body {
-            Body::AllocEnd { took_us, bytes, memory, .. } if is_charged(memory) => {
-                (u64::from(took_us), bytes)
-            }
-            Body::VmmCreate { bytes, memory, .. } if is_charged(memory) => (u64::from(stamp.context), bytes),
-            _ => return,
-        };
-        if took_us == 0 || self.pending.is_empty() || stamp.flags.has(Flags::RESTATED) {
-            return;
-        }
-        let took_ns = if took_us == u64::from(u16::MAX) { u64::MAX } else { took_us * 1000 };
-        let entered_ns = stamp.time_ns.saturating_sub(took_ns);
         let book = self.slots[usize::from(stamp.device)];
-        for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
-            pending.entered(entered_ns, stamp.time_ns, bytes.min(MAX_BYTES) as i64);
+        if let Some((entered_ns, bytes)) = entered(record) {
+            for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
+                pending.entered(entered_ns, stamp.time_ns, bytes);
+            }
+        }
+    }
+
+    /// Remembers what the record has done to the books that it touched.
+    pub fn leave_trail(&mut self, touched: u64, time_ns: u64, record: &Record<'_>) {
+        let mut rest = touched;
+        while rest != 0 {
+            let book = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let (tracked, in_flight) =
+                (self.holdings.books[book].tracked, self.holdings.in_flight_bytes[book]);
+            let entered = entered(record);
+            self.holdings.books[book].trail.stamp(Moment { time_ns, tracked, in_flight, entered });
+        }
+    }
+
+    /// Begins the trails of all books anew: nothing can be told of the time before.
+    pub fn restart_trails(&mut self, now_ns: u64) {
+        if self.has_watermarks {
+            for (book, &in_flight) in self.holdings.books.iter_mut().zip(&self.holdings.in_flight_bytes) {
+                book.trail.restart(now_ns, in_flight);
+            }
         }
     }
 
@@ -180,4 +200,20 @@ impl Process {
             self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
         }
     }
+}
+
+/// When the call that made an allocation was entered, and its bytes.
+#[inline]
+fn entered(record: &Record<'_>) -> Option<(u64, i64)> {
+    let stamp = &record.stamp;
+    let (took_us, bytes) = match record.body {
+        Body::AllocEnd { took_us, bytes, memory, .. } if is_charged(memory) => (u64::from(took_us), bytes),
+        Body::VmmCreate { bytes, memory, .. } if is_charged(memory) => (u64::from(stamp.context), bytes),
+        _ => return None,
+    };
+    if took_us == 0 || stamp.flags.has(Flags::RESTATED) {
+        return None;
+    }
+    let took_ns = if took_us == u64::from(u16::MAX) { u64::MAX } else { took_us * 1000 };
+    Some((stamp.time_ns.saturating_sub(took_ns), bytes.min(MAX_BYTES) as i64))
 }

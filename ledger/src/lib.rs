@@ -8,7 +8,7 @@
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
-//!               account: the gap of the peak
+//!               account: the gap of the peak; trail: the book as it was a moment ago
 //!   resync      the state said again
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
@@ -64,6 +64,7 @@ mod recent;
 mod resync;
 mod segment;
 mod snapshot;
+mod trail;
 mod vmm;
 
 pub use book::{Class, WINDOW_NS, Window};

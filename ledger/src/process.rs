@@ -156,7 +156,11 @@ impl Process {
     fn add_book(&mut self, device: Option<usize>) -> u8 {
         if self.accounts.len() < usize::from(BEYOND) {
             self.accounts.push(Account::new(device));
-            return self.holdings.add_book();
+            let book = self.holdings.add_book();
+            if self.has_watermarks {
+                self.holdings.books[usize::from(book)].trail.restart(0, 0);
+            }
+            return book;
         }
         self.holdings.odd.devices_beyond += 1;
         if self.accounts.len() == usize::from(BEYOND) {
@@ -221,6 +225,9 @@ impl Process {
         self.holdings.doubtful_before = Some(self.last_seq);
         let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
         self.coverage.partial = Some(Partial { since_ns, state: true });
+        // What was lost may have happened before a reading that waits, or in it.
+        self.pending.iter_mut().for_each(Pending::doubt);
+        self.restart_trails(self.applied_ns);
     }
 
     /// Takes a record of this process's agent.
@@ -281,9 +288,12 @@ impl Process {
             self.reach_head();
         }
         let touched = self.holdings.settle(self.applied_ns);
+        // A record that another thread overtook changed `tracked` at its own time.
+        let time_ns = if restated || stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
+        if touched != 0 && self.has_watermarks {
+            self.leave_trail(touched, time_ns, record);
+        }
         if touched != 0 && !self.pending.is_empty() {
-            // A record that another thread overtook changed `tracked` at its own time.
-            let time_ns = if restated { self.applied_ns } else { stamp.time_ns };
             for pending in &mut self.pending {
                 if touched & 1 << pending.book != 0 {
                     let index = usize::from(pending.book);
@@ -413,7 +423,9 @@ impl Process {
                     self.lose(last_seq - self.last_seq);
                     self.last_seq = last_seq;
                 }
-                self.has_watermarks = true;
+                if !std::mem::replace(&mut self.has_watermarks, true) {
+                    self.restart_trails(self.applied_ns);
+                }
                 self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }

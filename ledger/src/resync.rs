@@ -52,6 +52,7 @@ impl Process {
             partial.state = false;
         }
         self.holdings.settle(self.applied_ns);
+        self.restart_trails(self.applied_ns);
     }
 
     /// Rows were read while the ring grew: until its records up to the head are here too, they are those
@@ -64,6 +65,7 @@ impl Process {
         if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
             partial.state = false;
             self.holdings.unseen_segments = self.coverage.late;
+            self.restart_trails(self.applied_ns);
         }
     }
 }

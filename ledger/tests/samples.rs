@@ -571,18 +571,51 @@ fn forgotten_process_leaves_the_others_as_they_were() {
 }
 
 #[test]
-fn a_devices_total_is_what_nvml_says_whoever_speaks_first() {
-    let total = |bytes: u64| match device(9) {
-        Body::Device { uuid_high, uuid_low, ordinal, id, name, .. } => {
-            Body::Device { uuid_high, uuid_low, total_bytes: Reading::of(bytes), ordinal, id, name }
-        }
-        other => other,
-    };
-    let mut s = Script::new();
-    let known = |s: &Script| s.ledger.snapshot().devices[0].total_bytes;
-    s.host(total(1000));
-    s.control(total(900)); // an agent's, by CUDA: without the driver's share
-    assert_eq!(known(&s), Some(1000));
-    s.host(total(1001));
-    assert_eq!(known(&s), Some(1001));
+fn reading_that_is_told_of_late_has_the_book_of_its_own_time() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.at(1490).tag("b").alloc(0x2000, 7); // at 1500
+    s.at(1590).free(0x1000); // entered at 1600, over at 1610
+    s.at(1690).tag("c").alloc(0x3000, 11); // at 1700
+    s.at(1790).watermark(0);
+    for (t0, t1, expected) in [
+        (1400, 1450, exactly(100)),
+        (1550, 1599, exactly(107)),
+        (1605, 1606, torn(107, 7, 107)), // the free was in flight
+        (1450, 1650, torn(100, 7, 107)),
+        (1620, 1690, exactly(7)),
+        (1650, 1750, torn(7, 7, 18)),
+    ] {
+        s.at(1800);
+        let now = s.time_ns;
+        s.sample_begin(t0);
+        s.listed(KEY.pid, Some(150));
+        s.sample_end(t0, t1);
+        s.at(now + 1).watermark(0);
+        let sample = s.only_sample();
+        assert_eq!(join(&sample), expected, "[{t0}, {t1}]");
+        assert_eq!(sum(&sample.amounts), sample.tracked_bytes.expect("covered"));
+    }
+}
+
+#[test]
+fn reading_of_long_ago_is_torn_at_best() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.at(1_000_000_000).alloc(0x2000, 7);
+    s.at(2_000_000_000).alloc(0x3000, 11);
+    s.sample(900_000_000, 900_000_100, 150);
+    s.at(2_000_000_100).watermark(0);
+    assert!(s.only_sample().torn);
+}
+
+#[test]
+fn sample_that_the_lost_records_may_belong_into_is_partial() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(1000, 1100, 150);
+    s.seq += 4; // four records that never came
+    s.at(1200).watermark(0);
+    let sample = s.only_sample();
+    assert!(sample.partial, "{sample:?}");
 }

@@ -153,7 +153,7 @@ def main():
         else:
             result = run_check(machine, name, min(CHECKS[name].seconds, left), state)
         report.add(result)
-        reason = f": {result['reason']}" if result["reason"] else ""
+        reason = ": " + " ".join(result["reason"].split()) if result["reason"] else ""
         print(f"{result['verdict']:8} {name} {result.get('seconds', 0):.1f} s{reason}"[:400], flush=True)
         if time.monotonic() - packed > 30:
             report.pack()

@@ -160,6 +160,7 @@ impl Sender {
             if last || state::panicked() {
                 let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
                 self.say_bye(reason);
+                self.link.close();
                 FINISHED.store(true, Release);
                 return;
             }

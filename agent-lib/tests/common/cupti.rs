@@ -77,9 +77,15 @@ impl Call {
         self
     }
 
-    pub fn exit(mut self, result: u32) {
+    pub fn exit(self, result: u32) {
+        self.leave(result);
+    }
+
+    /// As `exit`, and gives the call's memory back to whoever counts.
+    pub fn leave(mut self, result: u32) -> Self {
         self.result = result;
         self.tell(1);
+        self
     }
 }
 

@@ -60,14 +60,20 @@ impl Daemon {
     }
 
     pub fn accept(&self) -> Peer {
+        self.accept_from(std::process::id())
+    }
+
+    /// The agent of another process.
+    pub fn accept_from(&self, pid: u32) -> Peer {
         assert!(self.is_called(PATIENCE), "no agent connects");
         // SAFETY: a listening socket.
-        let socket = unsafe { libc::accept4(self.0, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
+        let socket =
+            unsafe { libc::accept4(self.0, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
         let mut peer = Peer {
             socket,
             memory: -1,
             ledger: Ledger::new(),
-            key: ProcessKey { pid: std::process::id(), start_ticks: 0 },
+            key: ProcessKey { pid, start_ticks: 0 },
             seen: Vec::new(),
             watermark: 0,
             resyncs: 0,
@@ -154,8 +160,8 @@ impl Peer {
         self.seen.push(name.to_owned());
         match record.body {
             Body::Hello { start_ticks, .. } => {
-                self.key = ProcessKey { pid: record.stamp.thread, start_ticks };
-                assert_eq!(record.stamp.thread, std::process::id());
+                assert_eq!(record.stamp.thread, self.key.pid);
+                self.key.start_ticks = start_ticks;
             }
             Body::Watermark { last_seq, .. } => self.watermark = last_seq,
             Body::ResyncEnd { .. } => self.resyncs += 1,
@@ -190,13 +196,18 @@ impl Peer {
         assert_eq!(sent, packet.len() as isize);
     }
 
-    /// Asks for the state and waits until it is here.
+    /// Asks for the state and waits until it is here, and everything that was recorded by now.
     pub fn resync(&mut self, epoch: u64) {
+        self.resync_from(epoch);
+        self.catch_up();
+    }
+
+    /// Asks for the state and waits until it is here; also of another process.
+    pub fn resync_from(&mut self, epoch: u64) {
         let before = self.resyncs;
         self.send(Body::Welcome { epoch, versions: 1 << 16, capabilities: 0 });
         self.send(Body::ResyncRequest { epoch });
         self.until("resync", |peer| peer.resyncs > before);
-        self.catch_up();
     }
 
     pub fn view(&self) -> ProcessView {

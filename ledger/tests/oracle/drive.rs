@@ -33,6 +33,7 @@ pub struct Drive {
     /// The ledger has heard everything, or was told the state since.
     pub exact: bool,
     pub clean_since: u64,
+    pub first_watermark: Option<u64>,
     pub queue: Option<Vec<Said>>,
     /// Begun calls: seq, and whether they can fail.
     pub begun: Vec<(u64, bool)>,
@@ -62,6 +63,7 @@ impl Drive {
             drop: 0,
             exact: true,
             clean_since: 0,
+            first_watermark: None,
             queue: None,
             begun: Vec::new(),
             fresh: 0x10_0000,
@@ -317,6 +319,7 @@ impl Drive {
             39 if !racing && self.drop == 0 => {
                 self.time += 1;
                 self.control(Body::Watermark { last_seq: self.seq, in_flight_since_ns: 0 });
+                self.first_watermark.get_or_insert(self.time);
                 self.check_samples();
             }
             _ => {}
@@ -331,8 +334,15 @@ impl Drive {
     fn reading(&mut self, op: Op) {
         match self.sample {
             None => {
-                self.host(0, Body::SampleBegin { number: self.time });
-                self.sample = Some((self.time - 3, false));
+                // A reading's first word may be heard late, by agents with watermarks only.
+                let late = if op.a.is_multiple_of(3) { u64::from(op.b % 60) } else { 0 };
+                let began = self.time.saturating_sub(late).max(self.clean_since + 1);
+                let known = self.first_watermark.is_some_and(|first| first <= began);
+                let began = if known { began.min(self.time) } else { self.time };
+                let now = std::mem::replace(&mut self.time, began);
+                self.host(0, Body::SampleBegin { number: began });
+                self.time = now.max(self.time);
+                self.sample = Some((began, false));
             }
             Some((number, listed)) if listed || op.a.is_multiple_of(2) => {
                 self.host(0, Body::SampleEnd { number, result: 0 });

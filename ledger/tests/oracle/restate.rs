@@ -24,6 +24,7 @@ impl Drive {
         self.drop = 0;
         if restart {
             self.ledger = Ledger::new();
+            self.first_watermark = None;
             self.sample = None;
             self.introduce();
         }

@@ -90,7 +90,7 @@ int keep(enum kind kind, uint64_t what, uint64_t bytes) {
         table = realloc(table, (size_t)room * sizeof *table);
         if (!table) abort();
     }
-    table[used] = (row){kind, what, bytes, 1};
+    table[used] = (row){kind, what, bytes, 1, 0};
     return used++;
 }
 

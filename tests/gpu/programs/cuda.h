@@ -96,6 +96,8 @@ typedef struct {
     F(MemGranularity, "cuMemGetAllocationGranularity", (size_t *, const allocation_properties *, int))   \
     F(MemCreate, "cuMemCreate", (uint64_t *, size_t, const allocation_properties *, uint64_t))           \
     F(MemRelease, "cuMemRelease", (uint64_t))                                                            \
+    F(MemExport, "cuMemExportToShareableHandle", (void *, uint64_t, unsigned, uint64_t))                 \
+    F(MemImport, "cuMemImportFromShareableHandle", (uint64_t *, void *, unsigned))                       \
     F(MemRetain, "cuMemRetainAllocationHandle", (uint64_t *, void *))                                    \
     F(MemReserve, "cuMemAddressReserve", (address *, size_t, size_t, address, uint64_t))                 \
     F(MemAddressFree, "cuMemAddressFree", (address, size_t))                                             \
@@ -163,6 +165,7 @@ typedef struct {
     uint64_t what; /* address, handle or array */
     uint64_t bytes;
     int live;
+    uint64_t span; /* of an imported handle: what it covers, which is not ours to count */
 } row;
 int keep(enum kind kind, uint64_t what, uint64_t bytes); /* its number */
 row *kept(uint64_t number);                              /* NULL: not alive */

@@ -2,18 +2,35 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "cuda.h"
+
+static int stream_ordered; /* by cuMemAllocAsync */
 
 /* One allocation and its free, `count` times: ns a pair, or -1. */
 static double pairs(size_t bytes, uint64_t count, result *r) {
     uint64_t since = now_ns();
     for (uint64_t i = 0; i < count; i++) {
         address where = 0;
-        if ((*r = cuMemAlloc(&where, bytes)) || (*r = cuMemFree(where))) return -1;
+        if (stream_ordered)
+            *r = cuMemAllocAsync(&where, bytes, stream) || cuMemFreeAsync(where, stream);
+        else
+            *r = cuMemAlloc(&where, bytes) || cuMemFree(where);
+        if (*r) return -1;
     }
-    return (double)(now_ns() - since) / (double)count;
+    double each = (double)(now_ns() - since) / (double)count;
+    if (stream_ordered) cuStreamSynchronize(stream);
+    return each;
+}
+
+static void choose(const char *how) {
+    stream_ordered = !strcmp(how, "async");
+    if (stream_ordered && !stream) cuStreamCreate(&stream, 1);
+    uint64_t keep_all = 1ull << 40;
+    void *pool = NULL;
+    if (stream_ordered && !cuDefaultPool(&pool, device)) cuPoolSet(pool, 4, &keep_all);
 }
 
 static void print_all(const double *values, uint64_t count) {
@@ -26,6 +43,7 @@ static void bench(void) {
     uint64_t count = number(), blocks = number();
     double *mean = calloc(blocks, sizeof *mean);
     result r = 0;
+    choose(word());
     pairs(bytes, count, &r);
     for (uint64_t b = 0; b < blocks && !r; b++) mean[b] = pairs(bytes, count, &r);
     printf("{\"result\":%d,\"means\":[", r);
@@ -41,6 +59,7 @@ static void bench_paired(void) {
     uint64_t count = number(), rounds = number();
     double *mean[2] = {calloc(rounds, sizeof(double)), calloc(rounds, sizeof(double))};
     result r = gpumem_pause && gpumem_resume ? 0 : NOT_FOUND;
+    choose(word());
     for (uint64_t b = 0; b < rounds && !r; b++)
         for (int i = 0; i < 2 && !r; i++) {
             int on = (int)(b & 1) ^ i;
@@ -165,6 +184,6 @@ static void halt(void) {
 }
 
 const command loop_commands[] = {
-    {"bench", bench, "BYTES COUNT BLOCKS"}, {"bench_paired", bench_paired, "BYTES COUNT ROUNDS"},
+    {"bench", bench, "BYTES COUNT BLOCKS [async]"}, {"bench_paired", bench_paired, "BYTES COUNT ROUNDS [async]"},
     {"start", start, "BYTES PAUSE_US THREADS"}, {"stop", halt, ""}, {NULL, NULL, NULL},
 };

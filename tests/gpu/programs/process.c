@@ -1,4 +1,5 @@
 /* Commands about the process: cuInit, contexts, limits, modules, tags, fork and exec, its own books. */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,25 @@ static void init(void) {
     load_agent();
     reply(r, began(), "\"ns\":%llu,\"agent\":%s,\"pid\":%d", (unsigned long long)(end - began()),
           gpumem_push ? "true" : "false", (int)getpid());
+}
+
+/* Another client of CUPTI in this process: `subscribe LIBRARY`, `unsubscribe`. */
+static void *cupti, *subscriber;
+static void heard(void *user, int domain, uint32_t id, const void *data) {
+    (void)user, (void)domain, (void)id, (void)data;
+}
+static void subscribe(void) {
+    const char *path = word();
+    int (*call)(void **, void (*)(void *, int, uint32_t, const void *), void *);
+    cupti = dlopen(path, RTLD_NOW);
+    *(void **)&call = cupti ? dlsym(cupti, "cuptiSubscribe") : NULL;
+    mark();
+    done(call ? call(&subscriber, heard, NULL) : -1);
+}
+static void unsubscribe(void) {
+    int (*call)(void *);
+    *(void **)&call = cupti ? dlsym(cupti, "cuptiUnsubscribe") : NULL;
+    done(call && subscriber ? call(subscriber) : -1);
 }
 
 static void about(void) {
@@ -228,5 +248,5 @@ const command process_commands[] = {
     {"module_unload", module_unload, "ID"}, {"launch", launch, "MODULE ALLOCATION"}, {"tag", tag, "PATH"},
     {"untag", untag, ""}, {"step", step, "N"}, {"pause", pause_agent, ""}, {"resume", resume_agent, ""},
     {"fork", fork_child, "exit|_exit|init|alloc"}, {"exec", exec_self, ""}, {"exit", end, "CODE"},
-    {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
+    {"subscribe", subscribe, "LIBCUPTI"}, {"unsubscribe", unsubscribe, ""}, {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
 };

@@ -1,5 +1,7 @@
 /* Commands about memory that is more than an address: physical handles and their mappings, driver pools, graphs. */
 #include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "cuda.h"
 
@@ -11,9 +13,11 @@ static allocation_properties here(void) {
     return p;
 }
 
+/* With `shared`, it can be exported as a file descriptor (type 1). */
 static void vmm_create(void) {
     allocation_properties p = here();
     size_t bytes = number(), unit = 0;
+    p.handle_types = number() ? 1 : 0;
     uint64_t handle = 0;
     cuMemGranularity(&unit, &p, 0);
     if (unit) bytes = (bytes + unit - 1) / unit * unit;
@@ -31,7 +35,7 @@ static void vmm_map(void) {
         reply(-1, began(), "\"error\":\"no such handle\"");
         return;
     }
-    uint64_t what = handle->what, bytes = handle->bytes;
+    uint64_t what = handle->what, bytes = handle->bytes ? handle->bytes : handle->span;
     result r = cuMemReserve(&where, bytes, 0, 0, 0);
     if (!r) r = cuMemMap(where, bytes, 0, what, 0);
     access_descriptor open = {{1, device}, 3};
@@ -49,6 +53,33 @@ static void vmm_retain(void) {
     uint64_t since = began();
     int id = r ? -1 : keep(HANDLE, handle, 0);
     reply(r, since, "\"id\":%d,\"handle\":%llu", id, (unsigned long long)handle);
+}
+
+static void vmm_export(void) {
+    row *handle = kept(number());
+    int descriptor = -1;
+    result r = handle ? cuMemExport(&descriptor, handle->what, 1, 0) : -1;
+    reply(r, began(), "\"descriptor\":%d", descriptor);
+}
+
+/* What another process exported, by its pid and its descriptor. */
+static void vmm_import(void) {
+    int pid = (int)number(), theirs = (int)number(), ours = -1;
+    uint64_t bytes = number(), handle = 0;
+    int process = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (process >= 0) ours = (int)syscall(SYS_pidfd_getfd, process, theirs, 0);
+    if (ours < 0) {
+        reply(-1, began(), "\"error\":\"no descriptor of that process\"");
+        return;
+    }
+    mark();
+    result r = cuMemImport(&handle, (void *)(intptr_t)ours, 1);
+    uint64_t since = began();
+    close(ours);
+    close(process);
+    int id = r ? -1 : keep(HANDLE, handle, 0);
+    if (!r) kept((uint64_t)id)->span = bytes;
+    reply(r, since, "\"id\":%d", id);
 }
 
 static void *pool_of(uint64_t number) {
@@ -170,7 +201,8 @@ static void captured(void) {
 }
 
 const command space_commands[] = {
-    {"vmm_create", vmm_create, "BYTES"}, {"vmm_map", vmm_map, "HANDLE_ID"}, {"vmm_retain", vmm_retain, "MAPPING_ID"},
+    {"vmm_create", vmm_create, "BYTES [SHARED]"}, {"vmm_map", vmm_map, "HANDLE_ID"}, {"vmm_retain", vmm_retain, "MAPPING_ID"},
+    {"vmm_export", vmm_export, "HANDLE_ID"}, {"vmm_import", vmm_import, "PID DESCRIPTOR BYTES"},
     {"async", async, "BYTES [POOL]"}, {"sync", synchronize, ""}, {"pool_create", pool_create, ""},
     {"pool_destroy", pool_destroy, "POOL"}, {"pool_state", pool_state, "POOL"},
     {"pool_threshold", pool_threshold, "POOL BYTES"}, {"pool_trim", pool_trim, "POOL BYTES"},

@@ -20,6 +20,7 @@ agent = Agent()
 say(stage="start", agent=agent.library is not None,
     uuid=str(getattr(torch.cuda.get_device_properties(0), "uuid", "")))
 wait()
+first = torch.empty(1, device="cuda")
 state("first tensor")
 agent.push("weights")
 kept = [torch.empty(n << 20, dtype=torch.uint8, device="cuda") for n in (1, 3, 12, 50, 200)]

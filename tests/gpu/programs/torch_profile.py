@@ -7,7 +7,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch_common import Agent, say
 
-agent = Agent()
 torch.cuda.init()
 x = torch.randn(1024, 1024, device="cuda")
 agent = Agent()

@@ -9,12 +9,12 @@ from torch import nn
 from torch_common import Agent, say
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--width", type=int, default=512)
+parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--layers", type=int, default=8)
-parser.add_argument("--batch", type=int, default=16)
+parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--steps", type=int, default=10, help="of a block")
 parser.add_argument("--rounds", type=int, default=20)
-parser.add_argument("--arms", default="off,on,history,off2")
+parser.add_argument("--arms", default="off,on,history,history_all,off2")
 options = parser.parse_args()
 
 torch.manual_seed(1)
@@ -42,18 +42,21 @@ def step():
 step.number = 0
 
 
-def history(on):
-    if on:
-        torch.cuda.memory._record_memory_history(max_entries=200000)
+def history(stacks):
+    if stacks:
+        torch.cuda.memory._record_memory_history(max_entries=200000, stacks=stacks)
     else:
         torch.cuda.memory._record_memory_history(enabled=None)
+
+
+HISTORY = {"history": "python", "history_all": "all"}
 
 
 def block(arm):
     if arm == "on":
         agent.resume()
-    elif arm == "history":
-        history(True)
+    elif arm in HISTORY:
+        history(HISTORY[arm])
     step()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -63,8 +66,8 @@ def block(arm):
     took = time.perf_counter() - began
     if arm == "on":
         agent.pause()
-    elif arm == "history":
-        history(False)
+    elif arm in HISTORY:
+        history(None)
     return took / options.steps
 
 

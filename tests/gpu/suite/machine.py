@@ -1,10 +1,12 @@
 """Where the suite runs: a real GPU, or the simulated one of tests/fake-gpu (a dry run). Programs, their environment,
 and the programs of ../programs, built once."""
 
+import glob
 import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
@@ -21,16 +23,16 @@ class Machine:
         self.bin, self.work, self.dry = Path(bin), Path(work), dry
         self.fake = Path(fake or bin)
         self.python = python
-        self.built, self.can = {}, {}
+        self.built, self.can, self.cupti = {}, {}, None
 
     def to_json(self):
-        return json.dumps({k: str(v) if isinstance(v, Path) else v for k, v in vars(self).items()})
+        return json.dumps(vars(self), default=str)
 
     @classmethod
     def from_json(cls, text):
         state = json.loads(text)
         machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
-        machine.built, machine.can = state["built"], state["can"]
+        machine.built, machine.can, machine.cupti = state["built"], state["can"], state["cupti"]
         return machine
 
     # programs of the product
@@ -54,10 +56,14 @@ class Machine:
             command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", *sources, "-o", build / name, "-ldl", "-pthread"]
             self.build(name, command if compiler else None, "no C compiler")
         nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
-        for name, options in (("runtime", ["-cudart", "shared"]), ("runtime_static", ["-cudart", "static"])):
+        # The shared runtime of the same toolkit, wherever the loader looks by itself.
+        shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
+        for name, options in (("runtime", shared), ("runtime_static", ["-cudart", "static"])):
             command = [nvcc, "-O2", "-arch=native", *options, "runtime.cu", "-o", build / name]
             self.build(name, command if nvcc else None, "no nvcc, or a dry run")
         self.can["torch"] = self.look_for_torch()
+        self.cupti = self.look_for_cupti()
+        self.can["libcupti"] = None if self.cupti else "no libcupti beside a toolkit or Python"
         self.can["real"] = "a dry run: the simulated driver has made-up costs" if self.dry else None
         self.can["root"] = None if os.geteuid() == 0 else "needs root"
         self.can["namespaces"] = self.look_for_namespaces()
@@ -88,6 +94,15 @@ class Machine:
             return f"no PyTorch with CUDA: {(done.stdout + done.stderr).strip()[-200:]}"
         return None
 
+    def look_for_cupti(self):
+        """A libcupti for a program that is a client of its own."""
+        if self.dry:
+            return str(self.fake / "lib" / "libcupti.so.13")
+        places = ["/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib"]
+        places += [f"{path}/nvidia/*/lib" for path in sys.path if path.endswith("site-packages")]
+        found = [p for place in places for p in glob.glob(f"{place}/libcupti.so.1[0-9]")]
+        return max(found, key=lambda p: int(p.rpartition(".")[2])) if found else None
+
     def look_for_namespaces(self):
         if not shutil.which("unshare"):
             return "no unshare"
@@ -102,7 +117,7 @@ class Machine:
     # the environment of programs
 
     def environment(self, home):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS) or k == "GPUMEM_SIM"}
         clean["HOME"] = str(home)
         clean["PYTHONUNBUFFERED"] = "1"
         clean["GPUMEM_STORE"] = str(Path(home) / "runs.sqlite")

@@ -2,6 +2,7 @@
 //! the same run and in turns with it: machines differ, ratios last. A bench panics when the end state
 //! is wrong: a fast wrong answer is none.
 
+mod agent;
 mod import;
 mod ledger;
 mod report;
@@ -20,6 +21,11 @@ pub struct Bench {
 
 /// All of them.
 pub const ALL: &[Bench] = &[
+    Bench {
+        name: "agent",
+        about: "what the agent adds to a driver call, and what a scope costs",
+        run: agent::run,
+    },
     Bench {
         name: "ledger",
         about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",

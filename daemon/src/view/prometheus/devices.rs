@@ -24,7 +24,7 @@ static UNAVAILABLE: Family =
 
 /// The index that NVML gives a device and its UUID, as labels.
 pub(super) fn labels(index: u32, name: DeviceName) -> Labels {
-    Labels::default().with("gpu", &index.to_string()).with("uuid", &name.to_string())
+    Labels::new().with("gpu", &index.to_string()).with("uuid", &name.to_string())
 }
 
 pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
@@ -32,14 +32,14 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         let of = health.devices.iter().find(|of| of.name == device.name);
         let index = of.map_or(u32::from(device.ordinal), |of| of.index);
         let labels = labels(index, device.name);
-        out.add_with(&INFO, &labels, Some(("model", &device.model)), 1);
+        out.add_with(&INFO, &labels, Some(("model", &device.model)), 1_u64);
         if let Some(total) = device.total_bytes {
             out.add(&TOTAL, &labels, total);
         }
         let problem = of.and_then(|of| of.problem.as_deref());
         let problem = problem.or((!health.nvml_up).then_some(health.nvml_reason.as_str()));
         if let Some(reason) = problem {
-            out.add_with(&UNAVAILABLE, &labels, Some(("reason", reason)), 1);
+            out.add_with(&UNAVAILABLE, &labels, Some(("reason", reason)), 1_u64);
         }
         // A reading that is old is no reading of now.
         let Some(reading) = device.latest.filter(|_| problem.is_none()) else { continue };

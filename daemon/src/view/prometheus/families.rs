@@ -1,6 +1,6 @@
 //! Families of series, each written once with its help, in the order in which they were first named.
 
-use crate::view::text::{push_label, push_number};
+use crate::view::text::{Number, push_label};
 
 /// What a family is.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +29,11 @@ impl Family {
 pub struct Labels(String);
 
 impl Labels {
+    /// Room for the usual ones.
+    pub fn new() -> Self {
+        Labels(String::with_capacity(192))
+    }
+
     /// With one more label.
     pub fn with(mut self, name: &str, value: &str) -> Self {
         if !self.0.is_empty() {
@@ -58,7 +63,7 @@ impl Families {
     }
 
     /// One series. Beyond the most that a scrape may have, it is counted and left out.
-    pub fn add(&mut self, family: &'static Family, labels: &Labels, value: impl std::fmt::Display) {
+    pub fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
         self.add_with(family, labels, None, value);
     }
 
@@ -68,7 +73,7 @@ impl Families {
         family: &'static Family,
         labels: &Labels,
         own: Option<(&str, &str)>,
-        value: impl std::fmt::Display,
+        value: impl Number,
     ) {
         if self.series >= self.most {
             self.folded += 1;
@@ -97,7 +102,7 @@ impl Families {
             out.push('}');
         }
         out.push(' ');
-        push_number(out, value);
+        value.push(out);
         out.push('\n');
     }
 
@@ -133,11 +138,11 @@ mod tests {
     fn families_are_whole() {
         let labels = Labels::default().with("pid", "1").with("user", "a\"\n");
         let mut families = Families::new(4);
-        families.add(&A, &labels, 5);
-        families.add(&B, &Labels::default(), 6);
-        families.add(&A, &Labels::default(), -7);
-        families.add_with(&B, &labels, Some(("reason", "x")), 8);
-        families.add(&A, &labels, 9);
+        families.add(&A, &labels, 5_u64);
+        families.add(&B, &Labels::default(), 6_u64);
+        families.add(&A, &Labels::default(), -7_i64);
+        families.add_with(&B, &labels, Some(("reason", "x")), 8_u64);
+        families.add(&A, &labels, 9_u64);
         assert_eq!(families.folded(), 1);
         assert_eq!(
             families.text(),

@@ -50,7 +50,7 @@ pub(super) fn collect(published: &Published, shown: &Shown, out: &mut Families) 
             let labels = labels.with("pid", &process.key.pid.to_string());
             labels.with("start", &process.key.start_ticks.to_string())
         };
-        let own = ids(Labels::default());
+        let own = ids(Labels::new());
         info(process, &own, out);
         if process.coverage.covered {
             out.add(&EVENTS, &own, process.coverage.events);
@@ -71,19 +71,20 @@ pub(super) fn collect(published: &Published, shown: &Shown, out: &mut Families) 
 fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
     let facts = &process.facts;
     let mut labels = own.clone();
+    let uid = facts.uid.map(|uid| uid.to_string());
     for (label, value) in [
-        ("user", facts.seen.get("user").cloned().or(facts.uid.map(|uid| uid.to_string()))),
-        ("comm", facts.seen.get("comm").cloned()),
-        ("cgroup", facts.seen.get("cgroup").cloned()),
-        ("job", facts.claims.get("job").cloned()),
-        ("slurm_job_id", facts.claims.get("slurm_job_id").cloned()),
-        ("rank", facts.claims.get("rank").cloned()),
+        ("user", facts.seen.get("user").or(uid.as_ref())),
+        ("comm", facts.seen.get("comm")),
+        ("cgroup", facts.seen.get("cgroup")),
+        ("job", facts.claims.get("job")),
+        ("slurm_job_id", facts.claims.get("slurm_job_id")),
+        ("rank", facts.claims.get("rank")),
     ] {
         if let Some(value) = value {
-            labels = labels.with(label, &value);
+            labels = labels.with(label, value);
         }
     }
-    out.add(&INFO, &labels, 1);
+    out.add(&INFO, &labels, 1_u64);
 }
 
 fn one(
@@ -102,7 +103,7 @@ fn one(
     // With no word of NVML, or an old one, `used` is not known now.
     let sample = account.complete.as_ref().filter(|_| newest_failed.is_none());
     if let Some(reason) = newest_failed.or(account.latest.is_none().then_some("never sampled")) {
-        out.add_with(&UNAVAILABLE, labels, Some(("reason", reason)), 1);
+        out.add_with(&UNAVAILABLE, labels, Some(("reason", reason)), 1_u64);
     }
     if let Some(sample) = sample {
         if let Ok(used) = sample.used_bytes {
@@ -139,7 +140,7 @@ fn one(
         out.add(&USED_PEAK, labels, used);
     }
     for flag in flags(process, account) {
-        out.add_with(&FLAG, labels, Some(("flag", flag)), 1);
+        out.add_with(&FLAG, labels, Some(("flag", flag)), 1_u64);
     }
 }
 

@@ -7,7 +7,7 @@ import subprocess
 from ..check import check
 from ..programs import Ended
 from ..wire import read
-from .common import MIB, covered
+from .common import MIB, QUICK, becomes, covered
 
 AGENT = ("driver", "libgpumem.so")
 
@@ -131,6 +131,54 @@ def runtime(t):
        needs=("runtime_static", "libgpumem.so"), seconds=90)
 def runtime_static(t):
     runtime_program(t, "runtime_static")
+
+
+@check("attach.other_client_first", "another CUPTI client has the subscription: the agent says so, the program runs",
+       "cupti.md 5.4 and 12.2", needs=AGENT + ("libcupti", "gpumemd", "gpumemctl"))
+def other_client_first(t):
+    daemon = t.daemon(QUICK)
+    d = t.driver(agent=daemon)
+    answer = d.ask("subscribe", t.machine.cupti)
+    t.measure("cuptiSubscribe before cuInit", answer["result"])
+    d.begin()
+    d.do("alloc", 16 * MIB)
+    row, blocked = None, False
+    if answer["result"] == 0:
+        blocked = becomes(lambda: "blocked" in (daemon.row(d.pid) or {"flags": []})["flags"])
+        row = daemon.row(d.pid)
+        t.expect(blocked, f"ps says blocked ({row})")
+        doctor = daemon.get(f"/v1/doctor?pid={d.pid}")
+        said = [f["text"] for f in doctor["findings"] if str(d.pid) in f["subject"] or "agent" in f["subject"]]
+        t.note(f"doctor: {said}")
+        t.expect(row and row["used_bytes"] == t.used(d.pid), "NVML's bytes are there all the same")
+        t.expect(not row or row["tracked_bytes"] in (None, 0) or "partial" in row["flags"], f"no sum is made up ({row})")
+        ended = d.ask("unsubscribe")
+        t.measure("cuptiUnsubscribe", ended["result"])
+        back = becomes(lambda: "blocked" not in (daemon.row(d.pid) or {"flags": ["blocked"]})["flags"], 20)
+        t.measure("the agent takes over when the other is gone", back)
+    t.expect(d.finish() == 0, "the program ended well")
+
+
+@check("attach.other_client_later", "another CUPTI client that comes later is refused by CUPTI, unless the agent pauses",
+       "cupti.md 5.4", needs=AGENT + ("libcupti",))
+def other_client_later(t):
+    path = t.recording()
+    d = t.driver(agent=path)
+    d.begin()
+    d.do("alloc", 4 * MIB)
+    t.measure("cuptiSubscribe beside the agent", d.ask("subscribe", t.machine.cupti)["result"])
+    t.expect(d.ask("pause")["result"] == 0, "the agent can be paused")
+    paused = d.ask("subscribe", t.machine.cupti)
+    t.expect(paused["result"] == 0, f"the other subscribes while the agent is paused ({paused['result']})")
+    d.ask("unsubscribe")
+    d.do("resume")
+    d.do("alloc", 2 * MIB)
+    t.expect(d.finish() == 0, "the program ended well")
+    account = t.account(path)
+    t.measure("states", account.states)
+    states = [state for state, _, _ in account.states]
+    t.expect("paused" in states, f"the pause is told ({states})")
+    t.expect(account.tracked() == 6 * MIB, f"what came before and after is there ({account.tracked():,})")
 
 
 @check("attach.run", "gpumemctl run sets all of it up and passes the exit code on", "issue 3, 4",

@@ -1,6 +1,6 @@
 """Kinds of memory: what NVML charges for each, and where the product books it."""
 
-from ..check import check
+from ..check import Skip, check
 from .common import GRANULE, MIB, Watched, becomes
 
 AGENT = ("driver", "libgpumem.so")
@@ -101,6 +101,32 @@ def ipc(t):
     t.expect(fits, f"the importer's tracked stays 0 ({row and row.get('tracked_bytes')})")
     other.do("free", opened["id"])
     t.measure("used by the importer when closed", t.used(other.pid) - other_base, "B")
+    other.finish()
+    owner.end()
+
+
+@check("kinds.handles", "a handle that another process imports and maps costs its maker only", "cupti.md 2.3, 12.6",
+       needs=DAEMON, seconds=90)
+def handles(t):
+    owner = Watched(t)
+    other = t.driver(agent=owner.daemon)
+    other.begin()
+    base, other_base, size = owner.says("owner before", 0), t.used(other.pid), 32 * MIB
+    made = owner.driver.do("vmm_create", size, 1)["id"]
+    shared = owner.driver.do("vmm_export", made)["descriptor"]
+    answer = other.ask("vmm_import", owner.pid, shared, size)
+    if answer["result"]:
+        raise Skip(f"the importer cannot: {answer}")
+    mapped = other.do("vmm_map", answer["id"])["id"]
+    t.measure("used by the owner", owner.says("exported", size) - base, "B")
+    t.measure("used by the importer", t.used(other.pid) - other_base, "B")
+    row, fits = owner.daemon.settled(other.pid, tracked_bytes=0)
+    t.expect(fits, f"the importer's tracked stays 0 ({row and row.get('tracked_bytes')})")
+    owner.driver.do("free", made)
+    t.measure("used by the owner when released", t.used(owner.pid) - base, "B")
+    t.measure("used by the importer then", t.used(other.pid) - other_base, "B")
+    other.do("free", mapped)
+    other.do("free", answer["id"])
     other.finish()
     owner.end()
 

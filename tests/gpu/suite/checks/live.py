@@ -53,7 +53,7 @@ def threads(t):
     d = t.driver(agent=path)
     d.begin()
     d.do("start", 4096, 20, 8)
-    time.sleep(t.times(3, 0.3))
+    time.sleep(t.times(1.5, 0.3))
     loop = d.do("stop")
     left = d.tracked()
     d.finish()

@@ -97,7 +97,8 @@ def slowdown(t, name, *words):
     t.expect(facts["pausable"], "the agent can be paused and resumed")
     blocks = facts["blocks"]
     t.measure("step, agent paused", {k: v * 1e3 if k != "n" else v for k, v in summary(blocks["off"]).items()}, "ms")
-    for arm, text in (("on", "with the agent"), ("history", "with torch's memory history"), ("off2", "control: off again")):
+    for arm, text in (("on", "with the agent"), ("history", "with torch's memory history, Python stacks"),
+                      ("history_all", "with torch's memory history, all stacks"), ("off2", "control: off again")):
         if blocks.get(arm) and len(blocks[arm]) == len(blocks["off"]):
             t.measure(text, paired(blocks["off"], blocks[arm]), "s a step")
     for arm, why in facts["refused"].items():

@@ -1,0 +1,54 @@
+//! A daemon that does not read: history is lost and counted, the program does not wait, and the state is whole again after
+//! the resync that the agent makes by itself.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::cupti::*;
+use common::daemon::{Daemon, Folder, agent};
+use std::time::{Duration, Instant};
+
+const RING: u64 = 256;
+/// More than a socket's buffer and the ring take together.
+const CALLS: u64 = 50_000;
+
+#[test]
+fn a_full_ring_loses_history_and_never_state() {
+    let folder = Folder::new("full-ring");
+    let socket = folder.0.join("agent.sock");
+    let daemon = Daemon::listen(&socket);
+    let core = agent(&socket, |settings| settings.ring_slots = RING);
+    let mut peer = daemon.accept();
+    peer.resync(1);
+    context(CONTEXT, 0);
+    let start = Instant::now();
+    for call in 0..CALLS {
+        alloc(0x1000_0000 + call * 512, 512);
+        if call % 2 == 1 {
+            free(0x1000_0000 + call * 512);
+        }
+    }
+    assert!(start.elapsed() < Duration::from_secs(10), "the program waited");
+    assert!(core.ring.lost() > 0, "nothing was lost: {} of {}", core.ring.sent(), core.ring.head());
+    // Live rows beyond the table are refused and told; these all fit or are counted.
+    let refused = core.live.refused.load(std::sync::atomic::Ordering::Relaxed);
+    let before = peer.resyncs;
+    peer.until("a resync of its own", |peer| peer.resyncs > before);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        peer.catch_up();
+        let view = peer.view();
+        let state = view.coverage.partial.is_some_and(|partial| partial.state);
+        if !state && view.accounts[0].tracked_bytes == ((CALLS / 2 - refused) * 512) as i64 {
+            break;
+        }
+        peer.take(Duration::from_millis(50));
+        assert!(Instant::now() < deadline, "{:?} {}", view.coverage, view.accounts[0].tracked_bytes);
+    }
+    assert!(peer.view().coverage.lost > 0 && peer.view().coverage.partial.is_some(), "the loss is told");
+    if refused > 0 {
+        peer.until("a word about the table", |peer| {
+            peer.state.as_ref().is_some_and(|(_, detail)| detail.contains("not whole"))
+        });
+    }
+}

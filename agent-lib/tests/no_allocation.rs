@@ -1,0 +1,101 @@
+//! The hot path asks the allocator for nothing: it may be the host's own, and may itself call the driver.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::cupti::*;
+use common::daemon::{Folder, agent};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::ffi::c_char;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+// SAFETY: hands everything to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get().map(|count| count + 1)));
+        // SAFETY: as our caller says.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get().map(|count| count + 1)));
+        // SAFETY: as our caller says.
+        unsafe { System.dealloc(at, layout) };
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Allocations and deallocations of this thread during `work`.
+fn counted(work: impl FnOnce()) -> u64 {
+    ALLOCATIONS.set(Some(0));
+    work();
+    ALLOCATIONS.replace(None).expect("counting")
+}
+
+#[test]
+fn callbacks_and_scopes_allocate_nothing() {
+    let folder = Folder::new("no-allocation");
+    agent(&folder.0.join("nobody.sock"), |settings| settings.ring_slots = 1 << 12);
+    context(CONTEXT, 0);
+    assert_eq!(counted(|| drop(Box::new(1))), 2, "the counter counts");
+
+    // Calls are built beforehand: only the callbacks are counted.
+    let mut out = Box::new(0_u64);
+    let place = (&raw mut *out) as u64;
+    for round in 0..3 {
+        let mut calls = Vec::new();
+        for n in 0..10_000_u64 {
+            calls.push((
+                Call::new(ALLOC, CONTEXT, &[place, 512]),
+                Call::new(FREE, CONTEXT, &[0x1000 + n * 512]),
+                n,
+            ));
+        }
+        // Parameters are dropped behind the counting, too.
+        let mut spent = Vec::with_capacity(2 * calls.len());
+        let names: Vec<String> = (0..100).map(|n| format!("layer.{n}.{round}\0")).collect();
+        let count = counted(|| {
+            for (allocate, free, n) in calls.drain(..) {
+                let name = names[n as usize % names.len()].as_ptr().cast::<c_char>();
+                // SAFETY: a C string.
+                unsafe { gpumem::gpumem_push(name) };
+                let allocate = allocate.enter();
+                *out = 0x1000 + n * 512;
+                spent.push(allocate.leave(0));
+                // SAFETY: no arguments.
+                unsafe { gpumem::gpumem_pop() };
+                spent.push(free.enter().leave(u32::from(n % 9 == 0)));
+            }
+        });
+        assert_eq!(count, 0, "round {round}");
+    }
+
+    // Nor does the first call of a thread, nor a framework's blocks.
+    let other = std::thread::spawn(|| {
+        counted(|| {
+            // SAFETY: C strings.
+            unsafe {
+                gpumem::gpumem_push(c"first".as_ptr());
+                let pool = gpumem::gpumem_pool_create(c"pool".as_ptr(), 0, 0);
+                gpumem::gpumem_segment_add(pool, 1 << 40, 1 << 30);
+                for n in 0..1000 {
+                    gpumem::gpumem_block_alloc(pool, (1 << 40) + n * 512, 512, 0);
+                    gpumem::gpumem_retag(pool, (1 << 40) + n * 512, c"again".as_ptr(), 1, 2);
+                    gpumem::gpumem_block_free(pool, (1 << 40) + n * 512, 0);
+                }
+                gpumem::gpumem_segment_remove(pool, (1 << 40) + 512, 512);
+                gpumem::gpumem_pool_destroy(pool);
+                gpumem::gpumem_step(1);
+                gpumem::gpumem_pop();
+            }
+        })
+    });
+    assert_eq!(other.join().expect("no panic"), 0);
+}

@@ -1,0 +1,47 @@
+//! What a scrape of a full node costs, and what publishing it does:
+//! `cargo run --release -p gpumemd --example scrape_cost`.
+//!
+//! 8 GPUs with 16 covered processes each, 20 tags a process. Beside each figure its floor: the bytes of the answer
+//! copied once.
+
+#[path = "../tests/common/node.rs"]
+mod node;
+
+use node::{MIB, Node, key};
+use std::hint::black_box;
+use std::time::Instant;
+
+fn quantiles(what: &str, mut run: impl FnMut()) {
+    let mut times: Vec<f64> = (0..400)
+        .map(|_| {
+            let started = Instant::now();
+            run();
+            started.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times[(times.len() as f64 * share) as usize];
+    println!("{what:<28} p50 {:7.3} ms   p95 {:7.3} ms", at(0.5), at(0.95));
+}
+
+fn main() {
+    let store = std::env::temp_dir().join(format!("gpumemd-scrape-cost-{}.sqlite", std::process::id()));
+    let mut node = Node::new(store.clone(), 8, 100_000);
+    for device in 0..8 {
+        let keys: Vec<_> = (0..16).map(|process| key(device, process)).collect();
+        for process in 0..16 {
+            node.covered(device, process, 20);
+        }
+        let listed: Vec<_> = keys.into_iter().map(|key| (key, Ok(700 * MIB))).collect();
+        node.sample(device, 500_000_000, &listed);
+    }
+    node.core.publish(1_000_000_000);
+    let text = gpumemd::view::prometheus::scrape(&node.sight);
+    let series = text.lines().filter(|line| !line.starts_with('#')).count();
+    println!("{series} series, {} bytes", text.len());
+    quantiles("floor: copy of the answer", || drop(black_box(text.clone())));
+    quantiles("scrape", || drop(black_box(gpumemd::view::prometheus::scrape(&node.sight))));
+    quantiles("publish", || node.core.publish(1_000_000_000));
+    node.thread.end(std::time::Duration::from_secs(1));
+    let _ = std::fs::remove_file(store);
+}
