@@ -38,6 +38,15 @@ static void unsubscribe(void) {
     done(call && subscriber ? call(subscriber) : -1);
 }
 
+/* The other tool that was injected lets go (client.c). */
+static void client_end(void) {
+    const char *path = word();
+    void *client = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    int (*call)(void);
+    *(void **)&call = client ? dlsym(client, "client_end") : NULL;
+    done(call ? call() : -1);
+}
+
 static void about(void) {
     uuid id = {{0}};
     char name[96] = "", text[37] = "";
@@ -248,5 +257,6 @@ const command process_commands[] = {
     {"module_unload", module_unload, "ID"}, {"launch", launch, "MODULE ALLOCATION"}, {"tag", tag, "PATH"},
     {"untag", untag, ""}, {"step", step, "N"}, {"pause", pause_agent, ""}, {"resume", resume_agent, ""},
     {"fork", fork_child, "exit|_exit|init|alloc"}, {"exec", exec_self, ""}, {"exit", end, "CODE"},
-    {"subscribe", subscribe, "LIBCUPTI"}, {"unsubscribe", unsubscribe, ""}, {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
+    {"subscribe", subscribe, "LIBCUPTI"}, {"unsubscribe", unsubscribe, ""},
+    {"client_end", client_end, "LIBRARY"}, {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
 };

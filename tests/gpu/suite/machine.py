@@ -55,6 +55,8 @@ class Machine:
         for name, sources in (("driver", DRIVER), ("nvml_cost", ["nvml_cost.c"])):
             command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", *sources, "-o", build / name, "-ldl", "-pthread"]
             self.build(name, command if compiler else None, "no C compiler")
+        command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", "client.c", "-o", build / "client", "-ldl"]
+        self.build("client", command if compiler else None, "no C compiler")
         nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
         # The shared runtime of the same toolkit, wherever the loader looks by itself.
         shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
