@@ -137,7 +137,7 @@ def main():
     work = Path(tempfile.mkdtemp(prefix="gpumem-gpu-"))
     machine = Machine(options.bin.resolve(), work, options.dry_run,
                       options.fake.resolve() if options.fake else None, sys.executable)
-    machine.prepare()
+    machine.prepare({need for name in names for need in CHECKS[name].needs})
     (work / "results").mkdir(exist_ok=True)
     state = work / "state.json"
     state.write_text(machine.to_json())

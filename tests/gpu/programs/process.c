@@ -101,7 +101,8 @@ static void forget_all(void) {
 static void reset(void) {
     result r = cuPrimaryReset(device);
     if (!r) forget_all();
-    if (!r && primary) r = cuCtxSetCurrent(primary);
+    primary = NULL; /* `context` makes it anew */
+    cuCtxSetCurrent(NULL);
     done(r);
 }
 
@@ -127,14 +128,16 @@ static void module(void) {
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    fprintf(out, ".version 7.0\n.target sm_70\n.address_size 64\n");
+    fprintf(out, ".version 7.0\n.target sm_75\n.address_size 64\n");
     if (globals) fprintf(out, ".visible .global .align 8 .b8 data%d[%llu];\n", module_count, (unsigned long long)globals);
     fprintf(out, ".visible .entry work(.param .u64 out)\n{\n");
     if (local)
         fprintf(out, ".local .align 8 .b8 depot[%llu];\n.reg .b64 %%a<9>;\n.reg .b32 %%r<4>;\n"
                      "mov.u64 %%a1, depot;\nld.param.u64 %%a2, [out];\ncvta.to.global.u64 %%a3, %%a2;\n"
                      "mov.u32 %%r1, %%tid.x;\ncvt.u64.u32 %%a4, %%r1;\nadd.u64 %%a5, %%a1, %%a4;\n"
-                     "st.local.u8 [%%a5], %%r1;\nld.volatile.local.u8 %%r2, [%%a1];\n"
+                     "st.local.u8 [%%a5], %%r1;\n"
+                     /* Read elsewhere than written: what is there cannot be known before it runs. */
+                     "xor.b64 %%a6, %%a4, 5;\nadd.u64 %%a7, %%a1, %%a6;\nld.local.u8 %%r2, [%%a7];\n"
                      "st.global.u8 [%%a3], %%r2;\n", (unsigned long long)local);
     fprintf(out, "ret;\n}\n");
     fclose(out);

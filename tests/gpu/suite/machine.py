@@ -44,26 +44,32 @@ class Machine:
                 return place.resolve()
         return None
 
-    def prepare(self):
-        """Finds out what this machine can do and builds what can be built. What fails is a reason, not an error."""
+    def prepare(self, needs):
+        """Finds out what this machine can do, of what the chosen checks need, and builds what can be built. What fails is
+        a reason, not an error."""
         self.work.mkdir(parents=True, exist_ok=True)
         build = self.work / "build"
         build.mkdir(exist_ok=True)
         for name in ("gpumemd", "gpumemctl", "libgpumem.so", "trainer"):
             self.can[name] = None if self.program(name) else f"{name} is not in {self.bin}"
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        for name, sources in (("driver", DRIVER), ("nvml_cost", ["nvml_cost.c"])):
-            command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", *sources, "-o", build / name, "-ldl", "-pthread"]
-            self.build(name, command if compiler else None, "no C compiler")
-        command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", "client.c", "-o", build / "client", "-ldl"]
-        self.build("client", command if compiler else None, "no C compiler")
+        c = [shutil.which("gcc") or shutil.which("cc"), "-std=c11", "-D_GNU_SOURCE", "-O2"]
         nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
         # The shared runtime of the same toolkit, wherever the loader looks by itself.
         shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
-        for name, options in (("runtime", shared), ("runtime_static", ["-cudart", "static"])):
-            command = [nvcc, "-O2", "-arch=native", *options, "runtime.cu", "-o", build / name]
-            self.build(name, command if nvcc else None, "no nvcc, or a dry run")
-        self.can["torch"] = self.look_for_torch()
+        cuda = [nvcc, "-O2", "-arch=native"]
+        programs = {
+            "driver": [*c, *DRIVER, "-ldl", "-pthread"],
+            "nvml_cost": [*c, "nvml_cost.c", "-ldl"],
+            "client": [*c, "-shared", "-fPIC", "client.c", "-ldl"],
+            "runtime": [*cuda, *shared, "runtime.cu"],
+            "runtime_static": [*cuda, "-cudart", "static", "runtime.cu"],
+        }
+        for name, command in programs.items():
+            if name in needs:
+                why = "no nvcc, or a dry run" if name.startswith("runtime") else "no C compiler"
+                self.build(name, [*command, "-o", build / name] if command[0] else None, why)
+        if "torch" in needs:
+            self.can["torch"] = self.look_for_torch()
         self.cupti = self.look_for_cupti()
         self.can["libcupti"] = None if self.cupti else "no libcupti beside a toolkit or Python"
         self.can["real"] = "a dry run: the simulated driver has made-up costs" if self.dry else None

@@ -70,6 +70,8 @@ def pair(t):
             t.note(f"the agent cannot be paused ({answer['result']})")
         else:
             t.measure(f"{name}, in one process, paused against not", paired(answer["off"], answer["on"]), "ns")
+        runs = daemon.runs(d.pid)
+        t.measure(f"{name}: records lost meanwhile", runs[0]["coverage"]["lost"] if runs else None)
 
 
 @check("cost.launch", "the agent costs a kernel launch nothing", "cupti.md 12.10, 2.4", needs=DAEMON + ("runtime",), seconds=180)

@@ -19,10 +19,10 @@ def daemon_killed(t):
     d = w.driver
     d.do("many", 4 * MIB, 5)
     w.says("before", 20 * MIB)
-    d.do("start", 65536, 500, 2)
+    d.do("start", 65536, 3000, 2)
     time.sleep(t.times(3, 1))
     quiet = d.do("stop")
-    d.do("start", 65536, 500, 2)
+    d.do("start", 65536, 3000, 2)
     w.daemon.program.kill()
     time.sleep(t.times(3, 1))
     d.do("alloc", 7 * MIB)
