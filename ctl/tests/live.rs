@@ -5,6 +5,7 @@ mod common;
 
 use common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
 use gpumem_runs::run::{Device, Run, State};
+use gpumem_runs::store::Store;
 use gpumem_wire::control::{DeviceRow, Doctor, Finding, Level, ProcessRow, Ps};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -230,7 +231,17 @@ fn a_launcher_is_the_table_of_its_children() {
     let one = stdout(&folder.run(&["report", "100"]));
     assert!(one.contains("\nits job has 2 more processes: gpumemctl report --job j1\n"), "{one}");
     let (exit, message) = failure(&folder.run(&["report", "--job", "j2"]));
-    assert_eq!((exit, message.contains("knows no job j2")), (3, true), "{message}");
+    assert_eq!((exit, message.contains("no job j2: asked the daemon at ")), (3, true), "{message}");
+
+    let mut store = Store::open(folder.path("runs.sqlite")).expect("a store");
+    for run in &runs {
+        store.insert(run, &run.process.pid.to_string()).expect("stored");
+    }
+    fs::remove_file(folder.path("gpumem/control.sock")).expect("removed");
+    let stored = stdout(&folder.run(&["report", "--job", "j1"]));
+    assert!(stored.starts_with("2 processes of job j1, all ended\n"), "{stored}");
+    let (exit, message) = failure(&folder.run(&["report", "--job", "j2"]));
+    assert_eq!((exit, message.contains("asked no daemon")), (3, true), "{message}");
 }
 
 #[test]

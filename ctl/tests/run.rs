@@ -3,75 +3,23 @@
 
 mod common;
 
-use common::{FakeDaemon, Folder, run_of, stderr, until};
+use common::site::{Site, is_ignored, program};
+use common::{FakeDaemon, run_of, stderr, until};
 use gpumem_runs::run::{Run, State};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A folder with an installation of its own: the program, an agent that is only a name, and a daemon that
-/// listens where it is looked for.
-struct Site {
-    folder: Folder,
-    daemon: Option<FakeDaemon>,
-}
-
-impl Site {
-    fn new(name: &str) -> Self {
-        let site = Site::without_daemon(name);
-        let daemon = FakeDaemon::at(&site.folder.path("gpumem/control.sock"));
-        daemon.says(
-            "GET /v1/doctor",
-            200,
-            r#"{"version":"0","pid":1,"uptime_s":1,"facts":[],"findings":[]}"#,
-        );
-        Site { daemon: Some(daemon), ..site }
-    }
-
-    fn without_daemon(name: &str) -> Self {
-        let folder = Folder::new(name);
-        let bin = folder.path("bin");
-        fs::create_dir_all(&bin).expect("a folder");
-        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_gpumemctl")).arg(&bin).status();
-        assert!(copied.expect("cp").success());
-        fs::write(bin.join("libgpumem.so"), "").expect("a file");
-        Site { folder, daemon: None }
-    }
-
-    fn library(&self) -> String {
-        let library = self.folder.path("bin/libgpumem.so").canonicalize().expect("a library");
-        library.to_string_lossy().into_owned()
-    }
-
-    fn daemon(&self) -> &FakeDaemon {
-        self.daemon.as_ref().expect("a daemon")
-    }
-
-    fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(self.folder.path("bin/gpumemctl"));
-        self.folder.settle(&mut command);
-        // In a group of its own, so that what is sent to the group does not end the test.
-        command.arg("run").args(args).process_group(0);
-        command
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        self.command(args).output().expect("gpumemctl")
-    }
-
-    fn sh(&self, script: &str) -> Output {
-        self.run(&["--quiet", "--", "sh", "-c", script])
-    }
-
+impl Started {
     /// Starts a script and waits until it says `ready`.
-    fn start(&self, script: &str) -> Started {
-        let mut command = self.command(&["--quiet", "--", "sh", "-c", script]);
+    fn new(site: &Site, script: &str) -> Started {
+        let mut command = site.command(&["--quiet", "--", "sh", "-c", script]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpumemctl");
         let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
         let mut line = String::new();
@@ -142,6 +90,9 @@ fn codes_are_those_of_the_command() {
 fn a_command_that_a_signal_ends_ends_us_by_the_same() {
     let site = Site::new("killed");
     for signal in [Signal::KILL, Signal::TERM, Signal::SEGV, Signal::ABORT, Signal::HUP, Signal::USR1] {
+        if is_ignored(signal) {
+            continue;
+        }
         let output = site.sh(&format!("ulimit -c 0; kill -{} $$", signal.as_raw()));
         assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");
     }
@@ -160,7 +111,7 @@ fn signals_that_are_sent_to_us_reach_the_command_once() {
     let site = Site::new("signals");
     let script = "for s in HUP INT QUIT TERM USR1 USR2 WINCH; do trap \"echo $s\" $s; done; \
                   trap 'echo CONT; exit 5' CONT; echo ready; while :; do sleep 0.02; done";
-    let mut started = site.start(script);
+    let mut started = Started::new(&site, script);
     for (name, signal) in [
         ("HUP", Signal::HUP),
         ("INT", Signal::INT),
@@ -170,6 +121,9 @@ fn signals_that_are_sent_to_us_reach_the_command_once() {
         ("USR2", Signal::USR2),
         ("WINCH", Signal::WINCH),
     ] {
+        if is_ignored(signal) {
+            continue;
+        }
         kill_process(started.pid(), signal).expect("a signal");
         assert_eq!(started.line(), name);
     }
@@ -205,8 +159,10 @@ fn a_stop_stops_both_and_both_go_on() {
     let site = Site::new("stop");
     for whole_group in [true, false] {
         // It starts nothing meanwhile: a process that waits for one between vfork and exec does not stop.
-        let started =
-            site.start("sleep 60 & trap 'kill $!; exit 6' USR1; echo ready $$; while :; do wait; done");
+        let started = Started::new(
+            &site,
+            "sleep 60 & trap 'kill $!; exit 6' USR1; echo ready $$; while :; do wait; done",
+        );
         let (ours, its) = (started.child.id(), started.command);
         let send = |signal| {
             let sent = if whole_group {
@@ -376,16 +332,6 @@ fn stub(site: &Site, script: &str) {
     program(&path, &format!("#!/bin/sh\n{script}\n"));
 }
 
-/// Written by another process: a descriptor that is open for writing here would be inherited by what other
-/// tests start meanwhile, and the file could not be executed ("text file busy").
-fn program(path: &Path, text: &str) {
-    let mut writer = Command::new("sh");
-    writer.args(["-c", "rm -f \"$0\"; cat > \"$0\"; chmod 755 \"$0\""]).arg(path).stdin(Stdio::piped());
-    let mut writer = writer.spawn().expect("sh");
-    writer.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("a write");
-    assert!(writer.wait().expect("an end").success());
-}
-
 #[test]
 fn a_private_daemon_is_started_when_none_answers() {
     let site = Site::without_daemon("private");
@@ -506,42 +452,4 @@ fn a_recording_needs_no_daemon() {
     assert_eq!(own_lines(&output), [format!("1 recording of 2 bytes; next: gpumemctl report {file}")]);
     let none = site.run(&["--record", &site.folder.text("none.gpumem"), "--", "true"]);
     assert!(own_lines(&none)[0].starts_with("no recording was written: no process"), "{none:?}");
-}
-
-#[test]
-fn the_terminal_is_the_commands_own() {
-    if Command::new("script").arg("--version").output().is_err() {
-        return println!("skipped: script(1) makes the terminal, and is not here");
-    }
-    let site = Site::new("terminal");
-    let gpumemctl = site.folder.text("bin/gpumemctl");
-    let script = site.folder.path("on-terminal.sh");
-    let text = "trap 'echo INT' INT\n\
-                test -t 0 && test -t 1 && test -t 2 && echo terminal\n\
-                set -- $(sed 's/.*) //' /proc/$$/stat)\n\
-                test $3 = $6 && echo foreground\n\
-                echo ready\n\
-                read line || read line; echo \"line $line\"\nexit 5\n";
-    fs::write(&script, text).expect("a script");
-    let line = format!("exec '{gpumemctl}' run --quiet -- sh '{}'", script.display());
-    let mut command = Command::new("script");
-    site.folder.settle(&mut command);
-    command.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh");
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    let mut output = BufReader::new(child.stdout.take().expect("a pipe"));
-    let mut said = String::new();
-    while !said.contains("ready") {
-        assert!(output.read_line(&mut said).expect("a line") > 0, "{said}");
-    }
-    assert!(said.contains("terminal") && said.contains("foreground"), "{said}");
-    stdin.write_all(b"\x03").expect("Ctrl-C");
-    while !said.contains("INT\r\n") {
-        assert!(output.read_line(&mut said).expect("a line") > 0, "{said}");
-    }
-    stdin.write_all(b"typed\n").expect("a line");
-    output.read_to_string(&mut said).expect("text");
-    assert!(said.contains("line typed"), "{said}");
-    assert_eq!(said.matches("INT\r\n").count(), 1, "the terminal's Ctrl-C arrives once: {said}");
-    assert_eq!(child.wait().expect("an end").code(), Some(5));
 }

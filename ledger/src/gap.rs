@@ -218,6 +218,13 @@ impl Pending {
         }
     }
 
+    /// Records were lost that may belong into it.
+    pub fn doubt(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            mark.partial = true;
+        }
+    }
+
     /// A driver call that was entered at `since_ns` is still in flight at `now_ns`. Whether that is within
     /// the reading is seen when it closes.
     pub fn in_flight(&mut self, since_ns: u64, now_ns: u64) {

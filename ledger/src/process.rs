@@ -225,6 +225,8 @@ impl Process {
         self.holdings.doubtful_before = Some(self.last_seq);
         let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
         self.coverage.partial = Some(Partial { since_ns, state: true });
+        // What was lost may have happened before a reading that waits, or in it.
+        self.pending.iter_mut().for_each(Pending::doubt);
         self.restart_trails(self.applied_ns);
     }
 

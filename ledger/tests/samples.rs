@@ -608,3 +608,14 @@ fn reading_of_long_ago_is_torn_at_best() {
     s.at(2_000_000_100).watermark(0);
     assert!(s.only_sample().torn);
 }
+
+#[test]
+fn sample_that_the_lost_records_may_belong_into_is_partial() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(1000, 1100, 150);
+    s.seq += 4; // four records that never came
+    s.at(1200).watermark(0);
+    let sample = s.only_sample();
+    assert!(sample.partial, "{sample:?}");
+}

@@ -1,6 +1,8 @@
 //! What the tests of gpumemctl share.
 #![allow(dead_code)] // each test program uses its part
 
+pub mod site;
+
 use gpumem_runs::import::read_file;
 use gpumem_runs::run::Run;
 use std::collections::HashMap;

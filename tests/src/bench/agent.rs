@@ -221,6 +221,6 @@ fn scopes() {
             }
         });
     }
-    [&mut known, &mut long, &mut floor].map(|contestant| contestant.forget_warm_up());
+    [&mut known, &mut long, &mut floor].into_iter().for_each(|contestant| contestant.forget_warm_up());
     print_table("a scope", Per::Event, &[&known, &long, &floor]);
 }

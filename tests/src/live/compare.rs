@@ -5,7 +5,7 @@ use gpumem_ledger::{Class, ClosedSample, Ledger, Origin, ProcessKey, Snapshot};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
-use gpumem_wire::{Flags, Record};
+use gpumem_wire::{Body, Flags, Record, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -17,15 +17,34 @@ pub struct Replay {
     pub snapshot: Snapshot,
     /// Records that could not be read.
     pub rejected: u64,
-    /// Times of each process's ordered records, in order.
-    moves: BTreeMap<ProcessKey, Vec<u64>>,
+    /// When something happened in each process: from the entry of a call to its record.
+    moves: BTreeMap<ProcessKey, Vec<(u64, u64)>>,
 }
 
 struct Collector {
     ledger: Ledger,
-    moves: BTreeMap<ProcessKey, Vec<u64>>,
+    moves: BTreeMap<ProcessKey, Vec<(u64, u64)>>,
+    /// Frees that were entered: by process and seq.
+    entered: BTreeMap<(ProcessKey, u64), u64>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
     rejected: u64,
+}
+
+impl Collector {
+    fn note(&mut self, key: ProcessKey, record: &Record<'_>) {
+        let Stamp { seq, time_ns, context, .. } = record.stamp;
+        let began_ns = match record.body {
+            Body::AllocEnd { took_us, .. } => time_ns.saturating_sub(u64::from(took_us) * 1000),
+            Body::VmmCreate { .. } => time_ns.saturating_sub(u64::from(context) * 1000),
+            Body::FreeEnd { begin_seq, .. } => self.entered.remove(&(key, begin_seq)).unwrap_or(time_ns),
+            Body::FreeBegin { .. } | Body::VmmUnmap { .. } | Body::VmmRelease { .. } => {
+                self.entered.insert((key, seq), time_ns);
+                time_ns
+            }
+            _ => time_ns,
+        };
+        self.moves.entry(key).or_default().push((began_ns, time_ns));
+    }
 }
 
 impl Sink for Collector {
@@ -35,7 +54,7 @@ impl Sink for Collector {
             && record.stamp.seq != 0
             && !record.stamp.flags.has(Flags::RESTATED)
         {
-            self.moves.entry(key).or_default().push(record.stamp.time_ns);
+            self.note(key, record);
         }
         if self.ledger.has_untaken() {
             self.samples.extend(self.ledger.take_samples());
@@ -53,13 +72,21 @@ impl Sink for Collector {
 /// # Panics
 /// When it cannot be read.
 pub fn replay(path: &Path) -> Replay {
-    let mut sink =
-        Collector { ledger: Ledger::new(), moves: BTreeMap::new(), samples: Vec::new(), rejected: 0 };
+    let mut sink = Collector {
+        ledger: Ledger::new(),
+        moves: BTreeMap::new(),
+        entered: BTreeMap::new(),
+        samples: Vec::new(),
+        rejected: 0,
+    };
     let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
     recording::read(input, &mut sink).unwrap_or_else(|error| panic!("{error}"));
-    let mut moves = sink.moves;
-    moves.values_mut().for_each(|times| times.sort_unstable());
-    Replay { samples: sink.samples, snapshot: sink.ledger.snapshot(), rejected: sink.rejected, moves }
+    Replay {
+        samples: sink.samples,
+        snapshot: sink.ledger.snapshot(),
+        rejected: sink.rejected,
+        moves: sink.moves,
+    }
 }
 
 /// How many samples were held against the truth, and how.
@@ -184,8 +211,7 @@ impl Replay {
 
     /// Whether the process reported anything in [from, to].
     fn moved(&self, key: ProcessKey, from_ns: u64, to_ns: u64) -> bool {
-        let times = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
-        let next = times.partition_point(|&time| time < from_ns);
-        times.get(next).is_some_and(|&time| time <= to_ns)
+        let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
+        moves.iter().any(|&(began, ended)| began <= to_ns && ended >= from_ns)
     }
 }

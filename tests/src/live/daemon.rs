@@ -5,6 +5,7 @@ use super::programs::programs;
 use super::until;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 
 /// A daemon that runs; killed when the test is over.
 #[derive(Debug)]
@@ -40,5 +41,38 @@ impl Daemon {
             UnixStream::connect(runtime.join("control.sock")).ok()
         });
         Daemon { job, runtime, recording }
+    }
+
+    /// gpumemctl, asking this daemon.
+    pub fn ctl(&self, machine: &Machine, arguments: &[&str]) -> Command {
+        let mut command = machine.command(programs().ours.join("gpumemctl"));
+        command.args(arguments).env("GPUMEM_CONTROL", self.runtime.join("control.sock"));
+        command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
+        command
+    }
+
+    /// Processes that it knows now.
+    ///
+    /// # Panics
+    /// When it does not say.
+    pub fn pids(&self, machine: &Machine) -> Vec<u64> {
+        let output = self.ctl(machine, &["ps", "--json"]).output().expect("gpumemctl runs");
+        let ps: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = ps["processes"].as_array().expect("rows");
+        rows.iter().filter_map(|row| row["pid"].as_u64()).collect()
+    }
+
+    /// Waits until it knows none of these any more: their runs are closed.
+    pub fn wait_for_the_end_of(&self, machine: &Machine, jobs: &[&Job]) {
+        until(20, "closed runs", || {
+            let known = self.pids(machine);
+            jobs.iter().all(|job| !known.contains(&u64::from(job.pid()))).then_some(())
+        });
+    }
+
+    /// Ends it as systemd would, so that its recording is whole.
+    pub fn stop(&mut self) {
+        self.job.signal("TERM");
+        self.job.finish();
     }
 }

@@ -36,8 +36,10 @@ impl Machine {
         self.dir.join("truth")
     }
 
+    /// In memory: write-back to a disk would stall whoever touches it.
     fn sim(&self) -> PathBuf {
-        self.dir.join("machine")
+        let name = self.dir.file_name().unwrap_or_default();
+        Path::new("/dev/shm").join(name)
     }
 
     /// The machine's tool: `set`, `show`, `hold`...; what it prints.
@@ -97,6 +99,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.sim());
         if !std::thread::panicking() && std::env::var_os("GPUMEM_KEEP").is_none() {
             let _ = std::fs::remove_dir_all(&self.dir);
         } else {

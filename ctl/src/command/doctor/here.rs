@@ -62,17 +62,20 @@ pub(super) fn libraries() -> Vec<Finding> {
             Some("pip install nvidia-cuda-cupti, the toolkit's extras/CUPTI, or LD_LIBRARY_PATH"),
         ),
     };
-    let driver = if Path::new("/dev/nvidiactl").exists() {
-        finding(Level::Good, "driver", "/dev/nvidiactl is there".into(), None)
-    } else {
-        finding(
-            Level::Degraded,
-            "driver",
-            "no /dev/nvidiactl: no NVIDIA driver is loaded, or this container has no GPU".into(),
-            None,
-        )
-    };
-    vec![agent, cupti, driver]
+    vec![agent, cupti]
+}
+
+/// Why NVML may have nothing to say.
+pub(super) fn driver() -> Finding {
+    if Path::new("/dev/nvidiactl").exists() {
+        return finding(Level::Good, "driver", "/dev/nvidiactl is there".into(), None);
+    }
+    finding(
+        Level::Degraded,
+        "driver",
+        "no /dev/nvidiactl: no NVIDIA driver is loaded, or this container has no GPU".into(),
+        None,
+    )
 }
 
 /// libcupti where the agent too would look for it once a program has not loaded its own.

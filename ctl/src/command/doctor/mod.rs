@@ -27,6 +27,10 @@ pub fn run(args: &Args) -> Result<()> {
     let mut findings = Vec::new();
     let daemon = ask(args, &mut findings);
     findings.extend(here::libraries());
+    let is_up = |finding: &Finding| finding.subject == "nvml" && finding.level == Level::Good;
+    if !daemon.as_ref().is_some_and(|(_, doctor)| doctor.findings.iter().any(is_up)) {
+        findings.push(here::driver());
+    }
     if let Some(pid) = args.pid {
         findings.extend(process::look(pid));
     }

@@ -46,12 +46,23 @@ pub fn pid(pid: u32, args: &Args) -> Result<Found> {
     Err(NotFound(format!("pid {pid}: {}; {is}", looked_at.join("; "))).into())
 }
 
-/// The processes of a job.
+/// The processes of a job, from the daemon, else from the store.
 pub fn job(job: &str, args: &Args) -> Result<Found> {
-    let daemon = Daemon::find(args.socket.as_deref())?;
-    let mut told = daemon.runs(Which::Job(job))?;
+    let daemon = Daemon::find(args.socket.as_deref());
+    let mut told = match &daemon {
+        Ok(daemon) => daemon.runs(Which::Job(job))?,
+        Err(_) => Vec::new(),
+    };
     if told.is_empty() {
-        return Err(NotFound(format!("the daemon at {} knows no job {job}", daemon.control.display())).into());
+        told = stored::of_job(job, args)?;
+    }
+    if told.is_empty() {
+        let asked = match &daemon {
+            Ok(daemon) => format!("the daemon at {}", daemon.control.display()),
+            Err(_) => "no daemon (none answers: gpumemctl doctor)".to_owned(),
+        };
+        let store = args.store.readable()?;
+        return Err(NotFound(format!("no job {job}: asked {asked}, looked in {}", store.display())).into());
     }
     if told.len() == 1 {
         let told = told.remove(0);
@@ -100,6 +111,7 @@ fn with_socket(mut command: Vec<String>, args: &Args) -> Vec<String> {
     if let Some(socket) = args.socket.as_deref() {
         command.extend(["--socket".to_owned(), socket.to_string_lossy().into_owned()]);
     }
+    command.extend(args.store.typed().split_once("--store ").map(|(_, path)| format!("--store={path}")));
     command
 }
 

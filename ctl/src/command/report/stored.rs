@@ -2,6 +2,7 @@
 
 use super::{Found, One, What};
 use crate::args::Report as Args;
+use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
 use gpumem_runs::import::read_file;
@@ -48,6 +49,24 @@ pub fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     let Some(summary) = store.list()?.into_iter().find(|run| run.pid == pid) else { return Ok(None) };
     let run = store.load(summary.id)?;
     Ok(Some(One::found(run, Some(summary.id.to_string()), command(summary.id, args, &path))))
+}
+
+/// The runs of a job, as the newest runs of the store have them.
+pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
+    const NEWEST: usize = 1024;
+    let path = args.store.readable()?;
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let store = Store::open_read_only(&path)?;
+    let mut found = Vec::new();
+    for summary in store.list()?.into_iter().take(NEWEST).filter(|run| run.source_kind == "daemon") {
+        let run = store.load(summary.id)?;
+        if run.process.claims.get("job").is_some_and(|claim| claim == job) {
+            found.push(Told { id: Some(summary.id.to_string()), run });
+        }
+    }
+    Ok(found)
 }
 
 fn command(id: RunId, args: &Args, path: &Path) -> Vec<String> {

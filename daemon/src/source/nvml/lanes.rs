@@ -67,6 +67,8 @@ struct Device {
     /// `used` in that reading, and now.
     listed_used: Option<u64>,
     used: Option<u64>,
+    /// When that was read.
+    used_ns: u64,
     asked_ns: Option<u64>,
     moved_ns: Option<u64>,
     /// It was due and there was no lock time: counted once.
@@ -143,38 +145,42 @@ impl Lanes {
         due.max(device.list.retry_ns).max(device.suspended_until_ns)
     }
 
-    /// What to do at `now_ns`.
+    /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
+    /// would have read, and there is at most one that exceeds what the bucket holds.
     pub fn next(&mut self, now_ns: u64) -> Turn {
+        self.fill(now_ns);
+        let first = (0..self.devices.len()).map(|index| (self.due_ns(&self.devices[index]), index)).min();
+        let list_ns = match first {
+            Some((due, index)) if due <= now_ns => {
+                if self.bucket_ns > 0 {
+                    return Turn::List(index);
+                }
+                let device = &mut self.devices[index];
+                if !device.is_deferred {
+                    device.is_deferred = true;
+                    self.deferred += 1;
+                }
+                let missing = (1 - self.bucket_ns) as f64 / self.budget;
+                now_ns.saturating_add(missing.ceil() as u64)
+            }
+            Some((due, _)) => due,
+            None => u64::MAX,
+        };
         if now_ns >= self.next_memory_ns {
             let next = self.next_memory_ns + self.memory_period_ns;
             // Ticks that were missed are not made up for.
             self.next_memory_ns = if next > now_ns { next } else { now_ns + self.memory_period_ns };
             return Turn::Memory;
         }
-        self.fill(now_ns);
-        let first = (0..self.devices.len()).min_by_key(|&index| self.due_ns(&self.devices[index]));
-        let Some(index) = first else { return Turn::Wait(self.next_memory_ns) };
-        let due = self.due_ns(&self.devices[index]);
-        if due > now_ns {
-            return Turn::Wait(due.min(self.next_memory_ns));
-        }
-        if self.bucket_ns > 0 {
-            return Turn::List(index);
-        }
-        let device = &mut self.devices[index];
-        if !device.is_deferred {
-            device.is_deferred = true;
-            self.deferred += 1;
-        }
-        let missing = (1 - self.bucket_ns) as f64 / self.budget;
-        Turn::Wait(self.next_memory_ns.min(now_ns.saturating_add(missing.ceil() as u64)))
+        Turn::Wait(list_ns.min(self.next_memory_ns))
     }
 
     /// Whether the device's memory is to be read in this turn.
     pub fn wants_memory(&self, index: usize, now_ns: u64) -> bool {
-        self.devices
-            .get(index)
-            .is_some_and(|device| device.suspended_until_ns <= now_ns && device.memory.is_due(now_ns))
+        self.devices.get(index).is_some_and(|device| {
+            let is_fresh = device.used_ns.saturating_add(self.memory_period_ns / 2) > now_ns;
+            device.suspended_until_ns <= now_ns && device.memory.is_due(now_ns) && !is_fresh
+        })
     }
 
     /// A memory call has returned.
@@ -183,7 +189,7 @@ impl Lanes {
         let Some(device) = self.devices.get_mut(index) else { return };
         device.memory.ended(now_ns, used.is_some());
         let Some(used) = used else { return };
-        device.used = Some(used);
+        (device.used, device.used_ns) = (Some(used), now_ns);
         if device.listed_used.is_some_and(|listed| listed.abs_diff(used) >= threshold) {
             device.moved_ns.get_or_insert(now_ns);
         }

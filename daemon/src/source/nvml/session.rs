@@ -13,6 +13,8 @@ use std::time::Duration;
 /// A reading that is expected to take longer than this says at once that it has begun, so that the ledger marks its
 /// books at that time; below, that would only cost a wake-up.
 const SAY_BEGIN_NS: u64 = 1_000_000;
+/// The beacon is not set again to the same within this time.
+const SAY_SAME_NS: u64 = 50_000_000;
 /// A GPU that has been lost for that long may have been reset: the library is opened again, as often.
 const REOPEN_NS: u64 = 300_000_000_000;
 /// How often other devices are looked for.
@@ -32,17 +34,22 @@ pub struct Outlet {
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
     beacon: Option<Beacon>,
+    /// What the beacon says, and since when.
+    said: (Doing, u64),
 }
 
 impl Outlet {
     /// An outlet over `sink`.
     pub fn new(sink: Box<dyn Write>, beacon: Option<Beacon>) -> Outlet {
-        Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon }
+        Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Doing::Nothing, 0) }
     }
 
-    /// Says what is done next.
+    /// Says what is done next. Calls for one device that follow each other quickly are one.
     pub fn doing(&mut self, doing: Doing) {
-        if let Some(beacon) = &mut self.beacon {
+        let Some(beacon) = &mut self.beacon else { return };
+        let now = now_ns();
+        if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
+            self.said = (doing, now);
             beacon.set(doing);
         }
     }

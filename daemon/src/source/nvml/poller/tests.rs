@@ -162,5 +162,5 @@ fn totals_are_told_as_they_grow() {
     let said = pipe.said();
     assert!(said.iter().any(|line| line.starts_with("Counter")), "{said:?}");
     let told = poller.told_totals;
-    assert!(told.memory_calls >= 3 && told.list_calls >= 3 && told.failed_calls == 0, "{told:?}");
+    assert!(told.memory_calls >= 2 && told.list_calls >= 3 && told.failed_calls == 0, "{told:?}");
 }

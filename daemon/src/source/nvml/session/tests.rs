@@ -251,6 +251,7 @@ fn a_driver_that_is_gone_ends_the_session() {
         let answer = run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
         assert_eq!(answer, Some(code));
     }
+    run.set(0, List::Compute, Ok(Vec::new()));
     gpus.answers.borrow_mut()[0].memory = Err(Code::DRIVER_NOT_LOADED);
     run.session.lanes.set_devices(1, 0);
     assert_eq!(
