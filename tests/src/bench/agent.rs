@@ -15,10 +15,10 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const EVENTS: u64 = 30_000;
+const EVENTS: u64 = 20_000;
 const ROUNDS: usize = 40;
 /// Live rows at a time.
-const LIVE: u64 = 10_000;
+const LIVE: u64 = 1_000;
 const RING: usize = 1 << 16;
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -125,7 +125,7 @@ fn drained(core: &Core) {
 pub fn run() {
     let settings = Settings {
         record: Some("/dev/null".into()),
-        ring_slots: 1 << 18,
+        ring_slots: 1 << 16,
         live_rows: 1 << 18,
         name_bytes: 1 << 20,
         ..Settings::default()
@@ -134,6 +134,9 @@ pub fn run() {
     std::thread::sleep(Duration::from_millis(100)); // the clock is calibrated by then
     // SAFETY: a C string.
     unsafe { gpumem::gpumem_push(c"model".as_ptr()) };
+
+    let here = gpumem::threads::current().expect("a place");
+    core.context_seen(here, 0x1000, 1, 0);
 
     let bare = BareRing::new();
     let names = ["alloc record, tag, live row", "free record, tag, live row", "bare ring write, time stamp"];
