@@ -9,7 +9,7 @@
 //! beside  per row what the record has no place for: retags, VMM counts. Most have nothing, and it is not touched then
 //! ```
 //!
-//! A row lies in the first chunk with a free place, from its home on. Each chunk that it passed counts it, so a look-up
+//! A row lies in the first chunk with a free place, from its home on (`chunk_at`). Each chunk that it passed counts it, so a look-up
 //! ends at a chunk that nobody passed, and removal leaves no tombstones.
 //!
 //! What makes this simple is the order of events: an address is unbound when its free is *entered*, before the driver
@@ -26,6 +26,10 @@ const FREE: u64 = 0;
 const WRITING: u64 = 1;
 /// Chunks that a row may lie from its home. At 80 % load one in a million rows is further than 8.
 const REACH: usize = 64;
+
+/// 3,584 rows in 229 kB, 14,336 more in 917 kB.
+const NEAR: usize = 512;
+const MIDDLE: usize = 2048;
 
 #[derive(Debug)]
 #[repr(align(64))]
@@ -177,7 +181,12 @@ pub struct Live {
     rows: &'static [Words],
     chunks: &'static [Chunk],
     beside: &'static [[AtomicU64; 3]],
-    mask: usize,
+    /// Chunks that are tried first: a power of two.
+    near: usize,
+    /// Chunks that are tried next: a power of two, or none.
+    middle: usize,
+    /// Chunks that are tried in all.
+    reach: usize,
     /// Rows that found no place: from the first one on, the state is not whole.
     pub refused: AtomicU64,
 }
@@ -191,19 +200,42 @@ impl Live {
     /// A table over `rows`, whose number comes from `rows_for`.
     pub fn new(rows: &'static [Words]) -> Option<Self> {
         let chunks = anonymous::<Chunk>(rows.len() / KEYS)?;
+        let (near, middle) = match chunks.len() {
+            8192.. => (NEAR, MIDDLE),
+            1 => (1, 0),
+            few => (few / 2, 0),
+        };
+        let rest = chunks.len() - near - middle;
         Some(Live {
             rows,
             chunks,
             beside: anonymous(rows.len())?,
-            mask: chunks.len() - 1,
+            near,
+            middle,
+            reach: if rest == 0 { 1 } else { 2 + REACH.min(rest) },
             refused: AtomicU64::new(0),
         })
     }
 
+    /// The chunk that is tried at `distance`: first one of few, then one of more, then neighbours in the rest. A program with
+    /// few rows stays within few pages; one row in a table of 20 MB costs two cache misses and two of the TLB.
     #[inline(always)]
-    fn walk(&self, hash: u64) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (home, mask) = (hash as usize, self.mask);
-        (0..REACH.min(mask + 1)).map(move |distance| (distance, (home + distance) & mask))
+    fn chunk_at(&self, hash: u64, distance: usize) -> usize {
+        match distance {
+            0 => hash as usize & (self.near - 1),
+            1 if self.middle > 0 => self.near + ((hash >> 12) as usize & (self.middle - 1)),
+            _ => {
+                let first = self.near + self.middle;
+                let rest = self.chunks.len() - first;
+                let home = (((hash >> 32) * rest as u64) >> 32) as usize;
+                first + (home + distance) % rest
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn walk(&self, hash: u64) -> impl Iterator<Item = (usize, usize)> {
+        (0..self.reach).map(move |distance| (distance, self.chunk_at(hash, distance)))
     }
 
     /// Where the row of `hash` is: distance from home, chunk, place.
@@ -228,7 +260,7 @@ impl Live {
     #[inline(always)]
     pub fn insert(&self, key: Key, row: &Row, beside: Beside) -> bool {
         let hash = key.hash();
-        let at = hash as usize & self.mask;
+        let at = self.chunk_at(hash, 0);
         let chunk = &self.chunks[at];
         let (mut place, mut is_new) = (KEYS, !chunk.is_passed());
         for (index, key) in chunk.keys.iter().enumerate().rev() {
@@ -270,7 +302,7 @@ impl Live {
                 }
             }
             chunk.passed.fetch_add(1, AcqRel);
-            if distance + 1 == REACH.min(self.mask + 1) {
+            if distance + 1 == self.reach {
                 self.unpass(hash, distance + 1);
             }
         }
@@ -462,6 +494,20 @@ mod tests {
         }
         assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
         assert_eq!(live.refused.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn a_large_table_fills_to_nine_tenths() {
+        let live = table(1 << 16);
+        let most = live.rows.len() as u64 * 9 / 10;
+        for seq in 1..=most {
+            assert!(live.insert(Key::Allocation(seq << 9), &row(seq, seq << 9), Beside::default()), "{seq}");
+        }
+        assert_eq!(live.scan().count() as u64, most);
+        for seq in 1..=most {
+            assert_eq!(live.remove(Key::Allocation(seq << 9)).map(|taken| taken.seq()), Some(seq));
+        }
+        assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
     }
 
     #[test]
