@@ -5,16 +5,27 @@ CARGO ?= cargo
 GPUMEM_SAMPLES ?= $(abspath $(wildcard ../shared/samples))
 export GPUMEM_SAMPLES
 
-CTL = $(or $(CARGO_TARGET_DIR),target)/release/gpumemctl
+TARGET = $(or $(CARGO_TARGET_DIR),target)
+FAKE = $(TARGET)/fake-gpu
+CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-.PHONY: build demo test lint bench clean
+.PHONY: build fake-gpu demo reports test lint bench clean
 
 build:
-	$(CARGO) build --release --locked -p gpumemctl
+	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
+
+# The simulated GPU machine, and a program that trains on it (or on a real GPU).
+fake-gpu:
+	$(MAKE) -s -C tests/fake-gpu OUT=$(abspath $(FAKE))
+	$(MAKE) -s -C tests/trainer OUT=$(abspath $(FAKE))
+
+# A training run, explained while it runs and afterwards; on this machine's GPU, or else on a simulated one.
+demo: build fake-gpu
+	@tests/demo.sh $(TARGET)/release $(FAKE)
 
 # The report of the recording that the project ships, and of the real ones where they are.
-demo: build
+reports: build
 	@for log in tests/data/small-train.log $(SAMPLE_LOGS); do \
 	  printf '\n$$ gpumemctl report %s\n' "$$(basename "$$log")"; \
 	  $(CTL) report "$$log" || exit 1; \
@@ -28,7 +39,7 @@ test:
 	$(CARGO) test --workspace --locked
 
 # Each figure beside its floor, measured in the same run.
-bench: build
+bench: build fake-gpu
 	$(CARGO) run --release --locked -p gpumem-tests --bin bench
 
 clean:

@@ -115,8 +115,9 @@ impl Core {
     /// a record was sent, its effect on the table can be read.
     #[inline(always)]
     pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Self, &Row)) -> u64 {
-        thread.making.store(self.ring.head() + 1, Relaxed); // seen with the number that follows
+        thread.making.store(thread.bound.load(Relaxed), Relaxed); // seen with the number that follows
         let seq = self.ring.take();
+        thread.bound.store(seq + 1, Relaxed);
         let stamp = Stamp {
             seq,
             time_ns: self.clock.now(),

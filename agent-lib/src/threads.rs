@@ -75,6 +75,8 @@ pub struct Thread {
     pub busy: AtomicU32,
     /// While a record is being made: a lower bound of its number. Else 0.
     pub making: AtomicU64,
+    /// The number of its last record plus one: such a bound, without a look at what other threads write.
+    pub bound: AtomicU64,
     /// When the outermost allocation call in flight was entered. Else 0.
     pub allocating_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
@@ -88,6 +90,8 @@ unsafe impl Sync for Thread {}
 /// Places used so far; the rest was never touched.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static TABLE: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
+/// Where a free place is likely: behind the last one that was taken, or the first after a sweep.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
 /// Threads that found no place.
 pub static REFUSED: AtomicU64 = AtomicU64::new(0);
 
@@ -201,17 +205,19 @@ fn claim() -> Option<&'static Thread> {
     let table = unsafe { std::slice::from_raw_parts(table.cast_const(), PLACES) };
     // SAFETY: no arguments. By number: glibc has gettid since 2.30 only.
     let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
-    let free = |place: &&Thread| {
-        let owner = place.id.load(Relaxed);
-        // A place with our id belonged to a thread that has ended.
-        owner == id || owner == 0 && place.id.compare_exchange(0, id, AcqRel, Relaxed).is_ok()
+    let is_ours = |index: &usize| {
+        let place = &table[*index].id;
+        place.load(Relaxed) == 0 && place.compare_exchange(0, id, AcqRel, Relaxed).is_ok()
     };
-    let found = table.iter().enumerate().find(|(_, place)| free(place));
-    let Some((index, place)) = found else {
+    let start = NEXT.load(Relaxed) % PLACES;
+    let Some(index) = (start..PLACES).chain(0..start).find(is_ours) else {
         REFUSED.fetch_add(1, Relaxed);
         return None;
     };
+    NEXT.store(index + 1, Relaxed);
+    let place = &table[index];
     place.making.store(0, Release);
+    place.bound.store(1, Relaxed);
     place.busy.store(0, Relaxed);
     place.allocating_since_ns.store(0, Relaxed);
     place.context.store(0, Relaxed);
@@ -233,6 +239,7 @@ pub fn adopt() {
         let is_mine = std::ptr::eq(thread, mine);
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);
         thread.making.store(0, Relaxed);
+        thread.bound.store(1, Relaxed);
         thread.busy.store(0, Relaxed);
         thread.allocating_since_ns.store(0, Relaxed);
         thread.context.store(0, Relaxed);
@@ -316,4 +323,5 @@ pub fn sweep(pid: u32) {
             let _ = thread.id.compare_exchange(id, 0, AcqRel, Relaxed);
         }
     }
+    NEXT.store(0, Relaxed);
 }

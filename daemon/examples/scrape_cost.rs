@@ -42,6 +42,24 @@ fn main() {
     quantiles("floor: copy of the answer", || drop(black_box(text.clone())));
     quantiles("scrape", || drop(black_box(gpumemd::view::prometheus::scrape(&node.sight))));
     quantiles("publish", || node.core.publish(1_000_000_000));
+    // Everything is written at each tick now.
+    node.core.set_pace(gpumemd::core::Pace { checkpoint: std::time::Duration::ZERO, ..Default::default() });
+    let stats = std::sync::Arc::clone(&node.sight.stats);
+    let written = || stats.get(gpumemd::stats::Count::StoreWrites);
+    for round in 0..5_u64 {
+        let before = written();
+        for device in 0..8 {
+            let listed: Vec<_> = (0..16).map(|process| (key(device, process), Ok(700 * MIB))).collect();
+            node.sample(device, (round + 2) * 1_000_000_000, &listed);
+        }
+        let started = Instant::now();
+        node.core.tick((round + 2) * 1_000_000_000 + 500_000_000);
+        let made = started.elapsed();
+        while written() < before + 128 && started.elapsed().as_secs() < 20 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        println!("checkpoint of 128 runs: made in {made:?}, stored after {:?}", started.elapsed());
+    }
     node.thread.end(std::time::Duration::from_secs(1));
     let _ = std::fs::remove_file(store);
 }

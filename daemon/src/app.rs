@@ -206,10 +206,9 @@ impl Live {
     /// Reads the configuration again. One that is wrong changes nothing.
     async fn reload(&mut self) {
         if self.setup.service {
-            let now = NotifyState::monotonic_usec_now();
-            tell(&[NotifyState::Reloading]);
-            if let Ok(now) = now {
-                tell(&[now]);
+            match NotifyState::monotonic_usec_now() {
+                Ok(now) => tell(&[NotifyState::Reloading, now]),
+                Err(_) => tell(&[NotifyState::Reloading]),
             }
         }
         match self.take_settings().await {

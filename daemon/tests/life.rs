@@ -46,6 +46,8 @@ fn at_the_end_runs_are_written_and_go_on_in_the_next_life() {
     let mut daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\n");
     let _peer = agent(&daemon);
     wait_for("the run to go on", || (stored(&daemon).state == State::Open).then_some(()));
+    let live = daemon.runs(&format!("?pid={}", std::process::id()));
+    assert_eq!((live.len(), live[0].coverage.events), (1, 2), "with what the first life saw");
     daemon.end().expect("a good end");
     let last = stored(&daemon);
     assert_eq!((last.id, last.events), (first.id, 2), "the same run goes on");

@@ -296,6 +296,17 @@ async fn a_poller_that_is_killed_is_replaced() {
 }
 
 #[tokio::test]
+async fn what_a_lost_poller_said_of_a_device_does_not_outlive_it() {
+    let machine = Machine::new(&["devices=1", "fault_list=no_permission"]);
+    let mut watcher = Watcher::start(&machine, quick());
+    watcher.until("it is told", |seen| seen.problems.get(&0).is_some_and(Option::is_some)).await;
+    machine::kill(watcher.nvml.status().poller_pid.expect("a poller"));
+    machine.set("fault_list=none");
+    watcher.until("it is fine", |seen| seen.problems.get(&0).is_some_and(Option::is_none)).await;
+    assert_eq!(watcher.nvml.status().devices[0].problem, None);
+}
+
+#[tokio::test]
 async fn a_program_that_is_no_poller_is_no_outage() {
     let machine = Machine::new(&["devices=1"]);
     for (script, expected) in [

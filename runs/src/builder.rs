@@ -190,12 +190,19 @@ impl RunBuilder {
         let account = &process.accounts[index];
         let covered = process.coverage.covered;
         let last = complete(covered, account);
+        let mut last_moment = last_moment(covered, account, snapshot.now_ns);
+        // The driver lets go of a process before its end is seen: that a reading in between does not list it is
+        // no doubt about the one before.
+        let is_listed = |sample: &ClosedSample| sample.used_bytes != Err(Absence::NotListed);
+        if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
+            last_moment.used_absence = None;
+        }
         let mut of_run = run::Device {
             name: format!("unnamed-{index}"),
             ordinal: index as u16,
             model: String::new(),
             total_bytes: None,
-            last: last_moment(covered, account, snapshot.now_ns),
+            last: last_moment,
             peak: peak_moment(covered, account),
             peak_used: account.peak_used,
             beside: (&account.beside).into(),

@@ -154,6 +154,21 @@ fn last_is_the_latest_moment_at_which_everything_was_known() {
 }
 
 #[test]
+fn a_reading_that_does_not_list_an_ended_process_is_no_doubt() {
+    let mut said = Said::new();
+    said.agent(KEY, 0, 0, device(0));
+    said.alloc(5, 0, 100 * MIB);
+    said.sample(100, &[(41, Ok(500 * MIB))], 0);
+    said.watermark(150);
+    said.sample(200, &[], 0);
+    said.watermark(250);
+    assert_eq!(said.last().used_absence.as_deref(), Some("not listed"));
+    said.host(300, KEY.pid, Body::ProcessGone { start_ticks: KEY.start_ticks, status: Reading::ABSENT });
+    let last = said.last();
+    assert_eq!((last.used_absence, last.time_ns), (None, 100));
+}
+
+#[test]
 fn what_predates_a_late_agent_is_not_known_before_something_tells_it() {
     let mut said = Said::new();
     said.agent(KEY, 0, 0, device(0));

@@ -1,5 +1,6 @@
 /* Mapping, lock, slots and the machine's books. See machine.h. */
 #include "machine.h"
+#include "truth.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -144,8 +145,23 @@ int sim_owner(sim_machine *m, int slot, int own) {
     return pid > 0 ? pid : 0;
 }
 
+/* What a process held when it ended: its pid as it saw it itself, for nobody can be asked any more. */
+static void tell_end(sim_machine *m, int slot) {
+    if (!truth_wanted(m)) return;
+    const sim_slot *s = &m->slot[slot];
+    uint64_t now = sim_now_ns();
+    truth_begin();
+    for (uint64_t d = 0; d < m->device_count; d++) {
+        char uuid[48];
+        sim_uuid_text(m->device[d].uuid, "GPU-", uuid);
+        if (s->usage[d].contexts) truth_put(m, now, uuid, "end", (uint32_t)s->pid, &s->usage[d], slot, (int)d);
+    }
+    truth_write(m);
+}
+
 static void clear_slot(sim_machine *m, int slot) {
     sim_slot *s = &m->slot[slot];
+    tell_end(m, slot);
     for (int d = 0; d < SIM_DEVICES; d++) {
         sim_usage *u = &s->usage[d];
         if (u->max_used_bytes) {

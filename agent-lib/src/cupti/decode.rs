@@ -1,11 +1,13 @@
 //! Callback -> booking. Parameters are read where CUPTI says they are, for the ids of table.rs only.
 
+use super::arrays;
+use super::resource::resource;
 use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
 use crate::threads::{CALLS, Call, Thread};
-use cupti_sys::{CallbackData, ENTER, GraphData, ModuleResourceData, ResourceData, domain, ids, params};
+use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{
     Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
 };
@@ -488,15 +490,18 @@ impl Here<'_> {
                 Meaning::Array2d => {
                     let p: params::ArrayCreate = self.params();
                     let two = p.description.cast::<params::Array2d>().as_ref();
-                    (p.out, two.map_or(0, |a| texels(a.width, a.height, 0) * texel(a.format, a.channels)))
+                    (p.out, two.map_or(0, arrays::bytes))
                 }
                 Meaning::Array3d => {
                     let p: params::ArrayCreate = self.params();
-                    (p.out, p.description.cast::<params::Array3d>().as_ref().map_or(0, |a| levels(a, 1)))
+                    (
+                        p.out,
+                        p.description.cast::<params::Array3d>().as_ref().map_or(0, |a| arrays::levels(a, 1)),
+                    )
                 }
                 _ => {
                     let p: params::MipmapCreate = self.params();
-                    (p.out, p.description.as_ref().map_or(0, |a| levels(a, p.levels)))
+                    (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
                 }
             }
         };
@@ -564,71 +569,4 @@ fn freed_by(node: *const params::GraphNode) -> Option<u64> {
     let node = unsafe { &*node };
     let address = u64::from(node.alloc.pool.kind) | u64::from(node.alloc.pool.handle_types) << 32;
     (node.kind == GraphData::MEM_FREE).then_some(address)
-}
-
-fn texels(width: usize, height: usize, depth: usize) -> u64 {
-    [width, height, depth].iter().map(|&side| side.max(1) as u64).fold(1, u64::saturating_mul)
-}
-
-fn texel(format: u32, channels: u32) -> u64 {
-    params::format_bytes(format) * u64::from(channels.max(1))
-}
-
-/// Bytes of an array with `count` levels, each half of the one before; 0 without memory of its own.
-fn levels(array: &params::Array3d, count: u32) -> u64 {
-    if array.flags & params::Array3d::UNBACKED != 0 {
-        return 0;
-    }
-    let level = |level: u32| texels(array.width >> level, array.height >> level, array.depth >> level);
-    let sum = (0..count.clamp(1, 32)).map(level).fold(0, u64::saturating_add);
-    sum.saturating_mul(texel(array.format, array.channels))
-}
-
-/// Resource callbacks can come while the driver holds its locks: nothing is called here.
-unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
-    let context = data.context as usize;
-    match id {
-        ids::resource::CONTEXT_DESTROY_STARTING => {
-            if let Some((device, uid)) = core.context_gone(context) {
-                let at = At { context: uid, device, ..At::NOWHERE };
-                core.context_ended(thread, at, DestroyScope::Context);
-            }
-        }
-        ids::resource::MODULE_LOADED | ids::resource::MODULE_UNLOAD_STARTING => {
-            // SAFETY: what these ids come with, valid during the callback.
-            let Some(module) = (unsafe { data.descriptor.cast::<ModuleResourceData>().as_ref() }) else {
-                return;
-            };
-            let loaded = id == ids::resource::MODULE_LOADED;
-            let event = if loaded { DriverEventKind::ModuleLoaded } else { DriverEventKind::ModuleUnloaded };
-            let bytes = match module.cubin.is_null() {
-                true => 0,
-                // SAFETY: CUPTI's image of this size.
-                false => crate::elf::loadable_bytes(unsafe {
-                    std::slice::from_raw_parts(module.cubin, module.cubin_bytes)
-                }),
-            };
-            let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
-            let (tag, flags) = core.tag(thread);
-            let at = At { tag, flags, context: uid, device };
-            core.record(
-                thread,
-                at,
-                Body::DriverEvent { bytes, value: module.module_id.into(), event },
-                nothing,
-            );
-        }
-        ids::resource::GRAPHNODE_CREATED => {
-            // SAFETY: as above.
-            let Some(node) = (unsafe { data.descriptor.cast::<GraphData>().as_ref() }) else { return };
-            if matches!(node.node_type, GraphData::MEM_ALLOC | GraphData::MEM_FREE) {
-                // SAFETY: the callback's own thread, and no other reference is in use.
-                let own = unsafe { thread.own() };
-                if let Some(Some(call)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
-                    call.captured = true;
-                }
-            }
-        }
-        _ => {}
-    }
 }

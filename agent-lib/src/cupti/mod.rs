@@ -2,13 +2,16 @@
 //!
 //! ```text
 //! table.rs      which calls are listened to, and what each means: adding one is a line
-//! decode.rs     callback -> booking
+//! decode.rs     callback of a call -> booking        arrays.rs    what an array costs
+//! resource.rs   contexts, modules, graph nodes
 //! find.rs       which libcupti to use
 //! subscribe.rs  subscription, its refusals and its retries
 //! ```
 
+mod arrays;
 pub mod decode;
 pub mod find;
+mod resource;
 pub mod subscribe;
 pub mod table;
 

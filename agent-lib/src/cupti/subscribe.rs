@@ -52,8 +52,7 @@ pub fn attach(core: &Core) -> Outcome {
         return Outcome::Subscribed;
     }
     let version = core.devices.driver().and_then(|driver| driver.version());
-    let mut refusal =
-        (0, "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use".to_owned());
+    let mut refusal = None;
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
         let Ok(api) = Api::open(&file) else { continue };
@@ -76,12 +75,15 @@ pub fn attach(core: &Core) -> Outcome {
             }
             Err((result, _)) => {
                 api.library.close();
-                refusal = (result, format!("{} ({})", friendly(result), path.display()));
+                // The best candidate's: it is the one that should have worked.
+                refusal.get_or_insert_with(|| (result, format!("{} ({})", friendly(result), path.display())));
             }
         }
     }
-    let result = u16::try_from(refusal.0).unwrap_or(u16::MAX);
-    state::set(AgentState::Blocked, result, &refusal.1);
+    let nothing =
+        || (0, "no libcupti was found: install nvidia-cuda-cupti of the CUDA version in use".to_owned());
+    let (result, cause) = refusal.unwrap_or_else(nothing);
+    state::set(AgentState::Blocked, u16::try_from(result).unwrap_or(u16::MAX), &cause);
     Outcome::Refused
 }
 

@@ -27,12 +27,16 @@ const SEARCHED: usize = 4096;
 /// Runs that a search returns.
 const FOUND: usize = 256;
 
+/// A question to a thread that waits for a disk is given up after this.
+const ANSWER: Duration = Duration::from_secs(2);
+
 /// Which runs are wanted.
 pub type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum Job {
     Keep { uid: String, run: Box<Run>, over: bool },
     Find { wanted: Wanted, reply: oneshot::Sender<Vec<Run>> },
+    Join { runs: Vec<Run>, reply: oneshot::Sender<Vec<Run>> },
     End,
 }
 
@@ -113,13 +117,26 @@ impl Keeper {
         let (reply, found) = oneshot::channel();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let _ = self.jobs.send(Job::Find { wanted, reply });
-        found.await.unwrap_or_default()
+        answer(found).await.unwrap_or_default()
+    }
+
+    /// Runs that go on, with what an earlier life of the daemon saw of them.
+    pub async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
+        let (reply, joined) = oneshot::channel();
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        let _ = self.jobs.send(Job::Join { runs: runs.clone(), reply });
+        answer(joined).await.unwrap_or(runs)
     }
 
     /// How the store is.
     pub fn status(&self) -> Status {
         lock(&self.status).clone()
     }
+}
+
+/// What the thread says, unless a disk holds it up: then views do without.
+async fn answer(reply: oneshot::Receiver<Vec<Run>>) -> Option<Vec<Run>> {
+    tokio::time::timeout(ANSWER, reply).await.ok()?.ok()
 }
 
 fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
@@ -195,7 +212,19 @@ impl Desk {
             Job::Find { wanted, reply } => {
                 let _ = reply.send(self.find(&wanted));
             }
+            Job::Join { runs, reply } => {
+                let _ = reply.send(runs.into_iter().map(|run| self.whole(run)).collect());
+            }
             Job::End => {}
+        }
+    }
+
+    fn whole(&self, run: Run) -> Run {
+        let key = |run: &Run| (run.process.pid, run.process.start_ticks);
+        let mut before = self.open.values().filter_map(|open| open.before.as_ref());
+        match before.find(|before| key(before) == key(&run)) {
+            Some(before) => lives::joined(before, &run),
+            None => run,
         }
     }
 

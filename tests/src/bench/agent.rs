@@ -15,10 +15,10 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const EVENTS: u64 = 30_000;
+const EVENTS: u64 = 20_000;
 const ROUNDS: usize = 40;
 /// Live rows at a time.
-const LIVE: u64 = 10_000;
+const LIVE: u64 = 1_000;
 const RING: usize = 1 << 16;
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -125,7 +125,7 @@ fn drained(core: &Core) {
 pub fn run() {
     let settings = Settings {
         record: Some("/dev/null".into()),
-        ring_slots: 1 << 18,
+        ring_slots: 1 << 16,
         live_rows: 1 << 18,
         name_bytes: 1 << 20,
         ..Settings::default()
@@ -135,11 +135,14 @@ pub fn run() {
     // SAFETY: a C string.
     unsafe { gpumem::gpumem_push(c"model".as_ptr()) };
 
+    let here = gpumem::threads::current().expect("a place");
+    core.context_seen(here, 0x1000, 1, 0);
+
     let bare = BareRing::new();
     let names = ["alloc record, tag, live row", "free record, tag, live row", "bare ring write, time stamp"];
     let [mut allocs, mut frees, mut floor] = names.map(Contestant::new);
     let mut pairs = Contestant::new("cuMemAlloc, cuMemFree (all)");
-    let mut both = Contestant::new("alloc record, 2 threads");
+    let mut both = Contestant::new("alloc and free, 2 threads");
     let mut both_floor = Contestant::new("bare ring write, 2 threads");
     for _ in 0..ROUNDS {
         // Frees make room for the allocations of the next burst.
@@ -168,9 +171,10 @@ pub fn run() {
             }
         });
         drained(core);
-        together(&mut both, |thread, event| alloc(BASE + (thread << 40) + address(event), 512));
-        (0..2_u64)
-            .for_each(|thread| (0..LIVE).for_each(|event| free(BASE + (thread << 40) + address(event))));
+        together(&mut both, |thread, event| match event / LIVE % 2 {
+            0 => alloc(BASE + (thread << 40) + address(event), 512),
+            _ => free(BASE + (thread << 40) + address(event)),
+        });
         together(&mut both_floor, |_, event| bare.write(core, address(event), 512, 1));
         drained(core);
     }
@@ -187,7 +191,7 @@ pub fn run() {
     assert_eq!(core.tag(gpumem::threads::current().expect("a place")).1, Flags(0));
 }
 
-/// Two threads, half the events each, as long as the slower one takes.
+/// Two threads, as long as the slower one takes.
 fn together(contestant: &mut Contestant, work: impl Fn(u64, u64) + Sync) {
     let barrier = std::sync::Barrier::new(2);
     let times: Vec<Duration> = std::thread::scope(|scope| {
@@ -196,14 +200,14 @@ fn together(contestant: &mut Contestant, work: impl Fn(u64, u64) + Sync) {
             move || {
                 barrier.wait();
                 let start = Instant::now();
-                (0..LIVE).for_each(|event| work(thread, event));
+                (0..EVENTS).for_each(|event| work(thread, event));
                 start.elapsed()
             }
         };
         let threads = [scope.spawn(run(0)), scope.spawn(run(1))];
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
-    contestant.took(LIVE as usize, times.into_iter().max().unwrap_or_default());
+    contestant.took(EVENTS as usize, times.into_iter().max().unwrap_or_default());
 }
 
 fn scopes() {

@@ -135,6 +135,7 @@ impl Replay {
             let uuid = self.snapshot.devices[*device].name.to_string();
             let of_sample = |truth: &&Truth| {
                 truth.pid == key.pid
+                    && !truth.is_end()
                     && truth.device == uuid
                     && (sample.t0_ns..=sample.t1_ns).contains(&truth.t)
             };

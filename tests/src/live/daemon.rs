@@ -28,8 +28,9 @@ impl Daemon {
         let recording = machine.dir.join(format!("{name}.gpumem"));
         let file = machine.dir.join(format!("{name}.toml"));
         let store = machine.dir.join("runs.sqlite");
+        let metrics = if config.contains("[metrics]") { "" } else { "[metrics]\nlisten = \"off\"\n" };
         let text = format!(
-            "runtime_dir = {runtime:?}\nrecord = {recording:?}\n[runs]\nstore = {store:?}\n[metrics]\nlisten = \"off\"\n{config}\n"
+            "runtime_dir = {runtime:?}\nrecord = {recording:?}\n[runs]\nstore = {store:?}\n{metrics}{config}\n"
         );
         std::fs::write(&file, text).expect("written");
         let mut command = machine.command(programs().ours.join("gpumemd"));

@@ -12,6 +12,8 @@ pub struct Truth {
     pub t: u64,
     /// Number of the list.
     pub list: u64,
+    /// `compute`, `graphics`, `mps`; `end` for what a process held when it ended, its pid as it saw it itself.
+    pub call: String,
     /// UUID of the device.
     pub device: String,
     /// Pid in the namespace of who asked.
@@ -24,6 +26,13 @@ pub struct Truth {
     pub idle: i64,
     /// By tag, "" for none; `tags` and `idle` make `tracked`.
     pub tags: BTreeMap<String, i64>,
+}
+
+impl Truth {
+    /// What a process held at its end.
+    pub fn is_end(&self) -> bool {
+        self.call == "end"
+    }
 }
 
 /// Every line of a journal. A last line that is being written is left out.

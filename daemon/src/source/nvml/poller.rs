@@ -362,7 +362,8 @@ impl Poller {
         let out = &mut self.out;
         match (self.open)(&avoid, &mut |index| out.doing(Doing::Index(index))) {
             Ok(gpus) => {
-                let session = Session::begin(gpus, &self.arguments.settings, &self.avoid, &mut self.out);
+                let mut session = Session::begin(gpus, &self.arguments.settings, &self.avoid, &mut self.out);
+                session.stay_until(self.avoid_index.iter().map(|&(_, until)| until).max().unwrap_or(0));
                 self.tell(true, format!("nvml: {}", session.description()));
                 self.state = State::Open(Box::new(session));
             }

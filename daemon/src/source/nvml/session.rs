@@ -112,8 +112,8 @@ struct Seen {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
-    /// What was said last: fine is `None`.
-    told: Option<String>,
+    /// What was said last: fine is `Some(None)`, nothing so far `None`.
+    told: Option<Option<String>>,
     lost_since_ns: Option<u64>,
     /// Processes of the last list that succeeded.
     pids: Vec<u32>,
@@ -256,6 +256,11 @@ impl Session {
         }
     }
 
+    /// Does not look for other devices before that: some of them are not to be touched.
+    pub fn stay_until(&mut self, until_ns: u64) {
+        self.has_suspended = self.has_suspended.max(until_ns);
+    }
+
     fn index(&self, name: DeviceName) -> Option<usize> {
         self.gpus
             .devices()
@@ -302,7 +307,10 @@ impl Session {
                 let memory = self.read_memory(index, totals, out);
                 now = now_ns();
                 self.lanes.memory_read(index, now, memory.ok().map(|memory| memory.used_bytes));
-                self.tell(index, now, out);
+                // That all is well is first said after a whole reading: lists may hang where memory answers.
+                if self.seen[index].told.is_some() || memory.is_err() {
+                    self.tell(index, now, out);
+                }
                 broken = broken.or(memory.err().filter(|code| is_of_library(*code)));
             }
         }
@@ -455,12 +463,12 @@ impl Session {
             (None, Some(list)) => Some(format!("process list: {list}")),
             (None, None) => None,
         };
-        if problem == seen.told {
+        if seen.told.as_ref() == Some(&problem) {
             return;
         }
         let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
         out.say(at(index, now), Body::Source { up: problem.is_none(), reason: &reason });
-        seen.told = problem;
+        seen.told = Some(problem);
     }
 }
 

@@ -63,7 +63,8 @@ pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<V
     if sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.is_err() {
         return Err(ended);
     }
-    let Ok(mut runs) = live.await else { return Err(ended) };
+    let Ok(runs) = live.await else { return Err(ended) };
+    let mut runs = sight.keeper.whole(runs).await;
     if which != Which::Live {
         let of = |run: &Run| run.devices.iter().map(|device| device.last.time_ns).max();
         let wanted = move |run: &Run| {

@@ -75,7 +75,8 @@ struct Run {
 
 fn run(gpus: &FakeGpus) -> Run {
     let mut out = Outlet::new(Box::new(io::sink()), None);
-    let session = Session::begin(Box::new(gpus.clone()), &Settings::default(), &[], &mut out);
+    let mut session = Session::begin(Box::new(gpus.clone()), &Settings::default(), &[], &mut out);
+    session.seen.iter_mut().for_each(|seen| seen.told = Some(None));
     out.frames.clear();
     Run { gpus: gpus.clone(), session, totals: Totals::default(), out }
 }
@@ -258,6 +259,17 @@ fn a_driver_that_is_gone_ends_the_session() {
         run.session.turn(&mut run.totals, &mut run.out).expect("written"),
         Next::Reopen(Some(Code::DRIVER_NOT_LOADED))
     );
+}
+
+#[test]
+fn how_a_device_is_is_said_after_its_first_reading() {
+    let gpus = FakeGpus::new(1);
+    let mut run = run(&gpus);
+    run.session.seen[0].told = None;
+    run.session.memory_turn(&mut run.totals, &mut run.out);
+    assert_eq!(said(&std::mem::take(&mut run.out.frames)), ["device 300 600 Some(100)"]);
+    assert_eq!(run.reading(0).last().map(String::as_str), Some("source 0 true nvml: fine"));
+    assert_eq!(run.reading(0).last().map(String::as_str), Some("end 2 0"));
 }
 
 #[test]

@@ -1,0 +1,58 @@
+//! Callbacks about contexts, modules and graph nodes.
+
+use crate::core::{At, Core, nothing};
+use crate::threads::Thread;
+use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
+use gpumem_wire::{Body, DestroyScope, DriverEventKind, NONE_DEVICE};
+
+/// Resource callbacks can come while the driver holds its locks: nothing is called here.
+///
+/// # Safety
+/// `data` is of the resource callback `id`.
+pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
+    let context = data.context as usize;
+    match id {
+        ids::resource::CONTEXT_DESTROY_STARTING => {
+            if let Some((device, uid)) = core.context_gone(context) {
+                let at = At { context: uid, device, ..At::NOWHERE };
+                core.context_ended(thread, at, DestroyScope::Context);
+            }
+        }
+        ids::resource::MODULE_LOADED | ids::resource::MODULE_UNLOAD_STARTING => {
+            // SAFETY: what these ids come with, valid during the callback.
+            let Some(module) = (unsafe { data.descriptor.cast::<ModuleResourceData>().as_ref() }) else {
+                return;
+            };
+            let loaded = id == ids::resource::MODULE_LOADED;
+            let event = if loaded { DriverEventKind::ModuleLoaded } else { DriverEventKind::ModuleUnloaded };
+            let bytes = match module.cubin.is_null() {
+                true => 0,
+                // SAFETY: CUPTI's image of this size.
+                false => crate::elf::loadable_bytes(unsafe {
+                    std::slice::from_raw_parts(module.cubin, module.cubin_bytes)
+                }),
+            };
+            let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
+            let (tag, flags) = core.tag(thread);
+            let at = At { tag, flags, context: uid, device };
+            core.record(
+                thread,
+                at,
+                Body::DriverEvent { bytes, value: module.module_id.into(), event },
+                nothing,
+            );
+        }
+        ids::resource::GRAPHNODE_CREATED => {
+            // SAFETY: as above.
+            let Some(node) = (unsafe { data.descriptor.cast::<GraphData>().as_ref() }) else { return };
+            if matches!(node.node_type, GraphData::MEM_ALLOC | GraphData::MEM_FREE) {
+                // SAFETY: the callback's own thread, and no other reference is in use.
+                let own = unsafe { thread.own() };
+                if let Some(Some(call)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
+                    call.captured = true;
+                }
+            }
+        }
+        _ => {}
+    }
+}

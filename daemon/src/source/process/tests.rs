@@ -1,0 +1,134 @@
+use super::*;
+use gpumem_wire::Body;
+use gpumem_wire::frame::records;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+fn sleeper() -> Child {
+    Command::new("sleep").arg("1000").spawn().expect("sleep runs")
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn facts_of(frames: &[u8]) -> Vec<(u32, String)> {
+    let facts = |record: gpumem_wire::Record<'_>| match record.body {
+        Body::ProcessFacts { facts, .. } => Some((record.stamp.thread, facts.to_owned())),
+        _ => None,
+    };
+    records(frames).filter_map(|record| facts(record.expect("a frame").expect("a record"))).collect()
+}
+
+#[test]
+fn a_process_is_the_same_until_it_ends_and_nobody_after_that() {
+    let processes = Processes::new();
+    let mut child = sleeper();
+    let pid = child.id();
+    let key = processes.identify(pid).expect("alive");
+    assert!(key.start_ticks > 0);
+    assert_eq!(processes.identify(pid), Some(key));
+    assert_eq!(processes.facts(key).map(|facts| facts.parent_pid), Some(std::process::id()));
+    child.kill().expect("killed");
+    until("it has ended", || {
+        processes.sweep();
+        processes.is_empty()
+    });
+    // A reading that began before may still name it, whether somebody has waited for it or not.
+    assert_eq!(processes.identify(pid), Some(key));
+    child.wait().expect("waited");
+    assert_eq!(processes.identify(pid), Some(key));
+    assert!(processes.is_empty() && processes.facts(key).is_none());
+}
+
+#[test]
+fn what_has_ended_before_it_was_seen_is_nobody() {
+    let processes = Processes::new();
+    let mut child = sleeper();
+    child.kill().expect("killed");
+    let is_zombie =
+        || facts::read_stat(Path::new("/proc"), child.id()).is_some_and(|stat| stat.state == b'Z');
+    until("it is a zombie", is_zombie);
+    assert_eq!(processes.identify(child.id()), None);
+    child.wait().expect("waited");
+    assert_eq!(processes.identify(child.id()), None);
+    for nobody in [0, u32::MAX, i32::MAX as u32] {
+        assert_eq!(processes.identify(nobody), None);
+    }
+}
+
+#[test]
+fn facts_are_told_once_and_the_command_line_when_it_is_known() {
+    let processes = Processes::new();
+    let mut child = sleeper();
+    // The child may still be this program until it has become the other.
+    until("it sleeps", || {
+        facts::read_stat(Path::new("/proc"), child.id()).is_some_and(|stat| stat.comm == b"sleep")
+    });
+    processes.identify(child.id()).expect("alive");
+    processes.identify(child.id()).expect("alive");
+    let mut all = Vec::new();
+    until("the command line has been read", || {
+        let mut frames = Vec::new();
+        processes.take_facts(1, &mut frames);
+        all.extend(facts_of(&frames));
+        all.last().is_some_and(|(_, facts)| facts.contains("command="))
+    });
+    assert!(all.len() <= 2, "{all:?}");
+    assert!(
+        all.iter().all(|(pid, facts)| *pid == child.id() && facts.starts_with("comm=sleep\n")),
+        "{all:?}"
+    );
+    assert!(all.last().expect("facts").1.contains("command=sleep 1000\n"));
+    let mut frames = Vec::new();
+    processes.take_facts(1, &mut frames);
+    assert!(frames.is_empty());
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+}
+
+#[test]
+fn without_a_pidfd_the_start_time_decides() {
+    let processes = Processes::new();
+    let mut child = sleeper();
+    let key = processes.identify(child.id()).expect("alive");
+    {
+        let mut table = processes.lock();
+        table.live.get_mut(&key.pid).expect("known").pidfd = None;
+        table.unguarded += 1;
+    }
+    assert_eq!(processes.identify(child.id()), Some(key));
+    processes.check_unguarded();
+    assert_eq!(processes.len(), 1);
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+    processes.check_unguarded();
+    assert!(processes.is_empty());
+    assert_eq!(processes.lock().unguarded, 0);
+}
+
+#[tokio::test]
+async fn every_end_is_told_once() {
+    let processes = Processes::new();
+    let mut children: Vec<Child> = (0..100).map(|_| sleeper()).collect();
+    let mut keys: Vec<ProcessKey> =
+        children.iter().map(|child| processes.identify(child.id()).expect("alive")).collect();
+    for child in &mut children {
+        child.kill().expect("killed");
+        child.wait().expect("waited");
+    }
+    let mut told = Vec::new();
+    for _ in 0..keys.len() {
+        // A listener that gives up in between misses nothing.
+        let _ = tokio::time::timeout(Duration::ZERO, std::future::pending::<()>()).await;
+        told.push(tokio::time::timeout(Duration::from_secs(20), processes.gone()).await.expect("told"));
+    }
+    keys.sort_unstable();
+    told.sort_unstable();
+    assert_eq!(told, keys);
+    assert!(tokio::time::timeout(Duration::from_millis(50), processes.gone()).await.is_err());
+}
