@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What cannot be found out on a simulated GPU; everything else must be, or there must be a reason here.
-const NEEDS_HARDWARE: [&str; 5] = ["torch.", "attach.runtime", "gap.local_memory", "pools.capture", "cost.launch"];
+const NEEDS_HARDWARE: [&str; 4] = ["torch.", "attach.runtime", "gap.local_memory", "cost.launch"];
 /// What the machine of the test may forbid.
-const NEEDS_NAMESPACES: &str = "processes.namespace";
+const NEEDS_NAMESPACES: [&str; 2] = ["processes.namespace", "processes.user_namespace"];
 
 struct Folder(PathBuf);
 
@@ -74,7 +74,7 @@ fn the_suite_passes_on_the_simulated_gpu() {
     for skipped in of("skip") {
         let (name, reason) = (text(skipped, "name"), text(skipped, "reason"));
         let hardware = NEEDS_HARDWARE.iter().any(|known| name.starts_with(known));
-        let namespaces = name == NEEDS_NAMESPACES && reason.starts_with("unshare");
+        let namespaces = NEEDS_NAMESPACES.contains(&name) && reason.starts_with("unshare");
         assert!(hardware || namespaces, "{name} was skipped: {reason}");
         if namespaces {
             eprintln!("{name} was skipped: {reason}");
@@ -85,7 +85,8 @@ fn the_suite_passes_on_the_simulated_gpu() {
     let recordings = folder.0.join("recordings");
     std::fs::create_dir(&recordings).expect("a folder");
     let pack = out.join("recordings-1.tar.gz");
-    let unpacked = Command::new("tar").arg("-xzf").arg(&pack).arg("-C").arg(&recordings).status().expect("tar");
+    let unpacked =
+        Command::new("tar").arg("-xzf").arg(&pack).arg("-C").arg(&recordings).status().expect("tar");
     assert!(unpacked.success(), "{}", pack.display());
     let seen = gpu_replay::verify(&recordings);
     assert!(seen.recordings >= 8 && seen.expectations >= 8 && seen.samples > 0, "{seen:?}");

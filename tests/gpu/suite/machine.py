@@ -75,6 +75,7 @@ class Machine:
         self.can["real"] = "a dry run: the simulated driver has made-up costs" if self.dry else None
         self.can["root"] = None if os.geteuid() == 0 else "needs root"
         self.can["namespaces"] = self.look_for_namespaces()
+        self.can["user_namespaces"] = self.look_for_namespaces(user=True)
 
     def build(self, name, command, why):
         carried = self.program(name)
@@ -111,16 +112,16 @@ class Machine:
         found = [p for place in places for p in glob.glob(f"{place}/libcupti.so.1[0-9]")]
         return max(found, key=lambda p: int(p.rpartition(".")[2])) if found else None
 
-    def look_for_namespaces(self):
+    def look_for_namespaces(self, user=False):
         if not shutil.which("unshare"):
-            return "no unshare"
-        # As root a PID namespace alone, else one inside a user namespace.
-        done = subprocess.run([*self.unshare(), "true"], capture_output=True, text=True, timeout=30)
+            return "unshare: not there"
+        done = subprocess.run([*self.unshare(user), "true"], capture_output=True, text=True, timeout=30)
         return None if done.returncode == 0 else f"unshare: {done.stderr.strip()[:200]}"
 
-    def unshare(self):
-        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        return ["unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child"]
+    def unshare(self, user=False):
+        """A PID namespace; for who is not root only inside a user namespace."""
+        more = ["--user", "--map-root-user"] if user or os.geteuid() else []
+        return ["unshare", *more, "--pid", "--fork", "--mount-proc", "--kill-child"]
 
     # the environment of programs
 

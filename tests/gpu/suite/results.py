@@ -110,7 +110,9 @@ class Report:
         for number, group in enumerate(split(kept, 60 << 20), 1):
             if number > 4:
                 break
-            self.tar(f"recordings-{number}.tar.gz", group)
+            # What does not shrink enough loses its largest file.
+            while group and not self.tar(f"recordings-{number}.tar.gz", group):
+                group.remove(max(group, key=lambda path: path.stat().st_size))
         logs = [p for p in sorted(self.work.rglob("*")) if p.is_file() and p.suffix in (".log", ".txt", ".json", ".prom")]
         self.tar("logs.tar.gz", logs, relative=self.work, cut=1 << 20)
 
@@ -129,9 +131,10 @@ class Report:
                 info.mtime = 0
                 pack.addfile(info, io.BytesIO(data))
         if half.stat().st_size > LARGEST:
-            half.rename(self.out / f"too-large-{name}")
-        else:
-            os.replace(half, self.out / name)
+            half.unlink()
+            return False
+        os.replace(half, self.out / name)
+        return True
 
 
 def split(paths, limit):

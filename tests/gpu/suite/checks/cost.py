@@ -74,7 +74,8 @@ def pair(t):
         t.measure(f"{name}: records lost meanwhile", runs[0]["coverage"]["lost"] if runs else None)
 
 
-@check("cost.launch", "the agent costs a kernel launch nothing", "cupti.md 12.10, 2.4", needs=DAEMON + ("runtime",), seconds=180)
+@check("cost.launch", "the agent costs a kernel launch nothing", "cupti.md 12.10, 2.4",
+       needs=DAEMON + ("runtime",), seconds=180)
 def launch(t):
     daemon = t.daemon()
 
@@ -126,8 +127,8 @@ def times(pid):
     return found
 
 
-@check("cost.rate", "a process that allocates as fast as it can: nothing is lost, or it is counted", "DESIGN 4, 8", needs=DAEMON,
-       seconds=90)
+@check("cost.rate", "a process that allocates as fast as it can: nothing is lost, or it is counted", "DESIGN 4, 8",
+       needs=DAEMON, seconds=90)
 def rate(t):
     w = Watched(t)
     w.driver.do("start", 4096, 0, 4)

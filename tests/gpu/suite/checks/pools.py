@@ -94,7 +94,7 @@ def graphs(t):
 
 
 @check("pools.capture", "a stream-ordered allocation under capture is the graph's, not the process's",
-       "cupti.md 12.4", needs=("driver", "libgpumem.so", "real"))
+       "cupti.md 12.4", needs=("driver", "libgpumem.so"))
 def capture(t):
     path = t.recording()
     d = t.driver(agent=path)

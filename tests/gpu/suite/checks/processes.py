@@ -13,8 +13,8 @@ AGENT = ("driver", "libgpumem.so")
 DAEMON = AGENT + ("gpumemd",)
 
 
-@check("processes.fork", "a child after CUDA: it lives and ends as without the agent, and says nothing", "DESIGN 4, cupti.md 8",
-       needs=DAEMON)
+@check("processes.fork", "a child after CUDA: it lives and ends as without the agent, and says nothing",
+       "DESIGN 4, cupti.md 8", needs=DAEMON)
 def fork(t):
     w, plain = Watched(t), t.driver()
     plain.begin()
@@ -48,11 +48,21 @@ def execute(t):
     w.end()
 
 
-@check("processes.namespace", "a process in another PID namespace (and user namespace) is joined to its pid here",
+@check("processes.namespace", "a process in another PID namespace is joined to its pid here",
        "DESIGN 3, nvml.md 0.4", needs=DAEMON + ("namespaces",), seconds=90)
 def namespace(t):
+    inside(t, t.machine.unshare())
+
+
+@check("processes.user_namespace", "and one in another user namespace as well", "DESIGN 3, issue 3",
+       needs=DAEMON + ("user_namespaces",), seconds=90)
+def user_namespace(t):
+    inside(t, t.machine.unshare(user=True))
+
+
+def inside(t, unshare):
     daemon = t.daemon(QUICK)
-    d = t.driver(agent=daemon, before=t.machine.unshare())
+    d = t.driver(agent=daemon, before=unshare)
     d.begin()
     inner = d.do("init")["pid"]
     d.do("alloc", 9 * MIB)
