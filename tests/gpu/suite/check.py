@@ -11,7 +11,7 @@ from pathlib import Path
 from . import wire
 from .daemon import Daemon
 from .nvml import Nvml
-from .programs import Driver, Program
+from .programs import Driver, Ended, Program
 
 CHECKS = {}
 
@@ -109,6 +109,8 @@ class Test:
         return self.home / f"{name}.gpumem"
 
     def account(self, path):
+        if not path.exists():
+            raise Ended("the agent recorded nothing: it is not in the process, or could not write")
         return wire.Account.of_file(path)
 
     def publish(self, path, name, expectations):

@@ -2,6 +2,8 @@
 
 import time
 
+from ..programs import Ended
+
 GRANULE = 2 << 20
 MIB = 1 << 20
 # A daemon that looks often, so that a check need not wait.
@@ -35,20 +37,30 @@ class Watched:
         self.driver = test.driver(agent=self.daemon, **environment)
         self.facts = self.driver.begin()
         self.pid = self.driver.pid
+        self.patience = None
+        # Without the agent nothing that follows can hold: time on a borrowed GPU is too dear to wait for it each time.
+        flags = lambda: set((self.daemon.row(self.pid) or {"flags": []})["flags"])
+        if not becomes(lambda: flags() & {"covered", "blocked", "uncovered"} == {"covered"}):
+            found = self.daemon.get(f"/v1/doctor?pid={self.pid}")["findings"]
+            raise Ended(f"not covered: {self.daemon.row(self.pid)}; doctor: {[f['text'] for f in found]}")
 
     def used(self):
         return self.test.used(self.pid)
 
     def says(self, what, tracked, seconds=10):
         """Expects the daemon to come to this sum, and to the bytes that NVML shows the suite. Returns those bytes."""
+        seconds = min(seconds, self.patience or seconds)
         row, fits = self.daemon.settled(self.pid, seconds, tracked_bytes=tracked)
         said = row and row.get("tracked_bytes")
         self.test.expect(fits, f"{what}: tracked is {tracked:,} (the daemon says {said})")
-        used = self.used()
+        right, used = fits, self.used()
         row, fits = self.daemon.settled(self.pid, seconds, used_bytes=used)
         said = row and row.get("used_bytes")
         self.test.expect(fits, f"{what}: used is {used:,} (the daemon says {said})" if used is not None else
                          f"{what}: NVML lists the process")
+        # What was wrong once is not waited for as long again.
+        if not fits or not right:
+            self.patience = 3
         return used
 
     def end(self):
