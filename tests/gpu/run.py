@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Proves gpumemd on the GPU of this machine, or, with --dry-run, itself on the simulated one. See README.md.
+
+    run.py --bin DIR --out DIR [--dry-run] [--only NAME...] [--minutes N]
+"""
+
+import argparse
+import ctypes
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from suite import checks  # noqa: E402, F401  (registers them)
+from suite.check import CHECKS, run_one  # noqa: E402
+from suite.machine import Machine  # noqa: E402
+from suite.results import Report, Result  # noqa: E402
+
+PR_SET_CHILD_SUBREAPER = 36
+# More checks, for the suite's own tests: a module that can be imported.
+if os.environ.get("GPU_SUITE_CHECKS"):
+    importlib.import_module(os.environ["GPU_SUITE_CHECKS"])
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bin", type=Path, help="gpumemd, gpumemctl, libgpumem.so, trainer")
+    parser.add_argument("--fake", type=Path, help="simulated GPU of a dry run, where it is not in --bin")
+    parser.add_argument("--out", type=Path, help="where results go")
+    parser.add_argument("--dry-run", action="store_true", help="on the simulated GPU")
+    parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
+    parser.add_argument("--minutes", type=float, default=60, help="then the rest is skipped")
+    parser.add_argument("--list", action="store_true", help="checks, and what they claim")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def worker(name, state):
+    """One check in a process of its own."""
+    machine = Machine.from_json(state.read_text())
+    run_one(machine, name, Result(CHECKS[name], machine.work / "results" / f"{name}.json"))
+
+
+def children():
+    """Processes whose parent we are, born ours or inherited from a check that ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(entry.name))
+    return found
+
+
+def clear_up():
+    """Ends what a check left behind. Descendants of the ended become our children and are met in the next round."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = children()
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        for pid in left:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
+        time.sleep(0.01)
+
+
+def run_check(machine, name, limit, state):
+    """The result of one check, whatever happens to it."""
+    path = machine.work / "results" / f"{name}.json"
+    log = machine.work / f"check-{name}.log"
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(machine.fake / "lib")) if machine.dry else None
+    started = time.monotonic()
+    with open(log, "wb") as out:
+        process = subprocess.Popen([sys.executable, __file__, "--worker", name, "--state", state], env=environment,
+                                   stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            code, why = process.wait(limit), None
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code, why = process.wait(), f"it took longer than {limit:.0f} s"
+    clear_up()
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        chosen = CHECKS[name]
+        result = {"name": name, "claim": chosen.claim, "where": chosen.where, "verdict": "fail", "measured": {},
+                  "expected": [], "notes": [], "reason": "no result"}
+    if code:
+        result["verdict"] = "fail"
+        result["reason"] = why or f"the check's process ended with {code}: {log.read_text(errors='replace')[-500:]}"
+    result["seconds"] = round(time.monotonic() - started, 2)
+    return result
+
+
+def chosen(only):
+    unknown = [o for o in only if not any(name.startswith(o) for name in CHECKS)]
+    if unknown:
+        sys.exit(f"no such check: {', '.join(unknown)} (--list shows all)")
+    return [name for name in CHECKS if not only or any(name.startswith(o) for o in only)]
+
+
+def main():
+    options = arguments()
+    if options.list:
+        for c in CHECKS.values():
+            print(f"{c.name:28} {c.claim} ({c.where})")
+        return 0
+    if options.worker:
+        worker(options.worker, options.state)
+        return 0
+    if not options.bin or not options.out:
+        sys.exit("--bin and --out are needed")
+    names = chosen(options.only)
+    deadline = time.monotonic() + options.minutes * 60
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    work = Path(tempfile.mkdtemp(prefix="gpumem-gpu-"))
+    machine = Machine(options.bin.resolve(), work, options.dry_run,
+                      options.fake.resolve() if options.fake else None, sys.executable)
+    machine.prepare({need for name in names for need in CHECKS[name].needs})
+    (work / "results").mkdir(exist_ok=True)
+    state = work / "state.json"
+    state.write_text(machine.to_json())
+    title = "gpumemd: dry run on the simulated GPU" if options.dry_run else "gpumemd on a GPU"
+    report = Report(options.out, work, f"{os.uname().sysname} {os.uname().release}, work folder {work}", title)
+    packed = time.monotonic()
+    for name in names:
+        left = deadline - time.monotonic()
+        if left < 2:
+            c = CHECKS[name]
+            result = {"name": name, "claim": c.claim, "where": c.where, "verdict": "skip", "measured": {},
+                      "reason": f"the {options.minutes:g} minutes were over", "expected": [], "notes": []}
+        else:
+            result = run_check(machine, name, min(CHECKS[name].seconds, left), state)
+        report.add(result)
+        reason = ": " + " ".join(result["reason"].split()) if result["reason"] else ""
+        print(f"{result['verdict']:8} {name} {result.get('seconds', 0):.1f} s{reason}"[:400], flush=True)
+        if time.monotonic() - packed > 30:
+            report.pack()
+            packed = time.monotonic()
+    report.write()
+    report.pack()
+    failed = [r["name"] for r in report.results if r["verdict"] == "fail"]
+    print(f"{len(report.results)} checks, {len(failed)} failed; {options.out}/results.md")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

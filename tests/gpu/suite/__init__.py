@@ -1,0 +1,1 @@
+"""The suite that proves gpumemd on a GPU. See ../README.md."""

@@ -1,0 +1,161 @@
+"""What a check is, and what it is given."""
+
+import json
+import os
+import shutil
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import wire
+from .daemon import Daemon
+from .nvml import Nvml
+from .programs import Driver, Program
+
+CHECKS = {}
+
+
+class Skip(Exception):
+    """It cannot be found out here; says why."""
+
+
+@dataclass
+class Check:
+    name: str
+    claim: str
+    where: str
+    run: object
+    needs: tuple
+    seconds: int
+    keys: tuple = field(default=())  # of the simulated machine in a dry run
+
+
+def check(name, claim, where, needs=(), seconds=60, keys=()):
+    """Registers a function. `needs`: what of Machine.can it cannot do without; missing is a skip with that reason."""
+
+    def register(function):
+        assert name not in CHECKS, name
+        CHECKS[name] = Check(name, claim, where, function, tuple(needs), seconds, tuple(keys))
+        return function
+
+    return register
+
+
+class Test:
+    """What a check is given: the machine, a folder, its result, and programs that end with it."""
+
+    __test__ = False
+
+    def __init__(self, machine, check, result):
+        self.machine, self.check, self.result = machine, check, result
+        self.home = machine.work / "checks" / check.name
+        self.home.mkdir(parents=True, exist_ok=True)
+        (machine.work / "recordings").mkdir(exist_ok=True)
+        self.dry = machine.dry
+        self.open, self.count, self._nvml = [], 0, None
+        if machine.dry:
+            machine.new_simulated_machine(self.home, *check.keys)
+            # For NVML in this process; the library itself was found by LD_LIBRARY_PATH, which run.py has set.
+            os.environ["GPUMEM_SIM"] = str(self.home / "machine")
+        self.measure, self.note, self.expect = result.measure, result.note, result.expect
+
+    def times(self, real, dry):
+        """How often: a dry run proves that it works, not what it costs."""
+        return dry if self.dry else real
+
+    @property
+    def nvml(self):
+        if self._nvml is None:
+            self._nvml = Nvml()
+        return self._nvml
+
+    @property
+    def library(self):
+        return self.machine.program("libgpumem.so")
+
+    def environment(self, agent=None, **more):
+        """Of a program. `agent`: None for none, a daemon to report to, or a path to record into."""
+        found = self.machine.environment(self.home)
+        if agent is not None:
+            found["CUDA_INJECTION64_PATH"] = str(self.library)
+            found["NVTX_INJECTION64_PATH"] = str(self.library)
+            if isinstance(agent, Daemon):
+                found["GPUMEM_SOCKET"] = str(agent.agent_socket)
+            else:
+                found["GPUMEM_RECORD"] = str(agent)
+        return dict(found, **{k: str(v) for k, v in more.items()})
+
+    def log(self, name):
+        self.count += 1
+        return self.home / f"{self.count:02}-{name}.log"
+
+    def keep(self, thing):
+        self.open.append(thing)
+        return thing
+
+    def driver(self, agent=None, before=(), **more):
+        command = [*before, self.machine.built["driver"]]
+        return self.keep(Driver(command, self.environment(agent, **more), self.log("driver")))
+
+    def program(self, command, agent=None, cwd=None, **more):
+        name = Path(str(command[0])).name
+        return self.keep(Program(command, self.environment(agent, **more), self.log(name), cwd))
+
+    def daemon(self, more=""):
+        return self.keep(Daemon(self.machine, self.home, self.environment(), more)).start()
+
+    def recording(self, name="agent"):
+        return self.home / f"{name}.gpumem"
+
+    def account(self, path):
+        return wire.Account.of_file(path)
+
+    def publish(self, path, name, expectations):
+        """Keeps a recording, with what a replay of it must say, for the packs and from there for the repository."""
+        target = self.machine.work / "recordings" / f"{name}.gpumem"
+        shutil.copyfile(path, target)
+        where = "simulated GPU" if self.dry else self.nvml.facts()
+        target.with_suffix(".json").write_text(json.dumps(
+            {"check": self.check.name, "machine": where, **expectations}, indent=1))
+
+    def used(self, pid):
+        """NVML's word on a process, when two readings agree."""
+        last = self.nvml.used(pid)
+        for _ in range(50):
+            time.sleep(0.005)
+            now = self.nvml.used(pid)
+            if now == last:
+                return now
+            last = now
+        return last
+
+    def close(self):
+        for thing in reversed(self.open):
+            try:
+                (thing.close if isinstance(thing, Daemon) else thing.kill)()
+            except Exception:
+                self.note(traceback.format_exc())
+
+
+def run_one(machine, name, result):
+    """Runs a check to its verdict. Everything that it throws is one."""
+    chosen = CHECKS[name]
+    for need in chosen.needs:
+        why_not = machine.can.get(need, f"nobody looked for {need}")
+        if why_not is not None:
+            return result.end("skip", why_not)
+    test = None
+    try:
+        test = Test(machine, chosen, result)
+        chosen.run(test)
+        verdict = (None, None)
+    except Skip as skip:
+        verdict = ("skip", str(skip))
+    except Exception as error:
+        result.note(traceback.format_exc())
+        verdict = ("fail", f"{type(error).__name__}: {error}")
+    finally:
+        if test:
+            test.close()
+    return result.end(*verdict)

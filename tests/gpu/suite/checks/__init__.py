@@ -1,0 +1,14 @@
+"""The checks, in the order in which they run: cheap and telling ones first, since time may run out."""
+
+from . import facts  # noqa: F401
+from . import attach  # noqa: F401
+from . import live  # noqa: F401
+from . import kinds  # noqa: F401
+from . import pools  # noqa: F401
+from . import gap  # noqa: F401
+from . import faults  # noqa: F401
+from . import processes  # noqa: F401
+from . import views  # noqa: F401
+from . import cost  # noqa: F401
+from . import nvml_cost  # noqa: F401
+from . import pytorch  # noqa: F401

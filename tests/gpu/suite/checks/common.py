@@ -1,0 +1,67 @@
+"""What several checks need."""
+
+import time
+
+GRANULE = 2 << 20
+MIB = 1 << 20
+# A daemon that looks often, so that a check need not wait.
+QUICK = "[nvml]\nlist_every_s = 0.2\nlist_budget = 0.5"
+
+
+def rounding(sizes):
+    """What the driver takes beyond what was asked for, by the model of reference/cupti.md 2.3: whole granules from
+    1 MiB on, smaller requests share some."""
+    large = sum(-(-size // GRANULE) * GRANULE - size for size in sizes if size >= MIB)
+    small = sum(size for size in sizes if size < MIB)
+    return large + (-(-small // GRANULE) * GRANULE - small)
+
+
+def becomes(true, seconds=10):
+    """Whether it comes to be true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+class Watched:
+    """A program under a daemon, with NVML beside them."""
+
+    def __init__(self, test, more=QUICK, **environment):
+        self.test = test
+        self.daemon = test.daemon(more)
+        self.driver = test.driver(agent=self.daemon, **environment)
+        self.facts = self.driver.begin()
+        self.pid = self.driver.pid
+
+    def used(self):
+        return self.test.used(self.pid)
+
+    def says(self, what, tracked, seconds=10):
+        """Expects the daemon to come to this sum, and to the bytes that NVML shows the suite. Returns those bytes."""
+        row, fits = self.daemon.settled(self.pid, seconds, tracked_bytes=tracked)
+        said = row and row.get("tracked_bytes")
+        self.test.expect(fits, f"{what}: tracked is {tracked:,} (the daemon says {said})")
+        used = self.used()
+        row, fits = self.daemon.settled(self.pid, seconds, used_bytes=used)
+        said = row and row.get("used_bytes")
+        self.test.expect(fits, f"{what}: used is {used:,} (the daemon says {said})" if used is not None else
+                         f"{what}: NVML lists the process")
+        return used
+
+    def end(self):
+        code = self.driver.finish()
+        self.test.expect(code == 0, f"the program ended well ({code})")
+        return code
+
+
+def covered(test, account):
+    """What every recording of a watched program must say."""
+    test.expect(account.hello is not None, "the agent said hello")
+    states = [state for state, _, _ in account.states]
+    test.expect("covered" in states, f"callbacks arrive (states {account.states})")
+    test.expect(account.odd == 0, f"no record contradicts another ({account.odd})")
+    test.expect(account.holes == 0 and account.lost == 0, f"nothing was lost ({account.holes}, {account.lost})")
+    return "covered" in states

@@ -1,0 +1,182 @@
+"""Kinds of memory: what NVML charges for each, and where the product books it."""
+
+from ..check import Skip, check
+from .common import GRANULE, MIB, Watched, becomes
+
+AGENT = ("driver", "libgpumem.so")
+DAEMON = AGENT + ("gpumemd",)
+
+
+@check("kinds.managed", "managed memory is beside the sum; NVML charges it to no process", "cupti.md 2.3, nvml.md 1.5",
+       needs=DAEMON)
+def managed(t):
+    w = Watched(t)
+    base, total = w.says("before", 0), t.nvml.memory()["used"]
+    for touched, name in ((0, "untouched"), (1, "touched by the host"), (2, "on the device")):
+        # Small: a program that takes more managed memory than the card has free can hang it.
+        answer = w.driver.ask("managed", 32 * MIB, touched)
+        if answer["result"]:
+            t.note(f"{name}: result {answer['result']}")
+            continue
+        used = w.says(f"32 MiB {name}", 0)
+        t.measure(f"used by the process, {name}", used - base, "B")
+        t.measure(f"used of the device, {name}", t.nvml.memory()["used"] - total, "B")
+        w.driver.do("free", answer["id"])
+    w.end()
+
+
+@check("kinds.pinned", "host memory, pinned or registered, is beside the sum", "cupti.md 2.3", needs=DAEMON)
+def pinned(t):
+    w = Watched(t)
+    base = w.says("before", 0)
+    w.driver.do("pinned", 64 * MIB)
+    t.measure("used after 64 MiB pinned", w.says("pinned", 0) - base, "B")
+    w.driver.do("registered", 64 * MIB)
+    t.measure("used after 64 MiB registered", w.says("registered", 0) - base, "B")
+    for kind in ("pinned_bytes", "registered_bytes"):
+        told = lambda: [d["beside"][kind] for run in w.daemon.runs(w.pid) for d in run["devices"]]
+        t.expect(becomes(lambda: told() == [64 * MIB]), f"{kind} is 64 MiB beside the sum ({told()})")
+    w.end()
+
+
+@check("kinds.vmm", "a handle costs from its creation until both its releases and its mappings are gone",
+       "cupti.md 2.3, traps 8", needs=DAEMON)
+def vmm(t):
+    w = Watched(t)
+    base, size, d = w.says("before", 0), 32 * MIB, w.driver
+    steps = []
+
+    def step(name, tracked):
+        used = w.says(name, tracked)
+        steps.append((name, used - base))
+        t.expect(abs(used - base - tracked) <= GRANULE, f"{name}: NVML charges {tracked:,} ({used - base:,})")
+
+    one = d.do("vmm_create", size)["id"]
+    step("created", size)
+    map1 = d.do("vmm_map", one)["id"]
+    step("mapped", size)
+    d.do("free", one)
+    step("released while mapped", size)
+    d.do("free", map1)
+    step("unmapped after that", 0)
+    two = d.do("vmm_create", size)["id"]
+    map2 = d.do("vmm_map", two)["id"]
+    d.do("free", map2)
+    step("unmapped, not released", size)
+    d.do("free", two)
+    step("released after that", 0)
+    three = d.do("vmm_create", size)["id"]
+    map3 = d.do("vmm_map", three)["id"]
+    again = d.do("vmm_retain", map3)["id"]
+    d.do("free", map3)
+    d.do("free", three)
+    step("unmapped, released once of two", size)
+    d.do("free", again)
+    step("released twice", 0)
+    t.measure("used", dict(steps), "B")
+    w.end()
+    w.daemon.stop()
+    t.publish(w.daemon.recordings[-1], "kinds-vmm",
+              {"runs": [{"pid": w.pid, "tracked_bytes": 0, "peak_tracked_bytes": size}]})
+
+
+@check("kinds.ipc", "memory of another process costs its owner; the importer shows it beside", "cupti.md 2.3, nvml.md 1.5",
+       needs=DAEMON, seconds=90)
+def ipc(t):
+    owner = Watched(t)
+    other = t.driver(agent=owner.daemon)
+    other.begin()
+    base, other_base = owner.says("owner before", 0), t.used(other.pid)
+    total = t.nvml.memory()["used"]
+    memory = owner.driver.do("alloc", 64 * MIB)["id"]
+    shared = owner.driver.do("ipc_get", memory)["handle"]
+    opened = other.ask("ipc_open", shared, 64 * MIB)
+    if opened["result"]:
+        t.note(f"cuIpcOpenMemHandle: result {opened['result']}")
+    t.expect(opened["result"] == 0, "the importer opens it")
+    t.measure("used by the owner", owner.says("exported", 64 * MIB) - base, "B")
+    t.measure("used by the importer", t.used(other.pid) - other_base, "B")
+    t.measure("used of the device", t.nvml.memory()["used"] - total, "B")
+    row, fits = owner.daemon.settled(other.pid, tracked_bytes=0)
+    t.expect(fits, f"the importer's tracked stays 0 ({row and row.get('tracked_bytes')})")
+    other.do("free", opened["id"])
+    t.measure("used by the importer when closed", t.used(other.pid) - other_base, "B")
+    other.finish()
+    owner.end()
+
+
+@check("kinds.handles", "a handle that another process imports and maps costs its maker only", "cupti.md 2.3, 12.6",
+       needs=DAEMON, seconds=90)
+def handles(t):
+    owner = Watched(t)
+    other = t.driver(agent=owner.daemon)
+    other.begin()
+    base, other_base, size = owner.says("owner before", 0), t.used(other.pid), 32 * MIB
+    made = owner.driver.do("vmm_create", size, 1)["id"]
+    shared = owner.driver.do("vmm_export", made)["descriptor"]
+    answer = other.ask("vmm_import", owner.pid, shared, size)
+    if answer["result"]:
+        raise Skip(f"the importer cannot: {answer}")
+    mapped = other.do("vmm_map", answer["id"])["id"]
+    t.measure("used by the owner", owner.says("exported", size) - base, "B")
+    t.measure("used by the importer", t.used(other.pid) - other_base, "B")
+    row, fits = owner.daemon.settled(other.pid, tracked_bytes=0)
+    t.expect(fits, f"the importer's tracked stays 0 ({row and row.get('tracked_bytes')})")
+    owner.driver.do("free", made)
+    t.measure("used by the owner when released", t.used(owner.pid) - base, "B")
+    t.measure("used by the importer then", t.used(other.pid) - other_base, "B")
+    other.do("free", mapped)
+    other.do("free", answer["id"])
+    other.finish()
+    owner.end()
+
+
+@check("kinds.arrays", "pitched memory and arrays are one record each; inner calls are not booked twice",
+       "cupti.md 12.3", needs=AGENT)
+def arrays(t):
+    path = t.recording()
+    d = t.driver(agent=path)
+    d.begin()
+    calls = [("pitch", 1000, 1000), ("array", 1024, 1024), ("array3d", 128, 128, 32), ("mipmap", 1024, 1024, 4)]
+    for call in calls:
+        before = t.used(d.pid)
+        answer = d.ask(*call)
+        t.measure(" ".join(map(str, call)), {"result": answer["result"], "by shape": answer.get("bytes"),
+                                             "NVML": t.used(d.pid) - before}, "B")
+    d.finish()
+    account = t.account(path)
+    t.expect(account.counts["AllocEnd"] == len(calls), f"{len(calls)} records ({account.counts['AllocEnd']})")
+    sums = account.bytes_by_kind()
+    t.expect(sums.get("device", 0) == 0, f"none of them a plain allocation ({sums})")
+    t.measure("by the agent", sums, "B")
+
+
+@check("kinds.reset", "cuDevicePrimaryCtxReset gives everything back without a free", "cupti.md 2.3", needs=DAEMON)
+def reset(t):
+    w = Watched(t)
+    base = w.says("before", 0)
+    w.driver.do("many", MIB, 16)
+    w.driver.do("vmm_create", 4 * MIB)
+    w.says("allocated", 20 * MIB)
+    w.driver.do("reset")
+    # The context may be gone from NVML's list now; a new one begins with the next call that needs it.
+    row, fits = w.daemon.settled(w.pid, tracked_bytes=0)
+    t.measure("row after the reset", row)
+    w.driver.do("context")
+    w.driver.do("alloc", 3 * MIB)
+    used = w.says("allocated anew", 3 * MIB)
+    t.measure("used against before", used - base, "B")
+    w.end()
+
+
+@check("kinds.contexts", "a context of its own takes its memory with it", "cupti.md 2.3", needs=DAEMON)
+def contexts(t):
+    w = Watched(t)
+    base = w.says("before", 0)
+    w.driver.do("alloc", 4 * MIB)
+    made = w.driver.do("context_new")["id"]
+    w.driver.do("many", 2 * MIB, 8)
+    t.measure("a second context with 16 MiB", w.says("in a second context", 20 * MIB) - base, "B")
+    w.driver.do("context_destroy", made)
+    t.measure("after its end", w.says("its end", 4 * MIB) - base, "B")
+    w.end()

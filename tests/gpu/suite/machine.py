@@ -1,0 +1,141 @@
+"""Where the suite runs: a real GPU, or the simulated one of tests/fake-gpu (a dry run). Programs, their environment,
+and the programs of ../programs, built once."""
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
+DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c"]
+# What a shell around us may have set and what must not reach the programs.
+OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF")
+
+
+class Machine:
+    """Made once by run.py; handed to each check's process as JSON."""
+
+    def __init__(self, bin, work, dry, fake=None, python="python3"):
+        self.bin, self.work, self.dry = Path(bin), Path(work), dry
+        self.fake = Path(fake or bin)
+        self.python = python
+        self.built, self.can, self.cupti = {}, {}, None
+
+    def to_json(self):
+        return json.dumps(vars(self), default=str)
+
+    @classmethod
+    def from_json(cls, text):
+        state = json.loads(text)
+        machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
+        machine.built, machine.can, machine.cupti = state["built"], state["can"], state["cupti"]
+        return machine
+
+    # programs of the product
+
+    def program(self, name):
+        """gpumemd, gpumemctl, libgpumem.so, trainer; None if it was not brought along."""
+        for place in (self.bin / name, self.bin / "bin" / name, self.fake / "bin" / name):
+            if place.exists():
+                return place.resolve()
+        return None
+
+    def prepare(self, needs):
+        """Finds out what this machine can do, of what the chosen checks need, and builds what can be built. What fails is
+        a reason, not an error."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        build = self.work / "build"
+        build.mkdir(exist_ok=True)
+        for name in ("gpumemd", "gpumemctl", "libgpumem.so", "trainer"):
+            self.can[name] = None if self.program(name) else f"{name} is not in {self.bin}"
+        c = [shutil.which("gcc") or shutil.which("cc"), "-std=c11", "-D_GNU_SOURCE", "-O2"]
+        nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
+        # The shared runtime of the same toolkit, wherever the loader looks by itself.
+        shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
+        cuda = [nvcc, "-O2", "-arch=native"]
+        programs = {
+            "driver": [*c, *DRIVER, "-ldl", "-pthread"],
+            "nvml_cost": [*c, "nvml_cost.c", "-ldl"],
+            "client": [*c, "-shared", "-fPIC", "client.c", "-ldl"],
+            "runtime": [*cuda, *shared, "runtime.cu"],
+            "runtime_static": [*cuda, "-cudart", "static", "runtime.cu"],
+        }
+        for name, command in programs.items():
+            if name in needs:
+                why = "no nvcc, or a dry run" if name.startswith("runtime") else "no C compiler"
+                self.build(name, [*command, "-o", build / name] if command[0] else None, why)
+        if "torch" in needs:
+            self.can["torch"] = self.look_for_torch()
+        self.cupti = self.look_for_cupti()
+        self.can["libcupti"] = None if self.cupti else "no libcupti beside a toolkit or Python"
+        self.can["real"] = "a dry run: the simulated driver has made-up costs" if self.dry else None
+        self.can["root"] = None if os.geteuid() == 0 else "needs root"
+        self.can["namespaces"] = self.look_for_namespaces()
+        self.can["user_namespaces"] = self.look_for_namespaces(user=True)
+
+    def build(self, name, command, why):
+        carried = self.program(name)
+        if command is None and carried:
+            self.built[name] = str(carried)
+            self.can[name] = None
+            return
+        if command is None:
+            self.can[name] = why
+            return
+        done = subprocess.run([str(c) for c in command], cwd=PROGRAMS, capture_output=True, text=True, timeout=300)
+        (self.work / f"build-{name}.log").write_text(" ".join(str(c) for c in command) + "\n" + done.stdout + done.stderr)
+        if done.returncode == 0:
+            self.built[name] = str(command[command.index("-o") + 1])
+            self.can[name] = None
+        else:
+            self.can[name] = f"{name} could not be built: {done.stderr.strip()[:300]}"
+
+    def look_for_torch(self):
+        if self.dry:
+            return "a dry run: PyTorch needs a real driver"
+        code = "import torch; print(torch.__version__, torch.cuda.is_available())"
+        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, timeout=300)
+        if done.returncode or not done.stdout.strip().endswith("True"):
+            return f"no PyTorch with CUDA: {(done.stdout + done.stderr).strip()[-200:]}"
+        return None
+
+    def look_for_cupti(self):
+        """A libcupti for a program that is a client of its own."""
+        if self.dry:
+            return str(self.fake / "lib" / "libcupti.so.13")
+        places = ["/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib"]
+        places += [f"{path}/nvidia/*/lib" for path in sys.path if path.endswith("site-packages")]
+        found = [p for place in places for p in glob.glob(f"{place}/libcupti.so.1[0-9]")]
+        return max(found, key=lambda p: int(p.rpartition(".")[2])) if found else None
+
+    def look_for_namespaces(self, user=False):
+        if not shutil.which("unshare"):
+            return "unshare: not there"
+        done = subprocess.run([*self.unshare(user), "true"], capture_output=True, text=True, timeout=30)
+        return None if done.returncode == 0 else f"unshare: {done.stderr.strip()[:200]}"
+
+    def unshare(self, user=False):
+        """A PID namespace; for who is not root only inside a user namespace."""
+        more = ["--user", "--map-root-user"] if user or os.geteuid() else []
+        return ["unshare", *more, "--pid", "--fork", "--mount-proc", "--kill-child"]
+
+    # the environment of programs
+
+    def environment(self, home):
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(OURS) or k == "GPUMEM_SIM"}
+        clean["HOME"] = str(home)
+        clean["PYTHONUNBUFFERED"] = "1"
+        clean["GPUMEM_STORE"] = str(Path(home) / "runs.sqlite")
+        if self.dry:
+            clean["LD_LIBRARY_PATH"] = str(self.fake / "lib")
+            clean["GPUMEM_SIM"] = str(Path(home) / "machine")
+        return clean
+
+    def new_simulated_machine(self, home, *keys):
+        """A fresh one for a check of a dry run; what it costs is like an H100, made up but for the sizes."""
+        subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
+                        "cuda.version=13000", *keys], check=True)

@@ -1,0 +1,226 @@
+"""The suite's own tests: its arithmetic, its reader of recordings, and that no check can hurt another.
+
+    python3 -m unittest discover -s tests/gpu"""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from suite import stats, wire  # noqa: E402
+from suite.checks.common import GRANULE, MIB, rounding  # noqa: E402
+from suite.daemon import parse_metrics  # noqa: E402
+from suite.results import as_markdown, number, split  # noqa: E402
+
+
+class Arithmetic(unittest.TestCase):
+    def test_quantiles_are_values_that_were_there(self):
+        values = list(range(100, 0, -1))
+        self.assertEqual([stats.quantile(values, share) for share in (0.01, 0.5, 0.95, 0.99, 1)], [1, 50, 95, 99, 100])
+        self.assertEqual(stats.quantile([7], 0.99), 7)
+        self.assertIsNone(stats.quantile([], 0.5))
+
+    def test_summary(self):
+        found = stats.summary([5, 1, 3])
+        self.assertEqual((found["n"], found["min"], found["p50"], found["max"]), (3, 1, 3, 5))
+        self.assertEqual(stats.summary([]), {"n": 0})
+
+    def test_an_interval_holds_the_median_and_narrows_with_more_values(self):
+        few = [10 + (i * 7919 % 100) / 10 for i in range(10)]
+        many = [10 + (i * 7919 % 1000) / 100 for i in range(1000)]
+        for values in (few, many):
+            low, high = stats.interval(values)
+            self.assertLessEqual(low, stats.median(values))
+            self.assertGreaterEqual(high, stats.median(values))
+        width = lambda values: (lambda pair: pair[1] - pair[0])(stats.interval(values))
+        self.assertLess(width(many), width(few))
+        self.assertEqual(stats.interval(few), stats.interval(few), "it is repeatable")
+
+    def test_drift_falls_out_of_pairs(self):
+        without = [100 + 10 * i for i in range(20)]  # the machine gets slower and slower
+        with_it = [value + 2 for value in without]
+        found = stats.paired(without, with_it)
+        self.assertEqual((found["difference"], found["difference_95"]), (2, [2, 2]))
+        self.assertAlmostEqual(found["percent"], 100 * 2 / stats.median(without), places=1)
+        self.assertRaises(ValueError, stats.paired, [1, 2], [1])
+        self.assertRaises(ValueError, stats.paired, [], [])
+
+    def test_slope(self):
+        self.assertEqual(stats.slope([0, 1, 2], [5, 7, 9]), (5, 2))
+        self.assertEqual(stats.slope([3], [4]), (4, None))
+        self.assertEqual(stats.slope([3, 3], [4, 6]), (5, None))
+
+    def test_rounding(self):
+        self.assertEqual(rounding([]), 0)
+        self.assertEqual(rounding([2 * MIB, 64 * MIB]), 0)
+        self.assertEqual(rounding([2 * MIB + 1]), GRANULE - 1)
+        self.assertEqual(rounding([1, 1]), GRANULE - 2, "small ones share a granule")
+        self.assertEqual(rounding([MIB]), MIB)
+
+
+def frame(kind, payload=b"", **fields):
+    values = [fields.get(name, 0) for name in wire.FIELDS]
+    values[wire.FIELDS.index("kind")] = kind
+    slot = wire.SLOT.pack(*values)
+    return struct.pack("<I", len(slot) + len(payload)) + slot + payload
+
+
+def account(*frames, cut=0):
+    data = wire.MAGIC + struct.pack("<HHI", 1, 0, 0) + b"".join(frames)
+    return wire.Account(wire.read(data[: len(data) - cut]))
+
+
+class Recordings(unittest.TestCase):
+    def test_layout(self):
+        self.assertEqual(wire.SLOT.size, 64)
+        self.assertRaises(ValueError, lambda: list(wire.read(b"something else entirely")))
+
+    def test_live_bytes_by_kind_and_tag(self):
+        found = account(
+            frame(4, b"a/b", tag=3),
+            frame(16, seq=1, address=0x1000, bytes=100, tag=3, detail=1),
+            frame(16, seq=2, address=0x2000, bytes=50, detail=17),
+            frame(16, seq=3, address=0x3000, bytes=7, detail=1),
+            frame(17, seq=4, address=0x3000),
+            frame(18, seq=5, aux=4),
+            frame(200, b"from a newer version"))
+        self.assertEqual(found.bytes_by_kind(), {"device": 100, "pinned": 50})
+        self.assertEqual((found.tracked(), found.bytes_by_tag()), (100, {"a/b": 100}))
+        self.assertEqual((found.odd, found.holes), (0, 0))
+
+    def test_a_refused_free_gives_back_what_it_took(self):
+        taken = frame(16, seq=1, address=0x1000, bytes=100, detail=1)
+        refused = account(taken, frame(17, seq=2, address=0x1000), frame(18, seq=3, aux=2, result=1))
+        self.assertEqual(refused.tracked(), 100)
+        nobodys = account(taken, frame(17, seq=2, address=0x9000), frame(18, seq=3, aux=2, result=1))
+        self.assertEqual((nobodys.tracked(), nobodys.odd), (100, 0))
+        contradiction = account(taken, frame(17, seq=2, address=0x9000), frame(18, seq=3, aux=2))
+        self.assertEqual(contradiction.odd, 1)
+
+    def test_a_handle_lives_as_long_as_its_last_reference_or_mapping(self):
+        made = [frame(32, seq=1, address=5, bytes=64, result=1, detail=5), frame(33, seq=2, address=0x10, bytes=64, aux=5)]
+        release = [frame(36, seq=3, address=5), frame(18, seq=4, aux=3)]
+        unmap = [frame(34, seq=5, address=0x10, bytes=64), frame(18, seq=6, aux=5)]
+        self.assertEqual(account(*made, *release).tracked(), 64)
+        self.assertEqual(account(*made, *unmap).tracked(), 64)
+        self.assertEqual(account(*made, *release, *unmap).tracked(), 0)
+
+    def test_pools_count_with_what_they_reserve(self):
+        found = account(frame(24, seq=1, address=9, detail=1), frame(16, seq=2, address=1, bytes=10, aux=9, detail=4),
+                        frame(25, seq=3, address=9, bytes=2 * MIB, aux=10))
+        self.assertEqual(found.tracked(), 2 * MIB)
+
+    def test_holes_are_seen_and_a_cut_file_is_read_to_its_last_whole_frame(self):
+        frames = [frame(16, seq=1, address=1, bytes=1, detail=1), frame(16, seq=4, address=2, bytes=2, detail=1)]
+        self.assertEqual(account(*frames).holes, 2)
+        self.assertEqual(account(*frames, cut=3).tracked(), 1)
+
+    def test_devices_are_named_as_nvml_names_them(self):
+        found = account(frame(3, address=0x51006D751A7E4D00, aux=0x8000475055000000, device=0))
+        self.assertEqual(found.devices, {0: "GPU-51006d75-1a7e-4d00-8000-475055000000"})
+
+
+class Texts(unittest.TestCase):
+    def test_metrics(self):
+        text = '# HELP a b\na_bytes{pid="7",tag="x \\"y\\" z"} 12\nup 1\nnot a line\n'
+        self.assertEqual(parse_metrics(text), [("a_bytes", {"pid": "7", "tag": 'x \\"y\\" z'}, 12.0), ("up", {}, 1.0)])
+
+    def test_numbers(self):
+        self.assertEqual([number(v) for v in (1234567, 0.12345678, 12345.6, True, "x")],
+                         ["1,234,567", "0.1235", "12,346", "True", "x"])
+
+    def test_markdown_names_every_check_worst_first(self):
+        result = lambda name, verdict: {"name": name, "claim": "c", "where": "w", "verdict": verdict, "reason": None,
+                                        "measured": {"m": {"value": 1, "unit": "B"}}, "notes": [],
+                                        "expected": [{"text": "e", "met": verdict == "pass"}]}
+        head = {"title": "t", "machine": "m", "seconds": 1}
+        text = as_markdown(head, [result("good", "pass"), result("bad", "fail")])
+        self.assertLess(text.index("| bad |"), text.index("| good |"))
+        self.assertIn("MISSED: e", text)
+        self.assertIn("1 fail, 1 pass", text)
+
+    def test_packs_stay_below_their_limit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            paths = []
+            for index, size in enumerate([5, 5, 3, 30, 4]):
+                paths.append(Path(folder) / str(index))
+                paths[-1].write_bytes(b"x" * size)
+            groups = [[p.name for p in group] for group in split(paths, 10)]
+        self.assertEqual(groups, [["0", "1"], ["2", "4"]])
+
+
+HOSTILE = '''
+import os, subprocess, sys, time
+from suite.check import Skip, check
+
+@check("self.good", "c", "w")
+def good(t):
+    t.measure("x", 1)
+    t.expect(1 == 1, "arithmetic holds")
+
+@check("self.crash", "c", "w")
+def crash(t):
+    t.measure("before the crash", 1)
+    os.abort()
+
+@check("self.hang", "c", "w", seconds=2)
+def hang(t):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    t.measure("child", child.pid)
+    time.sleep(600)
+
+@check("self.throw", "c", "w")
+def throw(t):
+    raise KeyError("no such thing")
+
+@check("self.miss", "c", "w")
+def miss(t):
+    t.expect(False, "the moon is cheese")
+
+@check("self.skip", "c", "w")
+def skip(t):
+    raise Skip("not today")
+
+@check("self.needs", "c", "w", needs=("moonlight",))
+def needs(t):
+    pass
+
+@check("self.measure", "c", "w")
+def measure(t):
+    t.measure("y", 2)
+'''
+
+
+class Isolation(unittest.TestCase):
+    def test_whatever_one_check_does_the_others_have_their_results(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "hostile.py").write_text(HOSTILE)
+            out = Path(folder) / "out"
+            environment = dict(os.environ, GPU_SUITE_CHECKS="hostile", PYTHONPATH=folder, TMPDIR=folder)
+            done = subprocess.run([sys.executable, HERE / "run.py", "--bin", folder, "--out", out, "--only", "self."],
+                                  env=environment, capture_output=True, text=True, timeout=120)
+            results = json.loads((out / "results.json").read_text())["results"]
+            produced = sorted(p.name for p in out.iterdir())
+        found = {r["name"]: r for r in results}
+        verdicts = {name: r["verdict"] for name, r in found.items()}
+        self.assertEqual(verdicts, {"self.good": "pass", "self.crash": "fail", "self.hang": "fail", "self.throw": "fail",
+                                    "self.miss": "fail", "self.skip": "skip", "self.needs": "skip",
+                                    "self.measure": "measured"}, done.stdout + done.stderr)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("before the crash", found["self.crash"]["measured"])
+        self.assertIn("longer than 2 s", found["self.hang"]["reason"])
+        self.assertIn("moon", found["self.miss"]["reason"])
+        child = found["self.hang"]["measured"]["child"]["value"]
+        self.assertFalse(Path(f"/proc/{child}").exists(), "what a check left behind is ended")
+        self.assertLessEqual(len(produced), 8, "only a few files may come back")
+
+
+if __name__ == "__main__":
+    unittest.main()
