@@ -260,13 +260,15 @@ impl Live {
 async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &Board) {
     let Some(limit) = limit else { return std::future::pending().await };
     let mut busy_ns = clock::now_ns();
+    // Between two looks an agent can go: that much too early the end may come.
+    let longest = (limit / 10).clamp(Duration::from_millis(10), Duration::from_millis(250));
     loop {
         if agents.connections().0 > 0 {
             busy_ns = clock::now_ns();
         }
         let idle_ns = clock::now_ns().saturating_sub(busy_ns.max(board.read_ns()));
         let Some(left) = limit.checked_sub(Duration::from_nanos(idle_ns)) else { return };
-        tokio::time::sleep(left.clamp(Duration::from_millis(10), Duration::from_millis(250))).await;
+        tokio::time::sleep(left.clamp(Duration::from_millis(10), longest)).await;
     }
 }
 

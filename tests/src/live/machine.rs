@@ -188,6 +188,12 @@ impl Job {
         status
     }
 
+    /// Tells a trainer that it is enough, and waits for its good end.
+    pub fn enough(&mut self) {
+        self.signal("TERM");
+        self.finish();
+    }
+
     /// Waits for a good end.
     ///
     /// # Panics

@@ -11,6 +11,12 @@ static USED: Family = Family::gauge(
     "gpumem_device_used_bytes",
     "Used, without the driver's share where NVML tells that apart.",
 );
+static LOWEST: Family =
+    Family::gauge("gpumem_device_used_lowest_bytes", "Lowest used of the last minute, between scrapes too.");
+static HIGHEST: Family = Family::gauge(
+    "gpumem_device_used_highest_bytes",
+    "Highest used of the last minute, between scrapes too.",
+);
 static FREE: Family = Family::gauge("gpumem_device_free_bytes", "Free.");
 static SYSTEM: Family = Family::gauge("gpumem_device_system_reserved_bytes", "The driver's share.");
 static UNACCOUNTED: Family = Family::gauge(
@@ -44,6 +50,10 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         // A reading that is old is no reading of now.
         let Some(reading) = device.latest.filter(|_| problem.is_none()) else { continue };
         out.add(&USED, &labels, reading.used_bytes);
+        if let Some((lowest, highest)) = device.recent.range() {
+            out.add(&LOWEST, &labels, lowest);
+            out.add(&HIGHEST, &labels, highest);
+        }
         out.add(&FREE, &labels, reading.free_bytes);
         if let Some(system) = reading.system_reserved_bytes {
             out.add(&SYSTEM, &labels, system);
