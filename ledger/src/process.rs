@@ -276,14 +276,17 @@ impl Process {
                 }
             }
         }
-        self.coverage.covered = true;
-        let forgiven = stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
+        let in_doubt = self.coverage.partial.is_some_and(|partial| partial.state);
+        let forgiven = in_doubt || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
         let odd = forgiven.then_some(self.holdings.odd);
         self.book_record(record);
         if let Some(odd) = odd {
             let Oddities { impossible, devices_beyond, .. } = self.holdings.odd;
             self.holdings.odd = Oddities { impossible, devices_beyond, ..odd };
         }
+        // An agent that was never let in has seen nothing: its 0 is not what the process holds.
+        self.coverage.covered =
+            self.coverage.blocked.is_none() || self.coverage.allocations > 0 || self.holdings.rows() > 0;
         if self.holdings.mixed && self.resync.is_none() {
             self.reach_head();
         }

@@ -619,3 +619,33 @@ fn sample_that_the_lost_records_may_belong_into_is_partial() {
     let sample = s.only_sample();
     assert!(sample.partial, "{sample:?}");
 }
+
+#[test]
+fn agent_that_was_never_let_in_knows_nothing_of_tracked() {
+    let mut s = Script::new();
+    let agent = |state| Body::Agent { result: 39, state, detail: "nsys" };
+    s.at(10).control(agent(AgentState::Blocked));
+    s.at(500).watermark(0);
+    s.sample(1000, 1100, 150);
+    let sample = s.only_sample();
+    assert_eq!((sample.tracked_bytes, sample.gap_bytes(), sample.used_bytes), (None, None, Ok(150)));
+    let coverage = s.process().coverage;
+    assert!(!coverage.covered && coverage.blocked.is_some());
+    // Let in later, it is late: what was there before predates it.
+    s.at(1200).control(agent(AgentState::Late));
+    s.at(1300).alloc(0x1000, 100);
+    s.at(1400).watermark(0);
+    s.sample(1500, 1600, 250);
+    s.at(1700).watermark(0);
+    let sample = s.only_sample();
+    assert_eq!((sample.tracked_bytes, sample.predates_bytes), (Some(100), 150));
+}
+
+#[test]
+fn frees_of_what_was_lost_are_no_contradiction() {
+    let mut s = with_hundred();
+    s.seq += 5;
+    s.free(0x9000); // its allocation was lost
+    assert!(s.process().coverage.partial.is_some_and(|partial| partial.state));
+    assert_eq!(s.process().odd, Default::default());
+}
