@@ -66,3 +66,5 @@ ctl ps
 wait "$run"
 show "gpumemctl report"
 ctl report
+show "gpumemctl report --device 0"
+ctl report --device 0
