@@ -428,6 +428,11 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
+    /// Devices, as in the snapshot.
+    pub fn devices(&self) -> &[DeviceView] {
+        &self.devices
+    }
+
     /// Every process that is known, in no order: its key, and whether it has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))

@@ -75,7 +75,8 @@ pub use observation::{Origin, ProcessKey};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{
-    AccountView, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
+    AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
+    Snapshot,
 };
 
 /// A hash map that a hostile peer's keys cannot slow down.

@@ -4,7 +4,8 @@
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
-    AccountView, ClosedSample, Ledger, Origin, Place, ProcessKey, ProcessView, Snapshot, WINDOW_NS,
+    AccountView, AgreedReading, ClosedSample, DeviceView, Ledger, Origin, Place, ProcessKey, ProcessView,
+    Snapshot, WINDOW_NS,
 };
 use gpumem_wire::{Absence, ClockKind, Record};
 use std::cmp::Reverse;
@@ -30,9 +31,25 @@ pub struct RunBuilder {
     series: BTreeMap<(ProcessKey, Place), Series>,
     /// Samples per process: all, torn.
     samples: BTreeMap<ProcessKey, (u64, u64)>,
+    /// The last readings of each device by their number, for what a run says of its device and of others there: they
+    /// may have ended, or have newer samples, when it is made.
+    readings: BTreeMap<(usize, u64), Reading>,
     /// Width of the first buckets of series: that of the ledger's windows.
     width_ns: u64,
 }
+
+/// One reading of a device.
+#[derive(Debug, Default)]
+struct Reading {
+    /// Device memory, if it was the same before and after the list.
+    agreed: Option<AgreedReading>,
+    /// Who was listed, with how much.
+    listed: Vec<(Option<u64>, ProcessKey)>,
+}
+
+/// Readings of a device that are remembered: the sample of a process whose agent was silent is closed half a second
+/// after newer ones.
+const READINGS: usize = 64;
 
 impl RunBuilder {
     /// A builder for runs of this source.
@@ -44,6 +61,7 @@ impl RunBuilder {
             rejected: 0,
             series: BTreeMap::new(),
             samples: BTreeMap::new(),
+            readings: BTreeMap::new(),
             width_ns: WINDOW_NS,
         }
     }
@@ -59,6 +77,9 @@ impl Sink for RunBuilder {
         if self.ledger.has_untaken() {
             self.take();
         }
+        if let gpumem_wire::Body::SampleEnd { number, .. } = record.body {
+            self.note_reading(number);
+        }
     }
 
     fn caveat(&mut self, code: &str, text: String) {
@@ -71,6 +92,26 @@ impl Sink for RunBuilder {
 }
 
 impl RunBuilder {
+    /// Remembers the reading that has ended, and forgets the oldest of its device.
+    fn note_reading(&mut self, number: u64) {
+        let agreed = |device: &DeviceView| device.agreed.filter(|agreed| agreed.number == number);
+        let mut devices = self.ledger.devices().iter().enumerate();
+        let Some((device, agreed)) = devices.find_map(|(index, device)| Some((index, agreed(device)?)))
+        else {
+            return;
+        };
+        self.readings.entry((device, number)).or_default().agreed = Some(agreed);
+        self.forget_readings(device);
+    }
+
+    fn forget_readings(&mut self, device: usize) {
+        let of_device = self.readings.range((device, 0)..=(device, u64::MAX));
+        let oldest = of_device.clone().next().map(|(&at, _)| at);
+        if let Some(oldest) = oldest.filter(|_| of_device.count() > READINGS) {
+            self.readings.remove(&oldest);
+        }
+    }
+
     /// Moves samples and windows from the ledger into the series.
     fn take(&mut self) {
         let width_ns = self.width_ns;
@@ -78,13 +119,22 @@ impl RunBuilder {
             let series = self.series.entry((key, place));
             series.or_insert_with(|| Series::new(width_ns)).add_window(&window);
         }
+        let mut new = Vec::new();
         for (key, device, sample) in self.ledger.take_samples() {
             let (all, torn) = self.samples.entry(key).or_default();
             *all += 1;
             *torn += u64::from(sample.torn);
+            if sample.used_bytes != Err(Absence::NotListed) {
+                let reading = self.readings.entry((device, sample.number)).or_default();
+                reading.listed.push((sample.used_bytes.ok(), key));
+                if reading.listed.len() == 1 {
+                    new.push(device);
+                }
+            }
             let series = self.series.entry((key, Place::Device(device)));
             series.or_insert_with(|| Series::new(width_ns)).add_sample(&sample);
         }
+        new.into_iter().for_each(|device| self.forget_readings(device));
     }
 
     /// The ledger, for views of the state of now.
@@ -109,7 +159,7 @@ impl RunBuilder {
         self.ledger.end_windows();
         self.take();
         let snapshot = self.ledger.snapshot();
-        let tenants = Tenants::of(&snapshot);
+        let tenants = Tenants::of(&snapshot, &self.readings);
         let wanted = snapshot.processes.iter().filter(|process| keys.contains(&process.key));
         wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
     }
@@ -119,7 +169,7 @@ impl RunBuilder {
         self.ledger.end_windows();
         self.take();
         let snapshot = self.ledger.snapshot();
-        let tenants = Tenants::of(&snapshot);
+        let tenants = Tenants::of(&snapshot, &self.readings);
         let runs = snapshot.processes.iter().map(|process| self.run(&snapshot, &tenants, process, goes_on));
         runs.collect()
     }
@@ -221,9 +271,10 @@ impl RunBuilder {
         let device = &snapshot.devices[index];
         // Others count where NVML listed them together with this process.
         let number = last.map(|sample| sample.number);
-        let agreed = device.agreed.filter(|agreed| Some(agreed.number) == number);
+        let remembered = number.and_then(|number| self.readings.get(&(index, number))?.agreed);
+        let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
         if let Some(number) = number {
-            tenants.beside(index, number, process, account, &mut of_run);
+            tenants.beside(index, number, process, &mut of_run);
         }
         Some(run::Device {
             name: device.name.to_string(),
@@ -248,12 +299,17 @@ struct Listed {
 }
 
 impl Tenants {
-    fn of(snapshot: &Snapshot) -> Self {
+    fn of(snapshot: &Snapshot, readings: &BTreeMap<(usize, u64), Reading>) -> Self {
         let mut tenants: BTreeMap<_, Listed> = BTreeMap::new();
+        for (&at, Reading { listed, .. }) in readings {
+            let sum = listed.iter().map(|(used, _)| u128::from(used.unwrap_or(0))).sum();
+            tenants.insert(at, Listed { processes: listed.clone(), sum });
+        }
         for process in &snapshot.processes {
             for account in &process.accounts {
                 if let (Some(device), Some(sample)) = (account.device, &account.latest)
                     && sample.used_bytes != Err(Absence::NotListed)
+                    && !readings.contains_key(&(device, sample.number))
                 {
                     let listed = tenants.entry((device, sample.number)).or_default();
                     let used = sample.used_bytes.ok();
@@ -269,22 +325,15 @@ impl Tenants {
     }
 
     /// Tells a device of a run who else is there: the largest, and how many and how much the rest is.
-    fn beside(
-        &self,
-        device: usize,
-        number: u64,
-        process: &ProcessView,
-        own: &AccountView,
-        of_run: &mut run::Device,
-    ) {
+    fn beside(&self, device: usize, number: u64, process: &ProcessView, of_run: &mut run::Device) {
         let Some(listed) = self.0.get(&(device, number)) else { return };
         let (mut count, mut rest) = (listed.processes.len(), listed.sum);
         let mut without = |used: Option<u64>| {
             count = count.saturating_sub(1);
             rest = rest.saturating_sub(u128::from(used.unwrap_or(0)));
         };
-        if let Some(own) = own.latest.as_ref().filter(|own| own.number == number) {
-            without(own.used_bytes.ok());
+        if let Some(&(used, _)) = listed.processes.iter().find(|(_, key)| *key == process.key) {
+            without(used);
         }
         let others = listed.processes.iter().filter(|(_, key)| *key != process.key).take(MAX_TENANTS);
         let named: Vec<_> = others.map(|&(used, key)| (key.pid, used)).collect();

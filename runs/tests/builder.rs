@@ -205,6 +205,25 @@ fn the_largest_other_processes_are_named_and_the_rest_is_summed() {
 }
 
 #[test]
+fn others_that_have_ended_and_are_forgotten_are_still_named_beside_what_was_read_with_them() {
+    let mut said = Said::new();
+    said.agent(KEY, 0, 0, device(0));
+    said.alloc(5, 0, 100 * MIB);
+    said.sample(100, &[(41, Ok(500 * MIB)), (42, Ok(300 * MIB))], 0);
+    said.watermark(150);
+    let of = |builder: &gpumem_runs::builder::RunBuilder, pid| {
+        builder.ledger().processes().map(|(key, _)| key).find(|key| key.pid == pid).expect("known")
+    };
+    let other = of(&said.builder, 42);
+    said.builder.forget(other);
+    said.sample(200, &[(41, Err(Absence::Timeout))], 0);
+    said.watermark(250);
+    let (_, run) = said.builder.runs_of(&[KEY], false).remove(0);
+    let device = &run.devices[0];
+    assert_eq!((device.last.time_ns, &device.tenants[..]), (100, &[(42, Some(300 << 20))][..]));
+}
+
+#[test]
 fn a_sample_that_closes_late_is_in_the_bucket_of_its_own_time() {
     let mut said = Said::new();
     said.agent(KEY, 0, 0, device(0));
