@@ -276,7 +276,8 @@ impl Process {
                 }
             }
         }
-        let in_doubt = self.coverage.partial.is_some_and(|partial| partial.state);
+        // What is not known yet, or was lost, may be freed.
+        let in_doubt = self.resync.is_some() || self.coverage.partial.is_some_and(|partial| partial.state);
         let forgiven = in_doubt || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
         let odd = forgiven.then_some(self.holdings.odd);
         self.book_record(record);
