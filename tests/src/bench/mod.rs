@@ -3,10 +3,15 @@
 //! is wrong: a fast wrong answer is none.
 
 mod agent;
+mod cost;
 mod import;
+mod ingest;
 mod ledger;
+mod node;
+mod peer;
 mod report;
 mod rounds;
+mod traffic;
 
 /// A measurement with a name.
 #[derive(Debug)]
@@ -30,6 +35,11 @@ pub const ALL: &[Bench] = &[
         name: "ledger",
         about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",
         run: ledger::run,
+    },
+    Bench {
+        name: "ingest",
+        about: "events/s from the agent socket into the ledger of a real daemon, and their CPU time",
+        run: ingest::run,
     },
     Bench {
         name: "import",
