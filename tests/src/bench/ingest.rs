@@ -126,10 +126,10 @@ fn measure(stream: Stream, title: &str) {
     let pid = std::process::id();
     machine.tool("hold", &[&pid.to_string(), "0", "1073741824"]);
     let node = Node::start(&machine, "");
-    let peer = Peer::connect(&node.runtime.join("agent.sock"), &uuid);
+    let peer = Peer::connect(&node.runtime.join("agent.sock"), &uuid, TAGS);
     let real = Real { node, peer };
     let bare = Bare::start();
-    let mut traffic = Traffic::new(stream, ROWS);
+    let mut traffic = Traffic::new(stream, ROWS, TAGS);
     traffic.time_ns = now_ns();
     let events = traffic.fill();
     let packets = packed(&events);

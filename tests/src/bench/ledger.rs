@@ -60,7 +60,7 @@ fn check(ledger: &Ledger, floor: &Floor, segment: Option<u64>) {
 }
 
 fn measure(stream: Stream, title: &str) {
-    let mut traffic = Traffic::new(stream, ROWS);
+    let mut traffic = Traffic::new(stream, ROWS, TAGS);
     let segment = (stream == Stream::Blocks).then(|| traffic.segment_bytes());
     let mut floor = Floor::new();
     let (mut decoded, mut packed) = (Ledger::new(), Ledger::new());

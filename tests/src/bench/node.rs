@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A machine whose NVML writes no journal.
@@ -20,6 +21,23 @@ pub fn machine(devices: u32) -> Machine {
 pub fn uuids(machine: &Machine) -> Vec<String> {
     let shown = machine.tool("show", &[]);
     shown.lines().filter_map(|line| line.split_once(".uuid=")).map(|(_, uuid)| uuid.to_owned()).collect()
+}
+
+/// Processes of a machine: so many on each device, started by `program`, each with memory that NVML tells of.
+pub fn processes(
+    machine: &Machine,
+    devices: u32,
+    each: u32,
+    mut program: impl FnMut(u32) -> Command,
+) -> Vec<Job> {
+    let start = |number: u32| {
+        let device = number / each;
+        let job = Job::start(&mut program(device));
+        let bytes = u64::from(number + 1) << 21;
+        machine.tool("hold", &[&job.pid().to_string(), &device.to_string(), &bytes.to_string()]);
+        job
+    };
+    (0..devices * each).map(start).collect()
 }
 
 /// A daemon that runs; killed when dropped.
@@ -46,7 +64,7 @@ impl Node {
         let store = machine.dir.join("runs.sqlite");
         let text = format!(
             "runtime_dir = {runtime:?}\n[runs]\nstore = {store:?}\ncheckpoint_every_s = 3600.0\n\
-             [metrics]\nlisten = \"{http}\"\nmax_series = 100000\n{config}\n"
+             [metrics]\nlisten = \"{http}\"\n{config}\n"
         );
         std::fs::write(&file, text).expect("written");
         let mut command = machine.command(programs().ours.join("gpumemd"));

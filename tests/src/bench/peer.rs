@@ -2,7 +2,7 @@
 //! the request for its state, packets that were prepared. Nothing that an agent computes is in it.
 
 use super::cost::now_ns;
-use super::traffic::{TAGS, tag_name};
+use super::traffic::tag_name;
 use gpumem_wire::layout::Header;
 use gpumem_wire::{Body, DeviceIdKind, MAJOR, MINOR, Reading, Record, Stamp, frame};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -72,11 +72,11 @@ fn words(uuid: &str) -> (u64, u64) {
 }
 
 impl Peer {
-    /// Connects, and has said its hello, its device, [`TAGS`] names and an empty state when this returns.
+    /// Connects, and has said its hello, its device, `tags` names and an empty state when this returns.
     ///
     /// # Panics
     /// When the daemon does not welcome it.
-    pub fn connect(path: &Path, uuid: &str) -> Self {
+    pub fn connect(path: &Path, uuid: &str, tags: u32) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
         connect(&socket, &SocketAddrUnix::new(path).expect("a path")).expect("a daemon");
@@ -99,7 +99,7 @@ impl Peer {
         };
         let at = Stamp { time_ns: now_ns(), ..Stamp::default() };
         peer.send(&one(Stamp { device: 0, ..at }, device));
-        let names: Vec<_> = (1..=TAGS).map(|tag| (tag, tag_name(tag))).collect();
+        let names: Vec<_> = (1..=tags).map(|tag| (tag, tag_name(tag))).collect();
         let tags = names
             .iter()
             .map(|(tag, path)| Record { stamp: Stamp { tag: *tag, ..at }, body: Body::Tag { path } });

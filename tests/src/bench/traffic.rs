@@ -11,8 +11,6 @@ const POOL: u64 = 0xb10c;
 const BASE: u64 = 0x7f00_0000_0000;
 /// Between addresses: no allocation below is larger.
 const STRIDE: u64 = 2 << 20;
-/// Addresses beside the live ones: one comes back after so many frees.
-const SPARE: u64 = 1_000_000;
 
 /// What is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +26,7 @@ pub enum Stream {
 pub struct Traffic {
     stream: Stream,
     rows: u64,
+    tags: u32,
     live: Vec<u64>,
     free: VecDeque<u64>,
     /// Of the last record.
@@ -38,10 +37,11 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Events that keep so many rows live.
-    pub fn new(stream: Stream, rows: u64) -> Self {
-        let free = (0..rows + SPARE).map(|index| BASE + index * STRIDE).collect();
-        Traffic { stream, rows, live: Vec::new(), free, seq: 0, time_ns: 0, random: 1 }
+    /// Events that keep so many rows live, of so many tags. There are twice as many addresses: one comes back after so
+    /// many frees.
+    pub fn new(stream: Stream, rows: u64, tags: u32) -> Self {
+        let free = (0..2 * rows).map(|index| BASE + index * STRIDE).collect();
+        Traffic { stream, rows, tags, live: Vec::new(), free, seq: 0, time_ns: 0, random: 1 }
     }
 
     /// splitmix64.
@@ -71,7 +71,7 @@ impl Traffic {
         let address = self.free.pop_front().expect("there are spare addresses");
         // 512 B to 512 KiB, and every 64th one large enough to be a segment.
         let bytes = if self.random(64) == 0 { STRIDE } else { 512 << self.random(11) };
-        let tag = 1 + self.random(u64::from(TAGS)) as u32;
+        let tag = 1 + self.random(u64::from(self.tags)) as u32;
         let body = match self.stream {
             Stream::Driver => {
                 Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device }
@@ -101,7 +101,7 @@ impl Traffic {
 
     /// The one segment of [`Stream::Blocks`].
     pub fn segment_bytes(&self) -> u64 {
-        (self.rows + SPARE) * STRIDE
+        2 * self.rows * STRIDE
     }
 
     /// A segment if one is needed, and all the rows.
