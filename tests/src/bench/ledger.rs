@@ -6,164 +6,15 @@
 //! ledger's hasher, and one sum per tag, fed with the same decoded events.
 
 use super::rounds::{Contestant, Per, print_table};
+use super::traffic::{Floor, ROWS, Stream, TAGS, Traffic, packets, tag_name};
 use gpumem_ledger::{Class, Ledger, Origin, ProcessKey};
-use gpumem_wire::{Body, FreeState, MemoryKind, Phase, PoolOwner, Record, Role, Stamp, frame};
-use std::collections::{HashMap, VecDeque};
+use gpumem_wire::{Body, Record, Stamp, frame};
+use std::collections::HashMap;
 use std::hint::black_box;
 
-const ROWS: u64 = 1_000_000;
-const TAGS: u32 = 1_000;
 const PAIRS_PER_ROUND: usize = 100_000;
 const ROUNDS: usize = 24;
-const POOL: u64 = 0xb10c;
 const AGENT: Origin = Origin::Process(ProcessKey { pid: 4711, start_ticks: 1 });
-const BASE: u64 = 0x7f00_0000_0000;
-/// Between addresses: no allocation below is larger.
-const STRIDE: u64 = 2 << 20;
-/// Addresses beside the live ones: one comes back after so many frees.
-const SPARE: u64 = 1_000_000;
-const SEGMENT_BYTES: u64 = (ROWS + SPARE) * STRIDE;
-
-#[derive(Clone, Copy, PartialEq)]
-enum Stream {
-    Driver,
-    Blocks,
-}
-
-/// Makes events; never while the clock runs.
-struct Traffic {
-    stream: Stream,
-    live: Vec<u64>,
-    free: VecDeque<u64>,
-    seq: u64,
-    random: u64,
-}
-
-impl Traffic {
-    fn new(stream: Stream) -> Self {
-        let free = (0..ROWS + SPARE).map(|index| BASE + index * STRIDE).collect();
-        Traffic { stream, live: Vec::new(), free, seq: 0, random: 1 }
-    }
-
-    /// splitmix64.
-    fn random(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % below
-    }
-
-    fn record(&mut self, tag: u32, body: Body<'static>) -> Record<'static> {
-        self.seq += 1;
-        let stamp = Stamp {
-            seq: self.seq,
-            time_ns: self.seq * 100,
-            tag,
-            thread: 1,
-            context: 1,
-            device: 0,
-            ..Stamp::default()
-        };
-        Record { stamp, body }
-    }
-
-    fn alloc(&mut self) -> (u64, Record<'static>) {
-        let address = self.free.pop_front().expect("there are spare addresses");
-        // 512 B to 512 KiB, and every 64th one large enough to be a segment.
-        let bytes = if self.random(64) == 0 { STRIDE } else { 512 << self.random(11) };
-        let tag = 1 + self.random(u64::from(TAGS)) as u32;
-        let body = match self.stream {
-            Stream::Driver => {
-                Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device }
-            }
-            Stream::Blocks => {
-                Body::BlockAlloc { address, bytes, pool: POOL, use_as: (Role::Unknown, Phase::Unknown) }
-            }
-        };
-        (address, self.record(tag, body))
-    }
-
-    fn free(&mut self, address: u64, events: &mut Vec<Record<'static>>) {
-        self.free.push_back(address);
-        match self.stream {
-            Stream::Driver => {
-                let begin = self.record(0, Body::FreeBegin { address });
-                let end = self.record(0, Body::FreeEnd { begin_seq: begin.stamp.seq, result: 0 });
-                events.extend([begin, end]);
-            }
-            Stream::Blocks => {
-                let body = Body::BlockFree { address, pool: POOL, state: FreeState::Done };
-                events.push(self.record(0, body));
-            }
-        }
-    }
-
-    /// A segment if one is needed, and all the rows.
-    fn fill(&mut self) -> Vec<Record<'static>> {
-        let mut events = Vec::new();
-        if self.stream == Stream::Blocks {
-            let pool =
-                Body::PoolCreate { pool: POOL, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
-            events.push(self.record(0, pool));
-            let segment = Body::AllocEnd {
-                address: BASE,
-                bytes: SEGMENT_BYTES,
-                pool: POOL,
-                took_us: 0,
-                memory: MemoryKind::Device,
-            };
-            events.push(self.record(0, segment));
-        }
-        for _ in 0..ROWS {
-            let (address, event) = self.alloc();
-            self.live.push(address);
-            events.push(event);
-        }
-        events
-    }
-
-    fn round(&mut self) -> Vec<Record<'static>> {
-        let mut events = Vec::new();
-        for _ in 0..PAIRS_PER_ROUND {
-            let place = self.random(ROWS) as usize;
-            self.free(self.live[place], &mut events);
-            let (address, event) = self.alloc();
-            self.live[place] = address;
-            events.push(event);
-        }
-        events
-    }
-}
-
-/// The least that any ledger has to do.
-struct Floor {
-    rows: HashMap<u64, (u64, u32), foldhash::fast::RandomState>,
-    sums: Vec<i64>,
-}
-
-impl Floor {
-    fn apply(&mut self, record: &Record<'_>) {
-        match record.body {
-            Body::AllocEnd { pool: POOL, .. } => {} // the segment
-            Body::AllocEnd { address, bytes, .. } | Body::BlockAlloc { address, bytes, .. } => {
-                self.rows.insert(address, (bytes, record.stamp.tag));
-                self.sums[record.stamp.tag as usize] += bytes as i64;
-            }
-            Body::FreeBegin { address } | Body::BlockFree { address, .. } => {
-                if let Some((bytes, tag)) = self.rows.remove(&address) {
-                    self.sums[tag as usize] -= bytes as i64;
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-fn packets(events: &[Record<'_>]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    events.iter().for_each(|event| event.append_frame(&mut bytes));
-    bytes
-}
 
 // The three contestants are kept out of line, so that a profile tells them apart.
 
@@ -185,12 +36,8 @@ fn observe_packets(ledger: &mut Ledger, packets: &[u8]) {
     }
 }
 
-fn tag_name(tag: u32) -> String {
-    format!("model/layer.{tag}")
-}
-
 /// The ledger's sums are the floor's, per tag and in total, and nothing was odd.
-fn check(ledger: &Ledger, floor: &Floor, stream: Stream) {
+fn check(ledger: &Ledger, floor: &Floor, segment: Option<u64>) {
     let snapshot = ledger.snapshot();
     let process = &snapshot.processes[0];
     let account = &process.accounts[0];
@@ -209,12 +56,13 @@ fn check(ledger: &Ledger, floor: &Floor, stream: Stream) {
     assert_eq!(sums, floor.sums);
     let live: i64 = floor.sums.iter().sum();
     assert_eq!(account.tracked_bytes, live + idle);
-    assert_eq!(account.tracked_bytes, if stream == Stream::Blocks { SEGMENT_BYTES as i64 } else { live });
+    assert_eq!(account.tracked_bytes, segment.map_or(live, |bytes| bytes as i64));
 }
 
 fn measure(stream: Stream, title: &str) {
-    let mut traffic = Traffic::new(stream);
-    let mut floor = Floor { rows: HashMap::default(), sums: vec![0; TAGS as usize + 1] };
+    let mut traffic = Traffic::new(stream, ROWS, TAGS);
+    let segment = (stream == Stream::Blocks).then(|| traffic.segment_bytes());
+    let mut floor = Floor::new();
     let (mut decoded, mut packed) = (Ledger::new(), Ledger::new());
     for ledger in [&mut decoded, &mut packed] {
         for tag in 1..=TAGS {
@@ -231,7 +79,7 @@ fn measure(stream: Stream, title: &str) {
     let mut times =
         ["ledger, decoded events", "ledger, from packet bytes", "floor, decoded events"].map(Contestant::new);
     for round in 0..ROUNDS {
-        let events = traffic.round();
+        let events = traffic.round(PAIRS_PER_ROUND);
         let bytes = packets(&events);
         for turn in 0..times.len() {
             let turn = (turn + round) % times.len(); // who goes first finds the events cold
@@ -247,7 +95,7 @@ fn measure(stream: Stream, title: &str) {
     print_table(title, Per::Event, &[decoded_times, packed_times, floor_times]);
 
     for ledger in [&decoded, &packed] {
-        check(ledger, &floor, stream);
+        check(ledger, &floor, segment);
     }
     // The rows are the same ones: freeing what the floor holds leaves nothing, and finds everything.
     assert_eq!(floor.rows.len() as u64, ROWS);
@@ -258,7 +106,7 @@ fn measure(stream: Stream, title: &str) {
     observe(&mut decoded, &events);
     observe(&mut packed, &events);
     for ledger in [&decoded, &packed] {
-        check(ledger, &floor, stream);
+        check(ledger, &floor, segment);
     }
     assert!(floor.sums.iter().all(|&sum| sum == 0));
 }

@@ -3,10 +3,18 @@
 //! is wrong: a fast wrong answer is none.
 
 mod agent;
+mod cost;
+mod daemon;
 mod import;
+mod ingest;
 mod ledger;
+mod node;
+mod peer;
+pub mod player;
 mod report;
 mod rounds;
+mod scrape;
+mod traffic;
 
 /// A measurement with a name.
 #[derive(Debug)]
@@ -30,6 +38,21 @@ pub const ALL: &[Bench] = &[
         name: "ledger",
         about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",
         run: ledger::run,
+    },
+    Bench {
+        name: "ingest",
+        about: "events/s from the agent socket into the ledger of a real daemon, and their CPU time",
+        run: ingest::run,
+    },
+    Bench {
+        name: "daemon",
+        about: "CPU, memory and start of gpumemd on 8 GPUs with 16 processes each",
+        run: daemon::run,
+    },
+    Bench {
+        name: "scrape",
+        about: "GET /metrics of 128 processes, with a GPU that hangs, and of 64 agents with 1 million blocks",
+        run: scrape::run,
     },
     Bench {
         name: "import",

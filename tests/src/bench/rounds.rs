@@ -40,7 +40,8 @@ impl Contestant {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The one in the middle.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }

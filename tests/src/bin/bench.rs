@@ -1,10 +1,14 @@
 //! `cargo run --release -p gpumem-tests --bin bench -- [NAME...]`: measurements of gpumem_tests::bench.
 
-use gpumem_tests::bench::ALL;
+use gpumem_tests::bench::{ALL, player};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let names: Vec<String> = std::env::args().skip(1).collect();
+    if names.first().is_some_and(|name| name == player::NAME) {
+        player::play(&names[1..]);
+        return ExitCode::SUCCESS;
+    }
     let known = |name: &String| ALL.iter().any(|bench| bench.name == name);
     if !names.iter().all(known) {
         eprintln!("usage: bench [NAME...]; without names all of:\n");

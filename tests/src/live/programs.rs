@@ -21,9 +21,11 @@ pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-        // target/PROFILE/deps/this-test
+        // target/PROFILE/deps/this-test, or target/PROFILE/bench
         let this = std::env::current_exe().expect("this program's path");
-        let ours = this.ancestors().nth(2).expect("target/PROFILE").to_owned();
+        let folder = this.parent().expect("a folder");
+        let is_test = folder.file_name().is_some_and(|name| name == "deps");
+        let ours = if is_test { folder.parent().expect("target/PROFILE") } else { folder }.to_owned();
         let fake = ours.parent().expect("target").join("fake-gpu");
         let profile = match ours.file_name().and_then(|name| name.to_str()) {
             Some("debug") | None => "dev".to_owned(),

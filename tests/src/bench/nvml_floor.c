@@ -1,4 +1,4 @@
-/* The floor of examples/nvml_cost.rs: a bare loop over NVML, one memory call and one list call per GPU. */
+/* The floor of the bench `daemon`: a bare loop over NVML, one memory call and one list call per GPU. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

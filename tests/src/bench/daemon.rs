@@ -1,0 +1,154 @@
+//! What gpumemd costs while it watches: 8 GPUs with 16 processes each, on the simulated machine. The floor is a bare
+//! loop in C over the same NVML, one memory call and one list per GPU (nvml_floor.c).
+
+use super::cost::{cpu, cpu_of_thread, resident_mib};
+use super::node::{Node, machine, processes};
+use super::rounds::{Contestant, Per, median, print_table};
+use crate::live::{Job, Machine, programs::programs};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// GPUs.
+pub const GPUS: u32 = 8;
+/// Processes on each.
+pub const PROCESSES: u32 = 16;
+/// Full samples a second where they are compared.
+const HZ: u32 = 10;
+const SECONDS: u64 = 2;
+const ROUNDS: usize = 5;
+const STARTS: usize = 9;
+
+fn compiled_floor() -> PathBuf {
+    let path = programs().fake.join("nvml_floor");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/nvml_floor.c");
+    let status = Command::new("cc").args(["-O2", "-o"]).arg(&path).args([source, "-ldl"]).status();
+    assert!(status.is_ok_and(|status| status.success()), "cc {source}");
+    path
+}
+
+/// CPU time of the bare loop per full sample.
+fn bare(machine: &Machine, floor: &PathBuf) -> Duration {
+    let mut command = machine.command(floor);
+    let output = command.args([SECONDS.to_string(), HZ.to_string()]).output().expect("the bare loop");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let us: f64 = text.split(' ').next().and_then(|us| us.parse().ok()).expect("microseconds");
+    Duration::from_secs_f64(us / 1e6)
+}
+
+/// Process lists that NVML has made so far.
+fn lists(machine: &Machine) -> u64 {
+    let shown = machine.tool("show", &[]);
+    let count = shown.lines().find_map(|line| line.strip_prefix("lists=")).expect("a count");
+    count.parse().expect("a number")
+}
+
+/// CPU time of waking up for nothing, in us: what any program pays that is called several times for one sample.
+fn wake_up_us() -> f64 {
+    const WAKES: u32 = 25;
+    let before = cpu_of_thread();
+    (0..WAKES).for_each(|_| std::thread::sleep(Duration::from_millis(40)));
+    (cpu_of_thread() - before).div_f64(f64::from(WAKES)).as_secs_f64() * 1e6
+}
+
+fn sleepers(machine: &Machine) -> Vec<Job> {
+    processes(machine, GPUS, PROCESSES, |_| {
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        command
+    })
+}
+
+fn range(values: &[f64]) -> String {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(0.0, f64::max);
+    format!("{low:.1} .. {high:.1}")
+}
+
+fn start_and_memory(machine: &Machine) {
+    let mut ready = Vec::new();
+    for _ in 0..STARTS {
+        let node = Node::start(machine, "");
+        ready.push(node.ready.as_secs_f64() * 1e3);
+        node.stop();
+    }
+    println!("ready: {:.1} ms ({}); target 50 ms", median(ready.clone()), range(&ready));
+}
+
+fn full_samples(machine: &Machine) {
+    let floor = compiled_floor();
+    let config = format!(
+        "[nvml]\nmemory_hz = {HZ}\nlist_every_s = {}\nlist_budget = 1.0\nextra_lists_every_s = 3600.0",
+        1.0 / f64::from(HZ)
+    );
+    let node = Node::start(machine, &config);
+    std::thread::sleep(Duration::from_secs(2));
+    let names = ["gpumemd and its poller", "  the same, watched", "  its poller alone", "bare loop in C"];
+    let [mut both, mut watched, mut poller, mut least] = names.map(Contestant::new);
+    let window = |of: &mut Contestant, poller: Option<&mut Contestant>| {
+        let (before, lists_before) = (node.cpu(), lists(machine));
+        std::thread::sleep(Duration::from_secs(SECONDS));
+        let (after, lists_after) = (node.cpu(), lists(machine));
+        let full = (lists_after - lists_before) as f64 / f64::from(GPUS);
+        assert!(full > 0.8 * f64::from(HZ) * SECONDS as f64, "{full} full samples in {SECONDS} s");
+        let each = |index: usize| (after[index] - before[index]).div_f64(full);
+        of.took(1, each(0) + each(1));
+        if let Some(poller) = poller {
+            poller.took(1, each(1));
+        }
+    };
+    for _ in 0..ROUNDS {
+        least.took(1, bare(machine, &floor));
+        window(&mut both, Some(&mut poller));
+    }
+    println!(
+        "resident: daemon {:.1} MiB, its poller {:.1} MiB; target 10 MiB idle\n",
+        resident_mib(node.pid()),
+        resident_mib(node.poller())
+    );
+    for _ in 0..ROUNDS {
+        // Who looks has the state published ten times a second for the next ten seconds.
+        node.scrape();
+        window(&mut watched, None);
+    }
+    print_table("CPU time of a full sample, no latency", Per::Event, &[&both, &watched, &poller, &least]);
+    println!("target: at most 2 x the floor, 100,000 ns");
+    println!(
+        "waking up for nothing takes {:.0} us here; the bare loop does it once a sample\n",
+        wake_up_us()
+    );
+}
+
+fn stated_latency(machine: &Machine) {
+    machine.set(&["nvml.memory_us=12", "nvml.list_us=300", "nvml.list_per_process_us=50"]);
+    let node = Node::start(machine, "[nvml]\nmemory_hz = 100");
+    std::thread::sleep(Duration::from_secs(2));
+    let calls = || node.number("gpumemd_nvml_memory_calls_total");
+    let (calls_before, before, start) = (calls(), node.cpu(), Instant::now());
+    let mut shares = Vec::new();
+    for _ in 0..4 {
+        let (before, start) = (node.cpu(), Instant::now());
+        std::thread::sleep(Duration::from_secs(2));
+        let used: Duration = node.cpu().into_iter().zip(before).map(|(after, before)| after - before).sum();
+        shares.push(used.as_secs_f64() / start.elapsed().as_secs_f64() * 100.0);
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let poller = (cpu(node.poller()) - before[1]).as_secs_f64() / seconds * 100.0;
+    let hz = (calls() - calls_before) as f64 / f64::from(GPUS) / seconds;
+    println!("12 us a memory info, 0.3 ms + 50 us per process a list; memory at 100 Hz, defaults else");
+    println!(
+        "  {:.2} % of a core ({}; the poller {poller:.2}, calls included), memory at {hz:.1} Hz; target 3 %\n",
+        median(shares.clone()),
+        range(&shares)
+    );
+    machine.set(&["nvml.memory_us=0", "nvml.list_us=0", "nvml.list_per_process_us=0"]);
+}
+
+/// All of it.
+pub fn run() {
+    let machine = machine(GPUS);
+    let _sleepers = sleepers(&machine);
+    start_and_memory(&machine);
+    full_samples(&machine);
+    stated_latency(&machine);
+}
