@@ -10,7 +10,7 @@
 //! ```
 
 use super::Settings;
-use super::beacon::{Beacon, Doing};
+use super::beacon::{Doing, Lamp};
 use super::library::{Avoid, Gpus, Library, parse_uuid};
 use super::session::{Next, Outlet, Session, Totals, now_ns};
 use gpumem_ledger::DeviceName;
@@ -232,7 +232,7 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         eprintln!("gpumemd nvml-poller: started by gpumemd itself; the arguments are not for people");
         return ExitCode::from(2);
     };
-    let beacon = arguments.beacon.and_then(|number| Beacon::inherited(number).ok());
+    let beacon = arguments.beacon.and_then(|number| Lamp::inherited(number).ok());
     let settings = arguments.settings.clone();
     let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
         Library::open(settings.library.as_deref(), settings.trust_pids, avoid, enter)

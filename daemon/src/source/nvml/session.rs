@@ -1,7 +1,7 @@
 //! One generation of the library, read turn by turn. What it finds goes out as frames.
 
 use super::Settings;
-use super::beacon::{Beacon, Doing};
+use super::beacon::{Doing, Lamp};
 use super::lanes::{Lanes, Turn};
 use super::library::{Gpus, Pids};
 use super::raw::{Charge, Code, List, Memory};
@@ -33,14 +33,14 @@ pub struct Outlet {
     /// Frames that have not been written.
     pub frames: Vec<u8>,
     sink: Box<dyn Write>,
-    beacon: Option<Beacon>,
+    beacon: Option<Lamp>,
     /// What the beacon says, and since when.
     said: (Doing, u64),
 }
 
 impl Outlet {
     /// An outlet over `sink`.
-    pub fn new(sink: Box<dyn Write>, beacon: Option<Beacon>) -> Outlet {
+    pub fn new(sink: Box<dyn Write>, beacon: Option<Lamp>) -> Outlet {
         Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Doing::Nothing, 0) }
     }
 
