@@ -79,13 +79,14 @@ impl Process {
                 pending.fail();
             }
         }
-        self.advance(self.done_ns);
         if !self.coverage.covered || self.ended.is_some() {
             self.advance(u64::MAX);
-        } else if self.silent {
+            return;
+        }
+        self.advance(self.done_ns);
+        if self.silent {
             self.close_where(u64::MAX, true);
         }
-        self.set_boundary();
     }
 
     /// All records up to `done_ns` have been applied.
@@ -111,17 +112,22 @@ impl Process {
     /// Closes samples that ended up to `done_ns`: because all records until then are there, or (`stale`)
     /// because they have been waited for long enough.
     pub fn close_where(&mut self, done_ns: u64, stale: bool) {
-        for mut pending in std::mem::take(&mut self.pending) {
+        let mut waiting = std::mem::take(&mut self.pending);
+        let mut at = 0;
+        while let Some(pending) = waiting.get_mut(at) {
             let ends = pending.ends_by(done_ns);
-            if !pending.is_marked() && (ends || !stale && pending.starts_by(done_ns)) {
-                self.mark(&mut pending, false);
+            // Without an agent a sample closes without its mark: there is no book to look into.
+            let is_due = if ends { self.coverage.covered } else { !stale && pending.starts_by(done_ns) };
+            if !pending.is_marked() && is_due {
+                self.mark(pending, false);
             }
             if ends {
-                self.close(pending, stale && self.coverage.covered);
+                self.close(waiting.remove(at), stale && self.coverage.covered);
             } else {
-                self.pending.push(pending);
+                at += 1;
             }
         }
+        self.pending = waiting;
         self.set_boundary();
     }
 

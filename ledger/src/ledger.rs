@@ -73,6 +73,15 @@ fn place(accounts: &[Account], book: u8) -> Place {
     accounts[book].device.map_or(Place::Unnamed(book), Place::Device)
 }
 
+/// The process's book of a device.
+fn book_on(process: &Process, device: usize) -> Option<u8> {
+    process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
+}
+
+fn is_on(process: &Process, device: usize) -> bool {
+    book_on(process, device).is_some()
+}
+
 /// A reading of a device between `SampleBegin` and `SampleEnd`.
 #[derive(Debug)]
 struct OpenReading {
@@ -100,6 +109,8 @@ pub struct Ledger {
     open: Map<usize, OpenReading>,
     pub(crate) processes: Vec<Process>,
     by_key: Map<ProcessKey, usize>,
+    /// By device, the processes that have an account on it: a reading concerns no others.
+    members: Vec<Vec<usize>>,
     /// The host's device slots.
     host_slots: Map<u8, usize>,
     pub(crate) now_ns: u64,
@@ -124,6 +135,7 @@ impl Ledger {
             open: Map::default(),
             processes: Vec::new(),
             by_key: Map::default(),
+            members: Vec::new(),
             host_slots: Map::default(),
             now_ns: 0,
             clock: ClockKind::default(),
@@ -153,7 +165,12 @@ impl Ledger {
                 match record.body {
                     Body::Device { .. } => {
                         let device = self.device(record);
-                        self.processes[index].name_slot(record.stamp.device, device);
+                        let process = &mut self.processes[index];
+                        let was_member = is_on(process, device);
+                        process.name_slot(record.stamp.device, device);
+                        if !was_member && is_on(process, device) {
+                            self.members[device].push(index);
+                        }
                     }
                     _ => {
                         let process = &mut self.processes[index];
@@ -202,6 +219,7 @@ impl Ledger {
                 recent: Recent::default(),
                 agreed: None,
             });
+            self.members.push(Vec::new());
             self.devices.len() - 1
         });
         let Reading(total) = total_bytes;
@@ -299,16 +317,17 @@ impl Ledger {
             listed: Some(0),
         };
         self.open.insert(device, reading);
-        for index in 0..self.processes.len() {
+        let members = std::mem::take(&mut self.members[device]);
+        for &index in &members {
             let process = &mut self.processes[index];
-            let on_device = |account: &Account| account.device == Some(device);
             if process.ended.is_none()
-                && let Some(book) = process.accounts.iter().position(on_device)
+                && let Some(book) = book_on(process, device)
             {
-                process.begin_sample(book as u8, number, stamp.time_ns);
+                process.begin_sample(book, number, stamp.time_ns);
                 self.take_closed(index);
             }
         }
+        self.members[device] = members;
     }
 
     fn sample_device(&mut self, stamp: &Stamp, used: u64, free: u64, reserved: Reading) {
@@ -338,7 +357,11 @@ impl Ledger {
         };
         let index = self.process(key);
         let process = &mut self.processes[index];
+        let accounts = process.accounts.len();
         let Some(book) = process.sampled_book(device) else { return };
+        if process.accounts.len() > accounts {
+            self.members[device].push(index);
+        }
         process.sample_used(book, number, t0_ns, used);
         self.take_closed(index);
     }
@@ -359,15 +382,16 @@ impl Ledger {
             }
             _ => None,
         };
-        for index in 0..self.processes.len() {
+        let members = std::mem::take(&mut self.members[device]);
+        for &index in &members {
             let process = &mut self.processes[index];
-            let on_device = |account: &Account| account.device == Some(device);
-            if let Some(book) = process.accounts.iter().position(on_device) {
-                process.end_sample(book as u8, number, stamp.time_ns, failed);
+            if let Some(book) = book_on(process, device) {
+                process.end_sample(book, number, stamp.time_ns, failed);
                 self.take_closed(index);
                 self.watch(index);
             }
         }
+        self.members[device] = members;
     }
 
     fn take_closed(&mut self, index: usize) {
@@ -419,6 +443,10 @@ impl Ledger {
             self.by_key.insert(process.key, index);
         }
         self.last = None;
+        for members in &mut self.members {
+            members.retain(|&at| at != index);
+            members.iter_mut().filter(|at| **at == moved).for_each(|at| *at = index);
+        }
         self.waiting = std::mem::take(&mut self.waiting)
             .into_iter()
             .filter(|Reverse((_, at))| *at != index)

@@ -57,7 +57,8 @@ static void collect(const handle *h, enum list list) {
     if (h->instance) return;
     /* Held bytes are no one's in particular: in the journal they are the context's. */
     sim_usage other = {0};
-    int check = now - machine->hold_reap_ns > 20000000;
+    /* A driver knows when a process ends; asking for each of them is our cost, so it is done seldom. */
+    int check = now - machine->hold_reap_ns > 500000000;
     if (check) machine->hold_reap_ns = now;
     for (uint32_t i = 0; i < machine->hold_high; i++) {
         sim_hold *hold = &machine->hold[i];

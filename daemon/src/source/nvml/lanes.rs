@@ -7,6 +7,8 @@
 //! Lock time is a bucket that fills with `list_budget` of wall time. A list may be read while the bucket is not
 //! empty and takes what it really cost, into debt if need be: long lists slow down by themselves, and lists that
 //! cost nothing can all be read in one go.
+//!
+//! Waking up costs more than a cheap list does. So a list that will be due shortly after a memory tick is read with it.
 
 use super::Settings;
 
@@ -16,6 +18,8 @@ const BURST_NS: i64 = 1_000_000;
 /// A list is not repeated sooner than this because memory moved, nor because somebody asked.
 const MOVED_GAP_NS: u64 = 200_000_000;
 const ASKED_GAP_NS: u64 = 50_000_000;
+/// A list joins a memory tick that comes before it by at most one part in this many of its interval.
+const EARLY_SHARE: u64 = 8;
 /// The memory lane takes at most one part in this many of wall time.
 const MEMORY_SHARE: u64 = 5;
 /// A failing call is tried again after this, doubled each time.
@@ -60,6 +64,8 @@ impl Health {
 struct Device {
     /// Left alone until then.
     suspended_until_ns: u64,
+    /// The same for its lists.
+    lists_suspended_until_ns: u64,
     memory: Health,
     list: Health,
     /// When its list was last begun; none so far: 0.
@@ -129,27 +135,33 @@ impl Lanes {
         }
     }
 
-    /// When the device's next list is due.
-    fn due_ns(&self, device: &Device) -> u64 {
+    /// When the device's next list is due, if the interval may be shorter by `early_ns`.
+    fn due_ns(&self, device: &Device, early_ns: u64) -> u64 {
+        let not_before =
+            device.list.retry_ns.max(device.suspended_until_ns).max(device.lists_suspended_until_ns);
         if device.listed_ns == 0 {
-            return device.list.retry_ns.max(device.suspended_until_ns);
+            return not_before;
         }
         let after = |gap: u64| device.listed_ns.saturating_add(gap);
-        let mut due = after(self.list_interval_ns);
+        let mut due = after(self.list_interval_ns - early_ns);
         if let Some(moved) = device.moved_ns {
             due = due.min(moved.max(after(MOVED_GAP_NS.min(self.list_interval_ns))));
         }
         if let Some(asked) = device.asked_ns {
             due = due.min(asked.max(after(ASKED_GAP_NS.min(self.list_interval_ns))));
         }
-        due.max(device.list.retry_ns).max(device.suspended_until_ns)
+        due.max(not_before)
     }
 
     /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
     /// would have read, and there is at most one that exceeds what the bucket holds.
     pub fn next(&mut self, now_ns: u64) -> Turn {
         self.fill(now_ns);
-        let first = (0..self.devices.len()).map(|index| (self.due_ns(&self.devices[index]), index)).min();
+        let is_tick = now_ns >= self.next_memory_ns;
+        let most_early_ns = (self.memory_period_ns / 2).min(self.list_interval_ns / EARLY_SHARE);
+        let early_ns = if is_tick { most_early_ns } else { 0 };
+        let due = |device| self.due_ns(device, early_ns);
+        let first = self.devices.iter().enumerate().map(|(index, device)| (due(device), index)).min();
         let list_ns = match first {
             Some((due, index)) if due <= now_ns => {
                 if self.bucket_ns > 0 {
@@ -166,7 +178,7 @@ impl Lanes {
             Some((due, _)) => due,
             None => u64::MAX,
         };
-        if now_ns >= self.next_memory_ns {
+        if is_tick {
             let next = self.next_memory_ns + self.memory_period_ns;
             // Ticks that were missed are not made up for.
             self.next_memory_ns = if next > now_ns { next } else { now_ns + self.memory_period_ns };
@@ -225,11 +237,24 @@ impl Lanes {
         }
     }
 
-    /// Leaves the device alone until then.
+    /// Leaves the device alone until then; a time that has passed ends that.
     pub fn suspend(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.suspended_until_ns = until_ns;
         }
+    }
+
+    /// The same for its lists: memory goes on.
+    pub fn suspend_lists(&mut self, index: usize, until_ns: u64) {
+        if let Some(device) = self.devices.get_mut(index) {
+            device.lists_suspended_until_ns = until_ns;
+        }
+    }
+
+    /// Until when some device or its lists are left alone.
+    pub fn suspended_until_ns(&self) -> u64 {
+        let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
+        self.devices.iter().map(until).max().unwrap_or(0)
     }
 }
 
@@ -250,6 +275,7 @@ mod tests {
         used: Vec<u64>,
         listed: Vec<Vec<u64>>,
         memory_turns: Vec<u64>,
+        waits: usize,
     }
 
     fn machine(devices: usize, settings: &Settings, memory_ns: u64, list_ns: u64) -> Machine {
@@ -257,7 +283,8 @@ mod tests {
         let mut lanes = Lanes::new(settings, now);
         lanes.set_devices(devices, now);
         let listed = vec![Vec::new(); devices];
-        Machine { lanes, now, memory_ns, list_ns, used: vec![0; devices], listed, memory_turns: Vec::new() }
+        let (used, memory_turns) = (vec![0; devices], Vec::new());
+        Machine { lanes, now, memory_ns, list_ns, used, listed, memory_turns, waits: 0 }
     }
 
     impl Machine {
@@ -268,6 +295,7 @@ mod tests {
                     Turn::Wait(until) => {
                         assert!(until > self.now, "a wait has an end in the future");
                         self.now = until.min(end);
+                        self.waits += 1;
                     }
                     Turn::Memory => {
                         self.memory_turns.push(self.now);
@@ -316,6 +344,25 @@ mod tests {
         assert_eq!(machine.lists(), 8);
         let last = machine.listed.iter().flatten().max().copied().expect("eight");
         assert!(last - 1_000 * SECOND < MS);
+    }
+
+    #[test]
+    fn lists_that_cost_little_cost_no_wake_up_of_their_own() {
+        for (hz, interval_ms) in [(10, 100), (10, 1000), (100, 1000), (7, 1000)] {
+            let settings = Settings {
+                memory_hz: hz,
+                list_interval: Duration::from_millis(interval_ms),
+                list_budget: 1.0,
+                ..Settings::default()
+            };
+            let mut machine = machine(8, &settings, US, 5 * US);
+            machine.run(20 * SECOND);
+            assert!(machine.waits.abs_diff(20 * hz as usize) <= 2, "{hz}, {interval_ms}: {}", machine.waits);
+            let expected = 20_000 / interval_ms as usize;
+            for listed in &machine.listed {
+                assert!(listed.len() >= expected && listed.len() <= expected * 8 / 7 + 1, "{listed:?}");
+            }
+        }
     }
 
     #[test]
@@ -412,6 +459,15 @@ mod tests {
         assert!(!machine.lanes.wants_memory(0, machine.now));
         machine.run(3 * SECOND);
         assert!(!machine.listed[0].is_empty());
+        let listed = machine.listed[0].len();
+        machine.lanes.suspend_lists(0, u64::MAX);
+        machine.run(10 * SECOND);
+        assert_eq!(machine.listed[0].len(), listed);
+        machine.now += SECOND;
+        assert!(machine.lanes.wants_memory(0, machine.now), "its memory goes on");
+        machine.lanes.suspend_lists(0, 0);
+        machine.run(2 * SECOND);
+        assert!(machine.listed[0].len() > listed);
     }
 
     #[test]

@@ -13,8 +13,42 @@
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::ffi::{OsStr, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::fs::File;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The first word of a file, shared with whoever has it open; never unmapped, like the process's one beacon.
+#[derive(Debug)]
+pub struct SharedWord {
+    word: &'static AtomicU64,
+}
+
+impl SharedWord {
+    /// Maps it.
+    ///
+    /// # Errors
+    /// The system's; a file that has no word.
+    pub fn map(file: &File) -> std::io::Result<SharedWord> {
+        let bytes = size_of::<AtomicU64>();
+        if file.metadata()?.len() < bytes as u64 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address that the kernel chooses touches nobody else's memory.
+        let at = unsafe { mmap(std::ptr::null_mut(), bytes, access, flags, file, 0) }?;
+        let at = NonNull::new(at.cast::<AtomicU64>()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        // SAFETY: the mapping is page-aligned, holds the word, and is never taken away. Should the file be cut behind
+        // our back, which its only other owner does not do, the access ends this process and nothing else.
+        Ok(SharedWord { word: unsafe { at.as_ref() } })
+    }
+
+    /// Stores it.
+    pub fn set(&self, value: u64) {
+        self.word.store(value, Ordering::Release);
+    }
+}
 
 /// A return code of NVML; 0 is success and never in one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
