@@ -14,6 +14,20 @@ fn account(snapshot: &Snapshot, pid: u32) -> &AccountView {
 }
 
 #[test]
+fn program_whose_main_leaves_ends_with_its_last_thread() {
+    let machine = Machine::new(&["devices=1"]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let arguments = ["--steps", "2", "--threads", "0", "--leave"];
+    let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, &arguments));
+    trainer.wait_for("ready");
+    // Without us it ends at once; our thread looks for others every second.
+    until(20, "the trainer's end", || (!trainer.is_running()).then_some(()));
+    assert!(trainer.end().success());
+    daemon.wait_for_the_end_of(&machine, &[&trainer]);
+    daemon.stop();
+}
+
+#[test]
 fn killed_trainer_leaves_a_run_with_all_that_it_held() {
     let machine = Machine::new(&["devices=1"]);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);

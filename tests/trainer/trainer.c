@@ -31,15 +31,16 @@ static const char help[] =
     "  --race-loops N  that many times each (20000)\n"
     "  --pool-shrinks  let the driver's pool give back what is free at each synchronisation (no event tells)\n"
     "  --fork          fork a child after set-up      --hold SECONDS  stay with the memory at the end\n"
-    "  --free          give everything back at the end --quiet        only `ready` and the last lines\n";
+    "  --free          give everything back at the end --quiet        only `ready` and the last lines\n"
+    "  --leave         main leaves with pthread_exit at the end\n";
 
 static void parse(int argc, char **argv) {
-    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, LEAK, HELP };
+    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, LEAK, LEAVE, HELP };
     static const struct option names[] = {
         {"steps", 1, 0, STEPS},    {"step-ms", 1, 0, STEP_MS}, {"devices", 1, 0, DEVICE_LIST}, {"seed", 1, 0, SEED},
         {"threads", 1, 0, THREADS}, {"oom", 0, 0, OOM},         {"oom-fatal", 0, 0, OOM_FATAL}, {"race", 1, 0, RACE},
         {"race-loops", 1, 0, LOOPS}, {"fork", 0, 0, FORK},      {"hold", 1, 0, HOLD},           {"free", 0, 0, FREE},
-        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"leak", 1, 0, LEAK}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
+        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"leak", 1, 0, LEAK}, {"leave", 0, 0, LEAVE}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (c) {
         case STEPS: opt.steps = atoi(optarg); break;
         case STEP_MS: opt.step_ms = atoi(optarg); break;
@@ -55,6 +56,7 @@ static void parse(int argc, char **argv) {
         case QUIET: opt.quiet = 1; break;
         case LEAK: opt.leak = strtoull(optarg, NULL, 0) * MIB; break;
         case SHRINKS: opt.pool_shrinks = 1; break;
+        case LEAVE: opt.leave = 1; break;
         case HELP: fputs(help, stdout); exit(0);
         case DEVICE_LIST:
             opt.device_count = 0;
@@ -158,5 +160,6 @@ int main(int argc, char **argv) {
         fflush(stdout);
         pause_ms(opt.hold * 1e3);
     }
+    if (opt.leave) pthread_exit(NULL);
     return 0;
 }

@@ -65,6 +65,8 @@ struct Sender {
     /// Of the state that was sent on this connection.
     state_version: Option<u64>,
     next_look_ns: u64,
+    /// All threads of the host have ended.
+    alone: bool,
     next_attach_ns: u64,
     attach_wait_ns: u64,
 }
@@ -132,6 +134,17 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
 }
 
+/// Whether this thread is the last one. A program whose `main` leaves with `pthread_exit` ends with its last thread: that
+/// must not be ours, which takes no signal and would be there for ever. When it returns, the C library ends the process as
+/// it would have without us. Absent /proc, the answer is no.
+fn is_alone() -> bool {
+    let Ok(stat) = std::fs::read("/proc/self/stat") else { return false };
+    let Some(name_end) = stat.iter().rposition(|&byte| byte == b')') else { return false };
+    let mut fields = stat[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    // Fields 3 and 20: the state of the first thread, and how many there are with it.
+    fields.next() == Some(b"Z") && fields.nth(16) == Some(b"2")
+}
+
 impl Sender {
     fn new(core: &'static Core) -> Self {
         Sender {
@@ -147,6 +160,7 @@ impl Sender {
             epoch: 0,
             state_version: None,
             next_look_ns: 0,
+            alone: false,
             next_attach_ns: 0,
             attach_wait_ns: *RETRY_NS.start(),
         }
@@ -155,7 +169,7 @@ impl Sender {
     fn run(&mut self) {
         let mut pause = BUSY;
         loop {
-            let last = finishing();
+            let last = finishing() || self.alone;
             let busy = self.round();
             if last || state::panicked() {
                 let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
@@ -213,6 +227,7 @@ impl Sender {
             return;
         }
         self.next_look_ns = now + LOOK_NS;
+        self.alone = is_alone();
         if let Some(thread) = self.thread.filter(|_| state::armed()) {
             // A driver call of ours must not come back to us.
             thread.busy.store(1, Relaxed);

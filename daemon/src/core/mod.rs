@@ -219,6 +219,9 @@ impl Core {
             ) => {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
                 if self.tracks.see(key) {
+                    if matches!(record.body, Body::ProcessSample { .. }) {
+                        self.tracks.list_names(record.stamp.device, key);
+                    }
                     self.builder.observe(origin, record);
                 } else {
                     self.stats.add(Count::Late, 1);
@@ -228,7 +231,16 @@ impl Core {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
                 self.tracks.gone(key, record.stamp.time_ns, status.0);
             }
-            _ => self.builder.observe(origin, record),
+            _ => {
+                match record.body {
+                    Body::SampleBegin { .. } => self.tracks.list_begins(record.stamp.device),
+                    Body::SampleEnd { result: 0, .. } => {
+                        self.tracks.list_ends(record.stamp.device, record.stamp.time_ns);
+                    }
+                    _ => {}
+                }
+                self.builder.observe(origin, record);
+            }
         }
     }
 

@@ -25,6 +25,12 @@ pub struct Tracks {
     tracks: BTreeMap<ProcessKey, Track>,
     /// Those that are over, oldest first.
     over: VecDeque<ProcessKey>,
+    /// Those whose end was told before anything else, with its time and status, oldest first. What was said of
+    /// them is still on its way: an agent's hello, or a sample that named them while they lived.
+    early: VecDeque<(ProcessKey, u64, Option<u64>)>,
+    /// Processes without a start time (they ended before /proc was asked, or are in a namespace that is not seen from
+    /// here) by the devices that list them, and whether the list that is being read did. No pidfd tells their end.
+    unseen: BTreeMap<(u8, ProcessKey), bool>,
 }
 
 impl Tracks {
@@ -37,8 +43,35 @@ impl Tracks {
         if self.over.contains(&key) {
             return false;
         }
-        self.tracks.insert(key, Track { changed: true, ..Track::default() });
+        let early = self.early.iter().position(|&(ended, ..)| ended == key);
+        let gone =
+            early.and_then(|place| self.early.remove(place)).map(|(_, time_ns, status)| (time_ns, status));
+        self.tracks.insert(key, Track { changed: true, gone, ..Track::default() });
         true
+    }
+
+    /// A list of a device begins.
+    pub fn list_begins(&mut self, device: u8) {
+        self.unseen.iter_mut().filter(|((on, _), _)| *on == device).for_each(|(_, named)| *named = false);
+    }
+
+    /// It names a process.
+    pub fn list_names(&mut self, device: u8, key: ProcessKey) {
+        if key.start_ticks == 0 {
+            self.unseen.insert((device, key), true);
+        }
+    }
+
+    /// It is complete: processes of which nothing else is known than that no list names them any more have ended.
+    pub fn list_ends(&mut self, device: u8, time_ns: u64) {
+        let left = self.unseen.iter().filter(|((on, _), named)| *on == device && !**named);
+        let left: Vec<ProcessKey> = left.map(|(&(_, key), _)| key).collect();
+        for key in left {
+            self.unseen.remove(&(device, key));
+            if !self.unseen.keys().any(|&(_, other)| other == key) {
+                self.gone(key, time_ns, None);
+            }
+        }
     }
 
     /// An agent speaks for it from now on, or no longer.
@@ -53,6 +86,11 @@ impl Tracks {
         if let Some(track) = self.tracks.get_mut(&key) {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
             track.gone = Some((time_ns, known.or(status)));
+        } else if !self.over.contains(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
+            self.early.push_back((key, time_ns, status));
+            if self.early.len() > REMEMBERED {
+                self.early.pop_front();
+            }
         }
     }
 
@@ -71,7 +109,10 @@ impl Tracks {
             .collect();
         for (key, ..) in &over {
             self.tracks.remove(key);
-            self.over.push_back(*key);
+            // A later process of that pid would have the same key where there is no start time.
+            if key.start_ticks != 0 {
+                self.over.push_back(*key);
+            }
         }
         while self.over.len() > REMEMBERED {
             self.over.pop_front();
@@ -119,6 +160,44 @@ mod tests {
         tracks.gone(KEY, 200, Some(9));
         assert_eq!(tracks.take_over(1100, 1000), [(KEY, 100, Some(9))]);
         assert_eq!(tracks.keys(), []);
+    }
+
+    #[test]
+    fn an_end_that_comes_first_is_not_forgotten() {
+        let mut tracks = Tracks::default();
+        tracks.gone(KEY, 100, None);
+        tracks.gone(KEY, 150, Some(9));
+        assert_eq!(tracks.take_over(200, 1000), [], "nothing was said of it");
+        assert!(tracks.see(KEY));
+        tracks.agent(KEY, true);
+        assert_eq!(tracks.take_over(250, 1000), [], "its agent still speaks");
+        tracks.agent(KEY, false);
+        assert_eq!(tracks.take_over(300, 1000), [(KEY, 100, None)]);
+        assert!(!tracks.see(KEY), "it is over");
+    }
+
+    #[test]
+    fn without_a_start_time_the_lists_tell_the_end() {
+        let unseen = ProcessKey { pid: 7, start_ticks: 0 };
+        let mut tracks = Tracks::default();
+        let mut list = |device: u8, keys: &[ProcessKey], complete: bool| {
+            tracks.list_begins(device);
+            for &key in keys {
+                assert!(tracks.see(key));
+                tracks.list_names(device, key);
+            }
+            if complete {
+                tracks.list_ends(device, 50);
+            }
+            tracks.take_over(60, 1000)
+        };
+        assert_eq!(list(0, &[unseen, KEY], true), []);
+        assert_eq!(list(1, &[unseen], true), []);
+        assert_eq!(list(0, &[], false), [], "a list that failed tells nothing");
+        assert_eq!(list(0, &[], true), [], "the other device still lists it");
+        assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+        assert_eq!(list(1, &[unseen], true), [], "the pid is another process's now");
+        assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Processes {
                 return Some(key);
             }
             match facts::read_stat(&self.inner.proc, pid) {
-                Some(stat) if stat.start_ticks == key.start_ticks && stat.state != b'Z' => return Some(key),
+                Some(stat) if stat.start_ticks == key.start_ticks && !stat.has_ended() => return Some(key),
                 _ => self.end(&mut table, key),
             }
         }
@@ -122,7 +122,7 @@ impl Processes {
         let lately = table.lately.iter().rev().find(|key| key.pid == pid).copied();
         let Some(stat) = facts::read_stat(&self.inner.proc, pid) else { return lately };
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
-        let has_ended = stat.state == b'Z' || pidfd.as_ref().is_some_and(is_readable);
+        let has_ended = stat.has_ended() || pidfd.as_ref().is_some_and(is_readable);
         if has_ended {
             // What was read may belong to a later process of that pid, unless it is the one that we knew.
             return lately.filter(|&lately| lately == key);
@@ -190,7 +190,7 @@ impl Processes {
         let unguarded = table.live.values().filter(|entry| entry.pidfd.is_none()).map(|entry| entry.key);
         for key in unguarded.collect::<Vec<_>>() {
             let stat = facts::read_stat(&self.inner.proc, key.pid);
-            if stat.is_none_or(|stat| stat.start_ticks != key.start_ticks || stat.state == b'Z') {
+            if stat.is_none_or(|stat| stat.start_ticks != key.start_ticks || stat.has_ended()) {
                 self.end(&mut table, key);
             }
         }
@@ -250,6 +250,14 @@ impl Processes {
                 entry.facts.append_frame(key, time_ns, frames);
             }
         }
+    }
+
+    /// Appends what /proc still tells of a process that may have ended: until it is waited for, its name and user.
+    pub fn last_facts(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
+        let stat = facts::read_stat(&self.inner.proc, key.pid);
+        let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
+        let facts = Facts::read(&self.inner.proc, key, &stat, &mut self.lock().users);
+        facts.append_frame(key, time_ns, frames);
     }
 
     /// What is known of a living process.

@@ -56,7 +56,8 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         State::Interrupted => ("interrupted", None),
     };
     let facts = &run.process.facts;
-    let label = facts.get("command").or_else(|| facts.get("comm")).unwrap_or(&run.source.origin);
+    let origin = if run.source.kind == "daemon" { "(unknown)" } else { &run.source.origin };
+    let label = facts.get("command").or_else(|| facts.get("comm")).map_or(origin, String::as_str);
     let firsts = run.devices.iter().filter_map(|device| device.series.buckets.first());
     let lasts = run.devices.iter().flat_map(|device| {
         let bucket = device.series.buckets.last().map_or(0, |bucket| bucket.time_ns);

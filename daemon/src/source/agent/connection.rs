@@ -49,6 +49,7 @@ impl Refusal {
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
             Refusal::Version(_) => Count::RefusedVersion,
+            Refusal::Identity(Unknown::Gone(_)) => Count::RefusedEarlyEnd,
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::Memory(_) => Count::RefusedMemory,
@@ -172,10 +173,15 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     for body in [up, hello.body] {
         Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
     }
-    // From now on the table says when the process ends; one that has ended already says it itself.
-    connection.watched = agents.processes.identify(connection.peer.key.pid) == Some(connection.peer.key);
+    // From now on the table says when the process ends; of one that has ended already, this connection does.
+    let key = connection.peer.key;
+    let is_known = agents.processes.identify(key.pid) == Some(key);
+    connection.watched = is_known && agents.processes.facts(key).is_some();
     let mut facts = Vec::new();
     agents.processes.take_facts(clock::now_ns(), &mut facts);
+    if !connection.watched {
+        agents.processes.last_facts(key, clock::now_ns(), &mut facts);
+    }
     if !facts.is_empty() {
         agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
     }

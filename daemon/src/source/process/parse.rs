@@ -5,10 +5,12 @@
 pub struct Stat {
     /// Name of the program, as the kernel keeps it: at most 15 bytes of anything.
     pub comm: Vec<u8>,
-    /// `Z` for a process that has ended and was not waited for.
+    /// Of its first thread: `Z` when that has ended.
     pub state: u8,
     /// Pid of the parent.
     pub parent_pid: u32,
+    /// Field 20: its threads, the ended first one included.
+    pub threads: u64,
     /// Field 22: when it started, in ticks since boot.
     pub start_ticks: u64,
 }
@@ -21,8 +23,17 @@ pub fn stat(text: &[u8]) -> Option<Stat> {
     let mut fields = text.get(close + 1..)?.split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
     let state = *fields.next()?.first()?;
     let parent_pid = number(fields.next()?)?.try_into().ok()?;
-    let start_ticks = number(fields.nth(17)?)?;
-    Some(Stat { comm, state, parent_pid, start_ticks })
+    let threads = number(fields.nth(15)?)?;
+    let start_ticks = number(fields.nth(1)?)?;
+    Some(Stat { comm, state, parent_pid, threads, start_ticks })
+}
+
+impl Stat {
+    /// It has ended and was not waited for. A process whose `main` left with `pthread_exit` has a first thread that
+    /// ended, too, and lives on in the others.
+    pub fn has_ended(&self) -> bool {
+        self.state == b'Z' && self.threads <= 1
+    }
 }
 
 /// What /proc/PID/status tells beyond `stat`.
@@ -123,6 +134,16 @@ mod tests {
             assert_eq!((stat.comm.as_slice(), stat.state), (comm, b'S'));
             assert_eq!((stat.parent_pid, stat.start_ticks), (17, 987_654));
         }
+    }
+
+    #[test]
+    fn a_process_outlives_its_first_thread() {
+        let zombie = |threads: &str| {
+            let text = format!("1 (a) Z 1 1 1 0 -1 4 0 0 0 0 0 0 0 0 20 0 {threads} 0 77 0");
+            stat(text.as_bytes()).expect("a line").has_ended()
+        };
+        assert!(zombie("1"));
+        assert!(!zombie("2"));
     }
 
     #[test]

@@ -50,10 +50,14 @@ fn what_has_ended_before_it_was_seen_is_nobody() {
     let processes = Processes::new();
     let mut child = sleeper();
     child.kill().expect("killed");
-    let is_zombie =
-        || facts::read_stat(Path::new("/proc"), child.id()).is_some_and(|stat| stat.state == b'Z');
+    let is_zombie = || facts::read_stat(Path::new("/proc"), child.id()).is_some_and(|stat| stat.has_ended());
     until("it is a zombie", is_zombie);
     assert_eq!(processes.identify(child.id()), None);
+    let start_ticks = facts::read_stat(Path::new("/proc"), child.id()).expect("a zombie").start_ticks;
+    let mut frames = Vec::new();
+    processes.last_facts(ProcessKey { pid: child.id(), start_ticks }, 1, &mut frames);
+    let told = facts_of(&frames);
+    assert!(matches!(&told[..], [(pid, facts)] if *pid == child.id() && facts.contains("comm=")), "{told:?}");
     child.wait().expect("waited");
     assert_eq!(processes.identify(child.id()), None);
     for nobody in [0, u32::MAX, i32::MAX as u32] {

@@ -7,10 +7,13 @@ use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
 use crate::run::{Device, Run, State};
 
-/// The command without the directories of its program and script, or where the run came from.
+/// The command without the directories of its program and script, else the program's name, else where the run came
+/// from; for a daemon that would be the machine, which is nobody's command.
 pub fn label(run: &Run) -> String {
-    match run.process.facts.get("command") {
+    let facts = &run.process.facts;
+    match facts.get("command") {
         Some(command) => short_command(command),
+        None if run.source.kind == "daemon" => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
         None => clean(&run.source.origin),
     }
 }
