@@ -139,8 +139,9 @@ impl Holdings {
     pub fn free_end(&mut self, begin_seq: u64, result: u16) {
         let failed = result != 0 && result != DEINITIALIZED;
         match self.in_flight.end(begin_seq) {
-            Some(InFlight::Allocation { address, row }) => {
+            Some(InFlight::Allocation { address, mut row }) => {
                 self.stake(&row, false);
+                row.generation = self.generation; // if it failed: it lives, whether a resync under way says it or not
                 if failed && !self.allocations.contains_key(&address) {
                     self.allocations.insert(address, row);
                     if row.bytes >= LARGE_BYTES && self.can_hold_segments(&row) {

@@ -340,7 +340,7 @@ impl Holdings {
             row.flags &= !Row::UNBOOKED;
             row.first_epoch = self.books[usize::from(row.book)].next_epoch();
             let row = *row;
-            pool.unbooked_blocks -= 1;
+            pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
             let has_children = pool.has_children;
             let unbooked = &mut self.beside(row.book).unbooked_blocks;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
@@ -365,7 +365,8 @@ impl Holdings {
             *pending = pending.wrapping_sub(row.bytes as i64);
         }
         if row.is(Row::UNBOOKED) {
-            self.pools[index as usize].unbooked_blocks -= 1;
+            self.pools[index as usize].unbooked_blocks =
+                self.pools[index as usize].unbooked_blocks.saturating_sub(1);
             let unbooked = &mut self.beside(row.book).unbooked_blocks;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
         } else {

@@ -63,9 +63,11 @@ impl Process {
         }
         self.holdings.mixed = false;
         if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
-            partial.state = false;
+            let was_unknown = std::mem::replace(&mut partial.state, false);
             self.holdings.unseen_segments = self.coverage.late;
-            self.restart_trails(self.applied_ns);
+            if was_unknown {
+                self.restart_trails(self.applied_ns);
+            }
         }
     }
 }

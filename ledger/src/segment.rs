@@ -170,7 +170,7 @@ impl Holdings {
         pool.segment_bytes = pool.segment_bytes.wrapping_sub(segment.bytes);
         pool.backed_bytes = pool.backed_bytes.wrapping_sub(segment.backed);
         if segment.backed < segment.bytes {
-            self.hungry_segments -= 1;
+            self.hungry_segments = self.hungry_segments.saturating_sub(1);
         }
         for (extent, bytes) in segment.parts {
             self.uncarve(extent, key, cell, bytes);
@@ -293,7 +293,7 @@ impl Holdings {
             segment.backed += take;
             pool.backed_bytes = pool.backed_bytes.wrapping_add(take);
             if segment.backed == segment.bytes {
-                self.hungry_segments -= 1;
+                self.hungry_segments = self.hungry_segments.saturating_sub(1);
             }
             let book = &self.books[usize::from(row.book)];
             let untouched = Carved { parts: Vec::new(), at_peak: 0, epoch: book.peak.epoch };

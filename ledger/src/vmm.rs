@@ -167,9 +167,10 @@ impl Holdings {
 
     pub fn release_end(&mut self, handle: u64, id: BackingId, failed: bool) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
-        backing.in_flight -= 1;
+        backing.in_flight = backing.in_flight.saturating_sub(1);
         if failed {
             backing.references += 1;
+            backing.row.generation = self.generation; // it lives, whether a resync under way says it again or not
             self.handles.entry(handle).or_insert(id);
         }
         self.weigh(id);
@@ -189,7 +190,7 @@ impl Holdings {
         for start in starts {
             let Some(mapping) = self.mappings.remove(&start) else { continue };
             if let Some(backing) = self.backings.get_mut(&mapping.backing) {
-                backing.mappings -= 1;
+                backing.mappings = backing.mappings.saturating_sub(1);
                 backing.in_flight += 1;
             }
             self.weigh(mapping.backing);
@@ -199,11 +200,12 @@ impl Holdings {
     }
 
     pub fn unmap_end(&mut self, mappings: Vec<(u64, Mapping)>, failed: bool) {
-        for (address, mapping) in mappings {
+        for (address, mut mapping) in mappings {
             let Some(backing) = self.backings.get_mut(&mapping.backing) else { continue };
-            backing.in_flight -= 1;
+            backing.in_flight = backing.in_flight.saturating_sub(1);
             if failed && !self.mappings.contains_key(&address) {
                 backing.mappings += 1;
+                (mapping.generation, backing.row.generation) = (self.generation, self.generation);
                 self.mappings.insert(address, mapping);
                 if self.hungry_segments > 0 {
                     self.feed_segments(address, mapping.bytes);
@@ -221,7 +223,7 @@ impl Holdings {
         let Some(mapping) = self.mappings.remove(&address) else { return };
         self.segments_unmapped(address, mapping);
         if let Some(backing) = self.backings.get_mut(&mapping.backing) {
-            backing.mappings -= 1;
+            backing.mappings = backing.mappings.saturating_sub(1);
             self.weigh(mapping.backing);
         }
         self.collect(mapping.backing);

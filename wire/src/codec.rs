@@ -338,8 +338,7 @@ records! {
     /// State follows: every live row restated (those born after `after_seq` may be left out, the ring has
     /// them), pools (outer ones first) before everything else, the rest in
     /// any order (but see `VmmCreate`); a block that waits for a stream is followed by its `BlockFree`. All
-    /// ordered records up to `after_seq` were sent before; later ones may come between the rows, behind the rows
-    /// that they concern.
+    /// ordered records up to `after_seq` were sent before.
     82 ResyncBegin { epoch: u64 => address, after_seq: u64 => aux }
     /// State ends; `rows` were restated (names are no rows) while the ring grew to `head_seq`. State is
     /// exact again once the ordered records up to there have come.

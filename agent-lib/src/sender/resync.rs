@@ -15,9 +15,6 @@ use std::sync::atomic::Ordering::Acquire;
 /// Times that handles are read again before they are said as they are; then once more a round later.
 const TRIES: usize = 16;
 
-/// Rows between two looks at the ring: a third of a packet.
-const ROWS: u64 = 256;
-
 /// Rows whose order matters.
 #[derive(Default)]
 struct Ordered {
@@ -66,11 +63,6 @@ impl Sender {
         for taken in self.core.live.scan() {
             if taken.seq() <= after_seq && !has_order(&taken) {
                 rows += self.say_row(&taken);
-                // What a long table takes must not cost the ring. A row is said before its free, or not at all: the
-                // table loses it before the ring has the free.
-                if rows.is_multiple_of(ROWS) && self.send_names(Flags(0)) {
-                    self.send_records(self.core.ring.head());
-                }
             }
             if !self.link.is_up() {
                 return;
