@@ -124,6 +124,71 @@ async fn a_hung_gpu_is_left_alone_and_the_others_go_on() {
 }
 
 #[tokio::test]
+async fn a_hung_gpu_that_is_tried_again_holds_nobody_up() {
+    let machine = Machine::new(&["devices=2"]);
+    let call_timeout = Duration::from_millis(1600);
+    let mut watcher = Watcher::start(&machine, Settings { call_timeout, ..quick() });
+    watcher.until("both are read", |seen| seen.readings(0) >= 1 && seen.readings(1) >= 1).await;
+    machine.set("gpu0.fault=hang");
+    let nvml = watcher.nvml.clone();
+    watcher.until("it is noticed", |_| nvml.status().counters.hangs == 1).await;
+    watcher.stays_fresh(1).await;
+    let (poller, _) = (watcher.nvml.status().poller_pid, watcher.seen.take_longest_gap(1));
+    watcher.until("it is tried twice", |_| nvml.status().counters.hangs == 3).await;
+    let gap = watcher.seen.take_longest_gap(1);
+    assert!(gap < call_timeout, "{gap:?}");
+    let status = watcher.nvml.status();
+    assert_eq!((status.poller_pid, status.counters.restarts), (poller, 1), "{status:?}");
+    let problem = status.devices[0].problem.as_deref();
+    assert_eq!(problem, Some("a call did not return; left alone for 4 s"));
+    assert!(machine.clients() <= 2, "the poller, and a probe at most");
+    machine.set("gpu0.fault=none");
+    let before = watcher.seen.readings(0);
+    watcher.until("it is read again", |seen| seen.readings(0) > before + 2).await;
+    let status = watcher.nvml.status();
+    assert_eq!((status.poller_pid, status.devices[0].problem.as_deref()), (poller, None));
+    machine::until("the probe is gone", || async { machine.clients() == 1 }).await;
+}
+
+#[tokio::test]
+async fn where_only_lists_hang_memory_goes_on() {
+    let machine = Machine::new(&["devices=2"]);
+    let holder = Holder::new();
+    machine.hold(holder.pid(), 0, MIB);
+    let mut watcher = Watcher::start(&machine, quick());
+    watcher.until("both are read", |seen| seen.readings(0) >= 1 && seen.readings(1) >= 1).await;
+    machine.set("gpu0.fault_list=hang");
+    let nvml = watcher.nvml.clone();
+    watcher.until("it is tried again", |_| nvml.status().counters.hangs >= 2).await;
+    let (poller, before) = (watcher.nvml.status().poller_pid, watcher.seen.memory_reads(0));
+    machine.hold(holder.pid(), 0, 64 * MIB);
+    watcher.until("memory goes on", |seen| seen.memory_reads(0) > before + 20).await;
+    assert_eq!(watcher.seen.used(0), 64 * MIB);
+    let status = watcher.nvml.status();
+    let problem = status.devices[0].problem.clone().expect("a problem");
+    assert!(problem.starts_with("process list: a call did not return; left alone for "), "{problem}");
+    watcher.stays_fresh(1).await;
+
+    // Then all of it, then lists alone again: the probe tells which.
+    machine.set("gpu0.fault=hang");
+    watcher
+        .until("memory hangs too", |_| {
+            nvml.status().devices[0].problem.as_deref().is_some_and(|problem| problem.starts_with("a call"))
+        })
+        .await;
+    watcher.stays_fresh(1).await;
+    machine.set("gpu0.fault=none");
+    let before = watcher.seen.memory_reads(0);
+    watcher.until("memory goes on", |seen| seen.memory_reads(0) > before + 20).await;
+    assert_ne!(watcher.nvml.status().devices[0].problem, None);
+    machine.set("gpu0.fault_list=none");
+    watcher.until("it is read again", |seen| seen.rows(0) == [(holder.pid(), Ok(64 * MIB), 1)]).await;
+    assert_eq!(watcher.nvml.status().devices[0].problem, None);
+    assert_ne!(watcher.nvml.status().poller_pid, poller, "the whole GPU hung once in between");
+    assert!(watcher.seen.open.is_empty() && !watcher.seen.number_fell);
+}
+
+#[tokio::test]
 async fn a_list_that_hangs_ends_its_reading() {
     let machine = Machine::new(&["devices=2"]);
     let holder = Holder::new();

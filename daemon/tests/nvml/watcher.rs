@@ -29,6 +29,8 @@ pub struct Seen {
     pub source: Option<(bool, String)>,
     pub problems: HashMap<u8, Option<String>>,
     pub devices: HashMap<u8, String>,
+    /// When memory was last read, and the longest time between two reads.
+    memory_times: HashMap<u8, (u64, u64)>,
     pub failed_readings: usize,
     pub reserved: Option<u64>,
     pub number_fell: bool,
@@ -45,6 +47,11 @@ impl Seen {
     }
     pub fn memory_reads(&self, device: u8) -> usize {
         self.memory_reads.get(&device).copied().unwrap_or(0)
+    }
+    /// The longest time between two memory reads since this was last asked.
+    pub fn take_longest_gap(&mut self, device: u8) -> Duration {
+        let (_, longest) = self.memory_times.entry(device).or_default();
+        Duration::from_nanos(std::mem::take(longest))
     }
     pub fn used(&self, device: u8) -> u64 {
         self.used.get(&device).copied().unwrap_or(0)
@@ -65,6 +72,9 @@ impl Seen {
             Body::DeviceSample { used_bytes, reserved_bytes, .. } => {
                 *self.memory_reads.entry(device).or_default() += 1;
                 self.used.insert(device, used_bytes);
+                let (last, longest) = self.memory_times.entry(device).or_insert((record.stamp.time_ns, 0));
+                *longest = (*longest).max(record.stamp.time_ns.saturating_sub(*last));
+                *last = record.stamp.time_ns;
                 self.reserved = reserved_bytes.0;
             }
             Body::ProcessSample { start_ticks, used_bytes, absence, lists } => {

@@ -19,6 +19,8 @@ pub enum Doing {
     Index(u16),
     /// Calling for the device with this slot.
     Device(u8),
+    /// Calling for the process lists of the device with this slot.
+    Lists(u8),
 }
 
 impl Doing {
@@ -28,6 +30,7 @@ impl Doing {
             Doing::Library => 1 << 16,
             Doing::Index(index) => 2 << 16 | u64::from(index),
             Doing::Device(slot) => 3 << 16 | u64::from(slot),
+            Doing::Lists(slot) => 4 << 16 | u64::from(slot),
         }
     }
 
@@ -36,13 +39,14 @@ impl Doing {
             (1, _) => Doing::Library,
             (2, index) => Doing::Index(index as u16),
             (3, slot) => Doing::Device(slot as u8),
+            (4, slot) => Doing::Lists(slot as u8),
             _ => Doing::Nothing,
         }
     }
 }
 
 /// Bits of the word that say what is done; those above count.
-const CODE_BITS: u32 = 18;
+const CODE_BITS: u32 = 19;
 
 /// The parent's end.
 #[derive(Debug)]
@@ -121,7 +125,9 @@ mod tests {
         let mut child = Lamp::inherited(number).expect("the other end");
         drop(kept);
         for (count, doing) in
-            [Doing::Library, Doing::Index(65_535), Doing::Device(254), Doing::Nothing].into_iter().enumerate()
+            [Doing::Library, Doing::Index(65_535), Doing::Device(254), Doing::Lists(254), Doing::Nothing]
+                .into_iter()
+                .enumerate()
         {
             child.set(doing);
             assert_eq!(parent.get(), (count as u64 + 1, doing));

@@ -64,6 +64,8 @@ impl Health {
 struct Device {
     /// Left alone until then.
     suspended_until_ns: u64,
+    /// The same for its lists.
+    lists_suspended_until_ns: u64,
     memory: Health,
     list: Health,
     /// When its list was last begun; none so far: 0.
@@ -135,8 +137,10 @@ impl Lanes {
 
     /// When the device's next list is due, if the interval may be shorter by `early_ns`.
     fn due_ns(&self, device: &Device, early_ns: u64) -> u64 {
+        let not_before =
+            device.list.retry_ns.max(device.suspended_until_ns).max(device.lists_suspended_until_ns);
         if device.listed_ns == 0 {
-            return device.list.retry_ns.max(device.suspended_until_ns);
+            return not_before;
         }
         let after = |gap: u64| device.listed_ns.saturating_add(gap);
         let mut due = after(self.list_interval_ns - early_ns);
@@ -146,7 +150,7 @@ impl Lanes {
         if let Some(asked) = device.asked_ns {
             due = due.min(asked.max(after(ASKED_GAP_NS.min(self.list_interval_ns))));
         }
-        due.max(device.list.retry_ns).max(device.suspended_until_ns)
+        due.max(not_before)
     }
 
     /// What to do at `now_ns`. A list that is due goes first: its reading ends with the memory that the other lane
@@ -233,11 +237,24 @@ impl Lanes {
         }
     }
 
-    /// Leaves the device alone until then.
+    /// Leaves the device alone until then; a time that has passed ends that.
     pub fn suspend(&mut self, index: usize, until_ns: u64) {
         if let Some(device) = self.devices.get_mut(index) {
             device.suspended_until_ns = until_ns;
         }
+    }
+
+    /// The same for its lists: memory goes on.
+    pub fn suspend_lists(&mut self, index: usize, until_ns: u64) {
+        if let Some(device) = self.devices.get_mut(index) {
+            device.lists_suspended_until_ns = until_ns;
+        }
+    }
+
+    /// Until when some device or its lists are left alone.
+    pub fn suspended_until_ns(&self) -> u64 {
+        let until = |device: &Device| device.suspended_until_ns.max(device.lists_suspended_until_ns);
+        self.devices.iter().map(until).max().unwrap_or(0)
     }
 }
 
@@ -442,6 +459,15 @@ mod tests {
         assert!(!machine.lanes.wants_memory(0, machine.now));
         machine.run(3 * SECOND);
         assert!(!machine.listed[0].is_empty());
+        let listed = machine.listed[0].len();
+        machine.lanes.suspend_lists(0, u64::MAX);
+        machine.run(10 * SECOND);
+        assert_eq!(machine.listed[0].len(), listed);
+        machine.now += SECOND;
+        assert!(machine.lanes.wants_memory(0, machine.now), "its memory goes on");
+        machine.lanes.suspend_lists(0, 0);
+        machine.run(2 * SECOND);
+        assert!(machine.listed[0].len() > listed);
     }
 
     #[test]

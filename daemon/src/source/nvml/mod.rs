@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! watch.rs      the parent: starts, listens, notices silence, replaces
+//! hung.rs       devices that did not answer, and the process that tries them again
 //! translate.rs  the poller's frames -> the host's
 //! poller.rs     the child: commands in, frames out
 //! session.rs    one generation of the library, turn by turn
@@ -16,6 +17,7 @@
 //! ```
 
 mod beacon;
+mod hung;
 mod lanes;
 mod library;
 mod poller;

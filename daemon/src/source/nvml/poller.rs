@@ -2,16 +2,19 @@
 //! standard output. It ends with its parent.
 //!
 //! ```text
-//! list UUID           a list of this device soon
-//! skip UUID SECONDS   leave this device alone
-//! release SECONDS     close NVML, open it again after that
-//! resume              open it again now
-//! quit                end
+//! list UUID                 a list of this device soon
+//! skip UUID SECONDS         leave this device alone; 0: no longer
+//! skip-lists UUID SECONDS   the same for its lists
+//! skip-index N SECONDS      the same for the GPU with this NVML index
+//! release SECONDS           close NVML, open it again after that
+//! resume                    open it again now
+//! quit                      end
 //! ```
 
 use super::Settings;
 use super::beacon::{Doing, Lamp};
 use super::library::{Avoid, Gpus, Library, parse_uuid};
+use super::raw::List;
 use super::session::{Next, Outlet, Session, Totals, now_ns};
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
@@ -42,10 +45,23 @@ pub struct Arguments {
     pub beacon: Option<i32>,
     /// Devices to be left alone, and for how many seconds.
     pub skip: Vec<(DeviceName, u64)>,
+    /// Devices whose lists are to be left alone.
+    pub skip_lists: Vec<(DeviceName, u64)>,
     /// NVML indices not to be touched at all, and for how many seconds.
     pub skip_index: Vec<(u16, u64)>,
     /// Closed for so many seconds at first.
     pub released_s: u64,
+    /// Only see whether this one answers, then end.
+    pub probe: Option<Target>,
+}
+
+/// What is looked at to see whether it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// A device.
+    Name(DeviceName),
+    /// Whatever is at this NVML index.
+    Index(u16),
 }
 
 impl Arguments {
@@ -71,6 +87,14 @@ impl Arguments {
         }
         for (name, seconds) in &self.skip {
             add("--skip", format!("{name}={seconds}").as_ref());
+        }
+        for (name, seconds) in &self.skip_lists {
+            add("--skip-lists", format!("{name}={seconds}").as_ref());
+        }
+        match self.probe {
+            Some(Target::Name(name)) => add("--probe", name.to_string().as_ref()),
+            Some(Target::Index(index)) => add("--probe-index", index.to_string().as_ref()),
+            None => {}
         }
         for (index, seconds) in &self.skip_index {
             add("--skip-index", format!("{index}={seconds}").as_ref());
@@ -107,6 +131,12 @@ impl Arguments {
                     let (name, seconds) = value.split_once('=')?;
                     parsed.skip.push((parse_uuid(name)?, seconds.parse().ok()?));
                 }
+                "--skip-lists" => {
+                    let (name, seconds) = value.split_once('=')?;
+                    parsed.skip_lists.push((parse_uuid(name)?, seconds.parse().ok()?));
+                }
+                "--probe" => parsed.probe = Some(Target::Name(parse_uuid(value)?)),
+                "--probe-index" => parsed.probe = Some(Target::Index(value.parse().ok()?)),
                 "--skip-index" => {
                     let (index, seconds) = value.split_once('=')?;
                     parsed.skip_index.push((index.parse().ok()?, seconds.parse().ok()?));
@@ -123,6 +153,8 @@ impl Arguments {
 enum Order {
     List(DeviceName),
     Skip(DeviceName, u64),
+    SkipLists(DeviceName, u64),
+    SkipIndex(u16, u64),
     Release(u64),
     Resume,
     Quit,
@@ -134,6 +166,8 @@ impl Order {
         let order = match words.next()? {
             "list" => Order::List(parse_uuid(words.next()?)?),
             "skip" => Order::Skip(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
+            "skip-lists" => Order::SkipLists(parse_uuid(words.next()?)?, words.next()?.parse().ok()?),
+            "skip-index" => Order::SkipIndex(words.next()?.parse().ok()?, words.next()?.parse().ok()?),
             "release" => Order::Release(words.next()?.parse().ok()?),
             "resume" => Order::Resume,
             "quit" => Order::Quit,
@@ -216,6 +250,7 @@ struct Poller {
     told_totals: Totals,
     told: Option<(bool, String)>,
     avoid: Vec<(DeviceName, u64)>,
+    avoid_lists: Vec<(DeviceName, u64)>,
     avoid_index: Vec<(u16, u64)>,
     flushed_ns: u64,
     pulse_ns: u64,
@@ -233,6 +268,9 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(2);
     };
     let beacon = arguments.beacon.and_then(|number| Lamp::inherited(number).ok());
+    if let Some(target) = arguments.probe {
+        return probe(&arguments, target, beacon);
+    }
     let settings = arguments.settings.clone();
     let open = move |avoid: &Avoid, enter: &mut dyn FnMut(u16)| {
         Library::open(settings.library.as_deref(), settings.trust_pids, avoid, enter)
@@ -254,6 +292,42 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Makes the calls that did not return for one device, and says by the beacon which one it is in. Ends well if all of
+/// them return, whatever they say.
+fn probe(arguments: &Arguments, target: Target, mut lamp: Option<Lamp>) -> ExitCode {
+    let mut doing = |what| {
+        if let Some(lamp) = &mut lamp {
+            lamp.set(what);
+        }
+    };
+    doing(Doing::Library);
+    let avoid = Avoid { indices: arguments.skip_index.iter().map(|&(index, _)| index).collect() };
+    let settings = &arguments.settings;
+    let enter = &mut |index| doing(Doing::Index(index));
+    let Ok(mut library) = Library::open(settings.library.as_deref(), settings.trust_pids, &avoid, enter)
+    else {
+        return ExitCode::FAILURE;
+    };
+    for place in 0..library.devices().len() {
+        let device = &library.devices()[place];
+        let is_meant = match target {
+            Target::Name(name) => device.name == name,
+            Target::Index(index) => device.index == index,
+        };
+        if is_meant {
+            doing(Doing::Device(place as u8));
+            let _ = library.memory(place);
+            doing(Doing::Lists(place as u8));
+            let mut charges = Vec::new();
+            for list in List::ALL {
+                let _ = library.list(place, list, &mut charges);
+            }
+        }
+    }
+    doing(Doing::Library);
+    ExitCode::SUCCESS
+}
+
 impl Poller {
     fn new(arguments: Arguments, open: Box<Open>, out: Outlet) -> Poller {
         let now = now_ns();
@@ -263,6 +337,8 @@ impl Poller {
             seconds => State::Released { until_ns: until(seconds) },
         };
         let avoid = arguments.skip.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
+        let avoid_lists =
+            arguments.skip_lists.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
         let avoid_index =
             arguments.skip_index.iter().map(|&(index, seconds)| (index, until(seconds))).collect();
         Poller {
@@ -274,6 +350,7 @@ impl Poller {
             told_totals: Totals::default(),
             told: None,
             avoid,
+            avoid_lists,
             avoid_index,
             flushed_ns: 0,
             pulse_ns: now,
@@ -363,6 +440,9 @@ impl Poller {
         match (self.open)(&avoid, &mut |index| out.doing(Doing::Index(index))) {
             Ok(gpus) => {
                 let mut session = Session::begin(gpus, &self.arguments.settings, &self.avoid, &mut self.out);
+                for &(name, until) in &self.avoid_lists {
+                    session.skip_lists(name, until);
+                }
                 session.stay_until(self.avoid_index.iter().map(|&(_, until)| until).max().unwrap_or(0));
                 self.tell(true, format!("nvml: {}", session.description()));
                 self.state = State::Open(Box::new(session));
@@ -393,6 +473,7 @@ impl Poller {
         let count = self.avoid_index.len();
         self.avoid_index.retain(|&(_, until)| until > now);
         self.avoid.retain(|&(_, until)| until > now);
+        self.avoid_lists.retain(|&(_, until)| until > now);
         if self.avoid_index.len() < count && matches!(self.state, State::Open(_)) {
             self.close();
         }
@@ -426,7 +507,22 @@ impl Poller {
         match (order, &mut self.state) {
             (Order::Quit, _) => return false,
             (Order::List(name), State::Open(session)) => session.ask(name),
+            (Order::SkipIndex(index, seconds), _) => {
+                // Opened anew by the next pulse, when none of that is left.
+                self.avoid_index
+                    .iter_mut()
+                    .filter(|(at, _)| *at == index)
+                    .for_each(|at| at.1 = until(seconds));
+            }
+            (Order::SkipLists(name, seconds), state) => {
+                self.avoid_lists.retain(|(avoided, _)| *avoided != name);
+                self.avoid_lists.push((name, until(seconds)));
+                if let State::Open(session) = state {
+                    session.skip_lists(name, until(seconds));
+                }
+            }
             (Order::Skip(name, seconds), state) => {
+                self.avoid.retain(|(avoided, _)| *avoided != name);
                 self.avoid.push((name, until(seconds)));
                 if let State::Open(session) = state {
                     session.skip(name, until(seconds));

@@ -156,7 +156,7 @@ pub struct Session {
     number: u64,
     opened_ns: u64,
     checked_ns: u64,
-    has_suspended: u64,
+    stay_until_ns: u64,
     charges: Vec<Charge>,
     rows: Vec<Row>,
 }
@@ -184,14 +184,14 @@ impl Session {
             number: 0,
             opened_ns: now,
             checked_ns: now,
-            has_suspended: 0,
+            stay_until_ns: 0,
             charges: Vec::new(),
             rows: Vec::new(),
         };
         for index in 0..count {
             let name = session.gpus.devices()[index].name;
             match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
-                Some(&(_, until)) => session.suspend(index, until),
+                Some(&(_, until)) => session.lanes.suspend(index, until),
                 None => {
                     out.doing(Doing::Device(index as u8));
                     session.seen[index].total_bytes =
@@ -201,11 +201,6 @@ impl Session {
             session.announce(index, out);
         }
         session
-    }
-
-    fn suspend(&mut self, index: usize, until_ns: u64) {
-        self.lanes.suspend(index, until_ns);
-        self.has_suspended = self.has_suspended.max(until_ns);
     }
 
     fn announce(&self, index: usize, out: &mut Outlet) {
@@ -249,16 +244,23 @@ impl Session {
         }
     }
 
-    /// Leaves a device alone.
+    /// Leaves a device alone; a time that has passed ends that.
     pub fn skip(&mut self, name: DeviceName, until_ns: u64) {
         if let Some(index) = self.index(name) {
-            self.suspend(index, until_ns);
+            self.lanes.suspend(index, until_ns);
+        }
+    }
+
+    /// The same for its lists.
+    pub fn skip_lists(&mut self, name: DeviceName, until_ns: u64) {
+        if let Some(index) = self.index(name) {
+            self.lanes.suspend_lists(index, until_ns);
         }
     }
 
     /// Does not look for other devices before that: some of them are not to be touched.
     pub fn stay_until(&mut self, until_ns: u64) {
-        self.has_suspended = self.has_suspended.max(until_ns);
+        self.stay_until_ns = until_ns;
     }
 
     fn index(&self, name: DeviceName) -> Option<usize> {
@@ -275,7 +277,8 @@ impl Session {
     /// The reader of the frames is gone.
     pub fn turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> io::Result<Next> {
         let now = now_ns();
-        if now.saturating_sub(self.checked_ns) >= REDISCOVER_NS && now >= self.has_suspended {
+        let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
+        if now.saturating_sub(self.checked_ns) >= REDISCOVER_NS && now >= stay_until_ns {
             self.checked_ns = now;
             if self.gpus.has_changed(&mut |index| out.doing(Doing::Index(index))) {
                 return Ok(Next::Reopen(None));
@@ -389,7 +392,7 @@ impl Session {
                 }
             }
             self.charges.clear();
-            out.doing(Doing::Device(index as u8));
+            out.doing(Doing::Lists(index as u8));
             let began = now_ns();
             let answer = self.gpus.list(index, list, &mut self.charges);
             let took = now_ns() - began;

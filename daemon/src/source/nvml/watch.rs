@@ -1,9 +1,10 @@
 //! The parent's side: starts the poller, listens, notices when a call does not return, replaces it.
 //!
 //! A poller that is stuck in the kernel may not die even of SIGKILL; then it is left behind, and the device that it
-//! was calling for is left alone by its successor, for longer each time.
+//! was calling for is left alone by its successor until a probe says that it answers (hung.rs).
 
 use super::beacon::{Beacon, Doing};
+use super::hung::HungDevices;
 use super::poller::Arguments;
 use super::raw::Code;
 use super::session::now_ns;
@@ -12,7 +13,7 @@ use super::translate::Translator;
 use super::{Command, Settings};
 use crate::source::Batch;
 use crate::source::process::Processes;
-use gpumem_ledger::{DeviceName, Origin};
+use gpumem_ledger::Origin;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Stdio;
@@ -24,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
-const SECOND: u64 = 1_000_000_000;
+pub const SECOND: u64 = 1_000_000_000;
 /// Bytes of the poller that are kept while a frame is not whole: more than one frame can have.
 const MOST_UNREAD: usize = 128 * 1024;
 /// Initialisation of the driver takes seconds for each GPU that nobody uses.
@@ -36,19 +37,8 @@ const RESTART: Duration = Duration::from_secs(1);
 const RESTART_MOST: Duration = Duration::from_secs(30);
 /// A poller that lived that long was no failure to start.
 const LIVED: Duration = Duration::from_secs(60);
-/// A device that hung is left alone for at most this long.
-const HUNG_MOST: u64 = 3600;
 /// Seconds over which the share of lock time is told.
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
-
-/// A device whose calls did not return.
-#[derive(Debug)]
-struct Hung {
-    name: Option<DeviceName>,
-    index: u16,
-    until_ns: u64,
-    wait_s: u64,
-}
 
 /// Why there is no poller any more.
 #[derive(Debug)]
@@ -71,7 +61,7 @@ pub struct Watch {
     pub status: Arc<Mutex<Status>>,
     pub commands: mpsc::UnboundedReceiver<Command>,
     pub translator: Translator,
-    hung: Vec<Hung>,
+    hung: HungDevices,
     /// (time, list ns) over the last seconds.
     share: VecDeque<(u64, u64)>,
 }
@@ -99,7 +89,7 @@ impl Watch {
             status,
             commands,
             translator,
-            hung: Vec::new(),
+            hung: HungDevices::default(),
             share: VecDeque::new(),
         }
     }
@@ -127,7 +117,7 @@ impl Watch {
             let pause = match end {
                 End::Done => return,
                 // The other devices are waiting, and this one will be left alone.
-                End::Stuck(Doing::Device(_) | Doing::Index(_)) => Duration::ZERO,
+                End::Stuck(Doing::Device(_) | Doing::Lists(_) | Doing::Index(_)) => Duration::ZERO,
                 _ => {
                     let pause = wait;
                     wait = (wait * 2).min(RESTART_MOST);
@@ -158,28 +148,14 @@ impl Watch {
 
     fn start(&mut self) -> std::io::Result<Poller> {
         let now = now_ns();
-        let beacon = Beacon::new()?;
-        let (inherited, number) = beacon.to_inherit()?;
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
-        let hung = || self.hung.iter().filter(|hung| hung.until_ns > now);
-        let arguments = Arguments {
+        let mut arguments = Arguments {
             settings: self.settings.clone(),
-            beacon: Some(number),
-            skip: hung().filter_map(|hung| Some((hung.name?, left(hung.until_ns)))).collect(),
-            skip_index: hung()
-                .filter(|hung| hung.name.is_none())
-                .map(|hung| (hung.index, left(hung.until_ns)))
-                .collect(),
             released_s: self.lock().released_until_ns.map_or(0, left),
+            ..Arguments::default()
         };
-        // This very program, even if its file has been replaced by a newer one.
-        let program = self.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
-        let mut command = tokio::process::Command::new(program);
-        command.arg0("gpumemd").args(arguments.to_args());
-        // Not in our process group: an interrupt typed at a terminal is for us to act upon.
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).process_group(0);
-        let mut child = command.spawn()?;
-        drop(inherited);
+        self.hung.tell(&mut arguments);
+        let (mut child, beacon) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
         self.lock().poller_pid = child.id();
@@ -190,6 +166,9 @@ impl Watch {
 
     /// Notes what a command means for pollers to come, and returns the line for the present one.
     fn note(&mut self, command: &Command) -> String {
+        if let Command::Release(_) = command {
+            self.hung.release();
+        }
         let mut status = self.lock();
         match command {
             Command::Hint(device) => format!("list {device}\n"),
@@ -236,14 +215,13 @@ impl Watch {
                     same = if now == seen { same + 1 } else { 0 };
                     seen = now;
                     // Ticks are counted, not time: when we ourselves did not run, it did not either.
-                    let limit = match seen.1 {
-                        Doing::Device(_) => self.settings.call_timeout,
-                        Doing::Index(_) => self.settings.call_timeout * 4,
-                        Doing::Library => LIBRARY_TIMEOUT,
-                        Doing::Nothing => IDLE_TIMEOUT,
-                    };
-                    if tick * same >= limit {
+                    if tick * same >= limit(seen.1, &self.settings) {
                         break End::Stuck(seen.1);
+                    }
+                    let lines =
+                        self.hung.tick(tick, &self.settings, &mut self.translator, &mut lock(&self.status));
+                    if !lines.is_empty() {
+                        let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(lines.as_bytes())).await;
                     }
                     self.tick().await;
                 }
@@ -268,14 +246,12 @@ impl Watch {
                 if status.up {
                     info!(reason = %status.reason, "nvml is up");
                     let hung = &self.hung;
-                    self.translator.mark_missing(&mut status, |name| {
-                        hung.iter().any(|hung| hung.name == Some(name) && hung.until_ns > now)
-                    });
+                    self.translator.mark_missing(&mut status, |name| hung.has(name));
                 } else {
                     warn!(reason = %status.reason, "nvml is down");
                 }
             }
-            revive(&mut self.hung, &mut self.translator, &mut status);
+            self.hung.revive(&mut self.translator, &mut status);
             taken
         };
         self.send().await;
@@ -344,7 +320,7 @@ impl Watch {
         }
         // What it was doing when it died by itself.
         let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
-        let is_device = matches!(doing, Doing::Device(_) | Doing::Index(_));
+        let is_device = matches!(doing, Doing::Device(_) | Doing::Lists(_) | Doing::Index(_));
         let reason = match end {
             End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
             End::Malformed => "nvml: the poller wrote nonsense and was replaced",
@@ -356,7 +332,7 @@ impl Watch {
             status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
             if is_device {
                 let code = if let End::Stuck(_) = end { Code::TIMEOUT } else { Code::UNKNOWN };
-                avoid(&mut self.hung, doing, code, &self.settings, &mut self.translator, &mut status);
+                self.hung.avoid(doing, code, &self.settings, &mut self.translator, &mut status);
             } else {
                 self.translator.say_source(&mut status, false, reason);
             }
@@ -366,69 +342,30 @@ impl Watch {
     }
 }
 
-/// Leaves the device alone for a while, longer each time, and says why.
-fn avoid(
-    hung: &mut Vec<Hung>,
-    doing: Doing,
-    code: Code,
-    settings: &Settings,
-    translator: &mut Translator,
-    status: &mut Status,
-) {
-    let now = now_ns();
-    let (name, index) = match doing {
-        Doing::Device(slot) => (translator.device_of_poller(slot, status), u16::MAX),
-        Doing::Index(index) => (None, index),
-        Doing::Nothing | Doing::Library => return,
-    };
-    if name.is_none() && index == u16::MAX {
-        return;
-    }
-    let first = settings.hang_retry.as_secs().max(1);
-    let place = hung.iter().position(|hung| hung.name == name && hung.index == index);
-    let wait_s = place.map_or(first, |place| (hung[place].wait_s * 2).min(HUNG_MOST));
-    let until_ns = now.saturating_add(wait_s * SECOND);
-    let entry = Hung { name, index, until_ns, wait_s };
-    match place {
-        Some(place) => hung[place] = entry,
-        None => hung.push(entry),
-    }
-    let what = if code == Code::TIMEOUT { "a call did not return" } else { "a call ended the poller" };
-    let problem = format!("{what}; left alone for {wait_s} s");
-    let is_meant =
-        |device: &super::DeviceStatus| name.map_or(device.index == index, |name| device.name == name);
-    let slots: Vec<u8> =
-        status.devices.iter().filter(|device| is_meant(device)).map(|device| device.slot).collect();
-    for slot in slots {
-        translator.say_absent(slot, code);
-        translator.say_problem(status, slot, Some(&problem), now);
+/// How long a poller may be in the middle of that.
+pub fn limit(doing: Doing, settings: &Settings) -> Duration {
+    match doing {
+        Doing::Device(_) | Doing::Lists(_) => settings.call_timeout,
+        Doing::Index(_) => settings.call_timeout * 4,
+        Doing::Library => LIBRARY_TIMEOUT,
+        Doing::Nothing => IDLE_TIMEOUT,
     }
 }
 
-/// Devices that answer again are as others.
-fn revive(hung: &mut Vec<Hung>, translator: &mut Translator, status: &mut Status) {
-    if hung.is_empty() {
-        return;
-    }
-    let now = now_ns();
-    hung.retain(|entry| {
-        let is_meant = |device: &super::DeviceStatus| {
-            entry.name.map_or(device.index == entry.index, |name| device.name == name)
-        };
-        let since = entry.until_ns.saturating_sub(entry.wait_s * SECOND);
-        // A whole reading: memory may answer where lists do not.
-        let answers = |device: &super::DeviceStatus| translator.read_ns(device.slot) > since;
-        let alive: Vec<u8> = status
-            .devices
-            .iter()
-            .filter(|device| is_meant(device) && answers(device))
-            .map(|device| device.slot)
-            .collect();
-        for &slot in &alive {
-            translator.say_problem(status, slot, None, now);
-        }
-        alive.is_empty()
-    });
+/// Starts a poller with these arguments, and the beacon that says what it does.
+pub fn launch(mut arguments: Arguments, stdio: fn() -> Stdio) -> std::io::Result<(Child, Beacon)> {
+    let beacon = Beacon::new()?;
+    let (inherited, number) = beacon.to_inherit()?;
+    arguments.beacon = Some(number);
+    // This very program, even if its file has been replaced by a newer one.
+    let program = arguments.settings.program.as_deref().unwrap_or(Path::new("/proc/self/exe"));
+    let mut command = tokio::process::Command::new(program);
+    command.arg0("gpumemd").args(arguments.to_args());
+    // Not in our process group: an interrupt typed at a terminal is for us to act upon.
+    command.stdin(stdio()).stdout(stdio()).kill_on_drop(true).process_group(0);
+    let child = command.spawn()?;
+    drop(inherited);
+    Ok((child, beacon))
 }
 
 fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {

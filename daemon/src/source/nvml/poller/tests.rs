@@ -59,6 +59,8 @@ fn arguments_are_read_as_they_were_written() {
         settings,
         beacon: Some(5),
         skip: vec![(name, 30)],
+        skip_lists: vec![(name, 31)],
+        probe: Some(Target::Name(name)),
         skip_index: vec![(3, 9)],
         released_s: 4,
     };

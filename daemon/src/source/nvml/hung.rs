@@ -1,0 +1,264 @@
+//! Devices whose calls did not return, and how it is found out that they do again.
+//!
+//! The poller would stand still with such a device, and the others would wait for it. So it leaves the device, or only
+//! its lists, alone until it is told otherwise, and another process, the probe, tries the calls from time to time: one
+//! that is lost costs nobody a reading.
+
+use super::beacon::{Beacon, Doing};
+use super::poller::{Arguments, Target};
+use super::raw::Code;
+use super::session::now_ns;
+use super::status::{DeviceStatus, Status};
+use super::translate::Translator;
+use super::watch::{SECOND, launch, limit};
+use super::{DeviceName, Settings};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Child;
+
+/// A device that hung is tried again after at most this long.
+const HUNG_MOST: u64 = 3600;
+/// Seconds for which a poller is told to leave a device alone that it will be given back: ten years.
+const UNTIL_TOLD: u64 = 10 * 365 * 86_400;
+
+/// A device whose calls did not return.
+#[derive(Debug)]
+struct Hung {
+    name: Option<DeviceName>,
+    /// Where it has no name so far.
+    index: u16,
+    /// Its memory answers.
+    only_lists: bool,
+    /// When it is tried again.
+    until_ns: u64,
+    wait_s: u64,
+    /// It answered a probe; a whole reading has not ended since.
+    is_back: bool,
+}
+
+impl Hung {
+    fn is(&self, device: &DeviceStatus) -> bool {
+        self.name.map_or(device.index == self.index, |name| device.name == name)
+    }
+
+    fn target(&self) -> Target {
+        self.name.map_or(Target::Index(self.index), Target::Name)
+    }
+
+    fn wait_longer(&mut self, now: u64) {
+        self.wait_s = (self.wait_s * 2).min(HUNG_MOST);
+        self.until_ns = now.saturating_add(self.wait_s * SECOND);
+    }
+
+    fn say(&self, what: &str, translator: &mut Translator, status: &mut Status, now: u64) {
+        let lists = if self.only_lists { "process list: " } else { "" };
+        let problem = format!("{lists}{what}; left alone for {} s", self.wait_s);
+        let slots: Vec<u8> =
+            status.devices.iter().filter(|device| self.is(device)).map(|device| device.slot).collect();
+        for slot in slots {
+            translator.say_problem(status, slot, Some(&problem), now);
+        }
+    }
+}
+
+/// A process that tries one device.
+#[derive(Debug)]
+struct Probe {
+    child: Child,
+    beacon: Beacon,
+    target: Target,
+    seen: (u64, Doing),
+    same: u32,
+}
+
+/// How a probe ended.
+enum Found {
+    /// All calls returned.
+    Answers,
+    /// Memory did, lists did not.
+    Memory,
+    /// A call did not return, or ended the probe.
+    Nothing,
+    /// The library could not be opened: that says nothing of the device.
+    NoLibrary,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub struct HungDevices {
+    hung: Vec<Hung>,
+    probe: Option<Probe>,
+}
+
+impl HungDevices {
+    /// What a poller must leave alone from its start.
+    pub fn tell(&self, arguments: &mut Arguments) {
+        for hung in self.hung.iter().filter(|hung| !hung.is_back) {
+            match hung.name {
+                Some(name) if hung.only_lists => arguments.skip_lists.push((name, UNTIL_TOLD)),
+                Some(name) => arguments.skip.push((name, UNTIL_TOLD)),
+                None => arguments.skip_index.push((hung.index, UNTIL_TOLD)),
+            }
+        }
+    }
+
+    /// Whether this device is one of them.
+    pub fn has(&self, name: DeviceName) -> bool {
+        self.hung.iter().any(|hung| hung.name == Some(name))
+    }
+
+    /// Nothing may have NVML open for now.
+    pub fn release(&mut self) {
+        self.probe = None; // which kills it
+    }
+
+    /// A call did not return, or ended the poller: leaves the device alone for a while, longer each time, and says why.
+    pub fn avoid(
+        &mut self,
+        doing: Doing,
+        code: Code,
+        settings: &Settings,
+        translator: &mut Translator,
+        status: &mut Status,
+    ) {
+        let (name, index) = match doing {
+            Doing::Device(slot) | Doing::Lists(slot) => (translator.device_of_poller(slot, status), u16::MAX),
+            Doing::Index(index) => (None, index),
+            Doing::Nothing | Doing::Library => return,
+        };
+        if name.is_none() && index == u16::MAX {
+            return;
+        }
+        let now = now_ns();
+        let known = self.hung.iter().position(|hung| hung.name == name && hung.index == index);
+        let mut hung = known.map(|place| self.hung.remove(place)).unwrap_or_else(|| {
+            let wait_s = settings.hang_retry.as_secs().max(1);
+            let until_ns = now.saturating_add(wait_s * SECOND);
+            Hung { name, index, only_lists: false, until_ns, wait_s, is_back: false }
+        });
+        if known.is_some() {
+            hung.wait_longer(now);
+        }
+        (hung.only_lists, hung.is_back) = (matches!(doing, Doing::Lists(_)), false);
+        let slots: Vec<u8> =
+            status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
+        for slot in slots {
+            translator.say_absent(slot, code);
+        }
+        let what = if code == Code::TIMEOUT { "a call did not return" } else { "a call ended the poller" };
+        hung.say(what, translator, status, now);
+        self.hung.push(hung);
+    }
+
+    /// Devices that answer again are as others.
+    pub fn revive(&mut self, translator: &mut Translator, status: &mut Status) {
+        if self.hung.is_empty() {
+            return;
+        }
+        let now = now_ns();
+        self.hung.retain(|hung| {
+            let since = hung.until_ns.saturating_sub(hung.wait_s * SECOND);
+            // A whole reading: memory may answer where lists do not.
+            let answers = |device: &&DeviceStatus| hung.is(device) && translator.read_ns(device.slot) > since;
+            let alive: Vec<u8> = status.devices.iter().filter(answers).map(|device| device.slot).collect();
+            for &slot in &alive {
+                translator.say_problem(status, slot, None, now);
+            }
+            alive.is_empty()
+        });
+    }
+
+    /// Begins a probe that is due, or looks after the one that runs; called every `tick`. Returns lines for the poller.
+    pub fn tick(
+        &mut self,
+        tick: Duration,
+        settings: &Settings,
+        translator: &mut Translator,
+        status: &mut Status,
+    ) -> String {
+        let now = now_ns();
+        let Some(probe) = &mut self.probe else {
+            if status.released_until_ns.is_none() {
+                self.begin(settings, now);
+            }
+            return String::new();
+        };
+        let Some(found) = probe.look(tick, settings) else { return String::new() };
+        let target = probe.target;
+        self.probe = None;
+        let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else {
+            return String::new();
+        };
+        match found {
+            Found::Answers => {
+                hung.is_back = true;
+                match target {
+                    Target::Name(name) => format!("skip-lists {name} 0\nskip {name} 0\n"),
+                    Target::Index(index) => format!("skip-index {index} 0\n"),
+                }
+            }
+            Found::NoLibrary => {
+                hung.until_ns = now.saturating_add(hung.wait_s * SECOND);
+                String::new()
+            }
+            Found::Nothing | Found::Memory => {
+                status.counters.hangs += 1;
+                hung.wait_longer(now);
+                let line = match (target, found) {
+                    (Target::Name(name), Found::Memory) if !hung.only_lists => {
+                        hung.only_lists = true;
+                        format!("skip-lists {name} {UNTIL_TOLD}\nskip {name} 0\n")
+                    }
+                    (Target::Name(name), Found::Nothing) if hung.only_lists => {
+                        hung.only_lists = false;
+                        format!("skip {name} {UNTIL_TOLD}\n")
+                    }
+                    _ => String::new(),
+                };
+                hung.say("a call did not return", translator, status, now);
+                line
+            }
+        }
+    }
+
+    fn begin(&mut self, settings: &Settings, now: u64) {
+        let Some(due) = self.hung.iter().position(|hung| !hung.is_back && hung.until_ns <= now) else {
+            return;
+        };
+        let target = self.hung[due].target();
+        let mut arguments =
+            Arguments { settings: settings.clone(), probe: Some(target), ..Arguments::default() };
+        let others = self.hung.iter().filter(|hung| hung.name.is_none() && hung.target() != target);
+        arguments.skip_index = others.map(|hung| (hung.index, UNTIL_TOLD)).collect();
+        match launch(arguments, Stdio::null) {
+            Ok((child, beacon)) => {
+                let seen = (0, Doing::Nothing);
+                self.probe = Some(Probe { child, beacon, target, seen, same: 0 });
+            }
+            Err(_) => {
+                let hung = &mut self.hung[due];
+                hung.until_ns = now.saturating_add(hung.wait_s * SECOND);
+            }
+        }
+    }
+}
+
+impl Probe {
+    /// How it ended, if it has.
+    fn look(&mut self, tick: Duration, settings: &Settings) -> Option<Found> {
+        match self.child.try_wait() {
+            Ok(Some(exit)) if exit.success() => return Some(Found::Answers),
+            Ok(Some(exit)) if exit.code().is_some() => return Some(Found::NoLibrary),
+            Ok(Some(_)) | Err(_) => return Some(Found::Nothing),
+            Ok(None) => {}
+        }
+        let now = self.beacon.get();
+        self.same = if now == self.seen { self.same + 1 } else { 0 };
+        self.seen = now;
+        if tick * self.same < limit(now.1, settings) {
+            return None;
+        }
+        let _ = self.child.start_kill();
+        Some(if let Doing::Lists(_) = now.1 { Found::Memory } else { Found::Nothing })
+    }
+}
