@@ -215,7 +215,7 @@ impl Live {
             Ok(()) => self.stats.add(Count::Reloads, 1),
             Err(error) => {
                 self.stats.add(Count::ReloadErrors, 1);
-                tracing::error!(error = format!("{error:#}"), "the configuration stays as it was");
+                tracing::error!(error = crate::told::told(&error), "the configuration stays as it was");
             }
         }
         if self.setup.service {

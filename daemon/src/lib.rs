@@ -25,4 +25,5 @@ pub mod signals;
 pub mod sockets;
 pub mod source;
 pub mod stats;
+pub mod told;
 pub mod view;

@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup};
 use gpumemd::config::Home;
 use gpumemd::signals::Signals;
+use gpumemd::told;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,25 +58,10 @@ fn main() -> ExitCode {
     match signals.context("installing signal handlers").and_then(|signals| start(run, signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpumemd: {}", told(&error));
+            eprintln!("gpumemd: {}", told::told(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-/// The error and its causes, but for those whose text it holds already.
-fn told(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        let cause = cause.trim_end();
-        if text.is_empty() {
-            cause.clone_into(&mut text);
-        } else if !text.contains(cause) {
-            text.push_str(": ");
-            text.push_str(cause);
-        }
-    }
-    text
 }
 
 fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
@@ -121,22 +107,5 @@ fn raise_descriptors() {
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::debug!(%error, "the limit of descriptors stays");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::told;
-    use anyhow::anyhow;
-
-    #[test]
-    fn a_cause_is_told_once() {
-        let cause = anyhow!("no such file\n");
-        assert_eq!(told(&cause), "no such file");
-        assert_eq!(
-            told(&anyhow!("no such file").context("a.toml: no such file, make one")),
-            "a.toml: no such file, make one"
-        );
-        assert_eq!(told(&anyhow!("no such file").context("opening")), "opening: no such file");
     }
 }

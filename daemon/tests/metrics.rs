@@ -116,8 +116,9 @@ fn series_vanish_with_their_process() {
     let stamp = Stamp { thread: gone.pid, time_ns: T + 3_000_000_000, ..Stamp::default() };
     let body = Body::ProcessGone { start_ticks: 7, status: Reading::ABSENT };
     node.core.take(batch(Origin::Host, &[(stamp, body)]));
-    node.core.tick(T + 3_100_000_000);
-    node.core.publish(T + 3_100_000_000);
+    // No agent spoke for it: a hello that is still on its way is waited for.
+    node.core.tick(T + 3_300_000_000);
+    node.core.publish(T + 3_300_000_000);
     let pid = format!("pid=\"{}\"", gone.pid);
     assert!(!scrape(&node.sight).contains(&pid));
 }

@@ -382,3 +382,8 @@ pub fn phase_of_name(name: &str) -> Option<Phase> {
 pub fn phase_names() -> impl Iterator<Item = &'static str> {
     PHASES.iter().map(|(name, _)| *name)
 }
+
+/// Whether a job that claims this id is meant by `job`: the id, or the name that `gpumemctl run --name` put in front of it.
+pub fn is_job(claim: &str, job: &str) -> bool {
+    claim == job || claim.rsplit_once('.').is_some_and(|(name, _)| name == job)
+}

@@ -130,7 +130,7 @@ impl Daemon {
 
     fn ask<T: serde::de::DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
         let (status, body) = http::request(&self.control, method, path, within.min(self.patience))
-            .map_err(|why| NoAnswer(format!("the daemon at {} {why}", self.control.display())))?;
+            .map_err(|why| NoAnswer(format!("the daemon at {}: {why}", self.control.display())))?;
         if status.is_success() {
             return Ok(serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error))?);
         }

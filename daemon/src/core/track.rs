@@ -13,6 +13,8 @@ const REMEMBERED: usize = 4096;
 struct Track {
     /// Connections that speak for it.
     agents: u32,
+    /// One of them did.
+    spoke: bool,
     /// When it ended, and its status.
     gone: Option<(u64, Option<u64>)>,
     /// Something was said since it was last written.
@@ -77,6 +79,7 @@ impl Tracks {
     /// An agent speaks for it from now on, or no longer.
     pub fn agent(&mut self, key: ProcessKey, up: bool) {
         if let Some(track) = self.tracks.get_mut(&key) {
+            track.spoke = true;
             track.agents = if up { track.agents + 1 } else { track.agents.saturating_sub(1) };
         }
     }
@@ -95,17 +98,21 @@ impl Tracks {
     }
 
     /// Those that are over now, and are forgotten here. An agent that has not spoken its last word
-    /// `last_word_ns` after the end is not waited for.
+    /// `last_word_ns` after the end is not waited for, and one that has not spoken its first a tenth of that: a program
+    /// of milliseconds may be named by a list and end while its hello waits to be read.
     pub fn take_over(&mut self, now_ns: u64, last_word_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
-        let is_over = |track: &Track| {
-            track
-                .gone
-                .filter(|(time_ns, _)| track.agents == 0 || now_ns.saturating_sub(*time_ns) >= last_word_ns)
+        let is_over = |key: &ProcessKey, track: &Track| {
+            let wait_ns = match track.agents {
+                0 if track.spoke || key.start_ticks == 0 => 0,
+                0 => last_word_ns / 10,
+                _ => last_word_ns,
+            };
+            track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
         let over: Vec<_> = self
             .tracks
             .iter()
-            .filter_map(|(&key, track)| is_over(track).map(|(time_ns, status)| (key, time_ns, status)))
+            .filter_map(|(&key, track)| is_over(&key, track).map(|(time_ns, status)| (key, time_ns, status)))
             .collect();
         for (key, ..) in &over {
             self.tracks.remove(key);
@@ -160,6 +167,15 @@ mod tests {
         tracks.gone(KEY, 200, Some(9));
         assert_eq!(tracks.take_over(1100, 1000), [(KEY, 100, Some(9))]);
         assert_eq!(tracks.keys(), []);
+    }
+
+    #[test]
+    fn the_first_word_is_waited_for_a_moment() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(199, 1000), []);
+        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
     }
 
     #[test]

@@ -61,6 +61,8 @@ struct Table {
     generation: u32,
     /// Whose `ProcessFacts` have not been taken.
     unannounced: Vec<ProcessKey>,
+    /// Those of them that have ended since.
+    parted: Vec<(ProcessKey, Arc<Facts>)>,
     commands: Commands,
     users: facts::Users,
     unguarded: usize,
@@ -149,6 +151,9 @@ impl Processes {
     fn end(&self, table: &mut Table, key: ProcessKey) {
         let Some(entry) = table.live.remove(&key.pid) else { return };
         table.unguarded -= usize::from(entry.pidfd.is_none());
+        if table.unannounced.contains(&key) {
+            table.parted.push((key, entry.facts));
+        }
         table.untold.push_back(key);
         table.lately.push_back(key);
         if table.lately.len() > ENDED_KEPT {
@@ -244,6 +249,9 @@ impl Processes {
             if !table.unannounced.contains(&key) {
                 table.unannounced.push(key);
             }
+        }
+        for (key, facts) in table.parted.drain(..) {
+            facts.append_frame(key, time_ns, frames);
         }
         for key in table.unannounced.drain(..) {
             if let Some(entry) = table.live.get(&key.pid).filter(|entry| entry.key == key) {

@@ -31,7 +31,7 @@ impl std::fmt::Debug for Format {
 pub const FORMATS: &[Format] = &[
     Format {
         name: "recording",
-        about: "gpumemd's own recording (GPUMEM_RECORD, gpumemctl record)",
+        about: "gpumemd's own recording (gpumemctl run --record, GPUMEM_RECORD, the daemon's `record`)",
         looks_like: recording::looks_like,
         read: recording::read,
         preset: None,

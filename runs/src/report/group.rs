@@ -54,12 +54,12 @@ pub struct Line {
 /// Names of the columns with amounts; `predates` only where it is not nothing.
 const COLUMNS: [&str; 5] = ["used", "predates", "tracked", "idle", "gap"];
 const PREDATES: usize = 1;
+/// Its index of `tracked`.
+const TRACKED: usize = 2;
 
 /// The table: heads, a row each, the sums of what is known.
 pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
-    let amounts = |line: &Line| line.amounts.used_bytes.into_iter().chain(line.amounts.tracked_bytes);
-    let largest = lines.iter().flat_map(amounts).map(i64::saturating_abs).max().unwrap_or(0);
-    let unit = Unit::for_largest(largest);
+    let unit = unit(lines);
     let steps = steps(lines, unit);
     let has_predates = lines.iter().any(|line| line.amounts.predates_bytes.is_some_and(|bytes| bytes != 0));
     let columns: Vec<usize> =
@@ -95,6 +95,19 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
         *first += &format!("  ({})", unit.name);
     }
     printed
+}
+
+fn unit(lines: &[Line]) -> Unit {
+    let amounts = |line: &Line| line.amounts.used_bytes.into_iter().chain(line.amounts.tracked_bytes);
+    Unit::for_largest(lines.iter().flat_map(amounts).map(i64::saturating_abs).max().unwrap_or(0))
+}
+
+/// The sum under `tracked` as the table prints it, in steps of its unit: what stands below must add up to that. Absent
+/// where not every line has an amount.
+pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
+    let unit = unit(lines);
+    let tracked: Option<Vec<i64>> = steps(lines, unit).iter().map(|row| row[TRACKED]).collect();
+    Some((unit, tracked?.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps))))
 }
 
 /// Amounts in steps of the unit: `used` apportioned from its sum, each row's parts from its `used`.
@@ -248,6 +261,11 @@ mod tests {
         for row in &rows {
             assert_eq!(row[0], row[1] + row[2] + row[4], "{printed:#?}");
         }
+        assert_eq!(
+            tracked(&lines).expect("all are known").1,
+            sum[TRACKED],
+            "what stands below adds up to it"
+        );
         for (column, sum) in sum.iter().enumerate() {
             assert_eq!(parts.iter().map(|row| row[column]).sum::<i64>(), *sum, "{printed:#?}");
         }

@@ -64,6 +64,12 @@ pub fn job(job: &str, args: &Args) -> Result<Found> {
         let store = args.store.readable()?;
         return Err(NotFound(format!("no job {job}: asked {asked}, looked in {}", store.display())).into());
     }
+    // Several jobs may have been given one name: the newest is meant.
+    let id = |told: &Told| told.run.process.claims.get("job").cloned();
+    if !told.iter().any(|told| id(told).as_deref() == Some(job)) {
+        let newest = told.iter().max_by_key(|told| told.run.process.start_ticks).and_then(id);
+        told.retain(|told| id(told) == newest);
+    }
     if told.len() == 1 {
         let told = told.remove(0);
         return Ok(One::found(told.run, told.id, asked_job(job, args)));

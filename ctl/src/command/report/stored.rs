@@ -62,7 +62,7 @@ pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
     let mut found = Vec::new();
     for summary in store.list()?.into_iter().take(NEWEST).filter(|run| run.source_kind == "daemon") {
         let run = store.load(summary.id)?;
-        if run.process.claims.get("job").is_some_and(|claim| claim == job) {
+        if run.process.claims.get("job").is_some_and(|claim| gpumem_runs::run::is_job(claim, job)) {
             found.push(Told { id: Some(summary.id.to_string()), run });
         }
     }

@@ -66,6 +66,26 @@ fn what_has_ended_before_it_was_seen_is_nobody() {
 }
 
 #[test]
+fn facts_of_what_has_ended_since_are_told() {
+    let processes = Processes::new();
+    let mut child = sleeper();
+    processes.identify(child.id()).expect("alive");
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+    until("it has ended", || {
+        processes.sweep();
+        processes.is_empty()
+    });
+    let mut frames = Vec::new();
+    processes.take_facts(1, &mut frames);
+    let told = facts_of(&frames);
+    assert!(matches!(&told[..], [(pid, facts)] if *pid == child.id() && facts.contains("comm=")), "{told:?}");
+    frames.clear();
+    processes.take_facts(1, &mut frames);
+    assert!(frames.is_empty());
+}
+
+#[test]
 fn facts_are_told_once_and_the_command_line_when_it_is_known() {
     let processes = Processes::new();
     let mut child = sleeper();

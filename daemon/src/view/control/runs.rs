@@ -46,7 +46,9 @@ impl Which {
                 let ancestors = facts.get("ancestors").map(String::as_str).unwrap_or_default();
                 pid == *root || ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(*root))
             }
-            Which::Job(job) => ["job", "slurm_job_id"].iter().any(|claim| claims.get(*claim) == Some(job)),
+            Which::Job(job) => ["job", "slurm_job_id"]
+                .iter()
+                .any(|claim| claims.get(*claim).is_some_and(|claim| gpumem_runs::run::is_job(claim, job))),
         }
     }
 }
@@ -107,6 +109,8 @@ mod tests {
         assert!(Which::Tree(9).takes(9, &none, &none));
         assert!(!Which::Tree(50).takes(9, &map("ancestors", "7,5,1"), &none));
         assert!(Which::Job("a".into()).takes(9, &none, &map("job", "a")));
+        assert!(Which::Job("a".into()).takes(9, &none, &map("job", "a.12ab-3c")), "by the name it was given");
+        assert!(!Which::Job("a".into()).takes(9, &none, &map("job", "ab.12ab-3c")));
         assert!(!Which::Job("a".into()).takes(9, &none, &map("rank", "a")));
     }
 }

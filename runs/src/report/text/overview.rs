@@ -21,11 +21,12 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
         note: note(device, times),
     };
     out.line("");
-    for line in group::table(&[""], &devices.iter().map(line).collect::<Vec<_>>()) {
+    let lines: Vec<Line> = devices.iter().map(line).collect();
+    for line in group::table(&[""], &lines) {
         out.line(&line);
     }
     out.line("");
-    largest(report, out);
+    largest(report, &lines, out);
 }
 
 /// Where the amounts are less than certain.
@@ -52,7 +53,7 @@ fn note(device: &Device, times: Times) -> String {
 }
 
 /// What holds most on all devices together.
-fn largest(report: &Report<'_>, out: &mut Lines) {
+fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     let mut sums: BTreeMap<String, i64> = BTreeMap::new();
     for device in &report.run.devices {
         let composition = report.composition(&device.last, report.by);
@@ -80,8 +81,16 @@ fn largest(report: &Report<'_>, out: &mut Lines) {
     }
     let bytes: Vec<i64> = sums.iter().map(|(_, bytes)| *bytes).collect();
     let total = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
-    let unit = Unit::for_largest(total);
-    let steps = unit.apportion(unit.round(total), &bytes);
+    // The same number as under the rows above, which rounds once per row.
+    let above = group::tracked(lines).filter(|_| {
+        let known = lines.iter().filter_map(|line| line.amounts.tracked_bytes);
+        known.fold(0_i64, i64::saturating_add) == total
+    });
+    let (unit, printed) = above.unwrap_or_else(|| {
+        let unit = Unit::for_largest(total);
+        (unit, unit.round(total))
+    });
+    let steps = unit.apportion(printed, &bytes);
     let parts: Vec<String> = sums
         .iter()
         .zip(steps)
@@ -91,6 +100,6 @@ fn largest(report: &Report<'_>, out: &mut Lines) {
         "tracked on all of them ({}): {} = {}",
         unit.name,
         parts.join(" + "),
-        unit.print(unit.round(total))
+        unit.print(printed)
     ));
 }

@@ -199,6 +199,14 @@ fn others(pids: &[u32], out: &mut Lines) {
 }
 
 fn next(report: &Report<'_>) -> String {
+    let run = report.run;
+    let is_asked_of_daemon = report.command == format!("gpumemctl report {}", run.process.pid);
+    if is_asked_of_daemon && !run.coverage.covered && run.state == State::Open {
+        return format!(
+            "next: gpumemctl doctor {} (why it is uncovered) | {} --json | --csv",
+            run.process.pid, report.command
+        );
+    }
     let other = match report.by {
         By::Layer => "--by structure | --by tag",
         By::Structure => "--by layer | --by tag",
