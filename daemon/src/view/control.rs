@@ -17,14 +17,16 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 
 /// Connections at once.
 const CONNECTIONS: usize = 64;
+/// Of them for one user, so that nobody can lock the others out.
+const CONNECTIONS_PER_UID: usize = CONNECTIONS / 4;
 /// Time for the head of a request.
 const HEADER: Duration = Duration::from_secs(1);
 /// Longest life of a connection.
@@ -41,9 +43,42 @@ impl Refused {
     }
 }
 
+/// Who has a connection.
+#[derive(Clone, Default)]
+struct Places(Arc<Mutex<BTreeMap<u32, usize>>>);
+
+/// One connection of a user, until it is dropped.
+struct Place(Places, u32);
+
+impl Places {
+    /// Root always gets one: who looks for what is wrong must not be locked out.
+    fn take(&self, uid: u32) -> Option<Place> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = taken.get(&uid).copied().unwrap_or(0);
+        let is_full = mine >= CONNECTIONS_PER_UID || taken.values().sum::<usize>() >= CONNECTIONS;
+        if is_full && uid != 0 {
+            return None;
+        }
+        taken.insert(uid, mine + 1);
+        Some(Place(self.clone(), uid))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mine) = taken.get_mut(&self.1) {
+            *mine -= 1;
+            if *mine == 0 {
+                taken.remove(&self.1);
+            }
+        }
+    }
+}
+
 /// Serves until the future is dropped.
 pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Places::default();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -55,7 +90,8 @@ pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
             }
         };
         // Full: closed, and the client says so.
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+        let Some(place) = places.take(uid) else { continue };
         let sight = Arc::clone(&sight);
         tokio::spawn(async move {
             let _place = place;
@@ -157,4 +193,25 @@ fn with(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_locks_the_others_out() {
+        let places = Places::default();
+        let mut held: Vec<Place> = (0..100).filter_map(|_| places.take(1000)).collect();
+        assert_eq!(held.len(), CONNECTIONS_PER_UID);
+        assert!(places.take(1001).is_some());
+        for uid in 1001..1010 {
+            held.extend((0..100).filter_map(|_| places.take(uid)));
+        }
+        assert_eq!(held.len(), CONNECTIONS);
+        assert!(places.take(2000).is_none());
+        assert!(places.take(0).is_some(), "root looks for what is wrong");
+        held.clear();
+        assert!(places.0.lock().expect("unharmed").is_empty());
+    }
 }

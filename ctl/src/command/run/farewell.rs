@@ -89,7 +89,10 @@ impl Farewell<'_> {
                 // Without an agent nobody has said the job's name; NVML may have seen it all the same.
                 told = daemon.runs(Which::Tree(self.pid))?;
                 told.retain(|told| self.is_ours(told));
-                return Ok(told);
+                let open = told.iter().any(|told| told.run.state == State::Open);
+                if !open || since.elapsed() > LAST_WORDS {
+                    return Ok(told);
+                }
             } else if enough {
                 return Ok(told);
             }
