@@ -87,10 +87,12 @@ fn sick_device_has_a_reason_and_the_other_goes_on() {
         ("lost", "gpumem_device_unavailable", "lost"),
         ("no_permission", "gpumem_process_used_unavailable", "permission"),
         ("bytes_unavailable", "gpumem_process_used_unavailable", "not available"),
+        ("unknown", "gpumem_device_unavailable", ""),
         ("hang", "gpumem_device_unavailable", "return"),
     ] {
         // Permissions and missing bytes concern the lists; device memory can still be read.
-        let key = if told_by.contains("process") { "gpu0.fault_list" } else { "gpu0.fault" };
+        let lists_only = told_by.contains("process") || fault == "unknown";
+        let key = if lists_only { "gpu0.fault_list" } else { "gpu0.fault" };
         node.machine.set(&[&format!("{key}={fault}")]);
         let pid = format!("pid=\"{}\"", node.jobs[0].pid());
         let text = node.until(&format!("{fault} told, and what is unknown absent"), |text| {
@@ -101,6 +103,10 @@ fn sick_device_has_a_reason_and_the_other_goes_on() {
         println!("{fault}: {labels}");
         let reason = labels.split("reason=\"").nth(1).unwrap_or("").replace('_', " ");
         assert!(reason.contains(words), "{fault}: {labels}");
+        if lists_only {
+            let memory = of_gpu(&text, "gpumem_device_used_bytes", "0");
+            assert!(memory.is_some(), "{fault}: device memory is read as ever");
+        }
         node.other_is_fresh();
         node.machine.set(&[&format!("{key}=none")]);
         if fault != "hang" {

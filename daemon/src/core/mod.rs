@@ -24,6 +24,8 @@ const TICK: Duration = Duration::from_millis(100);
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 /// For so long after somebody looked, they are made at every tick.
 const WATCHED_NS: u64 = 10_000_000_000;
+/// A process that is new is written sooner: a daemon that is killed must not take its run along.
+const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
 /// A process that has ended waits so long for the last word of its agent.
 const LAST_WORD_NS: u64 = 2_000_000_000;
 /// The wall clock is looked at that often, and anchored anew when it was set by more than [`JUMP_NS`].
@@ -251,7 +253,9 @@ impl Core {
             self.anchor(now_ns);
         }
         self.finish(now_ns);
-        if now_ns.saturating_sub(self.checkpoint_ns) >= self.pace.checkpoint.as_nanos() as u64 {
+        let since_ns = now_ns.saturating_sub(self.checkpoint_ns);
+        let is_due = since_ns >= self.pace.checkpoint.as_nanos() as u64;
+        if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.tracks.has_new() {
             self.checkpoint_ns = now_ns;
             self.checkpoint();
         }

@@ -19,6 +19,8 @@ struct Track {
     gone: Option<(u64, Option<u64>)>,
     /// Something was said since it was last written.
     changed: bool,
+    /// It was never written.
+    is_new: bool,
 }
 
 /// All processes that are not over.
@@ -48,7 +50,7 @@ impl Tracks {
         let early = self.early.iter().position(|&(ended, ..)| ended == key);
         let gone =
             early.and_then(|place| self.early.remove(place)).map(|(_, time_ns, status)| (time_ns, status));
-        self.tracks.insert(key, Track { changed: true, gone, ..Track::default() });
+        self.tracks.insert(key, Track { changed: true, is_new: true, gone, ..Track::default() });
         true
     }
 
@@ -129,9 +131,16 @@ impl Tracks {
 
     /// Those of which something was said since the last call.
     pub fn take_changed(&mut self) -> Vec<ProcessKey> {
-        let changed =
-            |(&key, track): (&ProcessKey, &mut Track)| std::mem::take(&mut track.changed).then_some(key);
+        let changed = |(&key, track): (&ProcessKey, &mut Track)| {
+            track.is_new = false;
+            std::mem::take(&mut track.changed).then_some(key)
+        };
         self.tracks.iter_mut().filter_map(changed).collect()
+    }
+
+    /// Whether there is one that [`Tracks::take_changed`] has never given.
+    pub fn has_new(&self) -> bool {
+        self.tracks.values().any(|track| track.is_new)
     }
 
     /// All.

@@ -28,6 +28,9 @@ static AGE: Family =
 static UNAVAILABLE: Family =
     Family::gauge("gpumem_device_unavailable", "1 while NVML gives no fresh reading, with the reason.");
 
+/// Memory is read at least once a second: older than this, a device with a problem has no reading of now.
+const FRESH_NS: u64 = 2_000_000_000;
+
 /// The index that NVML gives a device and its UUID, as labels.
 pub(super) fn labels(index: u32, name: DeviceName) -> Labels {
     Labels::new().with("gpu", &index.to_string()).with("uuid", &name.to_string())
@@ -47,8 +50,10 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         if let Some(reason) = problem {
             out.add_with(&UNAVAILABLE, &labels, Some(("reason", reason)), 1_u64);
         }
-        // A reading that is old is no reading of now.
-        let Some(reading) = device.latest.filter(|_| problem.is_none()) else { continue };
+        // A reading that is old is no reading of now; where only the lists fail, memory is read as ever.
+        let is_fresh = |time_ns: u64| published.at_ns.saturating_sub(time_ns) < FRESH_NS;
+        let reading = device.latest.filter(|reading| problem.is_none() || is_fresh(reading.time_ns));
+        let Some(reading) = reading else { continue };
         out.add(&USED, &labels, reading.used_bytes);
         if let Some((lowest, highest)) = device.recent.range() {
             out.add(&LOWEST, &labels, lowest);
