@@ -20,6 +20,9 @@ const COMMAND_BYTES: u64 = 4096;
 const ANCESTORS: usize = 64;
 /// Bytes read of the other files; all of them are far smaller.
 const FILE_BYTES: u64 = 16 * 1024;
+/// An empty command line is read again so often, after so long: an exec() takes microseconds, on a busy machine a few ms.
+const EXEC_TRIES: u32 = 5;
+const EXEC_PAUSE: Duration = Duration::from_millis(5);
 /// A reader of command lines that is silent for that long while asked is left behind.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// More readers are not left behind than that: then command lines are done without.
@@ -193,7 +196,15 @@ impl Reader {
         let (tell, told) = mpsc::channel();
         let read_all = move || {
             for (proc, key) in asks {
-                let text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
+                let mut text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
+                // In the middle of an exec() the name is there already, the command line is not.
+                for _ in 0..EXEC_TRIES {
+                    if !text.as_ref().is_some_and(|text| text.is_empty()) {
+                        break;
+                    }
+                    std::thread::sleep(EXEC_PAUSE);
+                    text = read(&proc, key.pid, "cmdline", COMMAND_BYTES);
+                }
                 // The pid may have been given to another process meanwhile.
                 let is_same =
                     || read_stat(&proc, key.pid).is_some_and(|stat| stat.start_ticks == key.start_ticks);
