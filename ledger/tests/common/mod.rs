@@ -15,6 +15,8 @@
 //! of zero bytes do not appear.
 #![allow(dead_code)]
 
+pub mod joined;
+
 use gpumem_ledger::{AccountView, CellView, Class, ClosedSample, Ledger, Origin, ProcessKey, ProcessView};
 use gpumem_wire::*;
 use std::collections::BTreeMap;
