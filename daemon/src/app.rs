@@ -334,7 +334,8 @@ impl Sources for World {
         });
         Health {
             nvml_up: status.up,
-            nvml_reason: status.reason.clone(),
+            // Records name their source; here a field does.
+            nvml_reason: status.reason.trim_start_matches("nvml: ").to_owned(),
             released_until_ns: status.released_until_ns,
             devices: devices.collect(),
             agents,
