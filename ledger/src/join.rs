@@ -188,9 +188,17 @@ impl Process {
         }
     }
 
+    /// Begins to keep trails: from the beginning, if nothing has been booked so far.
+    pub fn keep_trails(&mut self) {
+        if !std::mem::replace(&mut self.keeps_trails, true) {
+            let is_new = self.coverage.events == 0 && self.resync.is_none();
+            self.restart_trails(if is_new { 0 } else { self.applied_ns });
+        }
+    }
+
     /// Begins the trails of all books anew: nothing can be told of the time before.
     pub fn restart_trails(&mut self, now_ns: u64) {
-        if self.has_watermarks {
+        if self.keeps_trails {
             for (book, &in_flight) in self.holdings.books.iter_mut().zip(&self.holdings.in_flight_bytes) {
                 book.trail.restart(now_ns, in_flight);
             }

@@ -106,6 +106,8 @@ pub(crate) struct Process {
     /// The agent says watermarks. Samples are then closed by them alone: times of records of several threads are
     /// not quite in the order of their seqs.
     pub has_watermarks: bool,
+    /// Books keep their last moments: a living agent speaks, and readings may be heard of late.
+    pub keeps_trails: bool,
     /// Between ResyncBegin and ResyncEnd.
     pub resync: Option<Resync>,
     /// A resync is under way or ended well, and nothing was lost since it began.
@@ -141,6 +143,7 @@ impl Process {
             pending: Vec::new(),
             boundary_ns: u64::MAX,
             has_watermarks: false,
+            keeps_trails: false,
             resync: None,
             healing: false,
             instance: None,
@@ -157,7 +160,7 @@ impl Process {
         if self.accounts.len() < usize::from(BEYOND) {
             self.accounts.push(Account::new(device));
             let book = self.holdings.add_book();
-            if self.has_watermarks {
+            if self.keeps_trails {
                 self.holdings.books[usize::from(book)].trail.restart(0, 0);
             }
             return book;
@@ -235,6 +238,7 @@ impl Process {
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
             self.enter_image(instance);
+            self.keep_trails();
         }
         let shifted;
         let record = if self.image == 0 {
@@ -294,7 +298,7 @@ impl Process {
         let touched = self.holdings.settle(self.applied_ns);
         // A record that another thread overtook changed `tracked` at its own time.
         let time_ns = if restated || stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
-        if touched != 0 && self.has_watermarks {
+        if touched != 0 && self.keeps_trails {
             self.leave_trail(touched, time_ns, record);
         }
         if touched != 0 && !self.pending.is_empty() {
@@ -427,9 +431,8 @@ impl Process {
                     self.lose(last_seq - self.last_seq);
                     self.last_seq = last_seq;
                 }
-                if !std::mem::replace(&mut self.has_watermarks, true) {
-                    self.restart_trails(self.applied_ns);
-                }
+                self.has_watermarks = true;
+                self.keep_trails();
                 self.note_in_flight(record);
                 self.advance(stamp.time_ns);
             }

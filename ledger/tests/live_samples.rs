@@ -184,3 +184,15 @@ fn frees_of_what_was_lost_are_no_contradiction() {
     assert!(s.process().coverage.partial.is_some_and(|partial| partial.state));
     assert_eq!(s.process().odd, Default::default());
 }
+
+#[test]
+fn reading_that_began_before_the_agent_said_anything_has_its_beginning() {
+    let mut s = Script::new();
+    s.at(1000).control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 1, claims: "" });
+    s.at(1090).alloc(0x1000, 100); // at 1100
+    s.at(1190).alloc(0x2000, 7); // at 1200
+    s.at(1300);
+    s.sample(1150, 1250, 200); // heard of now
+    s.at(1400).watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
+}
