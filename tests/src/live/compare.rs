@@ -9,6 +9,9 @@ use gpumem_wire::{Body, Flags, Record, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// The agent reads the processor's counter, which may be this far from the kernel's clock (agent-lib/src/clock.rs).
+const CLOCK_NS: u64 = 50_000;
+
 /// Every closed sample of a recording, and the ledger's state at its end.
 pub struct Replay {
     /// Process, device in the snapshot, sample.
@@ -213,8 +216,9 @@ impl Replay {
         )
     }
 
-    /// Whether the process reported anything in [from, to].
+    /// Whether the process reported anything in [from, to], as far as its clock can be trusted.
     fn moved(&self, key: ProcessKey, from_ns: u64, to_ns: u64) -> bool {
+        let (from_ns, to_ns) = (from_ns.saturating_sub(CLOCK_NS), to_ns + CLOCK_NS);
         let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
         moves.iter().any(|&(began, ended)| began <= to_ns && ended >= from_ns)
     }
