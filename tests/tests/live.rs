@@ -51,8 +51,7 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
         assert!(compared.exact >= 10, "{compared:?}");
         // NVML may list a process before its agent has said hello, and after it has said good-bye.
         assert!(compared.excused <= 2 && compared.uncovered <= 3, "{compared:?}");
-        let process =
-            seen.snapshot.processes.iter().find(|process| process.key.pid == job.pid()).expect("known");
+        let process = seen.process(job.pid());
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.covered && process.coverage.partial.is_none() && process.coverage.lost == 0);
         assert!(process.ended.is_some(), "its end was seen");
@@ -60,8 +59,7 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
     let compared = seen.compare(&truth, Some(uncovered.pid()));
     println!("{}: {compared:?}", uncovered.pid());
     assert!(compared.uncovered >= 5 && compared.exact + compared.torn == 0, "{compared:?}");
-    let process = seen.snapshot.processes.iter().find(|process| process.key.pid == uncovered.pid());
-    assert!(!process.expect("known").coverage.covered);
+    assert!(!seen.process(uncovered.pid()).coverage.covered);
 }
 
 #[test]
@@ -104,8 +102,7 @@ fn full_ring_loses_history_and_no_state() {
     let seen = replay(&daemon.recording);
     let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
     println!("{compared:?}");
-    let process =
-        seen.snapshot.processes.iter().find(|process| process.key.pid == trainer.pid()).expect("known");
+    let process = seen.process(trainer.pid());
     assert!(process.coverage.lost > 0, "the ring was never full: {:?}", process.coverage);
     assert!(process.coverage.partial.is_some_and(|partial| !partial.state), "{:?}", process.coverage);
     assert!(compared.exact >= 5, "{compared:?}");
@@ -148,8 +145,7 @@ fn racing_threads_that_reuse_addresses_are_booked_right() {
     let seen = replay(&daemon.recording);
     let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
     println!("{compared:?}");
-    let process =
-        seen.snapshot.processes.iter().find(|process| process.key.pid == trainer.pid()).expect("known");
+    let process = seen.process(trainer.pid());
     println!("{:?} {:?}", process.coverage, process.odd);
     assert!(compared.exact + compared.torn >= 5, "{compared:?}");
     if process.coverage.lost == 0 {

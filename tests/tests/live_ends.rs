@@ -1,17 +1,11 @@
 //! Processes that end badly, live in other namespaces or in families; what Prometheus sees of them.
 #![allow(missing_docs)]
 
-use gpumem_ledger::{AccountView, Snapshot};
 use gpumem_tests::live::prometheus::{Server, check_metrics, free_address, get, tool};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
 use std::process::Command;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
-
-fn account(snapshot: &Snapshot, pid: u32) -> &AccountView {
-    let process = snapshot.processes.iter().find(|process| process.key.pid == pid).expect("known");
-    process.accounts.iter().find(|account| account.device.is_some()).expect("on a device")
-}
 
 #[test]
 fn program_whose_main_leaves_ends_with_its_last_thread() {
@@ -52,8 +46,9 @@ fn killed_trainer_leaves_a_run_with_all_that_it_held() {
     daemon.stop();
     let held = machine.truth().into_iter().find(|truth| truth.is_end() && truth.pid == pid).expect("its end");
     let seen = replay(&daemon.recording);
-    let tracked = account(&seen.snapshot, pid).tracked_bytes;
-    let process = seen.snapshot.processes.iter().find(|process| process.key.pid == pid).expect("known");
+    let process = seen.process(pid);
+    let account = process.accounts.iter().find(|account| account.device.is_some());
+    let tracked = account.expect("on a device").tracked_bytes;
     println!("at its end: {} held, {tracked} tracked, {:?}", held.tracked, process.coverage);
     assert!(process.ended.is_some(), "its end was seen");
     assert!(!process.coverage.partial.is_some_and(|partial| partial.state), "{:?}", process.coverage);

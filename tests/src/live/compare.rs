@@ -1,7 +1,7 @@
 //! What a ledger made of a recording, sample by sample, beside the machine's truth.
 
 use super::truth::Truth;
-use gpumem_ledger::{Class, ClosedSample, Ledger, Origin, ProcessKey, Snapshot};
+use gpumem_ledger::{Class, ClosedSample, Ledger, Origin, ProcessKey, ProcessView, Snapshot};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
@@ -111,6 +111,15 @@ pub struct Compared {
 }
 
 impl Replay {
+    /// What the ledger has of a process at the end.
+    ///
+    /// # Panics
+    /// When it has nothing.
+    pub fn process(&self, pid: u32) -> &ProcessView {
+        let found = self.snapshot.processes.iter().find(|process| process.key.pid == pid);
+        found.unwrap_or_else(|| panic!("the recording has no process {pid}"))
+    }
+
     /// Tags and idle bytes of a sample.
     pub fn composition(&self, key: ProcessKey, sample: &ClosedSample) -> (BTreeMap<String, i64>, i64) {
         let process = self.snapshot.processes.iter().find(|process| process.key == key);
