@@ -369,9 +369,11 @@ fn a_private_daemon_is_started_when_none_answers() {
     assert_eq!(directory.permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::read_to_string(site.folder.path("gpumem/gpumemd.log")).expect("a log"), "its words\n");
     assert!(PathBuf::from(format!("/proc/{pid}")).exists(), "it stays when the command has ended");
-    let own = rustix::process::getsid(None).expect("a session").as_raw_nonzero().to_string();
-    let session = its("stat").split(' ').nth(3).map(str::to_owned);
-    assert!(session.is_some_and(|session| session != own), "a session of its own");
+    // Read from /proc on both sides: where ours began outside this PID namespace it is 0, which is no pid.
+    let session = |stat: &str| stat.split(' ').nth(3).map(str::to_owned).expect("a session");
+    let own = fs::read_to_string("/proc/self/stat").expect("our own line");
+    let own = own.rsplit_once(") ").expect("a name in parentheses").1;
+    assert_ne!(session(&its("stat")), session(own), "a session of its own");
     fs::remove_file(&started).expect("its end");
     until("its end", || (!PathBuf::from(format!("/proc/{pid}")).exists()).then_some(()));
 }

@@ -11,7 +11,7 @@
 
 use crate::exit;
 use gpumem_runs::report::text::clean;
-use rustix::process::{Pid, Signal, getpid, getsid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
 };
@@ -139,8 +139,9 @@ fn pass_on(origin: &Origin, child: u32) {
         _ => false,
     };
     // On a hangup the kernel tells the session's leader alone, and the others when that one ends.
+    let own = std::process::id();
     let leader_alone =
-        by_kernel && origin.signal == SIGHUP && getsid(None).is_ok_and(|leader| leader == getpid());
+        by_kernel && origin.signal == SIGHUP && stat(own).is_some_and(|stat| stat.session == own);
     if (!by_kernel && !by_itself) || leader_alone {
         send(child, origin.signal);
     }
@@ -194,6 +195,8 @@ fn descends(pid: u32, from: u32) -> bool {
 struct Stat {
     state: char,
     parent: u32,
+    /// 0: it began outside this PID namespace.
+    session: u32,
 }
 
 fn stat(pid: u32) -> Option<Stat> {
@@ -201,7 +204,9 @@ fn stat(pid: u32) -> Option<Stat> {
     // The name between the brackets may hold anything, brackets too.
     let text = String::from_utf8_lossy(&text);
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
-    Some(Stat { state: fields.next()?.chars().next()?, parent: fields.next()?.parse().ok()? })
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    Some(Stat { state, parent, session: fields.nth(1)?.parse().ok()? })
 }
 
 impl End {
