@@ -47,6 +47,7 @@ fn run() -> Run {
         tenants: vec![],
         other_tenants: (0, 0),
         series: Series { width_ns, buckets },
+        details: Default::default(),
     };
     Run {
         source: Source { kind: "daemon".into(), origin: "node".into(), preset: None },

@@ -261,6 +261,7 @@ impl RunBuilder {
             tenants: Vec::new(),
             other_tenants: (0, 0),
             series: Series::new(self.width_ns),
+            details: run::Details::default(),
         };
         // What was told before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
@@ -404,6 +405,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         amounts: sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
+        parts: None,
         used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,

@@ -211,6 +211,36 @@ pub struct Device {
     pub other_tenants: (u32, u64),
     /// used, tracked and gap over time.
     pub series: Series,
+    /// What explains the rest.
+    #[serde(default)]
+    pub details: Details,
+}
+
+/// What explains a device's numbers. Kept as JSON in the store: fields that are added read as their default from
+/// older runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Details {
+    /// The highest that the driver's own accounting charged to the process, where it is on.
+    pub accounted_peak_bytes: Option<u64>,
+}
+
+/// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parts {
+    /// What creating contexts cost: measured.
+    pub context_bytes: i64,
+    /// Code and globals of modules: at most their loadable sections.
+    pub modules_bytes: i64,
+    /// Stacks of kernels: a model, or the measured step where there is one.
+    pub local_memory_bytes: i64,
+    /// The FIFO of printf and the heap of malloc on the device: a model.
+    pub heaps_bytes: i64,
+    /// What the driver adds to the sizes that were asked for: a model.
+    pub rounding_bytes: i64,
+    /// The rest.
+    pub unexplained_bytes: i64,
 }
 
 /// One identity.
@@ -226,6 +256,9 @@ pub struct Moment {
     pub predates_bytes: Option<i64>,
     /// What NVML charges beyond that; absent without a sample.
     pub untrackable_bytes: Option<i64>,
+    /// Why `untrackable_bytes` is what it is; absent where nothing tells.
+    #[serde(default)]
+    pub parts: Option<Parts>,
     /// Why the newest sample had no `used`, see [`absence_name`]: the moment is then an older sample's.
     #[serde(default)]
     pub used_absence: Option<String>,

@@ -140,6 +140,8 @@ fn body(kind: u8) -> Body<'static> {
         101 => Body::ProcessGone { start_ticks: A, status: Reading::of(B) },
         102 => Body::Source { up: true, reason: "driver 580.65 reloaded" },
         103 => Body::Tick {},
+        104 => Body::AccountedPeak { start_ticks: A, peak_bytes: B },
+        105 => Body::DeviceFault { xid: C },
         112 => Body::Welcome { epoch: A, versions: B, capabilities: C },
         113 => Body::ResyncRequest { epoch: A },
         114 => Body::RecordControl { on: true },

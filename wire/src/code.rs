@@ -167,6 +167,8 @@ codes! {
         LibraryLoaded = 11,
         /// A green context was created.
         GreenContextCreated = 12,
+        /// A call that will create a context was entered: what is charged now is charged without it.
+        ContextCreating = 13,
     }
 
     /// How far the clock of a recording can be trusted.

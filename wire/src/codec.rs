@@ -367,6 +367,11 @@ records! {
     /// Time passes: nothing else happened up to `time_ns`.
     103 Tick { }
 
+    /// The highest that the driver's own accounting has charged to pid `thread` on `device` since it started.
+    104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
+    /// NVML told of Xid `xid` on `device`.
+    105 DeviceFault { xid: u64 => aux }
+
     // From the daemon to an agent.
 
     /// The daemon took the Hello. `epoch` numbers this connection's resyncs.

@@ -51,7 +51,8 @@ pub struct Stamp {
     /// `ProcessGone`) its pid in the daemon's namespace.
     pub thread: u32,
     /// CUPTI's contextUid; in block records a small number for the stream; in `DeviceSample` how
-    /// long the read took in ns; in `VmmCreate` how long the call took in us.
+    /// long the read took in ns; in `VmmCreate` how long the call took in us; in `Device` its
+    /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,

@@ -107,6 +107,7 @@ mod tests {
             tenants: Vec::new(),
             other_tenants: (0, 0),
             series: Series::new(1),
+            details: Default::default(),
         };
         Run {
             source: Source { kind: "daemon".into(), origin: "host".into(), preset: None },

@@ -24,6 +24,12 @@ pub enum StoreError {
         path.display()
     )]
     NewerVersion { path: PathBuf, found: i64, supported: i64 },
+    /// The file has an older schema, and only a writer changes that.
+    #[error(
+        "{}: schema version {found}, this program reads {supported}: gpumemd brings it up to date when it starts",
+        path.display()
+    )]
+    OlderVersion { path: PathBuf, found: i64, supported: i64 },
     /// Its write-ahead log holds checkpoints that cannot be read from here.
     #[error(
         "{}: its -wal file holds data that cannot be read without write access to the directory: \

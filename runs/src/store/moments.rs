@@ -1,6 +1,6 @@
 //! The rows that grow: moments with their amounts, and the buckets of series.
 
-use super::columns::{bits, damaged, dense, execute, maybe_unsigned, unsigned};
+use super::columns::{bits, damaged, dense, execute, from_json, json, maybe_unsigned, unsigned};
 use crate::run::Moment;
 use crate::series::{Bucket, Extremes};
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
@@ -14,14 +14,14 @@ pub(super) fn write_moment(
 ) -> Result<()> {
     let sql = "INSERT INTO moment (run, device, kind, time_ns, tracked_bytes, predates_bytes,
             untrackable_bytes, uncovered_used_bytes, gap_distance_ns, torn_min_bytes, torn_max_bytes,
-            stale, partial, used_absence)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            stale, partial, used_absence, parts)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET time_ns = excluded.time_ns, tracked_bytes = excluded.tracked_bytes,
             predates_bytes = excluded.predates_bytes, untrackable_bytes = excluded.untrackable_bytes,
             uncovered_used_bytes = excluded.uncovered_used_bytes,
             gap_distance_ns = excluded.gap_distance_ns, torn_min_bytes = excluded.torn_min_bytes,
             torn_max_bytes = excluded.torn_max_bytes, stale = excluded.stale, partial = excluded.partial,
-            used_absence = excluded.used_absence";
+            used_absence = excluded.used_absence, parts = excluded.parts";
     let values = params![
         id,
         device as i64,
@@ -37,6 +37,7 @@ pub(super) fn write_moment(
         moment.stale,
         moment.partial,
         moment.used_absence,
+        moment.parts.as_ref().map(json).transpose()?,
     ];
     execute(db, sql, values)?;
     write_amounts(db, id, device, kind, &moment.amounts)
@@ -64,7 +65,7 @@ fn write_amounts(db: &Connection, id: i64, device: usize, kind: &str, amounts: &
 
 pub(super) fn read_moment(db: &Connection, id: i64, device: usize, kind: &str) -> Result<Moment> {
     let sql = "SELECT time_ns, tracked_bytes, predates_bytes, untrackable_bytes, uncovered_used_bytes,
-            gap_distance_ns, torn_min_bytes, torn_max_bytes, stale, partial, used_absence
+            gap_distance_ns, torn_min_bytes, torn_max_bytes, stale, partial, used_absence, parts
         FROM moment WHERE run = ? AND device = ? AND kind = ?";
     let moment = |row: &Row<'_>| {
         Ok(Moment {
@@ -79,6 +80,11 @@ pub(super) fn read_moment(db: &Connection, id: i64, device: usize, kind: &str) -
             stale: row.get(8)?,
             partial: row.get(9)?,
             used_absence: row.get(10)?,
+            parts: if row.get_ref(11)?.as_str_or_null()?.is_some() {
+                Some(from_json(row, 11)?)
+            } else {
+                None
+            },
         })
     };
     let moment = db.prepare_cached(sql)?.query_row(params![id, device as i64, kind], moment).optional()?;

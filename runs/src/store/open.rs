@@ -116,7 +116,10 @@ pub(super) fn read_only(path: &Path) -> Result<Connection> {
 
 fn recognised(db: Connection, path: &Path) -> Result<Connection> {
     match recognise(&db, path)? {
-        Found::Version(_) => Ok(db),
+        Found::Version(schema::VERSION) => Ok(db),
+        Found::Version(found) => {
+            Err(StoreError::OlderVersion { path: path.to_owned(), found, supported: schema::VERSION })
+        }
         Found::Fresh => Err(StoreError::not_a_store(path, "an SQLite file without tables")),
     }
 }

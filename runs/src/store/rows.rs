@@ -160,14 +160,14 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
     // Not REPLACE: that deletes the row first, and with it all that refers to it.
     let sql = "INSERT INTO device (run, idx, name, ordinal, model, total_bytes, peak_used_bytes,
             peak_used_ns, unaccounted_bytes, series_width_ns, beside, reading, tenants,
-            other_tenants)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            other_tenants, details)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET name = excluded.name, ordinal = excluded.ordinal,
             model = excluded.model, total_bytes = excluded.total_bytes,
             peak_used_bytes = excluded.peak_used_bytes, peak_used_ns = excluded.peak_used_ns,
             unaccounted_bytes = excluded.unaccounted_bytes, series_width_ns = excluded.series_width_ns,
             beside = excluded.beside, reading = excluded.reading, tenants = excluded.tenants,
-            other_tenants = excluded.other_tenants";
+            other_tenants = excluded.other_tenants, details = excluded.details";
     let values = params![
         id,
         idx as i64,
@@ -183,6 +183,7 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
         device.reading.as_ref().map(json).transpose()?,
         json(&device.tenants)?,
         json(&device.other_tenants)?,
+        json(&device.details)?,
     ];
     execute(db, sql, values)?;
     Ok(())
@@ -191,7 +192,7 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
 /// The devices but for what has tables of its own: moments and buckets.
 fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
     let sql = "SELECT name, ordinal, model, total_bytes, peak_used_bytes, peak_used_ns, unaccounted_bytes,
-            series_width_ns, beside, reading, tenants, other_tenants, idx
+            series_width_ns, beside, reading, tenants, other_tenants, idx, details
         FROM device WHERE run = ? ORDER BY run, idx";
     let device = |row: &Row<'_>| {
         let reading = row.get_ref(9)?.as_str_or_null()?;
@@ -207,6 +208,7 @@ fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
             reading: if reading.is_some() { Some(from_json(row, 9)?) } else { None },
             tenants: from_json(row, 10)?,
             other_tenants: from_json(row, 11)?,
+            details: from_json(row, 13)?,
             last: Moment::default(),
             peak: Moment::default(),
         };

@@ -35,7 +35,8 @@ pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 pub const VERSION: i64 = STEPS.len() as i64;
 
 /// `STEPS[n]` makes version n+1 of version n.
-const STEPS: [&str; 1] = ["
+const STEPS: [&str; 2] = [
+    "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
     uid            TEXT NOT NULL UNIQUE,
@@ -142,7 +143,12 @@ CREATE TABLE bucket (
     PRIMARY KEY (run, device, seq),
     FOREIGN KEY (run, device) REFERENCES device (run, idx) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
-"];
+",
+    "
+ALTER TABLE moment ADD COLUMN parts TEXT;
+ALTER TABLE device ADD COLUMN details TEXT NOT NULL DEFAULT '{}';
+",
+];
 
 /// What an SQLite file says it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -106,6 +106,37 @@ fn a_newer_store_is_refused() {
 }
 
 #[test]
+fn an_older_store_is_brought_up_to_date_by_a_writer_only() {
+    let dir = TempDir::new();
+    let plain = |mut run: Run| {
+        run.devices.iter_mut().for_each(|device| device.details = Default::default());
+        run.devices
+            .iter_mut()
+            .flat_map(|device| [&mut device.last, &mut device.peak])
+            .for_each(|m| m.parts = None);
+        run
+    };
+    let before = plain(finished(&dir));
+    let load = || {
+        let store = Store::open_read_only(dir.store()).unwrap();
+        store.load(store.list().unwrap()[0].id).unwrap()
+    };
+    let db = rusqlite::Connection::open(dir.store()).unwrap();
+    // As version 1 had made it.
+    db.execute_batch("ALTER TABLE moment DROP COLUMN parts; ALTER TABLE device DROP COLUMN details;")
+        .unwrap();
+    db.pragma_update(None, "user_version", 1).unwrap();
+    drop(db);
+    let StoreError::OlderVersion { found, supported, .. } = refused(Store::open_read_only(dir.store()))
+    else {
+        panic!("read without what it needs")
+    };
+    assert_eq!((found, supported), (1, VERSION));
+    drop(Store::open(dir.store()).unwrap());
+    assert_eq!(load(), before);
+}
+
+#[test]
 fn places_where_nothing_can_be_made() {
     let dir = TempDir::new();
     fs::write(dir.path().join("file"), "").unwrap();

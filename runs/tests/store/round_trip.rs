@@ -60,8 +60,8 @@ fn cell() -> impl Strategy<Value = Cell> {
 fn moment(cells: usize) -> impl Strategy<Value = Moment> {
     let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..=cells);
     let numbers = any::<(u64, Option<i64>, Option<i64>, Option<i64>, Option<u64>, i64)>();
-    (amounts, numbers, any::<(Option<(i64, i64)>, bool, bool)>(), of(text())).prop_map(
-        move |(amounts, numbers, (torn, stale, partial), used_absence)| {
+    (amounts, numbers, any::<(Option<(i64, i64)>, bool, bool)>(), (of(text()), of(parts()))).prop_map(
+        move |(amounts, numbers, (torn, stale, partial), (used_absence, parts))| {
             let (time_ns, tracked_bytes, predates_bytes, untrackable_bytes, uncovered_used_bytes, distance) =
                 numbers;
             Moment {
@@ -70,6 +70,7 @@ fn moment(cells: usize) -> impl Strategy<Value = Moment> {
                 amounts: amounts.into_iter().filter(|&(cell, _)| (cell as usize) < cells).collect(),
                 predates_bytes,
                 untrackable_bytes,
+                parts,
                 used_absence,
                 uncovered_used_bytes,
                 gap_distance_ns: distance,
@@ -79,6 +80,17 @@ fn moment(cells: usize) -> impl Strategy<Value = Moment> {
             }
         },
     )
+}
+
+fn parts() -> impl Strategy<Value = Parts> {
+    any::<[i64; 6]>().prop_map(|[context, modules, local_memory, heaps, rounding, unexplained]| Parts {
+        context_bytes: context,
+        modules_bytes: modules,
+        local_memory_bytes: local_memory,
+        heaps_bytes: heaps,
+        rounding_bytes: rounding,
+        unexplained_bytes: unexplained,
+    })
 }
 
 fn extremes() -> impl Strategy<Value = Option<Extremes>> {
@@ -125,8 +137,10 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
+    let rest = (rest, of(any::<u64>()));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
+        let (rest, accounted_peak_bytes) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -142,6 +156,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
+            details: Details { accounted_peak_bytes },
         }
     })
 }

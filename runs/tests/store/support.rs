@@ -1,7 +1,8 @@
 //! Temporary directories and runs whose every number follows from one.
 
 use gpumem_runs::run::{
-    Beside, Caveat, Cell, Class, Clock, Coverage, Device, Moment, Process, Reading, Run, Source, State,
+    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Parts, Process, Reading, Run,
+    Source, State,
 };
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{Store, StoreError};
@@ -61,6 +62,11 @@ pub fn run_at(n: u64) -> Run {
             amounts,
             predates_bytes: (!n.is_multiple_of(3)).then_some(n as i64),
             untrackable_bytes: Some(n as i64 - 50),
+            parts: (!n.is_multiple_of(5)).then(|| Parts {
+                context_bytes: n as i64,
+                unexplained_bytes: -50,
+                ..Parts::default()
+            }),
             used_absence: n.is_multiple_of(2).then(|| "timeout".to_owned()),
             ..Moment::default()
         }
@@ -86,6 +92,7 @@ pub fn run_at(n: u64) -> Run {
         tenants: vec![(7, Some(n)), (8, None)],
         other_tenants: (n as u32, n),
         series: series.clone(),
+        details: Details { accounted_peak_bytes: Some(n) },
     };
     Run {
         source: Source { kind: "daemon".into(), origin: "node1".into(), preset: None },
