@@ -3,7 +3,6 @@
 
 mod common;
 use common::gap::*;
-use common::*;
 use gpumem_wire::*;
 
 #[test]
