@@ -262,8 +262,9 @@ impl<'r> Report<'r> {
             let parts = moments.map(Moment::gap_parts);
             for (part, name, of) in GAP {
                 let bytes = parts.map(|parts| parts.map(|parts| of(&parts))).to_vec();
-                // What is zero wherever it is known says nothing; the rest is told even if nothing is left.
-                if part == Part::Unexplained || bytes.iter().flatten().any(|&bytes| bytes != 0) {
+                // What is zero wherever it is known says nothing, unless there is nothing else to say.
+                let is_bare = part == Part::Unexplained && statement.rows.len() == row + 1;
+                if is_bare || bytes.iter().flatten().any(|&bytes| bytes != 0) {
                     statement.push(part, name, Some(row), bytes);
                 }
             }
