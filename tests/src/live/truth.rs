@@ -20,6 +20,16 @@ pub struct Truth {
     pub pid: u32,
     /// What NVML answered.
     pub used: u64,
+    /// Of that, what contexts cost.
+    pub context: i64,
+    /// Loaded modules.
+    pub modules: i64,
+    /// Stacks above the default limit.
+    pub local: i64,
+    /// Growth that no call explains.
+    pub other: i64,
+    /// What the driver added to sizes.
+    pub rounding: i64,
     /// Live driver allocations, reserved bytes for pools.
     pub tracked: i64,
     /// Pool bytes that nothing covers.
