@@ -72,6 +72,13 @@ fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
         ("stack limit", Measured, Some("end/unstack"), [0, 0, -stacks, 0, 0]),
     ];
     assert_eq!(steps, expected);
+    let by_program = |step: &Step| step.library.as_deref().is_some_and(|path| path.ends_with("/gap"));
+    let events = account.steps.iter().filter(|step| step.kind == Measured);
+    assert!(events.clone().all(by_program), "{:?}", events.map(|step| &step.library).collect::<Vec<_>>());
+    let cell = process.cells.iter().position(|cell| cell.tag.as_deref() == Some("run/library"));
+    let library = cell.and_then(|cell| process.cells[cell].library.as_deref());
+    assert!(library.is_some_and(|path| path.ends_with("/libgaplib.so")), "{library:?}");
+    assert_eq!(cell.map(|cell| account.peak.amounts[cell] / MIB), Some(64), "tracked, by that library");
     assert!(seen.compare_parts(&truth, job.pid()) >= 24, "samples between the stages");
     let last = account.complete.as_ref().expect("a sample");
     let sum: i64 = account.steps.iter().map(Step::bytes).sum();
