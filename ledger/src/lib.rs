@@ -43,6 +43,7 @@
 //! | block | shifted from `idle` to the cell of its tag (class block) |
 //! | retag | shifted between cells, in the peak too if the block was live there |
 //! | context or device gone | everything in it is taken, segments and blocks too |
+//! | context, module, limit | nothing: they move the gap, see cause/ |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
 //! | resync | rows said again stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
 #![forbid(unsafe_code)]

@@ -143,7 +143,7 @@ fn nothing_is_booked_while_the_agent_was_blind() {
             s.used(500, 610);
             s.used(600, 611);
             s.end(700, 1, DestroyScope::Context);
-            s.used(800, 113);
+            s.used(1300, 113);
         },
         &[
             "parts 113 = unexplained 113",
