@@ -421,7 +421,9 @@ impl Process {
             Body::DriverEvent { bytes, value, event } => self.hear_driver(stamp, event, bytes, value),
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
-                self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
+                let account = &mut self.accounts[usize::from(book)];
+                account.predates = i64::try_from(bytes).ok();
+                account.causes.round_from(None);
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
             }

@@ -227,7 +227,7 @@ pub struct Details {
     pub steps: Vec<Step>,
 }
 
-/// A change of the gap between two samples.
+/// A change of the gap between two samples. What is not there is left out of the store: a run may have hundreds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Step {
@@ -242,18 +242,23 @@ pub struct Step {
     /// What got most of it, in words: `context created`, `between events`, ...
     pub cause: String,
     /// What else happened in its time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,
     /// How many events that was; of `smaller steps`, how many steps.
     pub events: u64,
     /// `measured`, `model`, `upper_bound`; `none` where nothing says why.
     pub kind: String,
     /// Tag in force at the event; without one, that of the last record before the sample.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// Library that made the call: its file name.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub library: Option<String>,
     /// What the model or the bound says of the cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_bytes: Option<i64>,
     /// What a reader must know of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
@@ -262,16 +267,22 @@ pub struct Step {
 #[serde(default)]
 pub struct Parts {
     /// What creating contexts cost: measured.
+    #[serde(skip_serializing_if = "is_zero")]
     pub context_bytes: i64,
     /// Code and globals of modules: at most their loadable sections.
+    #[serde(skip_serializing_if = "is_zero")]
     pub modules_bytes: i64,
     /// Stacks of kernels: a model, or the measured step where there is one.
+    #[serde(skip_serializing_if = "is_zero")]
     pub local_memory_bytes: i64,
     /// The FIFO of printf and the heap of malloc on the device: a model.
+    #[serde(skip_serializing_if = "is_zero")]
     pub heaps_bytes: i64,
     /// What the driver adds to the sizes that were asked for: a model.
+    #[serde(skip_serializing_if = "is_zero")]
     pub rounding_bytes: i64,
     /// The rest.
+    #[serde(skip_serializing_if = "is_zero")]
     pub unexplained_bytes: i64,
 }
 
@@ -304,6 +315,10 @@ pub struct Moment {
     pub stale: bool,
     /// Records had been lost and no resync had ended.
     pub partial: bool,
+}
+
+fn is_zero(bytes: &i64) -> bool {
+    *bytes == 0
 }
 
 impl Parts {

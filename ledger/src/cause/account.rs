@@ -23,6 +23,7 @@ pub(crate) struct Known<'a> {
 struct Boundary {
     t0_ns: u64,
     x: i64,
+    /// What predates the agent, without the rounding in it.
     predates: i64,
 }
 
@@ -53,7 +54,7 @@ pub(crate) struct Heard {
 }
 
 impl Causes {
-    /// `predates` was taken from a sample with these parts: its rounding is in it.
+    /// `predates` was taken from a sample with these parts, so that its rounding is in it, or was told.
     pub fn round_from(&mut self, parts: Option<Parts>) {
         self.predates_rounding = parts.map_or(0, |parts| parts.rounding);
     }
@@ -73,7 +74,8 @@ impl Causes {
 
     fn reach(&mut self, sample: &ClosedSample, x: i64, known: &Known<'_>) {
         let (due, is_folded) = self.heard.events.take_until(sample.t1_ns);
-        let boundary = Boundary { t0_ns: sample.t0_ns, x, predates: sample.predates_bytes };
+        let predates = sample.predates_bytes.wrapping_sub(self.predates_rounding);
+        let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
         let lost = std::mem::take(&mut self.heard.lost);
         let blind = std::mem::replace(&mut self.heard.blind, known.blind) || known.blind;
         let last = self.last.replace(boundary);
