@@ -5,6 +5,7 @@
 //! observation   who said a record: the host, or one process
 //! ledger        Ledger: one door for all observations; devices; the host's own records
 //!  process      one process: names, order of its records, what it has lost
+//!   slot        which book a device has
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
@@ -67,6 +68,7 @@ mod recent;
 mod resync;
 mod rounding;
 mod segment;
+mod slot;
 mod snapshot;
 mod trail;
 mod vmm;

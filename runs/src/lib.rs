@@ -3,7 +3,7 @@
 //! ```text
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
-//! run, series                the life of one process: what is stored and what is reported
+//! run, gap, series           the life of one process: what is stored and what is reported
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! store                      runs in an SQLite file, checkpointed while they go on
@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod gap;
 pub mod import;
 pub mod input;
 pub mod recording;
