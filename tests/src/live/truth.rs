@@ -20,6 +20,19 @@ pub struct Truth {
     pub pid: u32,
     /// What NVML answered.
     pub used: u64,
+    /// Bases of its contexts.
+    pub context: u64,
+    /// Loaded code and globals.
+    pub modules: u64,
+    /// Stacks above the default limit.
+    pub local: u64,
+    /// FIFO of printf and heap of malloc above their defaults.
+    #[serde(default)]
+    pub heaps: u64,
+    /// What the driver keeps for itself, and growth that no call explains.
+    pub other: u64,
+    /// Granules minus what was asked for.
+    pub rounding: i64,
     /// Live driver allocations, reserved bytes for pools.
     pub tracked: i64,
     /// Pool bytes that nothing covers.
@@ -29,6 +42,13 @@ pub struct Truth {
 }
 
 impl Truth {
+    /// What is used beyond `tracked`.
+    pub fn parts(&self) -> i64 {
+        let parts = [self.context, self.modules, self.local, self.heaps, self.other];
+        let sum: u64 = parts.iter().sum();
+        i64::try_from(sum).unwrap_or(i64::MAX).saturating_add(self.rounding)
+    }
+
     /// What a process held at its end.
     pub fn is_end(&self) -> bool {
         self.call == "end"
@@ -46,6 +66,11 @@ pub fn read(path: &Path) -> Vec<Truth> {
         let truth: Truth = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         let sum = truth.tags.values().sum::<i64>() + truth.idle;
         assert_eq!(sum, truth.tracked, "the machine's own sums do not add up: {line}");
+        assert_eq!(
+            truth.parts() + truth.tracked,
+            i64::try_from(truth.used).unwrap_or(i64::MAX),
+            "nor its parts: {line}"
+        );
         truth
     };
     whole.lines().map(parse).collect()
