@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
-DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c"]
+DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c", "table.c"]
 # What a shell around us may have set and what must not reach the programs.
 OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF")

@@ -4,6 +4,7 @@ may come back from a borrowed machine."""
 import io
 import json
 import os
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ class Result:
         self.path = Path(path)
         self.data = {
             "name": check.name, "claim": check.claim, "where": check.where, "verdict": "fail",
-            "reason": "it did not come to its end", "measured": {}, "expected": [], "notes": [],
+            "reason": "it did not come to its end", "measured": {}, "expected": [], "notes": [], "answers": [],
         }
         self.save()
 
@@ -34,6 +35,11 @@ class Result:
 
     def note(self, text):
         self.data["notes"].append(text)
+        self.save()
+
+    def answer(self, question, text):
+        """A plain sentence about a question of reference/cupti.md 12."""
+        self.data["answers"].append({"question": question, "text": text})
         self.save()
 
     def expect(self, true, text):
@@ -106,6 +112,8 @@ class Report:
         """At the end and now and then: whoever is killed at a time limit leaves the packs so far."""
         for old in self.out.glob("recordings-*.tar.gz"):
             old.unlink()
+        for made in sorted((self.work / "out").glob("*")):
+            shutil.copyfile(made, self.out / made.name)
         kept = sorted((self.work / "recordings").glob("*"), key=lambda p: p.name)
         for number, group in enumerate(split(kept, 60 << 20), 1):
             if number > 4:
