@@ -36,6 +36,7 @@ def arguments():
     parser.add_argument("--fake", type=Path, help="simulated GPU of a dry run, where it is not in --bin")
     parser.add_argument("--out", type=Path, help="where results go")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated GPU")
+    parser.add_argument("--costs", type=Path, help="of a dry run: what calls cost (default: tests/fake-gpu/costs.txt)")
     parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
     parser.add_argument("--minutes", type=float, default=60, help="then the rest is skipped")
     parser.add_argument("--list", action="store_true", help="checks, and what they claim")
@@ -137,6 +138,7 @@ def main():
     work = Path(tempfile.mkdtemp(prefix="gpumem-gpu-"))
     machine = Machine(options.bin.resolve(), work, options.dry_run,
                       options.fake.resolve() if options.fake else None, sys.executable)
+    machine.costs = str(options.costs.resolve()) if options.costs else None
     machine.prepare({need for name in names for need in CHECKS[name].needs})
     (work / "results").mkdir(exist_ok=True)
     state = work / "state.json"

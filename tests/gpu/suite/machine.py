@@ -24,6 +24,7 @@ class Machine:
         self.fake = Path(fake or bin)
         self.python = python
         self.built, self.can, self.cupti = {}, {}, None
+        self.costs = None  # a table for the simulated GPU, other than its own
 
     def to_json(self):
         return json.dumps(vars(self), default=str)
@@ -32,7 +33,8 @@ class Machine:
     def from_json(cls, text):
         state = json.loads(text)
         machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
-        machine.built, machine.can, machine.cupti = state["built"], state["can"], state["cupti"]
+        for name in ("built", "can", "cupti", "costs"):
+            setattr(machine, name, state[name])
         return machine
 
     # programs of the product
@@ -136,6 +138,7 @@ class Machine:
         return clean
 
     def new_simulated_machine(self, home, *keys):
-        """A fresh one for a check of a dry run; what it costs is like an H100, made up but for the sizes."""
+        """A fresh one for a check of a dry run. What its calls cost is what tests/fake-gpu/costs.txt says."""
+        keys = [f"costs={self.costs}", *keys] if self.costs else keys
         subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
                         "cuda.version=13000", *keys], check=True)

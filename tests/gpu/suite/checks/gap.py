@@ -55,25 +55,31 @@ def modules(t):
 
 
 @check("gap.local_memory", "local memory follows the model: bytes a thread x threads a processor x processors",
-       "cupti.md 3 and 12.11", needs=("driver", "real"))
+       "cupti.md 3", needs=("driver",), questions=(11,))
 def local_memory(t):
     d = t.driver()
     facts = d.begin()
     out = d.do("alloc", 2 * MIB)["id"]
     resident = facts["processors"] * facts["threads_per_processor"]
     t.measure("resident threads", resident)
+    limit = d.do("limit", 0)["value"]  # what every context holds from its beginning
     small = d.do("module", 0, 64)["id"]
     d.do("launch", small, out)
-    before = t.used(d.pid)
+    before, answers, code = t.used(d.pid), [], 0
     for local in (4096, 16384, 65536):
+        loaded = t.used(d.pid)
         id = d.do("module", 0, local)["id"]
+        code += t.used(d.pid) - loaded
         answer = d.ask("launch", id, out)
         if answer["result"]:
             t.note(f"{local} B a thread: result {answer['result']}")
             continue
-        grown, model = t.used(d.pid) - before, local * resident
+        # Whatever the module itself takes is no stack.
+        grown, model = t.used(d.pid) - before - code, (local - limit) * resident
+        answers.append(f"{local:,} B a thread: {grown:,} B where (bytes - {limit}) x resident threads is {model:,}")
         t.measure(f"{local} B a thread", {"NVML": grown, "model": model}, "B")
         t.expect(abs(grown - model) <= 0.1 * model + GRANULE, f"{local}: within 10 % of {model:,} ({grown:,})")
+    t.answer(11, "Local memory that launches made: " + "; ".join(answers) + ".")
 
 
 @check("gap.limits", "what stack, printf and heap limits cost", "cupti.md 3", needs=("driver",))

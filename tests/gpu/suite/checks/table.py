@@ -227,7 +227,8 @@ def small(t):
             p.weigh(f"{command} destroyed", f"{command}_end")
     with table.process() as p:
         to = p.driver.do("alloc", 2 * MIB)["id"]
-        p.weigh("20 executable graphs of 10 nodes", "graphs", to, 10, 20, many="graph_exec", each=20)
+        p.weigh("a first executable graph, and the stream for it", "graphs", to, 10, 1)
+        p.weigh("100 more executable graphs of 10 nodes", "graphs", to, 10, 100, many="graph_exec", each=100)
         p.weigh("graphs destroyed", "graphs_end")
     with table.process() as p:
         p.weigh("a graph with a memory node of 48 MiB", "graph", 48 * MIB, 1)
