@@ -14,7 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from suite import stats, table, wire  # noqa: E402
+from suite import checks, questions, stats, table, wire  # noqa: E402, F401
+from suite.check import CHECKS  # noqa: E402
 from suite.checks.common import GRANULE, MIB, rounding  # noqa: E402
 from suite.daemon import parse_metrics  # noqa: E402
 from suite.results import as_markdown, number, split  # noqa: E402
@@ -161,6 +162,20 @@ COSTS = HERE.parent / "fake-gpu" / "costs.txt"
 
 def row(check, process, **facts):
     return dict({"check": check, "name": "n", "call": "c", "result": 0, "process": process, "device": process}, **facts)
+
+
+class Questions(unittest.TestCase):
+    def test_each_has_a_check_and_no_check_names_another(self):
+        asked = {number for c in CHECKS.values() for number in c.questions}
+        self.assertEqual(asked, set(questions.QUESTIONS))
+
+    def test_answers_and_silence_are_told(self):
+        results = [{"name": "a.b", "verdict": "pass", "reason": None, "questions": [5], "answers": [{"question": 5, "text": "Two."}]},
+                   {"name": "c.d", "verdict": "skip", "reason": "no tool", "questions": [5, 9], "answers": []}]
+        lines = questions.answers(results)
+        self.assertEqual(len(lines), 2)
+        self.assertIn("Two. (a.b)", lines[0])
+        self.assertTrue(lines[1].endswith("**No answer** [c.d: skip, no tool]"), lines[1])
 
 
 class Costs(unittest.TestCase):

@@ -113,7 +113,8 @@ int main(void) {
         fprintf(stderr, "no libcuda.so.1: %s\n", dlerror());
         return 3;
     }
-    const command *const tables[] = {process_commands, memory_commands, space_commands, loop_commands, table_commands};
+    const command *const tables[] = {process_commands, memory_commands, space_commands, loop_commands, table_commands,
+                                     cupti_commands};
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         at = line;

@@ -198,6 +198,7 @@ typedef struct {
     void (*run)(void);
     const char *arguments;
 } command;
-extern const command memory_commands[], space_commands[], loop_commands[], process_commands[], table_commands[];
+extern const command memory_commands[], space_commands[], loop_commands[], process_commands[], table_commands[],
+    cupti_commands[];
 
 #endif

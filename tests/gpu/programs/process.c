@@ -1,5 +1,4 @@
 /* Commands about the process: cuInit, contexts, limits, modules, tags, fork and exec, its own books. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,34 +16,6 @@ static void init(void) {
     load_agent();
     reply(r, began(), "\"ns\":%llu,\"agent\":%s,\"pid\":%d", (unsigned long long)(end - began()),
           gpumem_push ? "true" : "false", (int)getpid());
-}
-
-/* Another client of CUPTI in this process: `subscribe LIBRARY`, `unsubscribe`. */
-static void *cupti, *subscriber;
-static void heard(void *user, int domain, uint32_t id, const void *data) {
-    (void)user, (void)domain, (void)id, (void)data;
-}
-static void subscribe(void) {
-    const char *path = word();
-    int (*call)(void **, void (*)(void *, int, uint32_t, const void *), void *);
-    cupti = dlopen(path, RTLD_NOW);
-    *(void **)&call = cupti ? dlsym(cupti, "cuptiSubscribe") : NULL;
-    mark();
-    done(call ? call(&subscriber, heard, NULL) : -1);
-}
-static void unsubscribe(void) {
-    int (*call)(void *);
-    *(void **)&call = cupti ? dlsym(cupti, "cuptiUnsubscribe") : NULL;
-    done(call && subscriber ? call(subscriber) : -1);
-}
-
-/* The other tool that was injected lets go (client.c). */
-static void client_end(void) {
-    const char *path = word();
-    void *client = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    int (*call)(void);
-    *(void **)&call = client ? dlsym(client, "client_end") : NULL;
-    done(call ? call() : -1);
 }
 
 static void about(void) {
@@ -212,6 +183,5 @@ const command process_commands[] = {
     {"limit", limit, "WHICH [BYTES]"}, {"tag", tag, "PATH"},
     {"untag", untag, ""}, {"step", step, "N"}, {"pause", pause_agent, ""}, {"resume", resume_agent, ""},
     {"fork", fork_child, "exit|_exit|init|alloc"}, {"exec", exec_self, ""}, {"exit", end, "CODE"},
-    {"subscribe", subscribe, "LIBCUPTI"}, {"unsubscribe", unsubscribe, ""},
-    {"client_end", client_end, "LIBRARY"}, {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
+    {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
 };

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
-DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c", "table.c"]
+DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c", "table.c", "cupti.c"]
 # What a shell around us may have set and what must not reach the programs.
 OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF")
@@ -24,6 +24,7 @@ class Machine:
         self.fake = Path(fake or bin)
         self.python = python
         self.built, self.can, self.cupti = {}, {}, None
+        self.cuptis = []  # every libcupti that was found
         self.costs = None  # a table for the simulated GPU, other than its own
 
     def to_json(self):
@@ -33,7 +34,7 @@ class Machine:
     def from_json(cls, text):
         state = json.loads(text)
         machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
-        for name in ("built", "can", "cupti", "costs"):
+        for name in ("built", "can", "cupti", "cuptis", "costs"):
             setattr(machine, name, state[name])
         return machine
 
@@ -108,10 +109,12 @@ class Machine:
     def look_for_cupti(self):
         """A libcupti for a program that is a client of its own."""
         if self.dry:
-            return str(self.fake / "lib" / "libcupti.so.13")
+            self.cuptis = [str(self.fake / "lib" / f"libcupti.so.{version}") for version in ("11.8", "12", "13")]
+            return self.cuptis[-1]
         places = ["/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib"]
         places += [f"{path}/nvidia/*/lib" for path in sys.path if path.endswith("site-packages")]
         found = [p for place in places for p in glob.glob(f"{place}/libcupti.so.1[0-9]")]
+        self.cuptis = sorted({os.path.realpath(p): p for p in found}.values())
         return max(found, key=lambda p: int(p.rpartition(".")[2])) if found else None
 
     def look_for_namespaces(self, user=False):

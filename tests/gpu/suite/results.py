@@ -9,6 +9,8 @@ import tarfile
 import time
 from pathlib import Path
 
+from .questions import answers
+
 VERDICTS = ("fail", "pass", "measured", "skip")
 LARGEST = 15 << 20  # of a pack; what may come back is 16 MiB a file
 
@@ -20,7 +22,7 @@ class Result:
         self.path = Path(path)
         self.data = {
             "name": check.name, "claim": check.claim, "where": check.where, "verdict": "fail",
-            "reason": "it did not come to its end", "measured": {}, "expected": [], "notes": [], "answers": [],
+            "questions": list(check.questions), "reason": "it did not come to its end", "measured": {}, "expected": [], "notes": [], "answers": [],
         }
         self.save()
 
@@ -74,6 +76,9 @@ def as_markdown(head, results):
            "| check | verdict | claim |", "|---|---|---|"]
     for r in sorted(results, key=lambda r: VERDICTS.index(r["verdict"])):
         out.append(f"| {r['name']} | {r['verdict']} | {r['claim']} ({r['where']}) |")
+    lines = answers(results)
+    if lines:
+        out += ["", "## Questions of reference/cupti.md 12", "", *lines]
     for r in results:
         out += ["", f"## {r['name']}: {r['verdict']}", "", f"{r['claim']} ({r['where']})"]
         if r["reason"]:

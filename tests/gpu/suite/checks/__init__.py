@@ -2,6 +2,7 @@
 
 from . import facts  # noqa: F401
 from . import attach  # noqa: F401
+from . import cupti  # noqa: F401
 from . import live  # noqa: F401
 from . import kinds  # noqa: F401
 from . import pools  # noqa: F401
