@@ -14,6 +14,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import accept  # noqa: E402
 from suite import checks, questions, stats, table, wire  # noqa: E402, F401
 from suite.check import CHECKS  # noqa: E402
 from suite.checks.common import GRANULE, MIB, rounding  # noqa: E402
@@ -162,6 +163,31 @@ COSTS = HERE.parent / "fake-gpu" / "costs.txt"
 
 def row(check, process, **facts):
     return dict({"check": check, "name": "n", "call": "c", "result": 0, "process": process, "device": process}, **facts)
+
+
+class Accepting(unittest.TestCase):
+    def test_people_and_places_are_not_in_what_is_committed(self):
+        data = wire.MAGIC + struct.pack("<HHI", 1, 0, 0) + b"".join([
+            frame(1, b"rank=3\njob=secret\nhost=box7\n", thread=5),
+            frame(100, b"comm=train\ncommand=/home/eve/train.py --key k\nuser=eve\ncgroup=/user.slice/eve\n", bytes=4711, thread=5),
+            frame(5, b"/home/eve/lib/libtorch.so", tag=1), frame(4, b"a/b", tag=3),
+            frame(16, seq=1, address=0x1000, bytes=100, tag=3, detail=1),
+            frame(85, b"subscribed with /home/eve/libcupti.so.12", detail=1)]) + b"cut"
+        clean = accept.redacted(data)
+        for word in (b"eve", b"secret", b"box7", b"/home", b"key"):
+            self.assertNotIn(word, clean)
+        records = list(wire.read(clean))
+        self.assertEqual([r.payload for r in records], [b"rank=3\n", b"comm=train\ncommand=train\n", b"libtorch.so", b"a/b", b"",
+                                                        b"subscribed with libcupti.so.12"])
+        self.assertEqual(records[1].bytes, 1000, "the uid is nobody's")
+        self.assertEqual(wire.Account(records).bytes_by_tag(), {"a/b": 100})
+
+    def test_results_of_a_dry_run_are_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "results.json").write_text(json.dumps({"head": {"title": "a dry run"}, "results": []}))
+            done = subprocess.run([sys.executable, HERE / "accept.py", folder, "--into", folder], capture_output=True, text=True)
+            self.assertIn("no evidence", done.stderr)
+            self.assertEqual(done.returncode, 1)
 
 
 class Questions(unittest.TestCase):

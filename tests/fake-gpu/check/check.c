@@ -49,7 +49,7 @@ static double now(void) {
 }
 
 static int tool(const char *format, ...) {
-    char words[512], command[1400];
+    char words[1024], command[1800];
     va_list a;
     va_start(a, format);
     vsnprintf(words, sizeof words, format, a);
@@ -397,7 +397,11 @@ int main(int argc, char **argv) {
     *(void **)&nvml.graphics = dlsym(library, "nvmlDeviceGetGraphicsRunningProcesses_v3");
     *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
     *(void **)&nvml.mig = dlsym(library, "nvmlDeviceGetMigDeviceHandleByIndex");
-    EXPECT(!tool("init %s devices=2", machine));
+    /* What it expects of calls does not follow the committed table, which hardware may change. */
+    EXPECT(!tool("init %s devices=2 context=498M cost.granule=2M cost.small_limit=1M cost.small_unit=512 cost.vmm_granule=2M "
+                 "cuda.pool_step=32M cost.module_granule=2M cost.module_overhead=0 cost.stack_default=1K cost.stack_percent=100 "
+                 "processors=132 threads=2048 cost.printf_default=1M cost.printf_percent=100 cost.heap_default=8M "
+                 "cost.heap_percent=100 cost.stream=0 cost.event=0 cost.graph_exec=0 cost.peer=0 cost.green_context=0", machine));
     no_machine();
     EXPECT(nvml.init() == 0);
     calls();
