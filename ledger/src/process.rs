@@ -473,7 +473,7 @@ impl Process {
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
         self.advance(u64::MAX);
-        self.holdings.mixed = false; // no more of the resync will come
+        self.reach_end(); // no more of the resync will come
         self.holdings.settle(self.applied_ns);
     }
 }

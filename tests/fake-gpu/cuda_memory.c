@@ -76,7 +76,7 @@ static void drop_chunk(chunk *c) {
 CUresult take_direct(context *owner, uint64_t bytes, int kind, uint64_t *address) {
     if (bytes == 0) return INVALID_VALUE;
     if (machine->cuda_fail_percent && sim_random(machine) % 100 < machine->cuda_fail_percent) return OUT_OF_MEMORY;
-    if (bytes < machine->cost.small_limit && bytes <= GRANULE) return take_small(owner, bytes, address);
+    if (bytes < machine->cost.small_limit && bytes <= GRANULE && kind != ARRAY) return take_small(owner, bytes, address);
     uint64_t charged = sim_round(bytes, GRANULE);
     if (charged < bytes || sim_charge(machine, slot, owner->device, charged)) return OUT_OF_MEMORY;
     *address = space_take(charged, GRANULE);
@@ -328,7 +328,7 @@ static uint64_t array_bytes(size_t w, size_t h, size_t d, uint32_t format, uint3
 static CUresult array_new(uint64_t *handle, uint64_t bytes, uint32_t flags) {
     if (!handle) return INVALID_VALUE;
     if (flags & 0xc0) return NOT_SUPPORTED; /* sparse, deferred mapping */
-    return allocate(handle, bytes < machine->cost.small_limit ? machine->cost.small_limit : bytes, ARRAY);
+    return allocate(handle, bytes, ARRAY);
 }
 EXPORT CUresult cuArrayCreate_v2(uint64_t *handle, const array_desc *a) {
     struct {
@@ -353,6 +353,13 @@ EXPORT CUresult cuArrayDestroy(uint64_t handle) {
     } params = {handle};
     CALL(89, &params, handle ? release(handle, ARRAY, ARRAY) : INVALID_HANDLE);
 }
+/* Each level halves every side, down to one element. */
+static uint64_t mipmap_bytes(const array3d_desc *a, unsigned levels) {
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < levels; level++)
+        bytes += array_bytes(a->width >> level ? a->width >> level : 1, a->height >> level, a->depth >> level, a->format, a->channels);
+    return bytes;
+}
 EXPORT CUresult cuMipmappedArrayCreate(uint64_t *handle, const array3d_desc *a, unsigned levels) {
     struct {
         uint64_t *handle;
@@ -360,8 +367,7 @@ EXPORT CUresult cuMipmappedArrayCreate(uint64_t *handle, const array3d_desc *a, 
         unsigned levels;
     } params = {handle, a, levels};
     CALL(347, &params,
-         a ? array_new(handle, array_bytes(a->width, a->height, a->depth, a->format, a->channels) * 4 / 3, a->flags)
-           : INVALID_VALUE);
+         a && levels ? array_new(handle, mipmap_bytes(a, levels), a->flags) : INVALID_VALUE);
 }
 EXPORT CUresult cuMipmappedArrayDestroy(uint64_t handle) {
     struct {

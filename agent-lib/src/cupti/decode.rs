@@ -262,7 +262,9 @@ impl Here<'_> {
         // SAFETY: as above.
         let address = unsafe { read(out, result) };
         self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
-        self.core.poll_pool(self.thread, pool);
+        if result == 0 && !at.flags.has(Flags::CAPTURED) {
+            self.core.poll_pool_for(self.thread, pool, bytes);
+        }
     }
 
     fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
