@@ -37,7 +37,7 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
 
 #[inline(always)]
 unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
-    let Some(meaning) = table::meaning(id) else { return };
+    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
     if data.params.is_null() {
         return;
     }
