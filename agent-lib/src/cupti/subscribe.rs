@@ -5,7 +5,7 @@ use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
 use crate::core::Core;
 use crate::state;
-use crate::threads::Thread;
+use crate::threads::{HEARING_SINCE_NS, Thread};
 use cupti_sys::{Api, CuptiResult, SubscriberHandle, SubscriberParams, domain, friendly, ids};
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
@@ -94,8 +94,10 @@ pub fn attach(core: &Core) -> Outcome {
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
         let Ok(api) = Api::open(&file) else { continue };
+        let since_ns = if place.number == 0 { 0 } else { core.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
+                HEARING_SINCE_NS.store(since_ns, Release);
                 let get = api.get_context_id.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
                 CONTEXT_ID.store(get, Release);
                 *place = Place {
@@ -212,6 +214,12 @@ pub fn note_late() {
     LATE.store(true, Relaxed);
 }
 
+/// No callbacks come any more.
+fn go_blind() {
+    note_late();
+    HEARING_SINCE_NS.store(u64::MAX, Release);
+}
+
 /// CUPTI's number of a context.
 pub fn context_id(handle: usize) -> Option<u32> {
     let get = CONTEXT_ID.load(Acquire);
@@ -242,7 +250,7 @@ pub fn held() -> (Held, u64) {
     if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
         // CUPTI has finalized itself: the handle means nothing any more.
         *place = Place { subscription: None, lost: false, number: place.number + 1 };
-        note_late();
+        go_blind();
         state::set(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
     }
     let held = match (&place.subscription, place.lost) {
@@ -259,16 +267,18 @@ pub fn lost(heard_ns: u64) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     if place.subscription.is_some() && !paused() {
         place.lost = true;
-        note_late();
+        go_blind();
         state::set_since(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
     }
 }
 
 /// They have come back by themselves.
-pub fn found() {
+pub fn found(core: &Core) {
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     if place.subscription.is_some() && !paused() {
         place.lost = false;
+        place.number += 1;
+        HEARING_SINCE_NS.store(core.clock.now(), Release);
         say_covered();
     }
 }
@@ -291,7 +301,7 @@ pub fn pause(core: &Core, thread: &Thread) {
             unsafe { (api.unsubscribe)(handle) };
         }
         place.number += 1;
-        note_late();
+        go_blind();
     }
     if core.devices.driver().is_some() {
         state::set(AgentState::Paused, 0, PAUSED);

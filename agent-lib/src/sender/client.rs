@@ -35,8 +35,15 @@ impl Default for Client {
 }
 
 impl Client {
-    /// Once a second, on a thread that is not inside of the agent.
-    pub fn look(&mut self, core: &Core, now: u64) {
+    /// Once a second, on a thread that is not inside of the agent. True: callbacks come again after a while without.
+    pub fn look(&mut self, core: &Core, now: u64) -> bool {
+        let before = self.subscription;
+        self.look_after(core, now);
+        let (held, number) = subscribe::held();
+        held == Held::Ours && number > 1 && number != before
+    }
+
+    fn look_after(&mut self, core: &Core, now: u64) {
         let (held, number) = subscribe::held();
         if number != self.subscription {
             *self = Client { subscription: number, ..Client::default() };
@@ -44,7 +51,7 @@ impl Client {
         match held {
             Held::Ours => self.listen(core, now),
             // It was not lost after all: nothing is called on it, and its callbacks come.
-            Held::Lost if pulse::ask(core) == Pulse::Heard => subscribe::found(),
+            Held::Lost if pulse::ask(core) == Pulse::Heard => subscribe::found(core),
             Held::Lost | Held::Nothing => self.retry(core, now),
             Held::Unwanted => *self = Client { subscription: number, ..Client::default() },
         }

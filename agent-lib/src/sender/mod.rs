@@ -238,7 +238,10 @@ impl Sender {
         }
         threads::sweep(self.core.pid);
         if self.core.devices.driver().is_some() && state::armed() {
-            self.client.look(self.core, now);
+            // Calls that were in flight have returned unseen: said again, their rows are not.
+            if self.client.look(self.core, now) && self.link.is_up() {
+                self.resync = Some(self.epoch);
+            }
         }
     }
 }
