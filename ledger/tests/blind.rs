@@ -86,7 +86,7 @@ fn free_whose_return_was_not_seen_is_over_after_the_resync() {
     agent(&mut s, 700, Late, 0, "");
     expect(&s, &["tracked 100 = direct:a 100", "flags partial"]);
     s.resync(0, |_| {});
-    expect(&s, &["flags partial"]);
+    expect(&s, &["tracked 0 = 0", "flags partial"]);
 }
 
 #[test]
