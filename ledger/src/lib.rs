@@ -10,6 +10,7 @@
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
 //!               account: the gap of the peak; trail: the book as it was a moment ago
 //!   resync      the state said again
+//!   blind       times in which the agent saw nothing
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //! recent        extremes of the last minute
@@ -43,11 +44,13 @@
 //! | retag | shifted between cells, in the peak too if the block was live there |
 //! | context or device gone | everything in it is taken, segments and blocks too |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
+//! | the agent was blind | nothing; the sums say `partial` from then on, because what was freed meanwhile is still there. An address that is given out again ends the row that had it |
 //! | resync | rows said again stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
 #![forbid(unsafe_code)]
 
 mod account;
 mod allocation;
+mod blind;
 mod book;
 pub mod category;
 mod gap;
@@ -67,6 +70,7 @@ mod snapshot;
 mod trail;
 mod vmm;
 
+pub use blind::{Blind, BlindCause, BlindWindow};
 pub use book::{Class, WINDOW_NS, Window};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};

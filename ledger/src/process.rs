@@ -3,11 +3,12 @@
 
 use crate::Map;
 use crate::account::Account;
+use crate::blind::Blind;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use crate::resync::Resync;
-use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,15 +34,20 @@ pub struct Facts {
     pub claims: BTreeMap<String, String>,
 }
 
-/// Another client holds the CUPTI subscription.
+/// The agent is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
     /// Since when.
     pub since_ns: u64,
     /// CUPTI's result.
     pub result: u16,
-    /// By whom, where it can be known.
+    /// With [`Blocked::HELD`] by whom, where it can be known; else why.
     pub by: String,
+}
+
+impl Blocked {
+    /// Another client holds the CUPTI subscription.
+    pub const HELD: u16 = 39;
 }
 
 /// What was lost, and what that does to the sums.
@@ -64,6 +70,8 @@ pub struct Coverage {
     pub blocked: Option<Blocked>,
     /// Paused on request.
     pub paused: bool,
+    /// See [`Blind`].
+    pub blind: Blind,
     /// Set at the first loss and kept: the peak is then a lower bound.
     pub partial: Option<Partial>,
     /// Ordered records applied.
@@ -118,6 +126,10 @@ pub(crate) struct Process {
     /// Rows that the process may have, and whether it has more.
     max_rows: usize,
     is_full: bool,
+    /// Of what the agent said about itself last.
+    pub state_ns: u64,
+    /// It has seen what the program does, at some time.
+    pub is_watched_over: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
@@ -150,6 +162,8 @@ impl Process {
             image: 0,
             max_rows,
             is_full: false,
+            state_ns: 0,
+            is_watched_over: false,
             silent: false,
             closed: Vec::new(),
             is_watched: false,
@@ -457,21 +471,10 @@ impl Process {
         }
     }
 
-    fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
-        let coverage = &mut self.coverage;
-        coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
-        coverage.late |= state == AgentState::Late;
-        self.holdings.unseen_segments |= coverage.late;
-        coverage.blocked = match (state, coverage.blocked.take()) {
-            (AgentState::Blocked, Some(already)) => Some(already),
-            (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
-            _ => None,
-        };
-    }
-
     /// The process is gone: nothing more will come.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
+        self.coverage.blind.end(time_ns);
         self.advance(u64::MAX);
         self.reach_end(); // no more of the resync will come
         self.holdings.settle(self.applied_ns);

@@ -108,8 +108,18 @@ pub struct Coverage {
     pub covered: bool,
     /// It began after allocations.
     pub late: bool,
-    /// Who blocked the agent, if somebody did.
+    /// Who blocks the agent, if somebody does; with a `blocked_code` other than 39, why it is not let in.
     pub blocked_by: Option<String>,
+    /// CUPTI's result then.
+    pub blocked_code: Option<u16>,
+    /// When the agent saw nothing; of many, the longest.
+    pub blind: Vec<BlindWindow>,
+    /// How many such times there were.
+    pub blind_count: u64,
+    /// How long those were that have ended.
+    pub blind_ns: u64,
+    /// The agent had seen memory before one of them: sums and peaks are not exact since then, and no resync heals that.
+    pub blind_doubt: bool,
     /// The state of now is not wholly known.
     pub partial_state: bool,
     /// Something was lost at some time: peaks are lower bounds.
@@ -136,6 +146,31 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
+}
+
+/// A time in which the agent saw nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlindWindow {
+    /// From when.
+    pub from_ns: u64,
+    /// Until when; absent while it lasts.
+    pub to_ns: Option<u64>,
+    /// Why, in words.
+    pub why: String,
+}
+
+impl From<&ledger::BlindWindow> for BlindWindow {
+    fn from(window: &ledger::BlindWindow) -> Self {
+        let by = window.by.as_str();
+        let why = match (window.cause, by) {
+            (ledger::BlindCause::Held, "") => "another CUPTI client held CUPTI".to_owned(),
+            (ledger::BlindCause::Held, by) => format!("{by} held CUPTI"),
+            (ledger::BlindCause::Paused, "") => "paused by the program".to_owned(),
+            (ledger::BlindCause::Refused | ledger::BlindCause::Disarmed, "") => "not known why".to_owned(),
+            (_, why) => why.to_owned(),
+        };
+        BlindWindow { from_ns: window.from_ns, to_ns: window.to_ns, why }
+    }
 }
 
 /// Something a reader must know.

@@ -6,8 +6,10 @@
 //! link.rs     a connection or a file, and the packet being filled
 //! drain.rs    what is new: names, records, watermark
 //! resync.rs   the state said again
+//! client.rs   the subscription among other clients of CUPTI
 //! ```
 
+mod client;
 mod drain;
 mod link;
 mod resync;
@@ -16,9 +18,9 @@ pub use link::close_in_child;
 
 use crate::clock::Calibration;
 use crate::core::Core;
-use crate::cupti::subscribe;
 use crate::threads::{self, Thread};
 use crate::{ffi, state};
+use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
 use std::os::fd::RawFd;
@@ -33,8 +35,6 @@ const IDLE: Duration = Duration::from_millis(100);
 const FAREWELL: Duration = Duration::from_millis(50);
 /// Between looks at pools and threads.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Between attempts to subscribe.
-const RETRY_NS: std::ops::RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
 
 /// Wakes the thread; -1 before it was made.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
@@ -64,11 +64,12 @@ struct Sender {
     epoch: u64,
     /// Of the state that was sent on this connection.
     state_version: Option<u64>,
+    /// Number of the last one that was said on this connection.
+    state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
-    next_attach_ns: u64,
-    attach_wait_ns: u64,
+    client: Client,
 }
 
 /// Starts it, once in a process.
@@ -159,10 +160,10 @@ impl Sender {
             resync: None,
             epoch: 0,
             state_version: None,
+            state_said: 0,
             next_look_ns: 0,
             alone: false,
-            next_attach_ns: 0,
-            attach_wait_ns: *RETRY_NS.start(),
+            client: Client::default(),
         }
     }
 
@@ -214,6 +215,7 @@ impl Sender {
         }
         self.names_sent = 0;
         self.state_version = None;
+        self.state_said = 0;
         self.resync = None;
         // What was in the packet of the old connection was not sent.
         self.taken = self.core.ring.sent();
@@ -235,18 +237,10 @@ impl Sender {
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);
-        if self.core.devices.driver().is_some() && state::armed() && subscribe::wants_attaching() {
-            if self.next_attach_ns == 0 {
-                self.next_attach_ns = now + self.attach_wait_ns; // the first attempt was the injection's
-            } else if now >= self.next_attach_ns {
-                subscribe::note_late();
-                if subscribe::attach(self.core) == subscribe::Outcome::Subscribed {
-                    self.attach_wait_ns = *RETRY_NS.start();
-                    self.next_attach_ns = 0;
-                } else {
-                    self.attach_wait_ns = (self.attach_wait_ns * 2).min(*RETRY_NS.end());
-                    self.next_attach_ns = now + self.attach_wait_ns;
-                }
+        if self.core.devices.driver().is_some() && state::armed() {
+            // Calls that were in flight have returned unseen: said again, their rows are not.
+            if self.client.look(self.core, now) && self.link.is_up() {
+                self.resync = Some(self.epoch);
             }
         }
     }

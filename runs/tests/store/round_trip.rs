@@ -30,10 +30,19 @@ fn state() -> impl Strategy<Value = State> {
 }
 
 fn coverage() -> impl Strategy<Value = Coverage> {
-    (any::<[bool; 4]>(), of(text()), any::<[u64; 11]>()).prop_map(|(flags, blocked_by, counts)| Coverage {
+    let blind = (any::<(u64, Option<u64>)>(), text());
+    let blind =
+        blind.prop_map(|((from_ns, to_ns), why)| gpumem_runs::run::BlindWindow { from_ns, to_ns, why });
+    let blocked = (of(text()), any::<Option<u16>>(), prop::collection::vec(blind, 0..3));
+    (any::<[bool; 5]>(), blocked, any::<[u64; 13]>()).prop_map(|(flags, blocked, counts)| Coverage {
         covered: flags[0],
         late: flags[1],
-        blocked_by,
+        blocked_by: blocked.0,
+        blocked_code: blocked.1,
+        blind: blocked.2,
+        blind_count: counts[11],
+        blind_ns: counts[12],
+        blind_doubt: flags[4],
         partial_state: flags[2],
         partial_history: flags[3],
         events: counts[0],
