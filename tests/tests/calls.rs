@@ -1,4 +1,4 @@
-//! Which library made an allocation: the real agent, on the simulated driver, in a program that allocates from everywhere.
+//! What the agent records of driver calls: the real one, on the simulated driver, in small C programs.
 #![allow(missing_docs)]
 
 use gpumem_tests::live::Machine;
@@ -15,7 +15,7 @@ const NAMES: [&str; 6] = ["", "/program", "/libone.so", "/libtwo.so", "/liblate.
 const COROUTINE: u64 = 3;
 
 fn compile(to: &Path, source: &str, options: &[&str]) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/callers").join(source);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls").join(source);
     let mut cc = Command::new("cc");
     cc.args(["-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]);
     cc.arg(to).arg(source).args(options);
@@ -23,8 +23,8 @@ fn compile(to: &Path, source: &str, options: &[&str]) {
     assert!(output.status.success(), "{cc:?}\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The program and its libraries, in `folder`.
-fn build(folder: &Path) -> PathBuf {
+/// A program that allocates from everywhere, and its libraries, in `folder`.
+fn callers(folder: &Path) -> PathBuf {
     let driver = format!("-L{}", programs().fake.join("lib").display());
     let here = format!("-L{}", folder.display());
     let library = |file: &str, name: &str, allocate: &str, other: &[&str]| {
@@ -42,17 +42,16 @@ fn build(folder: &Path) -> PathBuf {
     let here = here.as_str();
     compile(
         &program,
-        "program.c",
+        "callers.c",
         &[&driver, here, "-lone", "-ltwo", "-l:libcudart.so.12", "-lcuda", "-ldl"],
     );
     program
 }
 
 /// Runs it with an agent that records to a file; the recording.
-fn recorded(machine: &Machine) -> Vec<u8> {
-    let program = build(&machine.dir);
+fn recorded(machine: &Machine, program: &Path) -> Vec<u8> {
     let recording = machine.dir.join("recording");
-    let mut command = machine.command(&program);
+    let mut command = machine.command(program);
     let libraries = format!("{}:{}", programs().fake.join("lib").display(), machine.dir.display());
     command.env("LD_LIBRARY_PATH", libraries);
     command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
@@ -62,13 +61,16 @@ fn recorded(machine: &Machine) -> Vec<u8> {
     std::fs::read(recording).expect("a recording")
 }
 
+fn records(recording: &[u8]) -> Vec<Record<'_>> {
+    let frames = frame::records(&recording[frame::HEADER_BYTES..]);
+    frames.map(|record| record.expect("whole frames").expect("known kinds")).collect()
+}
+
 #[test]
 fn each_allocation_names_the_library_that_made_it() {
     let machine = Machine::new(&["devices=1"]);
-    let recording = recorded(&machine);
-    let records: Vec<Record<'_>> = frame::records(&recording[frame::HEADER_BYTES..])
-        .map(|record| record.expect("whole frames").expect("known kinds"))
-        .collect();
+    let recording = recorded(&machine, &callers(&machine.dir));
+    let records = records(&recording);
     let mut names: BTreeMap<u16, &str> = BTreeMap::new();
     for record in &records {
         if let Body::Module { path, base, bytes } = record.body {
@@ -120,4 +122,52 @@ fn each_allocation_names_the_library_that_made_it() {
     }
     let device = records.iter().find(|record| matches!(record.body, Body::Device { .. })).expect("a device");
     assert_eq!(device.stamp.context, 132 << 16 | 2048);
+}
+
+#[test]
+fn contexts_are_told_before_they_cost_and_once() {
+    let machine = Machine::new(&["devices=2"]);
+    let program = machine.dir.join("contexts");
+    let driver = format!("-L{}", programs().fake.join("lib").display());
+    compile(&program, "contexts.c", &[&driver, "-lcuda"]);
+    let recording = recorded(&machine, &program);
+    let mut story = Vec::new();
+    for record in records(&recording) {
+        let device = record.stamp.device;
+        match record.body {
+            Body::DriverEvent { event, .. } => story.push(format!("{event:?} {device}")),
+            Body::ContextCreate { .. } => story.push(format!("context {device}")),
+            Body::ContextDestroy { scope } => story.push(format!("{scope:?} gone {device}")),
+            Body::AllocEnd { bytes, .. } => story.push(format!("{bytes} bytes {device}")),
+            _ => {}
+        }
+    }
+    let expected = [
+        // Retained twice.
+        "ContextCreating 1",
+        "context 1",
+        "ContextCreated 1",
+        "1001 bytes 1",
+        // A green one is met, and is none that was made.
+        "GreenContextCreated 1",
+        "context 1",
+        "1002 bytes 1",
+        "Context gone 1",
+        // Released once: it lives. Released twice.
+        "1003 bytes 1",
+        "Context gone 1",
+        "ContextCreating 0",
+        "context 0",
+        "ContextCreated 0",
+        "1004 bytes 0",
+        "Context gone 0",
+        // Retained anew, and reset.
+        "ContextCreating 1",
+        "context 1",
+        "ContextCreated 1",
+        "Context gone 1",
+        "Device gone 1",
+        // On a device that does not exist: nothing.
+    ];
+    assert_eq!(story, expected);
 }
