@@ -50,6 +50,7 @@ mod account;
 mod allocation;
 mod book;
 pub mod category;
+mod fault;
 mod gap;
 mod ghost;
 mod holdings;
@@ -68,6 +69,7 @@ mod trail;
 mod vmm;
 
 pub use book::{Class, WINDOW_NS, Window};
+pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
