@@ -377,12 +377,20 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     let accounting = device.accounting()?;
     let bytes = accounting.disagreement()?;
     let (side, why) = if bytes > 0 {
-        ("more", "a peak between two readings of memory that is not tracked, or from before the agent")
+        ("more", "memory that is not tracked had a peak between two readings")
     } else {
-        ("less", "memory that other processes share with it, or accounting was switched on later")
+        (
+            "less",
+            "memory of other processes that it shares is not in the driver's number, or accounting was switched on late",
+        )
+    };
+    let elsewhere = if device.peak.gap_distance_ns == 0 {
+        ""
+    } else {
+        "the gap of our peak was measured at another time, or "
     };
     let text = format!(
-        "the driver's own accounting charged {} bytes {side} on {} than the peak that is reported here; it may be {why}",
+        "the driver's own accounting has a peak of {} bytes {side} than ours on {}: {elsewhere}{why}",
         bytes.unsigned_abs(),
         device.name
     );
