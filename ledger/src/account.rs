@@ -13,6 +13,8 @@ pub(crate) struct Account {
     pub complete: Option<ClosedSample>,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
+    /// The highest that the driver's own accounting has charged, where it is on.
+    pub accounted_peak: Option<u64>,
     /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.

@@ -53,6 +53,7 @@ mod allocation;
 mod blind;
 mod book;
 pub mod category;
+mod fault;
 mod gap;
 mod ghost;
 mod holdings;
@@ -72,6 +73,7 @@ mod vmm;
 
 pub use blind::{Blind, BlindCause, BlindWindow};
 pub use book::{Class, WINDOW_NS, Window};
+pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};

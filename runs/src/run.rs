@@ -260,6 +260,37 @@ pub struct Details {
     pub accounted_peak_bytes: Option<u64>,
 }
 
+/// What the driver's own accounting and we say of the highest `used`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Accounting {
+    /// The driver's, which sees every allocation of video memory.
+    pub driver_bytes: u64,
+    /// Ours: the highest that was read, or the peak of `tracked` with its gap.
+    pub our_bytes: Option<u64>,
+}
+
+impl Accounting {
+    /// What the driver allocates at once: less is no disagreement.
+    pub const GRANULE_BYTES: u64 = 2 << 20;
+
+    /// How much the driver's exceeds ours, if that is more than a granule, in either direction.
+    pub fn disagreement(&self) -> Option<i64> {
+        let ours = self.our_bytes?;
+        (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES)
+            .then(|| self.driver_bytes.wrapping_sub(ours) as i64)
+    }
+}
+
+impl Device {
+    /// The driver's word and ours, where accounting mode is on.
+    pub fn accounting(&self) -> Option<Accounting> {
+        let driver_bytes = self.details.accounted_peak_bytes?;
+        let read = self.peak_used.map(|(bytes, _)| bytes);
+        let summed = self.peak.used_bytes().and_then(|bytes| u64::try_from(bytes).ok());
+        Some(Accounting { driver_bytes, our_bytes: read.max(summed) })
+    }
+}
+
 /// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

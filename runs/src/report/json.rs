@@ -3,7 +3,9 @@
 //! otherwise `version` grows.
 
 use super::{By, Composition, Report};
-use crate::run::{Beside, Caveat, Class, Clock, Coverage, Moment, Process, Reading, Source, State};
+use crate::run::{
+    Accounting, Beside, Caveat, Class, Clock, Coverage, Moment, Process, Reading, Source, State,
+};
 use crate::series::Series;
 use gpumem_ledger::category::OTHERS;
 use serde::Serialize;
@@ -40,6 +42,8 @@ struct DeviceJson<'a> {
     other_tenants: OtherTenants,
     peak_used_bytes: Option<u64>,
     peak_used_time_ns: Option<u64>,
+    /// Absent where accounting mode is off.
+    driver_accounting: Option<Accounting>,
     beside: &'a Beside,
     last: MomentJson<'a>,
     peak: MomentJson<'a>,
@@ -118,6 +122,7 @@ pub fn json(report: &Report<'_>) -> String {
         other_tenants: OtherTenants { count: device.other_tenants.0, used_bytes: device.other_tenants.1 },
         peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
         peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
+        driver_accounting: device.accounting(),
         beside: &device.beside,
         last: moment_json(report, &device.last),
         peak: moment_json(report, &device.peak),

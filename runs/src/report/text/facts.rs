@@ -44,6 +44,12 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
     }
     out.prose(&device_line(device, times));
+    if let Some(accounting) = device.accounting() {
+        let unit = Unit::for_largest(signed(accounting.driver_bytes));
+        let amount = |bytes: u64| format!("{} {}", unit.amount(signed(bytes)), unit.name);
+        let ours = accounting.our_bytes.map_or("not known".to_owned(), amount);
+        out.prose(&format!("driver accounting: peak {}, ours {ours}", amount(accounting.driver_bytes)));
+    }
     beside(device, out);
 }
 
