@@ -168,7 +168,9 @@ impl Ledger {
                         let device = self.device(record);
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        process.name_slot(record.stamp.device, device);
+                        // Multiprocessors, and the threads that one can hold.
+                        let shape = u64::from(record.stamp.context);
+                        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
                             self.members[device].push(index);
                         }

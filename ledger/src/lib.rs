@@ -7,6 +7,7 @@
 //!  process      one process: names, order of its records, what it has lost
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
+//!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
 //!               account: the gap of the peak; trail: the book as it was a moment ago
 //!   resync      the state said again
@@ -53,6 +54,7 @@ mod allocation;
 mod blind;
 mod book;
 pub mod category;
+mod cause;
 mod fault;
 mod gap;
 mod ghost;
@@ -66,6 +68,7 @@ mod pool;
 mod process;
 mod recent;
 mod resync;
+mod rounding;
 mod segment;
 mod snapshot;
 mod trail;
@@ -73,6 +76,7 @@ mod vmm;
 
 pub use blind::{Blind, BlindCause, BlindWindow};
 pub use book::{Class, WINDOW_NS, Window};
+pub use cause::{BookedAs, Cause, Parts, Step};
 pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};

@@ -135,6 +135,8 @@ pub(crate) struct Process {
     pub closed: Vec<(u8, ClosedSample)>,
     /// The ledger looks after its samples that wait.
     pub is_watched: bool,
+    /// Tag of the latest ordered record.
+    pub near_tag: u32,
 }
 
 impl Process {
@@ -167,6 +169,7 @@ impl Process {
             silent: false,
             closed: Vec::new(),
             is_watched: false,
+            near_tag: 0,
         }
     }
 
@@ -202,8 +205,16 @@ impl Process {
         }
     }
 
-    /// The agent names its device slot.
-    pub fn name_slot(&mut self, slot: u8, device: usize) {
+    /// The agent names its device slot, and says how many threads the device can hold at once (0: not known).
+    pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
+        self.bind_slot(slot, device);
+        let book = self.slots[usize::from(slot)];
+        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
+            account.causes.heard.threads = threads;
+        }
+    }
+
+    fn bind_slot(&mut self, slot: u8, device: usize) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
         });
@@ -213,6 +224,7 @@ impl Process {
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // Samples were faster: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
+                self.swap_heard(usize::from(book), other);
                 let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
@@ -225,7 +237,7 @@ impl Process {
     }
 
     #[inline]
-    fn book(&mut self, slot: u8) -> u8 {
+    pub fn book(&mut self, slot: u8) -> u8 {
         if self.slots[usize::from(slot)] == NO_BOOK {
             self.slots[usize::from(slot)] = self.add_book(None);
         }
@@ -244,6 +256,7 @@ impl Process {
         self.coverage.partial = Some(Partial { since_ns, state: true });
         // What was lost may have happened before a reading that waits, or in it.
         self.pending.iter_mut().for_each(Pending::doubt);
+        self.accounts.iter_mut().for_each(|account| account.causes.lose());
         self.restart_trails(self.applied_ns);
     }
 
@@ -251,7 +264,9 @@ impl Process {
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
-            self.enter_image(instance);
+            if self.enter_image(instance) {
+                self.hear_exec(record);
+            }
             self.keep_trails();
         }
         let shifted;
@@ -272,6 +287,7 @@ impl Process {
                 self.lose(stamp.seq - self.last_seq - 1);
             }
             self.last_seq = stamp.seq;
+            self.near_tag = stamp.tag;
             self.coverage.events += 1;
         }
         if restated {
@@ -413,7 +429,10 @@ impl Process {
             Body::ContextDestroy { scope } => {
                 let book = self.book(stamp.device);
                 self.holdings.destroy_context(stamp.context, scope, book);
+                self.hear_destroyed(stamp, scope);
             }
+            Body::ContextCreate { .. } => self.hear_context(stamp),
+            Body::DriverEvent { bytes, value, event } => self.hear_driver(stamp, event, bytes, value),
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
@@ -457,7 +476,7 @@ impl Process {
                 self.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // Names of frames, marks, OOM records and driver events do not move a sum; the host's
+            // Names of frames, marks and OOM records do not move a sum; the host's
             // own records and commands are not for a process to say.
             _ => {}
         }

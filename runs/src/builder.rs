@@ -268,7 +268,10 @@ impl RunBuilder {
             tenants: Vec::new(),
             other_tenants: (0, 0),
             series: Series::new(self.width_ns),
-            details: run::Details::default(),
+            details: run::Details {
+                steps: account.steps.iter().map(run::Step::from).collect(),
+                ..run::Details::default()
+            },
         };
         of_run.details.accounted_peak_bytes = account.accounted_peak_bytes;
         // What was told before the device had its name.
@@ -438,7 +441,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         amounts: sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
-        parts: None,
+        parts: sample.parts.map(Into::into),
         used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,
@@ -460,6 +463,7 @@ fn peak_moment(covered: bool, account: &AccountView) -> Moment {
         amounts: sparse(&peak.amounts),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
+        parts: peak.gap.and_then(|gap| gap.parts).map(Into::into),
         gap_distance_ns: peak.gap.map_or(0, |gap| if gap.exact { 0 } else { gap.distance_ns }),
         ..Moment::default()
     }

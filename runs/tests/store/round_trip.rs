@@ -102,6 +102,15 @@ fn parts() -> impl Strategy<Value = Parts> {
     })
 }
 
+fn step() -> impl Strategy<Value = Step> {
+    let numbers = (any::<(u64, u64, u64, i64, Option<i64>)>(), parts());
+    let words = (text(), vec(text(), 0..3), text(), of(text()), of(text()), of(text()));
+    (numbers, words).prop_map(|((numbers, parts), (cause, also, kind, tag, library, note))| {
+        let (from_ns, time_ns, events, bytes, expected_bytes) = numbers;
+        Step { from_ns, time_ns, bytes, parts, cause, also, events, kind, tag, library, expected_bytes, note }
+    })
+}
+
 fn extremes() -> impl Strategy<Value = Option<Extremes>> {
     of(any::<[i64; 3]>().prop_map(|[min, max, last]| Extremes { min, max, last }))
 }
@@ -146,10 +155,10 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let rest = (rest, of(any::<u64>()));
+    let rest = (rest, (of(any::<u64>()), vec(step(), 0..4)));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, accounted_peak_bytes) = rest;
+        let (rest, (accounted_peak_bytes, steps)) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -165,7 +174,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes },
+            details: Details { accounted_peak_bytes, steps },
         }
     })
 }

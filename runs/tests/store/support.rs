@@ -92,7 +92,7 @@ pub fn run_at(n: u64) -> Run {
         tenants: vec![(7, Some(n)), (8, None)],
         other_tenants: (n as u32, n),
         series: series.clone(),
-        details: Details { accounted_peak_bytes: Some(n) },
+        details: Details { accounted_peak_bytes: Some(n), ..Details::default() },
     };
     Run {
         source: Source { kind: "daemon".into(), origin: "node1".into(), preset: None },

@@ -20,18 +20,18 @@ pub struct Truth {
     pub pid: u32,
     /// What NVML answered.
     pub used: u64,
-    /// Bases of its contexts.
-    pub context: u64,
+    /// Of that, what contexts cost.
+    pub context: i64,
     /// Loaded code and globals.
-    pub modules: u64,
+    pub modules: i64,
     /// Stacks above the default limit.
-    pub local: u64,
+    pub local: i64,
     /// FIFO of printf and heap of malloc above their defaults.
     #[serde(default)]
-    pub heaps: u64,
+    pub heaps: i64,
     /// What the driver keeps for itself, and growth that no call explains.
-    pub other: u64,
-    /// Granules minus what was asked for.
+    pub other: i64,
+    /// What the driver added to sizes.
     pub rounding: i64,
     /// Live driver allocations, reserved bytes for pools.
     pub tracked: i64,
@@ -44,9 +44,7 @@ pub struct Truth {
 impl Truth {
     /// What is used beyond `tracked`.
     pub fn parts(&self) -> i64 {
-        let parts = [self.context, self.modules, self.local, self.heaps, self.other];
-        let sum: u64 = parts.iter().sum();
-        i64::try_from(sum).unwrap_or(i64::MAX).saturating_add(self.rounding)
+        [self.context, self.modules, self.local, self.heaps, self.other, self.rounding].iter().sum()
     }
 
     /// What a process held at its end.
