@@ -2,6 +2,7 @@
 
 use crate::book::Peak;
 use crate::gap::{ClosedSample, PeakGap};
+use crate::trend::GapTrend;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -11,6 +12,8 @@ pub(crate) struct Account {
     pub latest: Option<ClosedSample>,
     /// The latest in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
+    /// Whether the gap grows.
+    pub gaps: GapTrend,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
     /// The last gap before the peak.
