@@ -1,6 +1,7 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
+use crate::growth::Growth;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
@@ -261,7 +262,10 @@ impl RunBuilder {
             tenants: Vec::new(),
             other_tenants: (0, 0),
             series: Series::new(self.width_ns),
-            details: run::Details::default(),
+            details: run::Details {
+                growth: Growth::of(self.ledger.trend(process.key, index)),
+                ..run::Details::default()
+            },
         };
         // What was told before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));

@@ -3,6 +3,7 @@
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
 //! `predates + tracked + untrackable` wherever all of them are known.
 
+use crate::growth::Growth;
 use crate::series::Series;
 use gpumem_ledger as ledger;
 use gpumem_wire::{Absence, ClockKind, Phase, Role};
@@ -223,6 +224,8 @@ pub struct Device {
 pub struct Details {
     /// The highest that the driver's own accounting charged to the process, where it is on.
     pub accounted_peak_bytes: Option<u64>,
+    /// Points by which growth is judged.
+    pub growth: Growth,
 }
 
 /// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.

@@ -2,6 +2,7 @@
 //! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
 //! otherwise `version` grows.
 
+use super::growth::{Told, told};
 use super::{By, Composition, Report};
 use crate::run::{Beside, Caveat, Class, Clock, Coverage, Moment, Process, Reading, Source, State};
 use crate::series::Series;
@@ -44,6 +45,7 @@ struct DeviceJson<'a> {
     last: MomentJson<'a>,
     peak: MomentJson<'a>,
     series: &'a Series,
+    growth: Option<Told>,
 }
 
 #[derive(Serialize)]
@@ -122,6 +124,7 @@ pub fn json(report: &Report<'_>) -> String {
         last: moment_json(report, &device.last),
         peak: moment_json(report, &device.peak),
         series: &device.series,
+        growth: told(report, device),
     });
     let document = Document {
         schema: SCHEMA,

@@ -2,6 +2,7 @@
 //! has memory there.
 
 use super::lines::{Lines, clean_name};
+use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
@@ -45,6 +46,9 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     out.prose(&device_line(device, times));
     beside(device, out);
+    if let Some(growth) = growth::line(report, device) {
+        out.prose(&growth);
+    }
 }
 
 fn device_line(device: &Device, times: Times) -> String {
