@@ -162,6 +162,19 @@ fn stairs_are_growth() {
 }
 
 #[test]
+fn a_pattern_on_a_clear_line_is_no_doubt() {
+    // A minute's points of a leak each second: each 16th has a second less.
+    let all: Vec<(f64, f64)> = (0..37)
+        .map(|at| (f64::from(at) * 1.067, GIB + (f64::from(at) * 64.0 - f64::from(at / 16)) * MIB / 4.0))
+        .collect();
+    let found = is(&all, Verdict::Growing);
+    assert_eq!(found.points, 33, "{found:?}");
+    for rate in [0.1, 0.3, 0.6, 1.0 / 3.0] {
+        grows(&points(64, |step| GIB + (step * rate).floor() * 40.0 * MIB), rate * 40.0 * MIB);
+    }
+}
+
+#[test]
 fn wild_points_move_no_rate() {
     let wild = |step: f64| if step % 13.0 == 5.0 { 9.0 * GIB } else { 0.0 };
     grows(&points(64, |step| GIB + step * 3.0 * MIB + wild(step)), 3.0 * MIB);

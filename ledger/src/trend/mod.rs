@@ -2,8 +2,8 @@
 //! so that somebody can say whether they grow.
 //!
 //! **Where it looks.** At each `Step` record: what a step took and still holds when the next one begins is what a leak is
-//! made of, and its temporaries are gone by then. For programs without steps, every quarter of a second at most, when
-//! a window of the book is over anyway or a sample is closed. No booking is watched, so no event costs more.
+//! made of, and its temporaries are gone by then. For programs without steps, at the troughs of a stable period (period.rs)
+//! and every quarter of a second at most, when a window of the book is over anyway or a sample is closed. No booking is watched, so no event costs more.
 //!
 //! **What a point is.** The lowest amount of its first looks: eight steps, or a minute. Points merge in pairs when all
 //! are taken, so that they go on for ever. As long as each look of a pair still counts, they become the lower of the two;
@@ -13,18 +13,22 @@
 //! **What it costs.** A look compares each cell with its first amount; only cells that ever changed have points. Points that
 //! have had their looks cost one comparison per step, so the looks of n steps are some hundred times log n.
 
+mod period;
 mod process;
+mod ring;
 
 use crate::book::{Book, CellId, IDLE, OPAQUE};
+use period::Period;
+use ring::Ring;
 
-/// Points of each amount.
-const POINTS: usize = 64;
 /// Cells with points of their own; more are summed in one.
 const COLUMNS: usize = 512;
 /// Looks of a point: steps.
 const STEPS: u64 = 8;
 /// Looks of a point: as many seconds, a power of two.
 const SECONDS: u64 = 64;
+/// A program that has said so many steps needs no period.
+const TOLD_STEPS: usize = 12;
 /// What a gap is indexed by, and its looks in a point: it is known only at samples.
 const GAP_UNIT_NS: u64 = 100_000_000;
 const GAP_LOOKS: u64 = 512;
@@ -66,85 +70,14 @@ pub struct TrackView {
 pub struct TrendView {
     /// By step.
     pub steps: TrackView,
+    /// By period, if what is live rises and falls in a stable one, and how long that takes.
+    pub periods: Option<(u64, TrackView)>,
     /// By time.
     pub times: TrackView,
     /// The untrackable at samples that are beyond doubt, with their times; without an agent: `used`.
     pub gap: Vec<(u64, i64)>,
     /// The latter.
     pub gap_is_used: bool,
-}
-
-/// Points on one axis, and columns of amounts.
-#[derive(Debug)]
-struct Ring {
-    stride: u64,
-    /// Looks of a point.
-    looks: u64,
-    points: Vec<TrendPoint>,
-    latest: TrendPoint,
-    columns: Vec<Vec<i64>>,
-}
-
-impl Ring {
-    fn new(looks: u64, columns: usize) -> Self {
-        let columns = vec![Vec::new(); columns];
-        Ring { stride: 1, looks, points: Vec::new(), latest: TrendPoint::default(), columns }
-    }
-
-    /// Whether a look at `index` is wanted, and begins a point.
-    fn place(&mut self, index: u64, time_ns: u64) -> Option<bool> {
-        if index < self.latest.index {
-            return None;
-        }
-        self.latest = TrendPoint { index, time_ns };
-        loop {
-            if index % self.stride >= self.looks {
-                return None;
-            }
-            let start = index - index % self.stride;
-            if self.points.last().is_some_and(|point| point.index >= start) {
-                return Some(false);
-            }
-            if self.points.len() < POINTS {
-                self.points.push(TrendPoint { index: start, time_ns });
-                return Some(true);
-            }
-            self.widen();
-        }
-    }
-
-    /// Pairs of points become one.
-    fn widen(&mut self) {
-        let all_count = self.stride < self.looks;
-        self.stride = self.stride.saturating_mul(2);
-        let old = std::mem::take(&mut self.points);
-        let mut into = Vec::with_capacity(old.len());
-        for point in old {
-            let index = point.index - point.index % self.stride;
-            if self.points.last().is_none_or(|last| last.index != index) {
-                self.points.push(TrendPoint { index, ..point });
-            }
-            into.push(self.points.len() - 1);
-        }
-        for column in &mut self.columns {
-            let old = std::mem::take(column);
-            for (bytes, &at) in old.into_iter().zip(&into) {
-                match column.get_mut(at) {
-                    Some(point) if all_count => *point = bytes.min(*point),
-                    Some(_) => {}
-                    None => column.push(bytes),
-                }
-            }
-        }
-    }
-
-    fn put(&mut self, column: usize, bytes: i64, is_new: bool) {
-        let column = &mut self.columns[column];
-        match column.last_mut() {
-            Some(last) if !is_new => *last = bytes.min(*last),
-            _ => column.push(bytes),
-        }
-    }
 }
 
 /// First columns of a track's ring.
@@ -287,13 +220,22 @@ pub fn rise(points: &[i64]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Trend {
     steps: Track,
+    /// Of a program that says no steps.
+    periods: Option<(Period, Track)>,
     times: Track,
     looked_ns: u64,
+    now_ns: u64,
 }
 
 impl Default for Trend {
     fn default() -> Self {
-        Trend { steps: Track::new(STEPS), times: Track::new(SECONDS), looked_ns: 0 }
+        Trend {
+            steps: Track::new(STEPS),
+            periods: Some((Period::default(), Track::new(STEPS))),
+            times: Track::new(SECONDS),
+            looked_ns: 0,
+            now_ns: 0,
+        }
     }
 }
 
@@ -302,10 +244,21 @@ impl Trend {
     pub fn step(&mut self, index: u64, time_ns: u64, book: &Book) {
         self.steps.look(index, time_ns, (book.len(), &|cell| book.now(cell)));
         self.steps.fold();
+        if self.steps.ring.points.len() >= TOLD_STEPS {
+            self.periods = None;
+        }
     }
 
     /// Time has passed, and the book stands as it does.
     pub fn time(&mut self, time_ns: u64, book: &Book) {
+        self.now_ns = time_ns;
+        if let Some((period, track)) = &mut self.periods {
+            let slack = book.now(IDLE).wrapping_add(book.now(OPAQUE));
+            if let Some(index) = period.trough(time_ns, book.tracked.wrapping_sub(slack)) {
+                track.look(index, time_ns, (book.len(), &|cell| book.now(cell)));
+                track.fold();
+            }
+        }
         if self.is_due(time_ns) {
             self.times.look(time_ns / SECOND_NS, time_ns, (book.len(), &|cell| book.now(cell)));
             self.times.fold();
@@ -329,9 +282,13 @@ impl Trend {
         is_due
     }
 
-    /// By step, and by time.
-    pub fn view(&self) -> (TrackView, TrackView) {
-        (self.steps.view(), self.times.view())
+    /// Without the gap.
+    pub fn view(&self) -> TrendView {
+        let periods = self
+            .periods
+            .as_ref()
+            .and_then(|(period, track)| Some((period.length_ns(self.now_ns)?, track.view())));
+        TrendView { steps: self.steps.view(), periods, times: self.times.view(), ..TrendView::default() }
     }
 }
 
@@ -391,6 +348,7 @@ impl StepCount {
 
 #[cfg(test)]
 mod tests {
+    use super::ring::POINTS;
     use super::*;
 
     fn look(track: &mut Track, index: u64, amounts: &[i64]) {

@@ -59,10 +59,10 @@ impl Process {
     }
 
     pub fn trend_view(&self, book: usize) -> TrendView {
-        let (steps, times) = self.trends.get(book).map(Trend::view).unwrap_or_default();
+        let trend = self.trends.get(book).map(Trend::view).unwrap_or_default();
         let (gap, gap_is_used) =
             self.accounts.get(book).map(|account| account.gaps.view()).unwrap_or_default();
-        TrendView { steps, times, gap, gap_is_used }
+        TrendView { gap, gap_is_used, ..trend }
     }
 }
 

@@ -22,6 +22,10 @@ pub const ALPHA: f64 = 0.001;
 const CUT: f64 = 0.35;
 /// A part that a line can be laid through.
 const LEAST_PART: usize = 4;
+/// What leaves less than this part of what it rises is a line, whatever pattern the rest has.
+const LINE: f64 = 0.02;
+/// What rises this many times as far as its points are spread about the line is no chance, however alike neighbours are.
+const CLEAR: f64 = 6.0;
 /// Confidence is never said to be more.
 const MOST_CONFIDENCE: f64 = 0.999;
 /// Standard deviations on either side of bounds at 95 %.
@@ -182,9 +186,10 @@ fn cut(points: &[(f64, f64)]) -> Option<usize> {
     if points.len() < LEAST_POINTS + LEAST_PART {
         return None;
     }
-    let one = line(points).2;
+    let (slope, _, one) = line(points);
     let spread = points.iter().map(|(_, y)| y.abs()).fold(0.0, f64::max);
-    if one <= (spread * 1e-9).powi(2) * points.len() as f64 {
+    let rise = slope * (points[points.len() - 1].0 - points[0].0);
+    if one <= (spread * 1e-9).max(rise.abs() * LINE).powi(2) * points.len() as f64 {
         return None; // a line it is
     }
     let left = |at: usize| line(&points[..at]).2 + line(&points[at..]).2;
@@ -262,13 +267,21 @@ fn mann_kendall(points: &[(f64, f64)], rate: f64) -> (f64, f64) {
     (score as f64, (variance * (1.0 + like) / (1.0 - like)).sqrt())
 }
 
-/// How much what the line leaves resembles what it leaves of the point before.
+/// How much what the line leaves resembles what it leaves of the point before; 0 of a line that is beyond doubt: stairs leave
+/// a pattern too.
 fn autocorrelation(points: &[(f64, f64)], rate: f64) -> f64 {
     let left: Vec<f64> = points.iter().map(|(x, y)| y - rate * x).collect();
-    let mean = left.iter().sum::<f64>() / left.len().max(1) as f64;
+    let mut sorted = left.clone();
+    sorted.sort_by(f64::total_cmp);
+    let tenth = sorted.len() / 10;
+    let width = match (sorted.get(tenth), sorted.get(sorted.len() - 1 - tenth)) {
+        (Some(low), Some(high)) => high - low,
+        _ => return 0.0,
+    };
+    let rise = rate * (points[points.len() - 1].0 - points[0].0);
+    let mean = left.iter().sum::<f64>() / left.len() as f64;
     let all: f64 = left.iter().map(|rest| (rest - mean).powi(2)).sum();
-    let spread = points.iter().map(|(_, y)| y.abs()).fold(0.0, f64::max);
-    if all <= (spread * 1e-9).powi(2) * left.len() as f64 {
+    if rise.abs() >= CLEAR * width || all <= 0.0 {
         return 0.0;
     }
     let like = left.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>() / all;

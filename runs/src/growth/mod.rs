@@ -1,7 +1,8 @@
 //! What of a run grows: points as the ledger kept them, stored with the run, and judged when somebody asks.
 //!
 //! `tracked` is judged without the slack of pools: what a pool holds in reserve comes and goes with fragmentation, and is
-//! judged by itself. Where a program said steps, everything is per step, else per minute.
+//! judged by itself. Where a program said steps, everything is per step; where it has a stable period, per period; else
+//! per minute.
 
 pub mod judge;
 
@@ -27,6 +28,8 @@ const LEAST_SHARE: f64 = 0.001;
 pub enum Axis {
     /// Steps that the program said.
     Step,
+    /// Times that what is live has risen and fallen, where that takes the same time again and again.
+    Period,
     /// Record time.
     #[default]
     Minute,
@@ -37,6 +40,7 @@ impl Axis {
     pub fn name(self) -> &'static str {
         match self {
             Axis::Step => "step",
+            Axis::Period => "period",
             Axis::Minute => "minute",
         }
     }
@@ -48,7 +52,9 @@ impl Axis {
 pub struct Growth {
     /// What points are counted in.
     pub axis: Axis,
-    /// Steps or seconds from a point to the next.
+    /// How long a period takes.
+    pub period_ns: Option<u64>,
+    /// Steps, periods or seconds from a point to the next.
     pub stride: u64,
     /// Step since the first, or second, and time of each point.
     pub points: Vec<(u64, u64)>,
@@ -71,8 +77,13 @@ pub struct Growth {
 impl Growth {
     /// What the ledger has of an account.
     pub fn of(trend: TrendView) -> Self {
-        let by_step = trend.steps.points.len() >= LEAST_STEPS;
-        let (axis, track) = if by_step { (Axis::Step, trend.steps) } else { (Axis::Minute, trend.times) };
+        let enough = |track: &TrackView| track.points.len() >= LEAST_STEPS;
+        let periods = trend.periods.filter(|(_, track)| enough(track));
+        let (axis, period_ns, track) = match periods {
+            _ if enough(&trend.steps) => (Axis::Step, None, trend.steps),
+            Some((length_ns, track)) => (Axis::Period, Some(length_ns), track),
+            None => (Axis::Minute, None, trend.times),
+        };
         let TrackView { stride, points, latest, named, slack, mut cells, mut rest } = track;
         cells.sort_by_key(|(cell, points)| (std::cmp::Reverse(rise(points)), *cell));
         for (_, points) in cells.drain(CELLS.min(cells.len())..) {
@@ -85,6 +96,7 @@ impl Growth {
         let (gap, used) = if trend.gap_is_used { (Vec::new(), trend.gap) } else { (trend.gap, Vec::new()) };
         Growth {
             axis,
+            period_ns,
             stride,
             points: points.iter().map(|point| (point.index, point.time_ns)).collect(),
             latest: (latest.index, latest.time_ns),
@@ -100,7 +112,7 @@ impl Growth {
     /// Judges amounts at the points, one of `among` that are judged at once. `used`: what the process uses in all.
     pub fn judge(&self, amounts: &[i64], used: i64, among: usize) -> Judgement {
         let place = |&(index, time_ns): &(u64, u64)| match self.axis {
-            Axis::Step => index as f64,
+            Axis::Step | Axis::Period => index as f64,
             Axis::Minute => time_ns as f64 / MINUTE_NS,
         };
         let points = self.points.iter().map(place).zip(amounts.iter().map(|&bytes| bytes as f64));
@@ -110,7 +122,7 @@ impl Growth {
     /// Judges amounts of samples.
     pub fn judge_samples(&self, samples: &[(u64, i64)], used: i64) -> Judgement {
         let place = |time_ns: u64| match self.axis {
-            Axis::Step => self.step_at(time_ns),
+            Axis::Step | Axis::Period => self.step_at(time_ns),
             Axis::Minute => Some(time_ns as f64 / MINUTE_NS),
         };
         let points = samples.iter().filter_map(|&(time_ns, bytes)| Some((place(time_ns)?, bytes as f64)));
@@ -141,7 +153,7 @@ impl Growth {
     /// Steps or minutes over which something was judged, in whole ones.
     pub fn units(&self, judgement: &Judgement) -> u64 {
         let stride = match self.axis {
-            Axis::Step => self.stride as f64,
+            Axis::Step | Axis::Period => self.stride as f64,
             Axis::Minute => 0.0,
         };
         (judgement.units() + stride).round() as u64

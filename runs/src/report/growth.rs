@@ -34,6 +34,8 @@ pub struct Named {
 pub struct Told {
     /// What rates are per.
     pub per: Axis,
+    /// How long a period takes, where rates are per period.
+    pub period_ns: Option<u64>,
     /// Live allocations without the slack of pools.
     pub tracked: Option<Judgement>,
     /// What pools hold in reserve.
@@ -59,6 +61,7 @@ pub fn told(report: &Report<'_>, device: &Device) -> Option<Told> {
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| growth.judge_samples(samples, used));
     let told = Told {
         per: growth.axis,
+        period_ns: growth.period_ns,
         tracked: has_points.then(|| growth.judge(&growth.named, used, 1)),
         pool_slack: has_points.then(|| growth.judge(&growth.slack, used, 1)),
         gap: has_samples(&growth.gap),
@@ -168,7 +171,11 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
         }
         _ => {}
     }
-    (!parts.is_empty()).then(|| format!("growth: {}", parts.join("; ")))
+    if parts.is_empty() {
+        return None;
+    }
+    let period = told.period_ns.map(|length_ns| format!(" (a period is {:.2} s)", length_ns as f64 / 1e9));
+    Some(format!("growth: {}{}", parts.join("; "), period.unwrap_or_default()))
 }
 
 /// The tags that move, in the unit of the whole if that moves.

@@ -125,7 +125,8 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
     let at = (any::<bool>(), any::<u64>(), vec(any::<(u64, u64)>(), 0..4), any::<(u64, u64)>());
     (at, points(), points(), of_cells, points(), timed(), timed()).prop_map(
         |((by_step, stride, points, latest), named, slack, cells, rest, gap, used)| Growth {
-            axis: if by_step { Axis::Step } else { Axis::Minute },
+            axis: if by_step { Axis::Step } else { Axis::Period },
+            period_ns: (!by_step).then_some(stride),
             stride,
             points,
             latest,
