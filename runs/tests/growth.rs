@@ -267,6 +267,23 @@ fn a_server_that_does_not_leak_is_flat() {
 }
 
 #[test]
+fn noise_that_could_hide_a_leak_is_stated() {
+    let mut said = Said::new();
+    let mut random = 88_172_645_463_325_252_u64;
+    for step in 0..64 {
+        let held = said.take("model/weights", (1000 + random % 500) * MIB);
+        said.say("", Body::Step { number: step });
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        said.give(held);
+    }
+    let said_so = sentence(&said.run());
+    assert!(said_so.starts_with("growth: tracked flat over 57 steps (within "), "{said_so}");
+    assert!(said_so.ends_with(" MiB per step)"), "{said_so}");
+}
+
+#[test]
 fn a_stable_rise_and_fall_is_as_good_as_steps() {
     let mut said = Said::new();
     said.take("model/weights", 4096 * MIB);

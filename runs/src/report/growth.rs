@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const NAMED: usize = 3;
 /// Names of a kind in the table.
 const ROWS: usize = 16;
-/// A verdict that is less sure says so.
+/// A `flat` that is less sure says so.
 const SURE: f64 = 0.95;
 /// What cells without points of their own do.
 const REST: &str = "(all other names)";
@@ -54,11 +54,17 @@ pub struct Told {
 
 /// Judges a device; `None` where there is nothing to judge.
 pub fn told(report: &Report<'_>, device: &Device) -> Option<Told> {
+    told_by(report, device, &[By::Layer, By::Structure, By::Tag])
+}
+
+/// The same with these kinds of names alone.
+fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
     let growth = &device.details.growth;
     let used = device.last.used_bytes().or(device.last.tracked_bytes).unwrap_or(0);
     let has_points = !growth.points.is_empty();
     let has_samples =
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| growth.judge_samples(samples, used));
+    let names_of = |by: By| if kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
     let told = Told {
         per: growth.axis,
         period_ns: growth.period_ns,
@@ -66,9 +72,9 @@ pub fn told(report: &Report<'_>, device: &Device) -> Option<Told> {
         pool_slack: has_points.then(|| growth.judge(&growth.slack, used, 1)),
         gap: has_samples(&growth.gap),
         used: has_samples(&growth.used),
-        layers: names(report, growth, By::Layer, used),
-        structures: names(report, growth, By::Structure, used),
-        tags: names(report, growth, By::Tag, used),
+        layers: names_of(By::Layer),
+        structures: names_of(By::Structure),
+        tags: names_of(By::Tag),
     };
     (told.tracked.is_some() || told.gap.is_some() || told.used.is_some()).then_some(told)
 }
@@ -121,10 +127,25 @@ fn percent(confidence: f64) -> String {
     if floor > 99.0 { format!("{floor:.1} %") } else { format!("{floor:.0} %") }
 }
 
-/// ` (60 %)` where a verdict is not sure.
-fn doubt(judgement: &Judgement) -> String {
-    let unsure = judgement.confidence.filter(|sure| *sure < SURE);
-    unsure.map(|sure| format!(" ({})", percent(sure))).unwrap_or_default()
+/// ` (within 3.0 MiB per step)` where noise hides whether it changes by something worth a word.
+fn doubt(judgement: &Judgement, per: Axis) -> String {
+    let unsure = judgement.low_high.filter(|_| judgement.confidence.is_some_and(|sure| sure < SURE));
+    let within = unsure.map(|(low, high)| low.abs().max(high.abs()));
+    let words = |rate: f64| {
+        let unit = unit(rate);
+        format!(" (within {} {} per {})", signed(rate, unit).trim_start_matches('+'), unit.0, per.name())
+    };
+    within.map(words).unwrap_or_default()
+}
+
+/// The end of a long name tells more than its beginning.
+fn short(name: &str) -> String {
+    const WIDTH: usize = 48;
+    let name = clean(name);
+    match name.chars().count() {
+        length if length > WIDTH => format!("~{}", name.chars().skip(length + 1 - WIDTH).collect::<String>()),
+        _ => name,
+    }
 }
 
 fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
@@ -140,7 +161,7 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
         Verdict::Growing | Verdict::Shrinking => {
             format!("{}{over} ({sure})", moving(judgement, per).unwrap_or_default())
         }
-        Verdict::Flat => format!("flat{over}{}", doubt(judgement)),
+        Verdict::Flat => format!("flat{over}{}", doubt(judgement, per)),
         Verdict::OneJump => {
             let bytes = judgement.jump_bytes.unwrap_or(0) as f64;
             let unit = unit(bytes);
@@ -152,7 +173,7 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
 
 /// One sentence: `growth: tracked flat over 400 steps; gap flat`. `None` where nothing can be said yet.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
-    let told = told(report, device)?;
+    let told = told_by(report, device, &[By::Tag])?;
     let growth = &device.details.growth;
     let over = |judgement: &Judgement| format!(" over {}", plural(growth.units(judgement), told.per.name()));
     let is_judged = |judgement: &Judgement| judgement.verdict != Verdict::NotEnoughData;
@@ -185,7 +206,7 @@ fn movers(told: &Told, whole: Option<f64>) -> String {
         return String::new();
     }
     let named = movers.iter().take(NAMED).map(|named| {
-        let name = clean(&named.name);
+        let name = short(&named.name);
         match (whole, named.judgement.bytes_per_unit) {
             (Some(whole), Some(rate)) => format!("{name} {}", signed(rate, unit(whole))),
             _ => format!("{name} {}", said(&named.judgement, told.per, "")),
@@ -237,7 +258,7 @@ fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: 
             rows.push((format!(" {kind}"), None));
         }
         rows.extend(
-            names[..shown].iter().map(|named| (format!("  {}", clean(&named.name)), Some(&named.judgement))),
+            names[..shown].iter().map(|named| (format!("  {}", short(&named.name)), Some(&named.judgement))),
         );
         if names.len() > shown {
             rows.push((format!("  ({} more: --all)", thousands((names.len() - shown) as u64)), None));
