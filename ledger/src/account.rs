@@ -3,6 +3,7 @@
 use crate::book::Peak;
 use crate::cause::{Causes, Parts};
 use crate::gap::{ClosedSample, PeakGap};
+use crate::trend::GapTrend;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -14,6 +15,8 @@ pub(crate) struct Account {
     pub complete: Option<ClosedSample>,
     /// What makes the gap.
     pub causes: Causes,
+    /// Whether the gap grows.
+    pub gaps: GapTrend,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.

@@ -15,6 +15,7 @@
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //! recent        extremes of the last minute
+//! trend         what stays from step to step, and as time passes
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -72,6 +73,7 @@ mod rounding;
 mod segment;
 mod snapshot;
 mod trail;
+mod trend;
 mod vmm;
 
 pub use blind::{Blind, BlindCause, BlindWindow};
@@ -88,6 +90,7 @@ pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
+pub use trend::{TrackView, TrendPoint, TrendView, rise};
 
 /// A hash map that a hostile peer's keys cannot slow down.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

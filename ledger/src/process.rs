@@ -8,6 +8,7 @@ use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use crate::resync::Resync;
+use crate::trend::{StepCount, Trend};
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,6 +101,9 @@ pub(crate) struct Process {
     pub holdings: Holdings,
     /// Same index as `holdings.books`.
     pub accounts: Vec<Account>,
+    /// Same index; grows when there is something to look at.
+    pub trends: Vec<Trend>,
+    pub steps: StepCount,
     /// Device slot of the agent -> book.
     pub slots: [u8; 256],
     pub ended: Option<(u64, Option<u64>)>,
@@ -149,6 +153,8 @@ impl Process {
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
+            trends: Vec::new(),
+            steps: StepCount::default(),
             slots: [NO_BOOK; 256],
             ended: None,
             last_seq: 0,
@@ -249,6 +255,7 @@ impl Process {
             return;
         }
         self.healing = false;
+        self.steps.lose();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
@@ -451,7 +458,7 @@ impl Process {
             }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
             Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
-            Body::Step { .. } => self.coverage.steps += 1,
+            Body::Step { number } => self.begin_step(number, stamp.time_ns),
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 if end > self.last_seq {

@@ -1,6 +1,7 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
+use crate::growth::Growth;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
@@ -270,6 +271,7 @@ impl RunBuilder {
             series: Series::new(self.width_ns),
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
+                growth: Growth::of(self.ledger.trend(process.key, index)),
                 ..run::Details::default()
             },
         };

@@ -3,6 +3,7 @@
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
 //! `predates + tracked + untrackable` wherever all of them are known.
 
+use crate::growth::Growth;
 use crate::series::Series;
 use gpumem_ledger as ledger;
 use gpumem_wire::{Absence, ClockKind, Phase, Role};
@@ -260,6 +261,8 @@ pub struct Details {
     pub accounted_peak_bytes: Option<u64>,
     /// How the gap came to be what it is: in the order of time, but the smallest of many are one and come first.
     pub steps: Vec<Step>,
+    /// Points by which growth is judged.
+    pub growth: Growth,
 }
 
 /// A change of the gap between two samples.

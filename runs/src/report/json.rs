@@ -2,6 +2,7 @@
 //! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
 //! otherwise `version` grows.
 
+use super::growth::{Told, told};
 use super::{By, Composition, Report};
 use crate::run::{
     Accounting, Beside, Caveat, Class, Clock, Coverage, Moment, Parts, Process, Reading, Source, State, Step,
@@ -50,6 +51,7 @@ struct DeviceJson<'a> {
     /// Why the gap changed.
     steps: &'a [Step],
     series: &'a Series,
+    growth: Option<Told>,
 }
 
 #[derive(Serialize)]
@@ -130,6 +132,7 @@ pub fn json(report: &Report<'_>) -> String {
         peak: moment_json(report, &device.peak),
         steps: &device.details.steps,
         series: &device.series,
+        growth: told(report, device),
     });
     let document = Document {
         schema: SCHEMA,

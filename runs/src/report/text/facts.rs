@@ -2,6 +2,7 @@
 //! has memory there.
 
 use super::lines::{Lines, clean_name};
+use crate::report::growth;
 use crate::report::steps::largest;
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
@@ -56,6 +57,9 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         out.prose(&format!("driver accounting: peak {}, ours {ours}", amount(accounting.driver_bytes)));
     }
     beside(device, out);
+    if let Some(growth) = growth::line(report, device) {
+        out.prose(&growth);
+    }
 }
 
 fn device_line(device: &Device, times: Times) -> String {
