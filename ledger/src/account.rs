@@ -3,6 +3,7 @@
 use crate::book::Peak;
 use crate::cause::{Causes, Parts};
 use crate::gap::{ClosedSample, PeakGap};
+use crate::trend::GapTrend;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -14,8 +15,12 @@ pub(crate) struct Account {
     pub complete: Option<ClosedSample>,
     /// What makes the gap.
     pub causes: Causes,
+    /// Whether the gap grows.
+    pub gaps: GapTrend,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
+    /// The highest that the driver's own accounting has charged, where it is on.
+    pub accounted_peak: Option<u64>,
     /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.

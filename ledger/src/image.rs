@@ -18,6 +18,7 @@ impl Process {
         self.image = self.image.wrapping_add(1);
         self.holdings.take_everything();
         self.end_resync_of_image();
+        self.forget_trends();
         self.slots = [NO_BOOK; 256];
         true
     }

@@ -162,10 +162,14 @@ impl Process {
             account.peak_used = Some((used, sample.t0_ns));
         }
         account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
+        account.follow_gap(&sample, self.coverage.covered);
         if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
             account.complete = Some(sample.clone());
         }
         account.latest = Some(sample.clone());
+        if sample.tracked_bytes.is_some() && !sample.partial {
+            self.look_back(book, sample.t0_ns, &sample.amounts);
+        }
         self.closed.push((book, sample));
     }
 

@@ -3,11 +3,13 @@
 
 use crate::Map;
 use crate::account::Account;
+use crate::blind::Blind;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use crate::resync::Resync;
-use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
+use crate::trend::{StepCount, Trend};
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,15 +35,20 @@ pub struct Facts {
     pub claims: BTreeMap<String, String>,
 }
 
-/// Another client holds the CUPTI subscription.
+/// The agent is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
     /// Since when.
     pub since_ns: u64,
     /// CUPTI's result.
     pub result: u16,
-    /// By whom, where it can be known.
+    /// With [`Blocked::HELD`] by whom, where it can be known; else why.
     pub by: String,
+}
+
+impl Blocked {
+    /// Another client holds the CUPTI subscription.
+    pub const HELD: u16 = 39;
 }
 
 /// What was lost, and what that does to the sums.
@@ -64,6 +71,8 @@ pub struct Coverage {
     pub blocked: Option<Blocked>,
     /// Paused on request.
     pub paused: bool,
+    /// See [`Blind`].
+    pub blind: Blind,
     /// Set at the first loss and kept: the peak is then a lower bound.
     pub partial: Option<Partial>,
     /// Ordered records applied.
@@ -92,6 +101,9 @@ pub(crate) struct Process {
     pub holdings: Holdings,
     /// Same index as `holdings.books`.
     pub accounts: Vec<Account>,
+    /// Same index; grows when there is something to look at.
+    pub trends: Vec<Trend>,
+    pub steps: StepCount,
     /// Device slot of the agent -> book.
     pub slots: [u8; 256],
     pub ended: Option<(u64, Option<u64>)>,
@@ -118,6 +130,10 @@ pub(crate) struct Process {
     /// Rows that the process may have, and whether it has more.
     max_rows: usize,
     is_full: bool,
+    /// Of what the agent said about itself last.
+    pub state_ns: u64,
+    /// It has seen what the program does, at some time.
+    pub is_watched_over: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
@@ -137,6 +153,8 @@ impl Process {
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
+            trends: Vec::new(),
+            steps: StepCount::default(),
             slots: [NO_BOOK; 256],
             ended: None,
             last_seq: 0,
@@ -152,6 +170,8 @@ impl Process {
             image: 0,
             max_rows,
             is_full: false,
+            state_ns: 0,
+            is_watched_over: false,
             silent: false,
             closed: Vec::new(),
             is_watched: false,
@@ -164,6 +184,7 @@ impl Process {
             return;
         }
         self.healing = false;
+        self.steps.lose();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
@@ -368,7 +389,7 @@ impl Process {
             }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
             Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
-            Body::Step { .. } => self.coverage.steps += 1,
+            Body::Step { number } => self.begin_step(number, stamp.time_ns),
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 if end > self.last_seq {
@@ -407,26 +428,12 @@ impl Process {
         }
     }
 
-    fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
-        if matches!(state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed) {
-            self.accounts.iter_mut().for_each(|account| account.causes.go_blind());
-        }
-        let coverage = &mut self.coverage;
-        coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
-        coverage.late |= state == AgentState::Late;
-        self.holdings.unseen_segments |= coverage.late;
-        coverage.blocked = match (state, coverage.blocked.take()) {
-            (AgentState::Blocked, Some(already)) => Some(already),
-            (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
-            _ => None,
-        };
-    }
-
     /// The process is gone: nothing more will come.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
+        self.coverage.blind.end(time_ns);
         self.advance(u64::MAX);
-        self.holdings.mixed = false; // no more of the resync will come
+        self.reach_end(); // no more of the resync will come
         self.holdings.settle(self.applied_ns);
     }
 }

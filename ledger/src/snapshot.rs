@@ -5,6 +5,7 @@
 
 use crate::book::Class;
 use crate::cause::{Names, Parts, Step};
+use crate::fault::Faults;
 use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
 use crate::ledger::{DeviceName, Ledger};
@@ -71,6 +72,8 @@ pub struct DeviceView {
     /// The last reading with its processes; absent unless device memory agreed before and after the
     /// process list.
     pub agreed: Option<AgreedReading>,
+    /// Faults that the driver has told.
+    pub faults: Faults,
 }
 
 /// Name of a cell.
@@ -143,6 +146,8 @@ pub struct AccountView {
     pub peak: PeakView,
     /// Highest `used` that was read, and when.
     pub peak_used: Option<(u64, u64)>,
+    /// The highest that the driver's own accounting has charged, where it is on.
+    pub accounted_peak_bytes: Option<u64>,
     /// Last closed sample.
     pub latest: Option<ClosedSample>,
     /// Last closed sample in which `used` was read, and `tracked` known if there was an agent.
@@ -223,6 +228,7 @@ fn process_view(process: &Process) -> ProcessView {
                     gap: process.peak_gap(index as u8),
                 },
                 peak_used: account.peak_used,
+                accounted_peak_bytes: account.accounted_peak,
                 latest: account.latest.clone(),
                 complete: account.complete.clone(),
                 parts: account.complete.as_ref().and_then(|sample| sample.parts),

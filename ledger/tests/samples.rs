@@ -325,7 +325,7 @@ fn blocked_agent_names_its_blocker() {
     s.at(500).control(blocked("nsys"));
     s.at(600).control(blocked("somebody else"));
     let by = s.process().coverage.blocked.expect("blocked");
-    assert_eq!((by.since_ns, by.result, by.by.as_str()), (500, 39, "nsys"));
+    assert_eq!((by.since_ns, by.result, by.by.as_str()), (500, 39, "somebody else"));
     s.control(Body::Agent { result: 0, state: AgentState::Covered, detail: "" });
     expect(&s, &["tracked 100 = direct:a 100"]);
 }

@@ -15,6 +15,7 @@
 
 pub mod builder;
 pub mod gap;
+pub mod growth;
 pub mod import;
 pub mod input;
 pub mod recording;

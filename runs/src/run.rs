@@ -4,6 +4,7 @@
 //! `predates + tracked + untrackable` wherever all of them are known.
 
 pub use crate::gap::{Parts, Step};
+use crate::growth::Growth;
 use crate::series::Series;
 use gpumem_ledger as ledger;
 use gpumem_wire::{Absence, ClockKind, Phase, Role};
@@ -109,8 +110,18 @@ pub struct Coverage {
     pub covered: bool,
     /// It began after allocations.
     pub late: bool,
-    /// Who blocked the agent, if somebody did.
+    /// Who blocks the agent, if somebody does; with a `blocked_code` other than 39, why it is not let in.
     pub blocked_by: Option<String>,
+    /// CUPTI's result then.
+    pub blocked_code: Option<u16>,
+    /// When the agent saw nothing; of many, the longest.
+    pub blind: Vec<BlindWindow>,
+    /// How many such times there were.
+    pub blind_count: u64,
+    /// How long those were that have ended.
+    pub blind_ns: u64,
+    /// The agent had seen memory before one of them: sums and peaks are not exact since then, and no resync heals that.
+    pub blind_doubt: bool,
     /// The state of now is not wholly known.
     pub partial_state: bool,
     /// Something was lost at some time: peaks are lower bounds.
@@ -137,6 +148,31 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
+}
+
+/// A time in which the agent saw nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlindWindow {
+    /// From when.
+    pub from_ns: u64,
+    /// Until when; absent while it lasts.
+    pub to_ns: Option<u64>,
+    /// Why, in words.
+    pub why: String,
+}
+
+impl From<&ledger::BlindWindow> for BlindWindow {
+    fn from(window: &ledger::BlindWindow) -> Self {
+        let by = window.by.as_str();
+        let why = match (window.cause, by) {
+            (ledger::BlindCause::Held, "") => "another CUPTI client held CUPTI".to_owned(),
+            (ledger::BlindCause::Held, by) => format!("{by} held CUPTI"),
+            (ledger::BlindCause::Paused, "") => "paused by the program".to_owned(),
+            (ledger::BlindCause::Refused | ledger::BlindCause::Disarmed, "") => "not known why".to_owned(),
+            (_, why) => why.to_owned(),
+        };
+        BlindWindow { from_ns: window.from_ns, to_ns: window.to_ns, why }
+    }
 }
 
 /// Something a reader must know.
@@ -226,6 +262,39 @@ pub struct Details {
     pub accounted_peak_bytes: Option<u64>,
     /// How the gap came to be what it is: in the order of time, but the smallest of many are one and come first.
     pub steps: Vec<Step>,
+    /// Points by which growth is judged.
+    pub growth: Growth,
+}
+
+/// What the driver's own accounting and we say of the highest `used`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Accounting {
+    /// The driver's, which sees every allocation of video memory.
+    pub driver_bytes: u64,
+    /// Ours: the highest that was read, or the peak of `tracked` with its gap.
+    pub our_bytes: Option<u64>,
+}
+
+impl Accounting {
+    /// What the driver allocates at once: less is no disagreement.
+    pub const GRANULE_BYTES: u64 = 2 << 20;
+
+    /// How much the driver's exceeds ours, if that is more than a granule, in either direction.
+    pub fn disagreement(&self) -> Option<i64> {
+        let ours = self.our_bytes?;
+        (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES)
+            .then(|| self.driver_bytes.wrapping_sub(ours) as i64)
+    }
+}
+
+impl Device {
+    /// The driver's word and ours, where accounting mode is on.
+    pub fn accounting(&self) -> Option<Accounting> {
+        let driver_bytes = self.details.accounted_peak_bytes?;
+        let read = self.peak_used.map(|(bytes, _)| bytes);
+        let summed = self.peak.used_bytes().and_then(|bytes| u64::try_from(bytes).ok());
+        Some(Accounting { driver_bytes, our_bytes: read.max(summed) })
+    }
 }
 
 /// One identity.

@@ -6,7 +6,7 @@ use gpumemd::core::{Board, Core, Pace};
 use gpumemd::keeper::{Keeper, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
-use gpumemd::view::health::{Device, Health};
+use gpumemd::view::health::{Details, Device, Health};
 use gpumemd::view::{Shown, Sight, Sources};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,6 +62,7 @@ impl Node {
             name: gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu),
             index: index as u32,
             problem: None,
+            details: Details::default(),
         };
         let health = Health {
             nvml_up: true,

@@ -2,9 +2,10 @@
 //! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
 //! otherwise `version` grows.
 
+use super::growth::{Told, told};
 use super::{By, Composition, Report};
 use crate::run::{
-    Beside, Caveat, Class, Clock, Coverage, Moment, Parts, Process, Reading, Source, State, Step,
+    Accounting, Beside, Caveat, Class, Clock, Coverage, Moment, Parts, Process, Reading, Source, State, Step,
 };
 use crate::series::Series;
 use gpumem_ledger::category::OTHERS;
@@ -42,12 +43,15 @@ struct DeviceJson<'a> {
     other_tenants: OtherTenants,
     peak_used_bytes: Option<u64>,
     peak_used_time_ns: Option<u64>,
+    /// Absent where accounting mode is off.
+    driver_accounting: Option<Accounting>,
     beside: &'a Beside,
     last: MomentJson<'a>,
     peak: MomentJson<'a>,
     /// Why the gap changed.
     steps: Vec<StepJson<'a>>,
     series: &'a Series,
+    growth: Option<Told>,
 }
 
 #[derive(Serialize)]
@@ -138,11 +142,13 @@ pub fn json(report: &Report<'_>) -> String {
         other_tenants: OtherTenants { count: device.other_tenants.0, used_bytes: device.other_tenants.1 },
         peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
         peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
+        driver_accounting: device.accounting(),
         beside: &device.beside,
         last: moment_json(report, &device.last),
         peak: moment_json(report, &device.peak),
         steps: device.details.steps.iter().map(step_json).collect(),
         series: &device.series,
+        growth: told(report, device),
     });
     let document = Document {
         schema: SCHEMA,

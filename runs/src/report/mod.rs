@@ -4,6 +4,7 @@
 pub mod brief;
 pub mod csv;
 pub mod group;
+pub mod growth;
 pub mod json;
 pub mod steps;
 pub mod text;

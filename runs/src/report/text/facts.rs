@@ -2,6 +2,7 @@
 //! has memory there.
 
 use super::lines::{Lines, clean_name};
+use crate::report::growth;
 use crate::report::steps::largest;
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
@@ -49,7 +50,16 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
     }
     out.prose(&device_line(device, times));
+    if let Some(accounting) = device.accounting() {
+        let unit = Unit::for_largest(signed(accounting.driver_bytes));
+        let amount = |bytes: u64| format!("{} {}", unit.amount(signed(bytes)), unit.name);
+        let ours = accounting.our_bytes.map_or("not known".to_owned(), amount);
+        out.prose(&format!("driver accounting: peak {}, ours {ours}", amount(accounting.driver_bytes)));
+    }
     beside(device, out);
+    if let Some(growth) = growth::line(report, device) {
+        out.prose(&growth);
+    }
 }
 
 fn device_line(device: &Device, times: Times) -> String {
