@@ -119,7 +119,7 @@ typedef struct {
     char driver_version[80];
     char truth[512];
     /* state */
-    uint64_t lists, random, strays, violations, hold_reap_ns;
+    uint64_t lists, random, strays, violations, hold_reap_ns, device_counts;
     uint32_t event_head, event_word; /* event_word: futex */
     uint32_t call_count, dead_head;
     sim_event event[SIM_EVENTS];
