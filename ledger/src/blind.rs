@@ -119,6 +119,7 @@ impl Process {
         match cause {
             Some(cause) => {
                 blind.begin(time_ns, cause, detail);
+                self.accounts.iter_mut().for_each(|account| account.causes.go_blind());
                 if has_seen {
                     self.doubt(time_ns);
                 }

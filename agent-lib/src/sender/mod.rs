@@ -7,24 +7,27 @@
 //! drain.rs    what is new: names, records, watermark
 //! resync.rs   the state said again
 //! client.rs   the subscription among other clients of CUPTI
+//! wake.rs     callbacks that want a sample now
 //! ```
 
 mod client;
 mod drain;
 mod link;
 mod resync;
+mod wake;
 
 pub use link::close_in_child;
+pub use wake::wake;
 
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{ffi, state};
+use crate::{callers, ffi, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 
 /// While there is something to send.
@@ -36,8 +39,6 @@ const FAREWELL: Duration = Duration::from_millis(50);
 /// Between looks at pools and threads.
 const LOOK_NS: u64 = 1_000_000_000;
 
-/// Wakes the thread; -1 before it was made.
-static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// The process exits: send what there is and stop.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 /// It has stopped.
@@ -79,9 +80,9 @@ pub fn start(core: &'static Core) {
     }
     FINISHING.store(false, Relaxed);
     FINISHED.store(false, Relaxed);
-    // SAFETY: no memory is involved.
-    let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    WAKE.store(wake, Release); // a parent's stays open: it is the parent's, too
+    callers::prepare();
+    callers::look(core);
+    wake::prepare();
     let mut old = std::mem::MaybeUninit::uninit();
     // SAFETY: sets of signals on this stack. The new thread inherits the mask, and so never gets a signal of the host's.
     unsafe {
@@ -112,27 +113,20 @@ pub fn finish() {
     }
 }
 
-fn wake() {
-    let fd = WAKE.load(Acquire);
-    let one = 1_u64;
-    // SAFETY: eight bytes from this stack, to our eventfd; if the host closed it, at worst a write to a stranger of 8 bytes is
-    // refused or not ours to prevent.
-    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
-}
-
 fn finishing() -> bool {
     FINISHING.load(Acquire)
 }
 
-/// Sleeps until a file descriptor has something (`fds` with the events wanted), the exit comes or time is over.
+/// Sleeps until a file descriptor has something (`fds` with the events wanted), somebody wakes us or time is over.
 fn wait(fds: &[(RawFd, i16)], time: Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
-    let wake = (WAKE.load(Acquire), libc::POLLIN);
+    let wake = (wake::descriptor(), libc::POLLIN);
     for (place, (fd, events)) in polled.iter_mut().zip(fds.iter().copied().chain([wake])) {
         (place.fd, place.events) = (fd, events);
     }
     // SAFETY: an array of this length; negative descriptors are ignored.
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
+    wake::taken();
 }
 
 /// Whether this thread is the last one. A program whose `main` leaves with `pthread_exit` ends with its last thread: that
@@ -190,6 +184,7 @@ impl Sender {
     /// Does what there is to do; whether there was much.
     fn round(&mut self) -> bool {
         self.core.clock.calibrate(&mut self.calibration);
+        callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         self.look_around();
         if !self.link.is_up() && !self.connect() {
             return false;
@@ -237,6 +232,7 @@ impl Sender {
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);
+        callers::reclaim(now);
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
             if self.client.look(self.core, now) && self.link.is_up() {

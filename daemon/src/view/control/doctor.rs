@@ -1,10 +1,15 @@
 //! How the daemon is, and what to do about it.
 
+mod gpus;
+
 use super::{Refused, coverage, number, only};
 use crate::access::Viewer;
 use crate::clock;
 use crate::stats::Count;
 use crate::view::Sight;
+use crate::view::health::Health;
+use gpumem_ledger::{ProcessView, Snapshot};
+use gpumem_wire::Absence;
 use gpumem_wire::control::{Doctor, Finding, Level};
 use hyper::StatusCode;
 
@@ -34,6 +39,7 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
             );
             Refused::new(StatusCode::NOT_FOUND, text)
         })?;
+        of_bytes(process, &published.snapshot, &health, &mut findings);
         findings.extend(coverage::of_process(process, now_ns));
     }
     match (health.nvml_up, health.released_until_ns) {
@@ -44,16 +50,20 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         }
         (true, None) => findings.push(finding(Level::Good, "nvml", &health.nvml_reason, None)),
         (false, None) => {
-            let remedy = "check nvidia-smi; without NVML only what agents say is known";
+            let usual = "check nvidia-smi; without NVML only what agents say is known";
+            let remedy = health.nvml_remedy.unwrap_or(usual);
             findings.push(finding(Level::Bad, "nvml", &health.nvml_reason, Some(remedy)));
         }
     }
-    for device in &health.devices {
-        if let Some(problem) = &device.problem {
-            let subject = format!("GPU {} ({})", device.index, device.name);
-            findings.push(finding(Level::Degraded, subject, problem, None));
-        }
-    }
+    gpus::of_driver(&health, &mut findings);
+    let asked = gpus::Asked {
+        snapshot: &published.snapshot,
+        health: &health,
+        viewer,
+        tenants: sight.shown().tenants,
+        sees: gpus::Sees::now(),
+    };
+    health.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
     let store = sight.keeper.status();
     findings.push(match store.reason {
         Some(reason) => {
@@ -101,4 +111,18 @@ fn of_agents(sight: &Sight) -> Vec<Finding> {
             finding(Level::Degraded, "agents", format!("{count} {text} since the start"), Some(remedy))
         })
         .collect()
+}
+
+/// Why NVML tells no bytes of a process.
+fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
+    for account in &process.accounts {
+        let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
+        let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
+        let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
+        let Some(absence) = absence.filter(|_| !is_idle) else { continue };
+        let known = health.devices.iter().find(|known| known.name == device.name);
+        let (why, remedy) = gpus::why_absent(absence, health, known);
+        let text = format!("its used bytes on {} are not known: {why}", device.name);
+        findings.push(finding(Level::Degraded, format!("process {}", process.key.pid), text, remedy));
+    }
 }

@@ -2,6 +2,7 @@
 //! next.
 
 use super::lines::{Lines, clean};
+use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
@@ -255,5 +256,9 @@ fn next(report: &Report<'_>) -> String {
         [first, _, ..] => format!("--device {} | ", first.ordinal),
         _ => String::new(),
     };
-    format!("next: {} {device}{other} | --all | --json | --csv", report.command)
+    let growth = match report.run.devices.as_slice() {
+        [device] if growth::line(report, device).is_some() => " | --growth",
+        _ => "",
+    };
+    format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
 }
