@@ -117,7 +117,8 @@ fn told(recording: &[u8]) -> (Vec<(u64, u16)>, BTreeMap<u16, String>) {
     (calls, paths)
 }
 
-/// Forks while the loader's list is read all the time: each child reads it, too.
+/// Forks while the loader's list is read all the time: each child reads it, too. (From glibc 2.31 on the C library sees to
+/// that by itself.)
 fn forks(core: &'static gpumem::core::Core) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

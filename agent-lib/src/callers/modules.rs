@@ -7,8 +7,8 @@
 //! Until the next look (5 ms while there is something to send, else 100), a library that was loaded where another one was
 //! before is taken for that one; where no other was, it gets a number at once and its name then.
 //!
-//! dl_iterate_phdr takes a lock of the loader's that a forked child would find taken for ever: fork() waits until we are
-//! out of it (see `before_fork`).
+//! dl_iterate_phdr takes a lock of the loader's that a forked child would find taken for ever, before glibc 2.31: fork()
+//! waits until we are out of it (see `before_fork`).
 
 use super::code;
 use crate::core::Core;
