@@ -90,14 +90,14 @@ impl DriverPools {
     }
 
     /// The device is about to be reset: its pools are not looked at again before they are used again.
-    pub fn forget_device(&self, device: u8) {
-        for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == u32::from(device)) {
+    pub fn forget_device(&self, device: u32) {
+        for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
             if id > 1 {
                 let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
             }
         }
-        if let Some(current) = self.current.get(usize::from(device)) {
+        if let Some(current) = self.current.get(device as usize) {
             current.store(0, Relaxed);
         }
     }

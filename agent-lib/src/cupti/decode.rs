@@ -140,8 +140,7 @@ impl Here<'_> {
                 }
                 PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
                 PrimaryReset => {
-                    let device = self.core.device(self.params::<params::Small>().value);
-                    self.core.driver_pools.forget_device(device);
+                    self.core.driver_pools.forget_device(self.params::<params::Small>().value);
                 }
                 CtxCreate => self.creating(&mut call, self.params::<params::CtxCreate>().device),
                 CtxCreateV3 => self.creating(&mut call, self.params::<params::CtxCreateV3>().device),
