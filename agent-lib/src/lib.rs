@@ -169,7 +169,7 @@ exports! {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
     }
     /// Gives the CUPTI subscription to somebody else for a while.
-    gpumem_pause as pause() -> () { (); |_, _| cupti::subscribe::pause() }
+    gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
     /// Takes it back.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
 }

@@ -321,10 +321,14 @@ pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
     true
 }
 
+/// Calls that were entered before this time return unseen: callbacks come since then. `u64::MAX` while none come.
+pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
+
 /// When the oldest allocation call in flight was entered; 0 for none.
 pub fn allocating_since_ns() -> u64 {
+    let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
     let entered = all().iter().map(|thread| thread.allocating_since_ns.load(Acquire));
-    entered.filter(|&ns| ns != 0).min().unwrap_or(0)
+    entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 
 /// Frees places of threads that have ended. Only worth it when many were used.

@@ -6,7 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
-use crate::threads::{CALLS, Call, Thread};
+use crate::threads::{CALLS, Call, HEARING_SINCE_NS, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{
     Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
 
 #[inline(always)]
 unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
-    let Some(meaning) = table::meaning(id) else { return };
+    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
     if data.params.is_null() {
         return;
     }
@@ -101,6 +101,7 @@ impl Here<'_> {
         let now = self.core.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
+        self.forget_unheard();
         // SAFETY: each shape is that of the calls with this meaning.
         unsafe {
             match meaning {
@@ -165,6 +166,18 @@ impl Here<'_> {
         if own.open < CALLS {
             own.calls[own.open] = Some(call);
             own.open += 1;
+        }
+    }
+
+    /// Calls whose return fell into a time without callbacks.
+    #[inline(always)]
+    fn forget_unheard(&self) {
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        let own = unsafe { self.thread.own() };
+        let outermost = own.calls[0].filter(|_| own.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            own.open = 0;
+            self.thread.allocating_since_ns.store(0, Release);
         }
     }
 
@@ -301,7 +314,9 @@ impl Here<'_> {
         // SAFETY: as above.
         let address = unsafe { read(out, result) };
         self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
-        self.core.poll_pool(self.thread, pool);
+        if result == 0 && !at.flags.has(Flags::CAPTURED) {
+            self.core.poll_pool_for(self.thread, pool, bytes);
+        }
     }
 
     fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {

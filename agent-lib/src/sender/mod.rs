@@ -6,9 +6,11 @@
 //! link.rs     a connection or a file, and the packet being filled
 //! drain.rs    what is new: names, records, watermark
 //! resync.rs   the state said again
+//! client.rs   the subscription among other clients of CUPTI
 //! wake.rs     callbacks that want a sample now
 //! ```
 
+mod client;
 mod drain;
 mod link;
 mod resync;
@@ -19,9 +21,9 @@ pub use wake::wake;
 
 use crate::clock::Calibration;
 use crate::core::Core;
-use crate::cupti::subscribe;
 use crate::threads::{self, Thread};
 use crate::{callers, ffi, state};
+use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
 use std::os::fd::RawFd;
@@ -36,8 +38,6 @@ const IDLE: Duration = Duration::from_millis(100);
 const FAREWELL: Duration = Duration::from_millis(50);
 /// Between looks at pools and threads.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Between attempts to subscribe.
-const RETRY_NS: std::ops::RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
 
 /// The process exits: send what there is and stop.
 static FINISHING: AtomicBool = AtomicBool::new(false);
@@ -65,11 +65,12 @@ struct Sender {
     epoch: u64,
     /// Of the state that was sent on this connection.
     state_version: Option<u64>,
+    /// Number of the last one that was said on this connection.
+    state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
-    next_attach_ns: u64,
-    attach_wait_ns: u64,
+    client: Client,
 }
 
 /// Starts it, once in a process.
@@ -153,10 +154,10 @@ impl Sender {
             resync: None,
             epoch: 0,
             state_version: None,
+            state_said: 0,
             next_look_ns: 0,
             alone: false,
-            next_attach_ns: 0,
-            attach_wait_ns: *RETRY_NS.start(),
+            client: Client::default(),
         }
     }
 
@@ -209,6 +210,7 @@ impl Sender {
         }
         self.names_sent = 0;
         self.state_version = None;
+        self.state_said = 0;
         self.resync = None;
         // What was in the packet of the old connection was not sent.
         self.taken = self.core.ring.sent();
@@ -231,18 +233,10 @@ impl Sender {
         }
         threads::sweep(self.core.pid);
         callers::reclaim(now);
-        if self.core.devices.driver().is_some() && state::armed() && subscribe::wants_attaching() {
-            if self.next_attach_ns == 0 {
-                self.next_attach_ns = now + self.attach_wait_ns; // the first attempt was the injection's
-            } else if now >= self.next_attach_ns {
-                subscribe::note_late();
-                if subscribe::attach(self.core) == subscribe::Outcome::Subscribed {
-                    self.attach_wait_ns = *RETRY_NS.start();
-                    self.next_attach_ns = 0;
-                } else {
-                    self.attach_wait_ns = (self.attach_wait_ns * 2).min(*RETRY_NS.end());
-                    self.next_attach_ns = now + self.attach_wait_ns;
-                }
+        if self.core.devices.driver().is_some() && state::armed() {
+            // Calls that were in flight have returned unseen: said again, their rows are not.
+            if self.client.look(self.core, now) && self.link.is_up() {
+                self.resync = Some(self.epoch);
             }
         }
     }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 pub struct Programs {
     /// gpumemd, gpumemctl, libgpumem.so.
     pub ours: PathBuf,
-    /// `lib/` with the fake driver, `bin/` with its tool and the trainer.
+    /// `lib/` with the fake driver, `bin/` with its tool and the programs that run on it.
     pub fake: PathBuf,
 }
 
@@ -42,7 +42,7 @@ pub fn fake() -> &'static Path {
     static FAKE: OnceLock<PathBuf> = OnceLock::new();
     FAKE.get_or_init(|| {
         let fake = ours().parent().expect("target").join("fake-gpu");
-        for part in ["tests/fake-gpu", "tests/trainer"] {
+        for part in ["tests/fake-gpu", "tests/trainer", "tests/mixer", "tests/gap"] {
             let mut out = std::ffi::OsString::from("OUT=");
             out.push(&fake);
             run(Command::new("make").arg("-s").arg("-C").arg(root().join(part)).arg(out));
