@@ -9,6 +9,7 @@ use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
+use crate::trend::TrendView;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -168,7 +169,9 @@ impl Ledger {
                         let device = self.device(record);
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        process.name_slot(record.stamp.device, device);
+                        // Multiprocessors, and the threads that one can hold.
+                        let shape = u64::from(record.stamp.context);
+                        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
                             self.members[device].push(index);
                         }
@@ -177,6 +180,7 @@ impl Ledger {
                         let process = &mut self.processes[index];
                         process.apply(record);
                         if !process.closed.is_empty() || !process.holdings.windows.is_empty() {
+                            process.look_at_windows();
                             self.take_closed(index);
                         }
                     }
@@ -480,6 +484,12 @@ impl Ledger {
     /// Every process that is known, in no order: its key, and whether it has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
+    }
+
+    /// Whether an account of a process grows, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        process.map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
     /// The state as views read it. Costs a copy of every cell, not of every row.

@@ -1,6 +1,7 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
+use crate::growth::Growth;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
@@ -205,6 +206,11 @@ impl RunBuilder {
                 covered: coverage.covered,
                 late: coverage.late,
                 blocked_by: coverage.blocked.as_ref().map(|blocked| blocked.by.clone()),
+                blocked_code: coverage.blocked.as_ref().map(|blocked| blocked.result),
+                blind: coverage.blind.windows.iter().map(run::BlindWindow::from).collect(),
+                blind_count: coverage.blind.count,
+                blind_ns: coverage.blind.ended_ns,
+                blind_doubt: coverage.blind.doubt,
                 partial_state: coverage.partial.is_some_and(|partial| partial.state),
                 partial_history: coverage.partial.is_some(),
                 events: coverage.events,
@@ -263,7 +269,11 @@ impl RunBuilder {
             tenants: Vec::new(),
             other_tenants: (0, 0),
             series: Series::new(self.width_ns),
-            details: run::Details::default(),
+            details: run::Details {
+                steps: account.steps.iter().map(run::Step::from).collect(),
+                growth: Growth::of(self.ledger.trend(process.key, index)),
+                ..run::Details::default()
+            },
         };
         of_run.details.accounted_peak_bytes = account.accounted_peak_bytes;
         // What was told before the device had its name.
@@ -433,7 +443,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         amounts: sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
-        parts: None,
+        parts: sample.parts.map(Into::into),
         used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,
@@ -455,6 +465,7 @@ fn peak_moment(covered: bool, account: &AccountView) -> Moment {
         amounts: sparse(&peak.amounts),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
+        parts: peak.gap.and_then(|gap| gap.parts).map(Into::into),
         gap_distance_ns: peak.gap.map_or(0, |gap| if gap.exact { 0 } else { gap.distance_ns }),
         ..Moment::default()
     }

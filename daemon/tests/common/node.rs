@@ -1,7 +1,7 @@
 //! A node as sources tell it, at fixed times: so many GPUs with so many processes, each with so many tags.
 
 use gpumem_ledger::{Origin, ProcessKey};
-use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+use gpumem_wire::{Absence, Body, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp};
 use gpumemd::core::{Board, Core, Pace};
 use gpumemd::keeper::{Keeper, Thread};
 use gpumemd::source::Batch;
@@ -105,7 +105,12 @@ impl Node {
         let memory = MemoryKind::Pinned;
         let pinned = Body::AllocEnd { address: 1 << 60, bytes: 8 * MIB, pool: 0, took_us: 1, memory };
         records.push((Stamp { seq: tags + 1, ..at }, pinned));
-        let last_seq = tags + 1;
+        let context = Stamp { context: 1, ..at };
+        records.push((Stamp { seq: tags + 2, ..context }, Body::ContextCreate { handle: 1 }));
+        let event = DriverEventKind::ModuleLoaded;
+        let module = Body::DriverEvent { bytes: 5 * MIB, value: 1, event };
+        records.push((Stamp { seq: tags + 3, ..context }, module));
+        let last_seq = tags + 3;
         let done = Stamp { time_ns: 1_000_000_000, ..at };
         records.push((done, Body::Watermark { last_seq, in_flight_since_ns: 0 }));
         self.core.take(batch(Origin::Process(key), &records));

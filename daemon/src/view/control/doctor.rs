@@ -2,7 +2,7 @@
 
 mod gpus;
 
-use super::{Refused, number, only};
+use super::{Refused, coverage, number, only};
 use crate::access::Viewer;
 use crate::clock;
 use crate::stats::Count;
@@ -13,7 +13,7 @@ use gpumem_wire::Absence;
 use gpumem_wire::control::{Doctor, Finding, Level};
 use hyper::StatusCode;
 
-fn finding(
+pub(super) fn finding(
     level: Level,
     subject: impl Into<String>,
     text: impl Into<String>,
@@ -40,7 +40,7 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
             Refused::new(StatusCode::NOT_FOUND, text)
         })?;
         of_bytes(process, &published.snapshot, &health, &mut findings);
-        of_process(process, &mut findings);
+        findings.extend(coverage::of_process(process, now_ns));
     }
     match (health.nvml_up, health.released_until_ns) {
         (_, Some(until_ns)) => {
@@ -124,43 +124,5 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
         let (why, remedy) = gpus::why_absent(absence, health, known);
         let text = format!("its used bytes on {} are not known: {why}", device.name);
         findings.push(finding(Level::Degraded, format!("process {}", process.key.pid), text, remedy));
-    }
-}
-
-fn of_process(process: &ProcessView, findings: &mut Vec<Finding>) {
-    let subject = || format!("process {}", process.key.pid);
-    let coverage = &process.coverage;
-    if !coverage.covered {
-        let text = "no agent speaks for it: its used bytes are known, not what they are for";
-        let remedy = "start it with `gpumemctl run -- ...`";
-        findings.push(finding(Level::Degraded, subject(), text, Some(remedy)));
-        return;
-    }
-    let before = findings.len();
-    if let Some(blocked) = &coverage.blocked {
-        let by = if blocked.by.is_empty() { "another program" } else { &blocked.by };
-        let text =
-            format!("{by} holds the CUPTI subscription (code {}): allocations are not seen", blocked.result);
-        let remedy = "end the other profiler; the agent takes over by itself";
-        findings.push(finding(Level::Bad, subject(), text, Some(remedy)));
-    }
-    if coverage.late {
-        let text = "the agent came after the first allocations: what was there before is `predates`";
-        let remedy = "start the process with `gpumemctl run -- ...`";
-        findings.push(finding(Level::Degraded, subject(), text, Some(remedy)));
-    }
-    if coverage.paused {
-        let text = "the agent is paused or has disarmed itself";
-        findings.push(finding(Level::Degraded, subject(), text, None));
-    }
-    if let Some(partial) = coverage.partial {
-        let state =
-            if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
-        let text = format!("{} records were lost: {state}", coverage.lost);
-        findings.push(finding(Level::Degraded, subject(), text, None));
-    }
-    if findings.len() == before {
-        let text = format!("covered, {} records, none lost", coverage.events);
-        findings.push(finding(Level::Good, subject(), text, None));
     }
 }
