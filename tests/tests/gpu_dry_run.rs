@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What cannot be found out on a simulated GPU; everything else must be, or there must be a reason here.
-const NEEDS_HARDWARE: [&str; 3] = ["torch.", "attach.runtime", "cost.launch"];
+const NEEDS_HARDWARE: [&str; 4] = ["torch.", "attach.runtime", "gap.explained_", "cost.launch"];
 /// What the machine of the test may forbid.
 const NEEDS_NAMESPACES: [&str; 2] = ["processes.namespace", "processes.user_namespace"];
 

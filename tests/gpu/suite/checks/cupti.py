@@ -45,12 +45,13 @@ def several(t):
     t.measure("v1, then v2 that allows several", [first["result"], second["result"]])
     t.measure("who was in the way", second.get("old"))
     before.finish()
-    t.answer(8, f"With CUPTI {newer['version']}: v2 with allow=1 gives {newer['result']}, v1 after it {older['result']} (they heard "
-                f"{heard['heard'][1]} and {heard['heard'][0]} callbacks of an allocation); v2 after v1 gives {second['result']}.")
+    t.answer(8, f"With CUPTI {newer['version']}: v2 with allow=1 gives {newer['result']}, v1 after it {older['result']} (they "
+                f"heard {heard['heard'][1]} and {heard['heard'][0]} callbacks of an allocation); v2 after v1 gives "
+                f"{second['result']}.")
 
 
-@check("cupti.versions", "the agent with each libcupti of this machine: it works, or the program does not notice", "cupti.md 7",
-       needs=AGENT, seconds=120, questions=(13, 1))
+@check("cupti.versions", "the agent with each libcupti of this machine: it works, or the program does not notice",
+       "cupti.md 7", needs=AGENT, seconds=120, questions=(13, 1))
 def versions(t):
     told, good = [], 0
     driver = t.nvml.facts()["cuda"]
@@ -69,14 +70,16 @@ def versions(t):
         works = account.tracked() == 4 * MIB
         good += works
         t.measure(path, {"states": states, "tracked": account.tracked()})
-        t.expect(works or "covered" not in [s for s, _ in states][-1:], f"{path}: it sees all, or says that it does not ({states})")
+        t.expect(works or "covered" not in [s for s, _ in states][-1:],
+                 f"{path}: it sees all, or says that it does not ({states})")
         told.append(f"{os.path.basename(os.path.realpath(path))}: {'works' if works else states}")
     t.expect(good, "one of them works")
     t.answer(13, f"On a driver of CUDA {driver}: " + "; ".join(told) + ".")
-    t.answer(1, f"On a driver of CUDA {driver} {good} of {len(t.machine.cuptis)} CUPTI libraries can be subscribed to in the hook.")
+    t.answer(1, f"On a driver of CUDA {driver} {good} of {len(t.machine.cuptis)} CUPTI libraries can be subscribed to in the "
+                "hook.")
 
 
-@check("cupti.finalized", "somebody ends CUPTI for the whole process: the program goes on, and the agent sees all or says so",
+@check("cupti.finalized", "somebody ends CUPTI for the whole process: the program goes on, and what was seen stays",
        "cupti.md 5.2", needs=AGENT + ("gpumemd",), seconds=90, questions=(12,))
 def finalized(t):
     path = t.recording()
