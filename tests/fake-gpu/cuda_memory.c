@@ -43,13 +43,13 @@ static CUresult take_small(context *owner, uint64_t bytes, uint64_t *address) {
     for (; c; c = c->next)
         if (c->owner == owner && (at = chunk_take(c, piece))) break;
     if (!c) {
-        if (sim_charge(machine, slot, owner->device, GRANULE)) return OUT_OF_MEMORY;
-        c = chunk_new(space_take(GRANULE, GRANULE), GRANULE);
+        if (sim_charge(machine, slot, owner->device, SIM_GRANULE)) return OUT_OF_MEMORY;
+        c = chunk_new(space_take(SIM_GRANULE, SIM_GRANULE), SIM_GRANULE);
         c->owner = owner;
         c->device = owner->device;
         c->next = chunks;
         chunks = c;
-        usage(owner->device)->rounding_bytes += GRANULE;
+        usage(owner->device)->rounding_bytes += SIM_GRANULE;
         at = chunk_take(c, piece);
     }
     row *r = fresh(at, owner, SMALL);
@@ -76,10 +76,10 @@ static void drop_chunk(chunk *c) {
 CUresult take_direct(context *owner, uint64_t bytes, int kind, uint64_t *address) {
     if (bytes == 0) return INVALID_VALUE;
     if (machine->cuda_fail_percent && sim_random(machine) % 100 < machine->cuda_fail_percent) return OUT_OF_MEMORY;
-    if (bytes < machine->cost.small_limit && bytes <= GRANULE) return take_small(owner, bytes, address);
-    uint64_t charged = sim_round(bytes, GRANULE);
+    if (bytes < SMALL_LIMIT && kind != ARRAY) return take_small(owner, bytes, address);
+    uint64_t charged = sim_round(bytes, SIM_GRANULE);
     if (charged < bytes || sim_charge(machine, slot, owner->device, charged)) return OUT_OF_MEMORY;
-    *address = space_take(charged, GRANULE);
+    *address = space_take(charged, SIM_GRANULE);
     row *r = fresh(*address, owner, kind);
     usage(owner->device)->rounding_bytes += charged - bytes;
     book(r, bytes, charged);
@@ -203,7 +203,7 @@ static CUresult allocate_managed(CUdeviceptr *dptr, size_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return OUT_OF_MEMORY;
     enter();
-    uint64_t resident = sim_round(bytes, GRANULE);
+    uint64_t resident = sim_round(bytes, SIM_GRANULE);
     if (sim_charge(machine, slot, c->device, resident)) resident = 0;
     row *r = fresh((uint64_t)(uintptr_t)memory, c, MANAGED);
     r->bytes = bytes;
@@ -328,7 +328,7 @@ static uint64_t array_bytes(size_t w, size_t h, size_t d, uint32_t format, uint3
 static CUresult array_new(uint64_t *handle, uint64_t bytes, uint32_t flags) {
     if (!handle) return INVALID_VALUE;
     if (flags & 0xc0) return NOT_SUPPORTED; /* sparse, deferred mapping */
-    return allocate(handle, bytes < machine->cost.small_limit ? machine->cost.small_limit : bytes, ARRAY);
+    return allocate(handle, bytes, ARRAY);
 }
 EXPORT CUresult cuArrayCreate_v2(uint64_t *handle, const array_desc *a) {
     struct {
@@ -353,6 +353,13 @@ EXPORT CUresult cuArrayDestroy(uint64_t handle) {
     } params = {handle};
     CALL(89, &params, handle ? release(handle, ARRAY, ARRAY) : INVALID_HANDLE);
 }
+/* Each level halves every side, down to one element. */
+static uint64_t mipmap_bytes(const array3d_desc *a, unsigned levels) {
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < levels; level++)
+        bytes += array_bytes(a->width >> level ? a->width >> level : 1, a->height >> level, a->depth >> level, a->format, a->channels);
+    return bytes;
+}
 EXPORT CUresult cuMipmappedArrayCreate(uint64_t *handle, const array3d_desc *a, unsigned levels) {
     struct {
         uint64_t *handle;
@@ -360,8 +367,7 @@ EXPORT CUresult cuMipmappedArrayCreate(uint64_t *handle, const array3d_desc *a, 
         unsigned levels;
     } params = {handle, a, levels};
     CALL(347, &params,
-         a ? array_new(handle, array_bytes(a->width, a->height, a->depth, a->format, a->channels) * 4 / 3, a->flags)
-           : INVALID_VALUE);
+         a && levels ? array_new(handle, mipmap_bytes(a, levels), a->flags) : INVALID_VALUE);
 }
 EXPORT CUresult cuMipmappedArrayDestroy(uint64_t handle) {
     struct {

@@ -20,18 +20,17 @@ pub struct Truth {
     pub pid: u32,
     /// What NVML answered.
     pub used: u64,
-    /// Bases of its contexts.
-    pub context: u64,
-    /// Loaded code and globals.
-    pub modules: u64,
+    /// Of that, what contexts cost.
+    pub context: i64,
+    /// Loaded modules.
+    pub modules: i64,
     /// Stacks above the default limit.
-    pub local: u64,
-    /// FIFO of printf and heap of malloc above their defaults.
-    #[serde(default)]
-    pub heaps: u64,
+    pub local: i64,
+    /// The FIFO of printf and the heap of malloc above their default limits.
+    pub heaps: i64,
     /// What the driver keeps for itself, and growth that no call explains.
-    pub other: u64,
-    /// Granules minus what was asked for.
+    pub other: i64,
+    /// What the driver added to sizes.
     pub rounding: i64,
     /// Live driver allocations, reserved bytes for pools.
     pub tracked: i64,
@@ -42,13 +41,6 @@ pub struct Truth {
 }
 
 impl Truth {
-    /// What is used beyond `tracked`.
-    pub fn parts(&self) -> i64 {
-        let parts = [self.context, self.modules, self.local, self.heaps, self.other];
-        let sum: u64 = parts.iter().sum();
-        i64::try_from(sum).unwrap_or(i64::MAX).saturating_add(self.rounding)
-    }
-
     /// What a process held at its end.
     pub fn is_end(&self) -> bool {
         self.call == "end"
@@ -66,11 +58,9 @@ pub fn read(path: &Path) -> Vec<Truth> {
         let truth: Truth = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         let sum = truth.tags.values().sum::<i64>() + truth.idle;
         assert_eq!(sum, truth.tracked, "the machine's own sums do not add up: {line}");
-        assert_eq!(
-            truth.parts() + truth.tracked,
-            i64::try_from(truth.used).unwrap_or(i64::MAX),
-            "nor its parts: {line}"
-        );
+        let parts = [truth.context, truth.modules, truth.local, truth.heaps, truth.other, truth.rounding];
+        let used = parts.iter().sum::<i64>() + truth.tracked;
+        assert_eq!(u64::try_from(used), Ok(truth.used), "nor its parts: {line}");
         truth
     };
     whole.lines().map(parse).collect()
