@@ -102,7 +102,8 @@ def handles(t):
     table, told = Table(t), []
     with table.process() as owner, table.process() as other:
         for units in (1, 3, 16):
-            made = owner.weigh(f"handle of {units} x 2 MiB", "vmm_create", units * 2 * MIB, 1, made=units)
+            # The last one can be exported; where that is forbidden the others are measured all the same.
+            made = owner.weigh(f"handle of {units} x 2 MiB", "vmm_create", units * 2 * MIB, int(units == 16), made=units)
         mapped = owner.weigh("mapped", "vmm_map", made.get("id", -1))
         shared = owner.driver.ask("vmm_export", made.get("id", -1))
         taken = other.weigh("imported elsewhere", "vmm_import", owner.driver.pid, shared["descriptor"], 32 * MIB)
@@ -265,12 +266,13 @@ def costs(t):
     rows = [row for path in sorted((t.machine.work / "table").glob("*.json")) for row in json.loads(path.read_text())]
     if not rows:
         raise Skip("no check of the table ran")
-    if not BASE.exists():
+    base = next((path for path in (BASE, t.machine.bin / "costs.txt") if path.exists()), None)
+    if not base:
         raise Skip(f"{BASE} is not there: it says what to keep of what was not measured")
     facts = t.nvml.facts()
     provenance = "simulated" if t.dry else f"measured on {facts['name']}, driver {facts['driver']}"
     found = fit(rows)
-    text = write(BASE.read_text(), found, provenance)
+    text = write(base.read_text(), found, provenance)
     out = t.machine.work / "out"
     out.mkdir(exist_ok=True)
     (out / "costs.txt").write_text(text)
