@@ -6,7 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-EXPORT CUresult cuDeviceGetCount(int *count) { SILENT((*count = visible_count, OK)); }
+EXPORT CUresult cuDeviceGetCount(int *count) {
+    const struct {
+        int *count;
+    } params = {count};
+    CALL(4, &params, (*count = visible_count, OK));
+}
 EXPORT CUresult cuDeviceGet(CUdevice *dev, int ordinal) {
     SILENT(see(ordinal) ? (*dev = ordinal, OK) : INVALID_DEVICE);
 }

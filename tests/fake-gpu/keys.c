@@ -44,7 +44,7 @@ static const sim_key keys[] = {
     {"cupti.silent", M(cupti_silent), 'n', 0, NULL, "1: no callback is delivered (someone finalized CUPTI)"},
     {"cupti.fatal", M(cupti_fatal), 'n', 0, NULL, "1: FATAL_ERROR state callback at the next call, then silence"},
     {"cupti.multi", M(cupti_multi), 'n', 0, NULL, "1: several subscribers may be (driver r610)"},
-    {"nvml.driver", M(nvml_driver), 'e', 0, "ok|absent|mismatch", "nvmlInit says 0, 9 or 18"},
+    {"nvml.driver", M(nvml_driver), 'f', 0, "ok|absent|mismatch", "nvmlInit says 0, 9, 18 or N"},
     {"nvml.driver_version", M(driver_version), 's', 0, NULL, "empty: that of the library variant"},
     {"nvml.race", M(nvml_race), 'n', 0, NULL, "percent of lists that meet 8 newcomers (INSUFFICIENT_SIZE)"},
     {"nvml.init_us", M(nvml_init_us), 'n', 0, NULL, "time of nvmlInit"},
@@ -52,6 +52,8 @@ static const sim_key keys[] = {
     {"nvml.list_us", M(nvml_list_us), 'n', 0, NULL, "time of a process list"},
     {"nvml.list_per_process_us", M(nvml_list_per_process_us), 'n', 0, NULL, "and for each process in it"},
     {"nvml.list_locks", M(nvml_list_locks), 'n', 0, NULL, "1: nobody allocates while a list is made"},
+    {"nvml.wsl", M(nvml_wsl), 'n', 0, NULL, "1: as under WSL: the driver model is WDDM, no list has bytes"},
+    {"nvml.cc", M(nvml_cc), 'n', 0, NULL, "1: confidential computing is on"},
     {"truth", M(truth), 's', 0, NULL, "journal file ($GPUMEM_SIM_TRUTH goes first)"},
     {"name", D(name), 's', 1, NULL, "product name"},
     {"memory", D(memory_bytes), 'b', 1, NULL, "total bytes"},
@@ -61,13 +63,18 @@ static const sim_key keys[] = {
     {"processors", D(processors), 'n', 1, NULL, "multiprocessors"},
     {"threads", D(threads), 'n', 1, NULL, "threads that a multiprocessor can hold"},
     {"unaccounted", D(unaccounted_bytes), 'b', 1, NULL, "bytes in use that no process owns"},
-    {"fault", D(fault), 'e', 1, FAULTS, "fault of every call on the device"},
-    {"fault_memory", D(fault_memory), 'e', 1, FAULTS, "fault of its memory info only"},
-    {"fault_list", D(fault_list), 'e', 1, FAULTS, "fault of its process lists only"},
+    {"fault", D(fault), 'f', 1, FAULTS, "fault of every call on the device"},
+    {"fault_memory", D(fault_memory), 'f', 1, FAULTS, "fault of its memory info only"},
+    {"fault_list", D(fault_list), 'f', 1, FAULTS, "fault of its process lists only"},
+    {"fault_events", D(fault_events), 'f', 1, FAULTS, "fault of registering for its events; hang: of waiting for them"},
     {"mig", D(mig), 'n', 1, NULL, "MIG instances (0: MIG off, up to 7)"},
+    {"mig_hidden", D(mig_hidden), 'n', 1, NULL, "1: whoever asks may see none of them"},
     {"graphics", D(graphics), 'n', 1, NULL, "1: its processes are in the graphics list too"},
     {"mps", D(mps), 'n', 1, NULL, "1: and in the MPS list"},
     {"accounting", D(accounting), 'n', 1, NULL, "1: accounting mode is on"},
+    {"accounting_extra", D(accounting_extra), 'b', 1, NULL, "accounting's maximum is that much more than what was held"},
+    {"display", D(display), 'n', 1, NULL, "1: a screen is attached and lit"},
+    {"unified", D(unified), 'n', 1, NULL, "1: its memory is the system's: memory info is NOT_SUPPORTED"},
     {"ghosts", D(ghosts), 'n', 1, NULL, "processes that are not in this /proc"},
     {"ghost_bytes", D(ghost_bytes), 'b', 1, NULL, "what each ghost holds"},
 };
@@ -140,8 +147,13 @@ static const char *store(void *field, const sim_key *key, const char *value) {
         snprintf(field, key->size, "%s", value);
         return NULL;
     }
-    if (key->kind == 'e' ? parse_name(value, key->values, &number) : parse_number(value, key->kind == 'b', &number))
-        return key->kind == 'e' ? key->values : "not a number";
+    if (key->kind == 'f' && !strncmp(value, "code:", 5) && !parse_number(value + 5, 0, &number) && number < SIM_CODE) {
+        *(volatile uint64_t *)field = SIM_CODE | number;
+        return NULL;
+    }
+    int is_name = key->kind == 'e' || key->kind == 'f';
+    if (is_name ? parse_name(value, key->values, &number) : parse_number(value, key->kind == 'b', &number))
+        return is_name ? key->values : "not a number";
     *(volatile uint64_t *)field = number;
     return NULL;
 }
@@ -220,7 +232,11 @@ void sim_print_key(const sim_machine *m, const sim_key *key, int device, char *o
         return;
     }
     uint64_t number = *(const uint64_t *)field;
-    if (key->kind != 'e') {
+    if (key->kind == 'f' && number >= SIM_CODE) {
+        snprintf(out, (size_t)size, "code:%llu", (unsigned long long)(number - SIM_CODE));
+        return;
+    }
+    if (key->kind != 'e' && key->kind != 'f') {
         snprintf(out, (size_t)size, "%llu", (unsigned long long)number);
         return;
     }

@@ -34,6 +34,7 @@ enum sim_fault {
     SIM_RESET_REQUIRED,
     SIM_TIMEOUT,
 };
+#define SIM_CODE 0x10000u /* a fault or a driver that gives any NVML code: this and the code */
 enum sim_driver { SIM_DRIVER_OK, SIM_DRIVER_ABSENT, SIM_DRIVER_MISMATCH };
 
 /* What one process holds on one device. used is the sum of the first eight. */
@@ -83,8 +84,9 @@ typedef struct {
     uint64_t charged_bytes; /* of all slots, holds not included; kept by charge and reap */
     uint64_t ghost_bytes;   /* of each ghost */
     uint64_t ghosts;
-    uint64_t fault, fault_memory, fault_list;
-    uint64_t mig, graphics, mps, accounting;
+    uint64_t fault, fault_memory, fault_list, fault_events;
+    uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified;
+    uint64_t accounting_extra; /* what accounting has seen beyond what anybody held */
 } sim_device;
 
 typedef struct {
@@ -132,7 +134,7 @@ typedef struct {
     uint64_t cuda_fail_percent, latency_sleep;
     uint64_t cupti_subscribe, cupti_silent, cupti_fatal, cupti_multi;
     uint64_t nvml_driver, nvml_race, nvml_memory_us, nvml_list_us, nvml_list_per_process_us, nvml_list_locks;
-    uint64_t nvml_init_us;
+    uint64_t nvml_init_us, nvml_wsl, nvml_cc;
     char driver_version[80];
     char truth[512];
     /* state */
@@ -152,7 +154,7 @@ typedef struct {
 typedef struct {
     const char *name;
     uint32_t offset, size;
-    char kind;          /* n number, b bytes with K/M/G, s string, e enumeration */
+    char kind;          /* n number, b bytes with K/M/G, s string, e enumeration, f the same or code:N */
     char per_device;    /* written gpuN.NAME, or NAME for all devices */
     const char *values; /* e: names in order, separated by '|' */
     const char *help;

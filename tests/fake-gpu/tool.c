@@ -31,8 +31,8 @@ static int keys(void) {
     int count;
     const sim_key *all = sim_keys(&count);
     for (int k = 0; k < count; k++)
-        printf("%-28s %s%s%s%s\n", all[k].name, all[k].per_device ? "(device) " : "", all[k].help,
-               all[k].kind == 'e' ? ": " : "", all[k].kind == 'e' ? all[k].values : "");
+        printf("%-28s %s%s%s%s%s\n", all[k].name, all[k].per_device ? "(device) " : "", all[k].help,
+               all[k].values ? ": " : "", all[k].values ? all[k].values : "", all[k].kind == 'f' ? "|code:N" : "");
     return 0;
 }
 
