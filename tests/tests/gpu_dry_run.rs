@@ -74,8 +74,6 @@ fn the_suite_passes_on_the_simulated_gpu() {
     for skipped in of("skip") {
         let (name, reason) = (text(skipped, "name"), text(skipped, "reason"));
         let hardware = NEEDS_HARDWARE.iter().any(|known| name.starts_with(known));
-        // Until the report has parts.
-        let hardware = hardware || name == "gap.explained" && reason.contains("no parts of the gap");
         let namespaces = NEEDS_NAMESPACES.contains(&name) && reason.starts_with("unshare");
         assert!(hardware || namespaces, "{name} was skipped: {reason}");
         if namespaces {

@@ -1,10 +1,11 @@
 """CUPTI itself, where only hardware can tell how it behaves."""
 
 import os
+import time
 
 from ..check import Skip, check
 from ..programs import Ended
-from .common import MIB
+from .common import MIB, becomes
 
 AGENT = ("driver", "libgpumem.so", "libcupti")
 
@@ -86,15 +87,22 @@ def finalized(t):
     d = t.driver(agent=path, GPUMEM_CUPTI_PATH=t.machine.cupti)
     d.begin()
     d.do("alloc", 4 * MIB)
+    states = lambda: [s for s, _, _ in t.account(path).states]
+    becomes(lambda: states(), 5)
+    said = len(states())
     ended = d.ask("finalize", t.machine.cupti)
     t.measure("cuptiFinalize", ended["result"])
     d.do("alloc", 8 * MIB)
+    began = time.monotonic()
+    noticed = becomes(lambda: len(states()) > said, 15)
+    t.measure("noticed after", round(time.monotonic() - began, 2) if noticed else None, "s")
+    becomes(lambda: states()[-1] in ("covered", "late"), 10)  # it subscribes anew
+    d.do("alloc", 16 * MIB)
     t.expect(d.finish() == 0, "the program ends well")
     account = t.account(path)
-    states = [s for s, _, _ in account.states]
     t.measure("states", account.states)
-    t.measure("tracked, of 12 MiB", account.tracked(), "B")
-    if t.dry or ended["result"] == 0:
-        t.expect(account.tracked() >= 4 * MIB, f"what came before is there ({account.tracked():,})")
-    t.answer(12, f"cuptiFinalize by another gives {ended['result']}; of two allocations around it the agent has "
-                 f"{account.tracked() // MIB} of 12 MiB and said {', '.join(states)}.")
+    t.measure("tracked, of 28 MiB", account.tracked(), "B")
+    t.expect(account.tracked() >= 4 * MIB, f"what came before is there ({account.tracked():,})")
+    t.expect(noticed or account.tracked() == 28 * MIB, f"the agent sees all, or says that it does not ({states()})")
+    t.answer(12, f"cuptiFinalize by another gives {ended['result']}; of 4 MiB before it, 8 right after and 16 later the agent has "
+                 f"{account.tracked() // MIB} MiB, and said {', '.join(states())}.")
