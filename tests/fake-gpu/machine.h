@@ -156,7 +156,6 @@ typedef struct {
     uint32_t offset, size;
     char kind;          /* n number, b bytes with K/M/G, s string, e enumeration, f the same or code:N */
     char per_device;    /* written gpuN.NAME, or NAME for all devices */
-    char cost;          /* may stand in a costs file */
     const char *values; /* e: names in order, separated by '|' */
     const char *help;
 } sim_key;
