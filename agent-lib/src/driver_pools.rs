@@ -1,6 +1,6 @@
 //! Pools of the driver: what they have reserved is polled, because it shrinks at synchronisations, which nobody reports.
 //!
-//! At the EXIT of calls that may change it, at most ten times a second each; and once a second by the sender for pools
+//! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown; and once a second by the sender for pools
 //! that cannot be destroyed (a device's default pool and its graph memory). A pool that the program made is never touched
 //! from another thread: it could be destroyed meanwhile.
 
@@ -32,6 +32,8 @@ struct Pool {
     polled_ns: AtomicU64,
     reserved: AtomicU64,
     used: AtomicU64,
+    /// Taken from it since it was polled; what went back is not taken off.
+    taken: AtomicU64,
 }
 
 /// See the module's text.
@@ -115,6 +117,7 @@ impl Core {
             pool.polled_ns.store(0, Relaxed);
             pool.reserved.store(0, Relaxed);
             pool.used.store(0, Relaxed);
+            pool.taken.store(0, Relaxed);
             pool.id.store(id, Release);
         }
         let body = Body::PoolCreate { pool: id, parent: 0, reports_blocks: 0, owner };
@@ -152,6 +155,15 @@ impl Core {
         }
     }
 
+    /// The same after an allocation. One that may not have fit has made the pool larger, and no later call need say so:
+    /// then it is read at once.
+    pub fn poll_pool_for(&self, thread: &Thread, id: u64, bytes: u64) {
+        let Some(pool) = self.driver_pools.find(id) else { return };
+        let taken = pool.taken.fetch_add(bytes, Relaxed).saturating_add(bytes);
+        let fits = pool.used.load(Relaxed).saturating_add(taken) <= pool.reserved.load(Relaxed);
+        self.poll(thread, pool, if fits { EVERY_NS } else { 0 });
+    }
+
     /// The graph memory of a device, if it is used.
     pub fn poll_graph_memory(&self, thread: &Thread, device: u8) {
         self.poll_pool(thread, GRAPH | u64::from(device));
@@ -178,6 +190,7 @@ impl Core {
             let changed = pool.reserved.swap(reserved_bytes, Relaxed) != reserved_bytes
                 || pool.used.load(Relaxed) != used_bytes;
             pool.used.store(used_bytes, Relaxed);
+            pool.taken.store(0, Relaxed);
             if changed {
                 let body = Body::PoolState { pool: id, reserved_bytes, used_bytes };
                 self.record(thread, At { device, ..At::NOWHERE }, body, nothing);

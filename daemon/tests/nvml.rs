@@ -2,6 +2,8 @@
 //! processes, and every fault that the machine knows.
 #![allow(missing_docs)]
 
+#[path = "nvml/faults.rs"]
+mod faults;
 #[path = "nvml/machine.rs"]
 mod machine;
 #[path = "nvml/watcher.rs"]

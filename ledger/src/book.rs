@@ -9,6 +9,7 @@
 //! whose first block has not come yet is opaque until then.)
 
 use crate::Map;
+use crate::rounding::Rounding;
 use crate::trail::Trail;
 use gpumem_wire::{Phase, Role, Stamp};
 use std::sync::Arc;
@@ -157,6 +158,8 @@ pub struct Window {
 pub(crate) struct Book {
     cells: Vec<Cell>,
     pub tracked: i64,
+    /// Of the direct allocations in it.
+    pub rounding: Rounding,
     pub peak: Peak,
     /// Extremes in the open window.
     window: Range,
@@ -180,6 +183,7 @@ impl Book {
         Book {
             cells: Vec::new(),
             tracked: 0,
+            rounding: Rounding::default(),
             peak: Peak::default(),
             window: Range::at(0),
             window_start_ns: 0,
@@ -214,6 +218,15 @@ impl Book {
     pub fn post(&mut self, cell: CellId, delta: i64) {
         self.change(cell, delta);
         self.tracked = self.tracked.wrapping_add(delta);
+    }
+
+    /// A direct allocation comes (`post` tells its bytes) or goes.
+    #[inline]
+    pub fn round(&mut self, bytes: u64, comes: bool) {
+        let of_one = Rounding::of(bytes);
+        let change = if comes { of_one } else { Rounding::default().minus(of_one) };
+        self.rounding = self.rounding.plus(change);
+        self.trail.round(change);
     }
 
     /// Tracked bytes get another name now.

@@ -162,6 +162,8 @@ pub(crate) struct Holdings {
     touched: u64,
     /// The rows are those of no single moment (a resync is under way): no peak is taken.
     pub mixed: bool,
+    /// Allocations that a resync did not say again wait for the ring to reach its head: it may bring their frees.
+    pub unswept: bool,
     /// Books touched while `mixed`.
     unsettled: u64,
 }
@@ -193,6 +195,7 @@ impl Holdings {
             odd: Oddities::default(),
             touched: 0,
             mixed: false,
+            unswept: false,
             unsettled: 0,
         }
     }
@@ -221,7 +224,7 @@ impl Holdings {
         self.sweep_vmm();
         self.sweep_pools();
         self.ghosts.iter_mut().for_each(Ghosts::forget);
-        self.mixed = false;
+        (self.mixed, self.unswept) = (false, false);
         self.unseen_segments = false;
         (self.doubtful_before, self.forgiven_until) = (None, 0);
     }

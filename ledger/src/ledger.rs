@@ -3,6 +3,7 @@
 use crate::Map;
 use crate::account::Account;
 use crate::book::{WINDOW_NS, Window};
+use crate::fault::Faults;
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
@@ -168,7 +169,9 @@ impl Ledger {
                         let device = self.device(record);
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        process.name_slot(record.stamp.device, device);
+                        // Multiprocessors, and the threads that one can hold.
+                        let shape = u64::from(record.stamp.context);
+                        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
                             self.members[device].push(index);
                         }
@@ -220,6 +223,7 @@ impl Ledger {
                 latest: None,
                 recent: Recent::default(),
                 agreed: None,
+                faults: Faults::default(),
             });
             self.members.push(Vec::new());
             self.devices.len() - 1
@@ -263,6 +267,20 @@ impl Ledger {
                 self.sample_process(stamp, key, used_bytes.0.ok_or(absence));
             }
             Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
+            Body::AccountedPeak { start_ticks, peak_bytes } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let device = self.host_slots.get(&stamp.device);
+                let process = &mut self.processes[index];
+                if let Some(book) = device.and_then(|&device| book_on(process, device)) {
+                    let peak = &mut process.accounts[usize::from(book)].accounted_peak;
+                    *peak = Some(peak.map_or(peak_bytes, |peak| peak.max(peak_bytes)));
+                }
+            }
+            Body::DeviceFault { xid } => {
+                if let Some(&device) = self.host_slots.get(&stamp.device) {
+                    self.devices[device].faults.add(stamp.time_ns, xid);
+                }
+            }
             Body::ProcessFacts { start_ticks, uid, parent_pid, facts } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let seen = &mut self.processes[index].facts;

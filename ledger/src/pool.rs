@@ -31,7 +31,7 @@ pub(crate) struct Pool {
     polled: u64,
     /// Driver pools: what is posted for it. Framework pools: what its owner last said.
     pub reserved: u64,
-    /// Driver pools: bytes of live allocations. Framework pools: what its owner last said to be in use.
+    /// Driver pools: bytes of live allocations; of graphs, what was last polled. Framework pools: what its owner last said to be in use.
     pub used: u64,
     pub segments: BTreeMap<u64, Segment>,
     pub segment_bytes: u64,
@@ -149,7 +149,11 @@ impl Holdings {
             (pool.reserved, pool.used) = (reserved, used);
         } else {
             pool.polled = reserved;
-            self.set_reserved(index, reserved);
+            let is_graphs = pool.owner == PoolOwner::Graph;
+            self.set_reserved(index, if is_graphs { reserved.max(used) } else { reserved });
+            if is_graphs {
+                self.set_graphs_use(index, used);
+            }
         }
     }
 
@@ -187,8 +191,11 @@ impl Holdings {
             self.drop_blocks(index, |_| true);
             let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
             starts.into_iter().for_each(|start| self.take_segment((index, start)));
-        } else {
-            self.set_reserved(index, 0); // deferred by the driver until the last allocation is gone
+        } else if self.pools[index as usize].owner == PoolOwner::Graph {
+            self.set_graphs_use(index, 0);
+            self.set_reserved(index, 0);
+        } else if self.pools[index as usize].used == 0 {
+            self.set_reserved(index, 0); // else the driver keeps all of it until the last allocation is gone
         }
     }
 
@@ -201,6 +208,15 @@ impl Holdings {
             self.pool_ids.remove(&self.pools[index as usize].id);
             self.end_pool(index);
         }
+    }
+
+    /// Graphs hold so much of their memory, which nobody names: launches are not reported.
+    fn set_graphs_use(&mut self, index: u32, used: u64) {
+        let pool = &mut self.pools[index as usize];
+        let delta = used.wrapping_sub(pool.used) as i64;
+        pool.used = used;
+        let book = pool.book;
+        self.book(book).shift(IDLE, OPAQUE, delta);
     }
 
     fn set_reserved(&mut self, index: u32, polled: u64) {
@@ -229,9 +245,9 @@ impl Holdings {
     pub fn pool_gives(&mut self, index: u32, cell: CellId, bytes: u64) {
         let pool = &mut self.pools[index as usize];
         pool.used = pool.used.saturating_sub(bytes);
-        let (book, gone) = (pool.book, pool.gone);
+        let (book, is_over) = (pool.book, pool.gone && pool.used == 0);
         self.book(book).shift(cell, IDLE, bytes as i64);
-        if gone {
+        if is_over {
             self.set_reserved(index, 0);
         }
     }
@@ -421,6 +437,9 @@ impl Holdings {
             let pool = &self.pools[index as usize];
             let (again, polled) = (pool.generation == self.generation, pool.polled);
             if !pool.gone && !pool.is_framework() {
+                if pool.owner == PoolOwner::Graph && !again {
+                    self.set_graphs_use(index, 0);
+                }
                 self.set_reserved(index, if again { polled } else { 0 });
             }
             let pool = &mut self.pools[index as usize];

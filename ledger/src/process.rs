@@ -3,12 +3,13 @@
 
 use crate::Map;
 use crate::account::Account;
+use crate::blind::Blind;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use crate::resync::Resync;
 use crate::trend::{StepCount, Trend};
-use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -34,15 +35,20 @@ pub struct Facts {
     pub claims: BTreeMap<String, String>,
 }
 
-/// Another client holds the CUPTI subscription.
+/// The agent is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
     /// Since when.
     pub since_ns: u64,
     /// CUPTI's result.
     pub result: u16,
-    /// By whom, where it can be known.
+    /// With [`Blocked::HELD`] by whom, where it can be known; else why.
     pub by: String,
+}
+
+impl Blocked {
+    /// Another client holds the CUPTI subscription.
+    pub const HELD: u16 = 39;
 }
 
 /// What was lost, and what that does to the sums.
@@ -65,6 +71,8 @@ pub struct Coverage {
     pub blocked: Option<Blocked>,
     /// Paused on request.
     pub paused: bool,
+    /// See [`Blind`].
+    pub blind: Blind,
     /// Set at the first loss and kept: the peak is then a lower bound.
     pub partial: Option<Partial>,
     /// Ordered records applied.
@@ -122,11 +130,17 @@ pub(crate) struct Process {
     /// Rows that the process may have, and whether it has more.
     max_rows: usize,
     is_full: bool,
+    /// Of what the agent said about itself last.
+    pub state_ns: u64,
+    /// It has seen what the program does, at some time.
+    pub is_watched_over: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
     /// The ledger looks after its samples that wait.
     pub is_watched: bool,
+    /// Tag of the latest ordered record.
+    pub near_tag: u32,
 }
 
 impl Process {
@@ -156,9 +170,12 @@ impl Process {
             image: 0,
             max_rows,
             is_full: false,
+            state_ns: 0,
+            is_watched_over: false,
             silent: false,
             closed: Vec::new(),
             is_watched: false,
+            near_tag: 0,
         }
     }
 
@@ -194,8 +211,16 @@ impl Process {
         }
     }
 
-    /// The agent names its device slot.
-    pub fn name_slot(&mut self, slot: u8, device: usize) {
+    /// The agent names its device slot, and says how many threads the device can hold at once (0: not known).
+    pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
+        self.bind_slot(slot, device);
+        let book = self.slots[usize::from(slot)];
+        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
+            account.causes.heard.threads = threads;
+        }
+    }
+
+    fn bind_slot(&mut self, slot: u8, device: usize) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
         });
@@ -205,6 +230,7 @@ impl Process {
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // Samples were faster: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
+                self.swap_heard(usize::from(book), other);
                 let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
@@ -217,7 +243,7 @@ impl Process {
     }
 
     #[inline]
-    fn book(&mut self, slot: u8) -> u8 {
+    pub fn book(&mut self, slot: u8) -> u8 {
         if self.slots[usize::from(slot)] == NO_BOOK {
             self.slots[usize::from(slot)] = self.add_book(None);
         }
@@ -237,6 +263,7 @@ impl Process {
         self.coverage.partial = Some(Partial { since_ns, state: true });
         // What was lost may have happened before a reading that waits, or in it.
         self.pending.iter_mut().for_each(Pending::doubt);
+        self.accounts.iter_mut().for_each(|account| account.causes.lose());
         self.restart_trails(self.applied_ns);
     }
 
@@ -244,7 +271,9 @@ impl Process {
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
-            self.enter_image(instance);
+            if self.enter_image(instance) {
+                self.hear_exec(record);
+            }
             self.keep_trails();
         }
         let shifted;
@@ -265,6 +294,7 @@ impl Process {
                 self.lose(stamp.seq - self.last_seq - 1);
             }
             self.last_seq = stamp.seq;
+            self.near_tag = stamp.tag;
             self.coverage.events += 1;
         }
         if restated {
@@ -406,7 +436,10 @@ impl Process {
             Body::ContextDestroy { scope } => {
                 let book = self.book(stamp.device);
                 self.holdings.destroy_context(stamp.context, scope, book);
+                self.hear_destroyed(stamp, scope);
             }
+            Body::ContextCreate { .. } => self.hear_context(stamp),
+            Body::DriverEvent { bytes, value, event } => self.hear_driver(stamp, event, bytes, value),
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
@@ -450,7 +483,7 @@ impl Process {
                 self.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // Names of frames, marks, OOM records and driver events do not move a sum; the host's
+            // Names of frames, marks and OOM records do not move a sum; the host's
             // own records and commands are not for a process to say.
             _ => {}
         }
@@ -464,23 +497,12 @@ impl Process {
         }
     }
 
-    fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
-        let coverage = &mut self.coverage;
-        coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
-        coverage.late |= state == AgentState::Late;
-        self.holdings.unseen_segments |= coverage.late;
-        coverage.blocked = match (state, coverage.blocked.take()) {
-            (AgentState::Blocked, Some(already)) => Some(already),
-            (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
-            _ => None,
-        };
-    }
-
     /// The process is gone: nothing more will come.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
+        self.coverage.blind.end(time_ns);
         self.advance(u64::MAX);
-        self.holdings.mixed = false; // no more of the resync will come
+        self.reach_end(); // no more of the resync will come
         self.holdings.settle(self.applied_ns);
     }
 }

@@ -1,5 +1,6 @@
 //! The state said again: what an agent restates stays, what it does not is gone.
 
+use crate::holdings::Holdings;
 use crate::process::Process;
 
 /// Between ResyncBegin and ResyncEnd.
@@ -11,6 +12,16 @@ pub(crate) struct Resync {
     pub after_seq: u64,
 }
 
+impl Holdings {
+    /// Allocations that were not said again are gone. One whose free was entered while the table was read is in flight by
+    /// now: it goes when the free succeeds.
+    fn sweep_allocations(&mut self) {
+        let generation = self.generation;
+        self.drop_allocations(|row| row.generation != generation);
+        self.unswept = false;
+    }
+}
+
 impl Process {
     pub fn begin_resync(&mut self, after_seq: u64) {
         if after_seq > self.last_seq {
@@ -18,7 +29,7 @@ impl Process {
             self.last_seq = after_seq;
         }
         self.holdings.generation = self.holdings.generation.wrapping_add(1);
-        self.holdings.mixed = true;
+        (self.holdings.mixed, self.holdings.unswept) = (true, false);
         self.resync = Some(Resync { rows: 0, after_seq });
         self.healing = true;
     }
@@ -35,8 +46,10 @@ impl Process {
         let holdings = &mut self.holdings;
         holdings.forget_unfinished();
         holdings.sweep_blocks();
-        let generation = holdings.generation;
-        holdings.drop_allocations(|row| row.generation != generation);
+        holdings.unswept = true;
+        if self.last_seq >= head_seq {
+            holdings.sweep_allocations();
+        }
         holdings.sweep_vmm();
         holdings.sweep_pools();
         holdings.forgiven_until = head_seq;
@@ -46,6 +59,9 @@ impl Process {
     /// from its beginning.
     pub fn end_resync_of_image(&mut self) {
         self.last_seq = 0;
+        self.is_watched_over = false;
+        self.coverage.blind.doubt = false;
+        self.coverage.blind.end(self.applied_ns);
         self.resync = None;
         self.healing = false;
         if let Some(partial) = &mut self.coverage.partial {
@@ -55,16 +71,26 @@ impl Process {
         self.restart_trails(self.applied_ns);
     }
 
+    /// No more will come: what was not said again is gone.
+    pub fn reach_end(&mut self) {
+        self.holdings.mixed = false;
+        if self.holdings.unswept {
+            self.holdings.sweep_allocations();
+            self.holdings.sweep_pools();
+        }
+    }
+
     /// Rows were read while the ring grew: until its records up to the head are here too, they are those
     /// of no single moment.
     pub fn reach_head(&mut self) {
         if self.last_seq < self.holdings.forgiven_until {
             return;
         }
-        self.holdings.mixed = false;
+        self.reach_end();
         if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
-            let was_unknown = std::mem::replace(&mut partial.state, false);
-            self.holdings.unseen_segments = self.coverage.late;
+            let doubt = self.coverage.blind.doubt;
+            let was_unknown = std::mem::replace(&mut partial.state, doubt);
+            self.holdings.unseen_segments = self.coverage.late || doubt;
             if was_unknown {
                 self.restart_trails(self.applied_ns);
             }

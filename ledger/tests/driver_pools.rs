@@ -52,7 +52,7 @@ fn destroyed_driver_pool_lives_until_its_last_allocation() {
             s.tag("s").alloc_as(0x1000, 100, STREAM, 5);
             s.state(5, 1000);
             s.say(Body::PoolDestroy { pool: 5 });
-            expect(s, &["tracked 100 = block:s 100"]);
+            expect(s, &["tracked 1000 = block:s 100 + idle 900"]); // and keeps all that it has
             assert_eq!(s.account().pools.len(), 1, "it has an allocation still");
             s.free(0x1000);
             assert_eq!(s.account().pools.len(), 0);
@@ -87,5 +87,22 @@ fn unknown_pool_end_is_counted() {
             s.unblock(0x1000, 77);
         },
         &["tracked 1 = direct:- 1", "odd unknown_frees 1 unknown_handles 1"],
+    );
+}
+
+#[test]
+fn what_graphs_use_has_no_name_and_is_not_idle() {
+    check(
+        |s| {
+            let graphs = |reserved_bytes, used_bytes| Body::PoolState { pool: 7, reserved_bytes, used_bytes };
+            s.pool(7, 0, false, PoolOwner::Graph);
+            s.say(graphs(1000, 300));
+            expect(s, &["tracked 1000 = idle 700 + opaque 300"]);
+            s.say(graphs(1000, 0));
+            expect(s, &["tracked 1000 = idle 1000"]);
+            s.say(graphs(500, 200));
+            s.say(Body::ContextDestroy { scope: DestroyScope::Device });
+        },
+        &["tracked 0 = 0", "peak 1000 = idle 700 + opaque 300"],
     );
 }

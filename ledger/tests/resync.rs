@@ -73,7 +73,7 @@ fn state_is_not_known_before_the_ring_reached_the_head_of_the_resync() {
             s.watermark(0);
             s.control(Body::ResyncBegin { epoch: 1, after_seq: 2 });
             s.control(Body::ResyncEnd { epoch: 1, head_seq: 3, rows: 0 });
-            expect(s, &["tracked 0 = 0", "flags partial"]);
+            expect(s, &["tracked 100 = direct:- 100", "flags partial"]); // its free may come
             s.alloc(0x2000, 1);
         },
         &["tracked 1 = direct:- 1", "flags was_partial"],
@@ -407,6 +407,24 @@ fn frees_that_ran_while_the_table_was_read_are_no_oddity() {
             s.free(0x1000); // seq 2 and 3: the table was read after them
         },
         &["tracked 0 = 0"],
+    );
+}
+
+#[test]
+fn free_that_was_entered_while_the_table_was_read_keeps_its_bytes_until_it_returns() {
+    check(
+        |s| {
+            let seq = s.alloc(0x1000, 100);
+            s.alloc(0x2000, 30);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: 2 });
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: 4, rows: 0 });
+            let (first, second) = (s.begin(0x1000), s.begin(0x2000));
+            assert_eq!((seq, first, second), (1, 3, 4));
+            expect(s, &["tracked 130 = direct:- 130"]);
+            s.end(first, 1); // it failed
+            s.end(second, 0);
+        },
+        &["tracked 100 = direct:- 100"],
     );
 }
 

@@ -5,9 +5,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Below this a request shares a granule with others. */
-#define SMALL_LIMIT (1ull << 20)
-
 static chunk *chunks;
 
 static void book(row *r, uint64_t bytes, uint64_t charged) {
@@ -42,23 +39,24 @@ static row *fresh(uint64_t address, context *owner, int kind) {
 /* 512-byte units of a granule that the context already has, else of a new one. */
 static CUresult take_small(context *owner, uint64_t bytes, uint64_t *address) {
     chunk *c = chunks;
-    uint64_t at = 0;
+    uint64_t at = 0, piece = sim_round(bytes, machine->cost.small_unit);
     for (; c; c = c->next)
-        if (c->owner == owner && (at = chunk_take(c, bytes))) break;
+        if (c->owner == owner && (at = chunk_take(c, piece))) break;
     if (!c) {
-        if (sim_charge(machine, slot, owner->device, SIM_GRANULE)) return OUT_OF_MEMORY;
-        c = chunk_new(space_take(SIM_GRANULE, SIM_GRANULE), SIM_GRANULE);
+        if (sim_charge(machine, slot, owner->device, GRANULE)) return OUT_OF_MEMORY;
+        c = chunk_new(space_take(GRANULE, GRANULE), GRANULE);
         c->owner = owner;
         c->device = owner->device;
         c->next = chunks;
         chunks = c;
-        usage(owner->device)->rounding_bytes += SIM_GRANULE;
-        at = chunk_take(c, bytes);
+        usage(owner->device)->rounding_bytes += GRANULE;
+        at = chunk_take(c, piece);
     }
     row *r = fresh(at, owner, SMALL);
     r->chunk = c;
     usage(owner->device)->rounding_bytes -= bytes;
     book(r, bytes, 0);
+    r->charged = piece; /* of the granule's */
     *address = at;
     return OK;
 }
@@ -69,8 +67,8 @@ static void drop_chunk(chunk *c) {
             *at = c->next;
             break;
         }
-    usage(c->device)->rounding_bytes -= SIM_GRANULE;
-    sim_discharge(machine, slot, c->device, SIM_GRANULE);
+    usage(c->device)->rounding_bytes -= c->bytes;
+    sim_discharge(machine, slot, c->device, c->bytes);
     space_give(c->address, c->bytes);
     free(c);
 }
@@ -78,10 +76,10 @@ static void drop_chunk(chunk *c) {
 CUresult take_direct(context *owner, uint64_t bytes, int kind, uint64_t *address) {
     if (bytes == 0) return INVALID_VALUE;
     if (machine->cuda_fail_percent && sim_random(machine) % 100 < machine->cuda_fail_percent) return OUT_OF_MEMORY;
-    if (bytes < SMALL_LIMIT) return take_small(owner, bytes, address);
-    uint64_t charged = sim_round(bytes, SIM_GRANULE);
+    if (bytes < machine->cost.small_limit && bytes <= GRANULE && kind != ARRAY) return take_small(owner, bytes, address);
+    uint64_t charged = sim_round(bytes, GRANULE);
     if (charged < bytes || sim_charge(machine, slot, owner->device, charged)) return OUT_OF_MEMORY;
-    *address = space_take(charged, SIM_GRANULE);
+    *address = space_take(charged, GRANULE);
     row *r = fresh(*address, owner, kind);
     usage(owner->device)->rounding_bytes += charged - bytes;
     book(r, bytes, charged);
@@ -95,7 +93,7 @@ CUresult free_row(row *r) {
     case SMALL:
         unbook(r);
         u->rounding_bytes += r->bytes;
-        if (chunk_give(r->chunk, address, r->bytes)) drop_chunk(r->chunk);
+        if (chunk_give(r->chunk, address, r->charged)) drop_chunk(r->chunk);
         break;
     case POOLED:
     case GRAPH:
@@ -117,7 +115,7 @@ CUresult free_row(row *r) {
     case IPC:
     case EXTERNAL:
         u->imported_bytes -= r->bytes;
-        space_give(address, sim_round(r->bytes, SIM_GRANULE));
+        space_give(address, r->charged);
         break;
     default:
         unbook(r);
@@ -205,7 +203,7 @@ static CUresult allocate_managed(CUdeviceptr *dptr, size_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return OUT_OF_MEMORY;
     enter();
-    uint64_t resident = sim_round(bytes, SIM_GRANULE);
+    uint64_t resident = sim_round(bytes, GRANULE);
     if (sim_charge(machine, slot, c->device, resident)) resident = 0;
     row *r = fresh((uint64_t)(uintptr_t)memory, c, MANAGED);
     r->bytes = bytes;
@@ -330,7 +328,7 @@ static uint64_t array_bytes(size_t w, size_t h, size_t d, uint32_t format, uint3
 static CUresult array_new(uint64_t *handle, uint64_t bytes, uint32_t flags) {
     if (!handle) return INVALID_VALUE;
     if (flags & 0xc0) return NOT_SUPPORTED; /* sparse, deferred mapping */
-    return allocate(handle, bytes < SMALL_LIMIT ? SMALL_LIMIT : bytes, ARRAY);
+    return allocate(handle, bytes, ARRAY);
 }
 EXPORT CUresult cuArrayCreate_v2(uint64_t *handle, const array_desc *a) {
     struct {
@@ -355,6 +353,13 @@ EXPORT CUresult cuArrayDestroy(uint64_t handle) {
     } params = {handle};
     CALL(89, &params, handle ? release(handle, ARRAY, ARRAY) : INVALID_HANDLE);
 }
+/* Each level halves every side, down to one element. */
+static uint64_t mipmap_bytes(const array3d_desc *a, unsigned levels) {
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < levels; level++)
+        bytes += array_bytes(a->width >> level ? a->width >> level : 1, a->height >> level, a->depth >> level, a->format, a->channels);
+    return bytes;
+}
 EXPORT CUresult cuMipmappedArrayCreate(uint64_t *handle, const array3d_desc *a, unsigned levels) {
     struct {
         uint64_t *handle;
@@ -362,8 +367,7 @@ EXPORT CUresult cuMipmappedArrayCreate(uint64_t *handle, const array3d_desc *a, 
         unsigned levels;
     } params = {handle, a, levels};
     CALL(347, &params,
-         a ? array_new(handle, array_bytes(a->width, a->height, a->depth, a->format, a->channels) * 4 / 3, a->flags)
-           : INVALID_VALUE);
+         a && levels ? array_new(handle, mipmap_bytes(a, levels), a->flags) : INVALID_VALUE);
 }
 EXPORT CUresult cuMipmappedArrayDestroy(uint64_t handle) {
     struct {

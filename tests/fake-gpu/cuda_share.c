@@ -38,8 +38,9 @@ static CUresult import(uint64_t *out, uint64_t bytes, int kind) {
     if (!c) return INVALID_CONTEXT;
     if (!out || !bytes) return INVALID_VALUE;
     enter();
-    *out = space_take(sim_round(bytes, SIM_GRANULE), SIM_GRANULE);
+    *out = space_take(sim_round(bytes, GRANULE), GRANULE);
     row *r = row_add(*out);
+    r->charged = sim_round(bytes, GRANULE); /* of address space */
     r->owner = c;
     r->device = (uint16_t)c->device;
     r->kind = (uint16_t)kind;

@@ -6,7 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
-use crate::threads::{CALLS, Call, Thread};
+use crate::threads::{CALLS, Call, HEARING_SINCE_NS, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{
     Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
@@ -37,11 +37,11 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
 
 #[inline(always)]
 unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
-    let Some(meaning) = table::meaning(id) else { return };
+    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
     if data.params.is_null() {
         return;
     }
-    let here = Here { core, thread, data };
+    let here = Here { core, thread, data, id };
     if data.site == ENTER {
         // SAFETY: parameters of call `id`.
         unsafe { here.enter(meaning) };
@@ -56,6 +56,7 @@ struct Here<'a> {
     core: &'a Core,
     thread: &'a Thread,
     data: &'a CallbackData,
+    id: u32,
 }
 
 impl Here<'_> {
@@ -77,13 +78,21 @@ impl Here<'_> {
             0 => NONE_DEVICE,
             _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
         };
-        At { tag, flags, context: self.data.context_uid, device }
+        At { tag, flags, context: self.data.context_uid, module: 0, device }
     }
 
     /// As `at`, on the device that the parameters name.
     fn at_device(&self, ordinal: u32) -> At {
         let (tag, flags) = self.core.tag(self.thread);
-        At { tag, flags, context: self.data.context_uid, device: self.core.device(ordinal) }
+        let device = self.core.device(ordinal);
+        At { tag, flags, context: self.data.context_uid, module: 0, device }
+    }
+
+    /// With the library that made this call.
+    #[inline(always)]
+    fn called(&self, at: At) -> At {
+        let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
+        At { module: self.core.caller(self.thread, self.id, params, frame), ..at }
     }
 
     #[inline(always)]
@@ -91,6 +100,8 @@ impl Here<'_> {
         use Meaning::*;
         let now = self.core.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
+        (call.id, call.params) = (self.id, self.data.params as usize);
+        self.forget_unheard();
         // SAFETY: each shape is that of the calls with this meaning.
         unsafe {
             match meaning {
@@ -129,6 +140,15 @@ impl Here<'_> {
                     }
                 }
                 PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
+                CtxCreate => self.creating(&mut call, self.params::<params::CtxCreate>().device),
+                CtxCreateV3 => self.creating(&mut call, self.params::<params::CtxCreateV3>().device),
+                CtxCreateV4 => self.creating(&mut call, self.params::<params::CtxCreateV4>().device),
+                PrimaryRetain => {
+                    let ordinal = self.params::<params::PrimaryRetain>().device;
+                    if self.core.devices.retain_creates(ordinal) {
+                        self.creating(&mut call, ordinal);
+                    }
+                }
                 _ if table::allocates(meaning) => {
                     let since = &self.thread.allocating_since_ns;
                     if since.load(Relaxed) == 0 {
@@ -144,6 +164,28 @@ impl Here<'_> {
             own.calls[own.open] = Some(call);
             own.open += 1;
         }
+    }
+
+    /// Calls whose return fell into a time without callbacks.
+    #[inline(always)]
+    fn forget_unheard(&self) {
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        let own = unsafe { self.thread.own() };
+        let outermost = own.calls[0].filter(|_| own.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            own.open = 0;
+            self.thread.allocating_since_ns.store(0, Release);
+        }
+    }
+
+    /// A context is going to be made, which takes the driver a tenth of a second: what is charged now is charged without it.
+    fn creating(&self, call: &mut Call, ordinal: u32) {
+        if !self.core.devices.exists(ordinal) {
+            return; // the call is going to say so
+        }
+        call.creating = true;
+        let at = self.called(self.at_device(ordinal));
+        self.core.gap_moved(self.thread, at, DriverEventKind::ContextCreating, 0, 0);
     }
 
     fn free(&self, call: &mut Call, address: u64) {
@@ -226,12 +268,12 @@ impl Here<'_> {
         let took_us = took_us(call, self.core.clock.now());
         let what = Allocation { address, bytes, pool, memory, took_us };
         if result != 0 {
-            return self.core.allocation_failed(self.thread, at, result, what);
+            return self.core.allocation_failed(self.thread, self.called(at), result, what);
         }
         if address == 0 || call.is_some_and(|call| call.reported == address) {
             return; // nothing was allocated, or a call inside of this one has said so already
         }
-        self.core.allocated(self.thread, at, what);
+        self.core.allocated(self.thread, self.called(at), what);
         // SAFETY: as in `enter`.
         let own = unsafe { self.thread.own() };
         if let Some(Some(outer)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
@@ -262,7 +304,9 @@ impl Here<'_> {
         // SAFETY: as above.
         let address = unsafe { read(out, result) };
         self.booked(call, result, at, address, bytes, pool, MemoryKind::StreamOrdered);
-        self.core.poll_pool(self.thread, pool);
+        if result == 0 && !at.flags.has(Flags::CAPTURED) {
+            self.core.poll_pool_for(self.thread, pool, bytes);
+        }
     }
 
     fn freed(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
@@ -355,23 +399,25 @@ impl Here<'_> {
                 }
                 CtxCreate => {
                     let p: params::CtxCreate = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
                 }
                 CtxCreateV3 => {
                     let p: params::CtxCreateV3 = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
                 }
                 CtxCreateV4 => {
                     let p: params::CtxCreateV4 = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
                 }
                 PrimaryRetain => {
                     let p: params::PrimaryRetain = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
+                    core.devices.set_primary(p.device, read(p.out, 0) as usize);
                 }
                 PrimaryReset => {
                     let at = self.at_device(self.params::<params::Small>().value);
                     core.context_ended(thread, at, DestroyScope::Device);
+                    crate::sender::wake();
                 }
                 SetLimit => {
                     let p: params::SetLimit = self.params();
@@ -381,7 +427,7 @@ impl Here<'_> {
                         2 => DriverEventKind::HeapLimit,
                         _ => return,
                     };
-                    self.event(self.at(), event, p.value as u64);
+                    core.gap_moved(thread, self.called(self.at()), event, 0, p.value as u64);
                 }
                 PeerAccess => self.event(self.at(), DriverEventKind::PeerAccess, 0),
                 GreenCreate => {
@@ -406,7 +452,7 @@ impl Here<'_> {
     }
 
     fn event(&self, at: At, event: DriverEventKind, value: u64) {
-        self.core.record(self.thread, at, Body::DriverEvent { bytes: 0, value, event }, nothing);
+        self.core.record(self.thread, self.called(at), Body::DriverEvent { bytes: 0, value, event }, nothing);
     }
 
     /// A call failed that takes no row when it succeeds; a failed cuMemCreate is an allocation that failed.
@@ -421,7 +467,7 @@ impl Here<'_> {
         let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
         let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
         let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, took_us: 0 };
-        self.core.allocation_failed(self.thread, at, result, what);
+        self.core.allocation_failed(self.thread, self.called(at), result, what);
     }
 
     unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
@@ -434,7 +480,7 @@ impl Here<'_> {
                     let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
                     let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
                     let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-                    let at = At { context: took_us(call, core.clock.now()), ..at };
+                    let at = At { context: took_us(call, core.clock.now()), ..self.called(at) };
                     core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory);
                 }
                 Meaning::MemMap => {
@@ -442,7 +488,7 @@ impl Here<'_> {
                     if core.is_multicast(p.handle) {
                         core.remember_multicast_mapping(p.address);
                     } else {
-                        core.mapped(thread, self.at(), p.address, p.bytes as u64, p.handle);
+                        core.mapped(thread, self.called(self.at()), p.address, p.bytes as u64, p.handle);
                     }
                 }
                 Meaning::MemRetain => {
@@ -451,7 +497,7 @@ impl Here<'_> {
                 }
                 Meaning::MemImport => {
                     let p: params::MemImport = self.params();
-                    core.handle_imported(thread, self.at(), read(p.out, 0));
+                    core.handle_imported(thread, self.called(self.at()), read(p.out, 0));
                 }
                 _ => {
                     let p: params::MulticastCreate = self.params();
@@ -479,7 +525,7 @@ impl Here<'_> {
             }
         };
         if address != 0 {
-            self.core.imported(self.thread, self.at(), address, bytes, source);
+            self.core.imported(self.thread, self.called(self.at()), address, bytes, source);
         }
     }
 
@@ -538,7 +584,7 @@ impl Here<'_> {
         self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
     }
 
-    unsafe fn context(&self, out: params::Out, ordinal: u32) {
+    unsafe fn context(&self, call: Option<&Call>, out: params::Out, ordinal: u32) {
         // SAFETY: the call succeeded, so its out-parameter is filled.
         let handle = unsafe { read(out, 0) } as usize;
         let uid =
@@ -546,7 +592,10 @@ impl Here<'_> {
                 true => self.data.context_uid,
                 false => 0,
             });
-        self.core.context_seen(self.thread, handle, uid, ordinal);
+        // A retain that was entered before we listened may have found the context there.
+        let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
+        let at = created.then(|| self.called(self.at_device(ordinal)));
+        self.core.context_seen(self.thread, handle, uid, ordinal, at);
     }
 }
 

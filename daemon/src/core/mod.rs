@@ -217,12 +217,17 @@ impl Core {
             (Origin::Process(key), Body::Source { up, .. }) => self.tracks.agent(key, up),
             (
                 Origin::Host,
-                Body::ProcessSample { start_ticks, .. } | Body::ProcessFacts { start_ticks, .. },
+                Body::ProcessSample { start_ticks, .. }
+                | Body::ProcessFacts { start_ticks, .. }
+                | Body::AccountedPeak { start_ticks, .. },
             ) => {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
                 if self.tracks.see(key) {
                     if matches!(record.body, Body::ProcessSample { .. }) {
                         self.tracks.list_names(record.stamp.device, key);
+                    }
+                    if matches!(record.body, Body::AccountedPeak { .. }) {
+                        self.tracks.accounted(key);
                     }
                     self.builder.observe(origin, record);
                 } else {

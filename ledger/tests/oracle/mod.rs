@@ -325,8 +325,8 @@ impl World {
         if alloc.kind == MemoryKind::StreamOrdered && !alloc.captured {
             let live = self.live_in(alloc.pool);
             let pool = self.driver_pool(alloc.pool);
-            if pool.gone {
-                pool.reserved = live;
+            if pool.gone && live == 0 {
+                pool.reserved = 0;
             }
         }
         self.dead.insert(alloc.seq, alloc.name.role);
@@ -381,7 +381,10 @@ impl World {
         } else {
             let live = self.live_in(id);
             let pool = self.driver_pool(id);
-            (pool.reserved, pool.gone) = (live, true);
+            pool.gone = true;
+            if live == 0 {
+                pool.reserved = 0; // else the driver keeps all of it
+            }
         }
     }
 

@@ -31,10 +31,19 @@ fn state() -> impl Strategy<Value = State> {
 }
 
 fn coverage() -> impl Strategy<Value = Coverage> {
-    (any::<[bool; 4]>(), of(text()), any::<[u64; 11]>()).prop_map(|(flags, blocked_by, counts)| Coverage {
+    let blind = (any::<(u64, Option<u64>)>(), text());
+    let blind =
+        blind.prop_map(|((from_ns, to_ns), why)| gpumem_runs::run::BlindWindow { from_ns, to_ns, why });
+    let blocked = (of(text()), any::<Option<u16>>(), prop::collection::vec(blind, 0..3));
+    (any::<[bool; 5]>(), blocked, any::<[u64; 13]>()).prop_map(|(flags, blocked, counts)| Coverage {
         covered: flags[0],
         late: flags[1],
-        blocked_by,
+        blocked_by: blocked.0,
+        blocked_code: blocked.1,
+        blind: blocked.2,
+        blind_count: counts[11],
+        blind_ns: counts[12],
+        blind_doubt: flags[4],
         partial_state: flags[2],
         partial_history: flags[3],
         events: counts[0],
@@ -91,6 +100,15 @@ fn parts() -> impl Strategy<Value = Parts> {
         heaps_bytes: heaps,
         rounding_bytes: rounding,
         unexplained_bytes: unexplained,
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let numbers = (any::<(u64, u64, u64, i64, Option<i64>)>(), parts());
+    let words = (text(), vec(text(), 0..3), text(), of(text()), of(text()), of(text()));
+    (numbers, words).prop_map(|((numbers, parts), (cause, also, kind, tag, library, note))| {
+        let (from_ns, time_ns, events, bytes, expected_bytes) = numbers;
+        Step { from_ns, time_ns, bytes, parts, cause, also, events, kind, tag, library, expected_bytes, note }
     })
 }
 
@@ -160,10 +178,10 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let rest = (rest, of(any::<u64>()), growth(cells));
+    let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells)));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, accounted_peak_bytes, growth) = rest;
+        let (rest, (accounted_peak_bytes, steps, growth)) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -179,7 +197,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes, growth },
+            details: Details { accounted_peak_bytes, steps, growth },
         }
     })
 }

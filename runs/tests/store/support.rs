@@ -96,6 +96,7 @@ pub fn run_at(n: u64) -> Run {
         details: Details {
             accounted_peak_bytes: Some(n),
             growth: Growth { stride: n, named: vec![n as i64; (n % 64) as usize], ..Growth::default() },
+            ..Details::default()
         },
     };
     Run {

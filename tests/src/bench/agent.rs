@@ -51,7 +51,7 @@ impl BareRing {
 fn alloc(address: u64, bytes: u64) {
     gpumem::ffi::guard((), |core, thread| {
         let (tag, flags) = core.tag(thread);
-        let at = At { tag, flags, context: 1, device: 0 };
+        let at = At { tag, flags, context: 1, module: 0, device: 0 };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, took_us: 1 };
         core.allocated(thread, at, what);
     });
@@ -62,7 +62,7 @@ fn free(address: u64) {
     gpumem::ffi::guard((), |core, thread| {
         let (tag, flags) = core.tag(thread);
         let mut call = Call::new(1, 1);
-        core.free_entered(thread, At { tag, flags, context: 1, device: 0 }, &mut call, address);
+        core.free_entered(thread, At { tag, flags, context: 1, module: 0, device: 0 }, &mut call, address);
         black_box(&call);
     });
 }
@@ -136,7 +136,7 @@ pub fn run() {
     unsafe { gpumem::gpumem_push(c"model".as_ptr()) };
 
     let here = gpumem::threads::current().expect("a place");
-    core.context_seen(here, 0x1000, 1, 0);
+    core.context_seen(here, 0x1000, 1, 0, None);
 
     let bare = BareRing::new();
     let names = ["alloc record, tag, live row", "free record, tag, live row", "bare ring write, time stamp"];

@@ -90,7 +90,15 @@ impl Machine {
 
     /// A trainer that reports to the daemon in `runtime`.
     pub fn trainer(&self, runtime: &Path, arguments: &[&str]) -> Command {
-        let mut command = self.bare_trainer(arguments);
+        self.covered(runtime, self.bare_trainer(arguments))
+    }
+
+    /// What does everything that moves the gap (tests/gap), reporting to the daemon in `runtime`.
+    pub fn gap(&self, runtime: &Path) -> Command {
+        self.covered(runtime, self.command(programs().fake.join("bin/gap")))
+    }
+
+    fn covered(&self, runtime: &Path, mut command: Command) -> Command {
         command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
         command.env("GPUMEM_SOCKET", runtime.join("agent.sock"));
         command

@@ -7,12 +7,14 @@
 //! daemon     a daemon on it
 //! prometheus a real Prometheus beside it
 //! truth      the machine's journal
+//! mixer      a program that takes and gives memory of every kind, as it is told
 //! compare    a daemon's recording, replayed, beside that journal
 //! ```
 
 pub mod compare;
 pub mod daemon;
 pub mod machine;
+pub mod mixer;
 pub mod programs;
 pub mod prometheus;
 pub mod truth;
@@ -20,6 +22,7 @@ pub mod truth;
 pub use compare::{Compared, Replay, replay};
 pub use daemon::Daemon;
 pub use machine::{Job, Machine};
+pub use mixer::Mixer;
 
 use std::time::{Duration, Instant};
 

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 pub struct Programs {
     /// gpumemd, gpumemctl, libgpumem.so.
     pub ours: PathBuf,
-    /// `lib/` with the fake driver, `bin/` with its tool and the trainer.
+    /// `lib/` with the fake driver, `bin/` with its tool and the programs that run on it.
     pub fake: PathBuf,
 }
 
@@ -36,7 +36,7 @@ pub fn programs() -> &'static Programs {
         build.args(["build", "--locked", "--quiet", "--profile", &profile]);
         build.args(["-p", "gpumemd", "-p", "gpumemctl", "-p", "gpumem-agent"]).current_dir(root);
         run(&mut build);
-        for part in ["tests/fake-gpu", "tests/trainer"] {
+        for part in ["tests/fake-gpu", "tests/trainer", "tests/mixer", "tests/gap"] {
             let mut out = std::ffi::OsString::from("OUT=");
             out.push(&fake);
             run(Command::new("make").arg("-s").arg("-C").arg(root.join(part)).arg(out));

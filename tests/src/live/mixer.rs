@@ -1,0 +1,416 @@
+//! A program that does with driver memory what a test tells it (tests/mixer), and what was found at each moment at which
+//! the test stopped to look.
+
+use super::machine::Machine;
+use super::programs::programs;
+use super::truth::Truth;
+use super::{Daemon, Replay, until};
+use gpumem_ledger::{Beside, ClosedSample, Ledger, Origin};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::Input;
+use gpumem_runs::recording;
+use gpumem_wire::{Body, Flags, Record};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The agent's clock and the kernel's may be that far apart (agent-lib/src/clock.rs).
+const CLOCK_NS: u64 = 50_000;
+
+/// What the program says of a command.
+#[derive(Debug, Clone, Default)]
+pub struct Answer {
+    /// The driver's.
+    pub result: i32,
+    /// When the call began.
+    pub began_ns: u64,
+    /// When it was over.
+    pub ended_ns: u64,
+    /// A number, where the command has one to say.
+    pub number: u64,
+    /// A text, likewise.
+    pub text: String,
+}
+
+/// A moment at which nothing moved.
+#[derive(Debug, Clone)]
+struct Check {
+    what: String,
+    after_ns: u64,
+    before_ns: u64,
+    /// By CUDA ordinal.
+    tracked: Vec<i64>,
+    beside: Beside,
+}
+
+/// The program, its commands, and what it should hold.
+#[derive(Debug)]
+pub struct Mixer {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+    checks: Vec<Check>,
+    /// Calls that end a context: it counts as ended when it begins to, and the driver gives its memory back later.
+    ends: Vec<(u64, u64)>,
+    /// Memory beside the sum that it should hold from now on.
+    pub beside: Beside,
+    /// It uses pools of the driver, whose reservation is polled: between the checks, samples may lag behind it.
+    pub is_polled: bool,
+}
+
+impl Mixer {
+    /// A program with the agent in it, which reports to `daemon`.
+    pub fn start(machine: &Machine, daemon: &Daemon) -> Self {
+        Self::run(&mut Self::command(machine, daemon))
+    }
+
+    /// The command of one, for a test that adds to it.
+    pub fn command(machine: &Machine, daemon: &Daemon) -> Command {
+        let mut command = machine.command(programs().fake.join("bin/mixer"));
+        command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+        command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));
+        command
+    }
+
+    /// Starts a command that was made ready.
+    ///
+    /// # Panics
+    /// When it does not say that it is ready.
+    pub fn run(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let (checks, beside) = (Vec::new(), Beside::default());
+        let ends = Vec::new();
+        let mut mixer = Mixer { child, stdin, stdout, checks, ends, beside, is_polled: false };
+        let ready = mixer.hear();
+        assert!(ready.starts_with("ready"), "{ready:?}");
+        mixer
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its next line.
+    ///
+    /// # Panics
+    /// When it ends instead.
+    pub fn hear(&mut self) -> String {
+        let mut line = String::new();
+        let count = self.stdout.read_line(&mut line).expect("read");
+        assert!(count > 0, "the program ended: {:?}", self.child.wait());
+        line.trim_end().to_owned()
+    }
+
+    /// Sends it a line.
+    ///
+    /// # Panics
+    /// When it does not listen.
+    pub fn send(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("not ended");
+        stdin.write_all(format!("{line}\n").as_bytes()).expect("written");
+    }
+
+    /// Tells it to do something, and what came of it.
+    ///
+    /// # Panics
+    /// When it does not know how.
+    pub fn say(&mut self, command: &str) -> Answer {
+        self.moves();
+        self.send(command);
+        let line = self.hear();
+        let mut words = line.splitn(5, ' ');
+        let mut number = || -> i64 {
+            words.next().and_then(|word| word.parse().ok()).unwrap_or_else(|| panic!("{command}: {line:?}"))
+        };
+        let (result, began, ended, value) = (number(), number(), number(), number());
+        if ["context-end", "green-end", "device-re"].iter().any(|end| command.starts_with(end)) {
+            self.ends.push((began as u64, ended as u64));
+        }
+        Answer {
+            result: result as i32,
+            began_ns: began as u64,
+            ended_ns: ended as u64,
+            number: value as u64,
+            text: words.next().unwrap_or("").to_owned(),
+        }
+    }
+
+    /// Commands that the driver must carry out, separated by semicolons; the last one's answer.
+    ///
+    /// # Panics
+    /// When it refuses one.
+    pub fn ok(&mut self, commands: &str) -> Answer {
+        let mut last = Answer::default();
+        for command in commands.split(';').map(str::trim) {
+            last = self.say(command);
+            assert_eq!(last.result, 0, "{command}");
+        }
+        last
+    }
+
+    /// A command that the driver must refuse.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn refused(&mut self, command: &str) {
+        assert_ne!(self.say(command).result, 0, "{command}");
+    }
+
+    /// What was found before may change from now on.
+    fn moves(&mut self) {
+        let now = now_ns();
+        if let Some(check) = self.checks.last_mut().filter(|check| check.before_ns == u64::MAX) {
+            check.before_ns = now;
+        }
+    }
+
+    /// Waits until the daemon has looked at it as it is now. It should hold this on its devices, by CUDA ordinal;
+    /// `verify` compares.
+    ///
+    /// # Panics
+    /// When the daemon does not look.
+    pub fn holds(&mut self, machine: &Machine, daemon: &Daemon, what: &str, tracked: &[i64]) {
+        self.moves();
+        let after_ns = now_ns();
+        let look = format!("a look at {} {what}", self.pid());
+        until(30, &look, || {
+            let lists = |ordinal| {
+                let uuid = uuid(ordinal);
+                let later = |truth: &&Truth| {
+                    truth.pid == self.pid() && truth.t > after_ns + CLOCK_NS && truth.device == uuid
+                };
+                machine.truth().iter().filter(later).count()
+            };
+            (0..tracked.len()).all(|ordinal| lists(ordinal) >= 3).then_some(())
+        });
+        until(30, &look, || {
+            let now = now_ns();
+            let output = daemon.ctl(machine, &["ps", "--json"]).output().expect("gpumemctl runs");
+            let ps: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+            let rows = ps["processes"].as_array()?.iter();
+            let fresh = rows
+                .filter(|row| row["pid"].as_u64() == Some(self.pid().into()))
+                .filter(|row| {
+                    !row["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "stale"))
+                })
+                .filter(|row| {
+                    let age_ns = row["age_ms"].as_u64().map(|age| (age + 1) * 1_000_000);
+                    age_ns.is_some_and(|age| now.saturating_sub(age) > after_ns + CLOCK_NS)
+                })
+                .count();
+            (fresh >= tracked.len()).then_some(())
+        });
+        let (what, tracked) = (what.to_owned(), tracked.to_vec());
+        self.checks.push(Check { what, after_ns, before_ns: u64::MAX, tracked, beside: self.beside });
+    }
+
+    /// Lets it end well.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn end(&mut self) {
+        self.moves();
+        drop(self.stdin.take());
+        let status = until(60, "the mixer's end", || self.child.try_wait().expect("waited for"));
+        assert!(status.success(), "{status}");
+    }
+
+    /// Ends it by SIGKILL.
+    ///
+    /// # Panics
+    /// When that cannot be.
+    pub fn kill(&mut self) {
+        self.moves();
+        self.child.kill().expect("killed");
+        self.child.wait().expect("waited for");
+    }
+
+    /// Holds what the daemon saw against what it should have seen: at every check an exact sample with the machine's own
+    /// number and the test's; at every other moment whatever the sample claims to be; at its end what it held then.
+    ///
+    /// # Panics
+    /// At the first difference.
+    pub fn verify(&self, seen: &Replay, truths: &[Truth], recording: &Path) {
+        let pid = self.pid();
+        if !self.is_polled {
+            let at_an_end = |sample: &ClosedSample| {
+                let overlaps = |&(began, ended): &(u64, u64)| {
+                    sample.t0_ns < ended + CLOCK_NS && sample.t1_ns + CLOCK_NS > began
+                };
+                self.ends.iter().any(overlaps)
+            };
+            let compared = seen.compare_where(truths, Some(pid), |sample| !at_an_end(sample));
+            println!("{pid}: {compared:?}, {} checks", self.checks.len());
+        }
+        assert!(self.checks.iter().all(|check| check.before_ns != u64::MAX), "checked before its end");
+        let besides = besides(recording, pid, &self.checks);
+        for (check, beside) in self.checks.iter().zip(besides) {
+            for (ordinal, &tracked) in check.tracked.iter().enumerate() {
+                self.verify_tracked(check, ordinal, tracked, seen, truths);
+            }
+            assert_eq!(beside, check.beside, "beside the sum {}", check.what);
+        }
+        let process = seen.process(pid);
+        assert!(process.ended.is_some(), "its end was seen");
+        assert!(process.coverage.covered, "{:?}", process.coverage);
+        assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
+        for end in truths.iter().filter(|truth| truth.is_end() && truth.pid == pid) {
+            let held: i64 = process
+                .accounts
+                .iter()
+                .filter(|account| {
+                    account.device.is_some_and(|d| seen.snapshot.devices[d].name.to_string() == end.device)
+                })
+                .map(|account| account.tracked_bytes)
+                .sum();
+            assert_eq!(held, end.tracked, "at its end on {}", end.device);
+        }
+    }
+
+    fn verify_tracked(&self, check: &Check, ordinal: usize, tracked: i64, seen: &Replay, truths: &[Truth]) {
+        let uuid = uuid(ordinal);
+        let (after, before) = (check.after_ns + CLOCK_NS, check.before_ns - CLOCK_NS);
+        let within: Vec<_> = seen
+            .samples
+            .iter()
+            .filter(|(key, device, _)| {
+                key.pid == self.pid() && seen.snapshot.devices[*device].name.to_string() == uuid
+            })
+            .filter(|(_, _, sample)| sample.t0_ns > after && sample.t1_ns < before)
+            .filter(|(_, _, sample)| !sample.stale && sample.tracked_bytes.is_some())
+            .collect();
+        let what = format!("{} on device {ordinal}", check.what);
+        let of_machine: Vec<&Truth> = truths
+            .iter()
+            .filter(|truth| truth.pid == self.pid() && truth.device == uuid && !truth.is_end())
+            .filter(|truth| truth.t > after && truth.t < before)
+            .inspect(|truth| assert_eq!(truth.tracked, tracked, "{what}: the machine, and the test"))
+            .collect();
+        let truth = of_machine.last().unwrap_or_else(|| panic!("{what}: the machine was not asked"));
+        assert!(!within.is_empty(), "{what}: no fresh sample");
+        let exact = within.iter().filter(|(_, _, sample)| !sample.torn && !sample.partial);
+        assert!(exact.clone().count() > 0, "{what}: {within:?}");
+        for (key, _, sample) in exact {
+            assert_eq!(sample.tracked_bytes, Some(tracked), "{what}: {sample:?}");
+            assert_eq!(sample.used_bytes, Ok(truth.used), "{what}");
+            let (mut tags, idle) = seen.composition(*key, sample);
+            tags.retain(|_, bytes| *bytes != 0);
+            assert_eq!(tags, nameless_graphs(&truth.tags), "{what}");
+            assert_eq!(idle, truth.idle, "{what}");
+        }
+    }
+}
+
+/// Graphs take their memory at launches, which nobody reports: the machine knows the names of their nodes, and we do not.
+/// By agreement such names begin with `graph`.
+pub fn nameless_graphs(tags: &BTreeMap<String, i64>) -> BTreeMap<String, i64> {
+    let mut known = BTreeMap::new();
+    for (tag, bytes) in tags {
+        let name = if tag.starts_with("graph") { "" } else { tag };
+        *known.entry(name.to_owned()).or_insert(0) += bytes;
+    }
+    known
+}
+
+impl Drop for Mixer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Of a simulated device.
+fn uuid(ordinal: usize) -> String {
+    format!("GPU-51006d75-1a7e-4d00-8000-4750550000{ordinal:02x}")
+}
+
+/// CLOCK_MONOTONIC, as everybody here has it.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Time and bytes of every allocation that a process reported.
+///
+/// # Panics
+/// When the recording cannot be read.
+pub fn allocations(recording: &Path, pid: u32) -> Vec<(u64, u64)> {
+    struct Finder(u32, Vec<(u64, u64)>);
+    impl Sink for Finder {
+        fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+            if let (Origin::Process(key), Body::AllocEnd { bytes, .. }) = (origin, record.body)
+                && key.pid == self.0
+                && !record.stamp.flags.has(Flags::RESTATED)
+            {
+                self.1.push((record.stamp.time_ns, bytes));
+            }
+        }
+        fn caveat(&mut self, _code: &str, _text: String) {}
+        fn reject(&mut self, _count: u64) {}
+    }
+    let mut finder = Finder(pid, Vec::new());
+    let input = Input::open(recording).unwrap_or_else(|error| panic!("{error}"));
+    recording::read(input, &mut finder).unwrap_or_else(|error| panic!("{error}"));
+    finder.1
+}
+
+/// What stood beside the sum of a process at each check, all devices together.
+fn besides(recording: &Path, pid: u32, checks: &[Check]) -> Vec<Beside> {
+    struct Looker<'a> {
+        ledger: Ledger,
+        pid: u32,
+        checks: &'a [Check],
+        found: Vec<Beside>,
+    }
+    impl Looker<'_> {
+        fn look(&mut self) {
+            let mut sum = Beside::default();
+            for process in
+                self.ledger.snapshot().processes.iter().filter(|process| process.key.pid == self.pid)
+            {
+                for beside in process.accounts.iter().map(|account| account.beside) {
+                    sum.managed += beside.managed;
+                    sum.pinned += beside.pinned;
+                    sum.registered += beside.registered;
+                    sum.imported += beside.imported;
+                    sum.host_vmm += beside.host_vmm;
+                    sum.unbooked_blocks += beside.unbooked_blocks;
+                    sum.pending_blocks += beside.pending_blocks;
+                }
+            }
+            self.found.push(sum);
+        }
+    }
+    impl Sink for Looker<'_> {
+        fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+            if let Origin::Process(key) = origin
+                && key.pid == self.pid
+                && record.stamp.seq != 0
+            {
+                while self
+                    .checks
+                    .get(self.found.len())
+                    .is_some_and(|check| record.stamp.time_ns > check.before_ns)
+                {
+                    self.look();
+                }
+            }
+            self.ledger.observe(origin, record);
+            self.ledger.take_samples();
+            self.ledger.take_windows();
+        }
+        fn caveat(&mut self, _code: &str, _text: String) {}
+        fn reject(&mut self, _count: u64) {}
+    }
+    let mut looker = Looker { ledger: Ledger::new(), pid, checks, found: Vec::new() };
+    let input = Input::open(recording).unwrap_or_else(|error| panic!("{error}"));
+    recording::read(input, &mut looker).unwrap_or_else(|error| panic!("{error}"));
+    while looker.found.len() < checks.len() {
+        looker.look();
+    }
+    looker.found
+}
