@@ -345,6 +345,7 @@ impl Sources for World {
             nvml_reason: status.reason.trim_start_matches("nvml: ").to_owned(),
             nvml_remedy: status.remedy,
             nvml_facts: status.facts.clone(),
+            unnamed: status.unnamed.clone(),
             no_events: status.no_events,
             released_until_ns: status.released_until_ns,
             devices: devices.collect(),

@@ -1,8 +1,13 @@
 //! What a sick GPU does to the numbers of the others, and to whoever scrapes them.
 #![allow(missing_docs)]
 
+use gpumem_ledger::Origin;
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::Input;
+use gpumem_runs::recording;
 use gpumem_tests::live::prometheus::{free_address, get};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
+use gpumem_wire::{Body, DriverEventKind, Record};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -299,4 +304,44 @@ fn a_slow_driver_delays_neither_agents_nor_scrapes() {
     println!("longest scrape {longest:?}");
     assert!(seen, "what the agent says is there");
     assert!(longest < Duration::from_millis(300), "no scrape waits for a list: {longest:?}");
+}
+
+/// Times of what an agent said of contexts, and of the readings of its device.
+#[derive(Default)]
+struct Times {
+    contexts: Vec<u64>,
+    readings: Vec<u64>,
+}
+
+impl Sink for Times {
+    fn observe(&mut self, _: Origin, record: &Record<'_>) {
+        match record.body {
+            Body::ContextCreate { .. } | Body::DriverEvent { event: DriverEventKind::ContextCreated, .. } => {
+                self.contexts.push(record.stamp.time_ns);
+            }
+            Body::SampleBegin { .. } => self.readings.push(record.stamp.time_ns),
+            _ => {}
+        }
+    }
+    fn caveat(&mut self, _: &str, _: String) {}
+    fn reject(&mut self, _: u64) {}
+}
+
+#[test]
+fn a_context_is_followed_by_a_list() {
+    let machine = Machine::new(&["devices=2", "cuda.context_us=150000", "latency=sleep"]);
+    let mut daemon = Daemon::start(&machine, "daemon", "");
+    let arguments = ["--devices", "1", "--steps", "2", "--step-ms", "200", "--hold", "1"];
+    let mut job = Job::start(&mut machine.trainer(&daemon.runtime, &arguments));
+    job.finish();
+    daemon.stop();
+    let mut times = Times::default();
+    recording::read(Input::open(&daemon.recording).expect("a recording"), &mut times).expect("read");
+    let waits = times.contexts.iter().filter_map(|&made| {
+        let next = times.readings.iter().find(|&&begun| begun >= made)?;
+        Some((next - made) as f64 / 1e6)
+    });
+    let waits: Vec<f64> = waits.collect();
+    println!("from a context to the list that follows, ms: {waits:.1?}");
+    assert!(!waits.is_empty() && waits[0] <= 200.0, "{waits:?}");
 }

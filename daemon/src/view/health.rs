@@ -14,6 +14,8 @@ pub struct Health {
     pub nvml_remedy: Option<&'static str>,
     /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `wsl`, `long_records`.
     pub nvml_facts: BTreeMap<String, String>,
+    /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
+    pub unnamed: Vec<(u16, String, Option<&'static str>)>,
     /// Faults are not heard of: a call for events did not return.
     pub no_events: bool,
     /// It is closed on request until then.

@@ -225,12 +225,18 @@ static void faults(void) {
     static const struct {
         const char *name;
         uint32_t list, memory;
-    } all[] = {{"lost", 15, 15}, {"no_permission", 4, 0}, {"not_supported", 3, 3}, {"unknown", 999, 999}};
+    } all[] = {{"lost", 15, 15}, {"no_permission", 4, 0}, {"not_supported", 3, 3}, {"unknown", 999, 999},
+               {"code:27", 27, 27}};
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++) {
         EXPECT(!tool("set %s gpu0.fault=%s", machine, all[i].name));
         EXPECT(nvml.list(h, &n, rows) == all[i].list && nvml.memory(h, &m) == all[i].memory);
         EXPECT(nvml.list(other, &n, rows) == 0);
     }
+    EXPECT(tool("set %s gpu0.fault=code:70000 2>/dev/null", machine) && tool("set %s gpu0.fault=code: 2>/dev/null", machine));
+    EXPECT(!tool("set %s gpu0.fault=none unified=1 nvml.wsl=1 gpu0.ghosts=1", machine));
+    n = 8;
+    EXPECT(nvml.memory(h, &m) == 3 && nvml.list(h, &n, rows) == 0 && n == 1 && rows[0].bytes == UINT64_MAX);
+    EXPECT(!tool("set %s unified=0 nvml.wsl=0", machine));
     EXPECT(!tool("set %s gpu0.fault=bytes_unavailable gpu0.ghosts=1", machine));
     n = 8;
     EXPECT(nvml.list(h, &n, rows) == 0 && n == 1 && rows[0].bytes == UINT64_MAX);

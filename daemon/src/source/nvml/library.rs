@@ -160,6 +160,10 @@ impl Library {
                 Err(code) => unnamed.push((gpu, code)),
             }
         }
+        if !unnamed.is_empty() {
+            let listed = unnamed.iter().map(|(gpu, code)| format!("{gpu}:{}", code.0));
+            facts.push(("unnamed", listed.collect::<Vec<_>>().join(",")));
+        }
         if avoid.events {
             watches.clear();
         }

@@ -15,6 +15,8 @@ pub struct Status {
     /// What does not change while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and
     /// where it is so `confidential`, `wsl`, `long_records`.
     pub facts: BTreeMap<String, String>,
+    /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
+    pub unnamed: Vec<(u16, String, Option<&'static str>)>,
     /// Events are not asked for any more: a call for them did not return.
     pub no_events: bool,
     /// Since when it is so.

@@ -213,8 +213,16 @@ impl Translator {
     /// What the poller tells of a device or of the driver stays here.
     fn take_facts(&self, device: u8, facts: &str, status: &mut Status) {
         let facts = facts.lines().filter_map(|line| line.split_once('='));
-        let facts = facts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let facts: BTreeMap<String, String> =
+            facts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         if device == NONE_DEVICE {
+            let unnamed = facts.get("unnamed").map_or("", String::as_str).split(',');
+            let unnamed = unnamed.filter_map(|pair| {
+                let (gpu, code) = pair.split_once(':')?;
+                let code = Code(code.parse().ok()?);
+                Some((gpu.parse().ok()?, code.to_string(), code.remedy()))
+            });
+            status.unnamed = unnamed.collect();
             status.facts = facts;
         } else if let Some(slot) = self.slots.get(usize::from(device))
             && let Some(device) = status.devices.get_mut(usize::from(*slot))

@@ -83,6 +83,10 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
         let remedy = "what agents track is known: start processes with `gpumemctl run -- ...`";
         out.push(finding(Level::Degraded, "nvml", text, Some(remedy)));
     }
+    for (gpu, why, remedy) in &health.unnamed {
+        let text = format!("is there and cannot be named: {why}; nothing is known of it");
+        out.push(finding(Level::Bad, format!("GPU {gpu}"), text, *remedy));
+    }
     if health.no_events {
         let text = "faults (Xid) and changes of MIG are not heard of: a call for events did not return";
         out.push(finding(Level::Degraded, "nvml", text, Some("see dmesg; restart gpumemd to try again")));
