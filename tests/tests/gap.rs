@@ -67,6 +67,7 @@ fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
         ("module loaded", UpperBound, Some("model/first"), [0, 6, 0, 0, 0]),
         ("module loaded", UpperBound, Some("model/second"), [0, 10, 0, 0, 0]),
         ("stack limit", Measured, Some("run/stack"), [0, 0, stacks, 0, 0]),
+        ("heap limit", Measured, Some("run/heap"), [0, 0, 0, 56, 0]),
         ("between events", Unexplained, Some("run/heap"), [0, 0, 0, 0, 178]),
         ("module unloaded", UpperBound, Some("end/unload"), [0, -6, 0, 0, 0]),
         ("stack limit", Measured, Some("end/unstack"), [0, 0, -stacks, 0, 0]),
