@@ -90,6 +90,7 @@ impl Core {
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
         self.record(thread, at, body, nothing);
+        crate::sender::wake();
     }
 
     /// A free was entered. `call` keeps what is needed when it returns.

@@ -53,13 +53,15 @@ pub struct At {
     pub flags: Flags,
     /// contextUid, or what the kind says.
     pub context: u32,
+    /// Library that made the call; 0 for unknown.
+    pub module: u16,
     /// Device slot.
     pub device: u8,
 }
 
 impl At {
     /// No tag, no device.
-    pub const NOWHERE: At = At { tag: 0, flags: Flags(0), context: 0, device: NONE_DEVICE };
+    pub const NOWHERE: At = At { tag: 0, flags: Flags(0), context: 0, module: 0, device: NONE_DEVICE };
 }
 
 impl Core {
@@ -125,7 +127,7 @@ impl Core {
             stack: 0,
             thread: thread.id.load(Relaxed),
             context: at.context,
-            module: 0,
+            module: at.module,
             device: at.device,
             flags: at.flags,
         };

@@ -4,6 +4,7 @@
 use crate::core::{At, Core, nothing};
 use crate::threads::Thread;
 use cupti_sys::Driver;
+use cupti_sys::device_attribute::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
 use gpumem_wire::{Body, DeviceIdKind, DriverEventKind, NONE_DEVICE, Reading, Record, Stamp};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
@@ -29,6 +30,8 @@ pub struct Devices {
     driver: OnceLock<Driver>,
     introduced: [AtomicBool; DEVICES],
     contexts: [Context; CONTEXTS],
+    /// Per device, its primary context; 0 while that is not known.
+    primary: [AtomicUsize; DEVICES],
 }
 
 impl Devices {
@@ -38,6 +41,7 @@ impl Devices {
             driver: OnceLock::new(),
             introduced: std::array::from_fn(|_| AtomicBool::new(false)),
             contexts: std::array::from_fn(|_| Context::default()),
+            primary: std::array::from_fn(|_| AtomicUsize::new(0)),
         }
     }
 
@@ -62,6 +66,42 @@ impl Devices {
         }
         let context = self.context(handle)?;
         Some((context.device.load(Relaxed) as u8, context.uid.load(Relaxed)))
+    }
+
+    /// cuDevicePrimaryCtxRetain gave this one.
+    pub fn set_primary(&self, ordinal: u32, handle: usize) {
+        if let Some(primary) = self.primary.get(ordinal as usize) {
+            primary.store(handle, Relaxed);
+        }
+    }
+
+    /// Whether the driver has such a device. Only in callbacks of calls.
+    pub fn exists(&self, ordinal: u32) -> bool {
+        let mut count = 0;
+        let get = self.driver().and_then(|driver| driver.device_get_count);
+        // SAFETY: a function of the loaded driver, with a place for its answer; its callback finds this thread inside.
+        match get.map(|get| unsafe { get(&mut count) }) {
+            Some(0) => i64::from(ordinal) < i64::from(count),
+            _ => true,
+        }
+    }
+
+    /// Whether cuDevicePrimaryCtxRetain, which was just entered, is going to make a context. Only in callbacks of
+    /// calls. Without an answer of the driver's: if no context of the device is known.
+    pub fn retain_creates(&self, ordinal: u32) -> bool {
+        if self.primary.get(ordinal as usize).is_some_and(|primary| primary.load(Relaxed) != 0) {
+            return false;
+        }
+        let (mut flags, mut active) = (0, 0);
+        let get = self.driver().and_then(|driver| driver.primary_ctx_get_state);
+        // SAFETY: a function of the loaded driver, with places for its answers; no callback of ours is enabled for it.
+        match get.map(|get| unsafe { get(ordinal as i32, &mut flags, &mut active) }) {
+            Some(0) => active == 0,
+            _ => !self
+                .contexts
+                .iter()
+                .any(|context| context.handle.load(Acquire) > 1 && context.device.load(Relaxed) == ordinal),
+        }
     }
 
     /// Devices that were introduced.
@@ -93,6 +133,7 @@ impl Core {
         let mut total = 0_usize;
         let mut id = DeviceIdKind::Ordinal;
         let mut total_bytes = Reading::ABSENT;
+        let (mut multiprocessors, mut threads) = (0, 0);
         if let Some(driver) = self.devices.driver() {
             let device = ordinal as i32;
             // SAFETY: functions of the loaded driver, each with a place for its answer; the name's buffer is told one
@@ -103,6 +144,12 @@ impl Core {
                 }
                 if driver.device_total_mem.is_some_and(|get| get(&mut total, device) == 0) {
                     total_bytes = Reading::of(total as u64);
+                }
+                if let Some(get) = driver.device_get_attribute
+                    && (get(&mut multiprocessors, MULTIPROCESSORS, device) != 0
+                        || get(&mut threads, THREADS_PER_MULTIPROCESSOR, device) != 0)
+                {
+                    (multiprocessors, threads) = (0, 0);
                 }
                 if let Some(get) = driver.device_get_name {
                     get(name.as_mut_ptr().cast(), name.len() as i32 - 1, device);
@@ -124,7 +171,10 @@ impl Core {
             id,
             name,
         };
-        let stamp = Stamp { device: ordinal as u8, ..Stamp::default() };
+        // What a thread's stack costs: as many as can run at a time.
+        let (many, each) = (u16::try_from(multiprocessors), u16::try_from(threads));
+        let context = u32::from(many.unwrap_or(0)) << 16 | u32::from(each.unwrap_or(0));
+        let stamp = Stamp { device: ordinal as u8, context, ..Stamp::default() };
         self.names.add(&Record { stamp, body });
     }
 
@@ -151,7 +201,7 @@ impl Core {
                 // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
                 let result = get.map(|get| unsafe { get(&mut ordinal) });
                 match (result, u32::try_from(ordinal)) {
-                    (Some(0), Ok(ordinal)) => self.context_seen(thread, context, uid, ordinal),
+                    (Some(0), Ok(ordinal)) => self.context_seen(thread, context, uid, ordinal, None),
                     _ => return NONE_DEVICE,
                 }
             }
@@ -160,8 +210,17 @@ impl Core {
         device
     }
 
-    /// A context exists on the device `ordinal`; reported the first time. Its device slot.
-    pub fn context_seen(&self, thread: &Thread, handle: usize, uid: u32, ordinal: u32) -> u8 {
+    /// A context exists on the device `ordinal`; reported the first time. Its device slot. `created` is where it was made,
+    /// if that was just now: a context that is met otherwise is older, or a green one, which is a part of the
+    /// primary one and costs nothing of its own.
+    pub fn context_seen(
+        &self,
+        thread: &Thread,
+        handle: usize,
+        uid: u32,
+        ordinal: u32,
+        created: Option<At>,
+    ) -> u8 {
         let device = self.device(ordinal);
         if handle <= 1 || self.devices.context(handle).is_some() {
             return device;
@@ -175,12 +234,22 @@ impl Core {
             place.device.store(u32::from(device), Relaxed);
             place.handle.store(handle, Release);
         }
-        let (tag, flags) = self.tag(thread);
-        let at = At { tag, flags, context: uid, device };
+        let at = created.unwrap_or_else(|| {
+            let (tag, flags) = self.tag(thread);
+            At { tag, flags, ..At::NOWHERE }
+        });
+        let at = At { context: uid, device, ..at };
         self.record(thread, at, Body::ContextCreate { handle: handle as u64 }, nothing);
-        let event = DriverEventKind::ContextCreated;
-        self.record(thread, at, Body::DriverEvent { bytes: 0, value: u64::from(uid), event }, nothing);
+        if created.is_some() {
+            self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
+        }
         device
+    }
+
+    /// The driver does something that costs memory outside of allocations: what is charged now says how much.
+    pub fn gap_moved(&self, thread: &Thread, at: At, event: DriverEventKind, bytes: u64, value: u64) {
+        self.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
+        crate::sender::wake();
     }
 
     /// The context is about to be destroyed. Its device and number, if it was known.
@@ -188,6 +257,9 @@ impl Core {
         let known = self.devices.known(handle)?;
         if let Some(context) = self.devices.context(handle) {
             context.handle.store(0, Release);
+        }
+        for primary in &self.devices.primary {
+            let _ = primary.compare_exchange(handle, 0, Relaxed, Relaxed);
         }
         for thread in crate::threads::all() {
             thread.forget_context(handle);

@@ -1,6 +1,6 @@
 //! A forked child must not speak for its parent: it disarms before anything else runs in it.
 
-use crate::{sender, state};
+use crate::{callers, sender, state};
 use std::sync::Once;
 
 static INSTALLED: Once = Once::new();
@@ -10,16 +10,26 @@ pub fn install() {
     INSTALLED.call_once(|| {
         // SAFETY: handlers that live as long as the process (-z nodelete).
         unsafe {
-            libc::pthread_atfork(None, None, Some(in_child));
+            libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
             libc::atexit(at_exit);
         }
     });
+}
+
+/// The loader's lock that the sender holds now and then must be free in the child.
+extern "C" fn before() {
+    callers::before_fork();
+}
+
+extern "C" fn in_parent() {
+    callers::after_fork();
 }
 
 /// Only stores and close(): nothing else is allowed here. The socket must not stay open in the child, or the daemon would
 /// never see the parent's end.
 extern "C" fn in_child() {
     state::disarm();
+    callers::in_child();
     sender::close_in_child();
 }
 

@@ -6,6 +6,7 @@
 //! ffi.rs          guard(): the one way in               fork.rs    children, exit
 //! core.rs         the parts together; how a record is made
 //! cupti/          callbacks -> booking                  elf.rs     what of a module is loaded
+//! callers/        which library made a call
 //! book.rs         allocations, frees, imports           vmm.rs     handles and mappings      multicast.rs
 //! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
 //! devices.rs      devices and contexts                  scope.rs   tags
@@ -22,6 +23,7 @@
 
 pub mod attach;
 pub mod book;
+pub mod callers;
 pub mod clock;
 pub mod core;
 pub mod cupti;
@@ -167,7 +169,7 @@ exports! {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
     }
     /// Gives the CUPTI subscription to somebody else for a while.
-    gpumem_pause as pause() -> () { (); |_, _| cupti::subscribe::pause() }
+    gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
     /// Takes it back.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
 }

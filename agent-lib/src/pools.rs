@@ -22,7 +22,7 @@ impl Core {
 
     fn in_pool(&self, thread: &Thread, pool: u64) -> At {
         let (tag, flags) = self.tag(thread);
-        At { tag, flags, context: 0, device: self.pool_device(pool) }
+        At { tag, flags, device: self.pool_device(pool), ..At::NOWHERE }
     }
 
     /// A new pool's id.

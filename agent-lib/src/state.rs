@@ -1,5 +1,6 @@
 //! Whether the agent is armed, and what it says about itself.
 
+use crate::core::Core;
 use gpumem_wire::AgentState;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
@@ -16,9 +17,25 @@ const SILENT: u8 = 2;
 static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Changes of what the agent says: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
-static STATE: AtomicU8 = AtomicU8::new(0);
 /// Not for callbacks: set while starting, by the sender, and by pause and resume.
-static DETAIL: Mutex<(u16, String)> = Mutex::new((0, String::new()));
+static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
+/// So many are kept for daemons that come later: they want to know when the agent was blind.
+const KEPT: usize = 65;
+
+/// What the agent said about itself, and since when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// From 1 on.
+    pub number: u64,
+    /// Since when.
+    pub time_ns: u64,
+    /// What.
+    pub state: AgentState,
+    /// CUPTI's result.
+    pub result: u16,
+    /// Who or why.
+    pub detail: String,
+}
 
 /// Whether to do anything.
 #[inline(always)]
@@ -48,16 +65,27 @@ pub fn disarm_after_panic() {
     VERSION.fetch_add(1, Release);
 }
 
-/// What is said about itself.
+/// What is said about itself from now on.
 pub fn set(state: AgentState, result: u16, detail: &str) {
-    if let Ok(mut place) = DETAIL.lock() {
-        if STATE.load(Relaxed) == state.to_code() && place.0 == result && place.1 == detail {
-            return;
-        }
-        *place = (result, detail.to_owned());
-        STATE.store(state.to_code(), Relaxed);
-        VERSION.fetch_add(1, Release);
+    let now = Core::get().map_or(0, |core| core.clock.now());
+    set_since(now, state, result, detail);
+}
+
+/// What has been so for a while.
+pub fn set_since(time_ns: u64, state: AgentState, result: u16, detail: &str) {
+    let Ok(mut said) = SAID.lock() else { return };
+    let last = said.last();
+    if last.is_some_and(|last| last.state == state && last.result == result && last.detail == detail) {
+        return;
     }
+    // Never before what was said last: a reader takes them in order.
+    let time_ns = last.map_or(time_ns, |last| time_ns.max(last.time_ns));
+    let number = last.map_or(1, |last| last.number + 1);
+    if said.len() >= KEPT {
+        said.drain(1..3); // a pause and its end; how it began stays
+    }
+    said.push(Said { number, time_ns, state, result, detail: detail.to_owned() });
+    VERSION.fetch_add(1, Release);
 }
 
 /// Grows with each change.
@@ -65,17 +93,18 @@ pub fn version() -> u64 {
     VERSION.load(Acquire)
 }
 
-/// State, CUPTI's result, detail.
-pub fn get() -> (AgentState, u16, String) {
+/// What was said after the number `after`, oldest first; the last one also if it is not new. Empty: CUPTI was not looked
+/// for so far.
+pub fn said_after(after: u64) -> Vec<Said> {
+    let mut said = SAID.lock().map(|said| said.clone()).unwrap_or_default();
+    let number = said.last().map_or(0, |last| last.number);
+    said.retain(|said| said.number > after || said.number == number);
     if PANICKED.load(Relaxed) {
-        return (
-            AgentState::Disarmed,
-            0,
-            "a fault in the agent: it has stopped watching this process".to_owned(),
-        );
+        let detail = "a fault in the agent: it has stopped watching this process".to_owned();
+        let time_ns = Core::get().map_or(0, |core| core.clock.now());
+        said.push(Said { number, time_ns, state: AgentState::Disarmed, result: 0, detail });
     }
-    let (result, detail) = DETAIL.lock().map(|place| place.clone()).unwrap_or_default();
-    (AgentState::from_code(STATE.load(Relaxed)), result, detail)
+    said
 }
 
 /// A panic was caught.

@@ -4,6 +4,7 @@
 //! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
 //! the sender, which asks the kernel.
 
+use crate::callers::Callers;
 use crate::live::Taken;
 use crate::memfd::anonymous;
 use std::cell::UnsafeCell;
@@ -23,12 +24,18 @@ pub struct Call {
     pub correlation: u32,
     /// At ENTER.
     pub entered_ns: u64,
+    /// Which call, and where its parameters lie: for resource callbacks inside of it.
+    pub id: u32,
+    /// See `id`.
+    pub params: usize,
     /// Of the record made at ENTER; 0 for none.
     pub begin_seq: u64,
     /// The row that ENTER took, to be given back if the call fails.
     pub taken: Option<Taken>,
     /// Rows beyond that one which ENTER took.
     pub more_taken: u32,
+    /// It is going to make a context.
+    pub creating: bool,
     /// A graph node was made inside: the stream is being captured.
     pub captured: bool,
     /// An allocation that a call inside of it has reported already.
@@ -41,9 +48,12 @@ impl Call {
         Call {
             correlation,
             entered_ns,
+            id: 0,
+            params: 0,
             begin_seq: 0,
             taken: None,
             more_taken: 0,
+            creating: false,
             captured: false,
             reported: 0,
         }
@@ -63,6 +73,8 @@ pub struct Own {
     pub open: usize,
     /// A pool whose first block was noted.
     pub block_pool: u64,
+    /// Who called the driver from where.
+    pub callers: Callers,
 }
 
 /// A thread's place.
@@ -223,7 +235,14 @@ fn claim() -> Option<&'static Thread> {
     place.context.store(0, Relaxed);
     // SAFETY: ours since its `id` is ours; nobody else touches it.
     unsafe {
-        (*place.own.get()) = Own { depth: 0, tags: [0; DEPTH], calls: [None; CALLS], open: 0, block_pool: 0 };
+        (*place.own.get()) = Own {
+            depth: 0,
+            tags: [0; DEPTH],
+            calls: [None; CALLS],
+            open: 0,
+            block_pool: 0,
+            callers: Callers::new(),
+        };
     }
     USED.fetch_max(index + 1, AcqRel);
     word::set(place);
@@ -302,10 +321,14 @@ pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
     true
 }
 
+/// Calls that were entered before this time return unseen: callbacks come since then. `u64::MAX` while none come.
+pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
+
 /// When the oldest allocation call in flight was entered; 0 for none.
 pub fn allocating_since_ns() -> u64 {
+    let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
     let entered = all().iter().map(|thread| thread.allocating_since_ns.load(Acquire));
-    entered.filter(|&ns| ns != 0).min().unwrap_or(0)
+    entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 
 /// Frees places of threads that have ended. Only worth it when many were used.

@@ -176,6 +176,12 @@ pub struct Report {
     /// Name every category, however small
     #[arg(long, conflicts_with_all = ["json", "csv"])]
     pub all: bool,
+    /// How the gap came to be what it is: its steps, with their causes
+    #[arg(long, conflicts_with_all = ["json", "csv", "by", "all"])]
+    pub steps: bool,
+    /// What grows instead: each name, per step or per minute, with a verdict
+    #[arg(long, conflicts_with_all = ["json", "csv", "steps"])]
+    pub growth: bool,
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,

@@ -151,7 +151,9 @@ fn assert_columns_add_up(text: &str) {
         .take_while(|line| !line.is_empty())
         .map(|line| {
             let depth = line.chars().take_while(|character| *character == ' ').count();
-            let line = line.trim_end_matches("at least").trim_end();
+            let kinds = ["at least", "model", "measured", "upper bound"];
+            let kind = kinds.into_iter().find(|kind| line.ends_with(kind)).unwrap_or("");
+            let line = line.trim_end_matches(kind).trim_end();
             let mut words = line.rsplit(' ').filter(|word| !word.is_empty());
             let mut number = || -> i64 {
                 let word = words.next().expect("a column");

@@ -16,6 +16,16 @@ pub mod pool_attribute {
     pub const GRAPH_RESERVED_CURRENT: u32 = 2;
 }
 
+/// Attributes of a device.
+pub mod device_attribute {
+    use core::ffi::c_int;
+
+    /// CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
+    pub const MULTIPROCESSORS: c_int = 16;
+    /// CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR.
+    pub const THREADS_PER_MULTIPROCESSOR: c_int = 39;
+}
+
 /// The loaded driver's functions; each may be missing in an old driver.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -26,6 +36,7 @@ pub struct Driver {
     pub device_get_uuid: Option<unsafe extern "C" fn(*mut [u8; 16], c_int) -> CuResult>,
     pub device_total_mem: Option<unsafe extern "C" fn(*mut usize, c_int) -> CuResult>,
     pub device_get_name: Option<unsafe extern "C" fn(*mut c_char, c_int, c_int) -> CuResult>,
+    pub device_get_attribute: Option<unsafe extern "C" fn(*mut c_int, c_int, c_int) -> CuResult>,
     pub primary_ctx_get_state: Option<unsafe extern "C" fn(c_int, *mut u32, *mut c_int) -> CuResult>,
     pub ctx_get_device: Option<unsafe extern "C" fn(*mut c_int) -> CuResult>,
     pub ctx_get_current: Option<unsafe extern "C" fn(*mut *mut c_void) -> CuResult>,
@@ -52,6 +63,7 @@ impl Driver {
                     .or_else(|| library.function(c"cuDeviceGetUuid")),
                 device_total_mem: library.function(c"cuDeviceTotalMem_v2"),
                 device_get_name: library.function(c"cuDeviceGetName"),
+                device_get_attribute: library.function(c"cuDeviceGetAttribute"),
                 primary_ctx_get_state: library.function(c"cuDevicePrimaryCtxGetState"),
                 ctx_get_device: library.function(c"cuCtxGetDevice"),
                 ctx_get_current: library.function(c"cuCtxGetCurrent"),

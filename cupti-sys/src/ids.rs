@@ -13,6 +13,7 @@ macro_rules! ids {
 // cuptiEnableCallback and can be skipped.
 ids! {
     cuInit = 1,
+    cuDeviceGetCount = 4,
     cuCtxCreate = 10,
     cuCtxDestroy = 11,
     cuModuleLoad = 18,

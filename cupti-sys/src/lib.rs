@@ -24,7 +24,7 @@ mod result;
 
 pub use api::{Api, Callback, OpenError, SubscriberHandle, SubscriberParams};
 pub use data::{CallbackData, ENTER, EXIT, GraphData, ModuleResourceData, ResourceData, StateData, domain};
-pub use driver::{Driver, pool_attribute};
+pub use driver::{Driver, device_attribute, pool_attribute};
 pub use library::Library;
 pub use result::{CuptiResult, friendly};
 

@@ -331,11 +331,22 @@ impl Sources for World {
             name: device.name,
             index: device.index.into(),
             problem: device.problem.clone(),
+            details: health::Details {
+                code: device.code,
+                remedy: device.remedy,
+                facts: device.facts.clone(),
+                drawing: device.drawing.clone(),
+                mps: device.mps.clone(),
+            },
         });
         Health {
             nvml_up: status.up,
             // Records name their source; here a field does.
             nvml_reason: status.reason.trim_start_matches("nvml: ").to_owned(),
+            nvml_remedy: status.remedy,
+            nvml_facts: status.facts.clone(),
+            unnamed: status.unnamed.clone(),
+            no_events: status.no_events,
             released_until_ns: status.released_until_ns,
             devices: devices.collect(),
             agents,

@@ -2,6 +2,8 @@
 //! processes, and every fault that the machine knows.
 #![allow(missing_docs)]
 
+#[path = "nvml/faults.rs"]
+mod faults;
 #[path = "nvml/machine.rs"]
 mod machine;
 #[path = "nvml/watcher.rs"]
@@ -418,6 +420,28 @@ async fn who_asks_for_a_list_gets_it_soon() {
     machine.hold(holder.pid(), 0, 100 * MIB);
     watcher.until("memory moved", |seen| seen.rows(0) == [(holder.pid(), Ok(100 * MIB), 1)]).await;
     assert_eq!((watcher.seen.readings(0), watcher.seen.readings(1)), (2, 2));
+}
+
+#[tokio::test]
+async fn an_agents_word_leads_to_a_list_within_twenty_milliseconds() {
+    let machine = Machine::new(&["devices=8", "nvml.list_us=300", "nvml.memory_us=12"]);
+    let mut watcher = Watcher::start(&machine, Settings::default());
+    watcher.until("all are read", |seen| (0..8).all(|slot| seen.readings(slot) >= 1)).await;
+    let device = watcher.nvml.status().devices[5].name;
+    let mut waits = Vec::new();
+    for pause_ms in [400, 3, 400, 15, 400, 150, 400, 40] {
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        let asked = gpumemd::clock::now_ns();
+        watcher.nvml.hint(device);
+        watcher
+            .until("it is listed", |seen| seen.begun[&5].last().is_some_and(|&begun| begun >= asked))
+            .await;
+        let begun = watcher.seen.begun[&5].iter().find(|&&begun| begun >= asked).expect("listed");
+        waits.push((begun - asked) as f64 / 1e6);
+    }
+    println!("from a hint to its list, ms: {waits:.2?}");
+    waits.sort_unstable_by(f64::total_cmp);
+    assert!(waits[waits.len() / 2] <= 20.0, "{waits:?}");
 }
 
 #[tokio::test]

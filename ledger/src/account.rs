@@ -1,7 +1,9 @@
 //! What a process has on one device beside its book: samples, and the gap that goes with the peak.
 
 use crate::book::Peak;
+use crate::cause::{Causes, Parts};
 use crate::gap::{ClosedSample, PeakGap};
+use crate::trend::GapTrend;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -11,8 +13,14 @@ pub(crate) struct Account {
     pub latest: Option<ClosedSample>,
     /// The latest in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
+    /// What makes the gap.
+    pub causes: Causes,
+    /// Whether the gap grows.
+    pub gaps: GapTrend,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
+    /// The highest that the driver's own accounting has charged, where it is on.
+    pub accounted_peak: Option<u64>,
     /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.
@@ -27,6 +35,7 @@ struct SampleGap {
     untrackable: i64,
     predates: i64,
     tracked: i64,
+    parts: Option<Parts>,
     /// `tracked` is that of the reading's own moment.
     sharp: bool,
 }
@@ -52,6 +61,7 @@ impl Account {
             untrackable,
             predates: sample.predates_bytes,
             tracked,
+            parts: sample.parts,
             sharp: !sample.torn && !sample.stale && !sample.partial,
         };
         if gap.t0_ns < peak.time_ns {
@@ -76,6 +86,7 @@ impl Account {
             predates_bytes: gap.predates,
             distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
             exact: gap.is_exact(peak),
+            parts: gap.parts,
         });
         candidates.min_by_key(|gap| (!gap.exact, gap.distance_ns.unsigned_abs()))
     }

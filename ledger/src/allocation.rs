@@ -67,7 +67,9 @@ impl Holdings {
         } else {
             row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
             let cell = row.cell;
-            self.book(book).post(cell, bytes as i64);
+            let book = self.book(book);
+            book.post(cell, bytes as i64);
+            book.round(bytes, true);
         }
         // Memory that is not booked here can be a segment too: its blocks are then counted beside.
         let is_segment = pool != 0 && kind != MemoryKind::StreamOrdered && bytes > 0;
@@ -179,7 +181,9 @@ impl Holdings {
         if row.kind == MemoryKind::StreamOrdered {
             self.pool_gives(row.owner, row.cell, row.bytes);
         } else {
-            self.book(row.book).post(row.cell, -bytes);
+            let book = self.book(row.book);
+            book.post(row.cell, -bytes);
+            book.round(row.bytes, false);
         }
     }
 

@@ -9,6 +9,7 @@
 //! whose first block has not come yet is opaque until then.)
 
 use crate::Map;
+use crate::rounding::Rounding;
 use crate::trail::Trail;
 use gpumem_wire::{Phase, Role, Stamp};
 use std::sync::Arc;
@@ -157,12 +158,16 @@ pub struct Window {
 pub(crate) struct Book {
     cells: Vec<Cell>,
     pub tracked: i64,
+    /// Of the direct allocations in it.
+    pub rounding: Rounding,
     pub peak: Peak,
     /// Extremes in the open window.
     window: Range,
     window_start_ns: u64,
     /// End of the open window; 0: none is open.
     pub window_end_ns: u64,
+    /// The open window has been told as far as it got: [`Book::tell_window`].
+    is_told: bool,
     /// The cells as they were last copied, and whether they still are.
     copy: Option<Arc<[i64]>>,
     copied: bool,
@@ -178,10 +183,12 @@ impl Book {
         Book {
             cells: Vec::new(),
             tracked: 0,
+            rounding: Rounding::default(),
             peak: Peak::default(),
             window: Range::at(0),
             window_start_ns: 0,
             window_end_ns: 0,
+            is_told: false,
             copy: None,
             copied: false,
             changed_ns: 0,
@@ -211,6 +218,15 @@ impl Book {
     pub fn post(&mut self, cell: CellId, delta: i64) {
         self.change(cell, delta);
         self.tracked = self.tracked.wrapping_add(delta);
+    }
+
+    /// A direct allocation comes (`post` tells its bytes) or goes.
+    #[inline]
+    pub fn round(&mut self, bytes: u64, comes: bool) {
+        let of_one = Rounding::of(bytes);
+        let change = if comes { of_one } else { Rounding::default().minus(of_one) };
+        self.rounding = self.rounding.plus(change);
+        self.trail.round(change);
     }
 
     /// Tracked bytes get another name now.
@@ -298,14 +314,22 @@ impl Book {
     #[cold]
     pub fn roll(&mut self, time_ns: u64, width_ns: u64) -> Option<Window> {
         let over = self.take_window();
+        self.is_told = false;
         self.window_start_ns = time_ns - time_ns % width_ns;
         self.window_end_ns = self.window_start_ns.saturating_add(width_ns);
         over
     }
 
-    /// The open window, as far as it got; what comes later is told as another one of the same time.
-    pub fn take_window(&mut self) -> Option<Window> {
-        let is_open = std::mem::take(&mut self.window_end_ns) != 0;
+    /// The open window, as far as it got, if there is news in it; what comes later is told as another one of the same
+    /// time. It stays open: windows are over at the same records whether or not somebody asks in between.
+    pub fn tell_window(&mut self) -> Option<Window> {
+        let is_old = self.is_told && self.window == Range::at(self.settled);
+        self.is_told = true;
+        if is_old { None } else { self.take_window() }
+    }
+
+    fn take_window(&mut self) -> Option<Window> {
+        let is_open = self.window_end_ns != 0;
         let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
         is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
     }

@@ -7,6 +7,7 @@
 //! silent does not hold it up: it is closed as stale.
 
 use crate::book::{Book, Range};
+use crate::cause::Parts;
 use crate::trail::Past;
 use gpumem_wire::Absence;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct ClosedSample {
     pub partial: bool,
     /// The book at t0, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
+    /// Why untrackable is what it is: they sum to it. Absent where it is.
+    pub parts: Option<Parts>,
 }
 
 impl ClosedSample {
@@ -67,6 +70,8 @@ pub struct PeakGap {
     pub distance_ns: i64,
     /// `tracked` was at its peak when the sample was taken: nothing was carried over.
     pub exact: bool,
+    /// Of the untrackable at that sample.
+    pub parts: Option<Parts>,
 }
 
 #[derive(Debug)]
@@ -74,6 +79,9 @@ struct Mark {
     tracked: i64,
     amounts: Arc<[i64]>,
     range: Range,
+    rounding: i64,
+    /// Tag of the last record before.
+    near: u32,
     torn: bool,
     partial: bool,
 }
@@ -138,22 +146,24 @@ impl Pending {
     }
 
     /// Copies the book. `late`: `tracked` had already changed after t0.
-    pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, partial: bool, late: bool) {
+    pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
         let mut range = Range::at(book.tracked);
         range.include(book.tracked.wrapping_sub(in_flight_bytes));
         let torn = late || in_flight_bytes != 0;
         let partial = partial || self.doubtful;
-        self.mark =
-            Some(Mark { tracked: book.tracked, amounts: book.shared_amounts(), range, torn, partial });
+        let (tracked, rounding) = (book.tracked, book.rounding.bytes());
+        let amounts = book.shared_amounts();
+        self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
     }
 
     /// Takes the book as it was when the reading began, and what has happened since.
-    pub fn mark_past(&mut self, past: Past, partial: bool) {
+    pub fn mark_past(&mut self, past: Past, near: u32, partial: bool) {
         let tracked = past.amounts.iter().fold(0_i64, |sum, &bytes| sum.wrapping_add(bytes));
         let mut range = Range::at(tracked);
         range.include(tracked.wrapping_sub(past.in_flight));
         let torn = past.in_flight != 0;
-        self.mark = Some(Mark { tracked, amounts: past.amounts.into(), range, torn, partial });
+        let (amounts, rounding) = (past.amounts.into(), past.rounding.bytes());
+        self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
         for moment in past.since {
             self.change(moment.time_ns, moment.tracked, moment.in_flight);
             if let Some((entered_ns, bytes)) = moment.entered {
@@ -238,7 +248,12 @@ impl Pending {
         }
     }
 
-    /// The sample as it is now, for a process with (`covered`) or without an agent.
+    /// Tag of the last record before the reading; 0 for none.
+    pub fn near(&self) -> u32 {
+        self.mark.as_ref().map_or(0, |mark| mark.near)
+    }
+
+    /// The sample as it is now, with no more parts than the rounding, for a process with (`covered`) or without an agent.
     pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
         let mark = self.mark.filter(|_| covered);
         let busy = self.busy_since_ns <= self.t1_ns.unwrap_or(self.t0_ns);
@@ -255,6 +270,7 @@ impl Pending {
             torn: mark.as_ref().is_some_and(|mark| mark.torn || busy),
             stale,
             partial: mark.as_ref().is_some_and(|mark| mark.partial),
+            parts: mark.as_ref().map(|mark| Parts { rounding: mark.rounding, ..Parts::default() }),
             amounts: mark.map_or_else(Default::default, |mark| mark.amounts),
         }
     }

@@ -200,6 +200,11 @@ impl Holdings {
         }
     }
 
+    /// Times are only an order: a window of their own for each.
+    pub fn is_ordinal(&self) -> bool {
+        self.window_ns == 1
+    }
+
     /// Live rows of every kind.
     pub fn rows(&self) -> usize {
         let in_pools = self.pools.iter().map(|pool| pool.blocks.len() + pool.segments.len());

@@ -10,15 +10,17 @@ const TAG_BITS: u32 = 24;
 const MODULE_BITS: u32 = 12;
 
 impl Process {
-    /// An agent says hello as the program `instance`.
-    pub fn enter_image(&mut self, instance: u16) {
+    /// An agent says hello as the program `instance`. Whether that is another one than before.
+    pub fn enter_image(&mut self, instance: u16) -> bool {
         if self.instance.replace(instance).is_none_or(|known| known == instance) {
-            return;
+            return false;
         }
         self.image = self.image.wrapping_add(1);
         self.holdings.take_everything();
         self.end_resync_of_image();
+        self.forget_trends();
         self.slots = [NO_BOOK; 256];
+        true
     }
 
     /// The record with ids that no earlier program of the process has used.

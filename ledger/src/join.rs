@@ -1,9 +1,11 @@
 //! Samples of one process on their way from the first word of a reading to closed: what gap.rs says,
 //! applied to the order in which records and readings come.
 
+use crate::cause::{Known, Names};
 use crate::gap::{PeakGap, Pending};
 use crate::holdings::{MAX_BYTES, is_charged};
 use crate::process::Process;
+use crate::rounding::Rounding;
 use crate::trail::Moment;
 use gpumem_wire::{Absence, Body, Flags, Record};
 
@@ -20,10 +22,11 @@ impl Process {
         let mut pending = Pending::new(book, number, t0_ns);
         if self.coverage.covered && self.applied_ns > t0_ns {
             let of = &self.holdings.books[usize::from(book)];
-            let past = if of.trail.is_kept() { of.trail.past(t0_ns, of.amounts()) } else { None };
+            let past =
+                if of.trail.is_kept() { of.trail.past(t0_ns, of.amounts(), of.rounding) } else { None };
             if let Some(past) = past {
                 let partial = self.coverage.partial.is_some_and(|partial| partial.state);
-                pending.mark_past(past, partial);
+                pending.mark_past(past, self.near_tag, partial);
             } else {
                 let late = of.changed_ns > t0_ns;
                 self.mark(&mut pending, late);
@@ -58,7 +61,7 @@ impl Process {
         let index = usize::from(pending.book);
         let partial = self.coverage.partial.is_some_and(|partial| partial.state);
         let in_flight_bytes = self.holdings.in_flight_bytes[index];
-        pending.mark(&mut self.holdings.books[index], in_flight_bytes, partial, late);
+        pending.mark(&mut self.holdings.books[index], in_flight_bytes, self.near_tag, partial, late);
     }
 
     /// NVML listed the process in that reading.
@@ -137,13 +140,21 @@ impl Process {
     }
 
     fn close(&mut self, pending: Pending, stale: bool) {
-        let book = pending.book;
+        let (book, near) = (pending.book, pending.near());
         let account = &mut self.accounts[usize::from(book)];
         let mut sample = pending.close(0, stale, self.coverage.covered);
         if self.coverage.late && account.predates.is_none() {
             account.predates = sample.gap_bytes();
+            account.causes.round_from(sample.parts);
         }
         sample.predates_bytes = account.predates.unwrap_or(0);
+        let known = Known {
+            late: self.coverage.late,
+            blind: self.coverage.paused || self.coverage.blocked.is_some(),
+            near,
+            names: Names { tags: &self.tags, modules: &self.modules },
+        };
+        sample.parts = account.causes.close(&sample, &known);
         self.coverage.stale_samples += u64::from(stale);
         if let Ok(used) = sample.used_bytes
             && account.peak_used.is_none_or(|(highest, _)| used > highest)
@@ -151,10 +162,14 @@ impl Process {
             account.peak_used = Some((used, sample.t0_ns));
         }
         account.note_gap(&sample, &self.holdings.books[usize::from(book)].peak);
+        account.follow_gap(&sample, self.coverage.covered);
         if sample.used_bytes.is_ok() && sample.tracked_bytes.is_some() == self.coverage.covered {
             account.complete = Some(sample.clone());
         }
         account.latest = Some(sample.clone());
+        if sample.tracked_bytes.is_some() && !sample.partial {
+            self.look_back(book, sample.t0_ns, &sample.amounts);
+        }
         self.closed.push((book, sample));
     }
 
@@ -183,8 +198,9 @@ impl Process {
             rest &= rest - 1;
             let (tracked, in_flight) =
                 (self.holdings.books[book].tracked, self.holdings.in_flight_bytes[book]);
-            let entered = entered(record);
-            self.holdings.books[book].trail.stamp(Moment { time_ns, tracked, in_flight, entered });
+            let (entered, rounding) = (entered(record), Rounding::default());
+            let moment = Moment { time_ns, tracked, in_flight, entered, rounding };
+            self.holdings.books[book].trail.stamp(moment);
         }
     }
 

@@ -3,11 +3,13 @@
 use crate::Map;
 use crate::account::Account;
 use crate::book::{WINDOW_NS, Window};
+use crate::fault::Faults;
 use crate::gap::ClosedSample;
 use crate::observation::{Origin, ProcessKey};
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
+use crate::trend::TrendView;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -167,7 +169,9 @@ impl Ledger {
                         let device = self.device(record);
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
-                        process.name_slot(record.stamp.device, device);
+                        // Multiprocessors, and the threads that one can hold.
+                        let shape = u64::from(record.stamp.context);
+                        process.name_slot(record.stamp.device, device, (shape >> 16) * (shape & 0xffff));
                         if !was_member && is_on(process, device) {
                             self.members[device].push(index);
                         }
@@ -176,6 +180,7 @@ impl Ledger {
                         let process = &mut self.processes[index];
                         process.apply(record);
                         if !process.closed.is_empty() || !process.holdings.windows.is_empty() {
+                            process.look_at_windows();
                             self.take_closed(index);
                         }
                     }
@@ -218,6 +223,7 @@ impl Ledger {
                 latest: None,
                 recent: Recent::default(),
                 agreed: None,
+                faults: Faults::default(),
             });
             self.members.push(Vec::new());
             self.devices.len() - 1
@@ -261,6 +267,20 @@ impl Ledger {
                 self.sample_process(stamp, key, used_bytes.0.ok_or(absence));
             }
             Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
+            Body::AccountedPeak { start_ticks, peak_bytes } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let device = self.host_slots.get(&stamp.device);
+                let process = &mut self.processes[index];
+                if let Some(book) = device.and_then(|&device| book_on(process, device)) {
+                    let peak = &mut process.accounts[usize::from(book)].accounted_peak;
+                    *peak = Some(peak.map_or(peak_bytes, |peak| peak.max(peak_bytes)));
+                }
+            }
+            Body::DeviceFault { xid } => {
+                if let Some(&device) = self.host_slots.get(&stamp.device) {
+                    self.devices[device].faults.add(stamp.time_ns, xid);
+                }
+            }
             Body::ProcessFacts { start_ticks, uid, parent_pid, facts } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let seen = &mut self.processes[index].facts;
@@ -426,7 +446,7 @@ impl Ledger {
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books.len() {
-                if let Some(window) = process.holdings.books[book].take_window() {
+                if let Some(window) = process.holdings.books[book].tell_window() {
                     self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }
@@ -464,6 +484,12 @@ impl Ledger {
     /// Every process that is known, in no order: its key, and whether it has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
+    }
+
+    /// Whether an account of a process grows, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        process.map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
     /// The state as views read it. Costs a copy of every cell, not of every row.

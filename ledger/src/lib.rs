@@ -7,12 +7,15 @@
 //!  process      one process: names, order of its records, what it has lost
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
+//!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
 //!               account: the gap of the peak; trail: the book as it was a moment ago
 //!   resync      the state said again
+//!   blind       times in which the agent saw nothing
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //! recent        extremes of the last minute
+//! trend         what stays from step to step, and as time passes
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
 //! ```
@@ -43,13 +46,17 @@
 //! | retag | shifted between cells, in the peak too if the block was live there |
 //! | context or device gone | everything in it is taken, segments and blocks too |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
+//! | the agent was blind | nothing; the sums say `partial` from then on, because what was freed meanwhile is still there. An address that is given out again ends the row that had it |
 //! | resync | rows said again stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
 #![forbid(unsafe_code)]
 
 mod account;
 mod allocation;
+mod blind;
 mod book;
 pub mod category;
+mod cause;
+mod fault;
 mod gap;
 mod ghost;
 mod holdings;
@@ -62,12 +69,17 @@ mod pool;
 mod process;
 mod recent;
 mod resync;
+mod rounding;
 mod segment;
 mod snapshot;
 mod trail;
+mod trend;
 mod vmm;
 
+pub use blind::{Blind, BlindCause, BlindWindow};
 pub use book::{Class, WINDOW_NS, Window};
+pub use cause::{BookedAs, Cause, Parts, Step};
+pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
@@ -78,6 +90,7 @@ pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
+pub use trend::{TrackView, TrendPoint, TrendView, rise};
 
 /// A hash map that a hostile peer's keys cannot slow down.
 pub(crate) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;

@@ -3,11 +3,13 @@
 
 use crate::Map;
 use crate::account::Account;
+use crate::blind::Blind;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::observation::ProcessKey;
 use crate::resync::Resync;
-use gpumem_wire::{AgentState, Body, Flags, ImportSource, MemoryKind, Record, Stamp};
+use crate::trend::{StepCount, Trend};
+use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -33,15 +35,20 @@ pub struct Facts {
     pub claims: BTreeMap<String, String>,
 }
 
-/// Another client holds the CUPTI subscription.
+/// The agent is not let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
     /// Since when.
     pub since_ns: u64,
     /// CUPTI's result.
     pub result: u16,
-    /// By whom, where it can be known.
+    /// With [`Blocked::HELD`] by whom, where it can be known; else why.
     pub by: String,
+}
+
+impl Blocked {
+    /// Another client holds the CUPTI subscription.
+    pub const HELD: u16 = 39;
 }
 
 /// What was lost, and what that does to the sums.
@@ -64,6 +71,8 @@ pub struct Coverage {
     pub blocked: Option<Blocked>,
     /// Paused on request.
     pub paused: bool,
+    /// See [`Blind`].
+    pub blind: Blind,
     /// Set at the first loss and kept: the peak is then a lower bound.
     pub partial: Option<Partial>,
     /// Ordered records applied.
@@ -92,6 +101,9 @@ pub(crate) struct Process {
     pub holdings: Holdings,
     /// Same index as `holdings.books`.
     pub accounts: Vec<Account>,
+    /// Same index; grows when there is something to look at.
+    pub trends: Vec<Trend>,
+    pub steps: StepCount,
     /// Device slot of the agent -> book.
     pub slots: [u8; 256],
     pub ended: Option<(u64, Option<u64>)>,
@@ -118,11 +130,17 @@ pub(crate) struct Process {
     /// Rows that the process may have, and whether it has more.
     max_rows: usize,
     is_full: bool,
+    /// Of what the agent said about itself last.
+    pub state_ns: u64,
+    /// It has seen what the program does, at some time.
+    pub is_watched_over: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
     pub closed: Vec<(u8, ClosedSample)>,
     /// The ledger looks after its samples that wait.
     pub is_watched: bool,
+    /// Tag of the latest ordered record.
+    pub near_tag: u32,
 }
 
 impl Process {
@@ -135,6 +153,8 @@ impl Process {
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
+            trends: Vec::new(),
+            steps: StepCount::default(),
             slots: [NO_BOOK; 256],
             ended: None,
             last_seq: 0,
@@ -150,9 +170,12 @@ impl Process {
             image: 0,
             max_rows,
             is_full: false,
+            state_ns: 0,
+            is_watched_over: false,
             silent: false,
             closed: Vec::new(),
             is_watched: false,
+            near_tag: 0,
         }
     }
 
@@ -188,8 +211,16 @@ impl Process {
         }
     }
 
-    /// The agent names its device slot.
-    pub fn name_slot(&mut self, slot: u8, device: usize) {
+    /// The agent names its device slot, and says how many threads the device can hold at once (0: not known).
+    pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
+        self.bind_slot(slot, device);
+        let book = self.slots[usize::from(slot)];
+        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
+            account.causes.heard.threads = threads;
+        }
+    }
+
+    fn bind_slot(&mut self, slot: u8, device: usize) {
         let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
             book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
         });
@@ -199,6 +230,7 @@ impl Process {
             (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
                 // Samples were faster: they move to the book that has bytes.
                 self.accounts.swap(usize::from(book), other);
+                self.swap_heard(usize::from(book), other);
                 let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
                 let books = self.slots.iter_mut().chain(pending);
                 books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
@@ -211,7 +243,7 @@ impl Process {
     }
 
     #[inline]
-    fn book(&mut self, slot: u8) -> u8 {
+    pub fn book(&mut self, slot: u8) -> u8 {
         if self.slots[usize::from(slot)] == NO_BOOK {
             self.slots[usize::from(slot)] = self.add_book(None);
         }
@@ -223,6 +255,7 @@ impl Process {
             return;
         }
         self.healing = false;
+        self.steps.lose();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
@@ -230,6 +263,7 @@ impl Process {
         self.coverage.partial = Some(Partial { since_ns, state: true });
         // What was lost may have happened before a reading that waits, or in it.
         self.pending.iter_mut().for_each(Pending::doubt);
+        self.accounts.iter_mut().for_each(|account| account.causes.lose());
         self.restart_trails(self.applied_ns);
     }
 
@@ -237,7 +271,9 @@ impl Process {
     #[inline]
     pub fn apply(&mut self, record: &Record<'_>) {
         if let Body::Hello { instance, .. } = record.body {
-            self.enter_image(instance);
+            if self.enter_image(instance) {
+                self.hear_exec(record);
+            }
             self.keep_trails();
         }
         let shifted;
@@ -258,6 +294,7 @@ impl Process {
                 self.lose(stamp.seq - self.last_seq - 1);
             }
             self.last_seq = stamp.seq;
+            self.near_tag = stamp.tag;
             self.coverage.events += 1;
         }
         if restated {
@@ -400,7 +437,10 @@ impl Process {
             Body::ContextDestroy { scope } => {
                 let book = self.book(stamp.device);
                 self.holdings.destroy_context(stamp.context, scope, book);
+                self.hear_destroyed(stamp, scope);
             }
+            Body::ContextCreate { .. } => self.hear_context(stamp),
+            Body::DriverEvent { bytes, value, event } => self.hear_driver(stamp, event, bytes, value),
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
@@ -419,7 +459,7 @@ impl Process {
             }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
             Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
-            Body::Step { .. } => self.coverage.steps += 1,
+            Body::Step { number } => self.begin_step(number, stamp.time_ns),
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 if end > self.last_seq {
@@ -444,7 +484,7 @@ impl Process {
                 self.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // Names of frames, marks, OOM records and driver events do not move a sum; the host's
+            // Names of frames, marks and OOM records do not move a sum; the host's
             // own records and commands are not for a process to say.
             _ => {}
         }
@@ -458,21 +498,10 @@ impl Process {
         }
     }
 
-    fn set_state(&mut self, state: AgentState, result: u16, detail: &str, time_ns: u64) {
-        let coverage = &mut self.coverage;
-        coverage.paused = matches!(state, AgentState::Paused | AgentState::Disarmed);
-        coverage.late |= state == AgentState::Late;
-        self.holdings.unseen_segments |= coverage.late;
-        coverage.blocked = match (state, coverage.blocked.take()) {
-            (AgentState::Blocked, Some(already)) => Some(already),
-            (AgentState::Blocked, None) => Some(Blocked { since_ns: time_ns, result, by: detail.into() }),
-            _ => None,
-        };
-    }
-
     /// The process is gone: nothing more will come.
     pub fn end(&mut self, time_ns: u64, status: Option<u64>) {
         self.ended.get_or_insert((time_ns, status));
+        self.coverage.blind.end(time_ns);
         self.advance(u64::MAX);
         self.reach_end(); // no more of the resync will come
         self.holdings.settle(self.applied_ns);

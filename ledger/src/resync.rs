@@ -59,6 +59,9 @@ impl Process {
     /// from its beginning.
     pub fn end_resync_of_image(&mut self) {
         self.last_seq = 0;
+        self.is_watched_over = false;
+        self.coverage.blind.doubt = false;
+        self.coverage.blind.end(self.applied_ns);
         self.resync = None;
         self.healing = false;
         if let Some(partial) = &mut self.coverage.partial {
@@ -85,8 +88,9 @@ impl Process {
         }
         self.reach_end();
         if let (true, Some(partial)) = (std::mem::take(&mut self.healing), &mut self.coverage.partial) {
-            let was_unknown = std::mem::replace(&mut partial.state, false);
-            self.holdings.unseen_segments = self.coverage.late;
+            let doubt = self.coverage.blind.doubt;
+            let was_unknown = std::mem::replace(&mut partial.state, doubt);
+            self.holdings.unseen_segments = self.coverage.late || doubt;
             if was_unknown {
                 self.restart_trails(self.applied_ns);
             }

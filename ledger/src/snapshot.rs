@@ -3,7 +3,9 @@
 //! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
 //! the latest sample. Each list sums to the `tracked` that stands beside it.
 
-use crate::book::{Class, OVERFLOW_TAG};
+use crate::book::Class;
+use crate::cause::{Names, Parts, Step};
+use crate::fault::Faults;
 use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
 use crate::ledger::{DeviceName, Ledger};
@@ -70,6 +72,8 @@ pub struct DeviceView {
     /// The last reading with its processes; absent unless device memory agreed before and after the
     /// process list.
     pub agreed: Option<AgreedReading>,
+    /// Faults that the driver has told.
+    pub faults: Faults,
 }
 
 /// Name of a cell.
@@ -142,10 +146,16 @@ pub struct AccountView {
     pub peak: PeakView,
     /// Highest `used` that was read, and when.
     pub peak_used: Option<(u64, u64)>,
+    /// The highest that the driver's own accounting has charged, where it is on.
+    pub accounted_peak_bytes: Option<u64>,
     /// Last closed sample.
     pub latest: Option<ClosedSample>,
     /// Last closed sample in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
+    /// Parts of the untrackable of `complete`.
+    pub parts: Option<Parts>,
+    /// How the gap came to be what it is, in the order of time but for the smallest, which are one and first.
+    pub steps: Arc<[Step]>,
     /// Pools that live.
     pub pools: Vec<PoolView>,
 }
@@ -183,19 +193,8 @@ pub(crate) fn of(ledger: &Ledger) -> Snapshot {
 
 fn process_view(process: &Process) -> ProcessView {
     let holdings = &process.holdings;
-    let tag_name = |id: u32| -> Option<Arc<str>> {
-        match id {
-            0 => None,
-            OVERFLOW_TAG => Some("(more names than a process may have)".into()),
-            id => Some(
-                process
-                    .tags
-                    .get(&id)
-                    .cloned()
-                    .unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()),
-            ),
-        }
-    };
+    let names = Names { tags: &process.tags, modules: &process.modules };
+    let tag_name = |id: u32| names.tag(id);
     let cells: Vec<CellView> = holdings
         .cells
         .keys
@@ -206,7 +205,7 @@ fn process_view(process: &Process) -> ProcessView {
             origin: tag_name(key.origin),
             role: key.role,
             phase: key.phase,
-            library: process.modules.get(&key.module).cloned(),
+            library: names.library(key.module),
         })
         .collect();
     let accounts = process
@@ -229,8 +228,11 @@ fn process_view(process: &Process) -> ProcessView {
                     gap: process.peak_gap(index as u8),
                 },
                 peak_used: account.peak_used,
+                accounted_peak_bytes: account.accounted_peak,
                 latest: account.latest.clone(),
                 complete: account.complete.clone(),
+                parts: account.complete.as_ref().and_then(|sample| sample.parts),
+                steps: account.causes.steps(),
                 pools: holdings
                     .pools
                     .iter()

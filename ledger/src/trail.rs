@@ -4,11 +4,12 @@
 //! than it. Copying the book then would mix two moments; undoing what came after the reading's beginning does not.
 
 use crate::book::CellId;
+use crate::rounding::Rounding;
 use std::collections::VecDeque;
 
 /// How far back it must reach: what a reading's first word can need to arrive on a busy machine.
 const REACH_NS: u64 = 250_000_000;
-/// Entries kept at most (24 and 48 bytes each); at 100,000 blocks a second 16,384 are 80 ms.
+/// Entries kept at most (24 and 64 bytes each); at 100,000 blocks a second 16,384 are 80 ms.
 const MAX_ENTRIES: usize = 1 << 14;
 /// Times of several threads are not quite in the order of their records: by no more than this.
 const DISORDER_NS: u64 = 20_000_000;
@@ -28,6 +29,8 @@ pub(crate) struct Moment {
     pub in_flight: i64,
     /// Of an allocation: when its call was entered, and its bytes.
     pub entered: Option<(u64, i64)>,
+    /// What it did to the book's rounding; filled in by [`Trail::stamp`].
+    pub rounding: Rounding,
 }
 
 /// A book as it was, and what has happened to it since.
@@ -35,6 +38,7 @@ pub(crate) struct Moment {
 pub(crate) struct Past {
     pub amounts: Vec<i64>,
     pub in_flight: i64,
+    pub rounding: Rounding,
     pub since: Vec<Moment>,
 }
 
@@ -44,6 +48,8 @@ pub(crate) struct Trail {
     postings: VecDeque<Posting>,
     /// Postings of the record that is being booked: their time is told when it ends.
     open: usize,
+    /// What that record has done to the rounding so far.
+    open_rounding: Rounding,
     moments: VecDeque<Moment>,
     /// In flight before the first moment.
     first_in_flight: i64,
@@ -57,6 +63,7 @@ impl Trail {
         self.postings.clear();
         self.moments.clear();
         self.open = 0;
+        self.open_rounding = Rounding::default();
         self.first_in_flight = in_flight;
         self.complete_after_ns = Some(now_ns);
     }
@@ -75,9 +82,15 @@ impl Trail {
         }
     }
 
+    #[inline]
+    pub fn round(&mut self, change: Rounding) {
+        self.open_rounding = self.open_rounding.plus(change);
+    }
+
     /// The record is booked.
     #[inline]
-    pub fn stamp(&mut self, moment: Moment) {
+    pub fn stamp(&mut self, mut moment: Moment) {
+        moment.rounding = std::mem::take(&mut self.open_rounding);
         let Some(complete_after_ns) = &mut self.complete_after_ns else { return };
         let count = self.postings.len();
         for posting in self.postings.range_mut(count - self.open..) {
@@ -88,7 +101,7 @@ impl Trail {
             .moments
             .back()
             .is_none_or(|last| (last.tracked, last.in_flight) != (moment.tracked, moment.in_flight));
-        if is_news || moment.entered.is_some() {
+        if is_news || moment.entered.is_some() || moment.rounding != Rounding::default() {
             self.moments.push_back(moment);
         }
         let old_ns = moment.time_ns.saturating_sub(REACH_NS);
@@ -110,8 +123,8 @@ impl Trail {
         }
     }
 
-    /// The book that holds `amounts` now, as it was at `time_ns`; `None` if that is too long ago.
-    pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>) -> Option<Past> {
+    /// The book that holds `amounts` with `rounding` now, as it was at `time_ns`; `None` if that is too long ago.
+    pub fn past(&self, time_ns: u64, mut amounts: Vec<i64>, rounding: Rounding) -> Option<Past> {
         if time_ns < self.complete_after_ns? {
             return None;
         }
@@ -127,6 +140,7 @@ impl Trail {
         since.reverse();
         let before = self.moments.iter().rev().find(|moment| moment.time_ns <= time_ns);
         let in_flight = before.map_or(self.first_in_flight, |moment| moment.in_flight);
-        Some(Past { amounts, in_flight, since })
+        let rounding = since.iter().fold(rounding, |rounding, moment| rounding.minus(moment.rounding));
+        Some(Past { amounts, in_flight, rounding, since })
     }
 }

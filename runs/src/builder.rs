@@ -1,6 +1,7 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
+use crate::growth::Growth;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
@@ -178,6 +179,10 @@ impl RunBuilder {
         let coverage = &process.coverage;
         let odd = process.odd;
         let (samples, torn_samples) = self.samples.get(&process.key).copied().unwrap_or_default();
+        let devices: Vec<run::Device> = (0..process.accounts.len())
+            .filter_map(|account| self.device(snapshot, tenants, process, account))
+            .collect();
+        let own = caveats_of(process).into_iter().chain(devices.iter().filter_map(disagreement));
         Run {
             source: self.source.clone(),
             clock: Clock::of(snapshot),
@@ -201,6 +206,11 @@ impl RunBuilder {
                 covered: coverage.covered,
                 late: coverage.late,
                 blocked_by: coverage.blocked.as_ref().map(|blocked| blocked.by.clone()),
+                blocked_code: coverage.blocked.as_ref().map(|blocked| blocked.result),
+                blind: coverage.blind.windows.iter().map(run::BlindWindow::from).collect(),
+                blind_count: coverage.blind.count,
+                blind_ns: coverage.blind.ended_ns,
+                blind_doubt: coverage.blind.doubt,
                 partial_state: coverage.partial.is_some_and(|partial| partial.state),
                 partial_history: coverage.partial.is_some(),
                 events: coverage.events,
@@ -222,11 +232,9 @@ impl RunBuilder {
                 failed_allocations: coverage.failed_allocations,
                 steps: coverage.steps,
             },
-            caveats: caveats_of(process).into_iter().chain(self.caveats.iter().cloned()).collect(),
+            caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
-            devices: (0..process.accounts.len())
-                .filter_map(|account| self.device(snapshot, tenants, process, account))
-                .collect(),
+            devices,
         }
     }
 
@@ -261,8 +269,13 @@ impl RunBuilder {
             tenants: Vec::new(),
             other_tenants: (0, 0),
             series: Series::new(self.width_ns),
-            details: run::Details::default(),
+            details: run::Details {
+                steps: account.steps.iter().map(run::Step::from).collect(),
+                growth: Growth::of(self.ledger.trend(process.key, index)),
+                ..run::Details::default()
+            },
         };
+        of_run.details.accounted_peak_bytes = account.accounted_peak_bytes;
         // What was told before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
         for series in places.filter_map(|place| self.series.get(&(process.key, place))) {
@@ -369,6 +382,31 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
     caveats
 }
 
+/// The driver's accounting does not say what we say.
+fn disagreement(device: &run::Device) -> Option<Caveat> {
+    let accounting = device.accounting()?;
+    let bytes = accounting.disagreement()?;
+    let (side, why) = if bytes > 0 {
+        ("more", "memory that is not tracked had a peak between two readings")
+    } else {
+        (
+            "less",
+            "memory of other processes that it shares is not in the driver's number, or accounting was switched on late",
+        )
+    };
+    let elsewhere = if device.peak.gap_distance_ns == 0 {
+        ""
+    } else {
+        "the gap of our peak was measured at another time, or "
+    };
+    let text = format!(
+        "the driver's own accounting has a peak of {} bytes {side} than ours on {}: {elsewhere}{why}",
+        bytes.unsigned_abs(),
+        device.name
+    );
+    Some(Caveat { code: "accounting_disagrees".into(), text })
+}
+
 fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
     let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
     indexed.filter(|&(_, bytes)| bytes != 0).collect()
@@ -405,7 +443,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         amounts: sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
-        parts: None,
+        parts: sample.parts.map(Into::into),
         used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,
@@ -427,6 +465,7 @@ fn peak_moment(covered: bool, account: &AccountView) -> Moment {
         amounts: sparse(&peak.amounts),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
+        parts: peak.gap.and_then(|gap| gap.parts).map(Into::into),
         gap_distance_ns: peak.gap.map_or(0, |gap| if gap.exact { 0 } else { gap.distance_ns }),
         ..Moment::default()
     }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod growth;
 pub mod import;
 pub mod input;
 pub mod recording;

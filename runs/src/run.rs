@@ -3,6 +3,7 @@
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
 //! `predates + tracked + untrackable` wherever all of them are known.
 
+use crate::growth::Growth;
 use crate::series::Series;
 use gpumem_ledger as ledger;
 use gpumem_wire::{Absence, ClockKind, Phase, Role};
@@ -108,8 +109,18 @@ pub struct Coverage {
     pub covered: bool,
     /// It began after allocations.
     pub late: bool,
-    /// Who blocked the agent, if somebody did.
+    /// Who blocks the agent, if somebody does; with a `blocked_code` other than 39, why it is not let in.
     pub blocked_by: Option<String>,
+    /// CUPTI's result then.
+    pub blocked_code: Option<u16>,
+    /// When the agent saw nothing; of many, the longest.
+    pub blind: Vec<BlindWindow>,
+    /// How many such times there were.
+    pub blind_count: u64,
+    /// How long those were that have ended.
+    pub blind_ns: u64,
+    /// The agent had seen memory before one of them: sums and peaks are not exact since then, and no resync heals that.
+    pub blind_doubt: bool,
     /// The state of now is not wholly known.
     pub partial_state: bool,
     /// Something was lost at some time: peaks are lower bounds.
@@ -136,6 +147,31 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
+}
+
+/// A time in which the agent saw nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlindWindow {
+    /// From when.
+    pub from_ns: u64,
+    /// Until when; absent while it lasts.
+    pub to_ns: Option<u64>,
+    /// Why, in words.
+    pub why: String,
+}
+
+impl From<&ledger::BlindWindow> for BlindWindow {
+    fn from(window: &ledger::BlindWindow) -> Self {
+        let by = window.by.as_str();
+        let why = match (window.cause, by) {
+            (ledger::BlindCause::Held, "") => "another CUPTI client held CUPTI".to_owned(),
+            (ledger::BlindCause::Held, by) => format!("{by} held CUPTI"),
+            (ledger::BlindCause::Paused, "") => "paused by the program".to_owned(),
+            (ledger::BlindCause::Refused | ledger::BlindCause::Disarmed, "") => "not known why".to_owned(),
+            (_, why) => why.to_owned(),
+        };
+        BlindWindow { from_ns: window.from_ns, to_ns: window.to_ns, why }
+    }
 }
 
 /// Something a reader must know.
@@ -223,6 +259,71 @@ pub struct Device {
 pub struct Details {
     /// The highest that the driver's own accounting charged to the process, where it is on.
     pub accounted_peak_bytes: Option<u64>,
+    /// How the gap came to be what it is: in the order of time, but the smallest of many are one and come first.
+    pub steps: Vec<Step>,
+    /// Points by which growth is judged.
+    pub growth: Growth,
+}
+
+/// A change of the gap between two samples.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Step {
+    /// When the sample before it was taken; 0 for the beginning of the process.
+    pub from_ns: u64,
+    /// When its event happened; without one in its time, when the sample was taken that shows it.
+    pub time_ns: u64,
+    /// The change, without what is rounding: the sum of `parts`.
+    pub bytes: i64,
+    /// What it was booked to.
+    pub parts: Parts,
+    /// What got most of it, in words: `context created`, `between events`, ...
+    pub cause: String,
+    /// What else happened in its time.
+    pub also: Vec<String>,
+    /// How many events that was; of `smaller steps`, how many steps.
+    pub events: u64,
+    /// `measured`, `model`, `upper_bound`; `none` where nothing says why.
+    pub kind: String,
+    /// Tag in force at the event; without one, that of the last record before the sample.
+    pub tag: Option<String>,
+    /// Library that made the call: its file name.
+    pub library: Option<String>,
+    /// What the model or the bound says of the cause.
+    pub expected_bytes: Option<i64>,
+    /// What a reader must know of it.
+    pub note: Option<String>,
+}
+
+/// What the driver's own accounting and we say of the highest `used`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Accounting {
+    /// The driver's, which sees every allocation of video memory.
+    pub driver_bytes: u64,
+    /// Ours: the highest that was read, or the peak of `tracked` with its gap.
+    pub our_bytes: Option<u64>,
+}
+
+impl Accounting {
+    /// What the driver allocates at once: less is no disagreement.
+    pub const GRANULE_BYTES: u64 = 2 << 20;
+
+    /// How much the driver's exceeds ours, if that is more than a granule, in either direction.
+    pub fn disagreement(&self) -> Option<i64> {
+        let ours = self.our_bytes?;
+        (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES)
+            .then(|| self.driver_bytes.wrapping_sub(ours) as i64)
+    }
+}
+
+impl Device {
+    /// The driver's word and ours, where accounting mode is on.
+    pub fn accounting(&self) -> Option<Accounting> {
+        let driver_bytes = self.details.accounted_peak_bytes?;
+        let read = self.peak_used.map(|(bytes, _)| bytes);
+        let summed = self.peak.used_bytes().and_then(|bytes| u64::try_from(bytes).ok());
+        Some(Accounting { driver_bytes, our_bytes: read.max(summed) })
+    }
 }
 
 /// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
@@ -274,7 +375,37 @@ pub struct Moment {
     pub partial: bool,
 }
 
+impl Parts {
+    /// What they are the parts of.
+    pub fn sum(&self) -> i64 {
+        self.each().iter().fold(0, |sum, (_, _, bytes)| sum.wrapping_add(*bytes))
+    }
+
+    /// Name, kind and bytes of each, as programs read them.
+    pub fn each(&self) -> [(&'static str, &'static str, i64); 6] {
+        [
+            ("context", "measured", self.context_bytes),
+            ("modules", "upper_bound", self.modules_bytes),
+            ("local_memory", "model", self.local_memory_bytes),
+            ("heaps", "model", self.heaps_bytes),
+            ("rounding", "model", self.rounding_bytes),
+            ("unexplained", "at_least", self.unexplained_bytes),
+        ]
+    }
+
+    /// Parts of `untrackable_bytes` of which nothing is known.
+    pub fn unknown(untrackable_bytes: i64) -> Self {
+        Parts { unexplained_bytes: untrackable_bytes, ..Parts::default() }
+    }
+}
+
 impl Moment {
+    /// The parts of the gap; all of it is unexplained where nothing told them (runs of older versions).
+    pub fn gap_parts(&self) -> Option<Parts> {
+        let untrackable = self.untrackable_bytes?;
+        Some(self.parts.filter(|parts| parts.sum() == untrackable).unwrap_or(Parts::unknown(untrackable)))
+    }
+
     /// What NVML charges (or, with a gap from elsewhere, would have charged).
     pub fn used_bytes(&self) -> Option<i64> {
         match self.tracked_bytes {
@@ -319,6 +450,68 @@ impl From<ledger::DeviceReading> for Reading {
             system_reserved_bytes: reading.system_reserved_bytes,
         }
     }
+}
+
+impl From<ledger::Parts> for Parts {
+    fn from(parts: ledger::Parts) -> Self {
+        Parts {
+            context_bytes: parts.context,
+            modules_bytes: parts.modules,
+            local_memory_bytes: parts.local_memory,
+            heaps_bytes: parts.heaps,
+            rounding_bytes: parts.rounding,
+            unexplained_bytes: parts.unexplained,
+        }
+    }
+}
+
+impl From<&ledger::Step> for Step {
+    fn from(step: &ledger::Step) -> Self {
+        let file_name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+        Step {
+            from_ns: step.from_ns,
+            time_ns: step.time_ns,
+            bytes: step.bytes(),
+            parts: step.parts.into(),
+            cause: step.cause.name().to_owned(),
+            also: step
+                .causes()
+                .filter(|cause| *cause != step.cause)
+                .map(|cause| cause.name().to_owned())
+                .collect(),
+            events: step.events,
+            kind: match step.kind {
+                ledger::BookedAs::Measured => "measured",
+                ledger::BookedAs::Model => "model",
+                ledger::BookedAs::UpperBound => "upper_bound",
+                ledger::BookedAs::Unexplained => "none",
+            }
+            .to_owned(),
+            tag: step.tag.as_deref().map(str::to_owned),
+            library: step.library.as_deref().map(file_name),
+            expected_bytes: step.expected_bytes,
+            note: note_of(step),
+        }
+    }
+}
+
+fn note_of(step: &ledger::Step) -> Option<String> {
+    use ledger::Cause;
+    let text = match step.cause {
+        Cause::BetweenEvents if step.unseen_module_bytes > 0 => format!(
+            "modules with {} bytes not yet seen are loaded: may be lazy loading",
+            step.unseen_module_bytes
+        ),
+        Cause::StackLimit if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory) => {
+            "the driver may take the rest when a kernel needs it".to_owned()
+        }
+        Cause::Blind => "the agent saw nothing for a part of the time".to_owned(),
+        Cause::HistoryLost => "records were lost, or the process became another program".to_owned(),
+        Cause::EventsLost => "more events happened than are kept".to_owned(),
+        Cause::Smaller => "the smallest steps, as one".to_owned(),
+        _ => return None,
+    };
+    Some(text)
 }
 
 impl From<&ledger::Beside> for Beside {

@@ -283,3 +283,43 @@ proptest! {
         }
     }
 }
+
+fn head_of(run: &Run) -> String {
+    use gpumem_runs::report::text::{Layout, text};
+    let groupings = gpumem_runs::rules::Groupings::load("default").expect("built in");
+    let report = gpumem_runs::report::Report::new(run, groupings, None);
+    text(&report, Layout::default())
+}
+
+#[test]
+fn times_in_which_the_agent_was_blind_are_told() {
+    let s = 1_000_000_000;
+    let agent = |state, result, detail| Body::Agent { result, state, detail };
+    let mut said = Said::new();
+    said.agent(KEY, 0, 0, device(0));
+    said.agent(KEY, s, 0, agent(AgentState::Covered, 0, ""));
+    said.alloc(2 * s, 0, 100 * MIB);
+    said.agent(KEY, 3 * s, 0, agent(AgentState::Paused, 0, "paused by the program"));
+    said.agent(KEY, 4 * s, 0, agent(AgentState::Blocked, 39, "torch.profiler"));
+    let text = head_of(&said.run());
+    assert!(
+        text.contains("BLOCKED by torch.profiler: allocations are not seen while it holds CUPTI"),
+        "{text}"
+    );
+    assert!(text.contains("torch.profiler held CUPTI +4.0 s-now"), "{text}");
+    said.agent(KEY, 16 * s, 0, agent(AgentState::Late, 0, ""));
+    let run = said.run();
+    assert_eq!((run.coverage.blind.len(), run.coverage.blind_count, run.coverage.blind_ns), (2, 2, 13 * s));
+    assert!(run.coverage.blind_doubt && run.coverage.partial_state && !run.coverage.late);
+    let text = head_of(&run);
+    let told = "covered since start, 1 allocation of 104,857,600 bytes, 0 events lost, 0 rejected, no NVML sample, \
+                blind 13.0 s in 2 times, the longest: torch.profiler held CUPTI +4.0 s-+16.0 s";
+    assert!(text.contains(told) && !text.contains("BLOCKED"), "{text}");
+    assert!(text.contains("PARTIAL: sums and peak are not exact"), "{text}");
+
+    // Why it is not let in, where nobody holds it; a stranger's words do no harm.
+    said.agent(KEY, 20 * s, 0, agent(AgentState::Blocked, 15, "no fit\u{1b}[2J"));
+    let text = head_of(&said.run());
+    assert!(text.contains("BLOCKED, allocations are not seen: no fit"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+}

@@ -1,5 +1,6 @@
 /* Driver entry points with a callback id: SIM_CBID(id, name). */
 SIM_CBID(1, cuInit)
+SIM_CBID(4, cuDeviceGetCount)
 SIM_CBID(10, cuCtxCreate)
 SIM_CBID(11, cuCtxDestroy)
 SIM_CBID(18, cuModuleLoad)

@@ -88,8 +88,12 @@ enum shape { OWN, PRIMARY, GREEN };
 static CUresult make(visible *v, enum shape shape, context **out) {
     cost_before(machine->cuda_context_us);
     enter();
-    uint64_t base = shape == GREEN ? 0 : machine->device[v->device].context_base_bytes;
     sim_usage *u = usage(v->device);
+    const sim_device *d = &machine->device[v->device];
+    const sim_costs *cost = &machine->cost;
+    uint64_t base = shape == GREEN     ? cost->green_context
+                    : u->context_bytes ? d->context_next_bytes
+                                       : d->context_base_bytes;
     u->instance = v->instance;
     CUresult result = sim_charge(machine, slot, v->device, base) ? OUT_OF_MEMORY : OK;
     context *c = result == OK ? calloc(1, sizeof *c) : NULL;
@@ -97,7 +101,8 @@ static CUresult make(visible *v, enum shape shape, context **out) {
         u->context_bytes += base;
         u->contexts++;
         *c = (context){.next = contexts, .uid = ++context_ids, .references = 1, .device = v->device,
-                       .base = base, .primary = shape == PRIMARY, .stack_limit = 1024, .heap_limit = 8 << 20, .fifo_limit = 1 << 20};
+                       .base = base, .primary = shape == PRIMARY, .stack_limit = cost->stack_default,
+                       .heap_limit = cost->heap_default, .fifo_limit = cost->printf_default};
         contexts = c;
         if (shape == PRIMARY) v->primary = c;
     }
@@ -123,8 +128,10 @@ static void end(context *c, int reset) {
     u->context_bytes -= c->base;
     u->module_bytes -= c->module_charged;
     u->local_bytes -= c->local;
+    u->heaps_bytes -= c->heaps;
+    u->internal_bytes -= c->internal_charged;
     u->contexts--;
-    sim_discharge(machine, slot, c->device, c->base + c->module_charged + c->local);
+    sim_discharge(machine, slot, c->device, c->base + c->module_charged + c->local + c->heaps + c->internal_charged);
     if (c->primary && v) v->primary = NULL;
     for (context **at = &contexts; *at; at = &(*at)->next)
         if (*at == c) {
@@ -325,24 +332,54 @@ static CUresult synchronize(void) {
 }
 EXPORT CUresult cuCtxSynchronize(void) { SILENT(synchronize()); }
 
-/* Stacks: bytes of one thread x threads that an SM can hold x SMs of the simulated GPU. */
+/* Changes what a context is charged for one of its parts; `booked` is the process's sum of that part. */
+static CUresult recharge(context *c, uint64_t *part, uint64_t *booked, uint64_t want) {
+    if (want > *part && sim_charge(machine, slot, c->device, want - *part)) return OUT_OF_MEMORY;
+    if (want < *part) sim_discharge(machine, slot, c->device, *part - want);
+    *booked += want - *part;
+    *part = want;
+    return OK;
+}
+
+static uint64_t above(uint64_t value, uint64_t with_context, uint64_t percent) {
+    return value > with_context ? sim_round((value - with_context) * percent / 100, SIM_GRANULE) : 0;
+}
+
+/* Stacks: bytes of one thread x threads that an SM can hold x SMs. */
+static uint64_t stacks(const context *c, uint64_t bytes) {
+    const sim_device *d = &machine->device[c->device];
+    uint64_t resident = d->threads * d->processors;
+    return above(bytes * resident, machine->cost.stack_default * resident, machine->cost.stack_percent);
+}
+
+CUresult stack_grow(context *c, uint64_t bytes) {
+    uint64_t want = stacks(c, bytes);
+    return want > c->local ? recharge(c, &c->local, &usage(c->device)->local_bytes, want) : OK;
+}
+
+CUresult internal_add(context *c, int64_t change) {
+    if (!c || c->dead || !change) return OK;
+    uint64_t need = c->internal_need + (uint64_t)change;
+    CUresult result = recharge(c, &c->internal_charged, &usage(c->device)->internal_bytes, sim_round(need, SIM_GRANULE));
+    if (result == OK) c->internal_need = need;
+    return result;
+}
+
 static CUresult set_limit(int limit, size_t value) {
     context *c = current();
     if (!c) return INVALID_CONTEXT;
-    if (limit == 1) c->fifo_limit = value;
-    if (limit == 2) c->heap_limit = value;
-    if (limit) return limit < 8 ? OK : INVALID_VALUE;
-    uint64_t want = value > 1024 ? sim_round((value - 1024) * 2048 * 132, SIM_GRANULE) : 0;
+    if (limit < 0 || limit > 7) return INVALID_VALUE;
+    const sim_costs *cost = &machine->cost;
+    uint64_t *limits[] = {&c->stack_limit, &c->fifo_limit, &c->heap_limit};
     CUresult result = OK;
     enter();
-    if (want > c->local && sim_charge(machine, slot, c->device, want - c->local)) {
-        result = OUT_OF_MEMORY;
-    } else {
-        if (want < c->local) sim_discharge(machine, slot, c->device, c->local - want);
-        usage(c->device)->local_bytes += want - c->local;
-        c->local = want;
-        c->stack_limit = value;
-    }
+    sim_usage *u = usage(c->device);
+    if (limit == 0) result = recharge(c, &c->local, &u->local_bytes, stacks(c, value));
+    if (limit == 1 || limit == 2)
+        result = recharge(c, &c->heaps, &u->heaps_bytes,
+                          above(limit == 1 ? value : c->fifo_limit, cost->printf_default, cost->printf_percent) +
+                              above(limit == 2 ? value : c->heap_limit, cost->heap_default, cost->heap_percent));
+    if (result == OK && limit < 3) *limits[limit] = value;
     leave();
     return result;
 }
@@ -359,14 +396,31 @@ EXPORT CUresult cuCtxGetLimit(size_t *value, int limit) {
     *value = limit == 0 ? c->stack_limit : limit == 1 ? c->fifo_limit : limit == 2 ? c->heap_limit : 0;
     return OK;
 }
+/* Another device's context may be used from the current one: a place in its list, and what that costs. */
+static CUresult set_peer(context *peer, int on) {
+    context *c = current();
+    if (!c || !peer || !alive(peer)) return INVALID_CONTEXT;
+    if (peer->device == c->device) return 217; /* unsupported */
+    enter();
+    context **at = c->peer, **end = c->peer + SIM_DEVICES;
+    while (at < end && *at != peer) at++;
+    CUresult result = (at < end) == on ? on ? 704 : 705 : OK; /* already enabled, not enabled */
+    if (result == OK && on)
+        for (at = c->peer; at < end && *at;) at++;
+    if (result == OK && at == end) result = 711; /* too many peers */
+    if (result == OK) result = internal_add(c, on ? (int64_t)machine->cost.peer : -(int64_t)machine->cost.peer);
+    if (result == OK) *at = on ? peer : NULL;
+    leave();
+    return result;
+}
 EXPORT CUresult cuCtxEnablePeerAccess(context *peer, unsigned flags) {
     struct {
         context *peer;
         unsigned flags;
     } params = {peer, flags};
-    CALL(313, &params, peer && alive(peer) ? OK : INVALID_CONTEXT);
+    CALL(313, &params, set_peer(peer, 1));
 }
-EXPORT CUresult cuCtxDisablePeerAccess(context *peer) { SILENT(peer ? OK : INVALID_CONTEXT); }
+EXPORT CUresult cuCtxDisablePeerAccess(context *peer) { SILENT(set_peer(peer, 0)); }
 
 /* ---- green contexts: a part of the primary one, which they keep alive ---- */
 

@@ -6,7 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-EXPORT CUresult cuDeviceGetCount(int *count) { SILENT((*count = visible_count, OK)); }
+EXPORT CUresult cuDeviceGetCount(int *count) {
+    const struct {
+        int *count;
+    } params = {count};
+    CALL(4, &params, (__atomic_add_fetch(&machine->device_counts, 1, __ATOMIC_RELAXED), *count = visible_count, OK));
+}
 EXPORT CUresult cuDeviceGet(CUdevice *dev, int ordinal) {
     SILENT(see(ordinal) ? (*dev = ordinal, OK) : INVALID_DEVICE);
 }
@@ -38,11 +43,13 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
     static const struct {
         int attribute, value;
-    } known[] = {{1, 1024}, {10, 32}, {12, 65536}, {16, 132}, {39, 2048}, {41, 1}, {75, 9}, {76, 0}, {83, 1},
+    } known[] = {{1, 1024}, {10, 32}, {12, 65536}, {41, 1}, {75, 9}, {76, 0}, {83, 1},
                  {89, 1},   {91, 1},  {102, 1},    {115, 1}};
     const visible *v = see(dev);
     if (!v) return INVALID_DEVICE;
-    *value = attribute == 33 ? v->device + 1 : 0; /* 33: PCI bus */
+    const sim_device *d = &machine->device[v->device];
+    const int own = attribute == 16 ? (int)d->processors : attribute == 39 ? (int)d->threads : 0;
+    *value = attribute == 33 ? v->device + 1 : own; /* 33: PCI bus */
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].attribute == attribute) *value = known[i].value;
     return OK;
@@ -81,11 +88,36 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { SILENT(memory_inf
 
 /* ---- streams and events ---- */
 
+/* What the driver keeps for one of them is the context's. */
+static CUresult small_new(void **out, uint64_t cost) {
+    stream_state *made = calloc(1, sizeof *made);
+    if (!made) return OUT_OF_MEMORY;
+    made->owner = current();
+    made->cost = cost;
+    enter();
+    CUresult result = internal_add(made->owner, (int64_t)cost);
+    leave();
+    if (result == OK)
+        *out = made;
+    else
+        free(made);
+    return result;
+}
+static CUresult small_end(void *what) {
+    stream_state *s = what;
+    if (!s) return INVALID_HANDLE;
+    enter();
+    internal_add(s->owner, -(int64_t)s->cost);
+    leave();
+    free(s);
+    return OK;
+}
+
 static CUresult stream_new(void **stream) {
     if (!current()) return INVALID_CONTEXT;
-    *stream = calloc(1, 16);
-    tell_resource(STREAM_CREATED, current(), *stream, NULL);
-    return OK;
+    CUresult result = small_new(stream, machine->cost.stream);
+    if (result == OK) tell_resource(STREAM_CREATED, current(), *stream, NULL);
+    return result;
 }
 EXPORT CUresult cuStreamCreate(void **stream, unsigned flags) {
     struct {
@@ -104,8 +136,7 @@ EXPORT CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int pr
 }
 static CUresult stream_end(void *stream) {
     tell_resource(STREAM_DESTROY, current(), stream, NULL);
-    free(stream);
-    return OK;
+    return small_end(stream);
 }
 EXPORT CUresult cuStreamDestroy_v2(void *stream) { SILENT(stream_end(stream)); }
 static CUresult settle(void) {
@@ -124,9 +155,9 @@ EXPORT CUresult cuStreamQuery(void *stream) {
 }
 EXPORT CUresult cuEventCreate(void **event, unsigned flags) {
     (void)flags;
-    SILENT((*event = malloc(16), OK));
+    SILENT(small_new(event, machine->cost.event));
 }
-EXPORT CUresult cuEventDestroy_v2(void *event) { SILENT((free(event), OK)); }
+EXPORT CUresult cuEventDestroy_v2(void *event) { SILENT(small_end(event)); }
 EXPORT CUresult cuEventRecord(void *event, void *stream) {
     (void)event, (void)stream;
     SILENT(OK);
@@ -156,6 +187,4 @@ NOTHING(cuMemsetD8_v2, CUdeviceptr to, unsigned char value, size_t count)
 NOTHING(cuMemsetD32_v2, CUdeviceptr to, unsigned value, size_t count)
 NOTHING(cuMemsetD8Async, CUdeviceptr to, unsigned char value, size_t count, void *stream)
 NOTHING(cuMemsetD32Async, CUdeviceptr to, unsigned value, size_t count, void *stream)
-NOTHING(cuLaunchKernel, void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-        unsigned shared, void *stream, void **parameters, void **extra)
 #pragma GCC diagnostic pop

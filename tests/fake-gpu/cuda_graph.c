@@ -18,6 +18,8 @@ typedef struct graph_exec {
     node *nodes; /* copies */
     uint64_t *live;
     size_t count;
+    context *owner;
+    uint64_t cost; /* beside the memory of its nodes */
 } graph_exec;
 
 /* What GRAPHNODE_CREATED points at. */
@@ -118,6 +120,15 @@ EXPORT CUresult cuGraphAddMemFreeNode(void **out, graph *g, const void *dependen
     CALL(639, &params, add_free(out, g, dptr));
 }
 
+static void forget(graph_exec *e) {
+    for (node *n = e->nodes, *next; n; n = next) {
+        next = n->next;
+        free(n);
+    }
+    free(e->live);
+    free(e);
+}
+
 static CUresult instantiate(graph_exec **out, const graph *g) {
     if (!out || !g) return INVALID_VALUE;
     graph_exec *e = calloc(1, sizeof *e);
@@ -131,6 +142,15 @@ static CUresult instantiate(graph_exec **out, const graph *g) {
         e->count++;
     }
     e->live = calloc(e->count + 1, sizeof *e->live);
+    e->owner = current();
+    enter();
+    e->cost = machine->cost.graph_exec;
+    CUresult result = internal_add(e->owner, (int64_t)e->cost);
+    leave();
+    if (result != OK) {
+        forget(e);
+        return result;
+    }
     *out = e;
     graph_data data = {g, NULL, NULL, NULL, 0, NULL, e};
     tell_resource(GRAPHEXEC_CREATED, current(), NULL, &data);
@@ -255,13 +275,9 @@ static CUresult destroy(graph_exec *e) {
     enter();
     for (size_t i = 0; i < e->count; i++)
         if (e->live[i] && row_find(e->live[i])) free_row(row_find(e->live[i]));
+    internal_add(e->owner, -(int64_t)e->cost);
     leave();
-    for (node *n = e->nodes, *next; n; n = next) {
-        next = n->next;
-        free(n);
-    }
-    free(e->live);
-    free(e);
+    forget(e);
     return OK;
 }
 EXPORT CUresult cuGraphExecDestroy(graph_exec *e) {
@@ -272,10 +288,6 @@ EXPORT CUresult cuGraphExecDestroy(graph_exec *e) {
 }
 
 /* ---- capture of a stream ---- */
-
-typedef struct {
-    graph *into;
-} stream_state;
 
 /* 0, 1 and 2 are the default streams, which cannot be captured. */
 int capturing(const void *stream) { return (uintptr_t)stream > 2 && ((const stream_state *)stream)->into != NULL; }

@@ -30,7 +30,13 @@ enum {
 enum { CONTEXT_CREATED = 1, CONTEXT_DESTROY, STREAM_CREATED, STREAM_DESTROY, INIT_FINISHED, MODULE_LOADED,
        MODULE_UNLOAD, GRAPHNODE_CREATED = 13, GRAPHEXEC_CREATED = 18, GRAPHEXEC_DESTROY };
 
+/* Of this machine's costs. Below the limit a request shares a granule with others. */
+#define SIM_GRANULE (machine->cost.granule)
+#define SMALL_LIMIT (machine->cost.small_limit < SIM_GRANULE ? machine->cost.small_limit : SIM_GRANULE)
 #define EXPORT __attribute__((visibility("default")))
+
+extern sim_machine *machine;
+extern int slot;
 
 struct pool;
 struct chunk;
@@ -42,8 +48,18 @@ typedef struct context {
     uint64_t base; /* what it costs by itself; a green one shares the primary one's */
     uint64_t module_need;    /* asked for by its modules, before rounding */
     uint64_t module_charged; /* what they cost */
-    uint64_t local, stack_limit, heap_limit, fifo_limit;
+    uint64_t local, heaps;   /* what stacks, and printf FIFO and malloc heap, cost above their defaults */
+    uint64_t stack_limit, heap_limit, fifo_limit;
+    uint64_t internal_need, internal_charged; /* streams, events, executable graphs, peers */
+    struct context *peer[SIM_DEVICES];
 } context;
+
+/* Streams, events: what they cost their context, and the graph that a stream is captured into. */
+typedef struct {
+    struct graph *into;
+    context *owner;
+    uint64_t cost;
+} stream_state;
 
 /* A device as this process sees it. */
 typedef struct {
@@ -77,8 +93,6 @@ typedef struct pool {
     uint64_t flags[4];
 } pool;
 
-extern sim_machine *machine;
-extern int slot;
 extern int visible_count;
 extern visible seen[SIM_DEVICES * 8];
 extern context *contexts;
@@ -123,6 +137,10 @@ visible *see(CUdevice ordinal);
 int ordinal_of(const context *c);
 sim_usage *usage(int device);
 void free_owned(const context *owner);
+/* What the driver keeps for itself in a context; all of it together takes whole granules. `owner` may be none or dead. */
+CUresult internal_add(context *owner, int64_t change);
+/* Stacks grow to what a kernel needs, as a launch makes them; they do not shrink again. */
+CUresult stack_grow(context *c, uint64_t bytes);
 
 /* cuda_space.c: addresses and rows, under the lock */
 uint64_t space_take(uint64_t bytes, uint64_t alignment); /* lowest free */

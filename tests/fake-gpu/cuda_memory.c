@@ -5,9 +5,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Below this a request shares a granule with others. */
-#define SMALL_LIMIT (1ull << 20)
-
 static chunk *chunks;
 
 static void book(row *r, uint64_t bytes, uint64_t charged) {
@@ -42,9 +39,9 @@ static row *fresh(uint64_t address, context *owner, int kind) {
 /* 512-byte units of a granule that the context already has, else of a new one. */
 static CUresult take_small(context *owner, uint64_t bytes, uint64_t *address) {
     chunk *c = chunks;
-    uint64_t at = 0;
+    uint64_t at = 0, piece = sim_round(bytes, machine->cost.small_unit);
     for (; c; c = c->next)
-        if (c->owner == owner && (at = chunk_take(c, bytes))) break;
+        if (c->owner == owner && (at = chunk_take(c, piece))) break;
     if (!c) {
         if (sim_charge(machine, slot, owner->device, SIM_GRANULE)) return OUT_OF_MEMORY;
         c = chunk_new(space_take(SIM_GRANULE, SIM_GRANULE), SIM_GRANULE);
@@ -53,12 +50,13 @@ static CUresult take_small(context *owner, uint64_t bytes, uint64_t *address) {
         c->next = chunks;
         chunks = c;
         usage(owner->device)->rounding_bytes += SIM_GRANULE;
-        at = chunk_take(c, bytes);
+        at = chunk_take(c, piece);
     }
     row *r = fresh(at, owner, SMALL);
     r->chunk = c;
     usage(owner->device)->rounding_bytes -= bytes;
     book(r, bytes, 0);
+    r->charged = piece; /* of the granule's */
     *address = at;
     return OK;
 }
@@ -69,8 +67,8 @@ static void drop_chunk(chunk *c) {
             *at = c->next;
             break;
         }
-    usage(c->device)->rounding_bytes -= SIM_GRANULE;
-    sim_discharge(machine, slot, c->device, SIM_GRANULE);
+    usage(c->device)->rounding_bytes -= c->bytes;
+    sim_discharge(machine, slot, c->device, c->bytes);
     space_give(c->address, c->bytes);
     free(c);
 }
@@ -95,7 +93,7 @@ CUresult free_row(row *r) {
     case SMALL:
         unbook(r);
         u->rounding_bytes += r->bytes;
-        if (chunk_give(r->chunk, address, r->bytes)) drop_chunk(r->chunk);
+        if (chunk_give(r->chunk, address, r->charged)) drop_chunk(r->chunk);
         break;
     case POOLED:
     case GRAPH:
@@ -117,7 +115,7 @@ CUresult free_row(row *r) {
     case IPC:
     case EXTERNAL:
         u->imported_bytes -= r->bytes;
-        space_give(address, sim_round(r->bytes, SIM_GRANULE));
+        space_give(address, r->charged);
         break;
     default:
         unbook(r);

@@ -1,4 +1,5 @@
-/* Modules: an ELF image costs the bytes of its sections that are loaded, anything else a fixed size. */
+/* Modules: an ELF image costs the bytes of its sections that are loaded, anything else a fixed size, PTX its globals
+ * beside that. */
 #include "cuda_internal.h"
 
 #include <elf.h>
@@ -8,7 +9,10 @@
 typedef struct module {
     struct module *next, *library_module;
     context *owner;
-    uint64_t need;
+    uint64_t need;  /* loaded sections */
+    uint64_t taken; /* what it has taken so far: with lazy loading the rest comes with its first launch */
+    uint64_t due;   /* that rest */
+    uint64_t local; /* local memory that a thread of its kernels needs */
     size_t image_bytes;
     void *image;
     uint32_t id;
@@ -34,6 +38,16 @@ static uint64_t elf_need(const void *image, size_t *image_bytes) {
     }
     *image_bytes = end;
     return need;
+}
+
+/* The number in brackets of each declaration that begins with the word, their sum; else 0. */
+static uint64_t ptx_bytes(const char *text, const char *word) {
+    uint64_t sum = 0;
+    for (const char *at = text; (at = strstr(at, word)); at++) {
+        const char *bracket = at + strcspn(at, "[;\n");
+        if (*bracket == '[') sum += strtoull(bracket + 1, NULL, 10);
+    }
+    return sum;
 }
 
 /* What a compiler would have made of source: an ELF with one loaded section without contents. */
@@ -63,7 +77,7 @@ static void *make_image(uint64_t need, size_t *image_bytes) {
 
 /* The context's modules together take whole granules. */
 static CUresult recharge(context *c, int64_t change) {
-    uint64_t charged = sim_round(c->module_need + (uint64_t)change, SIM_GRANULE);
+    uint64_t charged = sim_round(c->module_need + (uint64_t)change, machine->cost.module_granule);
     if (charged > c->module_charged) {
         if (sim_charge(machine, slot, c->device, charged - c->module_charged)) return OUT_OF_MEMORY;
     } else {
@@ -87,10 +101,18 @@ static CUresult load(module **out, const void *image) {
         m->need = elf_need(image, &m->image_bytes);
     } else {
         m->need = machine->cuda_module_bytes;
+        if (image && !strncmp(image, ".version", 8)) {
+            m->need += ptx_bytes(image, ".global .align");
+            m->local = ptx_bytes(image, ".local .align");
+        }
         cubin = m->image = make_image(m->need, &m->image_bytes);
     }
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    int lazy = machine->cuda_lazy && !(loading && !strcmp(loading, "EAGER"));
+    m->taken = (lazy ? m->need / 2 : m->need) + machine->cost.module_overhead;
+    m->due = lazy ? m->need - m->need / 2 : 0;
     enter();
-    CUresult result = recharge(c, (int64_t)m->need);
+    CUresult result = recharge(c, (int64_t)m->taken);
     if (result == OK) {
         m->id = ++module_ids;
         m->next = modules;
@@ -118,7 +140,7 @@ static CUresult unload(module *m) {
     int found = *at == m;
     if (found) {
         *at = m->next;
-        if (!m->owner->dead) recharge(m->owner, -(int64_t)m->need);
+        if (!m->owner->dead) recharge(m->owner, -(int64_t)m->taken);
     }
     leave();
     if (!found) return INVALID_HANDLE;
@@ -193,3 +215,26 @@ EXPORT CUresult cuModuleGetFunction(void **function, module *mod, const char *na
     SILENT(mod && name ? (*function = mod, OK) : INVALID_HANDLE);
 }
 EXPORT CUresult cuModuleGetLoadingMode(int *mode) { SILENT((*mode = 2, OK)); }
+
+/* Kernels compute nothing, but a launch takes what it needs: stacks, and a lazily loaded module the rest of itself.
+ * A function is its module. */
+static CUresult launch(const void *function) {
+    context *c = current();
+    if (!c) return INVALID_CONTEXT;
+    CUresult result = OK;
+    enter();
+    module *m = modules;
+    while (m && m != function) m = m->next;
+    if (m && m->due && !m->owner->dead && (result = recharge(m->owner, (int64_t)m->due)) == OK) {
+        m->taken += m->due;
+        m->due = 0;
+    }
+    if (m && result == OK && m->local > c->stack_limit) result = stack_grow(c, m->local);
+    leave();
+    return result;
+}
+EXPORT CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                               unsigned shared, void *stream, void **parameters, void **extra) {
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)parameters, (void)extra;
+    SILENT(launch(f));
+}

@@ -26,7 +26,7 @@ static int known(const pool *p) {
 }
 
 static CUresult extend(pool *p, uint64_t bytes) {
-    uint64_t step = machine->cuda_pool_step ? sim_round(machine->cuda_pool_step, SIM_GRANULE) : SIM_GRANULE;
+    uint64_t step = machine->cost.pool_step ? sim_round(machine->cost.pool_step, SIM_GRANULE) : SIM_GRANULE;
     uint64_t size = sim_round(bytes, step);
     if (sim_charge(machine, slot, p->device, size)) {
         size = sim_round(bytes, SIM_GRANULE);

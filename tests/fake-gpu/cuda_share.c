@@ -40,6 +40,7 @@ static CUresult import(uint64_t *out, uint64_t bytes, int kind) {
     enter();
     *out = space_take(sim_round(bytes, SIM_GRANULE), SIM_GRANULE);
     row *r = row_add(*out);
+    r->charged = sim_round(bytes, SIM_GRANULE); /* of address space */
     r->owner = c;
     r->device = (uint16_t)c->device;
     r->kind = (uint16_t)kind;

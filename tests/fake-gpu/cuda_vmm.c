@@ -77,7 +77,7 @@ static handle *add(uint64_t bytes, int device) {
 }
 
 static CUresult make(uint64_t *out, uint64_t bytes, const allocation_prop *prop) {
-    if (!out || !prop || !bytes || bytes % SIM_GRANULE || prop->type != 1) return INVALID_VALUE;
+    if (!out || !prop || !bytes || bytes % machine->cost.vmm_granule || prop->type != 1) return INVALID_VALUE;
     const visible *v = prop->where.type == 1 ? see((int)prop->where.id) : NULL;
     if (prop->where.type == 1 && !v) return INVALID_DEVICE;
     cost_before(machine->cuda_alloc_us);
@@ -126,7 +126,7 @@ EXPORT CUresult cuMemRelease(uint64_t number) {
 }
 
 static CUresult map(uint64_t address, uint64_t bytes, uint64_t offset, uint64_t number) {
-    if (!bytes || bytes % SIM_GRANULE || address % SIM_GRANULE || offset) return INVALID_VALUE;
+    if (!bytes || bytes % machine->cost.vmm_granule || address % machine->cost.vmm_granule || offset) return INVALID_VALUE;
     enter();
     handle *h = find(number);
     const reservation *r = reservations;
@@ -185,8 +185,8 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
 }
 
 static CUresult reserve(CUdeviceptr *ptr, size_t size, size_t alignment) {
-    if (!ptr || !size || size % SIM_GRANULE) return INVALID_VALUE;
-    if (alignment < SIM_GRANULE) alignment = SIM_GRANULE;
+    if (!ptr || !size || size % machine->cost.vmm_granule) return INVALID_VALUE;
+    if (alignment < machine->cost.vmm_granule) alignment = machine->cost.vmm_granule;
     enter();
     reservation *r = malloc(sizeof *r);
     if (!r) abort();
@@ -261,7 +261,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(uint64_t *out, void *address) {
 
 EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const allocation_prop *prop, int option) {
     (void)option;
-    SILENT(granularity && prop ? (*granularity = SIM_GRANULE, OK) : INVALID_VALUE);
+    SILENT(granularity && prop ? (*granularity = machine->cost.vmm_granule, OK) : INVALID_VALUE);
 }
 
 /* ---- sharing: the file descriptor's text carries the size ---- */
@@ -378,7 +378,7 @@ EXPORT CUresult cuMulticastBindAddr_v2(uint64_t number, CUdevice dev, size_t at,
 }
 EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const void *prop, int option) {
     (void)option;
-    SILENT(granularity && prop ? (*granularity = SIM_GRANULE, OK) : INVALID_VALUE);
+    SILENT(granularity && prop ? (*granularity = machine->cost.vmm_granule, OK) : INVALID_VALUE);
 }
 EXPORT CUresult cuMulticastUnbind(uint64_t number, CUdevice dev, size_t offset, size_t size) {
     struct {

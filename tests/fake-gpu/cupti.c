@@ -4,6 +4,7 @@
  * $GPUMEM_SIM_CUPTI, for one process: words separated by commas
  *   subscribe:N    every subscribe gives N           subscribe:NxK   only the first K do
  *   enable:N       every cuptiEnableCallback gives N version:N size:N multi:1 silent:1 old:NAME (the blocker's name)
+ *   finalize:MS    cuptiFinalize takes that long
  * Keys cupti.* of the machine do the same for all processes, and may change while they run. */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -57,6 +58,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static sim_machine *machine;
 static sim_get_context_uid *context_uid_of;
 static int refusals; /* so far, for subscribe:NxK */
+static _Atomic int finalizing;
+
+/* What a real CUPTI might not survive: a call while another client finalizes it, a handle from before. */
+static void violation(void) {
+    if (machine) __atomic_add_fetch(&machine->violations, 1, __ATOMIC_RELAXED);
+}
+static void entered(void) {
+    if (finalizing) violation();
+}
 
 static uint32_t setting(const char *name, uint32_t otherwise, uint32_t *times) {
     const char *at = getenv("GPUMEM_SIM_CUPTI");
@@ -99,6 +109,7 @@ static void fatal(void) {
         if (s->used && s->state >> 1 & 1) s->call(s->userdata, STATE, 1, &state);
         for (int w = 0; w < 32; w++) s->api[w] = 0;
         s->resource = s->state = 0;
+        s->used = 0;
     }
     for (int w = 0; w < 32; w++) hook.api[w] = 0;
     hook.resource = 0;
@@ -128,6 +139,7 @@ static uint32_t subscribe(subscriber **out, callback *call, void *userdata, cons
     void *library = driver();
     uint32_t (*init)(unsigned) = NULL;
     void (*set_hook)(const sim_hook *) = NULL;
+    entered();
     if (!out || !call) return INVALID_PARAMETER;
     if (library) {
         *(void **)&init = dlsym(library, "cuInit");
@@ -186,7 +198,12 @@ static void merge(void) {
     hook.resource = resource;
 }
 
-static int known(const subscriber *s) { return s >= subscribers && s < subscribers + SUBSCRIBERS && s->used; }
+static int known(const subscriber *s) {
+    int is = s >= subscribers && s < subscribers + SUBSCRIBERS && s->used;
+    entered();
+    if (!is && s) violation();
+    return is;
+}
 
 EXPORT uint32_t cuptiUnsubscribe(subscriber *s) {
     if (!known(s)) return INVALID_PARAMETER;
@@ -241,6 +258,11 @@ EXPORT uint32_t cuptiGetCallbackState(uint32_t *on, subscriber *s, uint32_t doma
 }
 /* Detaches CUPTI for every client of the process. */
 EXPORT uint32_t cuptiFinalize(void) {
+    struct timespec time = {0, setting("finalize", 0, NULL) * 1000000l};
+    entered();
+    finalizing = 1;
+    nanosleep(&time, NULL);
+    finalizing = 0;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < SUBSCRIBERS; i++) subscribers[i].used = 0;
     merge();
@@ -250,6 +272,7 @@ EXPORT uint32_t cuptiFinalize(void) {
 
 EXPORT uint32_t cuptiGetVersion(uint32_t *out) {
     if (!out) return INVALID_PARAMETER;
+    entered();
     *out = version();
     return OK;
 }
@@ -262,6 +285,7 @@ static const struct {
                {2, "CUPTI_ERROR_INVALID_DEVICE"},
                {15, "CUPTI_ERROR_NOT_INITIALIZED"},
                {23, "CUPTI_ERROR_DISABLED"},
+               {35, "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"},
                {39, "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"},
                {999, "CUPTI_ERROR_UNKNOWN"}};
 EXPORT uint32_t cuptiGetResultString(uint32_t code, const char **out) {
@@ -332,6 +356,7 @@ static const char *blocker(void) {
 /* 32 bytes before 13.2, 40 since; the earlier ones refuse what they do not know. */
 EXPORT uint32_t cuptiSubscribe_v2(subscriber **out, callback *call, void *userdata, subscriber_params *p) {
     if (!p || !(p->size == 32 || (p->size == 40 && version() >= 130200))) return INVALID_PARAMETER;
+    if ((p->name && strlen(p->name) > 53) || (p->old_name && p->old_size < 64)) return INVALID_PARAMETER;
     uint32_t result = subscribe(out, call, userdata, p->name, p->size == 40 && p->multi);
     if (result == MULTIPLE && p->old_name && p->old_size) snprintf(p->old_name, p->old_size, "%s", blocker());
     return result;

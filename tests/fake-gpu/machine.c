@@ -200,8 +200,8 @@ int sim_claim(sim_machine *m) {
 }
 
 uint64_t sim_used(const sim_usage *u) {
-    return u->context_bytes + u->module_bytes + u->local_bytes + u->other_bytes + u->rounding_bytes +
-           u->tracked_bytes;
+    return u->context_bytes + u->module_bytes + u->local_bytes + u->heaps_bytes + u->internal_bytes + u->other_bytes +
+           u->rounding_bytes + u->tracked_bytes;
 }
 
 static uint64_t held(sim_machine *m, int device) {
@@ -229,7 +229,7 @@ uint64_t sim_instance_used(sim_machine *m, int device, uint32_t instance) {
 uint64_t sim_instance_bytes(const sim_machine *m, int device) {
     const sim_device *d = &m->device[device];
     uint64_t slices = d->mig ? d->mig : 1;
-    return (d->memory_bytes - d->reserved_bytes) / slices / SIM_GRANULE * SIM_GRANULE;
+    return (d->memory_bytes - d->reserved_bytes) / slices / m->cost.granule * m->cost.granule;
 }
 
 static int fits(sim_machine *m, int slot, int device, uint64_t bytes) {

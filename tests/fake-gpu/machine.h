@@ -12,7 +12,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#define SIM_MAGIC 0x31304d4953555047ull
+#define SIM_MAGIC 0x32304d4953555047ull
 #define SIM_DEVICES 16
 #define SIM_SLOTS 256
 #define SIM_TAGS 2048
@@ -22,7 +22,6 @@
 #define SIM_EVENTS 64
 #define SIM_DEAD 128
 #define SIM_CLIENTS 64 /* NVML clients: lock bytes behind those of the slots */
-#define SIM_GRANULE (2ull << 20)
 
 enum sim_fault {
     SIM_NONE,
@@ -35,13 +34,16 @@ enum sim_fault {
     SIM_RESET_REQUIRED,
     SIM_TIMEOUT,
 };
+#define SIM_CODE 0x10000u /* a fault or a driver that gives any NVML code: this and the code */
 enum sim_driver { SIM_DRIVER_OK, SIM_DRIVER_ABSENT, SIM_DRIVER_MISMATCH };
 
-/* What one process holds on one device. used = context + modules + local + other + rounding + tracked. */
+/* What one process holds on one device. used is the sum of the first eight. */
 typedef struct {
     uint64_t context_bytes;  /* bases of the contexts */
     uint64_t module_bytes;   /* loaded code and globals, rounded up to the granule per context */
     uint64_t local_bytes;    /* thread stacks above the default limit */
+    uint64_t heaps_bytes;    /* printf FIFO and malloc heap above their default limits */
+    uint64_t internal_bytes; /* streams, events, executable graphs, peers: what the driver keeps for itself */
     uint64_t other_bytes;    /* growth that no call explains (`fake-gpu grow`) */
     uint64_t rounding_bytes; /* granule minus what was asked for */
     uint64_t tracked_bytes;  /* asked for: direct allocations, VMM handles; reserved: driver pools */
@@ -75,13 +77,16 @@ typedef struct {
     uint8_t uuid[16];
     uint64_t memory_bytes;
     uint64_t reserved_bytes;
-    uint64_t context_base_bytes;
+    uint64_t context_base_bytes; /* of a process's first context; */
+    uint64_t context_next_bytes; /* and of each further one */
+    uint64_t processors, threads; /* multiprocessors, and threads that one can hold */
     uint64_t unaccounted_bytes;
     uint64_t charged_bytes; /* of all slots, holds not included; kept by charge and reap */
     uint64_t ghost_bytes;   /* of each ghost */
     uint64_t ghosts;
-    uint64_t fault, fault_memory, fault_list;
-    uint64_t mig, graphics, mps, accounting;
+    uint64_t fault, fault_memory, fault_list, fault_events;
+    uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified;
+    uint64_t accounting_extra; /* what accounting has seen beyond what anybody held */
 } sim_device;
 
 typedef struct {
@@ -104,22 +109,36 @@ typedef struct {
     uint64_t max_used_bytes, start_us, time_ms;
 } sim_dead;
 
+/* What calls cost (costs.txt). */
+typedef struct {
+    uint64_t granule;     /* what device memory is charged in */
+    uint64_t small_limit; /* below it requests share granules, */
+    uint64_t small_unit;  /* each in multiples of this */
+    uint64_t vmm_granule, pool_step;
+    uint64_t green_context;
+    uint64_t module_overhead, module_granule;
+    uint64_t stack_default, stack_percent;
+    uint64_t printf_default, printf_percent, heap_default, heap_percent;
+    uint64_t stream, event, graph_exec, peer;
+} sim_costs;
+
 typedef struct {
     uint64_t magic, bytes;
     pthread_mutex_t lock;
     uint32_t slot_high; /* slots ever used */
     uint32_t hold_high;
     uint64_t device_count;
+    sim_costs cost;
     /* keys */
-    uint64_t cuda_version, cuda_alloc_us, cuda_free_us, cuda_context_us, cuda_pool_step, cuda_module_bytes;
+    uint64_t cuda_version, cuda_alloc_us, cuda_free_us, cuda_context_us, cuda_module_bytes, cuda_lazy;
     uint64_t cuda_fail_percent, latency_sleep;
     uint64_t cupti_subscribe, cupti_silent, cupti_fatal, cupti_multi;
     uint64_t nvml_driver, nvml_race, nvml_memory_us, nvml_list_us, nvml_list_per_process_us, nvml_list_locks;
-    uint64_t nvml_init_us;
+    uint64_t nvml_init_us, nvml_wsl, nvml_cc;
     char driver_version[80];
     char truth[512];
     /* state */
-    uint64_t lists, random, strays, violations, hold_reap_ns;
+    uint64_t lists, random, strays, violations, hold_reap_ns, device_counts;
     uint32_t event_head, event_word; /* event_word: futex */
     uint32_t call_count, dead_head;
     sim_event event[SIM_EVENTS];
@@ -135,7 +154,7 @@ typedef struct {
 typedef struct {
     const char *name;
     uint32_t offset, size;
-    char kind;          /* n number, b bytes with K/M/G, s string, e enumeration */
+    char kind;          /* n number, b bytes with K/M/G, s string, e enumeration, f the same or code:N */
     char per_device;    /* written gpuN.NAME, or NAME for all devices */
     const char *values; /* e: names in order, separated by '|' */
     const char *help;
@@ -173,9 +192,14 @@ void sim_uuid_text(const uint8_t uuid[16], const char *prefix, char out[48]);
 
 const sim_key *sim_keys(int *count);
 void sim_defaults(sim_machine *m);
+/* Takes the costs that a text says, line by line: `KEY = VALUE  # evidence`. NULL, or why not; `line` is then the
+ * number of the line. */
+const char *sim_costs_of(sim_machine *m, const char *text, int *line);
 const char *sim_set(sim_machine *m, const char *word); /* NULL, or why not */
 void sim_print_key(const sim_machine *m, const sim_key *key, int device, char *out, int size);
 
-static inline uint64_t sim_round(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+static inline uint64_t sim_round(uint64_t bytes, uint64_t unit) {
+    return unit ? (bytes + unit - 1) / unit * unit : bytes;
+}
 
 #endif

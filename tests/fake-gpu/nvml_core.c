@@ -48,6 +48,7 @@ static nvmlReturn open_up(const char *name) {
     machine = sim_open(NULL);
     if (!machine || machine->nvml_driver == SIM_DRIVER_ABSENT) result = DRIVER_NOT_LOADED;
     else if (machine->nvml_driver == SIM_DRIVER_MISMATCH) result = VERSION_MISMATCH;
+    else if (machine->nvml_driver >= SIM_CODE) result = (nvmlReturn)(machine->nvml_driver - SIM_CODE);
     if (machine) {
         sim_lock(machine);
         if (counter < 0) counter = sim_counter(machine, name);
@@ -109,7 +110,10 @@ nvmlReturn begin_device(int *counter, const char *name, const handle *h, enum la
         struct timespec t = {0, 2000000};
         nanosleep(&t, NULL);
     }
-    switch (fault_of(h, lane)) {
+    if (hide_bytes && machine->nvml_wsl) *hide_bytes = 1;
+    uint64_t fault = fault_of(h, lane);
+    if (fault >= SIM_CODE) return lane == LANE_OTHER ? OK : (nvmlReturn)(fault - SIM_CODE);
+    switch (fault) {
     case SIM_LOST:
         return GPU_IS_LOST;
     case SIM_RESET_REQUIRED:
@@ -154,6 +158,16 @@ EXPORT nvmlReturn nvmlSystemGetCudaDriverVersion_v2(int *out) {
     return OK;
 }
 EXPORT nvmlReturn nvmlSystemGetCudaDriverVersion(int *out) { return nvmlSystemGetCudaDriverVersion_v2(out); }
+
+typedef struct {
+    unsigned environment, feature, tools;
+} conf_state;
+EXPORT nvmlReturn nvmlSystemGetConfComputeState(conf_state *out) {
+    BEGIN();
+    if (!out) return INVALID_ARGUMENT;
+    *out = (conf_state){machine->nvml_cc ? 2 : 0, machine->nvml_cc != 0, 0};
+    return OK;
+}
 
 EXPORT const char *nvmlErrorString(nvmlReturn code) {
     static const struct {

@@ -74,6 +74,26 @@ EXPORT nvmlReturn nvmlDeviceGetIndex(const handle *h, unsigned *out) {
     *out = (unsigned)h->device;
     return OK;
 }
+static nvmlReturn display(const handle *h, unsigned *out) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    *out = machine->device[h->device].display != 0;
+    return OK;
+}
+EXPORT nvmlReturn nvmlDeviceGetDisplayActive(const handle *h, unsigned *out) { return display(h, out); }
+EXPORT nvmlReturn nvmlDeviceGetDisplayMode(const handle *h, unsigned *out) { return display(h, out); }
+/* Windows' driver models: 0 WDDM. Linux has none. */
+static nvmlReturn driver_model(const handle *h, unsigned *now, unsigned *pending) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    if (!machine->nvml_wsl) return NOT_SUPPORTED;
+    *now = *pending = 0;
+    return OK;
+}
+EXPORT nvmlReturn nvmlDeviceGetDriverModel_v2(const handle *h, unsigned *now, unsigned *pending) {
+    return driver_model(h, now, pending);
+}
+EXPORT nvmlReturn nvmlDeviceGetDriverModel(const handle *h, unsigned *now, unsigned *pending) {
+    return driver_model(h, now, pending);
+}
 EXPORT nvmlReturn nvmlDeviceGetMinorNumber(const handle *h, unsigned *out) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
     *out = (unsigned)h->device;
@@ -127,6 +147,7 @@ typedef struct {
 } memory_v1;
 EXPORT nvmlReturn nvmlDeviceGetMemoryInfo(const handle *h, memory_v1 *out) {
     BEGIN_DEVICE(h, LANE_MEMORY, NULL);
+    if (machine->device[h->device].unified) return NOT_SUPPORTED;
     if (!out) return INVALID_ARGUMENT;
     memory m = read_memory(h);
     *out = (memory_v1){m.total, m.free, m.total - m.free};
@@ -140,6 +161,7 @@ typedef struct {
 _Static_assert(sizeof(memory_v2) == 40, "nvmlMemory_v2");
 EXPORT nvmlReturn nvmlDeviceGetMemoryInfo_v2(const handle *h, memory_v2 *out) {
     BEGIN_DEVICE(h, LANE_MEMORY, NULL);
+    if (machine->device[h->device].unified) return NOT_SUPPORTED;
     if (!out) return INVALID_ARGUMENT;
     if (out->version != 0x02000028) return ARGUMENT_VERSION;
     memory m = read_memory(h);
@@ -187,6 +209,7 @@ EXPORT nvmlReturn nvmlDeviceGetMigDeviceHandleByIndex(const handle *h, unsigned 
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
     if (h->instance || index >= 7) return INVALID_ARGUMENT;
     uint32_t instance = instance_at(h, index);
+    if (machine->device[h->device].mig_hidden) instance = 0;
     return instance ? handed(&handles[h->device][instance], out) : NOT_FOUND;
 }
 EXPORT nvmlReturn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const handle *h, handle **out) {
@@ -278,7 +301,8 @@ struct stats {
 static int find_stats(const sim_dead *one, int running, void *to) {
     const struct stats *s = to;
     if (one->pid != s->pid) return 0;
-    *s->out = (accounting_stats){0, 0, one->max_used_bytes, one->time_ms, one->start_us, (unsigned)running, {0}};
+    uint64_t most = one->max_used_bytes + machine->device[one->device].accounting_extra;
+    *s->out = (accounting_stats){0, 0, most, one->time_ms, one->start_us, (unsigned)running, {0}};
     return 1;
 }
 EXPORT nvmlReturn nvmlDeviceGetAccountingStats(const handle *h, unsigned pid, accounting_stats *out) {

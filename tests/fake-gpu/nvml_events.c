@@ -40,6 +40,10 @@ EXPORT nvmlReturn nvmlDeviceGetSupportedEventTypes(const handle *h, unsigned lon
 EXPORT nvmlReturn nvmlDeviceRegisterEvents(const handle *h, unsigned long long types, event_set *set) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
     if (!set || types & ~(unsigned long long)ALL) return NOT_SUPPORTED;
+    uint64_t fault = machine->device[h->device].fault_events;
+    if (fault >= SIM_CODE) return (nvmlReturn)(fault - SIM_CODE);
+    if (fault == SIM_NOT_SUPPORTED) return NOT_SUPPORTED;
+    if (fault && fault != SIM_HANG) return UNKNOWN;
     set->types[h->device] |= types;
     return OK;
 }
@@ -47,6 +51,11 @@ EXPORT nvmlReturn nvmlEventSetWait_v2(event_set *set, event_data *out, unsigned 
     BEGIN();
     if (!set || !out) return INVALID_ARGUMENT;
     uint64_t end = sim_now_ns() + timeout_ms * 1000000ull;
+    for (int d = 0; d < SIM_DEVICES; d++)
+        while (set->types[d] && *(volatile uint64_t *)&machine->device[d].fault_events == SIM_HANG) {
+            struct timespec t = {0, 2000000};
+            nanosleep(&t, NULL);
+        }
     for (;;) {
         uint32_t head = __atomic_load_n(&machine->event_head, __ATOMIC_ACQUIRE);
         if (head - set->seen > SIM_EVENTS) set->seen = head - SIM_EVENTS;

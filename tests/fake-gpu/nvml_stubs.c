@@ -9,8 +9,7 @@ STUB(DeviceGetArchitecture) STUB(DeviceGetAttributes_v2) STUB(DeviceGetBoardId) 
 STUB(DeviceGetBrand) STUB(DeviceGetBusType) STUB(DeviceGetClock) STUB(DeviceGetClockInfo)
 STUB(DeviceGetComputeMode) STUB(DeviceGetCudaComputeCapability) STUB(DeviceGetCurrPcieLinkGeneration)
 STUB(DeviceGetCurrPcieLinkWidth) STUB(DeviceGetCurrentClocksThrottleReasons) STUB(DeviceGetDecoderUtilization)
-STUB(DeviceGetDetailedEccErrors) STUB(DeviceGetDisplayActive) STUB(DeviceGetDisplayMode)
-STUB(DeviceGetDriverModel) STUB(DeviceGetDriverModel_v2) STUB(DeviceGetEccMode) STUB(DeviceGetEncoderUtilization)
+STUB(DeviceGetDetailedEccErrors) STUB(DeviceGetEccMode) STUB(DeviceGetEncoderUtilization)
 STUB(DeviceGetEnforcedPowerLimit) STUB(DeviceGetFanSpeed) STUB(DeviceGetFanSpeed_v2) STUB(DeviceGetFieldValues)
 STUB(DeviceGetGpuOperationMode) STUB(DeviceGetGspFirmwareMode) STUB(DeviceGetGspFirmwareVersion)
 STUB(DeviceGetHandleByPciBusId_v2) STUB(DeviceGetHandleBySerial) STUB(DeviceGetInforomVersion)
@@ -25,7 +24,7 @@ STUB(DeviceGetRetiredPages) STUB(DeviceGetRetiredPagesPendingStatus) STUB(Device
 STUB(DeviceGetTemperature) STUB(DeviceGetTemperatureThreshold) STUB(DeviceGetTopologyCommonAncestor)
 STUB(DeviceGetTotalEccErrors) STUB(DeviceGetTotalEnergyConsumption) STUB(DeviceGetUtilizationRates)
 STUB(DeviceGetVbiosVersion) STUB(DeviceGetVirtualizationMode) STUB(DeviceSetMigMode) STUB(DeviceSetPersistenceMode)
-STUB(GpmQueryDeviceSupport) STUB(SystemGetConfComputeState) STUB(SystemGetProcessName) STUB(UnitGetCount)
+STUB(GpmQueryDeviceSupport) STUB(SystemGetProcessName) STUB(UnitGetCount)
 #if SIM_NVML == 3
 STUB(DeviceGetProcessesUtilizationInfo) STUB(DeviceGetTemperatureV) STUB(DeviceGetConfComputeProtectedMemoryUsage)
 #endif

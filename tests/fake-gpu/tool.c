@@ -13,7 +13,7 @@
 #include "machine.h"
 
 static int usage_text(FILE *out) {
-    fprintf(out, "fake-gpu init FILE [KEY=VALUE...]        makes a machine (then: export GPUMEM_SIM=FILE)\n"
+    fprintf(out, "fake-gpu init FILE [costs=TABLE] [KEY=VALUE...]   makes a machine (then: export GPUMEM_SIM=FILE)\n"
                  "fake-gpu set FILE KEY=VALUE...           changes it while it runs\n"
                  "fake-gpu show FILE                       devices, processes, NVML calls\n"
                  "fake-gpu hold FILE PID DEVICE BYTES      a process that holds bytes (0: no more); any pid\n"
@@ -22,7 +22,8 @@ static int usage_text(FILE *out) {
                  "fake-gpu event FILE DEVICE TYPE DATA     any NVML event\n"
                  "fake-gpu used FILE PID DEVICE            what a process holds, in bytes\n"
                  "fake-gpu keys\n"
-                 "A key of one device is written gpuN.KEY; KEY alone is for all. Bytes take K, M, G.\n");
+                 "A key of one device is written gpuN.KEY; KEY alone is for all. Bytes take K, M, G. TABLE: costs of calls, as\n"
+                 "tests/gpu measures them; keys go over it.\n");
     return out == stdout ? 0 : 2;
 }
 
@@ -30,8 +31,8 @@ static int keys(void) {
     int count;
     const sim_key *all = sim_keys(&count);
     for (int k = 0; k < count; k++)
-        printf("%-28s %s%s%s%s\n", all[k].name, all[k].per_device ? "(device) " : "", all[k].help,
-               all[k].kind == 'e' ? ": " : "", all[k].kind == 'e' ? all[k].values : "");
+        printf("%-28s %s%s%s%s%s\n", all[k].name, all[k].per_device ? "(device) " : "", all[k].help,
+               all[k].values ? ": " : "", all[k].values ? all[k].values : "", all[k].kind == 'f' ? "|code:N" : "");
     return 0;
 }
 
@@ -43,6 +44,31 @@ static int set_all(sim_machine *m, int count, char **words) {
             return 2;
         }
     }
+    return 0;
+}
+
+/* costs=TABLE goes before every key. Leaves the words that are keys. */
+static int take_costs(sim_machine *m, int *count, char **words) {
+    int keep = 0;
+    for (int i = 0; i < *count; i++) {
+        static char text[65536];
+        if (strncmp(words[i], "costs=", 6)) {
+            words[keep++] = words[i];
+            continue;
+        }
+        FILE *file = fopen(words[i] + 6, "r");
+        size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
+        int line = 0;
+        const char *why = !file ? strerror(errno) : length == sizeof text - 1 ? "too long" : NULL;
+        text[length] = 0;
+        if (file) fclose(file);
+        if (!why) why = sim_costs_of(m, text, &line);
+        if (why) {
+            fprintf(stderr, "fake-gpu: %s:%d: %s\n", words[i] + 6, line, why);
+            return 2;
+        }
+    }
+    *count = keep;
     return 0;
 }
 
@@ -70,11 +96,11 @@ static int show(sim_machine *m) {
         for (int d = 0; m->slot[s].state && d < (int)m->device_count; d++) {
             const sim_usage *u = &m->slot[s].usage[d];
             if (!u->contexts && !sim_used(u)) continue;
-            printf("process pid=%d device=%d used=%llu context=%llu modules=%llu local=%llu other=%llu rounding=%llu "
+            printf("process pid=%d device=%d used=%llu context=%llu modules=%llu local=%llu heaps=%llu other=%llu rounding=%llu "
                    "tracked=%llu idle=%llu managed=%llu pinned=%llu imported=%llu instance=%u\n",
                    sim_owner(m, (int)s, SIM_NO_SLOT), d, (unsigned long long)sim_used(u), (unsigned long long)u->context_bytes,
                    (unsigned long long)u->module_bytes, (unsigned long long)u->local_bytes,
-                   (unsigned long long)u->other_bytes, (unsigned long long)u->rounding_bytes,
+                   (unsigned long long)u->heaps_bytes, (unsigned long long)(u->internal_bytes + u->other_bytes), (unsigned long long)u->rounding_bytes,
                    (unsigned long long)u->tracked_bytes, (unsigned long long)u->idle_bytes,
                    (unsigned long long)u->managed_bytes, (unsigned long long)u->pinned_bytes,
                    (unsigned long long)u->imported_bytes, u->instance);
@@ -88,8 +114,8 @@ static int show(sim_machine *m) {
         struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SIM_SLOTS + c, .l_len = 1};
         clients += !fcntl(sim_fd(), F_GETLK, &l) && l.l_type != F_UNLCK;
     }
-    printf("nvml.clients=%d\nlists=%llu\nstrays=%llu\nviolations=%llu\n", clients, (unsigned long long)m->lists,
-           (unsigned long long)m->strays, (unsigned long long)m->violations);
+    printf("nvml.clients=%d\nlists=%llu\nstrays=%llu\nviolations=%llu\ndevice_counts=%llu\n", clients, (unsigned long long)m->lists,
+           (unsigned long long)m->strays, (unsigned long long)m->violations, (unsigned long long)m->device_counts);
     for (uint32_t c = 0; c < m->call_count; c++)
         if (m->call[c].count) printf("call %s %llu\n", m->call[c].name, (unsigned long long)m->call[c].count);
     return 0;
@@ -172,7 +198,9 @@ int main(int argc, char **argv) {
             fprintf(stderr, "fake-gpu: %s: %s\n", argv[2], strerror(errno));
             return 1;
         }
-        int result = set_all(m, argc - 3, argv + 3);
+        int count = argc - 3;
+        int result = take_costs(m, &count, argv + 3);
+        if (!result) result = set_all(m, count, argv + 3);
         if (result) unlink(argv[2]);
         return result;
     }

@@ -45,9 +45,10 @@ void truth_put(const sim_machine *machine, uint64_t t, const char *device, const
                const sim_usage *u, int slot, int d) {
     typedef unsigned long long llu;
     put("{\"t\":%llu,\"list\":%llu,\"call\":\"%s\",\"device\":\"%s\",\"pid\":%u,\"used\":%llu,\"context\":%llu,"
-        "\"modules\":%llu,\"local\":%llu,\"other\":%llu,\"rounding\":%llu,\"tracked\":%llu,\"idle\":%llu,\"tags\":{",
+        "\"modules\":%llu,\"local\":%llu,\"heaps\":%llu,\"other\":%llu,\"rounding\":%llu,\"tracked\":%llu,\"idle\":%llu,\"tags\":{",
         (llu)t, (llu)machine->lists, call, device, pid, (llu)sim_used(u), (llu)u->context_bytes,
-        (llu)u->module_bytes, (llu)u->local_bytes, (llu)u->other_bytes, (llu)u->rounding_bytes,
+        (llu)u->module_bytes, (llu)u->local_bytes, (llu)u->heaps_bytes,
+        (llu)(u->internal_bytes + u->other_bytes), (llu)u->rounding_bytes,
         (llu)u->tracked_bytes, (llu)u->idle_bytes);
     const char *comma = "";
     for (uint32_t i = 0; slot >= 0 && i < machine->slot[slot].tag_count; i++) {

@@ -29,9 +29,10 @@ if [ "$fake" = --with-fake ]; then
     cp "$out/made/bin/fake-gpu" "$out/bin/"
 fi
 rm -rf "$out/made"
+cp "$root/tests/fake-gpu/costs.txt" "$out/"
 cd "$here/programs"
 cc=${CC:-gcc}
-$cc -std=c11 -D_GNU_SOURCE -O2 -s core.c process.c memory.c space.c loops.c -o "$out/driver" -ldl -pthread
+$cc -std=c11 -D_GNU_SOURCE -O2 -s core.c process.c memory.c space.c loops.c table.c cupti.c -o "$out/driver" -ldl -pthread
 $cc -std=c11 -D_GNU_SOURCE -O2 -s -shared -fPIC client.c -o "$out/client" -ldl
 $cc -std=c11 -D_GNU_SOURCE -O2 -s nvml_cost.c -o "$out/nvml_cost" -ldl
 

@@ -20,8 +20,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from suite import checks  # noqa: E402, F401  (registers them)
-from suite.check import CHECKS, run_one  # noqa: E402
+from suite.check import CHECKS, missing, run_one  # noqa: E402
 from suite.machine import Machine  # noqa: E402
+from suite.questions import QUESTIONS  # noqa: E402
 from suite.results import Report, Result  # noqa: E402
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -36,6 +37,7 @@ def arguments():
     parser.add_argument("--fake", type=Path, help="simulated GPU of a dry run, where it is not in --bin")
     parser.add_argument("--out", type=Path, help="where results go")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated GPU")
+    parser.add_argument("--costs", type=Path, help="of a dry run: what calls cost (default: tests/fake-gpu/costs.txt)")
     parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
     parser.add_argument("--minutes", type=float, default=60, help="then the rest is skipped")
     parser.add_argument("--list", action="store_true", help="checks, and what they claim")
@@ -84,6 +86,12 @@ def clear_up():
         time.sleep(0.01)
 
 
+def nothing(check, verdict, reason):
+    """The result of a check that wrote none."""
+    return {"name": check.name, "claim": check.claim, "where": check.where, "verdict": verdict, "reason": reason,
+            "questions": list(check.questions), "measured": {}, "expected": [], "notes": [], "answers": []}
+
+
 def run_check(machine, name, limit, state):
     """The result of one check, whatever happens to it."""
     path = machine.work / "results" / f"{name}.json"
@@ -102,9 +110,7 @@ def run_check(machine, name, limit, state):
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError):
-        chosen = CHECKS[name]
-        result = {"name": name, "claim": chosen.claim, "where": chosen.where, "verdict": "fail", "measured": {},
-                  "expected": [], "notes": [], "reason": "no result"}
+        result = nothing(CHECKS[name], "fail", "no result")
     if code:
         result["verdict"] = "fail"
         result["reason"] = why or f"the check's process ended with {code}: {log.read_text(errors='replace')[-500:]}"
@@ -124,6 +130,9 @@ def main():
     if options.list:
         for c in CHECKS.values():
             print(f"{c.name:28} {c.claim} ({c.where})")
+        print("\nQuestions of reference/cupti.md 12, and the checks that answer them:")
+        for number, text in QUESTIONS.items():
+            print(f"{number:2}. {text}\n    {', '.join(c.name for c in CHECKS.values() if number in c.questions)}")
         return 0
     if options.worker:
         worker(options.worker, options.state)
@@ -137,6 +146,7 @@ def main():
     work = Path(tempfile.mkdtemp(prefix="gpumem-gpu-"))
     machine = Machine(options.bin.resolve(), work, options.dry_run,
                       options.fake.resolve() if options.fake else None, sys.executable)
+    machine.costs = str(options.costs.resolve()) if options.costs else None
     machine.prepare({need for name in names for need in CHECKS[name].needs})
     (work / "results").mkdir(exist_ok=True)
     state = work / "state.json"
@@ -147,9 +157,9 @@ def main():
     for name in names:
         left = deadline - time.monotonic()
         if left < 2:
-            c = CHECKS[name]
-            result = {"name": name, "claim": c.claim, "where": c.where, "verdict": "skip", "measured": {},
-                      "reason": f"the {options.minutes:g} minutes were over", "expected": [], "notes": []}
+            result = nothing(CHECKS[name], "skip", f"the {options.minutes:g} minutes were over")
+        elif missing(machine, CHECKS[name]):
+            result = nothing(CHECKS[name], "skip", missing(machine, CHECKS[name]))
         else:
             result = run_check(machine, name, min(CHECKS[name].seconds, left), state)
         report.add(result)

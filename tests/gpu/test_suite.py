@@ -14,7 +14,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from suite import stats, wire  # noqa: E402
+import accept  # noqa: E402
+from suite import checks, questions, stats, table, wire  # noqa: E402, F401
+from suite.check import CHECKS  # noqa: E402
 from suite.checks.common import GRANULE, MIB, rounding  # noqa: E402
 from suite.daemon import parse_metrics  # noqa: E402
 from suite.results import as_markdown, number, split  # noqa: E402
@@ -154,6 +156,124 @@ class Texts(unittest.TestCase):
                 paths[-1].write_bytes(b"x" * size)
             groups = [[p.name for p in group] for group in split(paths, 10)]
         self.assertEqual(groups, [["0", "1"], ["2", "4"]])
+
+
+COSTS = HERE.parent / "fake-gpu" / "costs.txt"
+
+
+def row(check, weight, **facts):
+    same = {"name": "n", "call": "c", "result": 0, "process": None}
+    return dict(same, check=check, device=weight, weight=weight, **facts)
+
+
+class Accepting(unittest.TestCase):
+    def test_people_and_places_are_not_in_what_is_committed(self):
+        data = wire.MAGIC + struct.pack("<HHI", 1, 0, 0) + b"".join([
+            frame(1, b"rank=3\njob=secret\nhost=box7\n", thread=5),
+            frame(100, b"comm=train\ncommand=/home/eve/train.py --key k\nuser=eve\ncgroup=/user.slice/eve\n", bytes=4711,
+                  thread=5),
+            frame(5, b"/home/eve/lib/libtorch.so", tag=1), frame(4, b"a/b", tag=3),
+            frame(16, seq=1, address=0x1000, bytes=100, tag=3, detail=1),
+            frame(85, b"subscribed with /home/eve/libcupti.so.12", detail=1)]) + b"cut"
+        clean = accept.redacted(data)
+        for word in (b"eve", b"secret", b"box7", b"/home", b"key"):
+            self.assertNotIn(word, clean)
+        records = list(wire.read(clean))
+        self.assertEqual([r.payload for r in records],
+                         [b"rank=3\n", b"comm=train\ncommand=train\n", b"libtorch.so", b"a/b", b"",
+                          b"subscribed with libcupti.so.12"])
+        self.assertEqual(records[1].bytes, 1000, "the uid is nobody's")
+        self.assertEqual(wire.Account(records).bytes_by_tag(), {"a/b": 100})
+
+    def test_results_of_a_dry_run_are_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "results.json").write_text(json.dumps({"head": {"title": "a dry run"}, "results": []}))
+            done = subprocess.run([sys.executable, HERE / "accept.py", folder, "--into", folder], capture_output=True,
+                                  text=True)
+            self.assertIn("no evidence", done.stderr)
+            self.assertEqual(done.returncode, 1)
+
+
+class Questions(unittest.TestCase):
+    def test_each_has_a_check_and_no_check_names_another(self):
+        asked = {number for c in CHECKS.values() for number in c.questions}
+        self.assertEqual(asked, set(questions.QUESTIONS))
+
+    def test_answers_and_silence_are_told(self):
+        results = [{"name": "a.b", "verdict": "pass", "reason": None, "questions": [5],
+                    "answers": [{"question": 5, "text": "Two."}]},
+                   {"name": "c.d", "verdict": "skip", "reason": "no tool", "questions": [5, 9], "answers": []}]
+        lines = questions.answers(results)
+        self.assertEqual(len(lines), 2)
+        self.assertIn("Two. (a.b)", lines[0])
+        self.assertTrue(lines[1].endswith("**No answer** [c.d: skip, no tool]"), lines[1])
+
+
+class Costs(unittest.TestCase):
+    def test_the_committed_file_has_evidence_for_every_cost(self):
+        costs = table.parse(COSTS.read_text())
+        self.assertGreater(len(costs), 20)
+        for key, (_, evidence) in costs.items():
+            self.assertRegex(evidence, "^(documented|assumed|measured on .+, driver .+): ", key)
+
+    def test_lines(self):
+        self.assertEqual(table.parse("# x\n\n a.b = 3M # why\nc=7"), {"a.b": (3 * MIB, "why"), "c": (7, "")})
+        self.assertRaisesRegex(ValueError, "line 2", table.parse, "a = 1\nb : 2")
+        self.assertEqual([table.written("cost.granule", v) for v in (0, 512, 1024, 3 * MIB, 1 << 30)],
+                         ["0", "512", "1K", "3M", "1G"])
+        self.assertEqual(table.written("threads", 2048), "2048", "threads are no bytes")
+
+    def test_what_was_not_measured_stays_as_it_was(self):
+        base = COSTS.read_text()
+        text = table.write(base, {"cost.stream": (20480, "100 of them")}, "measured on X, driver 1")
+        old, new = table.parse(base), table.parse(text)
+        self.assertEqual(new.pop("cost.stream"), (20480, "measured on X, driver 1: 100 of them"))
+        del old["cost.stream"]
+        self.assertEqual(new, old)
+        self.assertRaises(ValueError, table.write, base, {"cost.unheard": (1, "")}, "x")
+
+    def test_costs_follow_from_rows(self):
+        rows = [row("table.sizes", p, size=s, first=True) for s, p in ((1, 65536), (100000, 131072))]
+        rows += [row("table.sizes", 0, size=1, probe=True), row("table.sizes", 65536, size=100000, probe=True)]
+        rows += [row("table.pools", 9, size=s, reserved=r) for s, r in ((1, 4 * MIB), (5 * MIB, 8 * MIB))]
+        rows += [row("table.limits", p, limit_kind="printf", limit=v, when=w)
+                 for v, w, p in ((MIB, "the limit", 0), (MIB, "a module", MIB // 2), (3 * MIB, "a module", MIB + MIB // 2))]
+        rows.append(dict(row("table.small", 1000, many="stream", each=100), result=801))
+        found = table.fit(rows)
+        self.assertEqual({k: v for k, (v, _) in found.items()},
+                         {"cost.granule": 65536, "cost.small_limit": 100000, "cuda.pool_step": 4 * MIB,
+                          "cost.printf_percent": 50})
+        self.assertIn("a module", found["cost.printf_percent"][1])
+
+    @unittest.skipUnless(os.environ.get("GPU_SUITE_FAKE"), "GPU_SUITE_FAKE: no simulated GPU was built")
+    def test_the_simulated_gpu_charges_what_the_table_says(self):
+        """A machine with odd costs is measured; one that is made of what was measured charges the same for every call."""
+        odd = {"context": 300 << 20, "context_next": 100 << 20, "cost.green_context": 4 << 20, "processors": 80,
+               "threads": 1536, "cost.granule": 128 << 10, "cost.small_limit": 40000, "cost.small_unit": 1024,
+               "cuda.pool_step": 6 << 20, "cost.module_overhead": 8192, "cost.module_granule": 64 << 10,
+               "cost.stack_percent": 50, "cost.heap_percent": 200, "cost.stream": 3000, "cost.event": 700,
+               "cost.graph_exec": 10000, "cost.peer": 1 << 20}
+        with tempfile.TemporaryDirectory() as folder:
+            first = Path(folder) / "odd.txt"
+            first.write_text(table.write(COSTS.read_text(), {k: (v, "odd") for k, v in odd.items()}, "made up"))
+            rows = []
+            for name, costs in (("one", first), ("two", Path(folder) / "one" / "costs.txt")):
+                done = subprocess.run([sys.executable, HERE / "run.py", "--dry-run", "--bin", folder, "--fake",
+                                       os.environ["GPU_SUITE_FAKE"], "--out", Path(folder) / name, "--costs", costs, "--only",
+                                       "table."], env=dict(os.environ, TMPDIR=folder), capture_output=True, text=True,
+                                      timeout=120)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                found = json.loads((Path(folder) / name / "table.json").read_text())["rows"]
+                rows.append([(r["call"], r["weight"], r["device"]) for r in found
+                             if not r["call"].startswith(("vmm_im", "ipc_"))])  # these name processes
+            written = table.parse((Path(folder) / "one" / "costs.txt").read_text())
+        self.assertGreater(len(rows[0]), 300)
+        self.assertEqual(rows[0], rows[1])
+        exact = [k for k in odd if not k.startswith(("cost.stream", "cost.event", "cost.graph_exec"))]
+        # The limit lies within a unit of what could be told.
+        exact.remove("cost.small_limit")
+        self.assertEqual({k: written[k][0] for k in exact}, {k: odd[k] for k in exact})
+        self.assertLess(abs(written["cost.small_limit"][0] - odd["cost.small_limit"]), 1024)
 
 
 HOSTILE = '''

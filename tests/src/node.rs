@@ -1,7 +1,9 @@
 //! A small node as a daemon records it: one GPU, a process with an agent, one without, one reading.
 
 use gpumem_ledger::{Origin, ProcessKey};
-use gpumem_wire::{Absence, Body, ByeReason, ClockKind, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+use gpumem_wire::{
+    Absence, Body, ByeReason, ClockKind, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp,
+};
 
 /// The process with an agent.
 pub const A: ProcessKey = ProcessKey { pid: 41, start_ticks: 7 };
@@ -16,12 +18,15 @@ pub fn device() -> Body<'static> {
 
 /// A daemon's recording: two processes, the second without an agent, one reading.
 pub fn said() -> Vec<(Origin, Record<'static>)> {
-    let at = |time_ns| Stamp { time_ns, device: 0, ..Stamp::default() };
+    // Times are in tenths of a second.
+    let at = |tenths: u64| Stamp { time_ns: tenths * 100_000_000, device: 0, context: 1, ..Stamp::default() };
+    let device_record = |tenths: u64| Stamp { context: 0, ..at(tenths) };
     let (host, a) = (Origin::Host, Origin::Process(A));
     let anchor =
         Body::ClockAnchor { realtime_ns: 10_000_000_000, boottime_ns: 0, clock: ClockKind::Monotonic };
     let allocation =
-        Body::AllocEnd { address: 4096, bytes: 100 << 20, pool: 0, took_us: 0, memory: MemoryKind::Device };
+        Body::AllocEnd { address: 4096, bytes: 99 << 20, pool: 0, took_us: 0, memory: MemoryKind::Device };
+    let module = Body::DriverEvent { bytes: 11 << 20, value: 1, event: DriverEventKind::ModuleLoaded };
     let used = |mib: u64, start_ticks| Body::ProcessSample {
         start_ticks,
         used_bytes: Reading::of(mib << 20),
@@ -41,12 +46,14 @@ pub fn said() -> Vec<(Origin, Record<'static>)> {
     };
     let bodies = [
         (host, at(0), anchor),
-        (host, at(0), device()),
-        (a, at(0), device()),
+        (host, device_record(0), device()),
+        (a, device_record(0), device()),
         (host, Stamp { thread: A.pid, ..at(1) }, facts),
         (a, Stamp { tag: 1, ..at(1) }, Body::Tag { path: "model/weights" }),
-        (a, Stamp { seq: 1, tag: 1, ..at(2) }, allocation),
-        (a, at(10), Body::Watermark { last_seq: 1, in_flight_since_ns: 0 }),
+        (a, Stamp { seq: 1, tag: 1, ..at(2) }, Body::ContextCreate { handle: 1 }),
+        (a, Stamp { seq: 2, tag: 1, ..at(3) }, module),
+        (a, Stamp { seq: 3, tag: 1, ..at(4) }, allocation),
+        (a, at(10), Body::Watermark { last_seq: 3, in_flight_since_ns: 0 }),
         (host, at(10), Body::SampleBegin { number: 1 }),
         (host, at(10), memory),
         (host, Stamp { thread: A.pid, ..at(10) }, used(600, A.start_ticks)),

@@ -27,6 +27,7 @@ static const char help[] =
     "  --threads N     helper threads, the first has no scopes (2)\n"
     "  --oom           ask for too much half-way, go on     --oom-fatal     exit with 1 then\n"
     "  --leak MIB      that much more with each step, until the device is full\n"
+    "  --leak-modules  load a module with each step  --no-cache      keep nothing else from step to step\n"
     "  --race N        N threads take and give the same sizes after the steps\n"
     "  --race-loops N  that many times each (20000)\n"
     "  --pool-shrinks  let the driver's pool give back what is free at each synchronisation (no event tells)\n"
@@ -35,12 +36,12 @@ static const char help[] =
     "  --leave         main leaves with pthread_exit at the end\n";
 
 static void parse(int argc, char **argv) {
-    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, LEAK, LEAVE, HELP };
+    enum { STEPS = 1, STEP_MS, DEVICE_LIST, SEED, THREADS, OOM, OOM_FATAL, RACE, LOOPS, FORK, HOLD, FREE, QUIET, SHRINKS, LEAK, LEAVE, MODULES, NO_CACHE, HELP };
     static const struct option names[] = {
         {"steps", 1, 0, STEPS},    {"step-ms", 1, 0, STEP_MS}, {"devices", 1, 0, DEVICE_LIST}, {"seed", 1, 0, SEED},
         {"threads", 1, 0, THREADS}, {"oom", 0, 0, OOM},         {"oom-fatal", 0, 0, OOM_FATAL}, {"race", 1, 0, RACE},
         {"race-loops", 1, 0, LOOPS}, {"fork", 0, 0, FORK},      {"hold", 1, 0, HOLD},           {"free", 0, 0, FREE},
-        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"leak", 1, 0, LEAK}, {"leave", 0, 0, LEAVE}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
+        {"quiet", 0, 0, QUIET},    {"pool-shrinks", 0, 0, SHRINKS}, {"leak", 1, 0, LEAK}, {"leave", 0, 0, LEAVE}, {"leak-modules", 0, 0, MODULES}, {"no-cache", 0, 0, NO_CACHE}, {"help", 0, 0, HELP},       {0, 0, 0, 0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (c) {
         case STEPS: opt.steps = atoi(optarg); break;
         case STEP_MS: opt.step_ms = atoi(optarg); break;
@@ -57,6 +58,8 @@ static void parse(int argc, char **argv) {
         case LEAK: opt.leak = strtoull(optarg, NULL, 0) * MIB; break;
         case SHRINKS: opt.pool_shrinks = 1; break;
         case LEAVE: opt.leave = 1; break;
+        case MODULES: opt.leak_modules = 1; break;
+        case NO_CACHE: opt.no_cache = 1; break;
         case HELP: fputs(help, stdout); exit(0);
         case DEVICE_LIST:
             opt.device_count = 0;

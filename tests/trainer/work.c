@@ -120,13 +120,17 @@ void train(device *d, int step) {
     must(take_async(d, 12 * MIB, &scratch), "a scratch");
     give_async(d, scratch);
     pop();
-    if (step % 8 == 3) {
+    if (step % 8 == 3 && !opt.no_cache) {
         push("kv_cache");
         int result = region_grow(d, 4 * MIB);
         if (result != OUT_OF_MEMORY) must(result, "growing the cache");
         pop();
     }
     if (step == 2) must(cu.cuModuleLoadData(&modules[o][1], "another module's source"), "cuModuleLoadData");
+    if (opt.leak_modules) {
+        void *module; /* its memory is the driver's: only the gap grows */
+        must(cu.cuModuleLoadData(&module, "one more module's source"), "cuModuleLoadData");
+    }
     must(cu.cuCtxSynchronize(), "cuCtxSynchronize");
     look(d);
     pool_says(d->pool.id, d->pool.used);

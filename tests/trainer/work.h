@@ -9,7 +9,7 @@
 
 typedef struct {
     uint64_t seed;
-    int steps, step_ms, threads, race, race_loops, fork_child, oom, oom_fatal, quiet, leave, release, pool_shrinks;
+    int steps, step_ms, threads, race, race_loops, fork_child, oom, oom_fatal, quiet, leave, release, pool_shrinks, no_cache, leak_modules;
     uint64_t leak;
     double hold;
     int device_count, devices[DEVICES];

@@ -6,7 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
-use crate::threads::{CALLS, Call, Thread};
+use crate::threads::{CALLS, Call, HEARING_SINCE_NS, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{
     Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
@@ -37,11 +37,11 @@ pub unsafe extern "C" fn callback(_: *mut c_void, domain: u32, id: u32, data: *c
 
 #[inline(always)]
 unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData) {
-    let Some(meaning) = table::meaning(id) else { return };
+    let Some(meaning) = table::meaning(id) else { return super::pulse::heard(id) };
     if data.params.is_null() {
         return;
     }
-    let here = Here { core, thread, data };
+    let here = Here { core, thread, data, id };
     if data.site == ENTER {
         // SAFETY: parameters of call `id`.
         unsafe { here.enter(meaning) };
@@ -56,6 +56,7 @@ struct Here<'a> {
     core: &'a Core,
     thread: &'a Thread,
     data: &'a CallbackData,
+    id: u32,
 }
 
 impl Here<'_> {
@@ -77,13 +78,21 @@ impl Here<'_> {
             0 => NONE_DEVICE,
             _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
         };
-        At { tag, flags, context: self.data.context_uid, device }
+        At { tag, flags, context: self.data.context_uid, module: 0, device }
     }
 
     /// As `at`, on the device that the parameters name.
     fn at_device(&self, ordinal: u32) -> At {
         let (tag, flags) = self.core.tag(self.thread);
-        At { tag, flags, context: self.data.context_uid, device: self.core.device(ordinal) }
+        let device = self.core.device(ordinal);
+        At { tag, flags, context: self.data.context_uid, module: 0, device }
+    }
+
+    /// With the library that made this call.
+    #[inline(always)]
+    fn called(&self, at: At) -> At {
+        let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
+        At { module: self.core.caller(self.thread, self.id, params, frame), ..at }
     }
 
     #[inline(always)]
@@ -91,6 +100,8 @@ impl Here<'_> {
         use Meaning::*;
         let now = self.core.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
+        (call.id, call.params) = (self.id, self.data.params as usize);
+        self.forget_unheard();
         // SAFETY: each shape is that of the calls with this meaning.
         unsafe {
             match meaning {
@@ -129,6 +140,18 @@ impl Here<'_> {
                     }
                 }
                 PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
+                PrimaryReset => {
+                    self.core.driver_pools.forget_device(self.params::<params::Small>().value);
+                }
+                CtxCreate => self.creating(&mut call, self.params::<params::CtxCreate>().device),
+                CtxCreateV3 => self.creating(&mut call, self.params::<params::CtxCreateV3>().device),
+                CtxCreateV4 => self.creating(&mut call, self.params::<params::CtxCreateV4>().device),
+                PrimaryRetain => {
+                    let ordinal = self.params::<params::PrimaryRetain>().device;
+                    if self.core.devices.retain_creates(ordinal) {
+                        self.creating(&mut call, ordinal);
+                    }
+                }
                 _ if table::allocates(meaning) => {
                     let since = &self.thread.allocating_since_ns;
                     if since.load(Relaxed) == 0 {
@@ -144,6 +167,28 @@ impl Here<'_> {
             own.calls[own.open] = Some(call);
             own.open += 1;
         }
+    }
+
+    /// Calls whose return fell into a time without callbacks.
+    #[inline(always)]
+    fn forget_unheard(&self) {
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        let own = unsafe { self.thread.own() };
+        let outermost = own.calls[0].filter(|_| own.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            own.open = 0;
+            self.thread.allocating_since_ns.store(0, Release);
+        }
+    }
+
+    /// A context is going to be made, which takes the driver a tenth of a second: what is charged now is charged without it.
+    fn creating(&self, call: &mut Call, ordinal: u32) {
+        if !self.core.devices.exists(ordinal) {
+            return; // the call is going to say so
+        }
+        call.creating = true;
+        let at = self.called(self.at_device(ordinal));
+        self.core.gap_moved(self.thread, at, DriverEventKind::ContextCreating, 0, 0);
     }
 
     fn free(&self, call: &mut Call, address: u64) {
@@ -226,12 +271,12 @@ impl Here<'_> {
         let took_us = took_us(call, self.core.clock.now());
         let what = Allocation { address, bytes, pool, memory, took_us };
         if result != 0 {
-            return self.core.allocation_failed(self.thread, at, result, what);
+            return self.core.allocation_failed(self.thread, self.called(at), result, what);
         }
         if address == 0 || call.is_some_and(|call| call.reported == address) {
             return; // nothing was allocated, or a call inside of this one has said so already
         }
-        self.core.allocated(self.thread, at, what);
+        self.core.allocated(self.thread, self.called(at), what);
         // SAFETY: as in `enter`.
         let own = unsafe { self.thread.own() };
         if let Some(Some(outer)) = own.open.checked_sub(1).map(|open| &mut own.calls[open]) {
@@ -254,6 +299,13 @@ impl Here<'_> {
                 }
             }
         };
+        if let Some(memory) = self.core.driver_pools.memory_elsewhere(pool) {
+            // SAFETY: as above.
+            let address = unsafe { read(out, result) };
+            return self.booked(call, result, at, address, bytes, 0, memory);
+        }
+        // A pool can be used from another device's context.
+        at.device = self.core.driver_pools.device_of(pool).unwrap_or(at.device);
         self.core.pool_seen(self.thread, pool, at.device, PoolOwner::Driver);
         if call.is_some_and(|call| call.captured) {
             at.flags = at.flags.with(Flags::CAPTURED);
@@ -306,6 +358,10 @@ impl Here<'_> {
                     let p: params::AllocFlags = self.params();
                     self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Managed);
                 }
+                AllocHostV1 => {
+                    let p: params::AllocHostV1 = self.params();
+                    self.alloc(call, result, p.out, p.bytes.into(), MemoryKind::Pinned);
+                }
                 AllocHost => {
                     let p: params::Alloc = self.params();
                     self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
@@ -319,7 +375,7 @@ impl Here<'_> {
                     let bytes = p.bytes as u64;
                     self.booked(call, result, self.at(), p.address, bytes, 0, MemoryKind::Registered);
                 }
-                Array2d | Array3d | Mipmap => self.array(meaning, call, result),
+                Array2d | Array3d | Array2dV1 | Array3dV1 | Mipmap => self.array(meaning, call, result),
                 GraphAddAlloc => {
                     let p: params::GraphAddAlloc = self.params();
                     self.graph_alloc(call, result, p.parameters);
@@ -332,12 +388,21 @@ impl Here<'_> {
                 },
                 _ if result != 0 => self.failed(meaning, result),
                 MemCreate | MemMap | MemRetain | MemImport | MulticastCreate => self.handle(meaning, call),
-                IpcOpen | ExternalImport | ExternalBuffer | PoolImportPointer => self.import(meaning),
+                IpcOpen | ExternalImport | ExternalBuffer | ExternalMipmap | PoolImportPointer => {
+                    self.import(meaning);
+                }
                 PoolCreate => {
                     let p: params::PoolCreate = self.params();
-                    let ordinal = p.properties.as_ref().and_then(|pool| pool.location.ordinal());
-                    if let Some(ordinal) = ordinal {
-                        core.pool_seen(thread, read(p.out, 0), core.device(ordinal), PoolOwner::Driver);
+                    let Some(properties) = p.properties.as_ref() else { return };
+                    let pool = read(p.out, 0);
+                    match properties.location.ordinal() {
+                        _ if properties.kind == params::MANAGED => {
+                            core.driver_pools.is_elsewhere(pool, MemoryKind::Managed);
+                        }
+                        Some(ordinal) => {
+                            core.pool_seen(thread, pool, core.device(ordinal), PoolOwner::Driver);
+                        }
+                        None => core.driver_pools.is_elsewhere(pool, MemoryKind::Pinned),
                     }
                 }
                 PoolImport => {} // the exporter pays
@@ -348,7 +413,9 @@ impl Here<'_> {
                 }
                 LocationSetPool => {
                     let p: params::LocationSetPool = self.params();
-                    if let Some(ordinal) = p.location.as_ref().and_then(|location| location.ordinal()) {
+                    let ordinal = p.location.as_ref().and_then(|location| location.ordinal());
+                    // The one for managed memory is none that cuMemAllocAsync takes from.
+                    if let Some(ordinal) = ordinal.filter(|_| p.kind == params::PINNED) {
                         core.driver_pools.set_current(ordinal, p.pool);
                     }
                 }
@@ -357,23 +424,25 @@ impl Here<'_> {
                 }
                 CtxCreate => {
                     let p: params::CtxCreate = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
                 }
                 CtxCreateV3 => {
                     let p: params::CtxCreateV3 = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
                 }
                 CtxCreateV4 => {
                     let p: params::CtxCreateV4 = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
                 }
                 PrimaryRetain => {
                     let p: params::PrimaryRetain = self.params();
-                    self.context(p.out, p.device);
+                    self.context(call, p.out, p.device);
+                    core.devices.set_primary(p.device, read(p.out, 0) as usize);
                 }
                 PrimaryReset => {
                     let at = self.at_device(self.params::<params::Small>().value);
                     core.context_ended(thread, at, DestroyScope::Device);
+                    crate::sender::wake();
                 }
                 SetLimit => {
                     let p: params::SetLimit = self.params();
@@ -383,7 +452,7 @@ impl Here<'_> {
                         2 => DriverEventKind::HeapLimit,
                         _ => return,
                     };
-                    self.event(self.at(), event, p.value as u64);
+                    core.gap_moved(thread, self.called(self.at()), event, 0, p.value as u64);
                 }
                 PeerAccess => self.event(self.at(), DriverEventKind::PeerAccess, 0),
                 GreenCreate => {
@@ -408,7 +477,7 @@ impl Here<'_> {
     }
 
     fn event(&self, at: At, event: DriverEventKind, value: u64) {
-        self.core.record(self.thread, at, Body::DriverEvent { bytes: 0, value, event }, nothing);
+        self.core.record(self.thread, self.called(at), Body::DriverEvent { bytes: 0, value, event }, nothing);
     }
 
     /// A call failed that takes no row when it succeeds; a failed cuMemCreate is an allocation that failed.
@@ -423,7 +492,7 @@ impl Here<'_> {
         let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
         let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
         let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, took_us: 0 };
-        self.core.allocation_failed(self.thread, at, result, what);
+        self.core.allocation_failed(self.thread, self.called(at), result, what);
     }
 
     unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
@@ -436,7 +505,7 @@ impl Here<'_> {
                     let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
                     let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
                     let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-                    let at = At { context: took_us(call, core.clock.now()), ..at };
+                    let at = At { context: took_us(call, core.clock.now()), ..self.called(at) };
                     core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory);
                 }
                 Meaning::MemMap => {
@@ -444,7 +513,7 @@ impl Here<'_> {
                     if core.is_multicast(p.handle) {
                         core.remember_multicast_mapping(p.address);
                     } else {
-                        core.mapped(thread, self.at(), p.address, p.bytes as u64, p.handle);
+                        core.mapped(thread, self.called(self.at()), p.address, p.bytes as u64, p.handle);
                     }
                 }
                 Meaning::MemRetain => {
@@ -453,7 +522,7 @@ impl Here<'_> {
                 }
                 Meaning::MemImport => {
                     let p: params::MemImport = self.params();
-                    core.handle_imported(thread, self.at(), read(p.out, 0));
+                    core.handle_imported(thread, self.called(self.at()), read(p.out, 0));
                 }
                 _ => {
                     let p: params::MulticastCreate = self.params();
@@ -477,34 +546,35 @@ impl Here<'_> {
                 Meaning::ExternalBuffer => {
                     (read(self.params::<params::MappedBuffer>().out, 0), 0, ImportSource::External)
                 }
+                Meaning::ExternalMipmap => {
+                    (read(self.params::<params::MappedMipmap>().out, 0), 0, ImportSource::External)
+                }
                 _ => (read(self.params::<params::PoolImportPointer>().out, 0), 0, ImportSource::PoolPointer),
             }
         };
         if address != 0 {
-            self.core.imported(self.thread, self.at(), address, bytes, source);
+            self.core.imported(self.thread, self.called(self.at()), address, bytes, source);
         }
     }
 
     unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
         // SAFETY: shapes by meaning; descriptors are the caller's, or null.
         let (out, bytes) = unsafe {
-            match meaning {
-                Meaning::Array2d => {
-                    let p: params::ArrayCreate = self.params();
-                    let two = p.description.cast::<params::Array2d>().as_ref();
-                    (p.out, two.map_or(0, arrays::bytes))
-                }
-                Meaning::Array3d => {
-                    let p: params::ArrayCreate = self.params();
-                    (
-                        p.out,
-                        p.description.cast::<params::Array3d>().as_ref().map_or(0, |a| arrays::levels(a, 1)),
-                    )
-                }
-                _ => {
-                    let p: params::MipmapCreate = self.params();
-                    (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
-                }
+            if meaning == Meaning::Mipmap {
+                let p: params::MipmapCreate = self.params();
+                (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
+            } else {
+                let p: params::ArrayCreate = self.params();
+                let bytes = match meaning {
+                    _ if p.description.is_null() => 0,
+                    Meaning::Array2d => arrays::bytes(&*p.description.cast()),
+                    Meaning::Array2dV1 => arrays::bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
+                    Meaning::Array3dV1 => {
+                        arrays::levels(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
+                    }
+                    _ => arrays::levels(&*p.description.cast(), 1),
+                };
+                (p.out, bytes)
             }
         };
         let mut at = self.at();
@@ -540,7 +610,7 @@ impl Here<'_> {
         self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
     }
 
-    unsafe fn context(&self, out: params::Out, ordinal: u32) {
+    unsafe fn context(&self, call: Option<&Call>, out: params::Out, ordinal: u32) {
         // SAFETY: the call succeeded, so its out-parameter is filled.
         let handle = unsafe { read(out, 0) } as usize;
         let uid =
@@ -548,7 +618,10 @@ impl Here<'_> {
                 true => self.data.context_uid,
                 false => 0,
             });
-        self.core.context_seen(self.thread, handle, uid, ordinal);
+        // A retain that was entered before we listened may have found the context there.
+        let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
+        let at = created.then(|| self.called(self.at_device(ordinal)));
+        self.core.context_seen(self.thread, handle, uid, ordinal, at);
     }
 }
 

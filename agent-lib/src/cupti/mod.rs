@@ -5,12 +5,13 @@
 //! decode.rs     callback of a call -> booking        arrays.rs    what an array costs
 //! resource.rs   contexts, modules, graph nodes
 //! find.rs       which libcupti to use
-//! subscribe.rs  subscription, its refusals and its retries
+//! subscribe.rs  subscription and its refusals          pulse.rs     whether it is alive
 //! ```
 
 mod arrays;
 pub mod decode;
 pub mod find;
+pub mod pulse;
 mod resource;
 pub mod subscribe;
 pub mod table;

@@ -1,9 +1,21 @@
 //! Callbacks about contexts, modules and graph nodes.
 
-use crate::core::{At, Core, nothing};
+use crate::core::{At, Core};
 use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
-use gpumem_wire::{Body, DestroyScope, DriverEventKind, NONE_DEVICE};
+use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
+
+/// The library that made the call in which this callback comes; without one that is listened to (a kernel's first launch
+/// loads its module), whoever is found above.
+fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
+    let call = {
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        let own = unsafe { thread.own() };
+        own.open.checked_sub(1).and_then(|open| own.calls.get(open).copied().flatten())
+    };
+    let (id, params) = call.map_or((0, 0), |call| (call.id, call.params));
+    core.caller(thread, id, params, (&raw const data) as usize)
+}
 
 /// Resource callbacks can come while the driver holds its locks: nothing is called here.
 ///
@@ -16,6 +28,7 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
             if let Some((device, uid)) = core.context_gone(context) {
                 let at = At { context: uid, device, ..At::NOWHERE };
                 core.context_ended(thread, at, DestroyScope::Context);
+                crate::sender::wake();
             }
         }
         ids::resource::MODULE_LOADED | ids::resource::MODULE_UNLOAD_STARTING => {
@@ -34,13 +47,8 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
             };
             let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
             let (tag, flags) = core.tag(thread);
-            let at = At { tag, flags, context: uid, device };
-            core.record(
-                thread,
-                at,
-                Body::DriverEvent { bytes, value: module.module_id.into(), event },
-                nothing,
-            );
+            let at = At { tag, flags, context: uid, module: caller(core, thread, data), device };
+            core.gap_moved(thread, at, event, bytes, module.module_id.into());
         }
         ids::resource::GRAPHNODE_CREATED => {
             // SAFETY: as above.

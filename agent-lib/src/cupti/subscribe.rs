@@ -1,33 +1,54 @@
 //! The subscription: one per process, taken by whoever comes first. Refusals are a state that is told, and tried again.
 
 use super::find::{c_path, candidates};
+use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
 use crate::core::Core;
 use crate::state;
+use crate::threads::{HEARING_SINCE_NS, Thread};
 use cupti_sys::{Api, CuptiResult, SubscriberHandle, SubscriberParams, domain, friendly, ids};
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 /// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
 const TAKEN: CuptiResult = 39;
-/// From this version on several clients may subscribe, if the driver can.
-const MULTIPLE: u32 = 130_200;
+/// CUPTI_ERROR_UNKNOWN.
+const UNKNOWN: CuptiResult = 999;
+/// From this version on the parameters of a subscription have a word for several clients.
+const LARGER_PARAMETERS: u32 = 130_200;
+/// Several clients at a time are asked for from here on: before, that mode was a trial, and it crashed.
+const MULTIPLE: u32 = 130_301;
+/// Without these two nothing can be said about memory.
+const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
+/// Results that are about the file: it does no good, and another one may. After any other the library has got as far as the
+/// driver, which may know addresses in it by now: then it stays open.
+const WRONG_FILE: [CuptiResult; 5] = [1, 2, 15, 46, UNKNOWN];
 
 /// What is subscribed; enabling callbacks must be done by one thread at a time.
-static SUBSCRIPTION: Mutex<Option<Subscription>> = Mutex::new(None);
+static SUBSCRIPTION: Mutex<Place> = Mutex::new(Place { subscription: None, lost: false, number: 0 });
 /// A context existed before we came, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
 /// CUPTI said that it has given up.
 static DEAD: AtomicBool = AtomicBool::new(false);
-/// 0 nobody asked, 1 paused by the program.
-static PAUSED: AtomicU8 = AtomicU8::new(0);
-/// Of the library in use, for callbacks: they must not wait for the mutex.
-static CONTEXT_ID: std::sync::OnceLock<unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult> =
-    std::sync::OnceLock::new();
+/// How often the program has asked for a pause that has not ended.
+static PAUSES: AtomicU32 = AtomicU32::new(0);
+/// cuptiGetContextId of the library in use, for callbacks: they must not wait for the mutex.
+static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+type GetContextId = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
 
 #[derive(Debug)]
+struct Place {
+    subscription: Option<Subscription>,
+    /// Its callbacks have stopped: nothing is ever called with its handle again.
+    lost: bool,
+    /// Of the subscriptions of this process, which one.
+    number: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
 struct Subscription {
     api: Api,
     handle: SubscriberHandle,
@@ -41,14 +62,31 @@ unsafe impl Send for Subscription {}
 pub enum Outcome {
     /// Callbacks will come.
     Subscribed,
-    /// Somebody else has it, or nothing fits: worth trying again.
+    /// Somebody else has it, or nothing fits: worth trying again. Or the program does not want it now.
     Refused,
+}
+
+/// How it stands with the subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It is ours.
+    Ours,
+    /// It was ours, and is silent.
+    Lost,
+    /// We have none.
+    Nothing,
+    /// We have none, and the program does not want one now.
+    Unwanted,
 }
 
 /// Tries every candidate, best first. Call it only with libcuda loaded and cuInit under way or done.
 pub fn attach(core: &Core) -> Outcome {
-    let Ok(mut subscription) = SUBSCRIPTION.lock() else { return Outcome::Refused };
-    if subscription.is_some() {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return Outcome::Refused };
+    if paused() {
+        state::set(AgentState::Paused, 0, PAUSED);
+        return Outcome::Refused;
+    }
+    if place.subscription.is_some() && !place.lost {
         return Outcome::Subscribed;
     }
     let version = core.devices.driver().and_then(|driver| driver.version());
@@ -56,15 +94,18 @@ pub fn attach(core: &Core) -> Outcome {
     for path in candidates(&core.settings, version) {
         let Some(file) = c_path(&path) else { continue };
         let Ok(api) = Api::open(&file) else { continue };
+        let since_ns = if place.number == 0 { 0 } else { core.clock.now() };
         match subscribe(&api) {
             Ok(handle) => {
-                if let Some(get) = api.get_context_id {
-                    let _ = CONTEXT_ID.set(get);
-                }
-                enable(&api, handle);
-                *subscription = Some(Subscription { api, handle });
+                HEARING_SINCE_NS.store(since_ns, Release);
+                let get = api.get_context_id.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
+                CONTEXT_ID.store(get, Release);
+                *place = Place {
+                    subscription: Some(Subscription { api, handle }),
+                    lost: false,
+                    number: place.number + 1,
+                };
                 DEAD.store(false, Relaxed);
-                drop(subscription);
                 say_covered();
                 return Outcome::Subscribed;
             }
@@ -73,10 +114,14 @@ pub fn attach(core: &Core) -> Outcome {
                 state::set(AgentState::Blocked, TAKEN as u16, by);
                 return Outcome::Refused; // it stays open: the holder may use this very copy
             }
-            Err((result, _)) => {
-                api.library.close();
+            Err((result, what)) => {
+                if WRONG_FILE.contains(&result) {
+                    api.library.close();
+                }
                 // The best candidate's: it is the one that should have worked.
-                refusal.get_or_insert_with(|| (result, format!("{} ({})", friendly(result), path.display())));
+                refusal.get_or_insert_with(|| {
+                    (result, format!("{}{what} ({})", friendly(result), path.display()))
+                });
             }
         }
     }
@@ -87,8 +132,18 @@ pub fn attach(core: &Core) -> Outcome {
     Outcome::Refused
 }
 
-/// A subscription, or why not: the result, and who holds it where CUPTI says.
+/// A subscription that listens, or why not: the result, and who holds it where CUPTI says.
 fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
+    let handle = claim(api)?;
+    enable(api, handle).map_err(|result| {
+        // SAFETY: our own handle, not used again.
+        unsafe { (api.unsubscribe)(handle) };
+        (result, format!(", code {result}: it delivers no allocations"))
+    })?;
+    Ok(handle)
+}
+
+fn claim(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     let mut handle: SubscriberHandle = std::ptr::null_mut();
     let version = api.version().unwrap_or(0);
     let mut holder = [0_u8; 128];
@@ -96,8 +151,9 @@ fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
         let allow: &[u8] = if version >= MULTIPLE { &[1, 0] } else { &[0] };
         let mut result = 0;
         for &allow_multiple in allow {
+            holder = [0; 128];
             let mut params = SubscriberParams {
-                struct_bytes: if version >= MULTIPLE {
+                struct_bytes: if version >= LARGER_PARAMETERS {
                     SubscriberParams::BYTES_13_2
                 } else {
                     SubscriberParams::BYTES_13_0
@@ -121,7 +177,8 @@ fn subscribe(api: &Api) -> Result<SubscriberHandle, (CuptiResult, String)> {
     // SAFETY: a function of this library; the callback lives as long as the process (-z nodelete).
     match unsafe { (api.subscribe)(&mut handle, super::callback, std::ptr::null_mut()) } {
         0 => Ok(handle),
-        result => Err((result, text(&holder))),
+        TAKEN => Err((TAKEN, text(&holder))),
+        result => Err((result, String::new())),
     }
 }
 
@@ -129,15 +186,20 @@ fn text(buffer: &[u8]) -> String {
     CStr::from_bytes_until_nul(buffer).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Ids that a library does not know are refused by it and left out.
-fn enable(api: &Api, handle: SubscriberHandle) {
+/// Ids that a library does not know are refused by it and left out, but for those that everything hangs on.
+fn enable(api: &Api, handle: SubscriberHandle) -> Result<(), CuptiResult> {
     let calls = CALLS.iter().map(|(id, _)| (domain::DRIVER_API, *id));
     let resources = RESOURCES.iter().map(|id| (domain::RESOURCE, *id));
     let states = STATES.iter().map(|id| (domain::STATE, *id));
-    for (domain, id) in calls.chain(resources).chain(states) {
+    let pulse = (domain::DRIVER_API, pulse::CALL);
+    for (domain, id) in calls.chain(resources).chain(states).chain([pulse]) {
         // SAFETY: a live subscription; one thread at a time, says the mutex.
-        unsafe { (api.enable_callback)(1, handle, domain, id) };
+        let result = unsafe { (api.enable_callback)(1, handle, domain, id) };
+        if result != 0 && domain == domain::DRIVER_API && VITAL.contains(&id) {
+            return Err(result);
+        }
     }
+    Ok(())
 }
 
 fn say_covered() {
@@ -152,10 +214,21 @@ pub fn note_late() {
     LATE.store(true, Relaxed);
 }
 
+/// No callbacks come any more.
+fn go_blind() {
+    note_late();
+    HEARING_SINCE_NS.store(u64::MAX, Release);
+}
+
 /// CUPTI's number of a context.
 pub fn context_id(handle: usize) -> Option<u32> {
-    let get = CONTEXT_ID.get()?;
+    let get = CONTEXT_ID.load(Acquire);
+    if get.is_null() {
+        return None;
+    }
     let mut id = 0;
+    // SAFETY: `attach` puts nothing but a function of this type there; the library stays loaded.
+    let get = unsafe { std::mem::transmute::<*mut c_void, GetContextId>(get) };
     // SAFETY: a function of the library in use, with a place for its answer.
     (unsafe { get(handle as *const c_void, &mut id) } == 0).then_some(id)
 }
@@ -167,34 +240,81 @@ pub fn said_about_itself(id: u32) {
     }
 }
 
-/// For the sender, now and then: whether it should attach again.
-pub fn wants_attaching() -> bool {
-    if DEAD.swap(false, Relaxed) {
-        // CUPTI has finalized itself: the handle means nothing any more.
-        LATE.store(true, Relaxed);
-        if let Ok(mut subscription) = SUBSCRIPTION.lock() {
-            *subscription = None;
-        }
-        state::set(AgentState::Blocked, 999, "CUPTI stopped after a fatal error of its own");
-    }
-    PAUSED.load(Relaxed) == 0 && SUBSCRIPTION.lock().is_ok_and(|subscription| subscription.is_none())
+fn paused() -> bool {
+    PAUSES.load(Relaxed) != 0
 }
+
+/// For the sender, now and then: how it stands, and the number of the subscription that this is about.
+pub fn held() -> (Held, u64) {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return (Held::Unwanted, 0) };
+    if DEAD.swap(false, Relaxed) && place.subscription.is_some() && !place.lost {
+        // CUPTI has finalized itself: the handle means nothing any more.
+        *place = Place { subscription: None, lost: false, number: place.number + 1 };
+        go_blind();
+        state::set(AgentState::Blocked, UNKNOWN as u16, "CUPTI stopped after a fatal error of its own");
+    }
+    let held = match (&place.subscription, place.lost) {
+        _ if paused() => Held::Unwanted,
+        (Some(_), false) => Held::Ours,
+        (Some(_), true) => Held::Lost,
+        (None, _) => Held::Nothing,
+    };
+    (held, place.number)
+}
+
+/// Its callbacks have stopped; they came until `heard_ns`.
+pub fn lost(heard_ns: u64) {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
+    if place.subscription.is_some() && !paused() {
+        place.lost = true;
+        go_blind();
+        state::set_since(heard_ns, AgentState::Blocked, 0, "CUPTI was finalized by another client");
+    }
+}
+
+/// They have come back by themselves.
+pub fn found(core: &Core) {
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
+    if place.subscription.is_some() && !paused() {
+        place.lost = false;
+        place.number += 1;
+        HEARING_SINCE_NS.store(core.clock.now(), Release);
+        say_covered();
+    }
+}
+
+const PAUSED: &str = "paused by the program";
 
 /// The program wants the subscription for another client. On the caller's thread, so that it is free when this returns.
-pub fn pause() {
-    PAUSED.store(1, Relaxed);
-    let Ok(mut subscription) = SUBSCRIPTION.lock() else { return };
-    if let Some(Subscription { api, handle }) = subscription.take() {
-        // SAFETY: our own handle, not used again. Callbacks under way end in code that stays mapped.
-        unsafe { (api.unsubscribe)(handle) };
-        LATE.store(true, Relaxed);
-        state::set(AgentState::Paused, 0, "paused by the program");
+pub fn pause(core: &Core, thread: &Thread) {
+    PAUSES.fetch_add(1, Relaxed);
+    let Ok(mut place) = SUBSCRIPTION.lock() else { return };
+    let lost = std::mem::replace(&mut place.lost, false);
+    if let Some(Subscription { api, handle }) = place.subscription.take() {
+        // A handle from before somebody finalized CUPTI must not be used: what it points to is gone.
+        thread.busy.store(0, Relaxed);
+        let pulse = pulse::ask(core);
+        thread.busy.store(1, Relaxed);
+        let alive = pulse != pulse::Pulse::Silent || !pulse::was_heard();
+        if alive && !lost && !DEAD.load(Relaxed) {
+            // SAFETY: our own handle, not used again. Callbacks under way end in code that stays mapped.
+            unsafe { (api.unsubscribe)(handle) };
+        }
+        place.number += 1;
+        go_blind();
+    }
+    if core.devices.driver().is_some() {
+        state::set(AgentState::Paused, 0, PAUSED);
     }
 }
 
-/// The other client is done.
+/// The other client is done. Calls nest: the last one counts.
 pub fn resume(core: &Core) {
-    if PAUSED.swap(0, Relaxed) != 0 && core.devices.driver().is_some() {
-        attach(core);
+    let one_less = |pauses: u32| pauses.checked_sub(1);
+    if PAUSES.fetch_update(Relaxed, Relaxed, one_less) == Ok(1) && core.devices.driver().is_some() {
+        note_late(); // it may have been paused since before cuInit
+        if !core.settings.teardown {
+            attach(core);
+        } // else the sender does, when the other client has finalized CUPTI
     }
 }

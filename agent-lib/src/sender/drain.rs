@@ -2,7 +2,8 @@
 
 use super::{Sender, finishing};
 use crate::clock::MARGIN_NS;
-use crate::{state, threads};
+use crate::state::{self, Said};
+use crate::threads;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -110,26 +111,28 @@ impl Sender {
         }
         self.state_version = Some(version);
         self.told = told;
-        self.say_state();
+        self.say_state(self.state_said);
     }
 
-    pub(super) fn say_state(&mut self) -> bool {
-        let (state, result, mut detail) = state::get();
+    /// What the agent has said about itself after the number `after`.
+    pub(super) fn say_state(&mut self, after: u64) {
         let (astray, refused) = self.told;
-        if refused + astray > 0 {
-            let more = format!("{} rows found no place: the state is not whole", refused + astray);
-            detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
+        let said = state::said_after(after);
+        for (index, Said { number, time_ns, state, result, mut detail }) in said.iter().cloned().enumerate() {
+            if refused + astray > 0 && index + 1 == said.len() {
+                let more = format!("{} rows found no place: the state is not whole", refused + astray);
+                detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
+            }
+            self.state_said = number;
+            let stamp = Stamp { time_ns, ..Stamp::default() };
+            self.link.frame(&Record { stamp, body: Body::Agent { result, state, detail: &detail } });
         }
-        if state.to_code() == 0 {
-            return true; // CUPTI was not looked for so far
-        }
-        self.say(Body::Agent { result, state, detail: &detail })
     }
 
     /// The last words.
     pub(super) fn say_bye(&mut self, reason: ByeReason) {
         if self.link.is_up() {
-            self.say_state();
+            self.say_state(self.state_said);
             self.say(Body::Bye { reason });
             self.flush();
         }

@@ -32,14 +32,14 @@ pub fn close_in_child() {
 
 /// A descriptor that is still what we opened: hosts close descriptors that they do not know, and get the numbers for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity {
-    fd: RawFd,
-    device: u64,
-    inode: u64,
+pub(super) struct Identity {
+    pub fd: RawFd,
+    pub device: u64,
+    pub inode: u64,
 }
 
 impl Identity {
-    fn of(fd: RawFd) -> Option<Self> {
+    pub fn of(fd: RawFd) -> Option<Self> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: a place for the answer.
         if fd < 0 || unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
@@ -50,7 +50,7 @@ impl Identity {
         Some(Identity { fd, device: stat.st_dev, inode: stat.st_ino })
     }
 
-    fn holds(self) -> bool {
+    pub fn holds(self) -> bool {
         Identity::of(self.fd) == Some(self)
     }
 }

@@ -6,23 +6,28 @@
 //! link.rs     a connection or a file, and the packet being filled
 //! drain.rs    what is new: names, records, watermark
 //! resync.rs   the state said again
+//! client.rs   the subscription among other clients of CUPTI
+//! wake.rs     callbacks that want a sample now
 //! ```
 
+mod client;
 mod drain;
 mod link;
 mod resync;
+mod wake;
 
 pub use link::close_in_child;
+pub use wake::wake;
 
 use crate::clock::Calibration;
 use crate::core::Core;
-use crate::cupti::subscribe;
 use crate::threads::{self, Thread};
-use crate::{ffi, state};
+use crate::{callers, ffi, state};
+use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 
 /// While there is something to send.
@@ -33,11 +38,7 @@ const IDLE: Duration = Duration::from_millis(100);
 const FAREWELL: Duration = Duration::from_millis(50);
 /// Between looks at pools and threads.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Between attempts to subscribe.
-const RETRY_NS: std::ops::RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
 
-/// Wakes the thread; -1 before it was made.
-static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// The process exits: send what there is and stop.
 static FINISHING: AtomicBool = AtomicBool::new(false);
 /// It has stopped.
@@ -64,11 +65,12 @@ struct Sender {
     epoch: u64,
     /// Of the state that was sent on this connection.
     state_version: Option<u64>,
+    /// Number of the last one that was said on this connection.
+    state_said: u64,
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
-    next_attach_ns: u64,
-    attach_wait_ns: u64,
+    client: Client,
 }
 
 /// Starts it, once in a process.
@@ -78,9 +80,9 @@ pub fn start(core: &'static Core) {
     }
     FINISHING.store(false, Relaxed);
     FINISHED.store(false, Relaxed);
-    // SAFETY: no memory is involved.
-    let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    WAKE.store(wake, Release); // a parent's stays open: it is the parent's, too
+    callers::prepare();
+    callers::look(core);
+    wake::prepare();
     let mut old = std::mem::MaybeUninit::uninit();
     // SAFETY: sets of signals on this stack. The new thread inherits the mask, and so never gets a signal of the host's.
     unsafe {
@@ -111,27 +113,20 @@ pub fn finish() {
     }
 }
 
-fn wake() {
-    let fd = WAKE.load(Acquire);
-    let one = 1_u64;
-    // SAFETY: eight bytes from this stack, to our eventfd; if the host closed it, at worst a write to a stranger of 8 bytes is
-    // refused or not ours to prevent.
-    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
-}
-
 fn finishing() -> bool {
     FINISHING.load(Acquire)
 }
 
-/// Sleeps until a file descriptor has something (`fds` with the events wanted), the exit comes or time is over.
+/// Sleeps until a file descriptor has something (`fds` with the events wanted), somebody wakes us or time is over.
 fn wait(fds: &[(RawFd, i16)], time: Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
-    let wake = (WAKE.load(Acquire), libc::POLLIN);
+    let wake = (wake::descriptor(), libc::POLLIN);
     for (place, (fd, events)) in polled.iter_mut().zip(fds.iter().copied().chain([wake])) {
         (place.fd, place.events) = (fd, events);
     }
     // SAFETY: an array of this length; negative descriptors are ignored.
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
+    wake::taken();
 }
 
 /// Whether this thread is the last one. A program whose `main` leaves with `pthread_exit` ends with its last thread: that
@@ -159,10 +154,10 @@ impl Sender {
             resync: None,
             epoch: 0,
             state_version: None,
+            state_said: 0,
             next_look_ns: 0,
             alone: false,
-            next_attach_ns: 0,
-            attach_wait_ns: *RETRY_NS.start(),
+            client: Client::default(),
         }
     }
 
@@ -189,6 +184,7 @@ impl Sender {
     /// Does what there is to do; whether there was much.
     fn round(&mut self) -> bool {
         self.core.clock.calibrate(&mut self.calibration);
+        callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         self.look_around();
         if !self.link.is_up() && !self.connect() {
             return false;
@@ -214,6 +210,7 @@ impl Sender {
         }
         self.names_sent = 0;
         self.state_version = None;
+        self.state_said = 0;
         self.resync = None;
         // What was in the packet of the old connection was not sent.
         self.taken = self.core.ring.sent();
@@ -235,18 +232,14 @@ impl Sender {
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);
-        if self.core.devices.driver().is_some() && state::armed() && subscribe::wants_attaching() {
-            if self.next_attach_ns == 0 {
-                self.next_attach_ns = now + self.attach_wait_ns; // the first attempt was the injection's
-            } else if now >= self.next_attach_ns {
-                subscribe::note_late();
-                if subscribe::attach(self.core) == subscribe::Outcome::Subscribed {
-                    self.attach_wait_ns = *RETRY_NS.start();
-                    self.next_attach_ns = 0;
-                } else {
-                    self.attach_wait_ns = (self.attach_wait_ns * 2).min(*RETRY_NS.end());
-                    self.next_attach_ns = now + self.attach_wait_ns;
-                }
+        callers::reclaim(now);
+        if self.core.devices.driver().is_some() && state::armed() {
+            // Calls that were in flight have returned unseen: said again, their rows are not.
+            if self.client.look(self.core, now) && self.link.is_up() {
+                self.resync = Some(self.epoch);
+            }
+            if self.client.is_eager {
+                self.next_look_ns = now; // with the next round
             }
         }
     }

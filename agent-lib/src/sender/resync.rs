@@ -68,7 +68,7 @@ impl Sender {
                 return;
             }
         }
-        self.say_state();
+        self.say_state(0);
         let head_seq = self.core.ring.head();
         self.say(Body::ResyncEnd { epoch, head_seq, rows });
         self.flush();

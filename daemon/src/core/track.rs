@@ -15,6 +15,8 @@ struct Track {
     agents: u32,
     /// One of them did.
     spoke: bool,
+    /// The driver's accounting speaks of it, and will once more after its end.
+    is_accounted: bool,
     /// When it ended, and its status.
     gone: Option<(u64, Option<u64>)>,
     /// Something was said since it was last written.
@@ -86,6 +88,13 @@ impl Tracks {
         }
     }
 
+    /// The driver's accounting speaks of it.
+    pub fn accounted(&mut self, key: ProcessKey) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.is_accounted = true;
+        }
+    }
+
     /// It has ended. Who says so first is believed.
     pub fn gone(&mut self, key: ProcessKey, time_ns: u64, status: Option<u64>) {
         if let Some(track) = self.tracks.get_mut(&key) {
@@ -109,6 +118,8 @@ impl Tracks {
                 0 => last_word_ns / 10,
                 _ => last_word_ns,
             };
+            // Its last peak comes with the next list of its devices.
+            let wait_ns = if track.is_accounted { wait_ns.max(last_word_ns / 2) } else { wait_ns };
             track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
         let over: Vec<_> = self

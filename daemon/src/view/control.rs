@@ -1,6 +1,7 @@
 //! The control API: what `gpumem_wire::control` says, as HTTP and JSON over a Unix socket. The kernel says who
 //! asks; a caller sees the processes of their own user, root and the group `gpumemd` see all.
 
+mod coverage;
 mod doctor;
 mod ps;
 mod runs;

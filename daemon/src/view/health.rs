@@ -1,6 +1,7 @@
 //! How the sources are, as views tell it.
 
 use gpumem_ledger::DeviceName;
+use std::collections::BTreeMap;
 
 /// All sources.
 #[derive(Debug, Clone, Default)]
@@ -9,6 +10,14 @@ pub struct Health {
     pub nvml_up: bool,
     /// Why not, or which library and driver.
     pub nvml_reason: String,
+    /// What a person can do about it.
+    pub nvml_remedy: Option<&'static str>,
+    /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `wsl`, `long_records`.
+    pub nvml_facts: BTreeMap<String, String>,
+    /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
+    pub unnamed: Vec<(u16, String, Option<&'static str>)>,
+    /// Faults are not heard of: a call for events did not return.
+    pub no_events: bool,
     /// It is closed on request until then.
     pub released_until_ns: Option<u64>,
     /// Devices that NVML has shown since the start, in its order.
@@ -30,6 +39,23 @@ pub struct Device {
     pub index: u32,
     /// Why there is no fresh reading.
     pub problem: Option<String>,
+    /// What else is known of it.
+    pub details: Details,
+}
+
+/// What helps to understand the numbers of a device.
+#[derive(Debug, Clone, Default)]
+pub struct Details {
+    /// NVML's code for the problem.
+    pub code: Option<u32>,
+    /// What a person can do about it.
+    pub remedy: Option<&'static str>,
+    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
+    pub facts: BTreeMap<String, String>,
+    /// Pids that draw, and pids that MPS names.
+    pub drawing: Vec<u32>,
+    /// See there.
+    pub mps: Vec<u32>,
 }
 
 /// A metric of a source.

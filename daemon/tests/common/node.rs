@@ -1,12 +1,12 @@
 //! A node as sources tell it, at fixed times: so many GPUs with so many processes, each with so many tags.
 
 use gpumem_ledger::{Origin, ProcessKey};
-use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Reading, Record, Stamp};
+use gpumem_wire::{Absence, Body, DeviceIdKind, DriverEventKind, MemoryKind, Reading, Record, Stamp};
 use gpumemd::core::{Board, Core, Pace};
 use gpumemd::keeper::{Keeper, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
-use gpumemd::view::health::{Device, Health};
+use gpumemd::view::health::{Details, Device, Health};
 use gpumemd::view::{Shown, Sight, Sources};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,6 +62,7 @@ impl Node {
             name: gpumem_ledger::DeviceName::of_record(1, index as u64, 0, DeviceIdKind::Gpu),
             index: index as u32,
             problem: None,
+            details: Details::default(),
         };
         let health = Health {
             nvml_up: true,
@@ -104,7 +105,12 @@ impl Node {
         let memory = MemoryKind::Pinned;
         let pinned = Body::AllocEnd { address: 1 << 60, bytes: 8 * MIB, pool: 0, took_us: 1, memory };
         records.push((Stamp { seq: tags + 1, ..at }, pinned));
-        let last_seq = tags + 1;
+        let context = Stamp { context: 1, ..at };
+        records.push((Stamp { seq: tags + 2, ..context }, Body::ContextCreate { handle: 1 }));
+        let event = DriverEventKind::ModuleLoaded;
+        let module = Body::DriverEvent { bytes: 5 * MIB, value: 1, event };
+        records.push((Stamp { seq: tags + 3, ..context }, module));
+        let last_seq = tags + 3;
         let done = Stamp { time_ns: 1_000_000_000, ..at };
         records.push((done, Body::Watermark { last_seq, in_flight_since_ns: 0 }));
         self.core.take(batch(Origin::Process(key), &records));

@@ -81,6 +81,20 @@ impl Machine {
         self.tool("hold", &[&pid.to_string(), &device.to_string(), &bytes.to_string()]);
     }
 
+    pub fn xid(&self, device: u32, number: u32) {
+        self.tool("xid", &[&device.to_string(), &number.to_string()]);
+    }
+
+    pub fn event(&self, device: u32, kind: u32, data: u32) {
+        self.tool("event", &[&device.to_string(), &kind.to_string(), &data.to_string()]);
+    }
+
+    /// How often a function of NVML has been called.
+    pub fn calls(&self, name: &str) -> u64 {
+        let line = format!("call {name} ");
+        self.show().lines().find_map(|text| text.strip_prefix(&line)?.parse().ok()).unwrap_or(0)
+    }
+
     pub fn show(&self) -> String {
         self.tool("show", &[])
     }

@@ -34,6 +34,11 @@ pub struct Seen {
     pub failed_readings: usize,
     pub reserved: Option<u64>,
     pub number_fell: bool,
+    /// Peaks that accounting mode told, in order, by device and pid.
+    pub accounted: HashMap<(u8, u32), Vec<u64>>,
+    pub faults: Vec<(u8, u64)>,
+    /// When each reading of a device began.
+    pub begun: HashMap<u8, Vec<u64>>,
     last_number: u64,
 }
 
@@ -67,6 +72,7 @@ impl Seen {
                 assert!(self.devices.contains_key(&device), "devices are named first");
                 self.number_fell |= number <= self.last_number;
                 self.last_number = number;
+                self.begun.entry(device).or_default().push(record.stamp.time_ns);
                 assert!(self.open.insert(device, (number, Vec::new())).is_none(), "one reading at a time");
             }
             Body::DeviceSample { used_bytes, reserved_bytes, .. } => {
@@ -100,6 +106,12 @@ impl Seen {
             Body::Source { up, reason } => {
                 self.problems.insert(device, (!up).then(|| reason.to_owned()));
             }
+            Body::AccountedPeak { start_ticks, peak_bytes } => {
+                let peaks = self.accounted.entry((device, pid)).or_default();
+                assert!(start_ticks == self.started[&pid], "of a process that was seen");
+                peaks.push(peak_bytes);
+            }
+            Body::DeviceFault { xid } => self.faults.push((device, xid)),
             other => assert_eq!(other.kind(), 0, "not a record of this source: {other:?}"),
         }
     }

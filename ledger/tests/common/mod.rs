@@ -15,9 +15,12 @@
 //! of zero bytes do not appear.
 #![allow(dead_code)]
 
+pub mod gap;
 pub mod joined;
 
-use gpumem_ledger::{AccountView, CellView, Class, ClosedSample, Ledger, Origin, ProcessKey, ProcessView};
+use gpumem_ledger::{
+    AccountView, CellView, Class, ClosedSample, Ledger, Origin, Parts, ProcessKey, ProcessView,
+};
 use gpumem_wire::*;
 use std::collections::BTreeMap;
 
@@ -217,6 +220,29 @@ pub fn verify(process: &ProcessView) {
         assert_eq!(sum(&peak.amounts), peak.tracked_bytes, "cells at the peak sum to the peak");
         if let Some(ClosedSample { tracked_bytes: Some(tracked), amounts, .. }) = &account.latest {
             assert_eq!(sum(amounts), *tracked, "cells of a sample sum to its tracked");
+        }
+        for sample in account.latest.iter().chain(&account.complete) {
+            let parts = sample.parts.map(|parts| parts.sum());
+            assert_eq!(parts, sample.untrackable_bytes(), "parts sum to untrackable");
+        }
+        let gap = peak.gap.map(|gap| (gap.parts.map(|parts| parts.sum()), Some(gap.untrackable_bytes)));
+        assert!(
+            gap.is_none_or(|(parts, untrackable)| parts == untrackable),
+            "parts of the peak's gap sum to it"
+        );
+        if let Some(parts) = account.latest.as_ref().and_then(|sample| sample.parts) {
+            let of = |part: fn(&Parts) -> i64| {
+                sum(&account.steps.iter().map(|step| part(&step.parts)).collect::<Vec<_>>())
+            };
+            let stepped = [
+                of(|p| p.context),
+                of(|p| p.modules),
+                of(|p| p.local_memory),
+                of(|p| p.heaps),
+                of(|p| p.rounding),
+            ];
+            let booked = [parts.context, parts.modules, parts.local_memory, parts.heaps, 0];
+            assert_eq!(stepped, booked, "what was booked came in steps");
         }
     }
 }

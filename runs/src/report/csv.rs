@@ -2,7 +2,8 @@
 //! moment add up to what NVML charges (or to `tracked` without a sample).
 //!
 //! `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`; part is one of
-//! `direct`, `block`, `pool_idle`, `opaque`, `predates`, `untrackable`, `uncovered`.
+//! `direct`, `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, and of what is untrackable `context`, `modules`,
+//! `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
 use crate::run::{Class, Device, Moment};
@@ -58,8 +59,12 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
     if let Some(predates) = moment.predates_bytes.filter(|&bytes| bytes != 0) {
         row("predates", [""; 7], predates);
     }
-    if let Some(untrackable) = moment.untrackable_bytes {
-        row("untrackable", [""; 7], untrackable);
+    if let Some(parts) = moment.gap_parts() {
+        for (part, _, bytes) in parts.each() {
+            if bytes != 0 || part == "unexplained" {
+                row(part, [""; 7], bytes);
+            }
+        }
     }
 }
 

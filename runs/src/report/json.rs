@@ -2,8 +2,11 @@
 //! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
 //! otherwise `version` grows.
 
+use super::growth::{Told, told};
 use super::{By, Composition, Report};
-use crate::run::{Beside, Caveat, Class, Clock, Coverage, Moment, Process, Reading, Source, State};
+use crate::run::{
+    Accounting, Beside, Caveat, Class, Clock, Coverage, Moment, Parts, Process, Reading, Source, State, Step,
+};
 use crate::series::Series;
 use gpumem_ledger::category::OTHERS;
 use serde::Serialize;
@@ -40,10 +43,15 @@ struct DeviceJson<'a> {
     other_tenants: OtherTenants,
     peak_used_bytes: Option<u64>,
     peak_used_time_ns: Option<u64>,
+    /// Absent where accounting mode is off.
+    driver_accounting: Option<Accounting>,
     beside: &'a Beside,
     last: MomentJson<'a>,
     peak: MomentJson<'a>,
+    /// Why the gap changed.
+    steps: &'a [Step],
     series: &'a Series,
+    growth: Option<Told>,
 }
 
 #[derive(Serialize)]
@@ -118,10 +126,13 @@ pub fn json(report: &Report<'_>) -> String {
         other_tenants: OtherTenants { count: device.other_tenants.0, used_bytes: device.other_tenants.1 },
         peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
         peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
+        driver_accounting: device.accounting(),
         beside: &device.beside,
         last: moment_json(report, &device.last),
         peak: moment_json(report, &device.peak),
+        steps: &device.details.steps,
         series: &device.series,
+        growth: told(report, device),
     });
     let document = Document {
         schema: SCHEMA,
@@ -172,7 +183,6 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
             bytes,
         })
     });
-    let unexplained = |bytes| Cause { cause: "unexplained", kind: "at_least", bytes };
     MomentJson {
         time_ns: moment.time_ns,
         used_bytes: moment.used_bytes(),
@@ -182,7 +192,7 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
         pool_idle_bytes: by_layer.pool_idle,
         opaque_bytes: by_layer.opaque,
         untrackable_bytes: moment.untrackable_bytes,
-        untrackable: moment.untrackable_bytes.map(unexplained).into_iter().collect(),
+        untrackable: moment.gap_parts().map(causes).unwrap_or_default(),
         gap_distance_ns: moment.gap_distance_ns,
         tracked_min_bytes: moment.torn.map(|(min, _)| min),
         tracked_max_bytes: moment.torn.map(|(_, max)| max),
@@ -193,6 +203,12 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
         structures: categories(by_structure),
         cells: cells.collect(),
     }
+}
+
+/// The parts that there are; `unexplained` always.
+fn causes(parts: Parts) -> Vec<Cause> {
+    let each = parts.each().into_iter().map(|(cause, kind, bytes)| Cause { cause, kind, bytes });
+    each.filter(|part| part.bytes != 0 || part.cause == "unexplained").collect()
 }
 
 /// Largest first, `Others` last; together with idle and opaque bytes they are `tracked`.

@@ -4,13 +4,15 @@
 pub mod brief;
 pub mod csv;
 pub mod group;
+pub mod growth;
 pub mod json;
+pub mod steps;
 pub mod text;
 pub mod time;
 pub mod units;
 
 use crate::rules::{Groupings, cell_view};
-use crate::run::{Class, Device, Moment, Run};
+use crate::run::{Class, Device, Moment, Parts, Run};
 use gpumem_ledger::CellView;
 use gpumem_ledger::category::{OTHERS, Rules};
 use std::collections::BTreeMap;
@@ -67,6 +69,14 @@ pub enum Part {
     Opaque,
     /// used - predates - tracked.
     Untrackable,
+    /// What creating contexts cost.
+    Context,
+    /// Code and globals of modules.
+    Modules,
+    /// Stacks of kernels.
+    LocalMemory,
+    /// Heaps on the device, and what the driver adds to sizes.
+    Heaps,
     /// What of it has no cause.
     Unexplained,
 }
@@ -250,11 +260,30 @@ impl<'r> Report<'r> {
         let gap = each(&|moment| moment.untrackable_bytes);
         let row = statement.push(Part::Untrackable, "Untrackable", Some(used), gap.clone());
         if gap.iter().any(Option::is_some) {
-            statement.push(Part::Unexplained, "unexplained", Some(row), gap);
+            let parts = moments.map(Moment::gap_parts);
+            for (part, name, of) in GAP {
+                let bytes = parts.map(|parts| parts.map(|parts| of(&parts))).to_vec();
+                // What is zero wherever it is known says nothing, unless there is nothing else to say.
+                let is_bare = part == Part::Unexplained && statement.rows.len() == row + 1;
+                if is_bare || bytes.iter().flatten().any(|&bytes| bytes != 0) {
+                    statement.push(part, name, Some(row), bytes);
+                }
+            }
         }
         statement
     }
 }
+
+type GapRow = (Part, &'static str, fn(&Parts) -> i64);
+
+/// Rows under `Untrackable`.
+const GAP: [GapRow; 5] = [
+    (Part::Context, "context", |parts| parts.context_bytes),
+    (Part::Modules, "modules", |parts| parts.modules_bytes),
+    (Part::LocalMemory, "local memory", |parts| parts.local_memory_bytes),
+    (Part::Heaps, "heaps + rounding", |parts| parts.heaps_bytes.wrapping_add(parts.rounding_bytes)),
+    (Part::Unexplained, "unexplained", |parts| parts.unexplained_bytes),
+];
 
 /// Categories by their largest amount; those beyond `limit` or below `smallest` folded into one row.
 fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Vec<Option<i64>>)> {

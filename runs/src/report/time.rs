@@ -79,11 +79,19 @@ impl Times {
         };
         let told = run.devices.iter().flat_map(|device| {
             let reading = device.reading.map(|reading| reading.time_ns);
-            [Some(device.last.time_ns), Some(device.peak.time_ns), reading]
+            let steps = &device.details.steps;
+            let [first, last] = [steps.first(), steps.last()].map(|step| step.map(|step| step.time_ns));
+            [Some(device.last.time_ns), Some(device.peak.time_ns), reading, first, last]
         });
         let mut days = told.chain([end]).flatten().map(|time_ns| run.clock.day(time_ns));
         let first = days.next();
         Times { clock: run.clock, dated: days.any(|day| Some(day) != first) }
+    }
+
+    /// Those of one day.
+    #[cfg(test)]
+    pub(super) fn of_clock(clock: Clock) -> Self {
+        Times { clock, dated: false }
     }
 
     pub(super) fn time(self, time_ns: u64) -> String {

@@ -1,6 +1,7 @@
 //! What was stored is what is loaded.
 
 use crate::support::{TempDir, run_at};
+use gpumem_runs::growth::{Axis, Growth};
 use gpumem_runs::run::*;
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError};
@@ -30,10 +31,19 @@ fn state() -> impl Strategy<Value = State> {
 }
 
 fn coverage() -> impl Strategy<Value = Coverage> {
-    (any::<[bool; 4]>(), of(text()), any::<[u64; 11]>()).prop_map(|(flags, blocked_by, counts)| Coverage {
+    let blind = (any::<(u64, Option<u64>)>(), text());
+    let blind =
+        blind.prop_map(|((from_ns, to_ns), why)| gpumem_runs::run::BlindWindow { from_ns, to_ns, why });
+    let blocked = (of(text()), any::<Option<u16>>(), prop::collection::vec(blind, 0..3));
+    (any::<[bool; 5]>(), blocked, any::<[u64; 13]>()).prop_map(|(flags, blocked, counts)| Coverage {
         covered: flags[0],
         late: flags[1],
-        blocked_by,
+        blocked_by: blocked.0,
+        blocked_code: blocked.1,
+        blind: blocked.2,
+        blind_count: counts[11],
+        blind_ns: counts[12],
+        blind_doubt: flags[4],
         partial_state: flags[2],
         partial_history: flags[3],
         events: counts[0],
@@ -93,6 +103,15 @@ fn parts() -> impl Strategy<Value = Parts> {
     })
 }
 
+fn step() -> impl Strategy<Value = Step> {
+    let numbers = (any::<(u64, u64, u64, i64, Option<i64>)>(), parts());
+    let words = (text(), vec(text(), 0..3), text(), of(text()), of(text()), of(text()));
+    (numbers, words).prop_map(|((numbers, parts), (cause, also, kind, tag, library, note))| {
+        let (from_ns, time_ns, events, bytes, expected_bytes) = numbers;
+        Step { from_ns, time_ns, bytes, parts, cause, also, events, kind, tag, library, expected_bytes, note }
+    })
+}
+
 fn extremes() -> impl Strategy<Value = Option<Extremes>> {
     of(any::<[i64; 3]>().prop_map(|[min, max, last]| Extremes { min, max, last }))
 }
@@ -117,6 +136,28 @@ fn series() -> impl Strategy<Value = Series> {
     (prop_oneof![1..3u64, any::<u64>()], buckets).prop_map(|(width_ns, buckets)| Series { width_ns, buckets })
 }
 
+fn growth(cells: usize) -> impl Strategy<Value = Growth> {
+    let points = || vec(any::<i64>(), 0..4);
+    let timed = || vec(any::<(u64, i64)>(), 0..4);
+    let of_cells = vec((0..cells.max(1) as u32, points()), 0..3);
+    let at = (any::<bool>(), any::<u64>(), vec(any::<(u64, u64)>(), 0..4), any::<(u64, u64)>());
+    (at, points(), points(), of_cells, points(), timed(), timed()).prop_map(
+        |((by_step, stride, points, latest), named, slack, cells, rest, gap, used)| Growth {
+            axis: if by_step { Axis::Step } else { Axis::Period },
+            period_ns: (!by_step).then_some(stride),
+            stride,
+            points,
+            latest,
+            named,
+            slack,
+            cells,
+            rest,
+            gap,
+            used,
+        },
+    )
+}
+
 fn device(cells: usize) -> impl Strategy<Value = Device> {
     let identity = (text(), any::<u16>(), text(), of(any::<u64>()));
     let reading =
@@ -137,10 +178,10 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let rest = (rest, of(any::<u64>()));
+    let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells)));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, accounted_peak_bytes) = rest;
+        let (rest, (accounted_peak_bytes, steps, growth)) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -156,7 +197,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes },
+            details: Details { accounted_peak_bytes, steps, growth },
         }
     })
 }

@@ -1,5 +1,6 @@
 //! Temporary directories and runs whose every number follows from one.
 
+use gpumem_runs::growth::Growth;
 use gpumem_runs::run::{
     Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Parts, Process, Reading, Run,
     Source, State,
@@ -92,7 +93,11 @@ pub fn run_at(n: u64) -> Run {
         tenants: vec![(7, Some(n)), (8, None)],
         other_tenants: (n as u32, n),
         series: series.clone(),
-        details: Details { accounted_peak_bytes: Some(n) },
+        details: Details {
+            accounted_peak_bytes: Some(n),
+            growth: Growth { stride: n, named: vec![n as i64; (n % 64) as usize], ..Growth::default() },
+            ..Details::default()
+        },
     };
     Run {
         source: Source { kind: "daemon".into(), origin: "node1".into(), preset: None },

@@ -25,7 +25,12 @@
     X(cuArrayCreate_v2, (uint64_t *, const void *)) X(cuStreamCreate, (void **, unsigned))           \
     X(cuStreamBeginCapture_v2, (void *, int)) X(cuStreamEndCapture, (void *, void **))               \
     X(cuGraphInstantiateWithFlags, (void **, void *, unsigned long long)) X(cuGraphLaunch, (void *, void *)) \
-    X(cuGraphExecDestroy, (void *)) X(cuDeviceGraphMemTrim, (int)) X(cuGetProcAddress, (const char *, void **, int, uint64_t))
+    X(cuGraphExecDestroy, (void *)) X(cuDeviceGraphMemTrim, (int)) X(cuGetProcAddress, (const char *, void **, int, uint64_t)) \
+    X(cuStreamDestroy_v2, (void *)) X(cuEventCreate, (void **, unsigned)) X(cuEventDestroy_v2, (void *))  \
+    X(cuModuleGetFunction, (void **, void *, const char *)) X(cuCtxGetLimit, (size_t *, int))            \
+    X(cuCtxEnablePeerAccess, (void *, unsigned)) X(cuCtxDisablePeerAccess, (void *))                     \
+    X(cuGreenCtxCreate, (void **, void *, int, unsigned)) X(cuGreenCtxDestroy, (void *))                 \
+    X(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))
 
 #define DECLARE(name, parameters) static int (*name) parameters;
 CALLS(DECLARE)
@@ -75,6 +80,47 @@ static void direct(void) {
     void *module;
     EXPECT(!cuModuleLoadData(&module, "text") && more() == 6 && !cuModuleUnload(module) && more() == -6);
     EXPECT(!cuCtxSetLimit(0, 2048) && more() == 264 && !cuCtxSetLimit(0, 1024) && more() == -264);
+    EXPECT(!cuCtxSetLimit(1, 17 * MIB) && more() == 16 && !cuCtxSetLimit(2, 72 * MIB) && more() == 64);
+    EXPECT(!cuCtxSetLimit(1, 4096) && more() == -16 && !cuCtxSetLimit(2, 8 * MIB) && more() == -64);
+    EXPECT(cuCtxSetLimit(2, 1ull << 40) == 2 && more() == 0 && cuCtxSetLimit(8, 0) == 1);
+}
+
+/* A kernel that needs more stack than the limit makes the stacks grow; they stay grown, and the limit as it is. */
+static void launches(void) {
+    void *module, *function;
+    size_t limit;
+    const char *text = ".version 7.0\n.visible .global .align 8 .b8 data[3145728];\n.local .align 8 .b8 depot[3072];\n";
+    EXPECT(!cuModuleLoadData(&module, text) && more() == 10 && !cuModuleGetFunction(&function, module, "work"));
+    EXPECT(!cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) && more() == 528);
+    EXPECT(!cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) && more() == 0);
+    EXPECT(!cuCtxGetLimit(&limit, 0) && limit == 1024 && !cuModuleUnload(module) && more() == -10);
+    EXPECT(!cuCtxSetLimit(0, 1024) && more() == -528);
+}
+
+/* On a machine with other costs: what the driver keeps for itself, and modules that are loaded lazily. */
+static void costs(void *primary) {
+    void *stream[150], *event[150], *graph, *exec, *module, *function, *other, *green;
+    uint64_t a, b;
+    for (int i = 0; i < 150; i++) EXPECT(!cuStreamCreate(&stream[i], 1));
+    EXPECT(more() == 3); /* 150 of 20000 bytes */
+    for (int i = 0; i < 150; i++) EXPECT(!cuEventCreate(&event[i], 0));
+    EXPECT(more() == 1); /* 1000 each, together with those */
+    EXPECT(!cuStreamBeginCapture_v2(stream[0], 0) && !cuStreamEndCapture(stream[0], &graph));
+    EXPECT(!cuGraphInstantiateWithFlags(&exec, graph, 0) && more() == 2 && !cuGraphExecDestroy(exec) && more() == -2);
+    for (int i = 0; i < 150; i++) EXPECT(!cuStreamDestroy_v2(stream[i]) && !cuEventDestroy_v2(event[i]));
+    EXPECT(more() == -4);
+    EXPECT(!cuModuleLoadData(&module, "text") && more() == 4 && !cuModuleGetFunction(&function, module, "work"));
+    EXPECT(!cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) && more() == 2 && !cuModuleUnload(module));
+    EXPECT(more() == -6);
+    EXPECT(!cuMemAlloc_v2(&a, 1) && !cuMemAlloc_v2(&b, 2048) && more() == 1 && b == a + 4096);
+    EXPECT(!cuMemFree_v2(a) && !cuMemFree_v2(b) && !cuMemAlloc_v2(&a, 4096 * 3) && more() == 0 && !cuMemFree_v2(a));
+    EXPECT(more() == -1);
+    EXPECT(!cuGreenCtxCreate(&green, NULL, 0, 1) && more() == 8 && !cuGreenCtxDestroy(green) && more() == -8);
+    EXPECT(!cuCtxCreate_v2(&other, 0, 0) && more() == 100 && !cuCtxDestroy_v2(other) && more() == -100);
+    EXPECT(cuCtxEnablePeerAccess(primary, 0) == 217 && !cuCtxCreate_v2(&other, 0, 1) && !cuCtxSetCurrent(primary));
+    more();
+    EXPECT(!cuCtxEnablePeerAccess(other, 0) && more() == 4 && cuCtxEnablePeerAccess(other, 0) == 704);
+    EXPECT(!cuCtxDisablePeerAccess(other) && more() == -4 && cuCtxDisablePeerAccess(other) == 705);
 }
 
 static void pools(void) {
@@ -143,7 +189,8 @@ static void contexts(void *primary) {
     EXPECT(!cuDevicePrimaryCtxRetain(&primary, 0) && !cuCtxSetCurrent(primary) && more() == -36);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    (void)argv;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW), *found, *primary;
     if (!driver) return 2;
 #define LOAD(name, parameters) *(void **)&name = dlsym(driver, #name);
@@ -155,7 +202,12 @@ int main(void) {
     EXPECT(!cuGetProcAddress("cuMemAlloc", &found, 12000, 0) && found == (void *)(uintptr_t)cuMemAlloc_v2);
     EXPECT(cuGetProcAddress("cuNothing", &found, 12000, 0) == 500);
     more();
+    if (argc > 1) {
+        costs(primary);
+        return failures != 0;
+    }
     direct();
+    launches();
     pools();
     vmm();
     graphs();

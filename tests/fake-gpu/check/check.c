@@ -49,7 +49,7 @@ static double now(void) {
 }
 
 static int tool(const char *format, ...) {
-    char words[512], command[1400];
+    char words[1024], command[1800];
     va_list a;
     va_start(a, format);
     vsnprintf(words, sizeof words, format, a);
@@ -225,12 +225,18 @@ static void faults(void) {
     static const struct {
         const char *name;
         uint32_t list, memory;
-    } all[] = {{"lost", 15, 15}, {"no_permission", 4, 0}, {"not_supported", 3, 3}, {"unknown", 999, 999}};
+    } all[] = {{"lost", 15, 15}, {"no_permission", 4, 0}, {"not_supported", 3, 3}, {"unknown", 999, 999},
+               {"code:27", 27, 27}};
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++) {
         EXPECT(!tool("set %s gpu0.fault=%s", machine, all[i].name));
         EXPECT(nvml.list(h, &n, rows) == all[i].list && nvml.memory(h, &m) == all[i].memory);
         EXPECT(nvml.list(other, &n, rows) == 0);
     }
+    EXPECT(tool("set %s gpu0.fault=code:70000 2>/dev/null", machine) && tool("set %s gpu0.fault=code: 2>/dev/null", machine));
+    EXPECT(!tool("set %s gpu0.fault=none unified=1 nvml.wsl=1 gpu0.ghosts=1", machine));
+    n = 8;
+    EXPECT(nvml.memory(h, &m) == 3 && nvml.list(h, &n, rows) == 0 && n == 1 && rows[0].bytes == UINT64_MAX);
+    EXPECT(!tool("set %s unified=0 nvml.wsl=0", machine));
     EXPECT(!tool("set %s gpu0.fault=bytes_unavailable gpu0.ghosts=1", machine));
     n = 8;
     EXPECT(nvml.list(h, &n, rows) == 0 && n == 1 && rows[0].bytes == UINT64_MAX);
@@ -336,6 +342,38 @@ static void calls(void) {
     EXPECT(info(0).used == 0);
 }
 
+/* A table of costs goes over what was built in, keys over the table; a line that is wrong is named. */
+static void costs(void) {
+    char table[600], other[700], said[256] = "";
+    snprintf(table, sizeof table, "%s/check.costs", dir);
+    snprintf(other, sizeof other, "%s/check.other", dir);
+    FILE *f = fopen(table, "w");
+    fprintf(f, "# a table\n\ncontext = 300M # measured on X\ncontext_next=100M\ncost.stream = 20000\ncost.event = 1000\n"
+               "cost.graph_exec = 2M\ncost.peer = 4M\ncost.module_granule = 2M\ncost.module_overhead = 100K\n"
+               "cost.green_context = 8M\ncost.small_unit = 4K\ncost.granule = 1M\ncost.small_limit = 16K\n");
+    fclose(f);
+    EXPECT(!tool("init %s cost.granule=2M costs=%s devices=2 cuda.lazy=1", other, table));
+    EXPECT(!tool("show %s | grep -q '^gpu0.context=314572800'", other));
+    EXPECT(!tool("show %s | grep -q '^cost.granule=2097152'", other));
+    EXPECT(!tool("set %s cost.granule=1M cost.module_overhead=0", other));
+    char place[800], *words[] = {"calls", "costs", NULL}, *extra[] = {place, NULL};
+    snprintf(place, sizeof place, "GPUMEM_SIM=%s", other);
+    EXPECT(run(words, extra) == 0);
+    unlink(other);
+    static const char *const bad[] = {"cost.granul = 1\n", "\ncontext = many", "context 5", "memory = 5", "cost.granule = 0"};
+    for (unsigned i = 0; i < 5; i++) {
+        f = fopen(table, "w");
+        fputs(bad[i], f);
+        fclose(f);
+        EXPECT(tool("init %s costs=%s 2>%s.said", other, table, table) != 0 && access(other, F_OK));
+    }
+    snprintf(other, sizeof other, "%s.said", table);
+    EXPECT((f = fopen(other, "r")) && fgets(said, sizeof said, f) && strstr(said, "cost.granule must be"));
+    if (f) fclose(f);
+    unlink(other);
+    unlink(table);
+}
+
 static int init_twice(void) {
     void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
     uint32_t (*init)(unsigned) = NULL;
@@ -365,10 +403,15 @@ int main(int argc, char **argv) {
     *(void **)&nvml.graphics = dlsym(library, "nvmlDeviceGetGraphicsRunningProcesses_v3");
     *(void **)&nvml.memory = dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
     *(void **)&nvml.mig = dlsym(library, "nvmlDeviceGetMigDeviceHandleByIndex");
-    EXPECT(!tool("init %s devices=2", machine));
+    /* What it expects of calls does not follow the committed table, which hardware may change. */
+    EXPECT(!tool("init %s devices=2 context=498M cost.granule=2M cost.small_limit=1M cost.small_unit=512 cost.vmm_granule=2M "
+                 "cuda.pool_step=32M cost.module_granule=2M cost.module_overhead=0 cost.stack_default=1K cost.stack_percent=100 "
+                 "processors=132 threads=2048 cost.printf_default=1M cost.printf_percent=100 cost.heap_default=8M "
+                 "cost.heap_percent=100 cost.stream=0 cost.event=0 cost.graph_exec=0 cost.peer=0 cost.green_context=0", machine));
     no_machine();
     EXPECT(nvml.init() == 0);
     calls();
+    costs();
     processes();
     faults();
     older_libraries();

@@ -49,6 +49,11 @@ uint64_t number(void) {
     return unit ? value << (10 * (unit - units + 1)) : value;
 }
 
+uint64_t number_or(uint64_t missing) {
+    while (*at == ' ') at++;
+    return *at ? number() : missing;
+}
+
 void reply(result r, uint64_t since, const char *format, ...) {
     uint64_t end = now_ns();
     printf("{\"result\":%d,\"t0\":%llu,\"t1\":%llu", r, (unsigned long long)since, (unsigned long long)end);
@@ -108,7 +113,8 @@ int main(void) {
         fprintf(stderr, "no libcuda.so.1: %s\n", dlerror());
         return 3;
     }
-    const command *const tables[] = {process_commands, memory_commands, space_commands, loop_commands};
+    const command *const tables[] = {process_commands, memory_commands, space_commands, loop_commands, table_commands,
+                                     cupti_commands};
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         at = line;

@@ -53,6 +53,11 @@ typedef struct {
     unsigned char reserved[54];
 } pool_properties;
 typedef struct {
+    unsigned devices;
+    size_t bytes;
+    uint64_t handle_types, flags;
+} multicast_properties;
+typedef struct {
     pool_properties pool;
     const access_descriptor *access;
     size_t access_count, bytes;
@@ -105,6 +110,21 @@ typedef struct {
     F(MemUnmap, "cuMemUnmap", (address, size_t))                                                         \
     F(MemSetAccess, "cuMemSetAccess", (address, size_t, const access_descriptor *, size_t))              \
     F(StreamCreate, "cuStreamCreate", (void **, unsigned))                                               \
+    F(StreamDestroy, "cuStreamDestroy_v2", (void *))                                                     \
+    F(EventCreate, "cuEventCreate", (void **, unsigned))                                                 \
+    F(EventDestroy, "cuEventDestroy_v2", (void *))                                                       \
+    F(MemsetAsync, "cuMemsetD8Async", (address, unsigned char, size_t, void *))                          \
+    F(CanAccessPeer, "cuDeviceCanAccessPeer", (int *, int, int))                                         \
+    F(EnablePeer, "cuCtxEnablePeerAccess", (void *, unsigned))                                           \
+    F(DisablePeer, "cuCtxDisablePeerAccess", (void *))                                                   \
+    F(DeviceResource, "cuDeviceGetDevResource", (int, void *, int))                                      \
+    F(ResourceDescribe, "cuDevResourceGenerateDesc", (void **, void *, unsigned))                        \
+    F(GreenCreate, "cuGreenCtxCreate", (void **, void *, int, unsigned))                                 \
+    F(GreenDestroy, "cuGreenCtxDestroy", (void *))                                                       \
+    F(MulticastCreate, "cuMulticastCreate", (uint64_t *, const multicast_properties *))                  \
+    F(MulticastAdd, "cuMulticastAddDevice", (uint64_t, int))                                             \
+    F(MulticastBind, "cuMulticastBindMem", (uint64_t, size_t, uint64_t, size_t, size_t, uint64_t))       \
+    F(MulticastGranularity, "cuMulticastGetGranularity", (size_t *, const multicast_properties *, int))  \
     F(StreamSynchronize, "cuStreamSynchronize", (void *))                                                \
     F(StreamBeginCapture, "cuStreamBeginCapture_v2", (void *, int))                                      \
     F(StreamEndCapture, "cuStreamEndCapture", (void *, void **))                                         \
@@ -149,12 +169,14 @@ extern void *stream;    /* of the stream-ordered calls */
 
 /* core.c */
 int load_driver(void);
+void forget_modules(void); /* table.c: their context is gone */
 void load_agent(void); /* after cuInit: it is there only then */
 uint64_t now_ns(void);
 void reply(result r, uint64_t since, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void done(result r); /* a reply that is only the result */
 const char *word(void);        /* next word of the command, "" at its end */
-uint64_t number(void);         /* next word as bytes: 7, 4K, 2M, 1G */
+uint64_t number(void);         /* next word as bytes: 7, 4K, 2M, 1G; 0 at the end */
+uint64_t number_or(uint64_t missing); /* and that at the end */
 void mark(void);               /* the call begins now */
 uint64_t began(void);
 
@@ -176,6 +198,7 @@ typedef struct {
     void (*run)(void);
     const char *arguments;
 } command;
-extern const command memory_commands[], space_commands[], loop_commands[], process_commands[];
+extern const command memory_commands[], space_commands[], loop_commands[], process_commands[], table_commands[],
+    cupti_commands[];
 
 #endif

@@ -91,34 +91,48 @@ static void registered(void) {
     took(cuMemHostRegister(where, bytes, 0), REGISTERED, (uint64_t)where, bytes);
 }
 
+/* Formats as the driver numbers them: 1 unsigned byte, 2 unsigned short, 0x10 half, 0x20 float. */
+static uint64_t element(unsigned format, unsigned channels) {
+    unsigned bytes = format == 1 || format == 8 ? 1 : format == 2 || format == 9 || format == 0x10 ? 2 : 4;
+    return (uint64_t)bytes * channels;
+}
+
 static void array(void) {
-    array_descriptor d = {.format = 0x20, .channels = 4};
+    array_descriptor d = {0};
     d.width = number();
     d.height = number();
+    d.format = (unsigned)number_or(0x20);
+    d.channels = (unsigned)number_or(4);
     void *made = NULL;
     mark();
     result r = cuArrayCreate(&made, &d);
-    took(r, ARRAY, (uint64_t)made, d.width * (d.height ? d.height : 1) * 16);
+    took(r, ARRAY, (uint64_t)made, d.width * (d.height ? d.height : 1) * element(d.format, d.channels));
 }
 
+/* FLAGS: 1 layered, 2 surface. */
 static void array3d(void) {
-    array3d_descriptor d = {.format = 0x20, .channels = 4};
+    array3d_descriptor d = {0};
     d.width = number();
     d.height = number();
     d.depth = number();
+    d.format = (unsigned)number_or(0x20);
+    d.channels = (unsigned)number_or(4);
+    d.flags = (unsigned)number();
     void *made = NULL;
     mark();
     result r = cuArray3DCreate(&made, &d);
-    took(r, ARRAY, (uint64_t)made, d.width * d.height * d.depth * 16);
+    took(r, ARRAY, (uint64_t)made, d.width * d.height * d.depth * element(d.format, d.channels));
 }
 
 static void mipmap(void) {
-    array3d_descriptor d = {.format = 0x20, .channels = 4};
+    array3d_descriptor d = {0};
     d.width = number();
     d.height = number();
     unsigned levels = (unsigned)number();
+    d.format = (unsigned)number_or(0x20);
+    d.channels = (unsigned)number_or(4);
     uint64_t bytes = 0;
-    for (unsigned i = 0; i < levels; i++) bytes += (d.width >> i) * (d.height >> i) * 16;
+    for (unsigned i = 0; i < levels; i++) bytes += (d.width >> i) * (d.height >> i) * element(d.format, d.channels);
     void *made = NULL;
     mark();
     result r = cuMipmapCreate(&made, &d, levels);
@@ -196,8 +210,10 @@ static void free_null(void) { done(cuMemFree(0)); }
 const command memory_commands[] = {
     {"alloc", alloc, "BYTES"}, {"many", many, "BYTES COUNT"}, {"fail", fail, "BYTES"}, {"pitch", pitch, "WIDTH HEIGHT"},
     {"managed", managed, "BYTES 0|1 host|2 device"}, {"pinned", pinned, "BYTES"}, {"registered", registered, "BYTES"},
-    {"array", array, "WIDTH HEIGHT"}, {"array3d", array3d, "WIDTH HEIGHT DEPTH"},
-    {"mipmap", mipmap, "WIDTH HEIGHT LEVELS"}, {"ipc_get", ipc_get, "ID"}, {"ipc_open", ipc_open, "HANDLE BYTES"},
+    {"array", array, "WIDTH HEIGHT [FORMAT CHANNELS]"},
+    {"array3d", array3d, "WIDTH HEIGHT DEPTH [FORMAT CHANNELS FLAGS]"},
+    {"mipmap", mipmap, "WIDTH HEIGHT LEVELS [FORMAT CHANNELS]"}, {"ipc_get", ipc_get, "ID"},
+    {"ipc_open", ipc_open, "HANDLE BYTES"},
     {"free", free_one, "ID"}, {"free_all", free_all, ""}, {"free_wrong", free_wrong, ""}, {"free_null", free_null, ""},
     {NULL, NULL, NULL},
 };

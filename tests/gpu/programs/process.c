@@ -1,5 +1,4 @@
 /* Commands about the process: cuInit, contexts, limits, modules, tags, fork and exec, its own books. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +7,8 @@
 
 #include "cuda.h"
 
-static void *primary, *contexts[16], *modules[64];
-static int context_count, module_count;
+static void *primary, *contexts[16];
+static int context_count;
 
 static void init(void) {
     result r = cuInit(0);
@@ -17,34 +16,6 @@ static void init(void) {
     load_agent();
     reply(r, began(), "\"ns\":%llu,\"agent\":%s,\"pid\":%d", (unsigned long long)(end - began()),
           gpumem_push ? "true" : "false", (int)getpid());
-}
-
-/* Another client of CUPTI in this process: `subscribe LIBRARY`, `unsubscribe`. */
-static void *cupti, *subscriber;
-static void heard(void *user, int domain, uint32_t id, const void *data) {
-    (void)user, (void)domain, (void)id, (void)data;
-}
-static void subscribe(void) {
-    const char *path = word();
-    int (*call)(void **, void (*)(void *, int, uint32_t, const void *), void *);
-    cupti = dlopen(path, RTLD_NOW);
-    *(void **)&call = cupti ? dlsym(cupti, "cuptiSubscribe") : NULL;
-    mark();
-    done(call ? call(&subscriber, heard, NULL) : -1);
-}
-static void unsubscribe(void) {
-    int (*call)(void *);
-    *(void **)&call = cupti ? dlsym(cupti, "cuptiUnsubscribe") : NULL;
-    done(call && subscriber ? call(subscriber) : -1);
-}
-
-/* The other tool that was injected lets go (client.c). */
-static void client_end(void) {
-    const char *path = word();
-    void *client = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    int (*call)(void);
-    *(void **)&call = client ? dlsym(client, "client_end") : NULL;
-    done(call ? call() : -1);
 }
 
 static void about(void) {
@@ -95,7 +66,7 @@ static void forget_all(void) {
     row *all = rows(&count);
     for (int i = 0; i < count; i++) all[i].live = 0;
     stream = NULL;
-    module_count = 0;
+    forget_modules();
 }
 
 static void reset(void) {
@@ -115,57 +86,10 @@ static void release(void) {
 
 static void limit(void) {
     int which = (int)number();
-    size_t value = number(), now = 0;
-    result r = cuCtxSetLimit(which, value);
+    size_t value = number_or(SIZE_MAX), now = 0; /* without one it is only asked for */
+    result r = value == SIZE_MAX ? 0 : cuCtxSetLimit(which, value);
     cuCtxGetLimit(&now, which);
     reply(r, began(), "\"value\":%zu", now);
-}
-
-/* A module with that many bytes of globals, as PTX for the driver's own compiler; with `local`, a kernel that keeps so
- * many bytes of local memory a thread. */
-static void module(void) {
-    uint64_t globals = number(), local = number();
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    fprintf(out, ".version 7.0\n.target sm_75\n.address_size 64\n");
-    if (globals) fprintf(out, ".visible .global .align 8 .b8 data%d[%llu];\n", module_count, (unsigned long long)globals);
-    fprintf(out, ".visible .entry work(.param .u64 out)\n{\n");
-    if (local)
-        fprintf(out, ".local .align 8 .b8 depot[%llu];\n.reg .b64 %%a<9>;\n.reg .b32 %%r<4>;\n"
-                     "mov.u64 %%a1, depot;\nld.param.u64 %%a2, [out];\ncvta.to.global.u64 %%a3, %%a2;\n"
-                     "mov.u32 %%r1, %%tid.x;\ncvt.u64.u32 %%a4, %%r1;\nadd.u64 %%a5, %%a1, %%a4;\n"
-                     "st.local.u8 [%%a5], %%r1;\n"
-                     /* Read elsewhere than written: what is there cannot be known before it runs. */
-                     "xor.b64 %%a6, %%a4, 5;\nadd.u64 %%a7, %%a1, %%a6;\nld.local.u8 %%r2, [%%a7];\n"
-                     "st.global.u8 [%%a3], %%r2;\n", (unsigned long long)local);
-    fprintf(out, "ret;\n}\n");
-    fclose(out);
-    void *made = NULL;
-    mark();
-    result r = module_count < 64 ? cuModuleLoad(&made, text) : -1;
-    if (!r) modules[module_count++] = made;
-    reply(r, began(), "\"id\":%d", module_count - 1);
-    free(text);
-}
-
-static void module_unload(void) {
-    uint64_t id = number();
-    result r = id < 64 && modules[id] ? cuModuleUnload(modules[id]) : -1;
-    if (!r) modules[id] = NULL;
-    done(r);
-}
-
-/* The module's kernel on one block of 32 threads; it writes a byte to the allocation `to`. */
-static void launch(void) {
-    uint64_t id = number();
-    row *to = kept(number());
-    void *function = NULL;
-    result r = cuLaunch && id < 64 && modules[id] && to ? cuModuleFunction(&function, modules[id], "work") : NOT_FOUND;
-    void *arguments[] = {to ? &to->what : NULL};
-    if (!r) r = cuLaunch(function, 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL);
-    if (!r) r = cuCtxSynchronize();
-    done(r);
 }
 
 static void tag(void) {
@@ -256,10 +180,8 @@ static void books(void) {
 const command process_commands[] = {
     {"init", init, ""}, {"device", about, "ORDINAL"}, {"context", context, ""}, {"context_new", context_new, ""},
     {"context_destroy", context_destroy, "ID"}, {"release", release, ""}, {"reset", reset, ""},
-    {"limit", limit, "WHICH BYTES"}, {"module", module, "GLOBAL_BYTES LOCAL_BYTES"},
-    {"module_unload", module_unload, "ID"}, {"launch", launch, "MODULE ALLOCATION"}, {"tag", tag, "PATH"},
+    {"limit", limit, "WHICH [BYTES]"}, {"tag", tag, "PATH"},
     {"untag", untag, ""}, {"step", step, "N"}, {"pause", pause_agent, ""}, {"resume", resume_agent, ""},
     {"fork", fork_child, "exit|_exit|init|alloc"}, {"exec", exec_self, ""}, {"exit", end, "CODE"},
-    {"subscribe", subscribe, "LIBCUPTI"}, {"unsubscribe", unsubscribe, ""},
-    {"client_end", client_end, "LIBRARY"}, {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
+    {"info", free_memory, ""}, {"books", books, ""}, {NULL, NULL, NULL},
 };

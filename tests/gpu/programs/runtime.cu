@@ -16,7 +16,8 @@ static void must(cudaError_t error, const char *what) {
 
 __global__ void nothing() {}
 
-int main() {
+// `runtime hold` waits for a line before it ends.
+int main(int argc, char **) {
     long long device = 0, pitched = 0, managed = 0, pinned = 0, registered = 0, array = 0;
     void *p = nullptr;
     for (size_t bytes : {size_t(1), size_t(4096), size_t(3) << 20, size_t(20) << 20}) {
@@ -71,5 +72,7 @@ int main() {
     std::printf("{\"device\":%lld,\"pitched\":%lld,\"managed\":%lld,\"pinned\":%lld,\"registered\":%lld,\"array\":%lld,"
                 "\"calls\":%lld,\"launch_ns\":%.1f}\n",
                 device, pitched, managed, pinned, registered, array, calls, ns);
+    std::fflush(stdout);
+    if (argc > 1) std::getchar();
     return 0;
 }

@@ -182,9 +182,11 @@ static void graph_destroy(void) {
 
 static void graph_trim(void) { done(cuGraphTrim(device)); }
 
-/* A stream-ordered allocation under capture: it becomes a node of a graph, and no memory of ours. */
+/* A stream-ordered allocation under capture: it becomes a node of a graph, and no memory of ours. With KEEP, that graph
+ * is then what `graph_launch` runs. */
 static void captured(void) {
     size_t bytes = number();
+    int keep_it = (int)number();
     address where = 0;
     void *made = NULL;
     if (!stream) cuStreamCreate(&stream, 1);
@@ -196,8 +198,11 @@ static void captured(void) {
     if (!r) r = cuMemAllocAsync(&where, bytes, stream);
     if (!r) r = cuMemFreeAsync(where, stream);
     result ended = cuStreamEndCapture(stream, &made);
-    if (made) cuGraphDestroy(made);
-    reply(r ? r : ended, began(), "\"address\":%llu", (unsigned long long)where);
+    if (!r) r = ended;
+    if (!r && keep_it) r = cuGraphInstantiate(&executable, made, 0);
+    if (!r && keep_it) graph = made;
+    if (made && graph != made) cuGraphDestroy(made);
+    reply(r, began(), "\"address\":%llu", (unsigned long long)where);
 }
 
 const command space_commands[] = {
@@ -207,6 +212,6 @@ const command space_commands[] = {
     {"pool_destroy", pool_destroy, "POOL"}, {"pool_state", pool_state, "POOL"},
     {"pool_threshold", pool_threshold, "POOL BYTES"}, {"pool_trim", pool_trim, "POOL BYTES"},
     {"graph", graph_make, "BYTES FREES"}, {"graph_launch", graph_launch, ""}, {"graph_state", graph_state, ""},
-    {"graph_destroy", graph_destroy, ""}, {"graph_trim", graph_trim, ""}, {"captured", captured, "BYTES"},
+    {"graph_destroy", graph_destroy, ""}, {"graph_trim", graph_trim, ""}, {"captured", captured, "BYTES [KEEP]"},
     {NULL, NULL, NULL},
 };

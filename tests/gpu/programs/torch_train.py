@@ -6,7 +6,7 @@ import time
 
 import torch
 from torch import nn
-from torch_common import Agent, say
+from torch_common import Agent, say, wait
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--width", type=int, default=1024)
@@ -14,6 +14,7 @@ parser.add_argument("--layers", type=int, default=8)
 parser.add_argument("--batch", type=int, default=32)
 parser.add_argument("--steps", type=int, default=10, help="of a block")
 parser.add_argument("--rounds", type=int, default=20)
+parser.add_argument("--hold", action="store_true", help="wait for a line before the end")
 parser.add_argument("--arms", default="off,on,history,history_all,off2")
 options = parser.parse_args()
 
@@ -64,7 +65,7 @@ def block(arm):
         step()
     torch.cuda.synchronize()
     took = time.perf_counter() - began
-    if arm == "on":
+    if arm == "on" and not options.hold:
         agent.pause()
     elif arm in HISTORY:
         history(None)
@@ -72,7 +73,7 @@ def block(arm):
 
 
 arms = options.arms.split(",")
-pausable = agent.pause()
+pausable = False if options.hold else agent.pause()  # held: the agent sees everything
 for _ in range(20):
     step()
 found, refused = {arm: [] for arm in arms}, {}
@@ -87,3 +88,5 @@ for number in range(options.rounds):
             refused[arm] = repr(error)
 say(pausable=pausable, agent=agent.library is not None, blocks=found, refused=refused,
     reserved=torch.cuda.memory_reserved(), backend=torch.cuda.get_allocator_backend())
+if options.hold:
+    wait()

@@ -29,14 +29,15 @@ class Check:
     needs: tuple
     seconds: int
     keys: tuple = field(default=())  # of the simulated machine in a dry run
+    questions: tuple = field(default=())  # of reference/cupti.md 12 that it settles
 
 
-def check(name, claim, where, needs=(), seconds=60, keys=()):
+def check(name, claim, where, needs=(), seconds=60, keys=(), questions=()):
     """Registers a function. `needs`: what of Machine.can it cannot do without; missing is a skip with that reason."""
 
     def register(function):
         assert name not in CHECKS, name
-        CHECKS[name] = Check(name, claim, where, function, tuple(needs), seconds, tuple(keys))
+        CHECKS[name] = Check(name, claim, where, function, tuple(needs), seconds, tuple(keys), tuple(questions))
         return function
 
     return register
@@ -58,7 +59,7 @@ class Test:
             machine.new_simulated_machine(self.home, *check.keys)
             # For NVML in this process; the library itself was found by LD_LIBRARY_PATH, which run.py has set.
             os.environ["GPUMEM_SIM"] = str(self.home / "machine")
-        self.measure, self.note, self.expect = result.measure, result.note, result.expect
+        self.measure, self.note, self.expect, self.answer = result.measure, result.note, result.expect, result.answer
 
     def times(self, real, dry):
         """How often: a dry run proves that it works, not what it costs."""
@@ -125,7 +126,7 @@ class Test:
         """NVML's word on a process, when two readings agree."""
         last = self.nvml.used(pid)
         for _ in range(50):
-            time.sleep(0.005)
+            time.sleep(0 if self.dry else 0.005)
             now = self.nvml.used(pid)
             if now == last:
                 return now
@@ -140,14 +141,15 @@ class Test:
                 self.note(traceback.format_exc())
 
 
+def missing(machine, check):
+    """Why a check cannot be done here, None if it can."""
+    reasons = (machine.can.get(need, f"nobody looked for {need}") for need in check.needs)
+    return next((why for why in reasons if why is not None), None)
+
+
 def run_one(machine, name, result):
     """Runs a check to its verdict. Everything that it throws is one."""
-    chosen = CHECKS[name]
-    for need in chosen.needs:
-        why_not = machine.can.get(need, f"nobody looked for {need}")
-        if why_not is not None:
-            return result.end("skip", why_not)
-    test = None
+    chosen, test = CHECKS[name], None
     try:
         test = Test(machine, chosen, result)
         chosen.run(test)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
-DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c"]
+DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c", "table.c", "cupti.c"]
 # What a shell around us may have set and what must not reach the programs.
 OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF")
@@ -24,6 +24,8 @@ class Machine:
         self.fake = Path(fake or bin)
         self.python = python
         self.built, self.can, self.cupti = {}, {}, None
+        self.cuptis = []  # every libcupti that was found
+        self.costs = None  # a table for the simulated GPU, other than its own
 
     def to_json(self):
         return json.dumps(vars(self), default=str)
@@ -32,7 +34,8 @@ class Machine:
     def from_json(cls, text):
         state = json.loads(text)
         machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
-        machine.built, machine.can, machine.cupti = state["built"], state["can"], state["cupti"]
+        for name in ("built", "can", "cupti", "cuptis", "costs"):
+            setattr(machine, name, state[name])
         return machine
 
     # programs of the product
@@ -106,10 +109,12 @@ class Machine:
     def look_for_cupti(self):
         """A libcupti for a program that is a client of its own."""
         if self.dry:
-            return str(self.fake / "lib" / "libcupti.so.13")
+            self.cuptis = [str(self.fake / "lib" / f"libcupti.so.{version}") for version in ("11.8", "12", "13")]
+            return self.cuptis[-1]
         places = ["/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib"]
         places += [f"{path}/nvidia/*/lib" for path in sys.path if path.endswith("site-packages")]
         found = [p for place in places for p in glob.glob(f"{place}/libcupti.so.1[0-9]")]
+        self.cuptis = sorted({os.path.realpath(p): p for p in found}.values())
         return max(found, key=lambda p: int(p.rpartition(".")[2])) if found else None
 
     def look_for_namespaces(self, user=False):
@@ -136,6 +141,7 @@ class Machine:
         return clean
 
     def new_simulated_machine(self, home, *keys):
-        """A fresh one for a check of a dry run; what it costs is like an H100, made up but for the sizes."""
+        """A fresh one for a check of a dry run. What its calls cost is what tests/fake-gpu/costs.txt says."""
+        keys = [f"costs={self.costs}", *keys] if self.costs else keys
         subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
                         "cuda.version=13000", *keys], check=True)

@@ -4,9 +4,12 @@ may come back from a borrowed machine."""
 import io
 import json
 import os
+import shutil
 import tarfile
 import time
 from pathlib import Path
+
+from .questions import answers
 
 VERDICTS = ("fail", "pass", "measured", "skip")
 LARGEST = 15 << 20  # of a pack; what may come back is 16 MiB a file
@@ -19,7 +22,8 @@ class Result:
         self.path = Path(path)
         self.data = {
             "name": check.name, "claim": check.claim, "where": check.where, "verdict": "fail",
-            "reason": "it did not come to its end", "measured": {}, "expected": [], "notes": [],
+            "reason": "it did not come to its end", "questions": list(check.questions), "measured": {}, "expected": [],
+            "notes": [], "answers": [],
         }
         self.save()
 
@@ -34,6 +38,11 @@ class Result:
 
     def note(self, text):
         self.data["notes"].append(text)
+        self.save()
+
+    def answer(self, question, text):
+        """A plain sentence about a question of reference/cupti.md 12."""
+        self.data["answers"].append({"question": question, "text": text})
         self.save()
 
     def expect(self, true, text):
@@ -68,6 +77,9 @@ def as_markdown(head, results):
            "| check | verdict | claim |", "|---|---|---|"]
     for r in sorted(results, key=lambda r: VERDICTS.index(r["verdict"])):
         out.append(f"| {r['name']} | {r['verdict']} | {r['claim']} ({r['where']}) |")
+    lines = answers(results)
+    if lines:
+        out += ["", "## Questions of reference/cupti.md 12", "", *lines]
     for r in results:
         out += ["", f"## {r['name']}: {r['verdict']}", "", f"{r['claim']} ({r['where']})"]
         if r["reason"]:
@@ -106,6 +118,8 @@ class Report:
         """At the end and now and then: whoever is killed at a time limit leaves the packs so far."""
         for old in self.out.glob("recordings-*.tar.gz"):
             old.unlink()
+        for made in sorted((self.work / "out").glob("*")):
+            shutil.copyfile(made, self.out / made.name)
         kept = sorted((self.work / "recordings").glob("*"), key=lambda p: p.name)
         for number, group in enumerate(split(kept, 60 << 20), 1):
             if number > 4:

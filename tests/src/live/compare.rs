@@ -18,6 +18,8 @@ const STOP_NS: u64 = 200_000_000;
 const END_NS: u64 = 500_000_000;
 /// A sample is closed when the agent's next word comes, every 100 ms: it does not wait for calls that last.
 const PATIENCE_NS: u64 = 50_000_000;
+/// How long before or after its record a call may change what NVML charges (ledger/src/cause/event.rs).
+const CALL_NS: u64 = 20_000_000;
 
 /// Every closed sample of a recording, and the ledger's state at its end.
 pub struct Replay {
@@ -300,6 +302,33 @@ impl Replay {
                 );
                 compared.open += 1;
             }
+        }
+        compared
+    }
+
+    /// Holds the parts of every certain sample of `pid` against the machine's truth, where nothing that has a cost was
+    /// done so shortly before or after that it may not be booked yet. How many that were.
+    ///
+    /// # Panics
+    /// At the first sample whose parts are not the machine's.
+    pub fn compare_parts(&self, truths: &[Truth], pid: u32) -> u64 {
+        let mut compared = 0;
+        for (key, _, sample) in self.samples.iter().filter(|(key, ..)| key.pid == pid) {
+            let is_certain = !sample.torn && !sample.stale && !sample.partial;
+            let (Some(parts), true) = (sample.parts, is_certain) else { continue };
+            assert_eq!(Some(parts.sum()), sample.untrackable_bytes(), "parts sum to untrackable");
+            let near = (sample.t0_ns.saturating_sub(CALL_NS), sample.t1_ns + CALL_NS);
+            let of_sample =
+                |truth: &&Truth| truth.pid == pid && (sample.t0_ns..=sample.t1_ns).contains(&truth.t);
+            let Some(truth) = truths.iter().find(of_sample).filter(|_| !self.moved(*key, near.0, near.1))
+            else {
+                continue;
+            };
+            let ours = [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.rounding];
+            let theirs = [truth.context, truth.modules, truth.local, truth.heaps, truth.rounding];
+            assert_eq!(ours, theirs, "context, modules, local memory, heaps, rounding: {parts:?} {truth:?}");
+            assert_eq!(parts.unexplained, truth.other, "the rest: {parts:?} {truth:?}");
+            compared += 1;
         }
         compared
     }

@@ -26,6 +26,23 @@ impl Daemon {
     /// # Panics
     /// When it does not answer.
     pub fn start(machine: &Machine, name: &str, config: &str) -> Self {
+        let program = programs().ours.join("gpumemd");
+        Daemon::start_as(machine, name, config, machine.command(program))
+    }
+
+    /// The same in a PID namespace of its own; `None` where none can be made.
+    pub fn start_elsewhere(machine: &Machine, name: &str, config: &str) -> Option<Self> {
+        let unshare = ["--pid", "--fork", "--kill-child", "--mount-proc"];
+        let works = Command::new("unshare").args(unshare).arg("true").status();
+        if !works.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let mut command = machine.command("unshare");
+        command.args(unshare).arg(programs().ours.join("gpumemd"));
+        Some(Daemon::start_as(machine, name, config, command))
+    }
+
+    fn start_as(machine: &Machine, name: &str, config: &str, mut command: Command) -> Self {
         let runtime = machine.dir.join("run");
         let recording = machine.dir.join(format!("{name}.gpumem"));
         let file = machine.dir.join(format!("{name}.toml"));
@@ -35,7 +52,6 @@ impl Daemon {
             "runtime_dir = {runtime:?}\nrecord = {recording:?}\n[runs]\nstore = {store:?}\n{metrics}{config}\n"
         );
         std::fs::write(&file, text).expect("written");
-        let mut command = machine.command(programs().ours.join("gpumemd"));
         command.arg("--config").arg(&file);
         command.stderr(std::fs::File::create(machine.dir.join(format!("{name}.log"))).expect("a log"));
         let mut job = Job::start(&mut command);

@@ -22,6 +22,19 @@ pub struct Truth {
     pub pid: u32,
     /// What NVML answered.
     pub used: u64,
+    /// Of that, what contexts cost.
+    pub context: i64,
+    /// Loaded code and globals.
+    pub modules: i64,
+    /// Stacks above the default limit.
+    pub local: i64,
+    /// FIFO of printf and heap of malloc above their defaults.
+    #[serde(default)]
+    pub heaps: i64,
+    /// What the driver keeps for itself, and growth that no call explains.
+    pub other: i64,
+    /// What the driver added to sizes.
+    pub rounding: i64,
     /// Live driver allocations, reserved bytes for pools.
     pub tracked: i64,
     /// Pool bytes that nothing covers.
@@ -31,6 +44,11 @@ pub struct Truth {
 }
 
 impl Truth {
+    /// What is used beyond `tracked`.
+    pub fn parts(&self) -> i64 {
+        [self.context, self.modules, self.local, self.heaps, self.other, self.rounding].iter().sum()
+    }
+
     /// What a process held at its end.
     pub fn is_end(&self) -> bool {
         self.call == "end"
@@ -71,6 +89,11 @@ fn parse(text: &str) -> Vec<Truth> {
         let truth: Truth = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         let sum = truth.tags.values().sum::<i64>() + truth.idle;
         assert_eq!(sum, truth.tracked, "the machine's own sums do not add up: {line}");
+        assert_eq!(
+            truth.parts() + truth.tracked,
+            i64::try_from(truth.used).unwrap_or(i64::MAX),
+            "nor its parts: {line}"
+        );
         truth
     };
     whole.lines().map(parse).collect()

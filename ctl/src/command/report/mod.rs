@@ -16,7 +16,7 @@ use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{Report, csv, group, json};
+use gpumem_runs::report::{Report, csv, group, growth, json, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::Run;
 
@@ -105,6 +105,10 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
         json::json(report)
     } else if args.csv {
         csv::csv(report)
+    } else if args.steps {
+        steps::text(report)
+    } else if args.growth {
+        growth::table(report, args.all)
     } else {
         text::text(report, Layout { width: width(), categories })
     }
@@ -123,8 +127,9 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
             documents?.iter().map(|document| document.trim_end().to_owned()).collect();
         return Ok(format!("[{}]\n", documents.join(",\n")));
     }
-    let mut out = group::text(title, &borrowed, command);
-    if args.all || args.by.is_some() {
+    let asked = args.growth || args.steps;
+    let mut out = if asked { String::new() } else { group::text(title, &borrowed, command) };
+    if args.all || asked || args.by.is_some() {
         for run in runs {
             let mut report = report(run, args)?;
             report.command = format!("gpumemctl report {}", run.process.pid);

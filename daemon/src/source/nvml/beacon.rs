@@ -21,6 +21,8 @@ pub enum Doing {
     Device(u8),
     /// Calling for the process lists of the device with this slot.
     Lists(u8),
+    /// Asking whether something has happened.
+    Events,
 }
 
 impl Doing {
@@ -31,6 +33,7 @@ impl Doing {
             Doing::Index(index) => 2 << 16 | u64::from(index),
             Doing::Device(slot) => 3 << 16 | u64::from(slot),
             Doing::Lists(slot) => 4 << 16 | u64::from(slot),
+            Doing::Events => 5 << 16,
         }
     }
 
@@ -40,6 +43,7 @@ impl Doing {
             (2, index) => Doing::Index(index as u16),
             (3, slot) => Doing::Device(slot as u8),
             (4, slot) => Doing::Lists(slot as u8),
+            (5, _) => Doing::Events,
             _ => Doing::Nothing,
         }
     }
@@ -124,10 +128,16 @@ mod tests {
         let (kept, number) = parent.to_inherit().expect("a descriptor");
         let mut child = Lamp::inherited(number).expect("the other end");
         drop(kept);
-        for (count, doing) in
-            [Doing::Library, Doing::Index(65_535), Doing::Device(254), Doing::Lists(254), Doing::Nothing]
-                .into_iter()
-                .enumerate()
+        for (count, doing) in [
+            Doing::Library,
+            Doing::Index(65_535),
+            Doing::Device(254),
+            Doing::Lists(254),
+            Doing::Events,
+            Doing::Nothing,
+        ]
+        .into_iter()
+        .enumerate()
         {
             child.set(doing);
             assert_eq!(parent.get(), (count as u64 + 1, doing));

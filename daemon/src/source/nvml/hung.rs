@@ -4,9 +4,9 @@
 //! its lists, alone until it is told otherwise, and another process, the probe, tries the calls from time to time: one
 //! that is lost costs nobody a reading.
 
+use super::answer::Code;
 use super::beacon::{Beacon, Doing};
 use super::poller::{Arguments, Target};
-use super::raw::Code;
 use super::session::now_ns;
 use super::status::{DeviceStatus, Status};
 use super::translate::Translator;
@@ -124,7 +124,7 @@ impl HungDevices {
         let (name, index) = match doing {
             Doing::Device(slot) | Doing::Lists(slot) => (translator.device_of_poller(slot, status), u16::MAX),
             Doing::Index(index) => (None, index),
-            Doing::Nothing | Doing::Library => return,
+            Doing::Nothing | Doing::Library | Doing::Events => return,
         };
         if name.is_none() && index == u16::MAX {
             return;

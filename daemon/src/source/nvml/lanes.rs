@@ -8,6 +8,10 @@
 //! empty and takes what it really cost, into debt if need be: long lists slow down by themselves, and lists that
 //! cost nothing can all be read in one go.
 //!
+//! An agent's event is worth most at once: what is to be told apart is what changed around it. So a device that somebody
+//! asks for may be read on credit, up to `BORROW_NS`; then the bucket must have filled again, and whoever has waited longest
+//! is next.
+//!
 //! Waking up costs more than a cheap list does. So a list that will be due shortly after a memory tick is read with it.
 
 use super::Settings;
@@ -17,7 +21,10 @@ const SECOND: u64 = 1_000_000_000;
 const BURST_NS: i64 = 1_000_000;
 /// A list is not repeated sooner than this because memory moved, nor because somebody asked.
 const MOVED_GAP_NS: u64 = 200_000_000;
-const ASKED_GAP_NS: u64 = 50_000_000;
+/// The creation of a context is two questions, before and after it: each gets its list.
+const ASKED_GAP_NS: u64 = 10_000_000;
+/// Lock time that may be spent before it is there, for those who ask: a second's worth at 2 %.
+const BORROW_NS: i64 = 20_000_000;
 /// A list joins a memory tick that comes before it by at most one part in this many of its interval.
 const EARLY_SHARE: u64 = 8;
 /// The memory lane takes at most one part in this many of wall time.
@@ -92,6 +99,8 @@ pub struct Lanes {
     /// Share of wall time for lists.
     budget: f64,
     bucket_ns: i64,
+    /// All that may be borrowed has been: it is paid back first.
+    is_in_debt: bool,
     filled_ns: u64,
     next_memory_ns: u64,
     devices: Vec<Device>,
@@ -112,6 +121,7 @@ impl Lanes {
             threshold_bytes: settings.list_threshold_bytes.max(1),
             budget: settings.list_budget.clamp(0.0001, 1.0),
             bucket_ns: BURST_NS,
+            is_in_debt: false,
             filled_ns: now_ns,
             next_memory_ns: now_ns,
             devices: Vec::new(),
@@ -133,6 +143,7 @@ impl Lanes {
             self.bucket_ns = self.bucket_ns.saturating_add(income).min(BURST_NS);
             self.filled_ns = now_ns;
         }
+        self.is_in_debt = self.bucket_ns <= 0 && (self.is_in_debt || self.bucket_ns <= -BORROW_NS);
     }
 
     /// When the device's next list is due, if the interval may be shorter by `early_ns`.
@@ -161,23 +172,21 @@ impl Lanes {
         let most_early_ns = (self.memory_period_ns / 2).min(self.list_interval_ns / EARLY_SHARE);
         let early_ns = if is_tick { most_early_ns } else { 0 };
         let due = |device| self.due_ns(device, early_ns);
-        let first = self.devices.iter().enumerate().map(|(index, device)| (due(device), index)).min();
-        let list_ns = match first {
-            Some((due, index)) if due <= now_ns => {
-                if self.bucket_ns > 0 {
-                    return Turn::List(index);
-                }
-                let device = &mut self.devices[index];
-                if !device.is_deferred {
-                    device.is_deferred = true;
-                    self.deferred += 1;
-                }
-                let missing = (1 - self.bucket_ns) as f64 / self.budget;
-                now_ns.saturating_add(missing.ceil() as u64)
-            }
-            Some((due, _)) => due,
-            None => u64::MAX,
-        };
+        let may_list = |device: &Device| self.bucket_ns > 0 || device.asked_ns.is_some() && !self.is_in_debt;
+        let all = || self.devices.iter().enumerate().map(|(index, device)| (due(device), index));
+        let first = all().filter(|&(due, index)| due <= now_ns && may_list(&self.devices[index])).min();
+        if let Some((_, index)) = first {
+            return Turn::List(index);
+        }
+        let filled_ns = now_ns.saturating_add(((1 - self.bucket_ns) as f64 / self.budget).ceil() as u64);
+        let waits = all().map(|(due, _)| if due <= now_ns { filled_ns } else { due });
+        let (list_ns, late) =
+            (waits.min().unwrap_or(u64::MAX), all().filter(|(due, _)| *due <= now_ns).min());
+        if let Some((_, index)) = late
+            && !std::mem::replace(&mut self.devices[index].is_deferred, true)
+        {
+            self.deferred += 1;
+        }
         if is_tick {
             let next = self.next_memory_ns + self.memory_period_ns;
             // Ticks that were missed are not made up for.
@@ -420,6 +429,48 @@ mod tests {
         machine.run(100 * MS);
         let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
         assert!(listed - asked <= 60 * MS, "{}", listed - asked);
+    }
+
+    #[test]
+    fn a_context_that_is_made_has_a_list_before_and_after_it() {
+        for list_ns in [50 * US, MS, 4 * MS + 500 * US] {
+            let mut machine = machine(8, &Settings::default(), 12 * US, list_ns);
+            machine.run(20 * SECOND);
+            for made_ns in [2 * MS, 15 * MS, 150 * MS] {
+                let creating = machine.now;
+                machine.lanes.ask(3, creating);
+                machine.run(made_ns);
+                let created = machine.now;
+                machine.lanes.ask(3, created);
+                machine.run(600 * MS);
+                let soon = |asked: u64| {
+                    let listed = machine.listed[3].iter().find(|&&time| time >= asked).expect("listed");
+                    listed - asked
+                };
+                assert!(soon(creating) <= 8 * list_ns + MS, "{list_ns}, {made_ns}: {}", soon(creating));
+                assert!(soon(created) <= 20 * MS, "{list_ns}, {made_ns}: {}", soon(created));
+                let both =
+                    machine.listed[3].iter().filter(|&&time| time >= creating && time <= created + 20 * MS);
+                assert!(both.count() >= 2, "{list_ns}, {made_ns}");
+                machine.run(10 * SECOND);
+            }
+        }
+    }
+
+    #[test]
+    fn who_asks_all_the_time_stays_within_the_budget_and_starves_nobody() {
+        let mut machine = machine(4, &Settings::default(), 12 * US, 2 * MS);
+        let seconds = 100;
+        for _ in 0..seconds * 50 {
+            machine.lanes.ask(0, machine.now);
+            machine.run(20 * MS);
+        }
+        let share = (machine.lists() as u64 * 2 * MS) as f64 / (seconds * SECOND) as f64;
+        assert!(share <= 0.021, "{share}");
+        for listed in &machine.listed {
+            let longest = listed.windows(2).map(|pair| pair[1] - pair[0]).max().expect("many");
+            assert!(listed.len() >= 15 && longest <= 8 * SECOND, "{} {longest}", listed.len());
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! On a partitioned GPU the devices are its instances. The GPU itself is then none: its lists name the processes of
 //! its instances, and its memory is theirs, so that everything would be there twice.
 
-use super::raw::{Charge, Code, Handle, List, Memory, Raw};
+use super::answer::{Charge, Code, Event, List, Memory};
+use super::raw::{Handle, Raw};
 use gpumem_ledger::DeviceName;
 use nvml_wrapper::error::NvmlError;
 use std::ffi::OsString;
@@ -40,6 +41,10 @@ pub struct Device {
     pub index: u16,
     /// Product name.
     pub model: String,
+    /// GPU instance and compute instance, of an instance.
+    pub instance: Option<(u32, u32)>,
+    /// It is partitioned, and none of its instances may be seen from here.
+    pub hides: bool,
 }
 
 /// What is known of an open library.
@@ -58,17 +63,35 @@ pub trait Gpus {
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code>;
     /// Whether pids and bytes can be believed.
     fn pids(&self) -> Pids;
+    /// The most that the driver's accounting has seen a process hold on a device; it needs not live any more.
+    ///
+    /// # Errors
+    /// What NVML says.
+    fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code>;
+    /// Whether that is kept. It can be switched on and off by others.
+    fn is_accounting(&mut self, device: usize) -> bool;
+    /// What has happened on the GPUs since the last call: NVML's index of the GPU, and what.
+    fn events(&mut self, found: &mut Vec<(u16, Event)>);
+    /// What does not change: of a device, or of the library and its driver.
+    fn facts(&self, device: Option<usize>) -> Facts;
     /// Whether there are other devices now: then open again. `enter` is told which index comes next.
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool;
+    /// GPUs that are there and cannot even be named, by NVML's index.
+    fn unnamed(&self) -> &[(u16, Code)];
     /// Library and driver, for people.
     fn description(&self) -> &str;
 }
+
+/// What is known of a device or a driver beside its numbers; lines of `name=value`.
+pub type Facts = Vec<(&'static str, String)>;
 
 /// What should not be touched while opening.
 #[derive(Debug, Clone, Default)]
 pub struct Avoid {
     /// NVML's indices.
     pub indices: Vec<u16>,
+    /// Events: a call for them did not return.
+    pub events: bool,
 }
 
 /// The real thing.
@@ -76,59 +99,106 @@ pub struct Library {
     raw: Raw,
     devices: Vec<Device>,
     handles: Vec<(Handle, Option<(u32, u32)>)>,
+    /// Of whole GPUs.
+    watches: Vec<Watch>,
+    unnamed: Vec<(u16, Code)>,
     pids: Pids,
+    facts: Facts,
+    of_devices: Vec<Facts>,
     description: String,
 }
+
+/// Events of a GPU.
+struct Watch {
+    gpu: u16,
+    handle: Handle,
+    set: Option<usize>,
+    /// Asked for again after so many calls that found none.
+    pause: u32,
+}
+
+/// A GPU whose events cannot be had is asked again after so many looks: minutes.
+const WATCH_PAUSE: u32 = 120;
+/// Events that are taken in one look; a GPU that has more has them in the next.
+const EVENTS_AT_ONCE: usize = 64;
 
 impl Library {
     /// Opens `given`, or else the first library that answers, and looks which devices there are.
     ///
     /// # Errors
-    /// Why there is none, for people.
+    /// Why there is none, for people; with NVML's code, or 0.
     pub fn open(
         given: Option<&Path>,
         trust_pids: bool,
         avoid: &Avoid,
         enter: &mut dyn FnMut(u16),
-    ) -> Result<Library, String> {
+    ) -> Result<Library, (String, u32)> {
         let (raw, place) = find(given)?;
         let driver = raw.nvml().sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
         let pids = if trust_pids { Pids::Trusted } else { pids_of(&driver, is_host_namespace()) };
-        let found =
-            enumerate(&raw, avoid, enter).map_err(|code| format!("devices cannot be counted: {code}"))?;
+        let (found, gpus) = enumerate(&raw, avoid, enter)
+            .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
+        let of_devices = found.iter().map(|found| facts_of(&raw, found)).collect();
         let (devices, handles) =
             found.into_iter().map(|(device, handle, instance)| (device, (handle, instance))).unzip();
         let description = format!("{}, driver {driver}", place.display());
-        Ok(Library { raw, devices, handles, pids, description })
+        let mut facts = vec![("library", place.display().to_string()), ("driver", driver)];
+        facts.push(("pids", format!("{pids:?}")));
+        if raw.is_confidential() {
+            facts.push(("confidential", "1".to_owned()));
+        }
+        if is_wsl() || place.starts_with("/usr/lib/wsl") {
+            facts.push(("wsl", "1".to_owned()));
+        }
+        if raw.writes_long_records() {
+            facts.push(("long_records", "1".to_owned()));
+        }
+        let (mut watches, mut unnamed) = (Vec::new(), Vec::new());
+        for (gpu, handle) in gpus {
+            match handle {
+                Ok(handle) => watches.push(Watch { gpu, handle, set: None, pause: 0 }),
+                Err(code) => unnamed.push((gpu, code)),
+            }
+        }
+        if !unnamed.is_empty() {
+            let listed = unnamed.iter().map(|(gpu, code)| format!("{gpu}:{}", code.0));
+            facts.push(("unnamed", listed.collect::<Vec<_>>().join(",")));
+        }
+        if avoid.events {
+            watches.clear();
+        }
+        Ok(Library { raw, devices, handles, watches, unnamed, pids, facts, of_devices, description })
     }
 }
 
-fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), String> {
+fn find(given: Option<&Path>) -> Result<(Raw, PathBuf), (String, u32)> {
     let places: Vec<OsString> = match given {
         Some(path) => vec![path.into()],
         None => PLACES.iter().map(OsString::from).collect(),
     };
-    let mut refused: Option<String> = None;
+    let mut refused: Option<(String, u32)> = None;
     for place in &places {
         match Raw::open(place) {
             Ok(raw) => return Ok((raw, place.into())),
             Err(Some(code)) => {
-                refused.get_or_insert_with(|| format!("{}: {code}", place.to_string_lossy()));
+                refused.get_or_insert_with(|| (format!("{}: {code}", place.to_string_lossy()), code.0));
             }
             Err(None) => {}
         }
     }
     Err(refused.unwrap_or_else(|| match given {
-        Some(path) => format!("{} cannot be loaded", path.display()),
-        None => "no NVIDIA driver: libnvidia-ml.so.1 was not found".to_owned(),
+        Some(path) => (format!("{} cannot be loaded", path.display()), 0),
+        None => ("no NVIDIA driver: libnvidia-ml.so.1 was not found".to_owned(), 0),
     }))
 }
 
 type Found = (Device, Handle, Option<(u32, u32)>);
+/// Whole GPUs by NVML's index, or why they cannot be named.
+type Whole = Vec<(u16, Result<Handle, Code>)>;
 
-fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<Vec<Found>, Code> {
+fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<(Vec<Found>, Whole), Code> {
     let nvml = raw.nvml();
-    let mut found = Vec::new();
+    let (mut found, mut whole) = (Vec::new(), Vec::new());
     for index in 0..nvml.device_count()? {
         let number = u16::try_from(index).unwrap_or(u16::MAX);
         if avoid.indices.contains(&number) {
@@ -136,11 +206,21 @@ fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<Vec
         }
         enter(number);
         // A GPU that cannot even be named (lost, no permission) is left out; the others are there.
-        let Ok(gpu) = nvml.device_by_index(index) else { continue };
-        let Some(name) = gpu.uuid().ok().and_then(|uuid| parse_uuid(&uuid)) else { continue };
+        let named = nvml.device_by_index(index).and_then(|gpu| Ok((gpu.uuid()?, gpu)));
+        let (uuid, gpu) = match named {
+            Ok(named) => named,
+            Err(error) => {
+                whole.push((number, Err(Code::from(error))));
+                continue;
+            }
+        };
+        let Some(name) = parse_uuid(&uuid) else { continue };
+        whole.push((number, Ok(raw.handle(&gpu))));
         let model = |device: &nvml_wrapper::Device<'_>| device.name().unwrap_or_default();
         let before = found.len();
+        let mut hides = false;
         if gpu.mig_mode().is_ok_and(|mode| mode.current != 0) {
+            hides = true;
             // The index space has holes.
             for place in 0..gpu.mig_device_count().unwrap_or(0) {
                 let instance = match gpu.mig_device_by_index(place) {
@@ -150,15 +230,38 @@ fn enumerate(raw: &Raw, avoid: &Avoid, enter: &mut dyn FnMut(u16)) -> Result<Vec
                 };
                 let Some(name) = instance.uuid().ok().and_then(|uuid| parse_uuid(&uuid)) else { continue };
                 let handle = raw.handle(&instance);
-                let device = Device { name, index: number, model: model(&instance) };
-                found.push((device, handle, raw.instance(handle)));
+                let place = raw.instance(handle);
+                let model = model(&instance);
+                let device = Device { name, index: number, model, instance: place, hides: false };
+                found.push((device, handle, place));
             }
         }
         if found.len() == before {
-            found.push((Device { name, index: number, model: model(&gpu) }, raw.handle(&gpu), None));
+            let device = Device { name, index: number, model: model(&gpu), instance: None, hides };
+            found.push((device, raw.handle(&gpu), None));
         }
     }
-    Ok(found)
+    Ok((found, whole))
+}
+
+fn facts_of(raw: &Raw, (device, handle, instance): &Found) -> Facts {
+    let mut facts = Vec::new();
+    let mut add = |name, is_so: bool| {
+        if is_so {
+            facts.push((name, "1".to_owned()));
+        }
+    };
+    add("hidden_instances", device.hides);
+    add("instance", instance.is_some());
+    add("display", raw.is_display_active(*handle));
+    add("windows", raw.is_windows(*handle));
+    facts
+}
+
+/// The kernel is the one that Windows brings.
+fn is_wsl() -> bool {
+    let release = rustix::system::uname();
+    release.release().to_string_lossy().to_lowercase().contains("microsoft")
 }
 
 impl Gpus for Library {
@@ -190,10 +293,55 @@ impl Gpus for Library {
         self.pids
     }
 
+    fn accounted_peak(&mut self, device: usize, pid: u32) -> Result<u64, Code> {
+        let &(handle, _) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
+        self.raw.accounted_peak(handle, pid)
+    }
+
+    fn is_accounting(&mut self, device: usize) -> bool {
+        self.handles.get(device).is_some_and(|&(handle, _)| self.raw.is_accounting(handle))
+    }
+
+    fn events(&mut self, found: &mut Vec<(u16, Event)>) {
+        for watch in &mut self.watches {
+            if watch.pause > 0 {
+                watch.pause -= 1;
+                continue;
+            }
+            let set = watch.set.map_or_else(|| self.raw.watch(watch.handle), Ok);
+            watch.set = set.ok();
+            loop {
+                match set.and_then(|set| self.raw.event(set)) {
+                    Ok(Some(event)) => found.push((watch.gpu, event)),
+                    Ok(None) => break,
+                    Err(_) => {
+                        (watch.set, watch.pause) = (None, WATCH_PAUSE);
+                        break;
+                    }
+                }
+                if found.len() >= EVENTS_AT_ONCE {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn facts(&self, device: Option<usize>) -> Facts {
+        let facts = match device {
+            Some(device) => self.of_devices.get(device),
+            None => Some(&self.facts),
+        };
+        facts.cloned().unwrap_or_default()
+    }
+
     fn has_changed(&mut self, enter: &mut dyn FnMut(u16)) -> bool {
-        let Ok(found) = enumerate(&self.raw, &Avoid::default(), enter) else { return true };
+        let Ok((found, _)) = enumerate(&self.raw, &Avoid::default(), enter) else { return true };
         let names = found.iter().map(|(device, ..)| device.name);
         !names.eq(self.devices.iter().map(|device| device.name))
+    }
+
+    fn unnamed(&self) -> &[(u16, Code)] {
+        &self.unnamed
     }
 
     fn description(&self) -> &str {

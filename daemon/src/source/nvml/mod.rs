@@ -11,11 +11,13 @@
 //! session.rs    one generation of the library, turn by turn
 //! lanes.rs      what to call next: pure, time is handed in
 //! library.rs    finding, opening and closing the library; which devices there are
+//! answer.rs     what NVML answers: numbers, codes and their words
 //! raw.rs        the calls that nvml-wrapper lacks or does badly; the only unsafe code of the daemon
 //! beacon.rs     what the poller is doing, where the parent can see it without its help
 //! status.rs     how it is
 //! ```
 
+mod answer;
 mod beacon;
 mod hung;
 mod lanes;

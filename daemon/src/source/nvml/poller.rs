@@ -1,6 +1,13 @@
 //! The child that alone opens NVML: `gpumemd nvml-poller`. One thread; commands on standard input, frames on
 //! standard output. It ends with its parent.
 //!
+//! A process that has loaded a driver's library never loads another one: some libraries cannot be unloaded, and the
+//! loader remembers what was not there. To open it again, after a release, a lost driver or a changed partition, the
+//! poller executes itself anew; its parent sees the same process.
+//!
+//! Frames are those of recordings, with two private uses: a `ProcessFacts` of thread 0 tells of a device, or of the
+//! driver, and the `context` of a `Source` is NVML's code.
+//!
 //! ```text
 //! list UUID                 a list of this device soon
 //! skip UUID SECONDS         leave this device alone; 0: no longer
@@ -11,142 +18,37 @@
 //! quit                      end
 //! ```
 
-use super::Settings;
+mod arguments;
+#[cfg(test)]
+mod tests;
+
+pub use arguments::{Arguments, Target};
+
+use super::answer::List;
 use super::beacon::{Doing, Lamp};
 use super::library::{Avoid, Gpus, Library, parse_uuid};
-use super::raw::List;
 use super::session::{Next, Outlet, Session, Totals, now_ns};
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Body, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
-use std::time::Duration;
 
 const SECOND: u64 = 1_000_000_000;
 /// A library that cannot be opened is tried again after this, doubled each time.
 const RETRY_NS: u64 = SECOND;
 const RETRY_MOST_NS: u64 = 30 * SECOND;
+/// One that was open for that long was not opened in vain.
+const LIVED_NS: u64 = 10 * SECOND;
 /// Memory samples may wait for each other that long on their way out.
 const FLUSH_NS: u64 = 50_000_000;
 /// Things done before what was found is written and orders are read.
 const ACTS_AT_ONCE: u32 = 64;
 /// Longest sleep: so often totals are told, and the parent hears something.
 const PULSE_NS: u64 = SECOND;
-
-/// What the child is told at its start, as arguments.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Arguments {
-    /// How to read.
-    pub settings: Settings,
-    /// Descriptor of the beacon.
-    pub beacon: Option<i32>,
-    /// Devices to be left alone, and for how many seconds.
-    pub skip: Vec<(DeviceName, u64)>,
-    /// Devices whose lists are to be left alone.
-    pub skip_lists: Vec<(DeviceName, u64)>,
-    /// NVML indices not to be touched at all, and for how many seconds.
-    pub skip_index: Vec<(u16, u64)>,
-    /// Closed for so many seconds at first.
-    pub released_s: u64,
-    /// Only see whether this one answers, then end.
-    pub probe: Option<Target>,
-}
-
-/// What is looked at to see whether it answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// A device.
-    Name(DeviceName),
-    /// Whatever is at this NVML index.
-    Index(u16),
-}
-
-impl Arguments {
-    /// As they are handed to the child, `nvml-poller` first.
-    pub fn to_args(&self) -> Vec<OsString> {
-        let settings = &self.settings;
-        let mut args: Vec<OsString> = vec!["nvml-poller".into()];
-        let mut add = |name: &str, value: &OsStr| args.extend([name.into(), value.to_owned()]);
-        if let Some(library) = &settings.library {
-            add("--library", library.as_os_str());
-        }
-        let numbers = [
-            ("--memory-hz", settings.memory_hz.to_string()),
-            ("--list-interval-ms", settings.list_interval.as_millis().to_string()),
-            ("--list-budget", settings.list_budget.to_string()),
-            ("--list-threshold", settings.list_threshold_bytes.to_string()),
-            ("--extra-interval-ms", settings.extra_interval.as_millis().to_string()),
-            ("--trust-pids", u8::from(settings.trust_pids).to_string()),
-            ("--released", self.released_s.to_string()),
-        ];
-        for (name, value) in &numbers {
-            add(name, value.as_ref());
-        }
-        for (name, seconds) in &self.skip {
-            add("--skip", format!("{name}={seconds}").as_ref());
-        }
-        for (name, seconds) in &self.skip_lists {
-            add("--skip-lists", format!("{name}={seconds}").as_ref());
-        }
-        match self.probe {
-            Some(Target::Name(name)) => add("--probe", name.to_string().as_ref()),
-            Some(Target::Index(index)) => add("--probe-index", index.to_string().as_ref()),
-            None => {}
-        }
-        for (index, seconds) in &self.skip_index {
-            add("--skip-index", format!("{index}={seconds}").as_ref());
-        }
-        if let Some(beacon) = self.beacon {
-            add("--beacon", beacon.to_string().as_ref());
-        }
-        args
-    }
-
-    /// Reads what [`Arguments::to_args`] wrote, without the first word. `None`: not understood.
-    pub fn parse(args: impl IntoIterator<Item = OsString>) -> Option<Arguments> {
-        let mut parsed = Arguments::default();
-        let mut args = args.into_iter();
-        while let Some(name) = args.next() {
-            let value = args.next()?;
-            if name == "--library" {
-                parsed.settings.library = Some(value.into());
-                continue;
-            }
-            let value = value.to_str()?;
-            let milliseconds = || value.parse().ok().map(Duration::from_millis);
-            let settings = &mut parsed.settings;
-            match name.to_str()? {
-                "--memory-hz" => settings.memory_hz = value.parse().ok()?,
-                "--list-interval-ms" => settings.list_interval = milliseconds()?,
-                "--list-budget" => settings.list_budget = value.parse().ok()?,
-                "--list-threshold" => settings.list_threshold_bytes = value.parse().ok()?,
-                "--extra-interval-ms" => settings.extra_interval = milliseconds()?,
-                "--trust-pids" => settings.trust_pids = value == "1",
-                "--released" => parsed.released_s = value.parse().ok()?,
-                "--beacon" => parsed.beacon = Some(value.parse().ok()?),
-                "--skip" => {
-                    let (name, seconds) = value.split_once('=')?;
-                    parsed.skip.push((parse_uuid(name)?, seconds.parse().ok()?));
-                }
-                "--skip-lists" => {
-                    let (name, seconds) = value.split_once('=')?;
-                    parsed.skip_lists.push((parse_uuid(name)?, seconds.parse().ok()?));
-                }
-                "--probe" => parsed.probe = Some(Target::Name(parse_uuid(value)?)),
-                "--probe-index" => parsed.probe = Some(Target::Index(value.parse().ok()?)),
-                "--skip-index" => {
-                    let (index, seconds) = value.split_once('=')?;
-                    parsed.skip_index.push((index.parse().ok()?, seconds.parse().ok()?));
-                }
-                _ => return None,
-            }
-        }
-        Some(parsed)
-    }
-}
 
 /// What a line on standard input asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -232,18 +134,26 @@ impl Write for Stdout {
 
 /// The library as it is now.
 enum State {
-    Closed { retry_ns: u64, wait_ns: u64 },
+    Closed { retry_ns: u64 },
     Released { until_ns: u64 },
     Open(Box<Session>),
 }
 
+/// Executes this program anew; returns only if that failed.
+pub type Renew = dyn FnMut(&Arguments) -> io::Error;
 /// What opens a library: told what to avoid, and where to say what it touches.
-pub type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, String>;
+pub type Open = dyn FnMut(&Avoid, &mut dyn FnMut(u16)) -> Result<Box<dyn Gpus>, (String, u32)>;
 
 /// The loop's state, apart from how it is driven.
 struct Poller {
     arguments: Arguments,
     open: Box<Open>,
+    /// Absent where a library may be opened twice.
+    renew: Option<Box<Renew>>,
+    has_opened: bool,
+    /// When the library that is open was opened, and how long it was waited for before.
+    opened_ns: u64,
+    wait_ns: u64,
     state: State,
     out: Outlet,
     totals: Totals,
@@ -277,6 +187,11 @@ pub fn poller_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             .map(|library| Box::new(library) as Box<dyn Gpus>)
     };
     let mut poller = Poller::new(arguments, Box::new(open), Outlet::new(Box::new(Stdout), beacon));
+    poller.renew = Some(Box::new(|arguments| {
+        // The descriptors that were inherited are inherited once more.
+        let mut command = std::process::Command::new("/proc/self/exe");
+        command.arg0("gpumemd").args(arguments.to_args()).exec()
+    }));
     let mut orders = Orders::default();
     while let Ok(until) = poller.step() {
         match orders.wait(until) {
@@ -301,7 +216,8 @@ fn probe(arguments: &Arguments, target: Target, mut lamp: Option<Lamp>) -> ExitC
         }
     };
     doing(Doing::Library);
-    let avoid = Avoid { indices: arguments.skip_index.iter().map(|&(index, _)| index).collect() };
+    let indices = arguments.skip_index.iter().map(|&(index, _)| index).collect();
+    let avoid = Avoid { indices, events: true };
     let settings = &arguments.settings;
     let enter = &mut |index| doing(Doing::Index(index));
     let Ok(mut library) = Library::open(settings.library.as_deref(), settings.trust_pids, &avoid, enter)
@@ -333,7 +249,7 @@ impl Poller {
         let now = now_ns();
         let until = |seconds: u64| now.saturating_add(seconds.saturating_mul(SECOND));
         let state = match arguments.released_s {
-            0 => State::Closed { retry_ns: now, wait_ns: RETRY_NS },
+            0 => State::Closed { retry_ns: now },
             seconds => State::Released { until_ns: until(seconds) },
         };
         let avoid = arguments.skip.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
@@ -341,13 +257,18 @@ impl Poller {
             arguments.skip_lists.iter().map(|&(name, seconds)| (name, until(seconds))).collect();
         let avoid_index =
             arguments.skip_index.iter().map(|&(index, seconds)| (index, until(seconds))).collect();
+        let (totals, wait_ns) = (arguments.totals, arguments.wait_ms.saturating_mul(1_000_000));
         Poller {
             arguments,
             open,
+            renew: None,
+            has_opened: false,
+            opened_ns: now,
+            wait_ns,
             state,
             out,
-            totals: Totals::default(),
-            told_totals: Totals::default(),
+            totals,
+            told_totals: totals,
             told: None,
             avoid,
             avoid_lists,
@@ -391,12 +312,12 @@ impl Poller {
             self.is_urgent = true;
         }
         match &mut self.state {
-            State::Closed { retry_ns, .. } if *retry_ns > now => Ok(*retry_ns),
+            State::Closed { retry_ns } if *retry_ns > now => Ok(*retry_ns),
             State::Released { until_ns } if *until_ns > now => {
                 let until = *until_ns;
                 if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with("nvml: released")) {
                     let seconds = (until - now).div_ceil(SECOND);
-                    self.tell(false, format!("nvml: released for {seconds} s"));
+                    self.tell(false, format!("nvml: released for {seconds} s"), 0);
                 }
                 Ok(until)
             }
@@ -414,9 +335,10 @@ impl Poller {
                     Next::Reopen(code) => {
                         self.close();
                         if let Some(code) = code {
-                            let retry_ns = now + RETRY_NS;
-                            self.state = State::Closed { retry_ns, wait_ns: RETRY_NS };
-                            self.tell(false, format!("nvml: {code}"));
+                            if now.saturating_sub(self.opened_ns) >= LIVED_NS {
+                                self.wait_ns = 0;
+                            }
+                            self.refused(now, code.to_string(), code.0);
                         }
                         Ok(now)
                     }
@@ -425,8 +347,43 @@ impl Poller {
         }
     }
 
+    /// It is of no use now: tried again after a while, longer each time.
+    fn refused(&mut self, now: u64, reason: String, code: u32) {
+        self.tell(false, format!("nvml: {reason}"), code);
+        self.wait_ns = self.wait_ns.saturating_mul(2).clamp(RETRY_NS, RETRY_MOST_NS);
+        self.state = State::Closed { retry_ns: now.saturating_add(self.wait_ns) };
+    }
+
+    /// What another life of this process must know.
+    fn arguments(&self, now: u64) -> Arguments {
+        let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
+        let of =
+            |avoid: &[(DeviceName, u64)]| avoid.iter().map(|&(name, until)| (name, left(until))).collect();
+        Arguments {
+            skip: of(&self.avoid),
+            skip_lists: of(&self.avoid_lists),
+            skip_index: self.avoid_index.iter().map(|&(index, until)| (index, left(until))).collect(),
+            released_s: 0,
+            totals: self.totals,
+            wait_ms: self.wait_ns / 1_000_000,
+            ..self.arguments.clone()
+        }
+    }
+
     fn open(&mut self) {
         let now = now_ns();
+        if std::mem::replace(&mut self.has_opened, true) && self.renew.is_some() {
+            self.tell_totals(now);
+            let arguments = self.arguments(now);
+            // What is not read now is read by nobody: the next life begins with an empty list of frames.
+            if self.out.flush().is_ok()
+                && let Some(renew) = &mut self.renew
+            {
+                let error = renew(&arguments);
+                self.refused(now, format!("the poller cannot start itself anew: {error}"), 0);
+                return;
+            }
+        }
         let avoid = Avoid {
             indices: self
                 .avoid_index
@@ -434,37 +391,34 @@ impl Poller {
                 .filter(|(_, until)| *until > now)
                 .map(|&(index, _)| index)
                 .collect(),
+            events: self.arguments.no_events,
         };
         self.out.doing(Doing::Library);
         let out = &mut self.out;
         match (self.open)(&avoid, &mut |index| out.doing(Doing::Index(index))) {
             Ok(gpus) => {
                 let mut session = Session::begin(gpus, &self.arguments.settings, &self.avoid, &mut self.out);
+                if let Some(code) = session.broken() {
+                    drop(session);
+                    self.refused(now, code.to_string(), code.0);
+                    return;
+                }
+                self.opened_ns = now;
                 for &(name, until) in &self.avoid_lists {
                     session.skip_lists(name, until);
                 }
                 session.stay_until(self.avoid_index.iter().map(|&(_, until)| until).max().unwrap_or(0));
-                self.tell(true, format!("nvml: {}", session.description()));
+                self.tell(true, format!("nvml: {}", session.description()), 0);
                 self.state = State::Open(Box::new(session));
             }
-            Err(reason) => {
-                self.tell(false, format!("nvml: {reason}"));
-                let wait_ns = match self.state {
-                    State::Closed { wait_ns, .. } => wait_ns,
-                    _ => RETRY_NS,
-                };
-                self.state = State::Closed {
-                    retry_ns: now.saturating_add(wait_ns),
-                    wait_ns: wait_ns.saturating_mul(2).min(RETRY_MOST_NS),
-                };
-            }
+            Err((reason, code)) => self.refused(now, reason, code),
         }
     }
 
     /// Shuts NVML down; the library is unloaded with it.
     fn close(&mut self) {
         self.out.doing(Doing::Library);
-        self.state = State::Closed { retry_ns: now_ns(), wait_ns: RETRY_NS };
+        self.state = State::Closed { retry_ns: now_ns() };
         self.out.doing(Doing::Nothing);
     }
 
@@ -480,10 +434,10 @@ impl Poller {
     }
 
     /// Says how the source is, if that has changed.
-    fn tell(&mut self, up: bool, reason: String) {
+    fn tell(&mut self, up: bool, reason: String, code: u32) {
         let said = (up, reason);
         if self.told.as_ref() != Some(&said) {
-            let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
+            let stamp = Stamp { time_ns: now_ns(), context: code, ..Stamp::default() };
             self.out.say(stamp, Body::Source { up, reason: &said.1 });
             self.told = Some(said);
             self.is_urgent = true;
@@ -539,6 +493,3 @@ impl Poller {
         true
     }
 }
-
-#[cfg(test)]
-mod tests;

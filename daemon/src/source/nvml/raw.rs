@@ -11,6 +11,7 @@
 //!          32        ... u64 protected bytes                                        "v3" of early 535
 //! ```
 
+use super::answer::{Charge, Code, Event, Happened, List, Memory};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -50,123 +51,54 @@ impl SharedWord {
     }
 }
 
-/// A return code of NVML; 0 is success and never in one of these.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Code(pub u32);
-
-#[allow(missing_docs)]
-impl Code {
-    pub const UNINITIALIZED: Code = Code(1);
-    pub const NOT_SUPPORTED: Code = Code(3);
-    pub const NO_PERMISSION: Code = Code(4);
-    pub const NOT_FOUND: Code = Code(6);
-    pub const INSUFFICIENT_SIZE: Code = Code(7);
-    pub const DRIVER_NOT_LOADED: Code = Code(9);
-    pub const TIMEOUT: Code = Code(10);
-    pub const FUNCTION_NOT_FOUND: Code = Code(13);
-    pub const GPU_IS_LOST: Code = Code(15);
-    pub const RESET_REQUIRED: Code = Code(16);
-    pub const LIB_RM_VERSION_MISMATCH: Code = Code(18);
-    pub const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
-    pub const GPU_NOT_FOUND: Code = Code(28);
-    pub const UNKNOWN: Code = Code(999);
-}
-
-impl std::fmt::Display for Code {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = match self.0 {
-            1 => "the library is not initialised",
-            2 => "invalid argument",
-            3 => "not supported",
-            4 => "no permission",
-            6 => "not found",
-            7 => "the list kept growing while it was read",
-            9 => "the driver is not loaded",
-            10 => "timeout",
-            13 => "the library lacks the function",
-            15 => "the GPU is lost",
-            16 => "the GPU needs a reset",
-            18 => "library and driver are of different versions; reload the driver or reboot",
-            19 => "in use",
-            25 => "argument version mismatch",
-            27 => "not ready",
-            28 => "GPU not found",
-            999 => "unknown error",
-            other => return write!(f, "error {other}"),
-        };
-        f.write_str(text)
-    }
-}
-
-impl From<NvmlError> for Code {
-    fn from(error: NvmlError) -> Code {
-        Code(match error {
-            NvmlError::Uninitialized => 1,
-            NvmlError::InvalidArg => 2,
-            NvmlError::NotSupported => 3,
-            NvmlError::NoPermission => 4,
-            NvmlError::NotFound => 6,
-            NvmlError::InsufficientSize(_) => 7,
-            NvmlError::DriverNotLoaded => 9,
-            NvmlError::Timeout => 10,
-            NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => 13,
-            NvmlError::GpuLost => 15,
-            NvmlError::ResetRequired => 16,
-            NvmlError::OperatingSystem => 17,
-            NvmlError::LibRmVersionMismatch => 18,
-            NvmlError::InUse => 19,
-            NvmlError::UnexpectedVariant(code) => code,
-            _ => 999,
-        })
-    }
-}
-
-/// Device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
-    /// Size.
-    pub total_bytes: u64,
-    /// Neither used nor the driver's.
-    pub free_bytes: u64,
-    /// Used; without the driver's share where that is told apart.
-    pub used_bytes: u64,
-    /// The driver's share.
-    pub reserved_bytes: Option<u64>,
-}
-
-/// One process in a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Charge {
-    /// Pid as NVML says it.
-    pub pid: u32,
-    /// Absent where NVML answers "not available".
-    pub bytes: Option<u64>,
-    /// GPU instance and compute instance on a partitioned GPU.
-    pub instance: Option<(u32, u32)>,
-}
-
-/// Which processes are listed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum List {
-    Compute = 0,
-    Graphics = 1,
-    Mps = 2,
-}
-
-impl List {
-    /// All of them.
-    pub const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
-    /// Its bit in `ProcessSample.lists`.
-    pub const fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
-
 type Return = u32;
 type MemoryCall<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> Return;
 type ListCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut c_void) -> Return;
 type NumberCall = unsafe extern "C" fn(*mut c_void, *mut u32) -> Return;
+type ModelCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut u32) -> Return;
+type AccountCall = unsafe extern "C" fn(*mut c_void, u32, *mut Account) -> Return;
+type StateCall = unsafe extern "C" fn(*mut Confidence) -> Return;
+
+/// The calls for events; all of them or none.
+#[derive(Clone, Copy)]
+struct EventCalls {
+    create: unsafe extern "C" fn(*mut *mut c_void) -> Return,
+    types: unsafe extern "C" fn(*mut c_void, *mut u64) -> Return,
+    register: unsafe extern "C" fn(*mut c_void, u64, *mut c_void) -> Return,
+    wait: unsafe extern "C" fn(*mut c_void, *mut EventData, u32) -> Return,
+    free: unsafe extern "C" fn(*mut c_void) -> Return,
+}
+
+#[repr(C)]
+struct EventData {
+    device: *mut c_void,
+    kind: u64,
+    data: u64,
+    instance: (u32, u32),
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Account {
+    utilization: [u32; 2],
+    most_bytes: u64,
+    time_ms: u64,
+    start_us: u64,
+    is_running: u32,
+    reserved: [u32; 5],
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Confidence {
+    environment: u32,
+    feature: u32,
+    tools: u32,
+}
+
+const _: () = assert!(size_of::<EventData>() == 32 && size_of::<Account>() == 56);
+const XID: u64 = 8;
+const PARTITIONED: u64 = 0x100;
 
 #[repr(C)]
 #[derive(Default)]
@@ -223,6 +155,32 @@ enum Layout {
     Newest,
 }
 
+impl EventCalls {
+    fn of(nvml: &Nvml) -> Option<EventCalls> {
+        // SAFETY: the types are those of the header.
+        unsafe {
+            Some(EventCalls {
+                create: symbol(nvml, "nvmlEventSetCreate")?,
+                types: symbol(nvml, "nvmlDeviceGetSupportedEventTypes")?,
+                register: symbol(nvml, "nvmlDeviceRegisterEvents")?,
+                wait: symbol(nvml, "nvmlEventSetWait_v2")?,
+                free: symbol(nvml, "nvmlEventSetFree")?,
+            })
+        }
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if let Some(events) = self.events {
+            for set in self.sets.drain(..) {
+                // SAFETY: the set is this library's, which is still open, and is used nowhere after this.
+                unsafe { (events.free)(set) };
+            }
+        }
+    }
+}
+
 /// An open NVML. Dropping it shuts the library down and closes it.
 pub struct Raw {
     generation: u32,
@@ -231,6 +189,14 @@ pub struct Raw {
     lists: [Versions; 3],
     gpu_instance: Option<NumberCall>,
     compute_instance: Option<NumberCall>,
+    accounting_mode: Option<NumberCall>,
+    account: Option<AccountCall>,
+    display_active: Option<NumberCall>,
+    driver_model: Option<ModelCall>,
+    confidence: Option<StateCall>,
+    events: Option<EventCalls>,
+    /// Event sets that live, each of one GPU: an error of one is no loss to the others.
+    sets: Vec<*mut c_void>,
     /// The symbols of this library are those of early 535.
     looks_like_535: bool,
     buffer: Vec<u64>,
@@ -288,6 +254,16 @@ impl Raw {
                 symbol(&nvml, "nvmlDeviceGetComputeInstanceId"),
             )
         };
+        // SAFETY: the same.
+        let (accounting_mode, account, display_active, driver_model, confidence) = unsafe {
+            (
+                symbol(&nvml, "nvmlDeviceGetAccountingMode"),
+                symbol(&nvml, "nvmlDeviceGetAccountingStats"),
+                symbol(&nvml, "nvmlDeviceGetDisplayActive"),
+                symbol(&nvml, "nvmlDeviceGetDriverModel"),
+                symbol(&nvml, "nvmlSystemGetConfComputeState"),
+            )
+        };
         Ok(Raw {
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
             memory_v1,
@@ -299,6 +275,13 @@ impl Raw {
             ],
             gpu_instance,
             compute_instance,
+            accounting_mode,
+            account,
+            display_active,
+            driver_model,
+            confidence,
+            events: EventCalls::of(&nvml),
+            sets: Vec::new(),
             looks_like_535,
             buffer: Vec::new(),
             nvml,
@@ -327,6 +310,7 @@ impl Raw {
     /// What NVML says.
     pub fn memory(&mut self, handle: Handle) -> Result<Memory, Code> {
         let device = self.device(handle)?;
+        let mut newer = None;
         if let Some(call) = self.memory_v2 {
             let mut memory = MemoryV2 { version: MEMORY_V2, ..MemoryV2::default() };
             // SAFETY: the struct has the size that `version` says, asserted above.
@@ -339,14 +323,17 @@ impl Raw {
                         reserved_bytes: Some(memory.reserved),
                     });
                 }
-                Err(Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH) => self.memory_v2 = None,
+                Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
+                    newer = Some(code)
+                }
                 Err(code) => return Err(code),
             }
         }
-        let call = self.memory_v1.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let call = self.memory_v1.ok_or(newer.unwrap_or(Code::FUNCTION_NOT_FOUND))?;
         let mut memory = MemoryV1::default();
         // SAFETY: the struct is the one of this version, its size is asserted above.
-        checked(unsafe { call(device, &raw mut memory) })?;
+        checked(unsafe { call(device, &raw mut memory) }).map_err(|code| newer.unwrap_or(code))?;
+        self.memory_v2 = None; // where only the older one works, it is not asked twice
         Ok(Memory {
             total_bytes: memory.total,
             free_bytes: memory.free,
@@ -355,16 +342,115 @@ impl Raw {
         })
     }
 
+    /// One of the numbers that NVML has about a device.
+    fn number(&self, handle: Handle, call: Option<NumberCall>) -> Option<u32> {
+        let (device, call) = (self.device(handle).ok()?, call?);
+        let mut number = u32::MAX;
+        // SAFETY: the function writes one u32.
+        let answer = checked(unsafe { call(device, &raw mut number) });
+        answer.ok().map(|()| number).filter(|&number| number != u32::MAX)
+    }
+
     /// GPU instance and compute instance of a MIG handle.
     pub fn instance(&self, handle: Handle) -> Option<(u32, u32)> {
-        let device = self.device(handle).ok()?;
-        let number = |call: NumberCall| {
-            let mut number = u32::MAX;
-            // SAFETY: the function writes one u32.
-            let answer = checked(unsafe { call(device, &raw mut number) });
-            answer.ok().map(|()| number).filter(|&number| number != u32::MAX)
+        Some((self.number(handle, self.gpu_instance)?, self.number(handle, self.compute_instance)?))
+    }
+
+    /// Accounting mode is on.
+    pub fn is_accounting(&self, handle: Handle) -> bool {
+        self.number(handle, self.accounting_mode) == Some(1)
+    }
+
+    /// The most that accounting mode has seen a process hold; it needs not live any more.
+    ///
+    /// # Errors
+    /// What NVML says.
+    pub fn accounted_peak(&self, handle: Handle, pid: u32) -> Result<u64, Code> {
+        let device = self.device(handle)?;
+        let call = self.account.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let mut account = Account::default();
+        // SAFETY: the struct has the one size that it has in every version, asserted above.
+        checked(unsafe { call(device, pid, &raw mut account) })?;
+        if account.most_bytes == u64::MAX { Err(Code::NOT_SUPPORTED) } else { Ok(account.most_bytes) }
+    }
+
+    /// A screen is lit by it.
+    pub fn is_display_active(&self, handle: Handle) -> bool {
+        self.number(handle, self.display_active) == Some(1)
+    }
+
+    /// Windows manages its memory (WDDM): nobody here knows what a process has.
+    pub fn is_windows(&self, handle: Handle) -> bool {
+        let (Ok(device), Some(call)) = (self.device(handle), self.driver_model) else { return false };
+        let (mut now, mut pending) = (u32::MAX, u32::MAX);
+        // SAFETY: the function writes two u32.
+        checked(unsafe { call(device, &raw mut now, &raw mut pending) }).is_ok() && now == 0
+    }
+
+    /// Confidential computing is on.
+    pub fn is_confidential(&self) -> bool {
+        let mut state = Confidence::default();
+        // SAFETY: the struct is three u32, and has no other version.
+        self.confidence
+            .is_some_and(|call| checked(unsafe { call(&raw mut state) }).is_ok() && state.feature != 0)
+    }
+
+    /// Its lists have records of 32 bytes under the name of those of 24.
+    pub fn writes_long_records(&self) -> bool {
+        self.looks_like_535
+    }
+
+    /// Has events of a GPU kept from now on: faults, and changes of its partition. Returns its number for
+    /// [`Raw::event`].
+    ///
+    /// # Errors
+    /// What NVML says; a GPU without events is NOT_SUPPORTED.
+    pub fn watch(&mut self, handle: Handle) -> Result<usize, Code> {
+        let device = self.device(handle)?;
+        let events = self.events.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let (mut types, mut set) = (0, std::ptr::null_mut());
+        // SAFETY: the function writes one u64.
+        checked(unsafe { (events.types)(device, &raw mut types) })?;
+        let wanted = types & (XID | PARTITIONED);
+        if wanted == 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        // SAFETY: the function writes one pointer, which goes to no other library.
+        checked(unsafe { (events.create)(&raw mut set) })?;
+        // SAFETY: device and set are this library's.
+        let registered = checked(unsafe { (events.register)(device, wanted, set) });
+        if let Err(code) = registered {
+            // SAFETY: nobody else knows the set.
+            unsafe { (events.free)(set) };
+            return Err(code);
+        }
+        self.sets.push(set); // freed with the library
+        Ok(self.sets.len() - 1)
+    }
+
+    /// The next event of a watched GPU, if there is one: it is not waited for.
+    ///
+    /// # Errors
+    /// What NVML says.
+    pub fn event(&self, number: usize) -> Result<Option<Event>, Code> {
+        let (Some(events), Some(&set)) = (self.events, self.sets.get(number)) else {
+            return Err(Code::NOT_FOUND);
         };
-        Some((number(self.gpu_instance?)?, number(self.compute_instance?)?))
+        let none = u32::MAX;
+        let mut data = EventData { device: std::ptr::null_mut(), kind: 0, data: 0, instance: (none, none) };
+        // SAFETY: the struct has the size that is asserted above; earlier versions wrote less of it.
+        match checked(unsafe { (events.wait)(set, &raw mut data, 0) }) {
+            Ok(()) => {}
+            Err(Code::TIMEOUT) => return Ok(None),
+            Err(code) => return Err(code),
+        }
+        let kind = match data.kind {
+            XID => Happened::Xid(data.data),
+            PARTITIONED => Happened::Partitioned,
+            _ => Happened::Other,
+        };
+        let instance = Some(data.instance).filter(|&(gpu, compute)| gpu != none && compute != none);
+        Ok(Some(Event { kind, instance }))
     }
 
     /// Appends the processes of one list: one call, more only if it grew.
@@ -373,9 +459,35 @@ impl Raw {
     /// What NVML says; nothing was appended then.
     pub fn list(&mut self, handle: Handle, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {
         let device = self.device(handle)?;
-        let mut attempts = 0;
-        while let Some(&(call, layout)) = self.lists[list as usize].calls.first() {
-            let records = (self.buffer.len() * size_of::<u64>() / RECORD_BYTES).max(FIRST_RECORDS);
+        let versions = self.lists[list as usize].calls.len();
+        let mut newer = None;
+        for version in 0..versions {
+            let (call, layout) = self.lists[list as usize].calls[version];
+            match self.list_by(device, call, layout, charges) {
+                Ok(()) => {
+                    // Newer versions that this driver does not have are not tried again.
+                    self.lists[list as usize].calls.drain(..version);
+                    return Ok(());
+                }
+                Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
+                    newer = newer.or(Some(code));
+                }
+                Err(code) => return Err(newer.unwrap_or(code)),
+            }
+        }
+        Err(newer.unwrap_or(Code::FUNCTION_NOT_FOUND))
+    }
+
+    fn list_by(
+        &mut self,
+        device: *mut c_void,
+        call: ListCall,
+        layout: Layout,
+        charges: &mut Vec<Charge>,
+    ) -> Result<(), Code> {
+        let mut records = self.buffer.len() * size_of::<u64>() / RECORD_BYTES;
+        for _ in 0..ATTEMPTS {
+            records = records.clamp(FIRST_RECORDS, MOST_RECORDS);
             self.buffer.resize(records * RECORD_BYTES / size_of::<u64>(), 0);
             self.buffer.fill(u64::from_ne_bytes([UNTOUCHED; 8]));
             let mut count = u32::try_from(records).unwrap_or(u32::MAX);
@@ -390,24 +502,24 @@ impl Raw {
                         Layout::Newest => stride(&self.buffer, count, self.looks_like_535),
                     };
                     parse(&self.buffer, count, stride, charges);
+                    // Filling a buffer that was once needed for a crowd costs more than a list of today.
+                    if count < records / 8 {
+                        self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
+                    }
                     return Ok(());
                 }
-                Err(Code::INSUFFICIENT_SIZE) => {
-                    attempts += 1;
+                Err(Code::INSUFFICIENT_SIZE) if records < MOST_RECORDS => {
                     // Not more than doubled by what a driver claims; a claim that is too small grows it too.
-                    let wanted = count.max(records + 1).saturating_add(8).next_power_of_two();
-                    if attempts == ATTEMPTS || records == MOST_RECORDS {
-                        return Err(Code::INSUFFICIENT_SIZE);
-                    }
-                    self.buffer.resize(wanted.min(MOST_RECORDS) * RECORD_BYTES / size_of::<u64>(), 0);
+                    records = count.max(records + 1).saturating_add(8).next_power_of_two();
                 }
-                Err(Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH) => {
-                    self.lists[list as usize].calls.remove(0);
+                Err(code) => {
+                    self.buffer.clear();
+                    return Err(code);
                 }
-                Err(code) => return Err(code),
             }
         }
-        Err(Code::FUNCTION_NOT_FOUND)
+        self.buffer.clear();
+        Err(Code::INSUFFICIENT_SIZE)
     }
 }
 
@@ -454,75 +566,4 @@ fn halves(word: u64) -> (u32, u32) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const UNTOUCHED_WORD: u64 = u64::from_ne_bytes([UNTOUCHED; 8]);
-
-    fn pair(low: u32, high: u32) -> u64 {
-        let ([a, b, c, d], [e, f, g, h]) = (low.to_ne_bytes(), high.to_ne_bytes());
-        u64::from_ne_bytes([a, b, c, d, e, f, g, h])
-    }
-
-    /// A buffer of `room` records into which a driver wrote `count` of `stride` bytes.
-    fn written(room: usize, count: usize, stride: usize) -> Vec<u64> {
-        let mut buffer = vec![UNTOUCHED_WORD; room * RECORD_BYTES / 8];
-        for index in 0..count {
-            let record = &mut buffer[index * stride / 8..(index + 1) * stride / 8];
-            record.fill(0);
-            record[0] = pair(100 + index as u32, 0);
-            record[1] = 1 << 20;
-            if stride > 16 {
-                record[2] = pair(3, 1);
-            }
-        }
-        buffer
-    }
-
-    #[test]
-    fn the_length_of_a_record_is_seen_from_what_was_written() {
-        for count in [1, 2, 3, 4, 16, 47, 48, 63, 64] {
-            for length in [24, 32] {
-                let buffer = written(64, count, length);
-                for symbols in [false, true] {
-                    assert_eq!(stride(&buffer, count, symbols), length, "{count} of {length}, {symbols}");
-                }
-                let mut charges = Vec::new();
-                parse(&buffer, count, length, &mut charges);
-                let pids: Vec<u32> = charges.iter().map(|charge| charge.pid).collect();
-                assert_eq!(pids, (100..100 + count as u32).collect::<Vec<_>>());
-                assert!(charges.iter().all(|charge| charge.bytes == Some(1 << 20)));
-                assert!(charges.iter().all(|charge| charge.instance == Some((3, 1))));
-            }
-        }
-        assert_eq!(stride(&written(64, 0, 24), 0, true), 24);
-    }
-
-    #[test]
-    fn a_wiped_array_is_read_by_the_symbols() {
-        let mut buffer = written(64, 2, 24);
-        buffer.iter_mut().filter(|word| **word == UNTOUCHED_WORD).for_each(|word| *word = 0);
-        assert_eq!(stride(&buffer, 2, false), 24);
-        assert_eq!(stride(&buffer, 2, true), 32);
-    }
-
-    #[test]
-    fn a_count_beyond_the_buffer_reads_nothing_beyond() {
-        for length in [16, 24, 32] {
-            let mut charges = Vec::new();
-            parse(&written(64, 64, length), usize::MAX, length, &mut charges);
-            assert_eq!(charges.len(), 64 * RECORD_BYTES / length);
-        }
-        assert_eq!(stride(&written(64, 64, 32), 1 << 40, true), 24);
-    }
-
-    #[test]
-    fn not_available_is_absent() {
-        let mut buffer = written(64, 1, 24);
-        buffer[1] = u64::MAX;
-        buffer[2] = u64::MAX;
-        let mut charges = Vec::new();
-        parse(&buffer, 1, 24, &mut charges);
-        assert_eq!(charges, [Charge { pid: 100, bytes: None, instance: None }]);
-    }
-}
+mod tests;

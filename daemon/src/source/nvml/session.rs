@@ -1,10 +1,10 @@
 //! One generation of the library, read turn by turn. What it finds goes out as frames.
 
 use super::Settings;
+use super::answer::{Charge, Code, Event, List, Memory};
 use super::beacon::{Doing, Lamp};
 use super::lanes::{Lanes, Turn};
-use super::library::{Gpus, Pids};
-use super::raw::{Charge, Code, List, Memory};
+use super::library::{Facts, Gpus, Pids};
 use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Record, Stamp};
 use std::io::{self, Write};
@@ -17,8 +17,11 @@ const SAY_BEGIN_NS: u64 = 1_000_000;
 const SAY_SAME_NS: u64 = 50_000_000;
 /// A GPU that has been lost for that long may have been reset: the library is opened again, as often.
 const REOPEN_NS: u64 = 300_000_000_000;
-/// How often other devices are looked for.
+/// How often other devices are looked for, and at most that often where a call makes one doubt that they are the same.
 const REDISCOVER_NS: u64 = 30_000_000_000;
+const DOUBT_NS: u64 = 2_000_000_000;
+/// How often it is asked whether something has happened: that costs no wake-up of its own.
+const EVENTS_NS: u64 = 500_000_000;
 /// `start_ticks` of a process sample whose pid means somebody else here.
 pub const NOT_OUR_PID: u64 = u64::MAX;
 
@@ -117,6 +120,11 @@ struct Seen {
     lost_since_ns: Option<u64>,
     /// Processes of the last list that succeeded.
     pids: Vec<u32>,
+    /// Accounting mode is on, and the peaks that were said last.
+    is_accounting: bool,
+    peaks: Vec<(u32, u64)>,
+    /// What was said of the device.
+    facts: Facts,
     /// Graphics and MPS.
     extras: [Extra; 2],
 }
@@ -156,9 +164,15 @@ pub struct Session {
     number: u64,
     opened_ns: u64,
     checked_ns: u64,
+    /// A call makes one doubt that devices are what they were.
+    is_in_doubt: bool,
     stay_until_ns: u64,
+    looked_ns: u64,
     charges: Vec<Charge>,
     rows: Vec<Row>,
+    happened: Vec<(u16, Event)>,
+    /// A device's first call said that the whole library is out of use.
+    broken: Option<Code>,
 }
 
 impl Session {
@@ -184,21 +198,32 @@ impl Session {
             number: 0,
             opened_ns: now,
             checked_ns: now,
+            is_in_doubt: false,
             stay_until_ns: 0,
+            looked_ns: 0,
             charges: Vec::new(),
             rows: Vec::new(),
+            happened: Vec::new(),
+            broken: None,
         };
+        session.say_facts(None, &session.gpus.facts(None), out);
         for index in 0..count {
             let name = session.gpus.devices()[index].name;
             match avoid.iter().find(|(avoided, until)| *avoided == name && *until > now) {
                 Some(&(_, until)) => session.lanes.suspend(index, until),
                 None => {
                     out.doing(Doing::Device(index as u8));
-                    session.seen[index].total_bytes =
-                        session.gpus.memory(index).ok().map(|memory| memory.total_bytes);
+                    let memory = session.gpus.memory(index);
+                    session.seen[index].total_bytes = memory.ok().map(|memory| memory.total_bytes);
+                    session.broken = session.broken.or(memory.err().filter(|code| code.is_of_library()));
                 }
             }
             session.announce(index, out);
+            if avoid.iter().any(|(avoided, until)| *avoided == name && *until > now) {
+                session.say_facts(Some(index), &session.gpus.facts(Some(index)), out);
+            } else {
+                session.look_at_accounting(index, out);
+            }
         }
         session
     }
@@ -222,6 +247,11 @@ impl Session {
         out.say(at(index, now_ns()), body);
     }
 
+    /// The whole library is out of use.
+    pub fn broken(&self) -> Option<Code> {
+        self.broken
+    }
+
     /// Library, driver and number of devices, for people.
     pub fn description(&self) -> String {
         let devices = match self.seen.len() {
@@ -234,7 +264,10 @@ impl Session {
                 "; this driver confuses PID namespaces: bytes per process are left out (run in the host's)"
             }
         };
-        format!("{}, {devices}{doubt}", self.gpus.description())
+        let unnamed = self.gpus.unnamed().iter();
+        let unnamed: String =
+            unnamed.map(|(gpu, code)| format!("; GPU {gpu} cannot be named: {code}")).collect();
+        format!("{}, {devices}{unnamed}{doubt}", self.gpus.description())
     }
 
     /// Somebody wants a list of this device.
@@ -263,12 +296,15 @@ impl Session {
         self.stay_until_ns = until_ns;
     }
 
+    /// By the UUID alone: who asks may not know that it is an instance's.
     fn index(&self, name: DeviceName) -> Option<usize> {
-        self.gpus
-            .devices()
-            .iter()
-            .position(|device| device.name == name)
-            .filter(|&index| index < self.seen.len())
+        let uuid = |name: DeviceName| match name {
+            DeviceName::Gpu(uuid) | DeviceName::Mig(uuid) => Some(uuid),
+            DeviceName::Ordinal(_) => None,
+        };
+        let devices = self.gpus.devices().iter();
+        let same = |of: DeviceName| of == name || uuid(of).is_some() && uuid(of) == uuid(name);
+        devices.map(|device| device.name).position(same).filter(|&index| index < self.seen.len())
     }
 
     /// Does the next thing that is due.
@@ -278,14 +314,26 @@ impl Session {
     pub fn turn(&mut self, totals: &mut Totals, out: &mut Outlet) -> io::Result<Next> {
         let now = now_ns();
         let stay_until_ns = self.stay_until_ns.max(self.lanes.suspended_until_ns());
-        if now.saturating_sub(self.checked_ns) >= REDISCOVER_NS && now >= stay_until_ns {
-            self.checked_ns = now;
+        let rediscover_ns = if self.is_in_doubt { DOUBT_NS } else { REDISCOVER_NS };
+        if now.saturating_sub(self.checked_ns) >= rediscover_ns && now >= stay_until_ns {
+            (self.checked_ns, self.is_in_doubt) = (now, false);
             if self.gpus.has_changed(&mut |index| out.doing(Doing::Index(index))) {
                 return Ok(Next::Reopen(None));
             }
+            for index in 0..self.seen.len() {
+                out.doing(Doing::Device(index as u8));
+                self.look_at_accounting(index, out);
+            }
         }
         let broken = match self.lanes.next(now) {
-            Turn::Wait(until) => return Ok(Next::Wait(until)),
+            Turn::Wait(until) => {
+                let is_due = now.saturating_sub(self.looked_ns) >= EVENTS_NS;
+                return Ok(if is_due && self.events(now, out) {
+                    Next::Reopen(None)
+                } else {
+                    Next::Wait(until)
+                });
+            }
             Turn::Memory => self.memory_turn(totals, out),
             Turn::List(index) => self.reading(index, totals, out)?,
         };
@@ -314,7 +362,7 @@ impl Session {
                 if self.seen[index].told.is_some() || memory.is_err() {
                     self.tell(index, now, out);
                 }
-                broken = broken.or(memory.err().filter(|code| is_of_library(*code)));
+                broken = broken.or(memory.err().filter(|code| code.is_of_library()));
             }
         }
         self.lanes.memory_turn_ended(now, now - began);
@@ -331,6 +379,7 @@ impl Session {
         totals.failed_calls += u64::from(memory.is_err());
         let seen = &mut self.seen[index];
         seen.memory_problem = memory.err();
+        self.is_in_doubt |= memory.is_err_and(Code::doubts_the_device);
         if let Ok(memory) = memory {
             if seen.total_bytes.is_none() {
                 seen.total_bytes = Some(memory.total_bytes);
@@ -358,8 +407,12 @@ impl Session {
             out.flush()?;
         }
         let first = self.read_memory(index, totals, out);
-        let (cost, failed) = self.read_lists(index, began, totals, out);
+        let (mut cost, failed) = self.read_lists(index, began, totals, out);
+        let accounting_ns = now_ns();
         self.say_rows(index, failed, out);
+        if self.seen[index].is_accounting {
+            cost += now_ns() - accounting_ns;
+        }
         let last = if first.is_ok() { self.read_memory(index, totals, out) } else { first };
         let ended = now_ns();
         let result = failed.map_or(0, |code| u16::try_from(code.0).unwrap_or(999));
@@ -369,7 +422,8 @@ impl Session {
         }
         self.lanes.listed(index, began, ended, cost, failed.is_none());
         self.tell(index, ended, out);
-        Ok(failed.or(first.err()).filter(|code| is_of_library(*code)))
+        self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
+        Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
     }
 
     /// Fills `rows`. Returns the time in list calls, and what went wrong.
@@ -439,12 +493,16 @@ impl Session {
                 Body::ProcessSample { start_ticks, used_bytes: Reading(bytes), absence, lists: row.lists };
             out.say(stamp(row.pid), body);
         }
-        let pids = &mut self.seen[index].pids;
         let Some(code) = failed else {
+            if self.seen[index].is_accounting && doubt.is_none() {
+                self.say_accounted(index, out);
+            }
+            let pids = &mut self.seen[index].pids;
             pids.clear();
             pids.extend(self.rows.iter().map(|row| row.pid));
             return;
         };
+        let pids = &self.seen[index].pids;
         // What they hold now is not known; why, is.
         let absence = absence_of(code);
         for &pid in pids.iter().filter(|pid| self.rows.binary_search_by_key(pid, |row| &row.pid).is_err()) {
@@ -456,9 +514,7 @@ impl Session {
     /// Says how the device is, if that has changed.
     fn tell(&mut self, index: usize, now: u64, out: &mut Outlet) {
         let seen = &mut self.seen[index];
-        let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(|code| {
-            matches!(code, Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND | Code::UNKNOWN)
-        });
+        let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
         seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
         let problem = match (seen.memory_problem, seen.list_problem) {
             (Some(memory), _) if Some(memory) == seen.list_problem => Some(memory.to_string()),
@@ -470,7 +526,11 @@ impl Session {
             return;
         }
         let reason = problem.as_ref().map_or("nvml: fine".to_owned(), |problem| format!("nvml: {problem}"));
-        out.say(at(index, now), Body::Source { up: problem.is_none(), reason: &reason });
+        let code = seen.memory_problem.or(seen.list_problem).map_or(0, |code| code.0);
+        out.say(
+            Stamp { context: code, ..at(index, now) },
+            Body::Source { up: problem.is_none(), reason: &reason },
+        );
         seen.told = Some(problem);
     }
 }
@@ -492,10 +552,6 @@ fn merge(rows: &mut Vec<Row>) {
     });
 }
 
-fn is_of_library(code: Code) -> bool {
-    matches!(code, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
-}
-
 /// How a code is told about a process.
 pub fn absence_of(code: Code) -> Absence {
     match code {
@@ -507,5 +563,6 @@ pub fn absence_of(code: Code) -> Absence {
     }
 }
 
+mod extras;
 #[cfg(test)]
 pub(crate) mod tests;

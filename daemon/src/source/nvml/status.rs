@@ -1,6 +1,7 @@
 //! How the source is, as plain data for metrics and `doctor`.
 
 use gpumem_ledger::DeviceName;
+use std::collections::BTreeMap;
 
 /// Everything there is to know about the source. Times are CLOCK_MONOTONIC ns.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -9,6 +10,15 @@ pub struct Status {
     pub up: bool,
     /// Why not, or which library and driver; begins with `nvml: `.
     pub reason: String,
+    /// What a person can do about it.
+    pub remedy: Option<&'static str>,
+    /// What does not change while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and
+    /// where it is so `confidential`, `wsl`, `long_records`.
+    pub facts: BTreeMap<String, String>,
+    /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
+    pub unnamed: Vec<(u16, String, Option<&'static str>)>,
+    /// Events are not asked for any more: a call for them did not return.
+    pub no_events: bool,
     /// Since when it is so.
     pub since_ns: u64,
     /// Closed on request until then.
@@ -36,6 +46,16 @@ pub struct DeviceStatus {
     pub total_bytes: Option<u64>,
     /// Why there are no fresh readings, if there are none.
     pub problem: Option<String>,
+    /// NVML's code for it, where it is NVML's.
+    pub code: Option<u32>,
+    /// What a person can do about it.
+    pub remedy: Option<&'static str>,
+    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
+    pub facts: BTreeMap<String, String>,
+    /// Pids of the last list that succeeded that draw, and that are clients or servers of MPS.
+    pub drawing: Vec<u32>,
+    /// See there.
+    pub mps: Vec<u32>,
     /// Since when it is so.
     pub since_ns: u64,
     /// When device memory was last read.

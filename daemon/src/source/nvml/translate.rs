@@ -1,12 +1,14 @@
 //! The poller's frames -> the host's: devices keep their slot and readings their order over all pollers, pids get
 //! their start time. Here is remembered what must be said when a poller is lost in the middle of a reading.
 
-use super::raw::Code;
+use super::answer::{Code, List};
 use super::session::{NOT_OUR_PID, Totals, absence_of, now_ns};
 use super::status::{DeviceStatus, Status};
 use crate::source::process::Processes;
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
+use std::collections::BTreeMap;
+use tracing::warn;
 
 /// What is remembered of a device's readings.
 #[derive(Debug, Default)]
@@ -17,6 +19,8 @@ struct Readings {
     now: Vec<ProcessKey>,
     /// Processes of the last one that ended well.
     last: Vec<ProcessKey>,
+    /// Those of them in the graphics list, and in that of MPS, so far.
+    extras: [Vec<u32>; 2],
     /// When a poller ended one, well or not: all its calls had returned.
     ended_ns: u64,
 }
@@ -116,6 +120,10 @@ impl Translator {
             self.take_device(record, status);
             return;
         }
+        if let Body::ProcessFacts { facts, .. } = record.body {
+            self.take_facts(stamp.device, facts, status);
+            return;
+        }
         if let Body::Counter { value } = record.body {
             if let Some(total) = self.totals.place(stamp.tag) {
                 *total = value as u64;
@@ -136,15 +144,29 @@ impl Translator {
                 if let Some(readings) = self.readings.get_mut(index) {
                     readings.open = Some(self.number);
                     readings.now.clear();
+                    readings.extras.iter_mut().for_each(Vec::clear);
                 }
             }
-            Body::ProcessSample { start_ticks, .. } => {
+            Body::AccountedPeak { start_ticks, .. } => {
+                let Some(key) = processes.identify(stamp.thread) else { return };
+                *start_ticks = key.start_ticks;
+            }
+            Body::DeviceFault { xid } => {
+                let device = status.devices.get(index).map(|device| device.name.to_string());
+                warn!(device, xid, "the driver told of a fault (Xid)");
+            }
+            Body::ProcessSample { start_ticks, lists, .. } => {
                 let is_ours = *start_ticks != NOT_OUR_PID;
                 let key = is_ours.then(|| processes.identify(stamp.thread)).flatten();
                 let key = key.unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
                     readings.now.push(key);
+                    for (extra, list) in readings.extras.iter_mut().zip([List::Graphics, List::Mps]) {
+                        if *lists & list.bit() != 0 {
+                            extra.push(stamp.thread);
+                        }
+                    }
                 }
             }
             Body::SampleEnd { number, result } => {
@@ -156,6 +178,9 @@ impl Translator {
                     std::mem::swap(&mut readings.now, &mut readings.last);
                     if let Some(device) = status.devices.get_mut(index) {
                         device.list_read_ns = Some(stamp.time_ns);
+                        let [drawing, mps] = &mut readings.extras;
+                        std::mem::swap(&mut device.drawing, drawing);
+                        std::mem::swap(&mut device.mps, mps);
                     }
                 }
             }
@@ -165,16 +190,45 @@ impl Translator {
                 }
             }
             Body::Source { up, reason } => {
+                let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
                 if stamp.device == NONE_DEVICE {
+                    if status.up == *up && status.reason == *reason {
+                        return; // said again by another life of the poller
+                    }
                     set_source(status, *up, reason, stamp.time_ns);
+                    status.remedy = code.and_then(Code::remedy);
                 } else {
                     let problem = (!*up).then(|| reason.strip_prefix("nvml: ").unwrap_or(reason));
                     set_problem(status, stamp.device, problem, stamp.time_ns);
+                    if let Some(device) = status.devices.get_mut(index) {
+                        (device.code, device.remedy) = (code.map(|code| code.0), code.and_then(Code::remedy));
+                    }
                 }
             }
             _ => {}
         }
         self.say(stamp, body);
+    }
+
+    /// What the poller tells of a device or of the driver stays here.
+    fn take_facts(&self, device: u8, facts: &str, status: &mut Status) {
+        let facts = facts.lines().filter_map(|line| line.split_once('='));
+        let facts: BTreeMap<String, String> =
+            facts.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        if device == NONE_DEVICE {
+            let unnamed = facts.get("unnamed").map_or("", String::as_str).split(',');
+            let unnamed = unnamed.filter_map(|pair| {
+                let (gpu, code) = pair.split_once(':')?;
+                let code = Code(code.parse().ok()?);
+                Some((gpu.parse().ok()?, code.to_string(), code.remedy()))
+            });
+            status.unnamed = unnamed.collect();
+            status.facts = facts;
+        } else if let Some(slot) = self.slots.get(usize::from(device))
+            && let Some(device) = status.devices.get_mut(usize::from(*slot))
+        {
+            device.facts = facts;
+        }
     }
 
     fn take_device(&mut self, record: &Record<'_>, status: &mut Status) {
@@ -201,6 +255,11 @@ impl Translator {
                 model: name.to_owned(),
                 total_bytes: None,
                 problem: None,
+                code: None,
+                remedy: None,
+                facts: BTreeMap::new(),
+                drawing: Vec::new(),
+                mps: Vec::new(),
                 since_ns: record.stamp.time_ns,
                 memory_read_ns: None,
                 list_read_ns: None,
@@ -295,6 +354,7 @@ const NOT_THERE: &str = "no longer there";
 fn set_source(status: &mut Status, up: bool, reason: &str, now: u64) {
     if status.up != up || status.reason != reason {
         (status.up, status.reason, status.since_ns) = (up, reason.to_owned(), now);
+        status.remedy = None;
     }
 }
 
@@ -303,5 +363,6 @@ fn set_problem(status: &mut Status, slot: u8, problem: Option<&str>, now: u64) {
         && device.problem.as_deref() != problem
     {
         (device.problem, device.since_ns) = (problem.map(str::to_owned), now);
+        (device.code, device.remedy) = (None, None);
     }
 }

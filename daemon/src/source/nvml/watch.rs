@@ -3,10 +3,10 @@
 //! A poller that is stuck in the kernel may not die even of SIGKILL; then it is left behind, and the device that it
 //! was calling for is left alone by its successor until a probe says that it answers (hung.rs).
 
+use super::answer::Code;
 use super::beacon::{Beacon, Doing};
 use super::hung::HungDevices;
 use super::poller::Arguments;
-use super::raw::Code;
 use super::session::now_ns;
 use super::status::Status;
 use super::translate::Translator;
@@ -62,6 +62,8 @@ pub struct Watch {
     pub commands: mpsc::UnboundedReceiver<Command>,
     pub translator: Translator,
     hung: HungDevices,
+    /// A call for events did not return: it is not made again.
+    no_events: bool,
     /// (time, list ns) over the last seconds.
     share: VecDeque<(u64, u64)>,
 }
@@ -90,6 +92,7 @@ impl Watch {
             commands,
             translator,
             hung: HungDevices::default(),
+            no_events: false,
             share: VecDeque::new(),
         }
     }
@@ -117,7 +120,9 @@ impl Watch {
             let pause = match end {
                 End::Done => return,
                 // The other devices are waiting, and this one will be left alone.
-                End::Stuck(Doing::Device(_) | Doing::Lists(_) | Doing::Index(_)) => Duration::ZERO,
+                End::Stuck(Doing::Device(_) | Doing::Lists(_) | Doing::Index(_) | Doing::Events) => {
+                    Duration::ZERO
+                }
                 _ => {
                     let pause = wait;
                     wait = (wait * 2).min(RESTART_MOST);
@@ -154,6 +159,7 @@ impl Watch {
             released_s: self.lock().released_until_ns.map_or(0, left),
             ..Arguments::default()
         };
+        arguments.no_events = self.no_events;
         self.hung.tell(&mut arguments);
         let (mut child, beacon) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
@@ -320,6 +326,8 @@ impl Watch {
         }
         // What it was doing when it died by itself.
         let doing = if let End::Died = end { poller.beacon.get().1 } else { doing };
+        self.no_events |= matches!(end, End::Stuck(Doing::Events));
+        self.lock().no_events = self.no_events;
         let is_device = matches!(doing, Doing::Device(_) | Doing::Lists(_) | Doing::Index(_));
         let reason = match end {
             End::Stuck(_) => "nvml: a call did not return; the poller was replaced",
@@ -345,7 +353,7 @@ impl Watch {
 /// How long a poller may be in the middle of that.
 pub fn limit(doing: Doing, settings: &Settings) -> Duration {
     match doing {
-        Doing::Device(_) | Doing::Lists(_) => settings.call_timeout,
+        Doing::Device(_) | Doing::Lists(_) | Doing::Events => settings.call_timeout,
         Doing::Index(_) => settings.call_timeout * 4,
         Doing::Library => LIBRARY_TIMEOUT,
         Doing::Nothing => IDLE_TIMEOUT,

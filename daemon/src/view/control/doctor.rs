@@ -1,15 +1,19 @@
 //! How the daemon is, and what to do about it.
 
-use super::{Refused, number, only};
+mod gpus;
+
+use super::{Refused, coverage, number, only};
 use crate::access::Viewer;
 use crate::clock;
 use crate::stats::Count;
 use crate::view::Sight;
-use gpumem_ledger::ProcessView;
+use crate::view::health::Health;
+use gpumem_ledger::{ProcessView, Snapshot};
+use gpumem_wire::Absence;
 use gpumem_wire::control::{Doctor, Finding, Level};
 use hyper::StatusCode;
 
-fn finding(
+pub(super) fn finding(
     level: Level,
     subject: impl Into<String>,
     text: impl Into<String>,
@@ -35,7 +39,8 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
             );
             Refused::new(StatusCode::NOT_FOUND, text)
         })?;
-        of_process(process, &mut findings);
+        of_bytes(process, &published.snapshot, &health, &mut findings);
+        findings.extend(coverage::of_process(process, now_ns));
     }
     match (health.nvml_up, health.released_until_ns) {
         (_, Some(until_ns)) => {
@@ -45,16 +50,20 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         }
         (true, None) => findings.push(finding(Level::Good, "nvml", &health.nvml_reason, None)),
         (false, None) => {
-            let remedy = "check nvidia-smi; without NVML only what agents say is known";
+            let usual = "check nvidia-smi; without NVML only what agents say is known";
+            let remedy = health.nvml_remedy.unwrap_or(usual);
             findings.push(finding(Level::Bad, "nvml", &health.nvml_reason, Some(remedy)));
         }
     }
-    for device in &health.devices {
-        if let Some(problem) = &device.problem {
-            let subject = format!("GPU {} ({})", device.index, device.name);
-            findings.push(finding(Level::Degraded, subject, problem, None));
-        }
-    }
+    gpus::of_driver(&health, &mut findings);
+    let asked = gpus::Asked {
+        snapshot: &published.snapshot,
+        health: &health,
+        viewer,
+        tenants: sight.shown().tenants,
+        sees: gpus::Sees::now(),
+    };
+    health.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
     let store = sight.keeper.status();
     findings.push(match store.reason {
         Some(reason) => {
@@ -104,40 +113,16 @@ fn of_agents(sight: &Sight) -> Vec<Finding> {
         .collect()
 }
 
-fn of_process(process: &ProcessView, findings: &mut Vec<Finding>) {
-    let subject = || format!("process {}", process.key.pid);
-    let coverage = &process.coverage;
-    if !coverage.covered {
-        let text = "no agent speaks for it: its used bytes are known, not what they are for";
-        let remedy = "start it with `gpumemctl run -- ...`";
-        findings.push(finding(Level::Degraded, subject(), text, Some(remedy)));
-        return;
-    }
-    let before = findings.len();
-    if let Some(blocked) = &coverage.blocked {
-        let by = if blocked.by.is_empty() { "another program" } else { &blocked.by };
-        let text =
-            format!("{by} holds the CUPTI subscription (code {}): allocations are not seen", blocked.result);
-        let remedy = "end the other profiler; the agent takes over by itself";
-        findings.push(finding(Level::Bad, subject(), text, Some(remedy)));
-    }
-    if coverage.late {
-        let text = "the agent came after the first allocations: what was there before is `predates`";
-        let remedy = "start the process with `gpumemctl run -- ...`";
-        findings.push(finding(Level::Degraded, subject(), text, Some(remedy)));
-    }
-    if coverage.paused {
-        let text = "the agent is paused or has disarmed itself";
-        findings.push(finding(Level::Degraded, subject(), text, None));
-    }
-    if let Some(partial) = coverage.partial {
-        let state =
-            if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
-        let text = format!("{} records were lost: {state}", coverage.lost);
-        findings.push(finding(Level::Degraded, subject(), text, None));
-    }
-    if findings.len() == before {
-        let text = format!("covered, {} records, none lost", coverage.events);
-        findings.push(finding(Level::Good, subject(), text, None));
+/// Why NVML tells no bytes of a process.
+fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
+    for account in &process.accounts {
+        let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
+        let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
+        let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
+        let Some(absence) = absence.filter(|_| !is_idle) else { continue };
+        let known = health.devices.iter().find(|known| known.name == device.name);
+        let (why, remedy) = gpus::why_absent(absence, health, known);
+        let text = format!("its used bytes on {} are not known: {why}", device.name);
+        findings.push(finding(Level::Degraded, format!("process {}", process.key.pid), text, remedy));
     }
 }

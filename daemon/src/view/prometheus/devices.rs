@@ -28,6 +28,11 @@ static AGE: Family =
 static UNAVAILABLE: Family =
     Family::gauge("gpumem_device_unavailable", "1 while NVML gives no fresh reading, with the reason.");
 
+static XIDS: Family = Family::counter(
+    "gpumem_device_xid_errors_total",
+    "Faults that the driver has told of, by NVIDIA's number for them.",
+);
+
 /// Memory is read at least once a second: older than this, a device with a problem has no reading of now.
 const FRESH_NS: u64 = 2_000_000_000;
 
@@ -49,6 +54,10 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         let problem = problem.or((!health.nvml_up).then_some(health.nvml_reason.as_str()));
         if let Some(reason) = problem {
             out.add_with(&UNAVAILABLE, &labels, Some(("reason", reason)), 1_u64);
+        }
+        for (xid, count) in device.faults.counts() {
+            let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
+            out.add_with(&XIDS, &labels, Some(("xid", &xid)), count);
         }
         // A reading that is old is no reading of now; where only the lists fail, memory is read as ever.
         let is_fresh = |time_ns: u64| published.at_ns.saturating_sub(time_ns) < FRESH_NS;

@@ -6,7 +6,7 @@ use super::families::{Families, Family, Labels};
 use crate::core::Published;
 use crate::view::Shown;
 use gpumem_ledger::category::{OTHERS, Rules};
-use gpumem_ledger::{AccountView, CellView, Class, ProcessView};
+use gpumem_ledger::{AccountView, CellView, Class, Parts, ProcessView};
 use gpumem_runs::run::absence_name;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,6 +24,10 @@ static PREDATES: Family =
 static UNTRACKABLE: Family = Family::gauge(
     "gpumem_process_untrackable_bytes",
     "Used minus tracked minus what predates the agent: context, modules, rounding and the unexplained.",
+);
+static UNTRACKABLE_PART: Family = Family::gauge(
+    "gpumem_process_untrackable_part_bytes",
+    "Untrackable by its causes, which add up to it: context is measured, modules an upper bound, local_memory, heaps and rounding are models, unexplained is what they leave.",
 );
 static TRACKED_PEAK: Family = Family::gauge("gpumem_process_tracked_peak_bytes", "Highest tracked so far.");
 static USED_PEAK: Family =
@@ -113,6 +117,9 @@ fn one(
         if let Some(untrackable) = sample.untrackable_bytes() {
             out.add(&UNTRACKABLE, labels, untrackable);
             out.add(&PREDATES, labels, sample.predates_bytes);
+            for (part, bytes) in sample.parts.iter().flat_map(parts) {
+                out.add_with(&UNTRACKABLE_PART, labels, Some(("part", part)), bytes);
+            }
         }
     }
     if covered {
@@ -142,6 +149,17 @@ fn one(
     for flag in flags(process, account) {
         out.add_with(&FLAG, labels, Some(("flag", flag)), 1_u64);
     }
+}
+
+fn parts(parts: &Parts) -> [(&'static str, i64); 6] {
+    [
+        ("context", parts.context),
+        ("modules", parts.modules),
+        ("local_memory", parts.local_memory),
+        ("heaps", parts.heaps),
+        ("rounding", parts.rounding),
+        ("unexplained", parts.unexplained),
+    ]
 }
 
 /// What is to be known about the numbers of a process.

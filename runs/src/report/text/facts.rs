@@ -2,10 +2,12 @@
 //! has memory there.
 
 use super::lines::{Lines, clean_name};
+use crate::report::growth;
+use crate::report::steps::largest;
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
-use crate::run::Device;
+use crate::run::{Clock, Device};
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
     if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
@@ -19,6 +21,10 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         let side = if gap_ns < 0 { "before" } else { "after" };
         let distance = report.run.clock.distance(gap_ns.unsigned_abs());
         out.prose(&format!("~ the gap was measured {distance} {side} the peak"));
+    }
+    // A log has no events of the driver: that nothing is known to have happened says nothing there.
+    if report.run.clock != Clock::Lines {
+        largest(device, times).iter().for_each(|line| out.prose(line));
     }
     if let Some((low, high)) = device.last.torn {
         let unit = Unit::for_largest(high);
@@ -44,7 +50,16 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
     }
     out.prose(&device_line(device, times));
+    if let Some(accounting) = device.accounting() {
+        let unit = Unit::for_largest(signed(accounting.driver_bytes));
+        let amount = |bytes: u64| format!("{} {}", unit.amount(signed(bytes)), unit.name);
+        let ours = accounting.our_bytes.map_or("not known".to_owned(), amount);
+        out.prose(&format!("driver accounting: peak {}, ours {ours}", amount(accounting.driver_bytes)));
+    }
     beside(device, out);
+    if let Some(growth) = growth::line(report, device) {
+        out.prose(&growth);
+    }
 }
 
 fn device_line(device: &Device, times: Times) -> String {

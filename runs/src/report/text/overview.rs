@@ -3,6 +3,7 @@
 use super::lines::{Lines, clean_name};
 use super::prose::device_title;
 use crate::report::group::{self, Amounts, Line};
+use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
@@ -27,6 +28,13 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
     out.line("");
     largest(report, &lines, out);
+    for device in devices {
+        if growth::told(report, device).is_some_and(|told| growth::moves(&told))
+            && let Some(line) = growth::line(report, device)
+        {
+            out.prose(&format!("GPU {} {line}", device.ordinal));
+        }
+    }
 }
 
 /// Where the amounts are less than certain.

@@ -2,10 +2,11 @@
 //! next.
 
 use super::lines::{Lines, clean};
+use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
-use crate::run::{Device, Run, State};
+use crate::run::{BlindWindow, Device, Run, State};
 
 /// The command without the directories of its program and script, else the program's name, else where the run came
 /// from; for a daemon that would be the machine, which is nobody's command.
@@ -33,7 +34,7 @@ pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
     out.prose(&heading(report));
     warnings(run).iter().for_each(|line| out.prose(line));
     out.prose(&provenance(run, times));
-    out.prose(&coverage(run));
+    out.prose(&coverage(run, times));
     if run.coverage.odd > 0 {
         let odd = plural(run.coverage.odd, "record");
         out.prose(&format!(
@@ -110,16 +111,31 @@ fn titled(device: &Device, model: &str) -> String {
     format!("GPU {}{model}{name}", device.ordinal)
 }
 
+/// CUPTI's result when another client holds the subscription.
+const HELD: u16 = 39;
+
 /// Why the sums are less than the truth: each on a line of its own, above everything else.
 fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
-    if let Some(by) = &coverage.blocked_by {
-        let by = if by.is_empty() { "another CUPTI client" } else { by };
-        lines.push(format!("BLOCKED by {by}: allocations are not seen while it holds CUPTI"));
+    match (&coverage.blocked_by, coverage.blocked_code) {
+        (Some(why), Some(code)) if code != HELD => {
+            lines.push(format!("BLOCKED, allocations are not seen: {}", clean(why)));
+        }
+        (Some(by), _) => {
+            let by = if by.is_empty() { "another CUPTI client" } else { by };
+            lines.push(format!("BLOCKED by {}: allocations are not seen while it holds CUPTI", clean(by)));
+        }
+        (None, _) => {}
     }
     let partial = coverage.partial_state || run.devices.iter().any(|device| device.last.partial);
-    if coverage.partial_state && run.state == State::Open {
+    if coverage.blind_doubt {
+        lines.push(
+            "PARTIAL: sums and peak are not exact, because frees and allocations of a time in which the agent was \
+             blind are not known"
+                .into(),
+        );
+    } else if coverage.partial_state && run.state == State::Open {
         lines.push("PARTIAL: sums are not exact until the agent restates them; peak is a lower bound".into());
     } else if partial {
         lines.push("PARTIAL: sums are not exact, because records were lost; peak is a lower bound".into());
@@ -153,10 +169,33 @@ pub(crate) fn exit(status: u64) -> String {
     }
 }
 
-fn coverage(run: &Run) -> String {
+/// How long the agent saw nothing, and when it was longest.
+fn blind(run: &Run, times: Times) -> Option<String> {
+    let coverage = &run.coverage;
+    let end_ns = match run.state {
+        State::Closed { time_ns, .. } => time_ns,
+        State::Open | State::Interrupted => {
+            run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
+        }
+    };
+    let length = |window: &BlindWindow| window.to_ns.unwrap_or(end_ns).saturating_sub(window.from_ns);
+    let longest = coverage.blind.iter().max_by_key(|window| (window.to_ns.is_none(), length(window)))?;
+    let lasting = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length).sum::<u64>();
+    let total = run.clock.distance(coverage.blind_ns.saturating_add(lasting));
+    let often = match coverage.blind_count {
+        0 | 1 => String::new(),
+        count => format!(" in {count} times, the longest"),
+    };
+    let until = longest.to_ns.map_or("now".to_owned(), |to_ns| times.time(to_ns));
+    let from = times.time(longest.from_ns);
+    Some(format!("blind {total}{often}: {} {from}-{until}", clean(&longest.why)))
+}
+
+fn coverage(run: &Run, times: Times) -> String {
     let coverage = &run.coverage;
     if !coverage.covered {
-        return "uncovered: no agent spoke for this process, NVML only".into();
+        let blind = blind(run, times).map_or(String::new(), |blind| format!(", {blind}"));
+        return format!("uncovered: no agent spoke for this process, NVML only{blind}");
     }
     let mut parts =
         vec![if coverage.late { "covered late".to_owned() } else { "covered since start".to_owned() }];
@@ -181,6 +220,7 @@ fn coverage(run: &Run) -> String {
             plural(samples, "NVML sample") + &doubtful
         }
     });
+    parts.extend(blind(run, times));
     parts.join(", ")
 }
 
@@ -216,5 +256,9 @@ fn next(report: &Report<'_>) -> String {
         [first, _, ..] => format!("--device {} | ", first.ordinal),
         _ => String::new(),
     };
-    format!("next: {} {device}{other} | --all | --json | --csv", report.command)
+    let growth = match report.run.devices.as_slice() {
+        [device] if growth::line(report, device).is_some() => " | --growth",
+        _ => "",
+    };
+    format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
 }

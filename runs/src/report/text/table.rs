@@ -10,7 +10,7 @@ use crate::run::{Device, State};
 /// Between two columns.
 const GAP: &str = "  ";
 /// What stands behind the columns in most reports.
-const AT_LEAST: &str = "at least";
+const NOTE: &str = "upper bound";
 /// Columns of names, for which the words behind the columns go into a line of their own: with fewer even
 /// `  unexplained` would be cut.
 const WORTH_A_LINE: usize = 13;
@@ -71,7 +71,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categori
         statement.rows.iter().enumerate().map(|(row, of)| (depth(row), clean_name(&of.name))).collect();
     let room = out.width.map_or(usize::MAX, |terminal| {
         let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
-        free.saturating_sub(GAP.len() + AT_LEAST.len()).max(free.min(WORTH_A_LINE))
+        free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
     });
     let longest = names.iter().map(|(depth, name)| depth + name.chars().count()).max().unwrap_or(0);
     let name_width = longest.clamp(10, room.clamp(10, 60));
@@ -101,10 +101,19 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categori
 }
 
 fn note(row: &Row, device: &Device) -> String {
-    let negative = row.bytes.iter().flatten().any(|bytes| *bytes < 0);
+    let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
+    let negative = row.bytes.iter().any(is_negative);
     match row.part {
-        Part::Unexplained if negative => "NVML charges less than was tracked".into(),
-        Part::Unexplained => AT_LEAST.into(),
+        Part::Unexplained if negative => {
+            let moments = [&device.last, &device.peak];
+            let is_over = moments.iter().any(|moment| is_negative(&moment.untrackable_bytes));
+            let than = if is_over { "was tracked" } else { "the parts above say" };
+            format!("NVML charges less than {than}")
+        }
+        Part::Unexplained => "at least".into(),
+        Part::Context => "measured".into(),
+        Part::Modules => "upper bound".into(),
+        Part::LocalMemory | Part::Heaps => "model".into(),
         Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
             Some(absence) => format!("not known: NVML says {absence}"),
             None => "not known: NVML was not read".into(),
@@ -116,7 +125,16 @@ fn note(row: &Row, device: &Device) -> String {
 /// Whether an amount rests on a gap that was measured at another time.
 fn carried(device: &Device, statement: &Statement, row: usize, column: usize) -> bool {
     let moment = [&device.last, &device.peak][column];
-    let rests_on_gap = matches!(statement.rows[row].part, Part::Used | Part::Untrackable | Part::Unexplained);
+    let rests_on_gap = matches!(
+        statement.rows[row].part,
+        Part::Used
+            | Part::Untrackable
+            | Part::Context
+            | Part::Modules
+            | Part::LocalMemory
+            | Part::Heaps
+            | Part::Unexplained
+    );
     rests_on_gap && (moment.gap_distance_ns != 0 || moment.stale)
 }
 

@@ -13,7 +13,7 @@ AGENT = ("driver", "libgpumem.so")
 
 
 @check("attach.driver", "an injected program of the driver API is covered from cuInit on; its tags arrive",
-       "DESIGN 4, cupti.md 6.1", needs=AGENT)
+       "DESIGN 4, cupti.md 6.1", needs=AGENT, questions=(1,))
 def driver(t):
     path = t.recording()
     d = t.driver(agent=path)
@@ -40,6 +40,8 @@ def driver(t):
     t.expect("model/layers.0/attention" in used, f"the inner scope named its allocation ({used})")
     t.expect(account.bye, "it said good-bye")
     t.measure("state", account.states)
+    t.answer(1, f"In the hook of a driver of CUDA {facts['driver'] // 1000}.{facts['driver'] % 1000 // 10} the agent is "
+                f"{account.states[0][0] if account.states else 'silent'}.")
     t.measure("records", dict(account.counts))
     t.publish(path, "attach-driver", {"runs": [{"pid": d.pid, "tracked_bytes": known, "tags": tags}]})
 
@@ -114,6 +116,8 @@ def runtime_program(t, name):
     t.measure("array bytes by the agent", sums.get("array", 0), "B")
     t.measure("array bytes by shape", known.get("array", 0), "B")
     t.measure("callbacks of allocations", account.counts["AllocEnd"])
+    t.answer(3, f"cudaMallocPitch, cudaMalloc3D, cudaMallocArray and cudaMalloc3DArray among {known['calls']} calls make "
+                f"{account.counts['AllocEnd']} records.")
     t.measure("calls of the program", known["calls"])
     t.expect(account.counts["AllocEnd"] == known["calls"],
              f"each call is one record, inner calls are not booked ({account.counts['AllocEnd']})")
@@ -122,7 +126,7 @@ def runtime_program(t, name):
 
 
 @check("attach.runtime", "a program of the runtime API, shared cudart, built by nvcc", "DESIGN 4, cupti.md 2.3",
-       needs=("runtime", "libgpumem.so"), seconds=90)
+       needs=("runtime", "libgpumem.so"), seconds=90, questions=(3,))
 def runtime(t):
     runtime_program(t, "runtime")
 
@@ -159,7 +163,7 @@ def other_client_first(t):
 
 
 @check("attach.nested_init", "CUPTI itself runs the first cuInit, for another client: no hang, and one of them is told",
-       "cupti.md 12.2", needs=AGENT + ("libcupti",))
+       "cupti.md 5.1", needs=AGENT + ("libcupti",), questions=(2,))
 def nested_init(t):
     path = t.recording()
     d = t.driver(agent=path)
@@ -171,6 +175,7 @@ def nested_init(t):
     account = t.account(path)
     t.measure("states", account.states)
     states = [state for state, _, _ in account.states]
+    t.answer(2, f"cuptiSubscribe before cuInit gives {other}, nothing hangs, and the agent says {', '.join(states)}.")
     if other == 0:
         t.expect("blocked" in states, f"the agent says that it is blocked ({states})")
     else:

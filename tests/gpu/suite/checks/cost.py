@@ -24,11 +24,17 @@ def in_turns(t, rounds, one):
     return found[False], found[True]
 
 
+def span(found):
+    """The interval of a difference, in words."""
+    low, high = found["difference_95"]
+    return f"95 %: {low:.2f} to {high:.2f}"
+
+
 def environment(t, daemon, with_agent):
     return {"agent": daemon if with_agent else None}
 
 
-@check("cost.cuinit", "what the agent adds to cuInit", "cupti.md 12.1: a few ms", needs=DAEMON, seconds=180)
+@check("cost.cuinit", "what the agent adds to cuInit", "cupti.md 6.1: a few ms", needs=DAEMON, seconds=180, questions=(1,))
 def cuinit(t):
     daemon = t.daemon()
 
@@ -41,12 +47,13 @@ def cuinit(t):
     one(False), one(True)
     found = paired(*in_turns(t, t.times(15, 3), one))
     t.measure("cuInit", found, "ms")
+    t.answer(1, f"The agent adds {found['difference']:.2f} ms to cuInit at the median ({span(found)}).")
     if not t.dry:
         t.expect(found["difference"] <= 20, f"the agent adds {found['difference']:.2f} ms at the median (20 at most)")
 
 
-@check("cost.pair", "what the agent adds to one cuMemAlloc and its free", "DESIGN 8, cupti.md 12.10", needs=DAEMON,
-       seconds=240)
+@check("cost.pair", "what the agent adds to one cuMemAlloc and its free", "DESIGN 8", needs=DAEMON,
+       seconds=240, questions=(10,))
 def pair(t):
     daemon = t.daemon()
     for size, how in ((4096, ""), (2 * MIB, ""), (4096, "async")):
@@ -69,13 +76,15 @@ def pair(t):
         if answer["result"]:
             t.note(f"the agent cannot be paused ({answer['result']})")
         else:
-            t.measure(f"{name}, in one process, paused against not", paired(answer["off"], answer["on"]), "ns")
+            pairs = paired(answer["off"], answer["on"])
+            t.measure(f"{name}, in one process, paused against not", pairs, "ns")
+            t.answer(10, f"A {name} takes {pairs['difference']:.0f} ns longer ({span(pairs)}).")
         runs = daemon.runs(d.pid)
         t.measure(f"{name}: records lost meanwhile", runs[0]["coverage"]["lost"] if runs else None)
 
 
-@check("cost.launch", "the agent costs a kernel launch nothing", "cupti.md 12.10, 2.4",
-       needs=DAEMON + ("runtime",), seconds=180)
+@check("cost.launch", "the agent costs a kernel launch nothing", "cupti.md 2.4",
+       needs=DAEMON + ("runtime",), seconds=180, questions=(10,))
 def launch(t):
     daemon = t.daemon()
 
@@ -87,6 +96,7 @@ def launch(t):
 
     found = paired(*in_turns(t, 7, one))
     t.measure("launch", found, "ns")
+    t.answer(10, f"A kernel launch takes {found['difference']:.1f} ns longer ({span(found)}).")
     t.expect(found["percent_95"][0] <= 1, f"{found['percent']:.2f} % slower (95 %: {found['percent_95']})")
 
 

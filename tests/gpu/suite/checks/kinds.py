@@ -105,7 +105,7 @@ def ipc(t):
     owner.end()
 
 
-@check("kinds.handles", "a handle that another process imports and maps costs its maker only", "cupti.md 2.3, 12.6",
+@check("kinds.handles", "a handle that another process imports and maps costs its maker only", "cupti.md 2.3",
        needs=DAEMON, seconds=90)
 def handles(t):
     owner = Watched(t)
@@ -132,7 +132,7 @@ def handles(t):
 
 
 @check("kinds.arrays", "pitched memory and arrays are one record each; inner calls are not booked twice",
-       "cupti.md 12.3", needs=AGENT)
+       "cupti.md 2.3", needs=AGENT, questions=(3,))
 def arrays(t):
     path = t.recording()
     d = t.driver(agent=path)
@@ -145,6 +145,8 @@ def arrays(t):
                                              "NVML": t.used(d.pid) - before}, "B")
     d.finish()
     account = t.account(path)
+    t.answer(3, f"cuMemAllocPitch, cuArrayCreate, cuArray3DCreate and cuMipmappedArrayCreate, called once each, make "
+                f"{account.counts['AllocEnd']} records.")
     t.expect(account.counts["AllocEnd"] == len(calls), f"{len(calls)} records ({account.counts['AllocEnd']})")
     sums = account.bytes_by_kind()
     t.expect(sums.get("device", 0) == 0, f"none of them a plain allocation ({sums})")

@@ -8,7 +8,7 @@ DAEMON = ("driver", "libgpumem.so", "gpumemd")
 POLL_S = 5
 
 
-@check("pools.default", "a driver pool counts with what it has reserved, and shrinks with no event", "cupti.md 2.3, 12.7",
+@check("pools.default", "a driver pool counts with what it has reserved, and shrinks with no event", "cupti.md 2.3",
        needs=DAEMON, seconds=90)
 def default(t):
     w = Watched(t)
@@ -94,7 +94,7 @@ def graphs(t):
 
 
 @check("pools.capture", "a stream-ordered allocation under capture is the graph's, not the process's",
-       "cupti.md 12.4", needs=("driver", "libgpumem.so"))
+       "cupti.md 2.3", needs=("driver", "libgpumem.so"), questions=(4,))
 def capture(t):
     path = t.recording()
     d = t.driver(agent=path)
@@ -106,4 +106,7 @@ def capture(t):
     account = t.account(path)
     left = account.bytes_by_kind()
     t.measure("alive by the agent", left, "B")
+    booked = account.tracked()
+    t.answer(4, "A captured cuMemAllocAsync is not booked: the node's callback came inside the call." if not booked else
+             f"A captured cuMemAllocAsync is booked as {booked:,} B: the node's callback did not come inside the call.")
     t.expect(account.tracked() == 0, f"nothing is booked ({account.tracked():,})")

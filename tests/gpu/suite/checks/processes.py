@@ -14,16 +14,21 @@ DAEMON = AGENT + ("gpumemd",)
 
 
 @check("processes.fork", "a child after CUDA: it lives and ends as without the agent, and says nothing",
-       "DESIGN 4, cupti.md 8", needs=DAEMON)
+       "DESIGN 4, cupti.md 8", needs=DAEMON, questions=(15,))
 def fork(t):
     w, plain = Watched(t), t.driver()
     plain.begin()
+    codes = {}
     w.driver.do("alloc", 4 * MIB)
     for how in ("exit", "_exit", "init", "alloc"):
         with_agent, without = w.driver.do("fork", how), plain.do("fork", how)
         t.measure(how, {"code": with_agent["code"], "status": with_agent["status"], "without": without["code"]})
+        codes[how] = (with_agent["code"], without["code"])
         same = [with_agent[k] == without[k] for k in ("code", "status")]
         t.expect(all(same), f"{how}: as without the agent ({with_agent['code']}, {with_agent['status']})")
+    t.answer(15, f"In a child cuInit gives {codes['init'][0]} and cuMemAlloc {codes['alloc'][0]} with the agent, "
+                 f"{codes['init'][1]} and {codes['alloc'][1]} without; the parent went through cuInit, and what that forks, as "
+                 "covered.")
     w.driver.do("alloc", 2 * MIB)
     w.says("the parent goes on", 6 * MIB)
     plain.finish()

@@ -149,7 +149,7 @@ def profiler(t, how, agent=True, **more):
 
 
 @check("torch.profiler", "torch.profiler and the agent: who loses is told, not hidden", "cupti.md 5, traps 15", needs=TORCH,
-       seconds=240)
+       seconds=240, questions=(9,))
 def profile(t):
     plain, _ = profiler(t, "plain", agent=False)
     t.measure("kernels that the profiler sees alone", plain["kernels"])
@@ -158,6 +158,8 @@ def profile(t):
                             ("with KINETO_USE_DAEMON=1", "plain", {"KINETO_USE_DAEMON": 1})):
         facts, account = profiler(t, how, **more)
         states = [(s, r) for s, r, _ in account.states]
+        t.answer(9, f"{name}: the profiler sees {facts['kernels']} kernels of {plain['kernels']}, the agent "
+                    f"{account.tracked():,} B of {facts['reserved']:,} and says {', '.join(s for s, _ in states)}.")
         seen = account.tracked() >= facts["reserved"] - 64 * MIB
         t.measure(name, {"kernels": facts["kernels"], "agent's states": states, "tracked": account.tracked(),
                          "torch reserved": facts["reserved"]})
@@ -166,13 +168,15 @@ def profile(t):
 
 
 @check("torch.trace_teardown", "TEARDOWN_CUPTI=1, by which torch ends CUPTI for everybody: told, not hidden",
-       "cupti.md 5.2, 12.12", needs=TORCH, seconds=120)
+       "cupti.md 5.2", needs=TORCH, seconds=120, questions=(12,))
 def teardown(t):
     facts, account = profiler(t, "plain", TEARDOWN_CUPTI=1)
     states = [state for state, _, _ in account.states]
     t.measure("states", account.states)
     t.measure("tracked", account.tracked(), "B")
     t.measure("torch reserved", facts["reserved"], "B")
+    t.answer(12, f"After torch's TEARDOWN_CUPTI=1 the agent has {account.tracked():,} B of {facts['reserved']:,} and said "
+                 f"{', '.join(states)}.")
     t.expect(states[:1] == ["covered"], f"covered at first ({states})")
     t.expect(account.tracked() >= facts["reserved"] - 64 * MIB or set(states) - {"covered"},
              f"the agent sees all, or says that it does not ({states})")

@@ -1,8 +1,10 @@
 use super::*;
+use crate::source::nvml::Settings;
 use crate::source::nvml::session::tests::{FakeGpus, said};
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// A sink that can be looked into.
 #[derive(Clone, Default)]
@@ -29,7 +31,8 @@ fn poller(opens: &Rc<RefCell<Result<FakeGpus, String>>>, arguments: Arguments) -
     let pipe = Pipe::default();
     let opens = Rc::clone(opens);
     let open = move |_: &Avoid, _: &mut dyn FnMut(u16)| {
-        opens.borrow().clone().map(|gpus| Box::new(gpus) as Box<dyn Gpus>)
+        let opened = opens.borrow().clone();
+        opened.map(|gpus| Box::new(gpus) as Box<dyn Gpus>).map_err(|reason| (reason, 9))
     };
     (Poller::new(arguments, Box::new(open), Outlet::new(Box::new(pipe.clone()), None)), pipe)
 }
@@ -63,6 +66,9 @@ fn arguments_are_read_as_they_were_written() {
         probe: Some(Target::Name(name)),
         skip_index: vec![(3, 9)],
         released_s: 4,
+        no_events: true,
+        totals: Totals { list_calls: 5, deferred: 7, ..Totals::default() },
+        wait_ms: 2000,
     };
     let words = arguments.to_args();
     assert_eq!(words[0], "nvml-poller");
@@ -114,7 +120,7 @@ fn a_driver_that_goes_is_waited_for_too() {
     let (mut poller, pipe) = poller(&opens, Arguments::default());
     poller.step().expect("written");
     pipe.said();
-    gpus.answers.borrow_mut()[0].memory = Err(crate::source::nvml::raw::Code::DRIVER_NOT_LOADED);
+    gpus.answers.borrow_mut()[0].memory = Err(crate::source::nvml::answer::Code::DRIVER_NOT_LOADED);
     let deadline = now_ns() + 10 * SECOND;
     while matches!(poller.state, State::Open(_)) && now_ns() < deadline {
         let until = poller.step().expect("written");

@@ -1,4 +1,5 @@
 use super::*;
+use crate::source::nvml::answer::Happened;
 use crate::source::nvml::library::Device;
 use gpumem_wire::frame::records;
 use std::cell::RefCell;
@@ -11,12 +12,19 @@ pub(crate) struct Answers {
     pub lists: [Result<Vec<Charge>, Code>; 3],
 }
 
+/// Pid and bytes.
+type Peaks = Vec<(u32, u64)>;
+
 /// A driver in a variable.
 #[derive(Clone)]
 pub(crate) struct FakeGpus {
     pub answers: Rc<RefCell<Vec<Answers>>>,
     pub pids: Pids,
     pub calls: Rc<RefCell<Vec<(usize, List)>>>,
+    /// What accounting has seen, by pid; absent: it is off.
+    pub accounted: Rc<RefCell<Option<Peaks>>>,
+    pub slow_accounting: Rc<std::cell::Cell<Duration>>,
+    pub events: Rc<RefCell<Vec<(u16, Event)>>>,
     devices: Vec<Device>,
 }
 
@@ -33,11 +41,16 @@ impl FakeGpus {
             name: DeviceName::Gpu([index; 16]),
             index: index.into(),
             model: "model".to_owned(),
+            instance: None,
+            hides: false,
         };
         FakeGpus {
             answers: Rc::new(RefCell::new(vec![answers; count.into()])),
             pids: Pids::Trusted,
             calls: Rc::default(),
+            accounted: Rc::default(),
+            slow_accounting: Rc::default(),
+            events: Rc::default(),
             devices: (0..count).map(device).collect(),
         }
     }
@@ -58,8 +71,26 @@ impl Gpus for FakeGpus {
     fn pids(&self) -> Pids {
         self.pids
     }
+    fn accounted_peak(&mut self, _device: usize, pid: u32) -> Result<u64, Code> {
+        std::thread::sleep(self.slow_accounting.get());
+        let accounted = self.accounted.borrow();
+        let found = accounted.iter().flatten().find(|(of, _)| *of == pid);
+        found.map(|&(_, peak)| peak).ok_or(Code::NOT_FOUND)
+    }
+    fn is_accounting(&mut self, _device: usize) -> bool {
+        self.accounted.borrow().is_some()
+    }
+    fn events(&mut self, found: &mut Vec<(u16, Event)>) {
+        found.append(&mut self.events.borrow_mut());
+    }
+    fn facts(&self, _device: Option<usize>) -> Facts {
+        Vec::new()
+    }
     fn has_changed(&mut self, _enter: &mut dyn FnMut(u16)) -> bool {
         false
+    }
+    fn unnamed(&self) -> &[(u16, Code)] {
+        &[]
     }
     fn description(&self) -> &str {
         "a variable"
@@ -115,7 +146,8 @@ pub(crate) fn said(frames: &[u8]) -> Vec<String> {
         }
         other => format!("{other:?}"),
     };
-    records(frames).map(|record| line(record.expect("a frame").expect("a record"))).collect()
+    let lines = records(frames).map(|record| line(record.expect("a frame").expect("a record")));
+    lines.filter(|line| !line.starts_with("ProcessFacts")).collect()
 }
 
 #[test]
@@ -283,4 +315,71 @@ fn devices_to_be_avoided_are_named_and_not_called() {
     while session.turn(&mut totals, &mut out).expect("written") == Next::Again {}
     assert!(gpus.calls.borrow().iter().all(|&(device, _)| device == 1));
     assert!(!gpus.calls.borrow().is_empty());
+}
+
+#[test]
+fn accounted_peaks_are_said_as_they_grow_and_once_after_the_end() {
+    let gpus = FakeGpus::new(1);
+    *gpus.accounted.borrow_mut() = Some(vec![(10, 500), (11, 70), (12, 9)]);
+    let mut run = run(&gpus);
+    run.set(0, List::Compute, Ok(vec![charge(10, 400), charge(11, 70), charge(13, 1)]));
+    let peaks = |run: &mut Run| -> Vec<String> {
+        run.session.lanes.listed(0, 1, 1, 0, true);
+        run.session.reading(0, &mut run.totals, &mut run.out).expect("written");
+        let frames = std::mem::take(&mut run.out.frames);
+        let peak = |record: Record<'_>| match record.body {
+            Body::AccountedPeak { peak_bytes, .. } => Some(format!("{} {peak_bytes}", record.stamp.thread)),
+            _ => None,
+        };
+        records(&frames).filter_map(|record| peak(record.expect("a frame").expect("a record"))).collect()
+    };
+    assert_eq!(peaks(&mut run), ["10 500", "11 70"], "12 is nobody here, 13 is not accounted");
+    assert_eq!(peaks(&mut run), Vec::<String>::new(), "nothing has grown");
+    *gpus.accounted.borrow_mut() = Some(vec![(10, 501), (11, 70)]);
+    run.set(0, List::Compute, Ok(vec![charge(10, 400)]));
+    assert_eq!(peaks(&mut run), ["10 501", "11 70"], "11 has ended: its last word");
+    assert_eq!(peaks(&mut run), Vec::<String>::new(), "said once");
+}
+
+#[test]
+fn time_in_accounting_calls_is_lock_time() {
+    let gpus = FakeGpus::new(1);
+    *gpus.accounted.borrow_mut() = Some(vec![(10, 500)]);
+    gpus.slow_accounting.set(Duration::from_millis(3));
+    let mut run = run(&gpus);
+    run.set(0, List::Compute, Ok(vec![charge(10, 400)]));
+    run.reading(0);
+    let cost = run.session.lanes.last_cost_ns(0).expect("read");
+    assert!(cost >= 3_000_000, "{cost}");
+}
+
+#[test]
+fn faults_are_those_of_the_instance_that_the_driver_names() {
+    let mut gpus = FakeGpus::new(3);
+    gpus.devices[0].index = 0;
+    gpus.devices[1].index = 0;
+    gpus.devices[2].index = 1;
+    (gpus.devices[0].instance, gpus.devices[1].instance) = (Some((1, 0)), Some((2, 0)));
+    let mut run = run(&gpus);
+    let xid = |number, instance| Event { kind: Happened::Xid(number), instance };
+    gpus.events.borrow_mut().extend([(0, xid(31, Some((2, 0)))), (0, xid(79, None)), (1, xid(13, None))]);
+    assert!(!run.session.events(5, &mut run.out));
+    let said: Vec<(u8, u64)> = records(&run.out.frames)
+        .filter_map(|record| match record.expect("a frame").expect("a record") {
+            Record { stamp, body: Body::DeviceFault { xid } } => Some((stamp.device, xid)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(said, [(1, 31), (0, 79), (1, 79), (2, 13)]);
+    gpus.events.borrow_mut().push((0, Event { kind: Happened::Partitioned, instance: None }));
+    assert!(run.session.events(6, &mut run.out), "the devices are others now");
+}
+
+#[test]
+fn an_instance_is_found_by_its_uuid_alone() {
+    let mut gpus = FakeGpus::new(2);
+    gpus.devices[1].name = DeviceName::Mig([7; 16]);
+    let run = run(&gpus);
+    assert_eq!(run.session.index(DeviceName::Gpu([7; 16])), Some(1));
+    assert_eq!(run.session.index(DeviceName::Gpu([8; 16])), None);
 }

@@ -1,0 +1,97 @@
+//! The agent among other clients of CUPTI: whether its subscription is alive, and when to ask for a new one.
+//!
+//! CUPTI has no lock that several clients could share, so the risk is to call into it while another one finalizes it.
+//! What can be done is to keep away: nothing is called while a subscription is alive; after a silence there are at
+//! least two seconds before the first attempt (finalizing takes milliseconds); a refusal doubles the time to the next one.
+
+use crate::core::Core;
+use crate::cupti::pulse::{self, Pulse};
+use crate::cupti::subscribe::{self, Held, Outcome};
+use std::ops::RangeInclusive;
+
+/// Between attempts to subscribe.
+const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
+/// Silent looks, in quick succession, until a new subscription was heard for the first time: before that a loss is not noticed,
+/// and a driver that tells nobody of this call is never heard.
+const EAGER: u32 = 50;
+/// So many times in a row nothing was heard: the subscription is lost.
+const SILENCES: u32 = 2;
+
+/// What the sender remembers of it.
+#[derive(Debug)]
+pub(super) struct Client {
+    /// 0: none is due.
+    next_attempt_ns: u64,
+    wait_ns: u64,
+    /// Silence means something only after this very subscription was heard once.
+    heard_ns: Option<u64>,
+    silences: u32,
+    /// The next look should come soon.
+    pub is_eager: bool,
+    /// Number of the subscription that this is about.
+    subscription: u64,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        let wait_ns = *RETRY_NS.start();
+        Client { next_attempt_ns: 0, wait_ns, heard_ns: None, silences: 0, is_eager: false, subscription: 0 }
+    }
+}
+
+impl Client {
+    /// Once a second, on a thread that is not inside of the agent. True: callbacks come again after a while without.
+    pub fn look(&mut self, core: &Core, now: u64) -> bool {
+        let before = self.subscription;
+        self.look_after(core, now);
+        let (held, number) = subscribe::held();
+        self.is_eager = held == Held::Ours && self.heard_ns.is_none() && self.silences < EAGER;
+        held == Held::Ours && number > 1 && number != before
+    }
+
+    fn look_after(&mut self, core: &Core, now: u64) {
+        let (held, number) = subscribe::held();
+        if number != self.subscription {
+            *self = Client { subscription: number, ..Client::default() };
+        }
+        match held {
+            Held::Ours => self.listen(core, now),
+            // It was not lost after all: nothing is called on it, and its callbacks come.
+            Held::Lost if pulse::ask(core) == Pulse::Heard => subscribe::found(core),
+            Held::Lost | Held::Nothing => self.retry(core, now),
+            Held::Unwanted => *self = Client { subscription: number, ..Client::default() },
+        }
+    }
+
+    fn listen(&mut self, core: &Core, now: u64) {
+        match (pulse::ask(core), self.heard_ns) {
+            (Pulse::Heard, _) => (self.heard_ns, self.silences) = (Some(now), 0),
+            (Pulse::Silent, Some(heard_ns)) => {
+                self.silences += 1;
+                if self.silences >= SILENCES {
+                    subscribe::lost(heard_ns);
+                    (self.silences, self.next_attempt_ns) = (0, now + self.wait_ns);
+                }
+            }
+            (Pulse::Silent, None) => self.silences = self.silences.saturating_add(1),
+            (Pulse::Unknown, _) => {}
+        }
+    }
+
+    fn retry(&mut self, core: &Core, now: u64) {
+        if self.next_attempt_ns == 0 {
+            self.next_attempt_ns = now + self.wait_ns; // the first attempt was the injection's, or resume's
+        }
+        if now < self.next_attempt_ns {
+            return;
+        }
+        subscribe::note_late();
+        if subscribe::attach(core) == Outcome::Subscribed {
+            *self = Client { subscription: subscribe::held().1, ..Client::default() };
+            self.listen(core, now);
+        } else {
+            self.wait_ns = (self.wait_ns * 2).min(*RETRY_NS.end());
+            self.next_attempt_ns = now + self.wait_ns;
+        }
+    }
+}

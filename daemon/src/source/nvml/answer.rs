@@ -1,0 +1,188 @@
+//! What NVML answers: numbers, or a code, its words, and what a person can do about it.
+
+use nvml_wrapper::error::NvmlError;
+
+/// A return code of NVML; 0 is success and never in one of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+#[allow(missing_docs)]
+impl Code {
+    pub const UNINITIALIZED: Code = Code(1);
+    pub const INVALID_ARGUMENT: Code = Code(2);
+    pub const NOT_SUPPORTED: Code = Code(3);
+    pub const NO_PERMISSION: Code = Code(4);
+    pub const NOT_FOUND: Code = Code(6);
+    pub const INSUFFICIENT_SIZE: Code = Code(7);
+    pub const DRIVER_NOT_LOADED: Code = Code(9);
+    pub const TIMEOUT: Code = Code(10);
+    pub const FUNCTION_NOT_FOUND: Code = Code(13);
+    pub const GPU_IS_LOST: Code = Code(15);
+    pub const RESET_REQUIRED: Code = Code(16);
+    pub const LIB_RM_VERSION_MISMATCH: Code = Code(18);
+    pub const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
+    pub const GPU_NOT_FOUND: Code = Code(28);
+    pub const UNKNOWN: Code = Code(999);
+}
+
+impl Code {
+    /// Nothing can be had of any device until the library is opened again.
+    pub fn is_of_library(self) -> bool {
+        matches!(self, Code::UNINITIALIZED | Code::DRIVER_NOT_LOADED | Code::LIB_RM_VERSION_MISMATCH)
+    }
+
+    /// The device that the call named may not be there any more: others may.
+    pub fn doubts_the_device(self) -> bool {
+        matches!(self, Code::INVALID_ARGUMENT | Code::NOT_FOUND | Code::GPU_NOT_FOUND)
+    }
+
+    /// The GPU is out of use until somebody resets it.
+    pub fn is_loss(self) -> bool {
+        matches!(self, Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND | Code::UNKNOWN)
+    }
+
+    /// What a person can do about it. Each of these is tried again by itself.
+    pub fn remedy(self) -> Option<&'static str> {
+        Some(match self.0 {
+            1 => "nothing: the library is opened again by itself",
+            2 | 6 | 28 => {
+                "was the GPU taken away, or its MIG partition changed? devices are looked for again by themselves"
+            }
+            3 => "a driver of another branch may offer it; nothing else is missing for that",
+            4 => {
+                "give gpumemd read and write access to /dev/nvidiactl and /dev/nvidia*; with MIG in a container: root, \
+                 privileged, NVIDIA_MIG_MONITOR_DEVICES=all"
+            }
+            7 => "nothing: processes come and go faster than they can be listed; it is tried again",
+            9 => "load the driver (modprobe nvidia, or run nvidia-smi as root once); it is found by itself",
+            10 => "see the kernel's log (dmesg | grep NVRM): the GPU may be about to fail",
+            15 => {
+                "dmesg has an Xid that says why (79: fallen off the bus); stop its users and reset it, or power-cycle \
+                 the machine; it is found again by itself"
+            }
+            16 => {
+                "gpumemctl nvml release --for 60s, then nvidia-smi --gpu-reset; it is found again by itself"
+            }
+            18 => {
+                "the library was upgraded and the module was not: stop what uses the GPU and reload the nvidia modules, \
+                 or reboot; gpumemd then goes on by itself"
+            }
+            19 => "another program has the GPU for itself for now; it is tried again",
+            25 => "install the driver's library and its kernel module of one release",
+            27 => "nothing: the GPU is still starting",
+            999 => "see the kernel's log (dmesg | grep -e NVRM -e Xid)",
+            _ => return None,
+        })
+    }
+}
+
+impl std::fmt::Display for Code {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = match self.0 {
+            1 => "the library is not initialised",
+            2 => "invalid argument",
+            3 => "not supported",
+            4 => "no permission",
+            6 => "not found",
+            7 => "the list kept growing while it was read",
+            9 => "the driver is not loaded",
+            10 => "timeout",
+            13 => "the library lacks the function",
+            15 => "the GPU is lost",
+            16 => "the GPU needs a reset",
+            18 => "library and driver are of different versions; reload the driver or reboot",
+            19 => "in use",
+            25 => "argument version mismatch",
+            27 => "not ready",
+            28 => "GPU not found",
+            999 => "unknown error",
+            other => return write!(f, "error {other}"),
+        };
+        f.write_str(text)
+    }
+}
+
+impl From<NvmlError> for Code {
+    fn from(error: NvmlError) -> Code {
+        Code(match error {
+            NvmlError::Uninitialized => 1,
+            NvmlError::InvalidArg => 2,
+            NvmlError::NotSupported => 3,
+            NvmlError::NoPermission => 4,
+            NvmlError::NotFound => 6,
+            NvmlError::InsufficientSize(_) => 7,
+            NvmlError::DriverNotLoaded => 9,
+            NvmlError::Timeout => 10,
+            NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => 13,
+            NvmlError::GpuLost => 15,
+            NvmlError::ResetRequired => 16,
+            NvmlError::OperatingSystem => 17,
+            NvmlError::LibRmVersionMismatch => 18,
+            NvmlError::InUse => 19,
+            NvmlError::UnexpectedVariant(code) => code,
+            _ => 999,
+        })
+    }
+}
+
+/// Device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Size.
+    pub total_bytes: u64,
+    /// Neither used nor the driver's.
+    pub free_bytes: u64,
+    /// Used; without the driver's share where that is told apart.
+    pub used_bytes: u64,
+    /// The driver's share.
+    pub reserved_bytes: Option<u64>,
+}
+
+/// One process in a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Charge {
+    /// Pid as NVML says it.
+    pub pid: u32,
+    /// Absent where NVML answers "not available".
+    pub bytes: Option<u64>,
+    /// GPU instance and compute instance on a partitioned GPU.
+    pub instance: Option<(u32, u32)>,
+}
+
+/// What happened on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// What.
+    pub kind: Happened,
+    /// GPU instance and compute instance, where the driver says them.
+    pub instance: Option<(u32, u32)>,
+}
+
+/// Kinds of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Happened {
+    /// A fault with this number.
+    Xid(u64),
+    /// Its MIG instances are others now.
+    Partitioned,
+    /// Not asked for.
+    Other,
+}
+
+/// Which processes are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum List {
+    Compute = 0,
+    Graphics = 1,
+    Mps = 2,
+}
+
+impl List {
+    /// All of them.
+    pub const ALL: [List; 3] = [List::Compute, List::Graphics, List::Mps];
+    /// Its bit in `ProcessSample.lists`.
+    pub const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}

@@ -1,0 +1,87 @@
+//! What a session reads beside memory and lists: facts of the devices, accounting mode, events.
+
+use super::super::answer::Happened;
+use super::super::beacon::Doing;
+use super::super::library::Facts;
+use super::{Outlet, Session, at, now_ns};
+use gpumem_wire::{Body, Reading, Stamp};
+
+impl Session {
+    /// Of a device, or of the driver: the parent keeps them, nobody else hears of them.
+    pub(super) fn say_facts(&self, index: Option<usize>, facts: &Facts, out: &mut Outlet) {
+        let lines: String = facts.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        let stamp =
+            index.map_or(Stamp { time_ns: now_ns(), ..Stamp::default() }, |index| at(index, now_ns()));
+        let body = Body::ProcessFacts { start_ticks: 0, uid: Reading::ABSENT, parent_pid: 0, facts: &lines };
+        out.say(stamp, body);
+    }
+
+    pub(super) fn look_at_accounting(&mut self, index: usize, out: &mut Outlet) {
+        let is_accounting = self.gpus.is_accounting(index);
+        let mut facts = self.gpus.facts(Some(index));
+        if is_accounting {
+            facts.push(("accounting", "1".to_owned()));
+        }
+        if self.seen[index].facts != facts || self.opened_ns == self.checked_ns {
+            self.say_facts(Some(index), &facts, out);
+        }
+        let seen = &mut self.seen[index];
+        (seen.is_accounting, seen.facts) = (is_accounting, facts);
+    }
+
+    /// What has happened. True: the devices are others now.
+    pub(super) fn events(&mut self, now: u64, out: &mut Outlet) -> bool {
+        self.looked_ns = now;
+        out.doing(Doing::Events);
+        self.gpus.events(&mut self.happened);
+        let mut is_partitioned = false;
+        for (gpu, event) in std::mem::take(&mut self.happened) {
+            match event.kind {
+                Happened::Xid(xid) => {
+                    // An instance that the driver does not tell may be any of them.
+                    for (index, device) in self.gpus.devices().iter().enumerate().take(self.seen.len()) {
+                        let is_it = device.index == gpu
+                            && (event.instance.is_none()
+                                || device.instance.is_none()
+                                || event.instance == device.instance);
+                        if is_it {
+                            out.say(at(index, now), Body::DeviceFault { xid });
+                        }
+                    }
+                }
+                Happened::Partitioned => is_partitioned = true,
+                Happened::Other => {}
+            }
+        }
+        out.doing(Doing::Nothing);
+        is_partitioned
+    }
+
+    /// What accounting mode says of each process of the list, and once more of those that the last one had: while a
+    /// process lives its peak is said when it has grown.
+    pub(super) fn say_accounted(&mut self, index: usize, out: &mut Outlet) {
+        let now = now_ns();
+        let mut peaks = std::mem::take(&mut self.seen[index].peaks);
+        let (rows, seen) = (&self.rows, &self.seen[index]);
+        let is_listed = |pid: u32| rows.binary_search_by_key(&pid, |row| row.pid).is_ok();
+        peaks.retain(|&(pid, _)| seen.pids.contains(&pid) || is_listed(pid));
+        let gone = seen.pids.iter().copied().filter(|&pid| !is_listed(pid));
+        let all: Vec<(u32, bool)> =
+            rows.iter().map(|row| (row.pid, true)).chain(gone.map(|pid| (pid, false))).collect();
+        for (pid, lives) in all {
+            let Ok(peak) = self.gpus.accounted_peak(index, pid) else { continue };
+            let known = peaks.iter_mut().find(|(of, _)| *of == pid);
+            if lives && known.as_ref().is_some_and(|(_, known)| *known == peak) {
+                continue;
+            }
+            match known {
+                Some(known) => known.1 = peak,
+                None => peaks.push((pid, peak)),
+            }
+            let stamp = Stamp { thread: pid, ..at(index, now) };
+            out.say(stamp, Body::AccountedPeak { start_ticks: 0, peak_bytes: peak });
+        }
+        peaks.retain(|&(pid, _)| self.rows.binary_search_by_key(&pid, |row| row.pid).is_ok());
+        self.seen[index].peaks = peaks;
+    }
+}

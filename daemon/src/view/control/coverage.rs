@@ -1,0 +1,153 @@
+//! How much of a process is seen, and what to do where it is less than all.
+
+use super::doctor::finding;
+use gpumem_ledger::{Blind, Blocked, ProcessView};
+use gpumem_wire::control::{Finding, Level};
+
+pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
+    let say =
+        |level, text: String, remedy| finding(level, format!("process {}", process.key.pid), text, remedy);
+    let coverage = &process.coverage;
+    let mut findings = Vec::new();
+    if let Some(blocked) = &coverage.blocked {
+        let (text, remedy) = of_blocked(blocked, now_ns);
+        findings.push(say(Level::Bad, text, Some(remedy)));
+    }
+    if coverage.paused {
+        let (text, remedy) = of_paused(&coverage.blind, now_ns);
+        findings.push(say(Level::Degraded, text, remedy));
+    }
+    if !coverage.covered {
+        if findings.is_empty() {
+            let text = "no agent speaks for it: its used bytes are known, not what they are for";
+            let remedy = "start it with `gpumemctl run -- ...`";
+            findings.push(say(Level::Degraded, text.to_owned(), Some(remedy)));
+        }
+        return findings;
+    }
+    if coverage.late {
+        let text = "the agent came after the first allocations: what was there before is `predates`";
+        let remedy = "start the process with `gpumemctl run -- ...`";
+        findings.push(say(Level::Degraded, text.to_owned(), Some(remedy)));
+    }
+    let blind = &coverage.blind;
+    if blind.count > 0 && blind.open().is_none() {
+        let total = seconds(blind.total_ns(now_ns));
+        let often = if blind.count == 1 { String::new() } else { format!(" in {} times", blind.count) };
+        let (text, remedy) = match blind.doubt {
+            true => (
+                "what was allocated and freed then is not known, so sums and peaks are not exact",
+                EXACT_AGAIN,
+            ),
+            false => ("nothing had been seen before", None),
+        };
+        let text = format!("the agent was blind for {total}{often}: {text}");
+        findings.push(say(Level::Degraded, text, remedy));
+    }
+    if let Some(partial) = coverage.partial.filter(|_| coverage.lost > 0) {
+        let state =
+            if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
+        findings.push(say(Level::Degraded, format!("{} records were lost: {state}", coverage.lost), None));
+    }
+    if findings.is_empty() {
+        let text = format!("covered, {} records, none lost", coverage.events);
+        findings.push(say(Level::Good, text, None));
+    }
+    findings
+}
+
+const EXACT_AGAIN: Option<&str> = Some("a new start of the process is exact again");
+
+fn seconds(ns: u64) -> String {
+    match ns as f64 / 1e9 {
+        s if s < 120.0 => format!("{s:.1} s"),
+        s => format!("{:.0} min", s / 60.0),
+    }
+}
+
+/// What CUPTI's codes mean for a person who wants to see allocations.
+fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
+    let since = seconds(now_ns.saturating_sub(blocked.since_ns));
+    let by = blocked.by.as_str();
+    if blocked.result == Blocked::HELD {
+        let by = if by.is_empty() { "another CUPTI client" } else { by };
+        let text =
+            format!("{by} has held the CUPTI subscription (code 39) for {since}: allocations are not seen");
+        let remedy = "end the other profiler, the agent takes over by itself; for torch.profiler: `with gpumem.paused():` \
+                      around it, KINETO_USE_DAEMON=1, or a PyTorch whose profiler needs no subscription (Kineto since \
+                      August 2026)";
+        return (text, remedy);
+    }
+    let code = if blocked.result == 0 { String::new() } else { format!(" (code {})", blocked.result) };
+    let text = format!("{by}{code}, for {since}: allocations are not seen");
+    let remedy = match blocked.result {
+        0 if by.starts_with("CUPTI was") => {
+            "nothing: the agent subscribes again by itself; it does not come to this without TEARDOWN_CUPTI=1"
+        }
+        0 => "install nvidia-cuda-cupti of the program's CUDA version, or say where it is: GPUMEM_CUPTI_PATH",
+        2 | 46 => "install a newer nvidia-cuda-cupti of the same CUDA major, or set GPUMEM_CUPTI_PATH",
+        15 | 999 => {
+            "use a libcupti that is not newer than the driver: nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, \
+             or GPUMEM_CUPTI_PATH; it is tried again by itself"
+        }
+        23 => "end the other profiler or debugger: the agent takes over by itself",
+        35 => {
+            "let the user use CUPTI: NVreg_RestrictProfilingToAdminUsers=0, or the container's capabilities"
+        }
+        41 => "tracing is off under confidential computing: used bytes and names from frameworks remain",
+        43 => {
+            "use a newer driver and libcupti on this MIG instance: used bytes and names from frameworks remain"
+        }
+        45 => "use a newer driver on WSL: used bytes and names from frameworks remain",
+        47 => "turn hardware event tracing off under MPS: the agent takes over by itself",
+        _ => "it is tried again by itself, each minute at least",
+    };
+    (text, remedy)
+}
+
+fn of_paused(blind: &Blind, now_ns: u64) -> (String, Option<&'static str>) {
+    let window = blind.open();
+    let since = window.map(|window| seconds(now_ns.saturating_sub(window.from_ns)));
+    let lasting = since.map_or(String::new(), |since| format!(", for {since}"));
+    match window {
+        Some(window) if window.cause == gpumem_ledger::BlindCause::Disarmed => {
+            let text = format!("the agent has stopped{lasting}: {}", window.by);
+            (text, Some("please report it; the program is not harmed"))
+        }
+        _ => {
+            let text = format!("paused by the program{lasting}: allocations are not seen");
+            (text, Some("gpumem_resume() ends it, or the end of `with gpumem.paused():`"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocked(result: u16, by: &str) -> (String, &'static str) {
+        of_blocked(&Blocked { since_ns: 1_000_000_000, result, by: by.into() }, 13_400_000_000)
+    }
+
+    #[test]
+    fn a_blocker_is_named_with_since_when_and_what_to_do() {
+        let (text, remedy) = blocked(39, "Nsight Systems");
+        assert!(text.starts_with("Nsight Systems has held the CUPTI subscription"), "{text}");
+        assert!(text.contains("12.4 s"), "{text}");
+        for way in ["end the other profiler", "gpumem.paused()", "KINETO_USE_DAEMON=1", "a PyTorch whose"] {
+            assert!(remedy.contains(way), "{way}: {remedy}");
+        }
+        assert!(blocked(39, "").0.starts_with("another CUPTI client has held"));
+    }
+
+    #[test]
+    fn each_refusal_has_words_of_its_own() {
+        let codes = [0, 2, 15, 23, 35, 41, 43, 45, 47, 999];
+        for code in codes {
+            let (text, remedy) = blocked(code, "why");
+            assert!(text.starts_with("why") && text.contains("not seen") && !remedy.is_empty(), "{text}");
+            assert_eq!(text.contains("(code "), code != 0, "{text}");
+        }
+        assert!(blocked(0, "CUPTI was finalized by another client").1.contains("TEARDOWN_CUPTI"));
+    }
+}

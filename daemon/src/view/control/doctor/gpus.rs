@@ -1,0 +1,423 @@
+//! Why the memory of a GPU is not the sum of its processes, and why a process has no bytes.
+//!
+//! What the driver is like comes first, then each device: what is wrong with it, faults, processes that nobody knows,
+//! bytes that no process has. A finding says what is so, why, and what can be done.
+
+use super::finding;
+use crate::access::Viewer;
+use crate::config::Tenants;
+use crate::view::health::{Device, Health};
+use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
+use gpumem_wire::Absence;
+use gpumem_wire::control::{Finding, Level};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+/// Bytes that no process has and that need no word: less than a context.
+const UNACCOUNTED: u64 = 64 << 20;
+/// Pids that are named; more are a number.
+const NAMED: usize = 8;
+const NOT_SUPPORTED: u32 = 3;
+const NO_PERMISSION: u32 = 4;
+
+/// What the kernel lets us know of processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sees {
+    /// The daemon lives in the host's PID namespace.
+    pub host_pids: bool,
+}
+
+impl Sees {
+    pub fn now() -> Self {
+        let link = std::fs::read_link("/proc/self/ns/pid");
+        Sees { host_pids: link.is_ok_and(|link| link.as_os_str() == "pid:[4026531836]") }
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
+}
+
+fn has(device: &Device, fact: &str) -> bool {
+    device.details.facts.contains_key(fact)
+}
+
+/// What the driver is like.
+pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
+    let fact = |name: &str| health.nvml_facts.get(name).map(String::as_str);
+    let driver = fact("driver").unwrap_or("of unknown version");
+    let own = "run gpumemd in the host's PID namespace (hostPID, --pid=host), or update the driver to 565.57.01 or \
+               later";
+    match fact("pids") {
+        Some("ForeignBytes") => {
+            let text = format!(
+                "driver {driver} lists the pids of this PID namespace with the bytes of whichever host process has the \
+                 same number: bytes per process are left out"
+            );
+            out.push(finding(Level::Degraded, "nvml", text, Some(own)));
+        }
+        Some("Foreign") => {
+            let text = format!(
+                "driver {driver} lists the host's pids, which are other processes in this PID namespace: bytes per \
+                 process are left out"
+            );
+            out.push(finding(Level::Degraded, "nvml", text, Some(own)));
+        }
+        _ => {}
+    }
+    if fact("long_records").is_some() {
+        let text = format!(
+            "driver {driver} is one of the early 535 that write list records of 32 bytes where 24 are documented: they \
+             are read as they are, other tools on this machine show wrong pids"
+        );
+        out.push(finding(Level::Good, "nvml", text, Some("update the driver to 535.104.05 or later")));
+    }
+    if fact("confidential").is_some() {
+        let text = "confidential computing is on: bytes of processes are known as ever, but not which of them are \
+                    protected; staging buffers of the driver are in no process's line";
+        out.push(finding(Level::Good, "nvml", text, None));
+    }
+    if is_windows(health, None) {
+        let text = "this is WSL: Windows manages the GPU's memory and tells no process's bytes; the device's totals are \
+                    known, and hold what Windows itself uses";
+        let remedy = "what agents track is known: start processes with `gpumemctl run -- ...`";
+        out.push(finding(Level::Degraded, "nvml", text, Some(remedy)));
+    }
+    for (gpu, why, remedy) in &health.unnamed {
+        let text = format!("is there and cannot be named: {why}; nothing is known of it");
+        out.push(finding(Level::Bad, format!("GPU {gpu}"), text, *remedy));
+    }
+    if health.no_events {
+        let text = "faults (Xid) and changes of MIG are not heard of: a call for events did not return";
+        out.push(finding(Level::Degraded, "nvml", text, Some("see dmesg; restart gpumemd to try again")));
+    }
+}
+
+fn is_windows(health: &Health, device: Option<&Device>) -> bool {
+    let of = |device: &Device| has(device, "windows");
+    health.nvml_facts.contains_key("wsl") || device.map_or_else(|| health.devices.iter().any(of), of)
+}
+
+/// Who asks, and of what.
+pub(super) struct Asked<'a> {
+    pub snapshot: &'a Snapshot,
+    pub health: &'a Health,
+    pub viewer: Viewer,
+    pub tenants: Tenants,
+    pub sees: Sees,
+}
+
+impl Asked<'_> {
+    fn pids(&self, pids: impl Iterator<Item = u32>) -> String {
+        let pids: Vec<u32> = pids.collect();
+        if !self.viewer.all && self.tenants == Tenants::Anonymous {
+            return format!("{} processes", pids.len());
+        }
+        let named: Vec<String> = pids.iter().take(NAMED).map(u32::to_string).collect();
+        let more = match pids.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let word = if pids.len() == 1 { "pid" } else { "pids" };
+        format!("{word} {}{more}", named.join(", "))
+    }
+
+    /// Processes that live and have an account on the device of this name.
+    fn processes(
+        &self,
+        device: &Device,
+    ) -> impl Iterator<Item = (&ProcessView, &gpumem_ledger::AccountView)> {
+        let index = self.snapshot.devices.iter().position(|of| of.name == device.name);
+        let living = self.snapshot.processes.iter().filter(|process| process.ended.is_none());
+        living.filter_map(move |process| {
+            let mut accounts = process.accounts.iter();
+            Some((process, accounts.find(|account| index.is_some() && account.device == index)?))
+        })
+    }
+
+    /// All that there is to say of a device.
+    pub fn of_device(&self, device: &Device, out: &mut Vec<Finding>) {
+        let subject = format!("GPU {} ({})", device.index, device.name);
+        let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
+        let mut say = |level, text: String, remedy: Option<&str>| {
+            out.push(finding(level, subject.as_str(), text, remedy));
+        };
+        self.problem(device, &mut say);
+        if let Some(view) = view {
+            self.faults(view, &mut say);
+        }
+        self.strangers(device, &mut say);
+        if device.problem.is_none() {
+            self.without_bytes(device, &mut say);
+        }
+        if let Some(view) = view {
+            self.remainder(device, view, &mut say);
+        }
+        self.lists(device, &mut say);
+        if has(device, "accounting") {
+            let text = "accounting mode is on: reports compare the driver's own peaks with ours";
+            say(Level::Good, text.to_owned(), None);
+        }
+    }
+
+    fn problem(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+        let hides = has(device, "hidden_instances");
+        let monitor = "run gpumemd as root of the host, or privileged with NVIDIA_MIG_MONITOR_DEVICES=all, or give it the \
+                       instances";
+        match (&device.problem, device.details.code) {
+            (Some(problem), Some(NO_PERMISSION)) if hides => {
+                let text =
+                    format!("{problem}: MIG is on, and whoever may not watch all of the GPU may not ask it");
+                say(Level::Degraded, text, Some(monitor));
+            }
+            (Some(problem), Some(NOT_SUPPORTED)) if problem.starts_with("memory:") => {
+                let text = format!(
+                    "{problem}: its memory is the system's (as on GB10 or an integrated GPU), which NVML does not \
+                     measure; what each process holds is known, what nobody holds is not"
+                );
+                say(Level::Degraded, text, Some("see MemAvailable in /proc/meminfo for what is left"));
+            }
+            (Some(problem), _) => say(Level::Degraded, problem.clone(), device.details.remedy),
+            (None, _) if hides => {
+                let text =
+                    "MIG is on and none of its instances may be seen from here: the GPU is shown as one";
+                say(Level::Degraded, text.to_owned(), Some(monitor));
+            }
+            (None, _) => {}
+        }
+    }
+
+    fn faults(&self, view: &DeviceView, say: &mut impl FnMut(Level, String, Option<&str>)) {
+        let counts: Vec<_> = view.faults.counts().collect();
+        let Some(last) = view.faults.latest().last() else { return };
+        let named = counts.iter().map(|&(xid, count)| match xid {
+            Some(xid) => format!(
+                "{count} x {xid}{}",
+                xid_words(xid).map(|words| format!(" ({words})")).unwrap_or_default()
+            ),
+            None => format!("{count} of other numbers"),
+        });
+        let age_s = self.snapshot.now_ns.saturating_sub(last.time_ns) / 1_000_000_000;
+        let text = format!(
+            "the driver told of faults (Xid): {}; the last one {age_s} s ago",
+            named.collect::<Vec<_>>().join(", ")
+        );
+        let is_grave = counts.iter().any(|&(xid, _)| xid.is_some_and(|xid| !is_of_programs(xid)));
+        let remedy = if is_grave {
+            "see dmesg | grep Xid: memory read since may be wrong; drain the GPU and reset it"
+        } else {
+            "a program did it: look for the one that ended then (dmesg | grep Xid names its pid)"
+        };
+        say(if is_grave { Level::Bad } else { Level::Degraded }, text, Some(remedy));
+    }
+
+    /// Processes that NVML lists and nobody here knows.
+    fn strangers(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+        let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
+        for (process, account) in self.processes(device) {
+            let sample = account.latest.as_ref().filter(|_| process.key.start_ticks == 0);
+            let Some(sample) = sample.filter(|sample| sample.used_bytes != Err(Absence::NotListed)) else {
+                continue;
+            };
+            let of = if is_hidden(process.key.pid) { &mut hidden } else { &mut dead };
+            of.0.push(process.key.pid);
+            of.1 += sample.used_bytes.unwrap_or(0);
+        }
+        if !dead.0.is_empty() {
+            let (pids, bytes) = (self.pids(dead.0.iter().copied()), mib(dead.1));
+            let (text, remedy) = if self.sees.host_pids {
+                (
+                    format!(
+                        "{bytes} are charged to {pids}, which is no process any more: the driver has not let go of the \
+                         memory of a dead one"
+                    ),
+                    "look for what keeps it: a child or another process with its memory mapped (fuser -v /dev/nvidia*), a \
+                     fault in dmesg; else reset the GPU",
+                )
+            } else {
+                (
+                    format!(
+                        "{bytes} are charged to {pids}, which is no process of this PID namespace: it lives in another \
+                         one, or is dead"
+                    ),
+                    "run gpumemd in the host's PID namespace (hostPID, --pid=host)",
+                )
+            };
+            say(Level::Degraded, text, Some(remedy));
+        }
+        if !hidden.0.is_empty() {
+            let (pids, bytes) = (self.pids(hidden.0.iter().copied()), mib(hidden.1));
+            let text =
+                format!("{bytes} are charged to {pids}, which lives, but /proc does not show it to gpumemd");
+            say(
+                Level::Degraded,
+                text,
+                Some("/proc is mounted with hidepid: add gid= of gpumemd's group, or run it as root"),
+            );
+        }
+    }
+
+    /// Processes in its list whose bytes are not told.
+    fn without_bytes(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+        if is_windows(self.health, Some(device)) {
+            return; // said of the driver
+        }
+        let none = |absence| {
+            self.processes(device)
+                .filter(move |(_, account)| {
+                    account.latest.as_ref().is_some_and(|sample| sample.used_bytes == Err(absence))
+                })
+                .map(|(process, _)| process.key.pid)
+        };
+        if none(Absence::NotAvailable).next().is_some() {
+            let pids = self.pids(none(Absence::NotAvailable));
+            let (text, remedy) = why_absent(Absence::NotAvailable, self.health, Some(device));
+            say(Level::Degraded, format!("no bytes are known of {pids}: {text}"), remedy);
+        }
+    }
+
+    /// Device used minus its processes.
+    fn remainder(
+        &self,
+        device: &Device,
+        view: &DeviceView,
+        say: &mut impl FnMut(Level, String, Option<&str>),
+    ) {
+        let Some(agreed) = view.agreed else { return };
+        let bytes = agreed.unaccounted_bytes;
+        if bytes.unsigned_abs() < UNACCOUNTED {
+            return;
+        }
+        let amount = mib(bytes.unsigned_abs());
+        if bytes < 0 {
+            let text = format!(
+                "its processes together hold {amount} more than the device: memory that is shared between processes \
+                 (IPC) is in the line of each of them"
+            );
+            say(Level::Good, text, None);
+            return;
+        }
+        let mut why = Vec::new();
+        let managed = self.processes(device).map(|(_, account)| account.beside.managed);
+        let managed = managed.filter_map(|bytes| u64::try_from(bytes).ok()).sum::<u64>();
+        if managed > 0 {
+            why.push(format!(
+                "managed memory (UVM), of which {} were allocated: what of it is on the GPU is in no process's line",
+                mib(managed)
+            ));
+        }
+        if has(device, "display") {
+            why.push("a screen is lit by it, and the frame buffers are the kernel's".to_owned());
+        }
+        if !self.sees.host_pids {
+            why.push("processes of other PID namespaces, which are not listed here".to_owned());
+        }
+        if self.health.nvml_facts.contains_key("confidential") {
+            why.push("staging buffers of confidential computing".to_owned());
+        }
+        let is_known = !why.is_empty();
+        let else_where = if is_known {
+            "or contexts of the driver itself"
+        } else {
+            "contexts of the driver itself (display, UVM, MPS), managed memory of processes without an agent, or a \
+             process that ends just now"
+        };
+        why.push(else_where.to_owned());
+        let remedy =
+            (!self.sees.host_pids).then_some("run gpumemd in the host's PID namespace (hostPID, --pid=host)");
+        let level = if is_known { Level::Good } else { Level::Degraded };
+        say(level, format!("{amount} in use are in no process's line: {}", why.join("; ")), remedy);
+    }
+
+    fn lists(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+        let details = &device.details;
+        if !details.mps.is_empty() {
+            let server = |process: &&ProcessView| {
+                let comm = process.facts.seen.get("comm").map_or("", String::as_str);
+                comm.starts_with("nvidia-cuda-mps") // the kernel cuts names at 15
+            };
+            let server =
+                self.snapshot.processes.iter().filter(|process| process.ended.is_none()).find(server);
+            let server =
+                server.map(|server| format!(" (server: {})", self.pids([server.key.pid].into_iter())));
+            let text = format!(
+                "{} use it through MPS{}: from Volta on each client has bytes of its own beside the server's; before, all \
+                 of them are the server's",
+                self.pids(details.mps.iter().copied()),
+                server.unwrap_or_default()
+            );
+            say(Level::Good, text, None);
+        }
+        if !details.drawing.is_empty() {
+            let text = format!(
+                "{} draw on it too: their bytes are in two of NVML's lists and are counted once",
+                self.pids(details.drawing.iter().copied())
+            );
+            say(Level::Good, text, None);
+        }
+    }
+}
+
+/// It lives, though /proc does not say so.
+fn is_hidden(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| matches!(test_kill_process(pid), Ok(()) | Err(Errno::PERM)))
+}
+
+/// Why NVML tells no bytes of a process, and what can be done.
+pub(super) fn why_absent(
+    absence: Absence,
+    health: &Health,
+    device: Option<&Device>,
+) -> (&'static str, Option<&'static str>) {
+    match absence {
+        Absence::NotAvailable if is_windows(health, device) => {
+            ("this is WSL, and Windows tells no process's bytes", None)
+        }
+        Absence::NotAvailable => (
+            "the driver answers that they are not available (WSL, some vGPU and MIG set-ups)",
+            Some("what an agent tracks is known: start processes with `gpumemctl run -- ...`"),
+        ),
+        Absence::NotListed => (
+            "no list of NVML names it: it has no context there (any more), or it is an MPS client of a GPU before Volta, \
+             whose memory is the server's",
+            None,
+        ),
+        Absence::NoPermission => (
+            "gpumemd may not list the processes of its GPU",
+            Some("see what is said of the GPU: device files, or MIG's monitor capability"),
+        ),
+        Absence::WrongNamespace => (
+            "the driver mixes PID namespaces: what it says may be another process's",
+            Some("run gpumemd in the host's PID namespace, or update the driver to 565.57.01 or later"),
+        ),
+        Absence::GpuLost => ("its GPU is lost, or waits for a reset", Some("see what is said of the GPU")),
+        Absence::Timeout => ("the driver does not answer for its GPU", Some("see what is said of the GPU")),
+        Absence::NotSupported => ("its GPU or driver has no process lists", None),
+        _ => ("NVML's last list failed", Some("see what is said of the GPU")),
+    }
+}
+
+/// NVIDIA's numbers that people meet.
+fn xid_words(xid: u64) -> Option<&'static str> {
+    Some(match xid {
+        13 => "a program's kernel failed",
+        31 => "a program's kernel touched memory that is not mapped",
+        43 | 45 => "a program was ended",
+        48 => "uncorrectable memory error",
+        61 | 62 => "the GPU's own controller failed",
+        63 | 64 => "memory rows were retired",
+        74 => "NVLink",
+        79 => "the GPU has fallen off the bus",
+        92 => "many corrected memory errors",
+        94 => "memory error, one program concerned",
+        95 => "memory error, all programs concerned",
+        119 | 120 => "the GPU's system processor does not answer",
+        _ => return None,
+    })
+}
+
+/// Faults that a program's own error makes.
+fn is_of_programs(xid: u64) -> bool {
+    matches!(xid, 13 | 31 | 43 | 45)
+}

@@ -1,0 +1,285 @@
+//! Steps of the gap: when it changed, by how much, and because of what.
+
+use super::context::Share;
+use super::event::{Event, What};
+use super::{Known, Parts};
+use gpumem_wire::DriverEventKind;
+use std::sync::{Arc, OnceLock};
+
+/// Steps that are told one by one, per device; the smallest of more are one.
+const MAX_STEPS: usize = 256;
+
+/// Why the gap changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Cause {
+    /// A context was created.
+    ContextCreated,
+    /// A context was destroyed, or the device reset.
+    ContextDestroyed,
+    /// Modules were loaded.
+    ModuleLoaded,
+    /// Modules were unloaded.
+    ModuleUnloaded,
+    /// The stacks of kernels were given another limit.
+    StackLimit,
+    /// The FIFO of printf was.
+    PrintfLimit,
+    /// The heap of malloc on the device was.
+    HeapLimit,
+    /// An executable graph was made.
+    GraphInstantiated,
+    /// An executable graph was destroyed.
+    GraphDestroyed,
+    /// A stream was created.
+    StreamCreated,
+    /// Access to a peer was enabled.
+    PeerAccess,
+    /// A library of kernels was loaded.
+    LibraryLoaded,
+    /// A green context was created.
+    GreenContextCreated,
+    /// Nothing that is reported happened.
+    BetweenEvents,
+    /// The agent saw nothing for a part of the time.
+    Blind,
+    /// Records were lost, or the process became another program.
+    HistoryLost,
+    /// More events happened than are kept.
+    EventsLost,
+    /// Several small steps; [`Step::events`] is how many.
+    Smaller,
+}
+
+impl Cause {
+    const ALL: [Cause; 18] = [
+        Cause::ContextCreated,
+        Cause::ContextDestroyed,
+        Cause::ModuleLoaded,
+        Cause::ModuleUnloaded,
+        Cause::StackLimit,
+        Cause::PrintfLimit,
+        Cause::HeapLimit,
+        Cause::GraphInstantiated,
+        Cause::GraphDestroyed,
+        Cause::StreamCreated,
+        Cause::PeerAccess,
+        Cause::LibraryLoaded,
+        Cause::GreenContextCreated,
+        Cause::BetweenEvents,
+        Cause::Blind,
+        Cause::HistoryLost,
+        Cause::EventsLost,
+        Cause::Smaller,
+    ];
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cause::ContextCreated => "context created",
+            Cause::ContextDestroyed => "context destroyed",
+            Cause::ModuleLoaded => "module loaded",
+            Cause::ModuleUnloaded => "module unloaded",
+            Cause::StackLimit => "stack limit",
+            Cause::PrintfLimit => "printf limit",
+            Cause::HeapLimit => "heap limit",
+            Cause::GraphInstantiated => "graph instantiated",
+            Cause::GraphDestroyed => "graph destroyed",
+            Cause::StreamCreated => "stream created",
+            Cause::PeerAccess => "peer access",
+            Cause::LibraryLoaded => "library loaded",
+            Cause::GreenContextCreated => "green context created",
+            Cause::BetweenEvents => "between events",
+            Cause::Blind => "blind",
+            Cause::HistoryLost => "history lost",
+            Cause::EventsLost => "events lost",
+            Cause::Smaller => "smaller steps",
+        }
+    }
+
+    fn of(what: What) -> Option<Cause> {
+        Some(match what {
+            What::Creating | What::Existed => return None,
+            What::Created => Cause::ContextCreated,
+            What::Destroyed | What::Reset => Cause::ContextDestroyed,
+            What::Exec => Cause::HistoryLost,
+            What::Loaded { .. } => Cause::ModuleLoaded,
+            What::Unloaded { .. } => Cause::ModuleUnloaded,
+            What::Stack(_) => Cause::StackLimit,
+            What::Printf(_) => Cause::PrintfLimit,
+            What::Heap(_) => Cause::HeapLimit,
+            What::Other(kind) => match kind {
+                DriverEventKind::GraphInstantiated => Cause::GraphInstantiated,
+                DriverEventKind::GraphDestroyed => Cause::GraphDestroyed,
+                DriverEventKind::StreamCreated => Cause::StreamCreated,
+                DriverEventKind::PeerAccess => Cause::PeerAccess,
+                DriverEventKind::LibraryLoaded => Cause::LibraryLoaded,
+                DriverEventKind::GreenContextCreated => Cause::GreenContextCreated,
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// How the bytes of a step were found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BookedAs {
+    /// The step itself is their measure.
+    Measured,
+    /// A model says them.
+    Model,
+    /// They are at most what the loaded modules hold.
+    UpperBound,
+    /// Nothing says why.
+    Unexplained,
+}
+
+/// A change of the gap between two samples.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// When the sample before it was taken; 0 for the beginning of the process.
+    pub from_ns: u64,
+    /// When its event happened; without one in its time, when the sample was taken that shows it.
+    pub time_ns: u64,
+    /// What it was booked to; the sum is the change, without what is rounding.
+    pub parts: Parts,
+    /// What got most of it.
+    pub cause: Cause,
+    /// As bits, by `Cause as u32`: everything that happened in its time.
+    causes: u32,
+    /// How many events happened in its time.
+    pub events: u64,
+    /// How its bytes were found.
+    pub kind: BookedAs,
+    /// What the model, or the bound, says of the cause.
+    pub expected_bytes: Option<i64>,
+    /// Loadable bytes of modules that no step has shown: the step may be lazy loading.
+    pub unseen_module_bytes: i64,
+    /// Tag in force at the event; without one, that of the last record before the sample.
+    pub tag: Option<Arc<str>>,
+    /// Path of the library that made the call.
+    pub library: Option<Arc<str>>,
+}
+
+impl Step {
+    /// The change.
+    pub fn bytes(&self) -> i64 {
+        self.parts.sum()
+    }
+
+    /// Everything that happened in its time, `cause` included.
+    pub fn causes(&self) -> impl Iterator<Item = Cause> {
+        let bits = self.causes;
+        Cause::ALL.into_iter().filter(move |cause| bits & 1 << *cause as u32 != 0)
+    }
+
+    /// The larger, the more it deserves a place of its own.
+    fn weight(&self) -> u64 {
+        let Parts { context, modules, local_memory, heaps, unexplained, .. } = self.parts;
+        let all = [context, modules, local_memory, heaps, unexplained];
+        all.iter().map(|bytes| bytes.unsigned_abs()).max().unwrap_or(0)
+    }
+}
+
+/// The step from one boundary to the next, at times `span`.
+pub(super) fn told(
+    span: (u64, u64),
+    parts: Parts,
+    doubt: Option<Cause>,
+    due: &[Event],
+    shares: &[Share],
+    unseen_module_bytes: i64,
+    known: &Known<'_>,
+) -> Step {
+    let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
+    // Of equals the first: it was there before the others.
+    let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
+    let likely = due.iter().rev().find(|event| matches!(event.what, What::Other(_)));
+    let most = main.map_or(0, |share| share.bytes.unsigned_abs());
+    let is_unexplained = parts.unexplained.unsigned_abs() > most;
+    let seen = |event: &Event| Cause::of(event.what);
+    let mut causes = due.iter().filter_map(seen).fold(0, |bits, cause| bits | 1 << cause as u32);
+    let (cause, event, kind, expected_bytes) = match (doubt, main, likely) {
+        (Some(doubt), ..) => (Some(doubt), None, BookedAs::Unexplained, None),
+        (None, main, Some(likely)) if main.is_none() || is_unexplained => {
+            (seen(likely), Some(likely), BookedAs::Unexplained, None)
+        }
+        (None, Some(share), _) => {
+            let kind = if share.bytes == 0 { BookedAs::Unexplained } else { share.kind };
+            (seen(&share.event), Some(&share.event), kind, share.expected)
+        }
+        (None, None, _) => (None, None, BookedAs::Unexplained, None),
+    };
+    let cause = cause.unwrap_or(Cause::BetweenEvents);
+    causes |= 1 << cause as u32;
+    Step {
+        from_ns: span.0,
+        time_ns: event.map(|event| event.time_ns).filter(|time_ns| *time_ns > span.0).unwrap_or(span.1),
+        parts,
+        cause,
+        causes,
+        events: due.iter().filter(|event| seen(event).is_some()).count() as u64,
+        kind,
+        expected_bytes,
+        unseen_module_bytes: if cause == Cause::BetweenEvents && parts.unexplained > 0 {
+            unseen_module_bytes
+        } else {
+            0
+        },
+        tag: known.names.tag(event.map_or(known.near, |event| event.tag)),
+        library: event.and_then(|event| known.names.library(event.library)),
+    }
+}
+
+/// The steps of one book.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    large: Vec<Step>,
+    smaller: Option<Step>,
+    /// As they were told last; cleared by a new one.
+    told: OnceLock<Arc<[Step]>>,
+}
+
+impl Steps {
+    pub fn add(&mut self, step: Step) {
+        self.told = OnceLock::new();
+        self.large.push(step);
+        if self.large.len() <= MAX_STEPS {
+            return;
+        }
+        let smallest = self.large.iter().enumerate().min_by_key(|(_, step)| step.weight());
+        let Some((at, _)) = smallest else { return };
+        let step = self.large.remove(at);
+        match &mut self.smaller {
+            Some(sum) => {
+                sum.parts = sum.parts.plus(step.parts);
+                sum.from_ns = sum.from_ns.min(step.from_ns);
+                sum.time_ns = sum.time_ns.max(step.time_ns);
+                sum.causes |= step.causes;
+                sum.events += 1;
+            }
+            None => {
+                let (causes, kind) = (step.causes | 1 << Cause::Smaller as u32, BookedAs::Unexplained);
+                let Step { from_ns, time_ns, parts, .. } = step;
+                self.smaller = Some(Step {
+                    from_ns,
+                    time_ns,
+                    parts,
+                    cause: Cause::Smaller,
+                    causes,
+                    events: 1,
+                    kind,
+                    expected_bytes: None,
+                    unseen_module_bytes: 0,
+                    tag: None,
+                    library: None,
+                });
+            }
+        }
+    }
+
+    pub fn all(&self) -> Arc<[Step]> {
+        let told = || self.smaller.iter().chain(&self.large).cloned().collect();
+        self.told.get_or_init(told).clone()
+    }
+}

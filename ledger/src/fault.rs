@@ -1,0 +1,68 @@
+//! Faults that the driver tells of a device (Xid), by number and the latest of them.
+
+/// Numbers that are counted apart; there are some hundred, and a device that is ill has a handful.
+const NUMBERS: usize = 16;
+/// The latest that are kept.
+const LATEST: usize = 8;
+
+/// One fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fault {
+    /// When it was heard of.
+    pub time_ns: u64,
+    /// NVIDIA's number for it.
+    pub xid: u64,
+}
+
+/// The faults of one device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults {
+    counts: Vec<(u64, u64)>,
+    /// Those of further numbers.
+    other: u64,
+    latest: Vec<Fault>,
+}
+
+impl Faults {
+    pub(crate) fn add(&mut self, time_ns: u64, xid: u64) {
+        match self.counts.iter().position(|(of, _)| *of == xid) {
+            Some(place) => self.counts[place].1 += 1,
+            None if self.counts.len() < NUMBERS => self.counts.push((xid, 1)),
+            None => self.other += 1,
+        }
+        if self.latest.len() == LATEST {
+            self.latest.remove(0);
+        }
+        self.latest.push(Fault { time_ns, xid });
+    }
+
+    /// How many of each number, as they first came; without a number: of all that came after the first sixteen.
+    pub fn counts(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        let other = Some((None, self.other)).filter(|(_, count)| *count > 0);
+        self.counts.iter().map(|&(xid, count)| (Some(xid), count)).chain(other)
+    }
+
+    /// The latest, oldest first.
+    pub fn latest(&self) -> &[Fault] {
+        &self.latest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_bounded_and_no_fault_is_lost() {
+        let mut faults = Faults::default();
+        for xid in (0..40).chain([3, 3, 39]) {
+            faults.add(1000 + xid, xid);
+        }
+        let counts: Vec<_> = faults.counts().collect();
+        assert_eq!((counts[0], counts[3]), ((Some(0), 1), (Some(3), 3)));
+        assert_eq!(counts.last(), Some(&(None, 25)));
+        assert_eq!((counts.len(), counts.iter().map(|(_, count)| count).sum::<u64>()), (17, 43));
+        assert_eq!((faults.latest().len(), faults.latest()[7]), (8, Fault { time_ns: 1039, xid: 39 }));
+        assert_eq!(Faults::default().counts().count(), 0);
+    }
+}

@@ -1,0 +1,259 @@
+//! Parts and steps of the gap where something is lost, late, torn or too much.
+#![allow(missing_docs)]
+
+mod common;
+use common::gap::*;
+use common::*;
+use gpumem_ledger::Step;
+use gpumem_wire::*;
+
+#[test]
+fn a_sample_that_is_not_sharp_has_parts_and_books_no_step() {
+    let torn = |s: &mut Gap| {
+        s.context(100, "", 1);
+        s.used(200, 498);
+        s.load(300, "net", 7, 10);
+        s.0.sample(400 * MS, 401 * MS, 510 * MIB);
+        s.0.at(400 * MS + 1000).alloc(0x1000, 2 << 20);
+        s.0.at(402 * MS).watermark(0);
+    };
+    check_gap(
+        torn,
+        &["parts 512 = context 498 + unexplained 12", "at 100: 498 = context 498, context created measured"]
+            .map(
+                |line| {
+                    if line.starts_with("parts") { "parts 510 = context 498 + unexplained 12" } else { line }
+                },
+            ),
+    );
+    check_gap(
+        |s| {
+            torn(s);
+            s.used(500, 512);
+        },
+        &[
+            "parts 510 = context 498 + modules 10 + unexplained 2",
+            "at 100: 498 = context 498, context created measured",
+            "at 300: 12 = modules 10 + unexplained 2, module loaded bound @net, expected 10",
+        ],
+    );
+}
+
+#[test]
+fn a_load_that_may_have_been_under_way_is_not_cut_in_two() {
+    check_gap(
+        |s| {
+            s.context(100, "", 1);
+            s.used(200, 498);
+            s.0.sample(395 * MS, 396 * MS, 505 * MIB);
+            s.load(400, "net", 7, 10); // entered, perhaps, before 395
+            s.0.at(410 * MS).watermark(0);
+            s.used(500, 508);
+        },
+        &[
+            "parts 508 = context 498 + modules 10",
+            "at 100: 498 = context 498, context created measured",
+            "at 400: 10 = modules 10, module loaded bound @net",
+        ],
+    );
+}
+
+#[test]
+fn what_a_late_agent_finds_has_no_cause() {
+    check_gap(
+        |s| {
+            s.0.control(Body::Agent { result: 0, state: AgentState::Late, detail: "" });
+            s.0.say(Body::ContextCreate { handle: 1 });
+            s.alloc(50, 0x1000, 3 << 20);
+            s.used(100, 600);
+            s.load(200, "net", 7, 10);
+            s.used(300, 610);
+            s.0.at(400 * MS).free(0x1000);
+            s.used(500, 606);
+        },
+        &["parts 9 = modules 10 + rounding -1", "at 200: 10 = modules 10, module loaded bound @net"],
+    );
+}
+
+#[test]
+fn a_baseline_that_is_told_later_is_no_step() {
+    check_gap(
+        |s| {
+            s.context(100, "", 1);
+            s.used(200, 598);
+            s.0.control(Body::Baseline { bytes: 100 << 20 });
+            s.used(300, 598);
+            s.used(400, 600);
+        },
+        &[
+            "parts 500 = context 598 + unexplained -98",
+            "at 100: 598 = context 598, context created measured",
+            "at 400: 2 = unexplained 2, between events",
+        ],
+    );
+}
+
+#[test]
+fn nothing_is_booked_across_a_loss() {
+    check_gap(
+        |s| {
+            s.context(100, "", 1);
+            s.used(200, 498);
+            s.0.seq += 5;
+            s.load(300, "net", 7, 10);
+            s.used(400, 520);
+            s.0.resync(0, |_| {});
+            s.used(500, 520);
+            s.load(600, "net", 8, 4);
+            s.used(700, 524);
+        },
+        &[
+            "parts 524 = context 498 + modules 4 + unexplained 22",
+            "at 100: 498 = context 498, context created measured",
+            "at 500: 22 = unexplained 22, history lost @net",
+            "at 600: 4 = modules 4, module loaded bound @net",
+        ],
+    );
+}
+
+#[test]
+fn nothing_is_booked_for_a_process_whose_beginning_is_lost() {
+    check_gap(
+        |s| {
+            s.0.seq = 5;
+            s.context(100, "", 1);
+            s.0.resync(0, |_| {});
+            s.used(200, 498);
+            s.used(300, 500);
+        },
+        &["parts 500 = unexplained 500", "at 300: 2 = unexplained 2, between events"],
+    );
+}
+
+#[test]
+fn nothing_is_booked_while_the_agent_was_blind() {
+    check_gap(
+        |s| {
+            s.context(100, "", 1);
+            s.used(200, 498);
+            s.0.at(300 * MS).control(Body::Agent { result: 0, state: AgentState::Paused, detail: "" });
+            s.used(400, 600);
+            s.0.at(450 * MS).control(Body::Agent { result: 0, state: AgentState::Covered, detail: "" });
+            s.load(460, "net", 7, 10);
+            s.used(500, 610);
+            s.used(600, 611);
+            s.end(700, 1, DestroyScope::Context);
+            s.used(800, 113);
+        },
+        &[
+            "parts 113 = unexplained 113",
+            "at 100: 498 = context 498, context created measured",
+            "at 400: 102 = unexplained 102, blind",
+            "at 500: 10 = unexplained 10, blind @net",
+            "at 600: 1 = unexplained 1, between events @net, unseen modules 10",
+            "at 700: -498 = context -498, context destroyed measured",
+        ],
+    );
+}
+
+#[test]
+fn another_program_in_the_process_takes_its_contexts_with_it() {
+    check_gap(
+        |s| {
+            let hello =
+                |instance| Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance, claims: "" };
+            s.0.control(hello(1));
+            s.context(100, "", 1);
+            s.load(110, "", 7, 2);
+            s.used(200, 500);
+            s.0.at(300 * MS).control(hello(2));
+            s.0.seq = 0;
+            s.0.push(Stamp { device: 0, context: H100, ..Stamp::default() }, device(9));
+            s.used(350, 0);
+            s.context(400, "", 1);
+            s.used(500, 498);
+        },
+        &[
+            "parts 498 = context 498",
+            "at 100: 500 = context 498 + modules 2, context created measured",
+            "at 350: -500 = context -498 + modules -2, history lost",
+            "at 400: 498 = context 498, context created measured",
+        ],
+    );
+}
+
+#[test]
+fn an_unknown_device_has_no_model_of_stacks() {
+    let mut s = Script::new();
+    s.say(Body::ContextCreate { handle: 1 });
+    s.sample(100 * MS, 101 * MS, 498 * MIB);
+    s.at(200 * MS).say(Body::DriverEvent { bytes: 0, value: 4096, event: DriverEventKind::StackLimit });
+    s.sample(300 * MS, 301 * MS, 600 * MIB);
+    s.at(310 * MS).watermark(0);
+    let account = s.account();
+    assert_eq!(step_line(&account.steps[1]), "at 200: 102 = unexplained 102, stack limit, expected 0");
+}
+
+#[test]
+fn the_gap_of_the_peak_has_the_parts_of_its_sample() {
+    let mut s = Gap::new();
+    s.context(100, "", 1);
+    s.used(200, 498);
+    s.alloc(210, 0x1000, 64 << 20);
+    s.0.at(220 * MS).free(0x1000);
+    s.load(300, "", 7, 10);
+    s.used(1000, 508);
+    let gap = s.0.account().peak.gap.expect("a gap");
+    let parts = gap.parts.expect("parts");
+    assert_eq!(parts_line(&parts), "498 = context 498");
+    assert_eq!(parts_line(&s.0.account().parts.expect("parts")), "508 = context 498 + modules 10");
+}
+
+/// A process without an agent has no parts.
+#[test]
+fn without_an_agent_nothing_is_split() {
+    let mut s = Script::new();
+    s.sample_begin(1000);
+    s.listed(77, Some(500));
+    s.sample_end(1000, 1100);
+    let snapshot = s.ledger.snapshot();
+    let other = snapshot.processes.iter().find(|process| process.key.pid == 77).expect("listed");
+    assert_eq!((other.accounts[0].parts, other.accounts[0].steps.len()), (None, 0));
+}
+
+#[test]
+fn small_steps_are_one_and_all_still_sum_to_the_gap() {
+    let mut s = Gap::new();
+    let mut mib = 0;
+    for n in 0..700 {
+        mib += 1 + (n * 37) % 101;
+        s.used(100 + n * 100, mib);
+    }
+    let account = s.0.account();
+    assert_eq!(account.steps.len(), 257);
+    let (smaller, large) = account.steps.split_first().expect("steps");
+    assert_eq!((smaller.cause.name(), smaller.events), ("smaller steps", 700 - 256));
+    assert!(large.iter().all(|step| step.bytes() >= 64 << 20), "the largest stay");
+    assert!(large.is_sorted_by_key(|step| step.time_ns));
+    let sum: i64 = account.steps.iter().map(Step::bytes).sum();
+    assert_eq!(sum, (mib * MIB) as i64);
+}
+
+#[test]
+fn more_events_than_are_kept_leave_their_step_unexplained() {
+    let mut s = Gap::new();
+    s.context(1, "", 1);
+    s.used(100, 498);
+    for n in 0..1100 {
+        s.load(200 + n, "", n, 2);
+    }
+    s.used(2000, 498 + 2200);
+    s.load(2100, "", 5000, 2);
+    s.used(2200, 498 + 2202);
+    let account = s.0.account();
+    let lines: Vec<String> = account.steps.iter().skip(1).map(step_line).collect();
+    assert_eq!(
+        lines,
+        ["at 2000: 2200 = unexplained 2200, events lost", "at 2100: 2 = modules 2, module loaded bound"]
+    );
+}

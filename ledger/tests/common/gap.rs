@@ -1,0 +1,125 @@
+//! Scripts about the gap at times that a driver takes, and what a ledger says of it in short.
+
+use super::*;
+use gpumem_ledger::{BookedAs, Parts, Step};
+use gpumem_wire::*;
+
+pub const MS: u64 = 1_000_000;
+/// 132 multiprocessors of 2048 threads: 264 MiB for 1 KiB of stack.
+pub const H100: u32 = 132 << 16 | 2048;
+
+/// A process that says things at times in ms.
+pub struct Gap(pub Script);
+
+impl Gap {
+    pub fn new() -> Self {
+        let mut s = Script::new();
+        s.push(Stamp { device: 0, context: H100, ..Stamp::default() }, device(9));
+        s.stamp.module = 3;
+        s.push(
+            Stamp { module: 3, ..Stamp::default() },
+            Body::Module { base: 0, bytes: 0, path: "/usr/lib/libcudart.so" },
+        );
+        Gap(s)
+    }
+    pub fn say(&mut self, ms: u64, tag: &str, context: u32, body: Body<'_>) {
+        self.0.at(ms * MS - 10).stamp.context = context;
+        if !tag.is_empty() {
+            self.0.tag(tag);
+        }
+        self.0.say(body);
+    }
+    pub fn event(
+        &mut self,
+        ms: u64,
+        tag: &str,
+        context: u32,
+        event: DriverEventKind,
+        bytes: u64,
+        value: u64,
+    ) {
+        self.say(ms, tag, context, Body::DriverEvent { bytes, value, event });
+    }
+    pub fn creating(&mut self, ms: u64) {
+        self.event(ms, "", 0, DriverEventKind::ContextCreating, 0, 0);
+    }
+    pub fn context(&mut self, ms: u64, tag: &str, context: u32) {
+        self.say(ms, tag, context, Body::ContextCreate { handle: context.into() });
+        self.event(ms, tag, context, DriverEventKind::ContextCreated, 0, context.into());
+    }
+    pub fn end(&mut self, ms: u64, context: u32, scope: DestroyScope) {
+        self.say(ms, "", context, Body::ContextDestroy { scope });
+    }
+    /// Loads module `id` of so many MiB.
+    pub fn load(&mut self, ms: u64, tag: &str, id: u64, mib: u64) {
+        self.event(ms, tag, 1, DriverEventKind::ModuleLoaded, mib * MIB, id);
+    }
+    pub fn unload(&mut self, ms: u64, id: u64) {
+        self.event(ms, "", 1, DriverEventKind::ModuleUnloaded, 0, id);
+    }
+    pub fn stack(&mut self, ms: u64, tag: &str, limit: u64) {
+        self.event(ms, tag, 1, DriverEventKind::StackLimit, 0, limit);
+    }
+    pub fn alloc(&mut self, ms: u64, address: u64, bytes: u64) {
+        self.0.at(ms * MS - 10).alloc(address, bytes);
+    }
+    /// A reading of 0.1 ms in which the process is charged so many MiB.
+    pub fn used(&mut self, ms: u64, mib: u64) {
+        self.0.sample(ms * MS, ms * MS + MS / 10, mib * MIB);
+        self.0.at((ms + 1) * MS).watermark(0);
+    }
+}
+
+/// Bytes in MiB if they are whole.
+pub fn amount(bytes: i64) -> String {
+    if bytes % (MIB as i64) == 0 { format!("{}", bytes / MIB as i64) } else { format!("{bytes} bytes") }
+}
+
+pub fn parts_line(parts: &Parts) -> String {
+    let all = [
+        ("context", parts.context),
+        ("modules", parts.modules),
+        ("local", parts.local_memory),
+        ("heaps", parts.heaps),
+        ("rounding", parts.rounding),
+        ("unexplained", parts.unexplained),
+    ];
+    let named = all.iter().filter(|(_, bytes)| *bytes != 0);
+    let named: Vec<String> = named.map(|(name, bytes)| format!("{name} {}", amount(*bytes))).collect();
+    format!("{} = {}", amount(parts.sum()), if named.is_empty() { "0".into() } else { named.join(" + ") })
+}
+
+/// `at MS: BYTES = parts, cause kind @tag (more)`.
+pub fn step_line(step: &Step) -> String {
+    let mut line = format!("at {}: {}, {}", step.time_ns / MS, parts_line(&step.parts), step.cause.name());
+    line += match step.kind {
+        BookedAs::Measured => " measured",
+        BookedAs::Model => " model",
+        BookedAs::UpperBound => " bound",
+        BookedAs::Unexplained => "",
+    };
+    if let Some(tag) = &step.tag {
+        line += &format!(" @{tag}");
+    }
+    if step.expected_bytes.is_some_and(|bytes| bytes != step.bytes()) {
+        line += &format!(", expected {}", amount(step.expected_bytes.unwrap_or(0)));
+    }
+    if step.unseen_module_bytes != 0 {
+        line += &format!(", unseen modules {}", amount(step.unseen_module_bytes));
+    }
+    line
+}
+
+/// Runs a script and compares the parts of the last sample and all steps; they sum to it if it was sharp.
+#[track_caller]
+pub fn check_gap(script: impl FnOnce(&mut Gap), expected: &[&str]) -> Vec<Step> {
+    let mut gap = Gap::new();
+    script(&mut gap);
+    let account = gap.0.account();
+    let sample = account.latest.as_ref().expect("a sample");
+    let mut found: Vec<String> =
+        sample.parts.iter().map(|parts| "parts ".to_owned() + &parts_line(parts)).collect();
+    found.extend(account.steps.iter().map(step_line));
+    assert_eq!(found, expected);
+    account.steps.to_vec()
+}

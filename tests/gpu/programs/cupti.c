@@ -1,0 +1,119 @@
+/* Commands of another client of CUPTI in this process, beside the agent or without it. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda.h"
+
+typedef void callback(void *, int, uint32_t, const void *);
+typedef struct {
+    size_t size; /* 32 before CUPTI 13.2, 40 since */
+    const char *name;
+    char *old_name;
+    size_t old_size;
+    uint8_t several;
+} subscriber_params;
+
+static void *cupti, *subscriber[2]; /* by cuptiSubscribe, by cuptiSubscribe_v2 */
+static uint64_t heard_count[2];
+
+static void heard(void *user, int domain, uint32_t id, const void *data) {
+    (void)domain, (void)id, (void)data;
+    ++*(uint64_t *)user;
+}
+
+static void *find(const char *name) { return cupti ? dlsym(cupti, name) : NULL; }
+
+static uint32_t open_library(const char *path) {
+    uint32_t version = 0, (*get)(uint32_t *);
+    cupti = dlopen(path, RTLD_NOW);
+    *(void **)&get = find("cuptiGetVersion");
+    if (get) get(&version);
+    return version;
+}
+
+/* LIBRARY; the result of cuptiSubscribe. */
+static void subscribe(void) {
+    uint32_t version = open_library(word());
+    int (*call)(void **, callback *, void *);
+    *(void **)&call = find("cuptiSubscribe");
+    mark();
+    result r = call ? call(&subscriber[0], heard, &heard_count[0]) : -1;
+    reply(r, began(), "\"version\":%u", version);
+}
+
+/* LIBRARY ALLOW; the result of cuptiSubscribe_v2, and who is in the way. */
+static void subscribe_newer(void) {
+    uint32_t version = open_library(word());
+    char old[64] = "";
+    subscriber_params p = {version >= 130200 ? 40 : 32, "gpu-suite", old, sizeof old, (uint8_t)number()};
+    int (*call)(void **, callback *, void *, subscriber_params *);
+    *(void **)&call = find("cuptiSubscribe_v2");
+    mark();
+    result r = call ? call(&subscriber[1], heard, &heard_count[1], &p) : -1;
+    old[strcspn(old, "\"\\\n")] = 0;
+    reply(r, began(), "\"version\":%u,\"old\":\"%s\"", version, old);
+}
+
+static void unsubscribe(void) {
+    int (*call)(void *);
+    *(void **)&call = find("cuptiUnsubscribe");
+    void *who = subscriber[0] ? subscriber[0] : subscriber[1];
+    subscriber[0] = subscriber[1] = NULL;
+    done(call && who ? call(who) : -1);
+}
+
+/* Callbacks of cuMemAlloc_v2 for each subscriber, and how many came since. */
+static void listen(void) {
+    int (*call)(uint32_t, void *, int, uint32_t), r[2] = {-1, -1};
+    *(void **)&call = find("cuptiEnableCallback");
+    for (int i = 0; i < 2; i++)
+        if (subscriber[i] && call) r[i] = call(1, subscriber[i], 1, 243);
+    address where = 0;
+    heard_count[0] = heard_count[1] = 0;
+    result taken = cuMemAlloc(&where, 1 << 20);
+    if (!taken) cuMemFree(where);
+    reply(taken, began(), "\"enabled\":[%d,%d],\"heard\":[%llu,%llu]", r[0], r[1], (unsigned long long)heard_count[0],
+          (unsigned long long)heard_count[1]);
+}
+
+/* The last id of the driver's functions that can be enabled, and what the next ones give. */
+static void enable_ids(void) {
+    int (*call)(uint32_t, void *, int, uint32_t);
+    void *who = subscriber[0] ? subscriber[0] : subscriber[1];
+    *(void **)&call = find("cuptiEnableCallback");
+    uint32_t last = 0;
+    int beyond = -1, far = -1;
+    for (uint32_t id = 1; call && who && id < 4096; id++)
+        if (!call(1, who, 1, id)) {
+            call(0, who, 1, id);
+            last = id;
+        }
+    if (call && who) beyond = call(1, who, 1, last + 1);
+    if (call && who) far = call(1, who, 1, 1u << 20);
+    reply(call && who ? 0 : -1, began(), "\"last\":%u,\"beyond\":%d,\"far\":%d", last, beyond, far);
+}
+
+/* As PyTorch does with TEARDOWN_CUPTI=1: for every client of the process. */
+static void finalize(void) {
+    int (*call)(void);
+    open_library(word());
+    *(void **)&call = find("cuptiFinalize");
+    mark();
+    done(call ? call() : -1);
+}
+
+/* The other tool that was injected lets go (client.c). */
+static void client_end(void) {
+    const char *path = word();
+    void *client = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    int (*call)(void);
+    *(void **)&call = client ? dlsym(client, "client_end") : NULL;
+    done(call ? call() : -1);
+}
+
+const command cupti_commands[] = {
+    {"subscribe", subscribe, "LIBCUPTI"}, {"subscribe_newer", subscribe_newer, "LIBCUPTI ALLOW"},
+    {"unsubscribe", unsubscribe, ""}, {"listen", listen, ""}, {"enable_ids", enable_ids, ""},
+    {"finalize", finalize, "LIBCUPTI"}, {"client_end", client_end, "LIBRARY"}, {NULL, NULL, NULL},
+};

@@ -1,0 +1,108 @@
+"""CUPTI itself, where only hardware can tell how it behaves."""
+
+import os
+import time
+
+from ..check import Skip, check
+from ..programs import Ended
+from .common import MIB, becomes
+
+AGENT = ("driver", "libgpumem.so", "libcupti")
+
+
+@check("cupti.ids", "an id beyond the last one is refused with 1, so that an agent can know newer ids than its CUPTI",
+       "cupti.md 1.2", needs=("driver", "libcupti"), questions=(14,))
+def ids(t):
+    d = t.driver()
+    d.begin()
+    one = d.ask("subscribe", t.machine.cupti)
+    if one["result"]:
+        raise Skip(f"cuptiSubscribe: {one['result']}")
+    found = d.do("enable_ids")
+    t.measure("CUPTI", one["version"])
+    t.measure("ids", {k: found[k] for k in ("last", "beyond", "far")})
+    t.expect((found["beyond"], found["far"]) == (1, 1), f"beyond {found['last']}: 1 ({found['beyond']}, {found['far']})")
+    t.answer(14, f"CUPTI {one['version']} takes driver ids up to {found['last']}; the next one gives {found['beyond']}, "
+                 f"a far one {found['far']}.")
+    d.finish()
+
+
+@check("cupti.several", "subscriptions that allow several, and one of the first kind after and before them", "cupti.md 5.1",
+       needs=("driver", "libcupti"), questions=(8,), keys=("cupti.multi=1",))
+def several(t):
+    after, before = t.driver(), t.driver()
+    after.begin()
+    newer = after.ask("subscribe_newer", t.machine.cupti, 1)
+    if newer["result"] == -1:
+        raise Skip(f"CUPTI {newer.get('version')} has no cuptiSubscribe_v2")
+    older = after.ask("subscribe", t.machine.cupti)
+    t.measure("v2 that allows several, then v1", [newer["result"], older["result"]])
+    heard = after.do("listen")
+    t.measure("callbacks of one allocation: v1, v2", heard["heard"])
+    after.finish()
+    before.begin()
+    first = before.ask("subscribe", t.machine.cupti)
+    second = before.ask("subscribe_newer", t.machine.cupti, 1)
+    t.measure("v1, then v2 that allows several", [first["result"], second["result"]])
+    t.measure("who was in the way", second.get("old"))
+    before.finish()
+    t.answer(8, f"With CUPTI {newer['version']}: v2 with allow=1 gives {newer['result']}, v1 after it {older['result']} (they "
+                f"heard {heard['heard'][1]} and {heard['heard'][0]} callbacks of an allocation); v2 after v1 gives "
+                f"{second['result']}.")
+
+
+@check("cupti.versions", "the agent with each libcupti of this machine: it works, or the program does not notice",
+       "cupti.md 7", needs=AGENT, seconds=120, questions=(13, 1))
+def versions(t):
+    told, good = [], 0
+    driver = t.nvml.facts()["cuda"]
+    for number, path in enumerate(t.machine.cuptis):
+        recording = t.recording(f"agent-{number}")
+        d = t.driver(agent=recording, GPUMEM_CUPTI_PATH=path)
+        d.begin()
+        d.do("alloc", 4 * MIB)
+        t.expect(d.finish() == 0, f"{path}: the program ends well")
+        try:
+            account = t.account(recording)
+        except Ended as error:
+            told.append(f"{os.path.basename(path)}: {error}")
+            continue
+        states = [(s, r) for s, r, _ in account.states]
+        works = account.tracked() == 4 * MIB
+        good += works
+        t.measure(path, {"states": states, "tracked": account.tracked()})
+        t.expect(works or "covered" not in [s for s, _ in states][-1:],
+                 f"{path}: it sees all, or says that it does not ({states})")
+        told.append(f"{os.path.basename(os.path.realpath(path))}: {'works' if works else states}")
+    t.expect(good, "one of them works")
+    t.answer(13, f"On a driver of CUDA {driver}: " + "; ".join(told) + ".")
+    t.answer(1, f"On a driver of CUDA {driver} {good} of {len(t.machine.cuptis)} CUPTI libraries can be subscribed to in the "
+                "hook.")
+
+
+@check("cupti.finalized", "somebody ends CUPTI for the whole process: the program goes on, and what was seen stays",
+       "cupti.md 5.2", needs=AGENT + ("gpumemd",), seconds=90, questions=(12,))
+def finalized(t):
+    path = t.recording()
+    d = t.driver(agent=path, GPUMEM_CUPTI_PATH=t.machine.cupti)
+    d.begin()
+    d.do("alloc", 4 * MIB)
+    states = lambda: [s for s, _, _ in t.account(path).states] if path.exists() else []
+    becomes(lambda: states(), 5)
+    said = len(states())
+    ended = d.ask("finalize", t.machine.cupti)
+    t.measure("cuptiFinalize", ended["result"])
+    d.do("alloc", 8 * MIB)
+    began = time.monotonic()
+    noticed = becomes(lambda: len(states()) > said, 15)
+    t.measure("noticed after", round(time.monotonic() - began, 2) if noticed else None, "s")
+    becomes(lambda: states()[-1] in ("covered", "late"), 10)  # it subscribes anew
+    d.do("alloc", 16 * MIB)
+    t.expect(d.finish() == 0, "the program ends well")
+    account = t.account(path)
+    t.measure("states", account.states)
+    t.measure("tracked, of 28 MiB", account.tracked(), "B")
+    t.expect(account.tracked() >= 4 * MIB, f"what came before is there ({account.tracked():,})")
+    t.expect(noticed or account.tracked() == 28 * MIB, f"the agent sees all, or says that it does not ({states()})")
+    t.answer(12, f"cuptiFinalize by another gives {ended['result']}; of 4 MiB before it, 8 right after and 16 later the agent has "
+                 f"{account.tracked() // MIB} MiB, and said {', '.join(states())}.")
