@@ -21,6 +21,9 @@ const PATIENCE_NS: u64 = 50_000_000;
 /// How long before or after its record a call may change what NVML charges (ledger/src/cause/event.rs).
 const CALL_NS: u64 = 20_000_000;
 
+/// What the machine charges at once.
+const GRANULE: i64 = 2 << 20;
+
 /// Every closed sample of a recording, and the ledger's state at its end.
 pub struct Replay {
     /// Process, device in the snapshot, sample.
@@ -232,6 +235,12 @@ impl Replay {
                 assert_eq!(tracked, truth.tracked, "{}", say("tracked"));
                 let gap = truth.used as i64 - truth.tracked;
                 assert_eq!(sample.untrackable_bytes(), Some(gap - sample.predates_bytes), "{}", say("gap"));
+                let parts = sample.parts.expect("a covered sample has parts");
+                assert_eq!(parts.sum(), gap - sample.predates_bytes, "{}", say("parts"));
+                // The model knows no holes: small allocations may lie in more granules than they would fill.
+                let holes = truth.rounding - parts.rounding;
+                let is_model = holes >= 0 && holes % GRANULE == 0;
+                assert!(is_model || sample.predates_bytes != 0, "{}", say("rounding"));
                 compared.exact += 1;
                 if self.moved(*key, sample.t0_ns, truth.t) {
                     continue;
