@@ -110,6 +110,19 @@ impl DriverPools {
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
     }
 
+    /// A device was reset: what is used of its pools again is reported again.
+    pub fn forget(&self, device: u8) {
+        for pool in &self.pools {
+            let id = pool.id.load(Acquire);
+            if id > 1 && pool.device.load(Relaxed) == u32::from(device) {
+                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
+            }
+        }
+        if let Some(current) = self.current.get(usize::from(device)) {
+            current.store(0, Relaxed);
+        }
+    }
+
     /// The program chose another pool for a device.
     pub fn set_current(&self, device: u32, pool: u64) {
         if let Some(current) = self.current.get(device as usize) {

@@ -235,7 +235,8 @@ impl Process {
                     return; // born while the table was read: the ring brings it, in its place
                 }
             }
-        } else if stamp.time_ns > self.applied_ns {
+        } else if stamp.time_ns > self.applied_ns && (stamp.seq != 0 || !self.has_watermarks) {
+            // (What the agent says of itself has its sender's time; the ring may be behind that, and watermarks say so.)
             self.applied_ns = stamp.time_ns;
             if self.applied_ns > self.boundary_ns {
                 self.note_in_flight(record);

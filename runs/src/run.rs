@@ -3,6 +3,7 @@
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
 //! `predates + tracked + untrackable` wherever all of them are known.
 
+pub use crate::blind::BlindWindow;
 pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 use crate::series::Series;
@@ -148,31 +149,6 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
-}
-
-/// A time in which the agent saw nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlindWindow {
-    /// From when.
-    pub from_ns: u64,
-    /// Until when; absent while it lasts.
-    pub to_ns: Option<u64>,
-    /// Why, in words.
-    pub why: String,
-}
-
-impl From<&ledger::BlindWindow> for BlindWindow {
-    fn from(window: &ledger::BlindWindow) -> Self {
-        let by = window.by.as_str();
-        let why = match (window.cause, by) {
-            (ledger::BlindCause::Held, "") => "another CUPTI client held CUPTI".to_owned(),
-            (ledger::BlindCause::Held, by) => format!("{by} held CUPTI"),
-            (ledger::BlindCause::Paused, "") => "paused by the program".to_owned(),
-            (ledger::BlindCause::Refused | ledger::BlindCause::Disarmed, "") => "not known why".to_owned(),
-            (_, why) => why.to_owned(),
-        };
-        BlindWindow { from_ns: window.from_ns, to_ns: window.to_ns, why }
-    }
 }
 
 /// Something a reader must know.

@@ -81,6 +81,12 @@ impl Series {
 
     /// The bucket of that time. Samples and windows end in another order than they begin.
     fn bucket(&mut self, time_ns: u64) -> &mut Bucket {
+        // Almost always it is the last one; that takes no division.
+        let last = self.buckets.last().map(|last| time_ns.wrapping_sub(last.time_ns));
+        if last.is_some_and(|since_ns| since_ns < self.width_ns) {
+            let at = self.buckets.len() - 1;
+            return &mut self.buckets[at];
+        }
         loop {
             let start_ns = time_ns - time_ns % self.width_ns;
             let at = match self.buckets.last() {

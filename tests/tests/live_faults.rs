@@ -239,8 +239,8 @@ fn every_code_of_the_library_is_in_metrics_and_doctor_and_passes() {
                 |of: &&[String; 3]| of[0] == "nvml" && of[1].contains(reason) && of[2].contains(remedy);
             doctor(&daemon, &machine).iter().find(is_it).map(|_| ())
         });
-        let text = get(address, "/metrics").expect("an exposition");
         until(20, "all devices without a reading", || {
+            let text = get(address, "/metrics").expect("an exposition");
             (family(&text, "gpumem_device_unavailable").len() == 2).then_some(())
         });
         machine.set(&["fault=none", "nvml.driver=ok"]);

@@ -6,7 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
-use crate::threads::{CALLS, Call, HEARING_SINCE_NS, Thread};
+use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{
     Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
@@ -101,7 +101,8 @@ impl Here<'_> {
         let now = self.core.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
-        self.forget_unheard();
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        unsafe { self.thread.forget_unheard() };
         // SAFETY: each shape is that of the calls with this meaning.
         unsafe {
             match meaning {
@@ -162,23 +163,7 @@ impl Here<'_> {
             }
         }
         // SAFETY: the callback's own thread, and no other reference is in use.
-        let own = unsafe { self.thread.own() };
-        if own.open < CALLS {
-            own.calls[own.open] = Some(call);
-            own.open += 1;
-        }
-    }
-
-    /// Calls whose return fell into a time without callbacks.
-    #[inline(always)]
-    fn forget_unheard(&self) {
-        // SAFETY: the callback's own thread, and no other reference is in use.
-        let own = unsafe { self.thread.own() };
-        let outermost = own.calls[0].filter(|_| own.open != 0);
-        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
-            own.open = 0;
-            self.thread.allocating_since_ns.store(0, Release);
-        }
+        unsafe { self.thread.entered(call) };
     }
 
     /// A context is going to be made, which takes the driver a tenth of a second: what is charged now is charged without it.
@@ -197,22 +182,11 @@ impl Here<'_> {
         }
     }
 
-    /// The call that returns now, as ENTER left it; calls inside of it that never returned are forgotten.
-    #[inline(always)]
-    fn returned(&self) -> Option<Call> {
-        // SAFETY: as in `enter`.
-        let own = unsafe { self.thread.own() };
-        let is_it =
-            |call: &Option<Call>| call.is_some_and(|call| call.correlation == self.data.correlation_id);
-        let place = own.calls[..own.open].iter().rposition(is_it)?;
-        own.open = place;
-        own.calls[place].take()
-    }
-
     #[inline(always)]
     unsafe fn exit(&self, meaning: Meaning) {
         use Meaning::*;
-        let call = self.returned();
+        // SAFETY: as in `enter`.
+        let call = unsafe { self.thread.returned(self.data.correlation_id) };
         let call = call.as_ref();
         let result = match self.data.return_value {
             place if place.is_null() => 0,

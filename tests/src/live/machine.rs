@@ -64,6 +64,11 @@ impl Machine {
         truth::read(&self.truth_path())
     }
 
+    /// The last of it.
+    pub fn latest_truth(&self) -> Vec<Truth> {
+        truth::read_end(&self.truth_path())
+    }
+
     /// A program that sees this machine's driver. Nothing of gpumem is in its environment.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());
