@@ -47,6 +47,8 @@ impl Soak {
     fn round(&mut self) -> (u64, u64) {
         let line = self.mixer.hear();
         let after_ns = self.mixer.looked_at(&self.machine, &self.daemon, DEVICES);
+        // Again: the daemon may not have known by then that something was lost.
+        self.mixer.looked_at(&self.machine, &self.daemon, DEVICES);
         self.still.push((after_ns, now_ns(), line.clone()));
         self.mixer.send("go on");
         let number = |at| -> u64 {

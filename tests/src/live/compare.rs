@@ -292,7 +292,7 @@ impl Replay {
                 compared.open += 1;
             } else if !sample.torn && tracked != truth.tracked {
                 let is_close = self.moved(*key, sample.t0_ns, truth.t)
-                    || self.was_stopped(*key, sample.t1_ns, truth.tracked - tracked);
+                    || self.was_stopped(*key, sample.t1_ns, truth.tracked, (tracked, tracked));
                 assert!(is_close, "{}", self.describe("tracked", *key, sample, truth));
                 compared.close += 1;
             } else if !sample.torn {
@@ -302,8 +302,7 @@ impl Replay {
             } else {
                 let is_open = truth.tracked > high
                     && (self.outlived(*key, sample.t1_ns)
-                        || self.was_stopped(*key, sample.t1_ns, truth.tracked - high)
-                        || self.was_stopped(*key, sample.t1_ns, truth.tracked - tracked));
+                        || self.was_stopped(*key, sample.t1_ns, truth.tracked, (low, high)));
                 assert!(
                     is_open,
                     "{}",
@@ -383,13 +382,14 @@ impl Replay {
             || long.iter().any(|&ended| ended > time_ns)
     }
 
-    /// Whether an allocation of just these bytes was recorded a little later, or two.
-    fn was_stopped(&self, key: ProcessKey, time_ns: u64, bytes: i64) -> bool {
+    /// Whether the bytes lie in the range without an allocation that was recorded a little later, or two.
+    fn was_stopped(&self, key: ProcessKey, time_ns: u64, bytes: i64, (low, high): (i64, i64)) -> bool {
         let given = self.given.get(&key).map_or(&[][..], Vec::as_slice);
         let from = given.partition_point(|&(at, _)| at < time_ns);
         let later = given[from..].iter().take_while(|(at, _)| *at < time_ns + STOP_NS);
         let sizes: BTreeSet<i64> = later.map(|&(_, bytes)| bytes).collect();
-        sizes.contains(&bytes) || sizes.iter().any(|one| sizes.contains(&(bytes - one)))
+        let fits = |bytes: i64| sizes.range(bytes - high..=bytes - low).next().is_some();
+        fits(bytes) || sizes.iter().any(|one| fits(bytes - one))
     }
 
     /// Whether a context may have been ending then.
