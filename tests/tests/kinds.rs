@@ -2,66 +2,12 @@
 //! reset to the end of the process, `tracked` is what the machine itself holds, at every moment at which the daemon looks.
 #![allow(missing_docs)]
 
-use gpumem_ledger::ClosedSample;
-use gpumem_tests::live::mixer::{self, Answer};
-use gpumem_tests::live::{Daemon, Machine, Mixer, Replay, replay, until};
+use gpumem_tests::live::mixer;
+use gpumem_tests::live::scene::{Scene, inside};
 
-const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 const K: i64 = 1 << 10;
 const M: i64 = 1 << 20;
 const G: i64 = 1 << 30;
-
-/// A machine, a daemon, and programs on it.
-struct Scene {
-    machine: Machine,
-    daemon: Daemon,
-}
-
-impl Scene {
-    fn new(keys: &[&str]) -> Self {
-        let machine = Machine::new(&[&["memory=16G"], keys].concat());
-        let daemon = Daemon::start(&machine, "daemon", FAST);
-        Scene { machine, daemon }
-    }
-
-    fn mixer(&self) -> Mixer {
-        let mut mixer = Mixer::start(&self.machine, &self.daemon);
-        mixer.ok("device 0");
-        mixer
-    }
-
-    /// One that uses pools of the driver.
-    fn pooled(&self) -> Mixer {
-        let mut mixer = self.mixer();
-        mixer.is_polled = true;
-        mixer
-    }
-
-    /// Looks now: so much is held on device 0.
-    fn look(&self, mixer: &mut Mixer, what: &str, tracked: i64) {
-        mixer.holds(&self.machine, &self.daemon, what, &[tracked]);
-    }
-
-    /// Ends everything and compares.
-    fn end(&mut self, mixers: &mut [&mut Mixer]) -> Replay {
-        mixers.iter_mut().for_each(|mixer| mixer.end());
-        self.compare(mixers)
-    }
-
-    fn compare(&mut self, mixers: &mut [&mut Mixer]) -> Replay {
-        until(20, "closed runs", || {
-            let known = self.daemon.pids(&self.machine);
-            mixers.iter().all(|mixer| !known.contains(&u64::from(mixer.pid()))).then_some(())
-        });
-        self.daemon.stop();
-        let (seen, truth) = (replay(&self.daemon.recording), self.machine.truth());
-        assert_eq!(seen.rejected, 0);
-        mixers.iter().for_each(|mixer| mixer.verify(&seen, &truth, &self.daemon.recording));
-        let shown = self.machine.tool("show", &[]);
-        assert!(shown.contains("\nviolations=0\n") && shown.contains("\nstrays=0\n"), "{shown}");
-        seen
-    }
-}
 
 #[test]
 fn direct_allocations_large_and_small() {
@@ -521,15 +467,6 @@ fn allocation_that_blocks_counts_when_it_returns() {
         assert!(sample.torn, "it was in flight: {sample:?}");
         assert_eq!(sample.tracked_bytes, Some(M), "not before it returns");
     }
-}
-
-/// Samples that lie within a call.
-fn inside<'a>(seen: &'a Replay, mixer: &Mixer, call: &Answer) -> Vec<&'a ClosedSample> {
-    let of_it = seen.samples.iter().filter(|(key, ..)| key.pid == mixer.pid()).map(|(_, _, sample)| sample);
-    let inside: Vec<_> =
-        of_it.filter(|sample| sample.t0_ns > call.began_ns && sample.t1_ns < call.ended_ns).collect();
-    assert!(inside.len() >= 2, "samples while it ran: {}", inside.len());
-    inside
 }
 
 #[test]

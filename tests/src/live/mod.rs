@@ -7,6 +7,7 @@
 //! daemon     a daemon on it
 //! prometheus a real Prometheus beside it
 //! truth      the machine's journal
+//! scene      a machine, a daemon and such programs; everything compared at the end
 //! mixer      a program that takes and gives memory of every kind, as it is told
 //! compare    a daemon's recording, replayed, beside that journal
 //! ```
@@ -17,6 +18,7 @@ pub mod machine;
 pub mod mixer;
 pub mod programs;
 pub mod prometheus;
+pub mod scene;
 pub mod truth;
 
 pub use compare::{Compared, Replay, replay};

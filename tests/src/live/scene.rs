@@ -1,0 +1,86 @@
+//! A machine, a daemon and programs that do what they are told; at the end, everything beside the machine's truth.
+
+use super::mixer::Answer;
+use super::{Daemon, Machine, Mixer, Replay, replay, until};
+use gpumem_ledger::ClosedSample;
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+/// A machine, a daemon, and programs on it.
+#[derive(Debug)]
+pub struct Scene {
+    /// The machine.
+    pub machine: Machine,
+    /// The daemon, which lists processes twenty times a second.
+    pub daemon: Daemon,
+}
+
+impl Scene {
+    /// A machine of 16 GiB with these keys, and a daemon on it.
+    pub fn new(keys: &[&str]) -> Self {
+        let machine = Machine::new(&[&["memory=16G"], keys].concat());
+        let daemon = Daemon::start(&machine, "daemon", FAST);
+        Scene { machine, daemon }
+    }
+
+    /// A program on its first device.
+    pub fn mixer(&self) -> Mixer {
+        let mut mixer = Mixer::start(&self.machine, &self.daemon);
+        mixer.ok("device 0");
+        mixer
+    }
+
+    /// One that uses pools of the driver.
+    pub fn pooled(&self) -> Mixer {
+        let mut mixer = self.mixer();
+        mixer.is_polled = true;
+        mixer
+    }
+
+    /// Looks now: so much is held on device 0.
+    ///
+    /// # Panics
+    /// When the daemon does not look.
+    pub fn look(&self, mixer: &mut Mixer, what: &str, tracked: i64) {
+        mixer.holds(&self.machine, &self.daemon, what, &[tracked]);
+    }
+
+    /// Ends everything and compares.
+    ///
+    /// # Panics
+    /// At the first difference.
+    pub fn end(&mut self, mixers: &mut [&mut Mixer]) -> Replay {
+        mixers.iter_mut().for_each(|mixer| mixer.end());
+        self.compare(mixers)
+    }
+
+    /// Compares when the programs have ended.
+    ///
+    /// # Panics
+    /// At the first difference.
+    pub fn compare(&mut self, mixers: &mut [&mut Mixer]) -> Replay {
+        until(20, "closed runs", || {
+            let known = self.daemon.pids(&self.machine);
+            mixers.iter().all(|mixer| !known.contains(&u64::from(mixer.pid()))).then_some(())
+        });
+        self.daemon.stop();
+        let (seen, truth) = (replay(&self.daemon.recording), self.machine.truth());
+        assert_eq!(seen.rejected, 0);
+        mixers.iter().for_each(|mixer| mixer.verify(&seen, &truth, &self.daemon.recording));
+        let shown = self.machine.tool("show", &[]);
+        assert!(shown.contains("\nviolations=0\n") && shown.contains("\nstrays=0\n"), "{shown}");
+        seen
+    }
+}
+
+/// Samples that lie within a call.
+///
+/// # Panics
+/// When there are fewer than two.
+pub fn inside<'a>(seen: &'a Replay, mixer: &Mixer, call: &Answer) -> Vec<&'a ClosedSample> {
+    let of_it = seen.samples.iter().filter(|(key, ..)| key.pid == mixer.pid()).map(|(_, _, sample)| sample);
+    let inside: Vec<_> =
+        of_it.filter(|sample| sample.t0_ns > call.began_ns && sample.t1_ns < call.ended_ns).collect();
+    assert!(inside.len() >= 2, "samples while it ran: {}", inside.len());
+    inside
+}
