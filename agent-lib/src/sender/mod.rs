@@ -121,12 +121,12 @@ fn finishing() -> bool {
 fn wait(fds: &[(RawFd, i16)], time: Duration) {
     let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; 3];
     let wake = (wake::descriptor(), libc::POLLIN);
-    for (place, (fd, events)) in polled.iter_mut().zip(fds.iter().copied().chain([wake])) {
+    for (place, (fd, events)) in polled.iter_mut().zip([wake].into_iter().chain(fds.iter().copied())) {
         (place.fd, place.events) = (fd, events);
     }
     // SAFETY: an array of this length; negative descriptors are ignored.
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
-    wake::taken();
+    wake::taken(polled[0].revents != 0);
 }
 
 /// Whether this thread is the last one. A program whose `main` leaves with `pthread_exit` ends with its last thread: that

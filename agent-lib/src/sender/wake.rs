@@ -63,15 +63,17 @@ pub fn descriptor() -> RawFd {
     checked(&READ).unwrap_or(-1)
 }
 
-/// Takes what `wake` wrote. Whatever was recorded before that is seen by the round that follows.
-pub fn taken() {
-    if !WOKEN.load(Acquire) {
-        return;
-    }
-    let mut bytes = [0_u8; 16];
-    if let Some(fd) = checked(&READ) {
+/// Takes what was written, if there is something to read: a thread may have been stopped between `WOKEN` and its write, and
+/// what it writes later must not stay. Whatever was recorded before is seen by the round that follows.
+pub fn taken(readable: bool) {
+    if readable {
+        let mut bytes = [0_u8; 16];
+        let fd = descriptor();
         // SAFETY: a buffer of this length; without waiting.
-        unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
+        let read = unsafe { libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len()) };
+        if read == 0 {
+            READ.store(-1, Release); // the host has closed the other end: it would be readable for ever
+        }
     }
     WOKEN.store(false, Release);
 }
@@ -94,11 +96,21 @@ mod tests {
         wake();
         wake();
         assert!(is_readable(fd));
-        taken();
+        taken(true);
         assert!(!is_readable(fd), "one byte for both");
         wake();
         assert!(is_readable(fd));
-        taken();
+        taken(true);
+        // A thread is stopped before it writes, and the sender looks meanwhile.
+        WOKEN.store(true, Relaxed);
+        taken(false);
+        // SAFETY: a byte to our pipe.
+        unsafe { libc::write(WRITE.load(Relaxed), [1_u8].as_ptr().cast(), 1) };
+        taken(is_readable(fd));
+        assert!(!is_readable(fd), "it would be awake for ever");
+        wake();
+        assert!(is_readable(fd));
+        taken(true);
         // The host closes the pipe, and another one gets its numbers.
         let (read, write) = (READ.load(Relaxed), WRITE.load(Relaxed));
         let mut other = [-1; 2];
