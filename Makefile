@@ -10,7 +10,7 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-.PHONY: build fake-gpu demo reports test lint bench clean
+.PHONY: build fake-gpu demo reports test soak lint bench clean
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -19,6 +19,7 @@ build:
 fake-gpu:
 	$(MAKE) -s -C tests/fake-gpu OUT=$(abspath $(FAKE))
 	$(MAKE) -s -C tests/trainer OUT=$(abspath $(FAKE))
+	$(MAKE) -s -C tests/mixer OUT=$(abspath $(FAKE))
 
 # A training run, explained while it runs and afterwards; on this machine's GPU, or else on a simulated one.
 demo: build fake-gpu
@@ -37,6 +38,10 @@ lint:
 
 test:
 	$(CARGO) test --workspace --locked
+
+# Random calls of every kind on the simulated machine, its own truth beside; minutes.
+soak:
+	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu

@@ -234,14 +234,15 @@ static inline void gpumem_retag(uint64_t pool, uint64_t address, const char *pat
     if (f != 0) f->retag(pool, address, path, role, phase);
 }
 
-/* Lets another CUPTI client (a profiler) have the one subscription of the process. Driver calls are not seen until
- * gpumem_resume. */
+/* Lets another CUPTI client (a profiler) have the one subscription of the process: it is free when this returns. Driver calls
+ * are not seen until gpumem_resume, and the report says so. May be called before CUDA is initialised; calls nest. */
 static inline void gpumem_pause(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->pause();
 }
 
-/* Takes the subscription back, now or as soon as the other client lets go. */
+/* Takes the subscription back, now or as soon as the other client lets go. What was freed meanwhile is not known: from here on
+ * the sums are marked as partial. */
 static inline void gpumem_resume(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->resume();

@@ -7,7 +7,7 @@ use crate::core::{At, Core, nothing};
 use crate::live::{Beside, Key, Taken};
 use crate::ring::Row;
 use crate::threads::{Call, Thread};
-use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, Reading};
+use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory; not a free that failed.
@@ -179,12 +179,22 @@ impl Core {
                         context_of(row) == at.context && memory_of(row) != MemoryKind::StreamOrdered
                     }
                     (DestroyScope::Context, _) => false,
+                    // Only its owner ends it; now it has no segments.
+                    (DestroyScope::Device, Key::Pool(_)) => pool_owner(row) != PoolOwner::Framework,
                     _ => true,
                 };
                 goes.then_some(key)
             });
         });
+        if scope == DestroyScope::Device {
+            self.driver_pools.forget(at.device);
+        }
     }
+}
+
+/// The owner of a pool's row: byte 63.
+pub fn pool_owner(row: &Row) -> PoolOwner {
+    PoolOwner::from_code((row[7] >> 56) as u8)
 }
 
 /// The memory kind of an allocation's row: byte 63.

@@ -79,7 +79,7 @@ impl Devices {
     pub fn exists(&self, ordinal: u32) -> bool {
         let mut count = 0;
         let get = self.driver().and_then(|driver| driver.device_get_count);
-        // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
+        // SAFETY: a function of the loaded driver, with a place for its answer; its callback finds this thread inside.
         match get.map(|get| unsafe { get(&mut count) }) {
             Some(0) => i64::from(ordinal) < i64::from(count),
             _ => true,

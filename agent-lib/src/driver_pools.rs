@@ -6,9 +6,10 @@
 
 use crate::core::{At, Core, nothing};
 use crate::live::{Beside, Key};
+use crate::multicast::Few;
 use crate::threads::Thread;
 use cupti_sys::pool_attribute::*;
-use gpumem_wire::{Body, PoolOwner};
+use gpumem_wire::{Body, MemoryKind, PoolOwner};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
 /// Pools at a time that are polled; more are booked by their allocations alone.
@@ -42,6 +43,9 @@ pub struct DriverPools {
     pools: [Pool; POOLS],
     /// The pool that stream-ordered allocations of a device come from; 0 until asked.
     current: [AtomicU64; DEVICES],
+    /// Pools without device memory: of managed and of host memory. They are neither reported nor polled.
+    managed: Few,
+    host: Few,
 }
 
 impl DriverPools {
@@ -50,17 +54,73 @@ impl DriverPools {
         DriverPools {
             pools: std::array::from_fn(|_| Pool::default()),
             current: std::array::from_fn(|_| AtomicU64::new(0)),
+            managed: Few::new(),
+            host: Few::new(),
         }
     }
 
     fn find(&self, id: u64) -> Option<&Pool> {
-        self.pools.iter().find(|pool| pool.id.load(Acquire) == id)
+        if id <= 1 { None } else { self.pools.iter().find(|pool| pool.id.load(Acquire) == id) }
+    }
+
+    /// The program made a pool of such memory, which is none of a device.
+    pub fn is_elsewhere(&self, id: u64, memory: MemoryKind) {
+        self.forget_elsewhere(id);
+        match memory {
+            MemoryKind::Managed => self.managed.add(id),
+            _ => self.host.add(id),
+        }
+    }
+
+    /// What allocations from a pool are that has no device memory.
+    #[inline]
+    pub fn memory_elsewhere(&self, id: u64) -> Option<MemoryKind> {
+        if self.managed.has(id) {
+            return Some(MemoryKind::Managed);
+        }
+        self.host.has(id).then_some(MemoryKind::Pinned)
+    }
+
+    fn forget_elsewhere(&self, id: u64) -> bool {
+        let (managed, host) = (self.managed.remove(id), self.host.remove(id));
+        managed || host
+    }
+
+    /// Where a pool that is known has its memory.
+    pub fn device_of(&self, id: u64) -> Option<u8> {
+        self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
+    }
+
+    /// The device is about to be reset: its pools are not looked at again before they are used again.
+    pub fn forget_device(&self, device: u32) {
+        for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
+            let id = pool.id.load(Acquire);
+            if id > 1 {
+                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
+            }
+        }
+        if let Some(current) = self.current.get(device as usize) {
+            current.store(0, Relaxed);
+        }
     }
 
     /// Reserved and used bytes as last polled.
     pub fn state(&self, id: u64) -> Option<(u64, u64)> {
         let pool = self.find(id)?;
         Some((pool.reserved.load(Relaxed), pool.used.load(Relaxed)))
+    }
+
+    /// A device was reset: what is used of its pools again is reported again.
+    pub fn forget(&self, device: u8) {
+        for pool in &self.pools {
+            let id = pool.id.load(Acquire);
+            if id > 1 && pool.device.load(Relaxed) == u32::from(device) {
+                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
+            }
+        }
+        if let Some(current) = self.current.get(usize::from(device)) {
+            current.store(0, Relaxed);
+        }
     }
 
     /// The program chose another pool for a device.
@@ -108,6 +168,7 @@ impl Core {
         if id <= 1 || self.driver_pools.find(id).is_some() {
             return;
         }
+        self.driver_pools.forget_elsewhere(id); // the number is another pool's now
         let claim = |pool: &&Pool| {
             pool.id.load(Relaxed) == 0 && pool.id.compare_exchange(0, 1, AcqRel, Relaxed).is_ok()
         };
@@ -128,6 +189,9 @@ impl Core {
 
     /// A pool is about to be destroyed.
     pub fn pool_gone(&self, thread: &Thread, id: u64) {
+        if self.driver_pools.forget_elsewhere(id) {
+            return;
+        }
         let device = self.driver_pools.find(id).map_or(gpumem_wire::NONE_DEVICE, |pool| {
             let device = pool.device.load(Relaxed) as u8;
             pool.id.store(0, Release);

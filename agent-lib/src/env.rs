@@ -23,6 +23,9 @@ pub const CUPTI_PATH: &str = "GPUMEM_CUPTI_PATH";
 /// Another tool's injection library, to be loaded first.
 pub const NEXT_INJECTION: &str = "GPUMEM_NEXT_INJECTION64_PATH";
 
+/// Kineto's: it finalizes CUPTI some time after each trace.
+pub const TEARDOWN: &str = "TEARDOWN_CUPTI";
+
 /// Facts about rank and job that launchers leave in the environment, and what a Hello calls them. The first that is
 /// set counts.
 const CLAIMS: &[(&str, &[&str])] = &[
@@ -60,6 +63,8 @@ pub struct Settings {
     pub conda: Option<PathBuf>,
     /// See [`NEXT_INJECTION`].
     pub next_injection: Option<PathBuf>,
+    /// See [`TEARDOWN`].
+    pub teardown: bool,
     /// `key=value` lines for the Hello.
     pub claims: String,
 }
@@ -119,6 +124,7 @@ impl Settings {
             cuda_homes: homes.iter().filter_map(|name| get(name)).map(Into::into).collect(),
             conda: get("CONDA_PREFIX").map(Into::into),
             next_injection: get(NEXT_INJECTION).map(Into::into),
+            teardown: get(TEARDOWN).is_some_and(|value| value != "0"),
             claims,
         }
     }

@@ -19,19 +19,22 @@ impl Few {
         Few { count: AtomicUsize::new(0), numbers: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    fn add(&self, number: u64) {
+    /// Adds one; more than there is room for are forgotten.
+    pub fn add(&self, number: u64) {
         let free = |place: &&AtomicU64| place.compare_exchange(0, number, AcqRel, Relaxed).is_ok();
         if number != 0 && self.numbers.iter().any(|place| free(&place)) {
             self.count.fetch_add(1, AcqRel);
         }
     }
 
+    /// Whether it is one of them.
     #[inline(always)]
-    fn has(&self, number: u64) -> bool {
+    pub fn has(&self, number: u64) -> bool {
         self.count.load(Acquire) > 0 && self.numbers.iter().any(|place| place.load(Acquire) == number)
     }
 
-    fn remove(&self, number: u64) -> bool {
+    /// Takes one out; whether it was there.
+    pub fn remove(&self, number: u64) -> bool {
         let found = self.has(number)
             && self.numbers.iter().any(|place| place.compare_exchange(number, 0, AcqRel, Relaxed).is_ok());
         if found {

@@ -278,6 +278,49 @@ impl Thread {
         self.context.store((context as u64) << 8 | u64::from(device), Relaxed);
     }
 
+    /// Forgets calls whose return fell into a time without callbacks.
+    ///
+    /// # Safety
+    /// On the thread whose place it is, while no reference from `own` is in use.
+    #[inline(always)]
+    pub unsafe fn forget_unheard(&self) {
+        // SAFETY: as our caller says.
+        let own = unsafe { self.own() };
+        let outermost = own.calls[0].filter(|_| own.open != 0);
+        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
+            own.open = 0;
+            self.allocating_since_ns.store(0, Release);
+        }
+    }
+
+    /// A call is under way: the innermost one.
+    ///
+    /// # Safety
+    /// As `forget_unheard`.
+    #[inline(always)]
+    pub unsafe fn entered(&self, call: Call) {
+        // SAFETY: as our caller says.
+        let own = unsafe { self.own() };
+        if own.open < CALLS {
+            own.calls[own.open] = Some(call);
+            own.open += 1;
+        }
+    }
+
+    /// The call that returns now, as ENTER left it; calls inside of it that never returned are forgotten.
+    ///
+    /// # Safety
+    /// As `forget_unheard`.
+    #[inline(always)]
+    pub unsafe fn returned(&self, correlation: u32) -> Option<Call> {
+        // SAFETY: as our caller says.
+        let own = unsafe { self.own() };
+        let is_it = |call: &Option<Call>| call.is_some_and(|call| call.correlation == correlation);
+        let place = own.calls[..own.open].iter().rposition(is_it)?;
+        own.open = place;
+        own.calls[place].take()
+    }
+
     /// The context is gone, its address may come back for another device.
     pub fn forget_context(&self, context: usize) {
         let cached = self.context.load(Relaxed);

@@ -77,6 +77,12 @@ fn callbacks_and_scopes_allocate_nothing() {
         assert_eq!(count, 0, "round {round}");
     }
 
+    // Nor does the search for whoever called, on this thread's stack and on others, known or not.
+    let search = || (0..1000).for_each(|turn| deeper(turn % 50));
+    assert_eq!(counted(search), 0);
+    let other = std::thread::spawn(move || counted(search));
+    assert_eq!(other.join().expect("no panic"), 0);
+
     // Nor does the first call of a thread, nor a framework's blocks.
     let other = std::thread::spawn(|| {
         counted(|| {
@@ -98,4 +104,15 @@ fn callbacks_and_scopes_allocate_nothing() {
         })
     });
     assert_eq!(other.join().expect("no panic"), 0);
+}
+
+/// Calls from frames at many places.
+#[inline(never)]
+fn deeper(times: u64) {
+    let room = std::hint::black_box([times; 37]);
+    if times > 0 {
+        deeper(times - 1);
+    }
+    allocate_and_free(0x9000_0000 + times * 512, 512);
+    std::hint::black_box(&room);
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::cupti::{ALLOC, CONTEXT, FREE, context};
+use common::cupti::{CONTEXT, allocate_and_free, context};
 use common::daemon::{Folder, agent};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -47,36 +47,6 @@ fn no_more_system_calls() -> bool {
         std::mem::forget(program);
         ready
     }
-}
-
-/// A call with its parameters on the stack, as the driver has them.
-#[inline(never)]
-fn call(id: u32, params: &[u64; 2], out: Option<(&mut u64, u64)>) {
-    let params = black_box(*params);
-    let result = 0_u32;
-    let mut data = [0_u64; 9];
-    data[2] = params.as_ptr() as u64;
-    data[5] = CONTEXT.handle;
-    data[6] = CONTEXT.uid.into();
-    data[8] = 7;
-    // SAFETY: 72 bytes laid out as CUpti_CallbackData, with parameters of the call `id`.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
-    if let Some((place, value)) = out {
-        *place = value;
-    }
-    data[0] = 1;
-    data[3] = (&raw const result) as u64;
-    // SAFETY: as above.
-    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
-    black_box(&params);
-}
-
-#[inline(never)]
-fn allocate_and_free(address: u64, bytes: u64) {
-    let mut out = 0_u64;
-    let place = (&raw mut out) as u64;
-    call(ALLOC, &[place, bytes], Some((&mut out, address)));
-    call(FREE, &[address, 0], None);
 }
 
 /// Frames at many places: callers that are not remembered are looked for again.

@@ -24,8 +24,10 @@ pub type Out = *const u64;
 shapes! {
     /// cuMemAlloc_v2, cuMemAllocHost_v2.
     Alloc = 16 { out @ 0: Out, bytes @ 8: usize }
-    /// cuMemAlloc, cuMemAllocHost of CUDA 2: 32-bit sizes and device pointers.
+    /// cuMemAlloc of CUDA 2: 32-bit sizes and device pointers.
     AllocV1 = 16 { out @ 0: *const u32, bytes @ 8: u32 }
+    /// cuMemAllocHost of CUDA 2: its size has 32 bits, its pointer is the host's.
+    AllocHostV1 = 16 { out @ 0: Out, bytes @ 8: u32 }
     /// cuMemAllocManaged, cuMemHostAlloc.
     AllocFlags = 24 { out @ 0: Out, bytes @ 8: usize, flags @ 16: u32 }
     /// cuMemHostRegister and _v2.
@@ -76,7 +78,9 @@ shapes! {
     ImportExternal = 16 { out @ 0: Out, description @ 8: *const ExternalMemory }
     /// cuExternalMemoryGetMappedBuffer.
     MappedBuffer = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const ExternalBuffer }
-    /// cuArrayCreate_v2, cuArray3DCreate_v2.
+    /// cuExternalMemoryGetMappedMipmappedArray.
+    MappedMipmap = 24 { out @ 0: Out, memory @ 8: u64, description @ 16: *const c_void }
+    /// cuArrayCreate, cuArray3DCreate and their _v2, which differ in what is described.
     ArrayCreate = 16 { out @ 0: Out, description @ 8: *const c_void }
     /// cuMipmappedArrayCreate.
     MipmapCreate = 24 { out @ 0: Out, description @ 8: *const Array3d, levels @ 16: u32 }
@@ -119,6 +123,10 @@ shapes! {
     Array2d = 24 { width @ 0: usize, height @ 8: usize, format @ 16: u32, channels @ 20: u32 }
     /// CUDA_ARRAY3D_DESCRIPTOR.
     Array3d = 40 { width @ 0: usize, height @ 8: usize, depth @ 16: usize, format @ 24: u32, channels @ 28: u32, flags @ 32: u32 }
+    /// CUDA_ARRAY_DESCRIPTOR_v1: of cuArrayCreate.
+    Array2dV1 = 16 { width @ 0: u32, height @ 4: u32, format @ 8: u32, channels @ 12: u32 }
+    /// CUDA_ARRAY3D_DESCRIPTOR_v1: of cuArray3DCreate.
+    Array3dV1 = 24 { width @ 0: u32, height @ 4: u32, depth @ 8: u32, format @ 12: u32, channels @ 16: u32, flags @ 20: u32 }
     /// CUDA_EXTERNAL_MEMORY_HANDLE_DESC, to its size.
     ExternalMemory = 32 { kind @ 0: u32, handle @ 8: [u64; 2], bytes @ 24: u64 }
     /// CUDA_EXTERNAL_MEMORY_BUFFER_DESC, to its size.
@@ -138,6 +146,26 @@ impl Location {
             Self::DEVICE_LOCALITY_DOMAIN => Some(self.id & 0xff),
             _ => None,
         }
+    }
+}
+
+/// CU_MEM_ALLOCATION_TYPE_PINNED: memory that stays where it is; device memory unless the location says otherwise.
+pub const PINNED: u32 = 1;
+/// CU_MEM_ALLOCATION_TYPE_MANAGED, from CUDA 13.0: a pool of memory that migrates.
+pub const MANAGED: u32 = 2;
+
+impl From<Array2dV1> for Array2d {
+    fn from(array: Array2dV1) -> Self {
+        let Array2dV1 { width, height, format, channels } = array;
+        Array2d { width: width as usize, height: height as usize, format, channels }
+    }
+}
+
+impl From<Array3dV1> for Array3d {
+    fn from(array: Array3dV1) -> Self {
+        let Array3dV1 { width, height, depth, format, channels, flags } = array;
+        let [width, height, depth] = [width, height, depth].map(|side| side as usize);
+        Array3d { width, height, depth, format, channels, flags }
     }
 }
 

@@ -166,6 +166,8 @@ pub(crate) struct Book {
     window_start_ns: u64,
     /// End of the open window; 0: none is open.
     pub window_end_ns: u64,
+    /// The open window has been told as far as it got: [`Book::tell_window`].
+    is_told: bool,
     /// The cells as they were last copied, and whether they still are.
     copy: Option<Arc<[i64]>>,
     copied: bool,
@@ -186,6 +188,7 @@ impl Book {
             window: Range::at(0),
             window_start_ns: 0,
             window_end_ns: 0,
+            is_told: false,
             copy: None,
             copied: false,
             changed_ns: 0,
@@ -311,14 +314,22 @@ impl Book {
     #[cold]
     pub fn roll(&mut self, time_ns: u64, width_ns: u64) -> Option<Window> {
         let over = self.take_window();
+        self.is_told = false;
         self.window_start_ns = time_ns - time_ns % width_ns;
         self.window_end_ns = self.window_start_ns.saturating_add(width_ns);
         over
     }
 
-    /// The open window, as far as it got; what comes later is told as another one of the same time.
-    pub fn take_window(&mut self) -> Option<Window> {
-        let is_open = std::mem::take(&mut self.window_end_ns) != 0;
+    /// The open window, as far as it got, if there is news in it; what comes later is told as another one of the same
+    /// time. It stays open: windows are over at the same records whether or not somebody asks in between.
+    pub fn tell_window(&mut self) -> Option<Window> {
+        let is_old = self.is_told && self.window == Range::at(self.settled);
+        self.is_told = true;
+        if is_old { None } else { self.take_window() }
+    }
+
+    fn take_window(&mut self) -> Option<Window> {
+        let is_open = self.window_end_ns != 0;
         let Range { min, max } = std::mem::replace(&mut self.window, Range::at(self.settled));
         is_open.then_some(Window { start_ns: self.window_start_ns, min, max, last: self.settled })
     }

@@ -101,6 +101,8 @@ pub(crate) struct Pending {
     entered: Vec<(u64, u64, i64)>,
     /// A driver call that was entered then was still in flight after t0.
     busy_since_ns: u64,
+    /// Records were lost while it waited: whatever the book says when it is marked, it may not be of t0.
+    doubtful: bool,
 }
 
 impl Pending {
@@ -118,6 +120,7 @@ impl Pending {
             changes: Vec::new(),
             entered: Vec::new(),
             busy_since_ns,
+            doubtful: false,
         }
     }
 
@@ -147,6 +150,7 @@ impl Pending {
         let mut range = Range::at(book.tracked);
         range.include(book.tracked.wrapping_sub(in_flight_bytes));
         let torn = late || in_flight_bytes != 0;
+        let partial = partial || self.doubtful;
         let (tracked, rounding) = (book.tracked, book.rounding.bytes());
         let amounts = book.shared_amounts();
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
@@ -230,6 +234,7 @@ impl Pending {
 
     /// Records were lost that may belong into it.
     pub fn doubt(&mut self) {
+        self.doubtful = true;
         if let Some(mark) = &mut self.mark {
             mark.partial = true;
         }

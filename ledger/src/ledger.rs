@@ -446,7 +446,7 @@ impl Ledger {
     pub fn end_windows(&mut self) {
         for process in &mut self.processes {
             for book in 0..process.holdings.books.len() {
-                if let Some(window) = process.holdings.books[book].take_window() {
+                if let Some(window) = process.holdings.books[book].tell_window() {
                     self.windows.push((process.key, place(&process.accounts, book as u8), window));
                 }
             }

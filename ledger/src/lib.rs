@@ -5,6 +5,7 @@
 //! observation   who said a record: the host, or one process
 //! ledger        Ledger: one door for all observations; devices; the host's own records
 //!  process      one process: names, order of its records, what it has lost
+//!   slot        which book a device has
 //!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
@@ -45,6 +46,7 @@
 //! | block | shifted from `idle` to the cell of its tag (class block) |
 //! | retag | shifted between cells, in the peak too if the block was live there |
 //! | context or device gone | everything in it is taken, segments and blocks too |
+//! | context, module, limit | nothing: they move the gap, see cause/ |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
 //! | the agent was blind | nothing; the sums say `partial` from then on, because what was freed meanwhile is still there. An address that is given out again ends the row that had it |
 //! | resync | rows said again stay, all others are taken when it ends; no peak is taken until the ring has caught up with it |
@@ -71,6 +73,7 @@ mod recent;
 mod resync;
 mod rounding;
 mod segment;
+mod slot;
 mod snapshot;
 mod trail;
 mod trend;

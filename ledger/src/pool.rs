@@ -185,12 +185,17 @@ impl Holdings {
         self.end_pool(index);
     }
 
+    /// A framework's pool has nothing any more.
+    fn empty_pool(&mut self, index: u32) {
+        self.drop_blocks(index, |_| true);
+        let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
+        starts.into_iter().for_each(|start| self.take_segment((index, start)));
+    }
+
     fn end_pool(&mut self, index: u32) {
         self.pools[index as usize].gone = true;
         if self.pools[index as usize].is_framework() {
-            self.drop_blocks(index, |_| true);
-            let starts: Vec<u64> = self.pools[index as usize].segments.keys().copied().collect();
-            starts.into_iter().for_each(|start| self.take_segment((index, start)));
+            self.empty_pool(index);
         } else if self.pools[index as usize].owner == PoolOwner::Graph {
             self.set_graphs_use(index, 0);
             self.set_reserved(index, 0);
@@ -199,12 +204,16 @@ impl Holdings {
         }
     }
 
-    /// Everything of pools on a device that was reset.
+    /// Everything of pools on a device that was reset. A framework's pool is ended by its owner alone.
     pub fn drop_pools(&mut self, book: u8) {
         let on_device: Vec<u32> = (0..self.pools.len() as u32)
             .filter(|&index| self.pools[index as usize].book == book && !self.pools[index as usize].gone)
             .collect();
         for index in on_device {
+            if self.pools[index as usize].is_framework() {
+                self.empty_pool(index);
+                continue;
+            }
             self.pool_ids.remove(&self.pools[index as usize].id);
             self.end_pool(index);
         }

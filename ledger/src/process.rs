@@ -179,77 +179,6 @@ impl Process {
         }
     }
 
-    fn add_book(&mut self, device: Option<usize>) -> u8 {
-        if self.accounts.len() < usize::from(BEYOND) {
-            self.accounts.push(Account::new(device));
-            let book = self.holdings.add_book();
-            if self.keeps_trails {
-                self.holdings.books[usize::from(book)].trail.restart(0, 0);
-            }
-            return book;
-        }
-        self.holdings.odd.devices_beyond += 1;
-        if self.accounts.len() == usize::from(BEYOND) {
-            self.accounts.push(Account::new(None));
-            self.holdings.add_book();
-        }
-        BEYOND
-    }
-
-    /// The book of a device that was sampled; none for a device beyond those that a process may have.
-    pub fn sampled_book(&mut self, device: usize) -> Option<u8> {
-        let book = self.accounts.iter().position(|account| account.device == Some(device));
-        let is_room = self.accounts.len() < usize::from(BEYOND);
-        book.map(|book| book as u8).or_else(|| is_room.then(|| self.add_book(Some(device))))
-    }
-
-    /// The book of a device of the ledger.
-    fn book_of_device(&mut self, device: usize) -> u8 {
-        match self.accounts.iter().position(|account| account.device == Some(device)) {
-            Some(book) => book as u8,
-            None => self.add_book(Some(device)),
-        }
-    }
-
-    /// The agent names its device slot, and says how many threads the device can hold at once (0: not known).
-    pub fn name_slot(&mut self, slot: u8, device: usize, threads: u64) {
-        self.bind_slot(slot, device);
-        let book = self.slots[usize::from(slot)];
-        if let Some(account) = self.accounts.get_mut(usize::from(book)).filter(|_| threads != 0) {
-            account.causes.heard.threads = threads;
-        }
-    }
-
-    fn bind_slot(&mut self, slot: u8, device: usize) {
-        let nameless = Some(self.slots[usize::from(slot)]).filter(|&book| {
-            book != NO_BOOK && book != BEYOND && self.accounts[usize::from(book)].device.is_none() // used before it got a name
-        });
-        let known = self.accounts.iter().position(|account| account.device == Some(device));
-        match (nameless, known) {
-            (Some(book), None) => self.accounts[usize::from(book)].device = Some(device),
-            (Some(book), Some(other)) if self.holdings.books[other].len() == 0 => {
-                // Samples were faster: they move to the book that has bytes.
-                self.accounts.swap(usize::from(book), other);
-                self.swap_heard(usize::from(book), other);
-                let pending = self.pending.iter_mut().map(|pending| &mut pending.book);
-                let books = self.slots.iter_mut().chain(pending);
-                books.filter(|at| usize::from(**at) == other).for_each(|at| *at = book);
-            }
-            _ => {
-                let book = self.book_of_device(device);
-                self.slots[usize::from(slot)] = book;
-            }
-        }
-    }
-
-    #[inline]
-    pub fn book(&mut self, slot: u8) -> u8 {
-        if self.slots[usize::from(slot)] == NO_BOOK {
-            self.slots[usize::from(slot)] = self.add_book(None);
-        }
-        self.slots[usize::from(slot)]
-    }
-
     pub fn lose(&mut self, count: u64) {
         if count == 0 {
             return;
@@ -306,7 +235,8 @@ impl Process {
                     return; // born while the table was read: the ring brings it, in its place
                 }
             }
-        } else if stamp.time_ns > self.applied_ns {
+        } else if stamp.time_ns > self.applied_ns && (stamp.seq != 0 || !self.has_watermarks) {
+            // (What the agent says of itself has its sender's time; the ring may be behind that, and watermarks say so.)
             self.applied_ns = stamp.time_ns;
             if self.applied_ns > self.boundary_ns {
                 self.note_in_flight(record);
@@ -442,7 +372,9 @@ impl Process {
             Body::DriverEvent { bytes, value, event } => self.hear_driver(stamp, event, bytes, value),
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
-                self.accounts[usize::from(book)].predates = i64::try_from(bytes).ok();
+                let account = &mut self.accounts[usize::from(book)];
+                account.predates = i64::try_from(bytes).ok();
+                account.causes.round_from(None);
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
             }

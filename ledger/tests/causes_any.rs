@@ -89,9 +89,9 @@ fn sums_hold(ops: &[Op]) {
                 s.0.push(Stamp { device: 0, context: H100, ..Stamp::default() }, device(9));
             }
             Op::Used(used, far) => {
-                ms += if far { 100 } else { 5 };
+                ms += if far { 600 } else { 5 };
                 s.0.sample(ms * MS, ms * MS + MS / 10, used);
-                ms += if far { 100 } else { 5 };
+                ms += if far { 600 } else { 5 };
                 s.0.at(ms * MS).watermark(0);
                 let account = s.0.account();
                 let sample = account.latest.as_ref().expect("a sample");

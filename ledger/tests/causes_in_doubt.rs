@@ -4,7 +4,7 @@
 mod common;
 use common::gap::*;
 use common::*;
-use gpumem_ledger::Step;
+use gpumem_ledger::{Origin, ProcessKey, Step};
 use gpumem_wire::*;
 
 #[test]
@@ -131,6 +131,32 @@ fn nothing_is_booked_for_a_process_whose_beginning_is_lost() {
 }
 
 #[test]
+fn a_device_that_is_named_after_a_loss_has_lost_its_beginning() {
+    let mut s = Script::new();
+    let other = ProcessKey { pid: 7, start_ticks: 7 };
+    let mut say =
+        |stamp: Stamp, body: Body<'_>| s.ledger.observe(Origin::Process(other), &Record { stamp, body });
+    let at = |time_ns| Stamp { device: 0, time_ns, ..Stamp::default() };
+    say(at(10), Body::ResyncBegin { epoch: 1, after_seq: 5 });
+    say(at(20), device(9));
+    say(at(30), Body::ResyncEnd { epoch: 1, head_seq: 5, rows: 0 });
+    say(at(40), Body::Watermark { last_seq: 5, in_flight_since_ns: 0 });
+    for ms in [100, 200] {
+        s.sample_begin(ms * MS);
+        s.listed(other.pid, Some((400 + ms) * MIB));
+        s.sample_end(ms * MS, ms * MS + 10);
+        let done = Stamp { time_ns: (ms + 10) * MS, ..Stamp::default() };
+        let body = Body::Watermark { last_seq: 5, in_flight_since_ns: 0 };
+        s.ledger.observe(Origin::Process(other), &Record { stamp: done, body });
+    }
+    let snapshot = s.ledger.snapshot();
+    let account =
+        &snapshot.processes.iter().find(|process| process.key == other).expect("it spoke").accounts[0];
+    let steps: Vec<String> = account.steps.iter().map(step_line).collect();
+    assert_eq!(steps, ["at 200: 100 = unexplained 100, between events"]);
+}
+
+#[test]
 fn nothing_is_booked_while_the_agent_was_blind() {
     check_gap(
         |s| {
@@ -143,7 +169,7 @@ fn nothing_is_booked_while_the_agent_was_blind() {
             s.used(500, 610);
             s.used(600, 611);
             s.end(700, 1, DestroyScope::Context);
-            s.used(800, 113);
+            s.used(1300, 113);
         },
         &[
             "parts 113 = unexplained 113",

@@ -75,6 +75,26 @@ fn without_steps_points_come_as_time_passes() {
 }
 
 #[test]
+fn who_asks_in_between_changes_nothing() {
+    let told = |asks: bool| {
+        let mut s = Script::new();
+        for number in 0..2000_u64 {
+            let taken = 1 + number % 40;
+            s.at(number * SECOND / 97).tag("request").alloc(1, taken * MIB);
+            s.at(number * SECOND / 97 + SECOND / 200).free(1);
+            s.tag("cache").alloc(100 + number, 1);
+            if asks && number % 7 == 3 {
+                s.ledger.end_windows();
+            }
+        }
+        trend(&s)
+    };
+    let alone = told(false);
+    assert!(alone.times.points.len() > 10);
+    assert_eq!(told(true), alone, "a replay is not asked when a daemon was");
+}
+
+#[test]
 fn the_gap_is_looked_at_where_it_is_beyond_doubt() {
     let mut s = Script::new();
     s.tag("a").alloc(1, MIB);

@@ -3,7 +3,7 @@
 //! ```text
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
-//! run, series                the life of one process: what is stored and what is reported
+//! run, blind, gap, series      the life of one process: what is stored and what is reported
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! store                      runs in an SQLite file, checkpointed while they go on
@@ -13,7 +13,9 @@
 //! are told in the same words.
 #![forbid(unsafe_code)]
 
+mod blind;
 pub mod builder;
+pub mod gap;
 pub mod growth;
 pub mod import;
 pub mod input;

@@ -3,6 +3,8 @@
 //! All sums of a [`Moment`] are exact: `tracked` is the sum of its amounts, and `used` is
 //! `predates + tracked + untrackable` wherever all of them are known.
 
+pub use crate::blind::BlindWindow;
+pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 use crate::series::Series;
 use gpumem_ledger as ledger;
@@ -149,31 +151,6 @@ pub struct Coverage {
     pub steps: u64,
 }
 
-/// A time in which the agent saw nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlindWindow {
-    /// From when.
-    pub from_ns: u64,
-    /// Until when; absent while it lasts.
-    pub to_ns: Option<u64>,
-    /// Why, in words.
-    pub why: String,
-}
-
-impl From<&ledger::BlindWindow> for BlindWindow {
-    fn from(window: &ledger::BlindWindow) -> Self {
-        let by = window.by.as_str();
-        let why = match (window.cause, by) {
-            (ledger::BlindCause::Held, "") => "another CUPTI client held CUPTI".to_owned(),
-            (ledger::BlindCause::Held, by) => format!("{by} held CUPTI"),
-            (ledger::BlindCause::Paused, "") => "paused by the program".to_owned(),
-            (ledger::BlindCause::Refused | ledger::BlindCause::Disarmed, "") => "not known why".to_owned(),
-            (_, why) => why.to_owned(),
-        };
-        BlindWindow { from_ns: window.from_ns, to_ns: window.to_ns, why }
-    }
-}
-
 /// Something a reader must know.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Caveat {
@@ -265,36 +242,6 @@ pub struct Details {
     pub growth: Growth,
 }
 
-/// A change of the gap between two samples.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Step {
-    /// When the sample before it was taken; 0 for the beginning of the process.
-    pub from_ns: u64,
-    /// When its event happened; without one in its time, when the sample was taken that shows it.
-    pub time_ns: u64,
-    /// The change, without what is rounding: the sum of `parts`.
-    pub bytes: i64,
-    /// What it was booked to.
-    pub parts: Parts,
-    /// What got most of it, in words: `context created`, `between events`, ...
-    pub cause: String,
-    /// What else happened in its time.
-    pub also: Vec<String>,
-    /// How many events that was; of `smaller steps`, how many steps.
-    pub events: u64,
-    /// `measured`, `model`, `upper_bound`; `none` where nothing says why.
-    pub kind: String,
-    /// Tag in force at the event; without one, that of the last record before the sample.
-    pub tag: Option<String>,
-    /// Library that made the call: its file name.
-    pub library: Option<String>,
-    /// What the model or the bound says of the cause.
-    pub expected_bytes: Option<i64>,
-    /// What a reader must know of it.
-    pub note: Option<String>,
-}
-
 /// What the driver's own accounting and we say of the highest `used`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Accounting {
@@ -326,24 +273,6 @@ impl Device {
     }
 }
 
-/// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Parts {
-    /// What creating contexts cost: measured.
-    pub context_bytes: i64,
-    /// Code and globals of modules: at most their loadable sections.
-    pub modules_bytes: i64,
-    /// Stacks of kernels: a model, or the measured step where there is one.
-    pub local_memory_bytes: i64,
-    /// The FIFO of printf and the heap of malloc on the device: a model.
-    pub heaps_bytes: i64,
-    /// What the driver adds to the sizes that were asked for: a model.
-    pub rounding_bytes: i64,
-    /// The rest.
-    pub unexplained_bytes: i64,
-}
-
 /// One identity.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moment {
@@ -373,30 +302,6 @@ pub struct Moment {
     pub stale: bool,
     /// Records had been lost and no resync had ended.
     pub partial: bool,
-}
-
-impl Parts {
-    /// What they are the parts of.
-    pub fn sum(&self) -> i64 {
-        self.each().iter().fold(0, |sum, (_, _, bytes)| sum.wrapping_add(*bytes))
-    }
-
-    /// Name, kind and bytes of each, as programs read them.
-    pub fn each(&self) -> [(&'static str, &'static str, i64); 6] {
-        [
-            ("context", "measured", self.context_bytes),
-            ("modules", "upper_bound", self.modules_bytes),
-            ("local_memory", "model", self.local_memory_bytes),
-            ("heaps", "model", self.heaps_bytes),
-            ("rounding", "model", self.rounding_bytes),
-            ("unexplained", "at_least", self.unexplained_bytes),
-        ]
-    }
-
-    /// Parts of `untrackable_bytes` of which nothing is known.
-    pub fn unknown(untrackable_bytes: i64) -> Self {
-        Parts { unexplained_bytes: untrackable_bytes, ..Parts::default() }
-    }
 }
 
 impl Moment {
@@ -450,68 +355,6 @@ impl From<ledger::DeviceReading> for Reading {
             system_reserved_bytes: reading.system_reserved_bytes,
         }
     }
-}
-
-impl From<ledger::Parts> for Parts {
-    fn from(parts: ledger::Parts) -> Self {
-        Parts {
-            context_bytes: parts.context,
-            modules_bytes: parts.modules,
-            local_memory_bytes: parts.local_memory,
-            heaps_bytes: parts.heaps,
-            rounding_bytes: parts.rounding,
-            unexplained_bytes: parts.unexplained,
-        }
-    }
-}
-
-impl From<&ledger::Step> for Step {
-    fn from(step: &ledger::Step) -> Self {
-        let file_name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
-        Step {
-            from_ns: step.from_ns,
-            time_ns: step.time_ns,
-            bytes: step.bytes(),
-            parts: step.parts.into(),
-            cause: step.cause.name().to_owned(),
-            also: step
-                .causes()
-                .filter(|cause| *cause != step.cause)
-                .map(|cause| cause.name().to_owned())
-                .collect(),
-            events: step.events,
-            kind: match step.kind {
-                ledger::BookedAs::Measured => "measured",
-                ledger::BookedAs::Model => "model",
-                ledger::BookedAs::UpperBound => "upper_bound",
-                ledger::BookedAs::Unexplained => "none",
-            }
-            .to_owned(),
-            tag: step.tag.as_deref().map(str::to_owned),
-            library: step.library.as_deref().map(file_name),
-            expected_bytes: step.expected_bytes,
-            note: note_of(step),
-        }
-    }
-}
-
-fn note_of(step: &ledger::Step) -> Option<String> {
-    use ledger::Cause;
-    let text = match step.cause {
-        Cause::BetweenEvents if step.unseen_module_bytes > 0 => format!(
-            "modules with {} bytes not yet seen are loaded: may be lazy loading",
-            step.unseen_module_bytes
-        ),
-        Cause::StackLimit if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory) => {
-            "the driver may take the rest when a kernel needs it".to_owned()
-        }
-        Cause::Blind => "the agent saw nothing for a part of the time".to_owned(),
-        Cause::HistoryLost => "records were lost, or the process became another program".to_owned(),
-        Cause::EventsLost => "more events happened than are kept".to_owned(),
-        Cause::Smaller => "the smallest steps, as one".to_owned(),
-        _ => return None,
-    };
-    Some(text)
 }
 
 impl From<&ledger::Beside> for Beside {

@@ -342,7 +342,7 @@ static CUresult recharge(context *c, uint64_t *part, uint64_t *booked, uint64_t 
 }
 
 static uint64_t above(uint64_t value, uint64_t with_context, uint64_t percent) {
-    return value > with_context ? sim_round((value - with_context) * percent / 100, GRANULE) : 0;
+    return value > with_context ? sim_round((value - with_context) * percent / 100, SIM_GRANULE) : 0;
 }
 
 /* Stacks: bytes of one thread x threads that an SM can hold x SMs. */
@@ -360,7 +360,7 @@ CUresult stack_grow(context *c, uint64_t bytes) {
 CUresult internal_add(context *c, int64_t change) {
     if (!c || c->dead || !change) return OK;
     uint64_t need = c->internal_need + (uint64_t)change;
-    CUresult result = recharge(c, &c->internal_charged, &usage(c->device)->internal_bytes, sim_round(need, GRANULE));
+    CUresult result = recharge(c, &c->internal_charged, &usage(c->device)->internal_bytes, sim_round(need, SIM_GRANULE));
     if (result == OK) c->internal_need = need;
     return result;
 }

@@ -10,7 +10,7 @@ EXPORT CUresult cuDeviceGetCount(int *count) {
     const struct {
         int *count;
     } params = {count};
-    CALL(4, &params, (*count = visible_count, OK));
+    CALL(4, &params, (__atomic_add_fetch(&machine->device_counts, 1, __ATOMIC_RELAXED), *count = visible_count, OK));
 }
 EXPORT CUresult cuDeviceGet(CUdevice *dev, int ordinal) {
     SILENT(see(ordinal) ? (*dev = ordinal, OK) : INVALID_DEVICE);

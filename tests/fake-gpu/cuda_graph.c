@@ -77,7 +77,7 @@ static CUresult add_alloc(void **out, graph *g, int ordinal, uint64_t bytes, uin
     n->bytes = bytes;
     n->device = v->device;
     n->tag = thread_tag;
-    n->address = *address = space_take(sim_round(bytes, GRANULE), GRANULE);
+    n->address = *address = space_take(sim_round(bytes, SIM_GRANULE), SIM_GRANULE);
     n->next = g->nodes;
     g->nodes = n;
     leave();

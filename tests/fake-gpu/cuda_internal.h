@@ -30,7 +30,9 @@ enum {
 enum { CONTEXT_CREATED = 1, CONTEXT_DESTROY, STREAM_CREATED, STREAM_DESTROY, INIT_FINISHED, MODULE_LOADED,
        MODULE_UNLOAD, GRAPHNODE_CREATED = 13, GRAPHEXEC_CREATED = 18, GRAPHEXEC_DESTROY };
 
-#define GRANULE (machine->cost.granule)
+/* Of this machine's costs. Below the limit a request shares a granule with others. */
+#define SIM_GRANULE (machine->cost.granule)
+#define SMALL_LIMIT (machine->cost.small_limit < SIM_GRANULE ? machine->cost.small_limit : SIM_GRANULE)
 #define EXPORT __attribute__((visibility("default")))
 
 extern sim_machine *machine;

@@ -43,13 +43,13 @@ static CUresult take_small(context *owner, uint64_t bytes, uint64_t *address) {
     for (; c; c = c->next)
         if (c->owner == owner && (at = chunk_take(c, piece))) break;
     if (!c) {
-        if (sim_charge(machine, slot, owner->device, GRANULE)) return OUT_OF_MEMORY;
-        c = chunk_new(space_take(GRANULE, GRANULE), GRANULE);
+        if (sim_charge(machine, slot, owner->device, SIM_GRANULE)) return OUT_OF_MEMORY;
+        c = chunk_new(space_take(SIM_GRANULE, SIM_GRANULE), SIM_GRANULE);
         c->owner = owner;
         c->device = owner->device;
         c->next = chunks;
         chunks = c;
-        usage(owner->device)->rounding_bytes += GRANULE;
+        usage(owner->device)->rounding_bytes += SIM_GRANULE;
         at = chunk_take(c, piece);
     }
     row *r = fresh(at, owner, SMALL);
@@ -76,10 +76,10 @@ static void drop_chunk(chunk *c) {
 CUresult take_direct(context *owner, uint64_t bytes, int kind, uint64_t *address) {
     if (bytes == 0) return INVALID_VALUE;
     if (machine->cuda_fail_percent && sim_random(machine) % 100 < machine->cuda_fail_percent) return OUT_OF_MEMORY;
-    if (bytes < machine->cost.small_limit && bytes <= GRANULE && kind != ARRAY) return take_small(owner, bytes, address);
-    uint64_t charged = sim_round(bytes, GRANULE);
+    if (bytes < SMALL_LIMIT && kind != ARRAY) return take_small(owner, bytes, address);
+    uint64_t charged = sim_round(bytes, SIM_GRANULE);
     if (charged < bytes || sim_charge(machine, slot, owner->device, charged)) return OUT_OF_MEMORY;
-    *address = space_take(charged, GRANULE);
+    *address = space_take(charged, SIM_GRANULE);
     row *r = fresh(*address, owner, kind);
     usage(owner->device)->rounding_bytes += charged - bytes;
     book(r, bytes, charged);
@@ -203,7 +203,7 @@ static CUresult allocate_managed(CUdeviceptr *dptr, size_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return OUT_OF_MEMORY;
     enter();
-    uint64_t resident = sim_round(bytes, GRANULE);
+    uint64_t resident = sim_round(bytes, SIM_GRANULE);
     if (sim_charge(machine, slot, c->device, resident)) resident = 0;
     row *r = fresh((uint64_t)(uintptr_t)memory, c, MANAGED);
     r->bytes = bytes;

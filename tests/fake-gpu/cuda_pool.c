@@ -26,13 +26,13 @@ static int known(const pool *p) {
 }
 
 static CUresult extend(pool *p, uint64_t bytes) {
-    uint64_t step = machine->cost.pool_step ? sim_round(machine->cost.pool_step, GRANULE) : GRANULE;
+    uint64_t step = machine->cost.pool_step ? sim_round(machine->cost.pool_step, SIM_GRANULE) : SIM_GRANULE;
     uint64_t size = sim_round(bytes, step);
     if (sim_charge(machine, slot, p->device, size)) {
-        size = sim_round(bytes, GRANULE);
+        size = sim_round(bytes, SIM_GRANULE);
         if (sim_charge(machine, slot, p->device, size)) return OUT_OF_MEMORY;
     }
-    chunk *c = chunk_new(space_take(size, GRANULE), size);
+    chunk *c = chunk_new(space_take(size, SIM_GRANULE), size);
     chunk **at = &p->chunks; /* oldest first: the pool fills from the front */
     while (*at) at = &(*at)->next;
     *at = c;

@@ -38,9 +38,9 @@ static CUresult import(uint64_t *out, uint64_t bytes, int kind) {
     if (!c) return INVALID_CONTEXT;
     if (!out || !bytes) return INVALID_VALUE;
     enter();
-    *out = space_take(sim_round(bytes, GRANULE), GRANULE);
+    *out = space_take(sim_round(bytes, SIM_GRANULE), SIM_GRANULE);
     row *r = row_add(*out);
-    r->charged = sim_round(bytes, GRANULE); /* of address space */
+    r->charged = sim_round(bytes, SIM_GRANULE); /* of address space */
     r->owner = c;
     r->device = (uint16_t)c->device;
     r->kind = (uint16_t)kind;

@@ -138,7 +138,7 @@ typedef struct {
     char driver_version[80];
     char truth[512];
     /* state */
-    uint64_t lists, random, strays, violations, hold_reap_ns;
+    uint64_t lists, random, strays, violations, hold_reap_ns, device_counts;
     uint32_t event_head, event_word; /* event_word: futex */
     uint32_t call_count, dead_head;
     sim_event event[SIM_EVENTS];
@@ -156,7 +156,6 @@ typedef struct {
     uint32_t offset, size;
     char kind;          /* n number, b bytes with K/M/G, s string, e enumeration, f the same or code:N */
     char per_device;    /* written gpuN.NAME, or NAME for all devices */
-    char cost;          /* may stand in a costs file */
     const char *values; /* e: names in order, separated by '|' */
     const char *help;
 } sim_key;

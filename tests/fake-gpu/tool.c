@@ -114,8 +114,8 @@ static int show(sim_machine *m) {
         struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = SIM_SLOTS + c, .l_len = 1};
         clients += !fcntl(sim_fd(), F_GETLK, &l) && l.l_type != F_UNLCK;
     }
-    printf("nvml.clients=%d\nlists=%llu\nstrays=%llu\nviolations=%llu\n", clients, (unsigned long long)m->lists,
-           (unsigned long long)m->strays, (unsigned long long)m->violations);
+    printf("nvml.clients=%d\nlists=%llu\nstrays=%llu\nviolations=%llu\ndevice_counts=%llu\n", clients, (unsigned long long)m->lists,
+           (unsigned long long)m->strays, (unsigned long long)m->violations, (unsigned long long)m->device_counts);
     for (uint32_t c = 0; c < m->call_count; c++)
         if (m->call[c].count) printf("call %s %llu\n", m->call[c].name, (unsigned long long)m->call[c].count);
     return 0;

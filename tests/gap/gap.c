@@ -11,16 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CALLS(X)                                      \
-    X(cuInit, (unsigned))                             \
-    X(cuDevicePrimaryCtxRetain, (void **, int))       \
-    X(cuDevicePrimaryCtxRelease_v2, (int))            \
-    X(cuCtxSetCurrent, (void *))                      \
-    X(cuCtxSetLimit, (int, size_t))                   \
-    X(cuModuleLoadData, (void **, const void *))      \
-    X(cuModuleUnload, (void *))                       \
-    X(cuStreamCreate, (void **, unsigned))            \
-    X(cuMemAlloc_v2, (uint64_t *, size_t))            \
+#define CALLS(X)                                                                                                      \
+    X(cuInit, (unsigned))                                                                                             \
+    X(cuDevicePrimaryCtxRetain, (void **, int))                                                                       \
+    X(cuDevicePrimaryCtxRelease_v2, (int))                                                                            \
+    X(cuCtxSetCurrent, (void *))                                                                                      \
+    X(cuCtxSetLimit, (int, size_t))                                                                                   \
+    X(cuModuleLoadData, (void **, const void *))                                                                      \
+    X(cuModuleUnload, (void *))                                                                                       \
+    X(cuModuleGetFunction, (void **, void *, const char *))                                                           \
+    X(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))\
+    X(cuMemAlloc_v2, (uint64_t *, size_t))                                                                            \
     X(cuMemFree_v2, (uint64_t))
 #define FIELD(name, parameters) static int (*name) parameters;
 CALLS(FIELD)
@@ -69,6 +70,11 @@ static void init(void) {
 }
 static void load_first(void) { load(&first, (5 << 20) + 12345); }
 static void load_second(void) { load(&second, 9 << 20); }
+static void launch(void) {
+    void *kernel;
+    must(cuModuleGetFunction(&kernel, second, "kernel"), "cuModuleGetFunction");
+    must(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
+}
 static void stack(void) { must(cuCtxSetLimit(0, 4096), "cuCtxSetLimit"); }
 static void allocate(void) {
     must(cuMemAlloc_v2(&own, (3 << 20) + 512), "cuMemAlloc");
@@ -97,6 +103,7 @@ static const struct {
     {"init", init},
     {"model/first", load_first},
     {"model/second", load_second},
+    {"run/launch", launch}, /* with lazy loading the rest of its module comes now */
     {"run/stack", stack},
     {"run/allocate", allocate},
     {"run/library", allocate_elsewhere},

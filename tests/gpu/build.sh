@@ -29,6 +29,7 @@ if [ "$fake" = --with-fake ]; then
     cp "$out/made/bin/fake-gpu" "$out/bin/"
 fi
 rm -rf "$out/made"
+cp "$root/tests/fake-gpu/costs.txt" "$out/"
 cd "$here/programs"
 cc=${CC:-gcc}
 $cc -std=c11 -D_GNU_SOURCE -O2 -s core.c process.c memory.c space.c loops.c table.c cupti.c -o "$out/driver" -ldl -pthread

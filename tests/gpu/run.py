@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from suite import checks  # noqa: E402, F401  (registers them)
-from suite.check import CHECKS, run_one  # noqa: E402
+from suite.check import CHECKS, missing, run_one  # noqa: E402
 from suite.machine import Machine  # noqa: E402
 from suite.questions import QUESTIONS  # noqa: E402
 from suite.results import Report, Result  # noqa: E402
@@ -158,6 +158,8 @@ def main():
         left = deadline - time.monotonic()
         if left < 2:
             result = nothing(CHECKS[name], "skip", f"the {options.minutes:g} minutes were over")
+        elif missing(machine, CHECKS[name]):
+            result = nothing(CHECKS[name], "skip", missing(machine, CHECKS[name]))
         else:
             result = run_check(machine, name, min(CHECKS[name].seconds, left), state)
         report.add(result)

@@ -161,15 +161,17 @@ class Texts(unittest.TestCase):
 COSTS = HERE.parent / "fake-gpu" / "costs.txt"
 
 
-def row(check, process, **facts):
-    return dict({"check": check, "name": "n", "call": "c", "result": 0, "process": process, "device": process}, **facts)
+def row(check, weight, **facts):
+    same = {"name": "n", "call": "c", "result": 0, "process": None}
+    return dict(same, check=check, device=weight, weight=weight, **facts)
 
 
 class Accepting(unittest.TestCase):
     def test_people_and_places_are_not_in_what_is_committed(self):
         data = wire.MAGIC + struct.pack("<HHI", 1, 0, 0) + b"".join([
             frame(1, b"rank=3\njob=secret\nhost=box7\n", thread=5),
-            frame(100, b"comm=train\ncommand=/home/eve/train.py --key k\nuser=eve\ncgroup=/user.slice/eve\n", bytes=4711, thread=5),
+            frame(100, b"comm=train\ncommand=/home/eve/train.py --key k\nuser=eve\ncgroup=/user.slice/eve\n", bytes=4711,
+                  thread=5),
             frame(5, b"/home/eve/lib/libtorch.so", tag=1), frame(4, b"a/b", tag=3),
             frame(16, seq=1, address=0x1000, bytes=100, tag=3, detail=1),
             frame(85, b"subscribed with /home/eve/libcupti.so.12", detail=1)]) + b"cut"
@@ -177,15 +179,17 @@ class Accepting(unittest.TestCase):
         for word in (b"eve", b"secret", b"box7", b"/home", b"key"):
             self.assertNotIn(word, clean)
         records = list(wire.read(clean))
-        self.assertEqual([r.payload for r in records], [b"rank=3\n", b"comm=train\ncommand=train\n", b"libtorch.so", b"a/b", b"",
-                                                        b"subscribed with libcupti.so.12"])
+        self.assertEqual([r.payload for r in records],
+                         [b"rank=3\n", b"comm=train\ncommand=train\n", b"libtorch.so", b"a/b", b"",
+                          b"subscribed with libcupti.so.12"])
         self.assertEqual(records[1].bytes, 1000, "the uid is nobody's")
         self.assertEqual(wire.Account(records).bytes_by_tag(), {"a/b": 100})
 
     def test_results_of_a_dry_run_are_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "results.json").write_text(json.dumps({"head": {"title": "a dry run"}, "results": []}))
-            done = subprocess.run([sys.executable, HERE / "accept.py", folder, "--into", folder], capture_output=True, text=True)
+            done = subprocess.run([sys.executable, HERE / "accept.py", folder, "--into", folder], capture_output=True,
+                                  text=True)
             self.assertIn("no evidence", done.stderr)
             self.assertEqual(done.returncode, 1)
 
@@ -196,7 +200,8 @@ class Questions(unittest.TestCase):
         self.assertEqual(asked, set(questions.QUESTIONS))
 
     def test_answers_and_silence_are_told(self):
-        results = [{"name": "a.b", "verdict": "pass", "reason": None, "questions": [5], "answers": [{"question": 5, "text": "Two."}]},
+        results = [{"name": "a.b", "verdict": "pass", "reason": None, "questions": [5],
+                    "answers": [{"question": 5, "text": "Two."}]},
                    {"name": "c.d", "verdict": "skip", "reason": "no tool", "questions": [5, 9], "answers": []}]
         lines = questions.answers(results)
         self.assertEqual(len(lines), 2)
@@ -243,10 +248,11 @@ class Costs(unittest.TestCase):
     @unittest.skipUnless(os.environ.get("GPU_SUITE_FAKE"), "GPU_SUITE_FAKE: no simulated GPU was built")
     def test_the_simulated_gpu_charges_what_the_table_says(self):
         """A machine with odd costs is measured; one that is made of what was measured charges the same for every call."""
-        odd = {"context": 300 << 20, "context_next": 100 << 20, "cost.green_context": 4 << 20, "processors": 80, "threads": 1536,
-               "cost.granule": 128 << 10, "cost.small_limit": 40000, "cost.small_unit": 1024, "cuda.pool_step": 6 << 20,
-               "cost.module_overhead": 8192, "cost.module_granule": 64 << 10, "cost.stack_percent": 50, "cost.heap_percent": 200,
-               "cost.stream": 3000, "cost.event": 700, "cost.graph_exec": 10000, "cost.peer": 1 << 20}
+        odd = {"context": 300 << 20, "context_next": 100 << 20, "cost.green_context": 4 << 20, "processors": 80,
+               "threads": 1536, "cost.granule": 128 << 10, "cost.small_limit": 40000, "cost.small_unit": 1024,
+               "cuda.pool_step": 6 << 20, "cost.module_overhead": 8192, "cost.module_granule": 64 << 10,
+               "cost.stack_percent": 50, "cost.heap_percent": 200, "cost.stream": 3000, "cost.event": 700,
+               "cost.graph_exec": 10000, "cost.peer": 1 << 20}
         with tempfile.TemporaryDirectory() as folder:
             first = Path(folder) / "odd.txt"
             first.write_text(table.write(COSTS.read_text(), {k: (v, "odd") for k, v in odd.items()}, "made up"))
@@ -258,7 +264,8 @@ class Costs(unittest.TestCase):
                                       timeout=120)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 found = json.loads((Path(folder) / name / "table.json").read_text())["rows"]
-                rows.append([(r["call"], r["process"], r["device"]) for r in found if not r["call"].startswith(("vmm_im", "ipc_"))])
+                rows.append([(r["call"], r["weight"], r["device"]) for r in found
+                             if not r["call"].startswith(("vmm_im", "ipc_"))])  # these name processes
             written = table.parse((Path(folder) / "one" / "costs.txt").read_text())
         self.assertGreater(len(rows[0]), 300)
         self.assertEqual(rows[0], rows[1])

@@ -8,6 +8,7 @@
 void names_init(void *driver);
 void name_is(const char *path); /* this thread's; "" for none */
 const char *name_now(void);
+void process_name_is(const char *path);
 void rename_at(uint64_t address, const char *path);
 
 uint64_t caching_new(const char *name, int ordinal);

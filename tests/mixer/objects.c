@@ -84,6 +84,7 @@ static void unback(worker *w, object *o) {
 
 /* ---- graphs ---- */
 
+/* Their launches are reported to nobody, so that only the machine knows their names: all begin alike. */
 static int instantiate(worker *w, object *o, void *graph) {
     int result = CALL(cuGraphInstantiateWithFlags((void **)&o->what, graph, 0));
     if (!result) cu.cuGraphLaunch((void *)(uintptr_t)o->what, NULL);
@@ -91,11 +92,13 @@ static int instantiate(worker *w, object *o, void *graph) {
     return result;
 }
 
+static uint64_t node_bytes(worker *w) { return 512 * (1 + roll(w, 512)); }
+
 static int graph(worker *w, object *o) {
     void *graph, *made;
     cu.cuGraphCreate(&graph, 0);
     for (int nodes = 1 + (int)roll(w, 3); nodes; nodes--) {
-        memory_node node = {.pool = {.type = 1, .where = {1, o->ordinal}}, .bytes = 512 + roll(w, 256 * KIB)};
+        memory_node node = {.pool = {.type = 1, .where = {1, o->ordinal}}, .bytes = node_bytes(w)};
         if (!CALL(cuGraphAddMemAllocNode(&made, graph, NULL, 0, &node)) && roll(w, 2))
             CALL(cuGraphAddMemFreeNode(&made, graph, NULL, 0, node.address));
     }
@@ -107,7 +110,7 @@ static int capture(worker *w, object *o) {
     uint64_t address;
     cu.cuStreamCreate(&stream, 1);
     cu.cuStreamBeginCapture_v2(stream, 0);
-    if (!CALL(cuMemAllocAsync(&address, 512 + roll(w, 256 * KIB), stream)) && roll(w, 2))
+    if (!CALL(cuMemAllocAsync(&address, node_bytes(w), stream)) && roll(w, 2))
         CALL(cuMemFreeAsync(address, stream));
     cu.cuStreamEndCapture(stream, &graph);
     cu.cuStreamDestroy_v2(stream);
@@ -179,7 +182,15 @@ object *object_new(worker *w, int ordinal) {
     if (!o) abort();
     o->kind = kind_of(w);
     o->ordinal = ordinal;
-    if (!begin(w, o)) return o;
+    char name[256] = "";
+    int is_graph = o->kind == GRAPH || o->kind == CAPTURED;
+    if (is_graph) {
+        memcpy(name, name_now(), sizeof name);
+        name_is("graph");
+    }
+    int result = begin(w, o);
+    if (is_graph) name_is(name);
+    if (!result) return o;
     if (o->kind == REGISTERED) free(o->host);
     free(o);
     return NULL;

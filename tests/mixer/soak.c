@@ -85,11 +85,16 @@ void ground_shake(worker *w, int ordinal) {
     graph_warm(ordinal);
 }
 
-/* What a pool has reserved is asked for at most every 100 ms, at calls on it. */
+/* What a pool has reserved is asked for at most every 100 ms, at calls on it; of graphs, at calls that make them. */
 void ground_settle(worker *w, int ordinal) {
     const ground *g = &grounds[ordinal];
+    void *graph, *made;
     (void)w;
     must(cu.cuCtxSetCurrent(g->context), "cuCtxSetCurrent");
+    must(cu.cuGraphCreate(&graph, 0), "cuGraphCreate");
+    must(cu.cuGraphInstantiateWithFlags(&made, graph, 0), "cuGraphInstantiate");
+    must(cu.cuGraphExecDestroy(made), "cuGraphExecDestroy");
+    must(cu.cuGraphDestroy(graph), "cuGraphDestroy");
     touch(g->default_pool, 512);
     touch(g->own_pool, 512);
 }
@@ -147,8 +152,8 @@ static void reset(worker *w, int ordinal) {
     ground_begin(w, ordinal);
 }
 
-/* Says how far it is, and goes on when it is told to. */
-static int show(const char *what, int round) {
+/* Says how far it is (and from when to when it was alone with the pools), and goes on when it is told to. */
+static int show(const char *what, int round, uint64_t since) {
     char line[64];
     uint64_t calls = 0, failed = 0;
     struct timespec pause = {0, 120000000};
@@ -158,8 +163,8 @@ static int show(const char *what, int round) {
         calls += workers[i].calls;
         failed += workers[i].failed;
     }
-    printf("%s %d %llu %llu %llu\n", what, round, (unsigned long long)calls, (unsigned long long)failed,
-           (unsigned long long)now_ns());
+    printf("%s %d %llu %llu %llu %llu\n", what, round, (unsigned long long)calls, (unsigned long long)failed,
+           (unsigned long long)since, (unsigned long long)now_ns());
     fflush(stdout);
     return fgets(line, sizeof line, stdin) != NULL;
 }
@@ -184,15 +189,16 @@ int soak(uint64_t seed, uint64_t calls, int threads, int devices, int rounds) {
             workers[i].owed = calls * (uint64_t)(round + 1) / (uint64_t)rounds / (uint64_t)threads;
         pthread_barrier_wait(&begin);
         pthread_barrier_wait(&end);
+        uint64_t since = now_ns();
         if (round % 4 == 2) ground_shake(self, round / 4 % devices);
         if (round % 8 == 5) reset(self, round / 8 % devices);
-        if (!show("round", round)) return 0;
+        if (!show("round", round, since)) return 0;
     }
     over = 1;
     pthread_barrier_wait(&begin);
     for (int i = 0; i < threads; i++) pthread_join(thread[i], NULL);
     for (int i = 0; i < PLACES; i++)
         if (places[i]) object_end(self, places[i]);
-    show("empty", rounds);
+    show("empty", rounds, now_ns());
     return 0;
 }

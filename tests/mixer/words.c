@@ -53,6 +53,10 @@ WORD(tag) {
     name_is(word());
     return OK;
 }
+WORD(process_tag) {
+    process_name_is(word());
+    return OK;
+}
 WORD(retag) { /* ADDRESS PATH */
     uint64_t address = number();
     rename_at(address, word());
@@ -285,7 +289,7 @@ const command memory_words[] = {
     {"device", use_device}, {"device-release", release_device}, {"device-reset", reset_device},
     {"context", context_new}, {"context-end", context_end}, {"context-use", context_use},
     {"green", green_new}, {"green-end", green_end}, {"limit", limit}, {"synchronize", synchronize},
-    {"tag", tag}, {"retag", retag},
+    {"tag", tag}, {"process-tag", process_tag}, {"retag", retag},
     {"alloc", take}, {"free", give}, {"pitch", pitch},
     {"array", array}, {"array3d", array3d}, {"array-end", array_end}, {"mipmap", mipmap}, {"mipmap-end", mipmap_end},
     {"managed", managed}, {"pinned", pinned}, {"pinned-flags", pinned_flags}, {"pinned-end", pinned_end},

@@ -1,6 +1,7 @@
 //! What the agent records of driver calls: the real one, on the simulated driver, in small C programs.
 #![allow(missing_docs)]
 
+use gpumem_ledger::{Ledger, Origin, ProcessKey};
 use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
 use gpumem_wire::{Body, DriverEventKind, Record, frame};
@@ -119,6 +120,16 @@ fn each_allocation_names_the_library_that_made_it() {
         assert!(found.next().is_none(), "{event:?} twice");
         assert!(name_of(record.stamp.module).ends_with("/program"), "{event:?}");
         assert_eq!(record.stamp.device, 0, "{event:?}");
+    }
+    // The ledger has it in its cells.
+    let mut ledger = Ledger::new();
+    let key = ProcessKey { pid: 1, start_ticks: 1 };
+    records.iter().for_each(|record| ledger.observe(Origin::Process(key), record));
+    let snapshot = ledger.snapshot();
+    for name in &NAMES[1..=3] {
+        let has = |library: Option<&str>| library.is_some_and(|library| library.ends_with(name));
+        let cells = &snapshot.processes[0].cells;
+        assert!(cells.iter().any(|cell| has(cell.library.as_deref())), "{name}: {cells:?}");
     }
     let device = records.iter().find(|record| matches!(record.body, Body::Device { .. })).expect("a device");
     assert_eq!(device.stamp.context, 132 << 16 | 2048);

@@ -37,6 +37,7 @@ fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
         "init",
         "model/first",
         "model/second",
+        "run/launch",
         "run/stack",
         "run/allocate",
         "run/library",
@@ -67,13 +68,14 @@ fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
         ("module loaded", UpperBound, Some("model/first"), [0, 6, 0, 0, 0]),
         ("module loaded", UpperBound, Some("model/second"), [0, 10, 0, 0, 0]),
         ("stack limit", Measured, Some("run/stack"), [0, 0, stacks, 0, 0]),
+        ("heap limit", Measured, Some("run/heap"), [0, 0, 0, 56, 0]),
         ("between events", Unexplained, Some("run/heap"), [0, 0, 0, 0, 178]),
         ("module unloaded", UpperBound, Some("end/unload"), [0, -6, 0, 0, 0]),
         ("stack limit", Measured, Some("end/unstack"), [0, 0, -stacks, 0, 0]),
     ];
     assert_eq!(steps, expected);
     let by_program = |step: &Step| step.library.as_deref().is_some_and(|path| path.ends_with("/gap"));
-    let events = account.steps.iter().filter(|step| step.kind == Measured);
+    let events = account.steps.iter().filter(|step| step.kind != Unexplained);
     assert!(events.clone().all(by_program), "{:?}", events.map(|step| &step.library).collect::<Vec<_>>());
     let cell = process.cells.iter().position(|cell| cell.tag.as_deref() == Some("run/library"));
     let library = cell.and_then(|cell| process.cells[cell].library.as_deref());
@@ -85,4 +87,26 @@ fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
     let parts = last.parts.expect("parts");
     assert_eq!(sum, parts.sum() - parts.rounding, "all steps make the gap");
     assert_eq!(process.odd, Default::default(), "nothing odd");
+}
+
+#[test]
+fn lazily_loaded_code_is_told_as_what_it_may_be() {
+    let machine = Machine::new(&["devices=1", "memory=16G", "cuda.lazy=1"]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut job = Job::start(&mut machine.gap(&daemon.runtime));
+    job.wait_for("ready");
+    for stage in ["init", "model/first", "model/second", "run/launch"] {
+        next(&machine, &mut job, stage);
+    }
+    job.signal("KILL");
+    job.end();
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let seen = replay(&daemon.recording);
+    let account = &seen.process(job.pid()).accounts[0];
+    let (last, before) = account.steps.split_last().expect("steps");
+    let code: i64 = before.iter().map(|step| step.parts.modules).sum();
+    assert!((6 * MIB..=10 * MIB).contains(&code), "half of them: {before:?}");
+    assert_eq!(told(last), ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4]));
+    assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the rest of what is loaded");
 }

@@ -606,3 +606,21 @@ fn records_have_the_time_of_their_calls() {
     assert!(recorded.iter().zip(&calls).all(|(at, call)| at.1 == call.0), "in order");
     assert!(earliest <= Some(50_000) && latest <= Some(50_000));
 }
+
+#[test]
+fn reset_takes_segments_and_blocks_too() {
+    let mut scene = Scene::new(&[]);
+    let mut mixer = scene.mixer();
+    mixer.ok("caching p; alloc a 4M; segment p a 4M; tag layer; block p a 0 1M; block p a 2M 512");
+    mixer.ok("alloc b 2M; segment p b 2M; block p b 0 512K");
+    scene.look(&mut mixer, "two segments", 6 * M);
+    mixer.ok("device-reset 0; device 0");
+    scene.look(&mut mixer, "none", 0);
+    mixer.ok("tag anew; alloc a 2M; segment p a 2M; block p a 0 1M; block p a 1M 512");
+    scene.look(&mut mixer, "one of another size at the same address", 2 * M);
+    mixer.ok("alloc b 2M; segment p b 2M; block p b 0 512K; block p b 512K 1024");
+    scene.look(&mut mixer, "and one behind it", 4 * M);
+    mixer.ok("block-end p a 0; tag later; block p a 0 512");
+    scene.look(&mut mixer, "a block less, a block more", 4 * M);
+    scene.end(&mut [&mut mixer]);
+}

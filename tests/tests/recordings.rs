@@ -97,6 +97,14 @@ fn a_replay_gives_the_same_numbers_as_the_first_time() {
     assert_eq!(device.last.tracked_bytes, Some(snapshot.processes[0].accounts[0].tracked_bytes));
     assert_eq!(device.last.used_bytes(), Some(600 << 20));
     assert_eq!(device.last.untrackable_bytes, Some(501 << 20));
+    let parts = device.last.parts.expect("parts");
+    assert_eq!(parts.sum(), 501 << 20);
+    assert_eq!(
+        (parts.context_bytes, parts.modules_bytes, parts.rounding_bytes),
+        (488 << 20, 12 << 20, 1 << 20)
+    );
+    assert_eq!(device.peak.parts, Some(parts));
+    assert_eq!(device.details.steps.len(), 1);
     assert_eq!(device.unaccounted_bytes, Some(100 << 20), "1000 used - 600 - 300");
     assert_eq!(device.tenants, [(B.pid, Some(300 << 20))]);
     assert_eq!(device.name, "GPU-00000000-0000-0001-0000-000000000002");

@@ -4,9 +4,9 @@
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{By, Report, csv, json};
+use gpumem_runs::report::{By, Report, csv, json, steps};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Caveat, Cell, Clock, Run, Source, State};
+use gpumem_runs::run::{Caveat, Cell, Clock, Parts, Run, Source, State, Step};
 use gpumem_tests::{golden, node};
 use std::path::Path;
 
@@ -52,6 +52,40 @@ fn a_node_with_a_covered_and_an_uncovered_process() {
     golden::check("reports/node.covered.json", &json::json(&report(&runs[0], None)));
     golden::check("reports/node.covered.csv", &csv::csv(&report(&runs[0], None)));
     golden::check("reports/node.uncovered.csv", &csv::csv(&report(&runs[1], None)));
+}
+
+#[test]
+fn the_steps_of_the_gap() {
+    let mut run = node_runs().remove(0);
+    let step = |tenths: u64, mib: i64, cause: &str| Step {
+        time_ns: tenths * 100_000_000,
+        bytes: mib << 20,
+        parts: Parts::unknown(mib << 20),
+        cause: cause.into(),
+        kind: "none".into(),
+        tag: Some("model/layers.17".into()),
+        ..Step::default()
+    };
+    let steps = &mut run.devices[0].details.steps;
+    steps.push(step(600, 178, "between events"));
+    steps.push(step(700, -12, "graph destroyed"));
+    steps.push(Step {
+        parts: Parts { local_memory_bytes: 264 << 20, unexplained_bytes: 36 << 20, ..Parts::default() },
+        kind: "model".into(),
+        library: Some("libnccl.so.2".into()),
+        expected_bytes: Some(264 << 20),
+        also: vec!["module loaded".into()],
+        ..step(800, 300, "stack limit")
+    });
+    golden::check("reports/node.steps.txt", &steps::text(&report(&run, None)));
+    let said = text(&report(&run, None), Layout::default());
+    let largest = line(&said, "largest unexplained step");
+    assert_eq!(
+        largest,
+        "largest unexplained step: +178.0 MiB at 00:01:10Z, between events, near tag model/layers.17 (--steps)"
+    );
+    let log = steps::text(&report(&small_train(), None));
+    assert!(log.contains("\na log has no events of the driver"), "{log}");
 }
 
 #[test]

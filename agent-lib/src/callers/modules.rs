@@ -4,8 +4,11 @@
 //! pointer. An old table goes when a second has passed and every thread was seen outside of the library since.
 //! Libraries are kept for good, one per path, so that the number of a library stays the same when it is mapped again.
 //!
-//! dl_iterate_phdr takes a lock of the loader's that a forked child would find taken for ever: fork() waits until we are
-//! out of it (see `before_fork`).
+//! Until the next look (5 ms while there is something to send, else 100), a library that was loaded where another one was
+//! before is taken for that one; where no other was, it gets a number at once and its name then.
+//!
+//! dl_iterate_phdr takes a lock of the loader's that a forked child would find taken for ever, before glibc 2.31: fork()
+//! waits until we are out of it (see `before_fork`).
 
 use super::code;
 use crate::core::Core;
@@ -291,15 +294,15 @@ struct Registry {
 // SAFETY: the tables are nobody else's to free.
 unsafe impl Send for Registry {}
 
-/// Looks whether files were mapped or unmapped, and makes a new table if so. For the sender and the start.
-pub fn look(core: &Core) {
+/// Looks whether files were mapped or unmapped, and makes a new table if so. For the sender and the start. False if it
+/// could not look: somebody forks.
+pub fn look(core: &Core) -> bool {
     if GATE.swap(true, Acquire) {
-        return; // somebody forks: next time
+        return false;
     }
-    if let Ok(mut registry) = REGISTRY.try_lock() {
-        registry.look(core);
-    }
+    let looked = REGISTRY.try_lock().map(|mut registry| registry.look(core)).is_ok();
     GATE.store(false, Release);
+    looked
 }
 
 /// Frees tables that nobody reads any more. For the sender, now and then.
@@ -352,7 +355,7 @@ impl Registry {
         let mut segments = Vec::with_capacity(collection.segments.len());
         let mut starts = Vec::with_capacity(collection.objects.len());
         for (index, object) in collection.objects.iter().enumerate() {
-            let library = self.library(&collection.path(index), object);
+            let library = self.library(index, &collection.path(index), object);
             starts.push((object.start, library));
             for segment in collection.segments.get(object.segments.0..object.segments.1).unwrap_or_default() {
                 let code = match (segment.runs, object.functions) {
@@ -374,13 +377,16 @@ impl Registry {
         name_new(core, &starts);
     }
 
-    fn library(&mut self, path: &str, object: &Object) -> &'static Library {
+    fn library(&mut self, index: usize, path: &str, object: &Object) -> &'static Library {
         if let Some(library) = self.libraries.get(path) {
             return library;
         }
+        // We are no caller, whatever our file is called; but where we are linked into the program, the program is one.
+        let here = look as *const () as usize;
+        let is_ours = index != 0 && object.start <= here && here < object.end;
         let library: &'static Library = Box::leak(Box::new(Library {
             path: path.into(),
-            part: Part::of(path),
+            part: if is_ours { Part::Driver } else { Part::of(path) },
             base: object.start as u64,
             bytes: (object.end - object.start) as u64,
             id: AtomicU16::new(0),

@@ -6,7 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
-use crate::threads::{CALLS, Call, HEARING_SINCE_NS, Thread};
+use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{
     Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
@@ -101,7 +101,8 @@ impl Here<'_> {
         let now = self.core.clock.now();
         let mut call = Call::new(self.data.correlation_id, now);
         (call.id, call.params) = (self.id, self.data.params as usize);
-        self.forget_unheard();
+        // SAFETY: the callback's own thread, and no other reference is in use.
+        unsafe { self.thread.forget_unheard() };
         // SAFETY: each shape is that of the calls with this meaning.
         unsafe {
             match meaning {
@@ -140,6 +141,9 @@ impl Here<'_> {
                     }
                 }
                 PoolDestroy => self.core.pool_gone(self.thread, self.params::<params::Handle>().handle),
+                PrimaryReset => {
+                    self.core.driver_pools.forget_device(self.params::<params::Small>().value);
+                }
                 CtxCreate => self.creating(&mut call, self.params::<params::CtxCreate>().device),
                 CtxCreateV3 => self.creating(&mut call, self.params::<params::CtxCreateV3>().device),
                 CtxCreateV4 => self.creating(&mut call, self.params::<params::CtxCreateV4>().device),
@@ -159,23 +163,7 @@ impl Here<'_> {
             }
         }
         // SAFETY: the callback's own thread, and no other reference is in use.
-        let own = unsafe { self.thread.own() };
-        if own.open < CALLS {
-            own.calls[own.open] = Some(call);
-            own.open += 1;
-        }
-    }
-
-    /// Calls whose return fell into a time without callbacks.
-    #[inline(always)]
-    fn forget_unheard(&self) {
-        // SAFETY: the callback's own thread, and no other reference is in use.
-        let own = unsafe { self.thread.own() };
-        let outermost = own.calls[0].filter(|_| own.open != 0);
-        if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
-            own.open = 0;
-            self.thread.allocating_since_ns.store(0, Release);
-        }
+        unsafe { self.thread.entered(call) };
     }
 
     /// A context is going to be made, which takes the driver a tenth of a second: what is charged now is charged without it.
@@ -194,22 +182,11 @@ impl Here<'_> {
         }
     }
 
-    /// The call that returns now, as ENTER left it; calls inside of it that never returned are forgotten.
-    #[inline(always)]
-    fn returned(&self) -> Option<Call> {
-        // SAFETY: as in `enter`.
-        let own = unsafe { self.thread.own() };
-        let is_it =
-            |call: &Option<Call>| call.is_some_and(|call| call.correlation == self.data.correlation_id);
-        let place = own.calls[..own.open].iter().rposition(is_it)?;
-        own.open = place;
-        own.calls[place].take()
-    }
-
     #[inline(always)]
     unsafe fn exit(&self, meaning: Meaning) {
         use Meaning::*;
-        let call = self.returned();
+        // SAFETY: as in `enter`.
+        let call = unsafe { self.thread.returned(self.data.correlation_id) };
         let call = call.as_ref();
         let result = match self.data.return_value {
             place if place.is_null() => 0,
@@ -296,6 +273,13 @@ impl Here<'_> {
                 }
             }
         };
+        if let Some(memory) = self.core.driver_pools.memory_elsewhere(pool) {
+            // SAFETY: as above.
+            let address = unsafe { read(out, result) };
+            return self.booked(call, result, at, address, bytes, 0, memory);
+        }
+        // A pool can be used from another device's context.
+        at.device = self.core.driver_pools.device_of(pool).unwrap_or(at.device);
         self.core.pool_seen(self.thread, pool, at.device, PoolOwner::Driver);
         if call.is_some_and(|call| call.captured) {
             at.flags = at.flags.with(Flags::CAPTURED);
@@ -348,6 +332,10 @@ impl Here<'_> {
                     let p: params::AllocFlags = self.params();
                     self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Managed);
                 }
+                AllocHostV1 => {
+                    let p: params::AllocHostV1 = self.params();
+                    self.alloc(call, result, p.out, p.bytes.into(), MemoryKind::Pinned);
+                }
                 AllocHost => {
                     let p: params::Alloc = self.params();
                     self.alloc(call, result, p.out, p.bytes as u64, MemoryKind::Pinned);
@@ -361,7 +349,7 @@ impl Here<'_> {
                     let bytes = p.bytes as u64;
                     self.booked(call, result, self.at(), p.address, bytes, 0, MemoryKind::Registered);
                 }
-                Array2d | Array3d | Mipmap => self.array(meaning, call, result),
+                Array2d | Array3d | Array2dV1 | Array3dV1 | Mipmap => self.array(meaning, call, result),
                 GraphAddAlloc => {
                     let p: params::GraphAddAlloc = self.params();
                     self.graph_alloc(call, result, p.parameters);
@@ -374,12 +362,21 @@ impl Here<'_> {
                 },
                 _ if result != 0 => self.failed(meaning, result),
                 MemCreate | MemMap | MemRetain | MemImport | MulticastCreate => self.handle(meaning, call),
-                IpcOpen | ExternalImport | ExternalBuffer | PoolImportPointer => self.import(meaning),
+                IpcOpen | ExternalImport | ExternalBuffer | ExternalMipmap | PoolImportPointer => {
+                    self.import(meaning);
+                }
                 PoolCreate => {
                     let p: params::PoolCreate = self.params();
-                    let ordinal = p.properties.as_ref().and_then(|pool| pool.location.ordinal());
-                    if let Some(ordinal) = ordinal {
-                        core.pool_seen(thread, read(p.out, 0), core.device(ordinal), PoolOwner::Driver);
+                    let Some(properties) = p.properties.as_ref() else { return };
+                    let pool = read(p.out, 0);
+                    match properties.location.ordinal() {
+                        _ if properties.kind == params::MANAGED => {
+                            core.driver_pools.is_elsewhere(pool, MemoryKind::Managed);
+                        }
+                        Some(ordinal) => {
+                            core.pool_seen(thread, pool, core.device(ordinal), PoolOwner::Driver);
+                        }
+                        None => core.driver_pools.is_elsewhere(pool, MemoryKind::Pinned),
                     }
                 }
                 PoolImport => {} // the exporter pays
@@ -390,7 +387,9 @@ impl Here<'_> {
                 }
                 LocationSetPool => {
                     let p: params::LocationSetPool = self.params();
-                    if let Some(ordinal) = p.location.as_ref().and_then(|location| location.ordinal()) {
+                    let ordinal = p.location.as_ref().and_then(|location| location.ordinal());
+                    // The one for managed memory is none that cuMemAllocAsync takes from.
+                    if let Some(ordinal) = ordinal.filter(|_| p.kind == params::PINNED) {
                         core.driver_pools.set_current(ordinal, p.pool);
                     }
                 }
@@ -521,6 +520,9 @@ impl Here<'_> {
                 Meaning::ExternalBuffer => {
                     (read(self.params::<params::MappedBuffer>().out, 0), 0, ImportSource::External)
                 }
+                Meaning::ExternalMipmap => {
+                    (read(self.params::<params::MappedMipmap>().out, 0), 0, ImportSource::External)
+                }
                 _ => (read(self.params::<params::PoolImportPointer>().out, 0), 0, ImportSource::PoolPointer),
             }
         };
@@ -532,23 +534,21 @@ impl Here<'_> {
     unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
         // SAFETY: shapes by meaning; descriptors are the caller's, or null.
         let (out, bytes) = unsafe {
-            match meaning {
-                Meaning::Array2d => {
-                    let p: params::ArrayCreate = self.params();
-                    let two = p.description.cast::<params::Array2d>().as_ref();
-                    (p.out, two.map_or(0, arrays::bytes))
-                }
-                Meaning::Array3d => {
-                    let p: params::ArrayCreate = self.params();
-                    (
-                        p.out,
-                        p.description.cast::<params::Array3d>().as_ref().map_or(0, |a| arrays::levels(a, 1)),
-                    )
-                }
-                _ => {
-                    let p: params::MipmapCreate = self.params();
-                    (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
-                }
+            if meaning == Meaning::Mipmap {
+                let p: params::MipmapCreate = self.params();
+                (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
+            } else {
+                let p: params::ArrayCreate = self.params();
+                let bytes = match meaning {
+                    _ if p.description.is_null() => 0,
+                    Meaning::Array2d => arrays::bytes(&*p.description.cast()),
+                    Meaning::Array2dV1 => arrays::bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
+                    Meaning::Array3dV1 => {
+                        arrays::levels(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
+                    }
+                    _ => arrays::levels(&*p.description.cast(), 1),
+                };
+                (p.out, bytes)
             }
         };
         let mut at = self.at();

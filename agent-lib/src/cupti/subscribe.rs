@@ -313,6 +313,8 @@ pub fn resume(core: &Core) {
     let one_less = |pauses: u32| pauses.checked_sub(1);
     if PAUSES.fetch_update(Relaxed, Relaxed, one_less) == Ok(1) && core.devices.driver().is_some() {
         note_late(); // it may have been paused since before cuInit
-        attach(core);
+        if !core.settings.teardown {
+            attach(core);
+        } // else the sender does, when the other client has finalized CUPTI
     }
 }

@@ -11,6 +11,9 @@ use std::ops::RangeInclusive;
 
 /// Between attempts to subscribe.
 const RETRY_NS: RangeInclusive<u64> = 1_000_000_000..=60_000_000_000;
+/// Silent looks, in quick succession, until a new subscription was heard for the first time: before that a loss is not noticed,
+/// and a driver that tells nobody of this call is never heard.
+const EAGER: u32 = 50;
 /// So many times in a row nothing was heard: the subscription is lost.
 const SILENCES: u32 = 2;
 
@@ -23,6 +26,8 @@ pub(super) struct Client {
     /// Silence means something only after this very subscription was heard once.
     heard_ns: Option<u64>,
     silences: u32,
+    /// The next look should come soon.
+    pub is_eager: bool,
     /// Number of the subscription that this is about.
     subscription: u64,
 }
@@ -30,7 +35,7 @@ pub(super) struct Client {
 impl Default for Client {
     fn default() -> Self {
         let wait_ns = *RETRY_NS.start();
-        Client { next_attempt_ns: 0, wait_ns, heard_ns: None, silences: 0, subscription: 0 }
+        Client { next_attempt_ns: 0, wait_ns, heard_ns: None, silences: 0, is_eager: false, subscription: 0 }
     }
 }
 
@@ -40,6 +45,7 @@ impl Client {
         let before = self.subscription;
         self.look_after(core, now);
         let (held, number) = subscribe::held();
+        self.is_eager = held == Held::Ours && self.heard_ns.is_none() && self.silences < EAGER;
         held == Held::Ours && number > 1 && number != before
     }
 
@@ -67,7 +73,8 @@ impl Client {
                     (self.silences, self.next_attempt_ns) = (0, now + self.wait_ns);
                 }
             }
-            (Pulse::Silent | Pulse::Unknown, _) => {}
+            (Pulse::Silent, None) => self.silences = self.silences.saturating_add(1),
+            (Pulse::Unknown, _) => {}
         }
     }
 

@@ -238,6 +238,9 @@ impl Sender {
             if self.client.look(self.core, now) && self.link.is_up() {
                 self.resync = Some(self.epoch);
             }
+            if self.client.is_eager {
+                self.next_look_ns = now; // with the next round
+            }
         }
     }
 }

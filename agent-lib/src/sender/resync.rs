@@ -5,7 +5,7 @@
 //! too. Only counts of references have no such excuse, so they are read again until none of them changed meanwhile.
 
 use super::Sender;
-use crate::book::{kind, kind_of};
+use crate::book::{kind, kind_of, pool_owner};
 use crate::live::{Beside, Taken};
 use crate::ring::Row;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
@@ -99,7 +99,7 @@ impl Sender {
 
     fn say_pool(&mut self, pool: &Taken) -> u64 {
         let mut rows = self.restate(pool.row);
-        let owner = PoolOwner::from_code((pool.row[7] >> 56) as u8);
+        let owner = pool_owner(&pool.row);
         if owner != PoolOwner::Framework
             && let Some((reserved_bytes, used_bytes)) = self.core.driver_pools.state(pool.row[2])
         {

@@ -1,6 +1,7 @@
 //! Callbacks as CUPTI makes them, written byte by byte from the reference's offsets: no struct of the product is used.
 
 use std::ffi::c_void;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 pub const DRIVER: u32 = 1;
@@ -119,6 +120,37 @@ pub fn taking(id: u32, result: u32, params: &[u64]) {
 /// cuDevicePrimaryCtxRetain, cuCtxCreate_v2.
 pub fn context(context: Context, device: u32) {
     giving_in(context, CTX_CREATE_V2, context.handle, 0, &[halves(0, device)]);
+}
+
+/// A call with its parameters on the stack, as the driver has them: who called is looked for above them.
+#[inline(never)]
+pub fn on_stack(id: u32, params: &[u64; 2], out: Option<(&mut u64, u64)>) {
+    let params = black_box(*params);
+    let result = 0_u32;
+    let mut data = [0_u64; 9];
+    data[2] = params.as_ptr() as u64;
+    data[5] = CONTEXT.handle;
+    data[6] = CONTEXT.uid.into();
+    data[8] = 7;
+    // SAFETY: 72 bytes laid out as CUpti_CallbackData, with parameters of the call `id`.
+    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    if let Some((place, value)) = out {
+        *place = value;
+    }
+    data[0] = 1;
+    data[3] = (&raw const result) as u64;
+    // SAFETY: as above.
+    unsafe { gpumem::cupti::callback(std::ptr::null_mut(), 1, id, data.as_ptr().cast()) };
+    black_box(&params);
+}
+
+/// Whoever calls this allocates, in the agent's eyes, and frees.
+#[inline(never)]
+pub fn allocate_and_free(address: u64, bytes: u64) {
+    let mut out = 0_u64;
+    let place = (&raw mut out) as u64;
+    on_stack(ALLOC, &[place, bytes], Some((&mut out, address)));
+    on_stack(FREE, &[address, 0], None);
 }
 
 /// cuMemCreate of `bytes` on device 0.

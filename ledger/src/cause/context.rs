@@ -47,6 +47,8 @@ struct Context {
     heap: Option<u64>,
     /// Stacks that the model promised and no step has shown.
     owed: Option<(i64, Event)>,
+    /// Loadable bytes by id.
+    modules: Map<u64, u64>,
     claim: Claim,
 }
 
@@ -98,8 +100,8 @@ fn granules(bytes: u64) -> i64 {
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
     all: Vec<Context>,
-    /// Loadable bytes by context and id.
-    modules: Map<(u32, u64), u64>,
+    /// Of all together.
+    modules: usize,
 }
 
 impl Contexts {
@@ -127,13 +129,14 @@ impl Contexts {
 
     fn forget(&mut self, id: u32) -> Parts {
         let Some(at) = self.all.iter().position(|context| context.id == id) else { return Parts::default() };
-        self.modules.retain(|(context, _), _| *context != id);
-        self.all.swap_remove(at).parts()
+        let gone = self.all.swap_remove(at);
+        self.modules -= gone.modules.len();
+        gone.parts()
     }
 
-    /// An event whose bytes cannot be told: only what is known of the contexts changes.
-    pub fn pass(&mut self, event: &Event, threads: u64) {
-        self.share(0, std::slice::from_ref(event), threads, true);
+    /// Events whose bytes cannot be told: only what is known of the contexts changes.
+    pub fn pass(&mut self, events: &[Event], threads: u64) {
+        self.share(0, events, threads, true);
     }
 
     /// Shares out a step of `bytes` among the events of its time. In doubt nothing is given, but contexts that are
@@ -207,22 +210,24 @@ impl Contexts {
             What::Reset | What::Exec => {
                 let booked = self.booked();
                 self.all.clear();
-                self.modules.clear();
+                self.modules = 0;
                 return booked;
             }
             What::Loaded { module, bytes } => {
-                if self.modules.len() < MAX_MODULES {
-                    self.modules.insert((id, module), bytes);
-                }
-                let claim = &mut self.context(id).claim;
-                claim.loaded = claim.loaded.saturating_add(bytes.min(MAX_BYTES));
-                claim.note_module(bytes, event);
+                let is_room = self.modules < MAX_MODULES;
+                let context = self.context(id);
+                let is_new = is_room && context.modules.insert(module, bytes).is_none();
+                context.claim.loaded = context.claim.loaded.saturating_add(bytes.min(MAX_BYTES));
+                context.claim.note_module(bytes, event);
+                self.modules += usize::from(is_new);
             }
             What::Unloaded { module, bytes } => {
-                let bytes = self.modules.remove(&(id, module)).unwrap_or(bytes);
-                let claim = &mut self.context(id).claim;
-                claim.unloaded = claim.unloaded.saturating_add(bytes.min(MAX_BYTES));
-                claim.note_module(bytes, event);
+                let context = self.context(id);
+                let known = context.modules.remove(&module);
+                let bytes = known.unwrap_or(bytes);
+                context.claim.unloaded = context.claim.unloaded.saturating_add(bytes.min(MAX_BYTES));
+                context.claim.note_module(bytes, event);
+                self.modules -= usize::from(known.is_some());
             }
             What::Stack(limit) => self.context(id).claim.stack = Some((limit, *event)),
             What::Printf(limit) => self.context(id).claim.printf = Some((limit, *event)),

@@ -12,6 +12,8 @@ const MAX_EVENTS: usize = 1024;
 /// How long a call may have been under way before or after the record that tells of it: it changes what NVML charges
 /// somewhere in that time. (Loading a module takes up to some milliseconds; the record does not say how long.)
 const CALL_NS: u64 = 20_000_000;
+/// The same of creating and destroying a context.
+const CONTEXT_NS: u64 = 500_000_000;
 /// Clocks of agents and readings are apart by no more than this.
 const CLOCK_NS: u64 = 50_000;
 /// A context that is being created for longer than this exists already, or never will.
@@ -86,12 +88,11 @@ impl Event {
     /// When NVML's number may have changed because of it.
     fn span(&self) -> (u64, u64) {
         let (before, after) = match self.what {
-            What::Loaded { .. } | What::Stack(_) | What::Printf(_) | What::Heap(_) | What::Created => {
-                (CALL_NS, 0)
-            }
+            What::Loaded { .. } | What::Stack(_) | What::Printf(_) | What::Heap(_) => (CALL_NS, 0),
+            What::Created | What::Reset => (CONTEXT_NS, 0),
             // Told before the driver does it.
-            What::Destroyed | What::Unloaded { .. } => (0, CALL_NS),
-            What::Reset => (CALL_NS, 0),
+            What::Unloaded { .. } => (0, CALL_NS),
+            What::Destroyed => (0, CONTEXT_NS),
             What::Creating | What::Existed | What::Exec | What::Other(_) => (0, 0),
         };
         (self.time_ns.saturating_sub(before.max(CLOCK_NS)), self.time_ns.saturating_add(after.max(CLOCK_NS)))
@@ -112,10 +113,11 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Says the one that had to go for it, if there were too many.
-    pub fn push(&mut self, event: Event) -> Option<Event> {
-        let oldest = if self.queue.len() < MAX_EVENTS { None } else { self.queue.pop_front() };
-        self.folded |= oldest.is_some();
+    /// Says which had to go for it if there were too many: the older half, so that each costs little.
+    pub fn push(&mut self, event: Event) -> Vec<Event> {
+        let oldest = if self.queue.len() < MAX_EVENTS { 0 } else { MAX_EVENTS / 2 };
+        let oldest: Vec<Event> = self.queue.drain(..oldest).collect();
+        self.folded |= !oldest.is_empty();
         self.queue.push_back(event);
         oldest
     }

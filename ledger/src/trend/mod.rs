@@ -17,7 +17,7 @@ mod period;
 mod process;
 mod ring;
 
-use crate::book::{Book, CellId, IDLE, OPAQUE};
+use crate::book::{Book, CellId, IDLE, OPAQUE, WINDOW_NS};
 use period::Period;
 use ring::Ring;
 
@@ -251,6 +251,9 @@ impl Trend {
 
     /// Time has passed, and the book stands as it does.
     pub fn time(&mut self, time_ns: u64, book: &Book) {
+        if time_ns / WINDOW_NS <= self.now_ns / WINDOW_NS {
+            return;
+        }
         self.now_ns = time_ns;
         if let Some((period, track)) = &mut self.periods {
             let slack = book.now(IDLE).wrapping_add(book.now(OPAQUE));
@@ -275,7 +278,7 @@ impl Trend {
     }
 
     fn is_due(&mut self, time_ns: u64) -> bool {
-        let is_due = time_ns >= self.looked_ns.saturating_add(BETWEEN_LOOKS_NS);
+        let is_due = time_ns / BETWEEN_LOOKS_NS > self.looked_ns / BETWEEN_LOOKS_NS;
         if is_due {
             self.looked_ns = time_ns;
         }

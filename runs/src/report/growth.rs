@@ -60,7 +60,8 @@ pub fn told(report: &Report<'_>, device: &Device) -> Option<Told> {
 /// The same with these kinds of names alone.
 fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
     let growth = &device.details.growth;
-    let used = device.last.used_bytes().or(device.last.tracked_bytes).unwrap_or(0);
+    let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
+    let used = used.into_iter().flatten().max().unwrap_or(0);
     let has_points = !growth.points.is_empty();
     let has_samples =
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| growth.judge_samples(samples, used));

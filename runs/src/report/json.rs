@@ -49,7 +49,7 @@ struct DeviceJson<'a> {
     last: MomentJson<'a>,
     peak: MomentJson<'a>,
     /// Why the gap changed.
-    steps: &'a [Step],
+    steps: Vec<StepJson<'a>>,
     series: &'a Series,
     growth: Option<Told>,
 }
@@ -96,6 +96,22 @@ struct Cause {
 }
 
 #[derive(Serialize)]
+struct StepJson<'a> {
+    from_ns: u64,
+    time_ns: u64,
+    bytes: i64,
+    parts: Vec<Cause>,
+    cause: &'a str,
+    also: &'a [String],
+    events: u64,
+    kind: &'a str,
+    tag: Option<&'a str>,
+    library: Option<&'a str>,
+    expected_bytes: Option<i64>,
+    note: Option<&'a str>,
+}
+
+#[derive(Serialize)]
 struct Category {
     name: String,
     bytes: i64,
@@ -130,7 +146,7 @@ pub fn json(report: &Report<'_>) -> String {
         beside: &device.beside,
         last: moment_json(report, &device.last),
         peak: moment_json(report, &device.peak),
-        steps: &device.details.steps,
+        steps: device.details.steps.iter().map(step_json).collect(),
         series: &device.series,
         growth: told(report, device),
     });
@@ -202,6 +218,23 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
         layers: categories(by_layer),
         structures: categories(by_structure),
         cells: cells.collect(),
+    }
+}
+
+fn step_json(step: &Step) -> StepJson<'_> {
+    StepJson {
+        from_ns: step.from_ns,
+        time_ns: step.time_ns,
+        bytes: step.bytes,
+        parts: causes(step.parts),
+        cause: &step.cause,
+        also: &step.also,
+        events: step.events,
+        kind: &step.kind,
+        tag: step.tag.as_deref(),
+        library: step.library.as_deref(),
+        expected_bytes: step.expected_bytes,
+        note: step.note.as_deref(),
     }
 }
 

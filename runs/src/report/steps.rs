@@ -4,7 +4,7 @@ use super::Report;
 use super::text::{clean, device_title, label};
 use super::time::Times;
 use super::units::{Unit, thousands};
-use crate::run::{Device, Parts, Step};
+use crate::run::{Clock, Device, Parts, Step};
 
 /// Lines of a list, with its heading and its sum.
 const MOST_LINES: usize = 30;
@@ -33,6 +33,9 @@ pub fn text(report: &Report<'_>) -> String {
     }
     if lines.is_empty() {
         lines.push("no GPU memory was seen".to_owned());
+    }
+    if run.clock == Clock::Lines {
+        lines.push("a log has no events of the driver: what changed the gap is not known".to_owned());
     }
     let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();
     lines.join("\n") + "\n"
@@ -145,7 +148,6 @@ pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Clock;
 
     const MIB: i64 = 1 << 20;
 

@@ -210,8 +210,10 @@ static void free_null(void) { done(cuMemFree(0)); }
 const command memory_commands[] = {
     {"alloc", alloc, "BYTES"}, {"many", many, "BYTES COUNT"}, {"fail", fail, "BYTES"}, {"pitch", pitch, "WIDTH HEIGHT"},
     {"managed", managed, "BYTES 0|1 host|2 device"}, {"pinned", pinned, "BYTES"}, {"registered", registered, "BYTES"},
-    {"array", array, "WIDTH HEIGHT [FORMAT CHANNELS]"}, {"array3d", array3d, "WIDTH HEIGHT DEPTH [FORMAT CHANNELS FLAGS]"},
-    {"mipmap", mipmap, "WIDTH HEIGHT LEVELS [FORMAT CHANNELS]"}, {"ipc_get", ipc_get, "ID"}, {"ipc_open", ipc_open, "HANDLE BYTES"},
+    {"array", array, "WIDTH HEIGHT [FORMAT CHANNELS]"},
+    {"array3d", array3d, "WIDTH HEIGHT DEPTH [FORMAT CHANNELS FLAGS]"},
+    {"mipmap", mipmap, "WIDTH HEIGHT LEVELS [FORMAT CHANNELS]"}, {"ipc_get", ipc_get, "ID"},
+    {"ipc_open", ipc_open, "HANDLE BYTES"},
     {"free", free_one, "ID"}, {"free_all", free_all, ""}, {"free_wrong", free_wrong, ""}, {"free_null", free_null, ""},
     {NULL, NULL, NULL},
 };

@@ -28,8 +28,8 @@ def answers(results):
         if not asked:
             continue
         said = [f"{a['text']} ({r['name']})" for r in asked for a in r.get("answers", ()) if a["question"] == number]
-        silent = [f"{r['name']}: {r['verdict']}{', ' + ' '.join(r['reason'].split())[:160] if r['reason'] else ''}" for r in asked
-                  if not any(a["question"] == number for a in r.get("answers", ()))]
+        silent = [f"{r['name']}: {r['verdict']}" + (f", {' '.join(r['reason'].split())[:160]}" if r["reason"] else "")
+                  for r in asked if not any(a["question"] == number for a in r.get("answers", ()))]
         out.append(f"{number}. {text} " + (" ".join(said) if said else "**No answer**") +
                    (f" [{'; '.join(silent)}]" if silent else ""))
     return out

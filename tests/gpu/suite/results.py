@@ -22,7 +22,8 @@ class Result:
         self.path = Path(path)
         self.data = {
             "name": check.name, "claim": check.claim, "where": check.where, "verdict": "fail",
-            "questions": list(check.questions), "reason": "it did not come to its end", "measured": {}, "expected": [], "notes": [], "answers": [],
+            "reason": "it did not come to its end", "questions": list(check.questions), "measured": {}, "expected": [],
+            "notes": [], "answers": [],
         }
         self.save()
 

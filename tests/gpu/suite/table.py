@@ -4,6 +4,7 @@ tests/fake-gpu read: `KEY = VALUE  # evidence` (tests/fake-gpu/costs.txt has eve
 import json
 import math
 import re
+import time
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Keys whose value is no number of bytes.
@@ -52,15 +53,24 @@ class Weighed:
             self.driver.kill()
 
     def state(self):
-        return self.test.used(self.driver.pid), self.test.nvml.memory()["used"]
+        used, device = self.test.used(self.driver.pid), self.test.nvml.memory()["used"]
+        if used is None:  # not listed (yet, or ever): the device's own word must have settled
+            for _ in range(20):
+                time.sleep(0 if self.test.dry else 0.005)
+                last, device = device, self.test.nvml.memory()["used"]
+                if last == device:
+                    break
+        return used, device
 
     def weigh(self, name, *call, quiet=False, **facts):
-        """`process` is absent where NVML lists it neither before nor after; a process that was not listed held nothing."""
+        """`process` is absent where NVML lists it neither before nor after; a process that was not listed held nothing.
+        `weight` is what counts: that, or what the device says where NVML shows no process of ours (a container)."""
         (before, device_before), answer = self.state(), self.driver.ask(*call)
         after, device_after = self.state()
         row = {"check": self.test.check.name, "name": name, "call": " ".join(map(str, call)), "result": answer["result"],
                "process": None if after is None and before is None else (after or 0) - (before or 0),
                "device": device_after - device_before}
+        row["weight"] = row["device"] if row["process"] is None else row["process"]
         for key in ("bytes", "count", "value", "granularity", "id", "error"):
             if key in answer:
                 row[key] = answer[key]
@@ -84,9 +94,8 @@ def common(values):
 
 
 def good(rows, check, **wanted):
-    """Rows of a check that worked and that NVML could weigh."""
-    return [r for r in rows if r["check"] == check and not r["result"] and r["process"] is not None
-            and all(r.get(k) == v for k, v in wanted.items())]
+    """Rows of a check whose call worked."""
+    return [r for r in rows if r["check"] == check and not r["result"] and all(r.get(k) == v for k, v in wanted.items())]
 
 
 def limit_percent(rows, kind, scale=1):
@@ -94,8 +103,8 @@ def limit_percent(rows, kind, scale=1):
     totals, came = {}, set()
     for row in rows:
         if row.get("limit_kind") == kind:
-            totals[row["limit"]] = totals.get(row["limit"], 0) + row["process"]
-            if row["process"]:
+            totals[row["limit"]] = totals.get(row["limit"], 0) + row["weight"]
+            if row["weight"]:
                 came.add(row["when"])
     if len(totals) < 2:
         return None, came
@@ -112,11 +121,10 @@ def fit(rows):
             found[key] = (int(value), how)
 
     sizes = good(rows, "table.sizes")
-    alone = [r for r in sizes if r.get("first")]
-    granule = common(r["process"] for r in sizes)
+    granule = common(r["weight"] for r in sizes)
     take("cost.granule", granule, f"{len(sizes)} allocations are multiples")
-    apart = [r["size"] for r in sizes if r.get("probe") and r["process"]]
-    together = [r["size"] for r in sizes if r.get("probe") and not r["process"]]
+    apart = [r["size"] for r in sizes if r.get("probe") and r["weight"]]
+    together = [r["size"] for r in sizes if r.get("probe") and not r["weight"]]
     if apart and together and max(together) < min(apart):
         take("cost.small_limit", min(apart), f"{max(together)} B share a granule, {min(apart)} B do not")
     fill = next((r for r in rows if r.get("fill")), None)
@@ -135,15 +143,15 @@ def fit(rows):
 
     for name, key in (("first", "context"), ("next", "context_next"), ("green", "cost.green_context")):
         row = next(iter(good(rows, "table.contexts", context=name)), None)
-        take(key, row and row["process"], "one context")
+        take(key, row and row["weight"], "one context")
     facts = next((r["facts"] for r in rows if r.get("facts")), {})
     take("processors", facts.get("processors"), "cuDeviceGetAttribute 16")
     take("threads", facts.get("threads_per_processor"), "cuDeviceGetAttribute 39")
 
     modules = good(rows, "table.modules", loading="EAGER")
-    take("cost.module_granule", common(r["process"] for r in modules if r.get("loaded")), f"{len(modules)} modules")
+    take("cost.module_granule", common(r["weight"] for r in modules if r.get("loaded")), f"{len(modules)} modules")
     small = next(iter(good(rows, "table.modules", small=True)), None)
-    take("cost.module_overhead", small and small["process"] // small["modules"],
+    take("cost.module_overhead", small and max(small["weight"], 0) // small["modules"],
          small and f"{small['modules']} empty modules together")
 
     limits = good(rows, "table.limits")
@@ -158,8 +166,7 @@ def fit(rows):
 
     for kind in ("stream", "event", "graph_exec", "peer"):
         row = next(iter(good(rows, "table.small", many=kind)), None)
-        take(f"cost.{kind}", row and max(row["process"], 0) // row["each"], row and f"{row['each']} of them")
-    del alone
+        take(f"cost.{kind}", row and max(row["weight"], 0) // row["each"], row and f"{row['each']} of them")
     return found
 
 

@@ -2,7 +2,7 @@
 //! into a recording (to /dev/null); nothing may be lost meanwhile.
 //!
 //! The floor of a record is a bare ring write: a number, the same clock, 64 bytes. The floor of a scope is two calls that
-//! move a depth in the thread's own memory.
+//! move a depth in the thread's own memory. kinds.rs has the calls of each kind.
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem::book::Allocation;
@@ -44,6 +44,19 @@ impl BareRing {
         }
         slot[0].store(seq, Ordering::Release);
     }
+}
+
+/// The same with the library that made the call, for parameters on this stack.
+#[inline(never)]
+fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
+    let params = black_box(params).as_ptr() as usize;
+    gpumem::ffi::guard((), |core, thread| {
+        let (tag, flags) = core.tag(thread);
+        let module = core.caller(thread, 243, params, (&raw const thread) as usize);
+        let at = At { tag, flags, context: 1, module, device: 0 };
+        let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, took_us: 1 };
+        core.allocated(thread, at, what);
+    });
 }
 
 /// The agent's records, as its callbacks make them.
@@ -128,6 +141,7 @@ pub fn run() {
         ring_slots: 1 << 16,
         live_rows: 1 << 18,
         name_bytes: 1 << 20,
+        cupti: Some(super::kinds::cupti()),
         ..Settings::default()
     };
     let core = gpumem::attach::start_with(settings).expect("an agent");
@@ -139,8 +153,13 @@ pub fn run() {
     core.context_seen(here, 0x1000, 1, 0, None);
 
     let bare = BareRing::new();
-    let names = ["alloc record, tag, live row", "free record, tag, live row", "bare ring write, time stamp"];
-    let [mut allocs, mut frees, mut floor] = names.map(Contestant::new);
+    let names = [
+        "alloc record, tag, live row",
+        "the same with its library",
+        "free record, tag, live row",
+        "bare ring write, time stamp",
+    ];
+    let [mut allocs, mut named, mut frees, mut floor] = names.map(Contestant::new);
     let mut pairs = Contestant::new("cuMemAlloc, cuMemFree (all)");
     let mut both = Contestant::new("alloc and free, 2 threads");
     let mut both_floor = Contestant::new("bare ring write, 2 threads");
@@ -159,6 +178,16 @@ pub fn run() {
         }
         allocs.took(EVENTS as usize, allocating);
         frees.took(EVENTS as usize, freeing);
+        drained(core);
+        let mut allocating = Duration::ZERO;
+        for burst in 0..bursts {
+            let events = burst * LIVE..(burst + 1) * LIVE;
+            let start = Instant::now();
+            events.clone().for_each(|event| alloc_called(address(event), 512 + event, &[1, 2]));
+            allocating += start.elapsed();
+            events.for_each(|event| free(address(event)));
+        }
+        named.took(EVENTS as usize, allocating);
         floor.round(EVENTS as usize, || {
             (0..EVENTS).for_each(|event| bare.write(core, address(event), 512 + event, 1));
         });
@@ -181,13 +210,16 @@ pub fn run() {
     assert_eq!(core.ring.lost(), 0, "a round found the ring full");
     assert_eq!(core.live.scan().count(), 0, "every row was freed");
     assert_eq!(core.live.refused.load(Ordering::Relaxed), 0);
-    for contestant in [&mut allocs, &mut frees, &mut pairs, &mut floor, &mut both, &mut both_floor] {
+    for contestant in
+        [&mut allocs, &mut named, &mut frees, &mut pairs, &mut floor, &mut both, &mut both_floor]
+    {
         contestant.forget_warm_up();
     }
-    print_table("a record", Per::Event, &[&allocs, &frees, &pairs, &floor]);
+    print_table("a record", Per::Event, &[&allocs, &named, &frees, &pairs, &floor]);
     println!("(the line of whole calls has 3 records and 4 callbacks per pair, told per record)\n");
     print_table("the same from two threads at once, per record of each", Per::Event, &[&both, &both_floor]);
     scopes();
+    super::kinds::run(core, drained);
     assert_eq!(core.tag(gpumem::threads::current().expect("a place")).1, Flags(0));
 }
 

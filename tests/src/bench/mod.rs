@@ -7,6 +7,7 @@ mod cost;
 mod daemon;
 mod import;
 mod ingest;
+mod kinds;
 mod ledger;
 mod node;
 mod peer;

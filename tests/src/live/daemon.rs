@@ -3,9 +3,11 @@
 use super::machine::{Job, Machine};
 use super::programs::programs;
 use super::until;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 /// A daemon that runs; killed when the test is over.
 #[derive(Debug)]
@@ -66,6 +68,17 @@ impl Daemon {
         command.args(arguments).env("GPUMEM_CONTROL", self.runtime.join("control.sock"));
         command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
         command
+    }
+
+    /// What its control socket says to GET `path`; nothing if it does not answer as it should.
+    pub fn asked(&self, path: &str) -> Option<serde_json::Value> {
+        let mut stream = UnixStream::connect(self.runtime.join("control.sock")).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: gpumemd\r\nconnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        serde_json::from_str(body).ok()
     }
 
     /// Processes that it knows now.

@@ -1,6 +1,6 @@
 //! One simulated machine: a folder with its file, its truth journal and whatever runs on it.
 
-use super::programs::programs;
+use super::programs::{fake, programs};
 use super::truth::{self, Truth};
 use super::until;
 use std::io::{BufRead, BufReader};
@@ -36,8 +36,8 @@ impl Machine {
         self.dir.join("truth")
     }
 
-    /// In memory: write-back to a disk would stall whoever touches it.
-    fn sim(&self) -> PathBuf {
+    /// Its file, for $GPUMEM_SIM. In memory: write-back to a disk would stall whoever touches it.
+    pub fn sim(&self) -> PathBuf {
         let name = self.dir.file_name().unwrap_or_default();
         Path::new("/dev/shm").join(name)
     }
@@ -47,7 +47,7 @@ impl Machine {
     /// # Panics
     /// When it fails.
     pub fn tool(&self, verb: &str, words: &[&str]) -> String {
-        let mut command = Command::new(programs().fake.join("bin/fake-gpu"));
+        let mut command = Command::new(fake().join("bin/fake-gpu"));
         let output = command.arg(verb).arg(self.sim()).args(words).output().expect("fake-gpu runs");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "fake-gpu {verb} {words:?}: {said}");
@@ -62,6 +62,11 @@ impl Machine {
     /// What the machine has written down so far.
     pub fn truth(&self) -> Vec<Truth> {
         truth::read(&self.truth_path())
+    }
+
+    /// The last of it.
+    pub fn latest_truth(&self) -> Vec<Truth> {
+        truth::read_end(&self.truth_path())
     }
 
     /// A program that sees this machine's driver. Nothing of gpumem is in its environment.

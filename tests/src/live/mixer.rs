@@ -10,7 +10,7 @@ use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
 use gpumem_wire::{Body, Flags, Record};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -175,37 +175,49 @@ impl Mixer {
     /// When the daemon does not look.
     pub fn holds(&mut self, machine: &Machine, daemon: &Daemon, what: &str, tracked: &[i64]) {
         self.moves();
-        let after_ns = now_ns();
-        let look = format!("a look at {} {what}", self.pid());
-        until(30, &look, || {
-            let lists = |ordinal| {
-                let uuid = uuid(ordinal);
-                let later = |truth: &&Truth| {
-                    truth.pid == self.pid() && truth.t > after_ns + CLOCK_NS && truth.device == uuid
-                };
-                machine.truth().iter().filter(later).count()
-            };
-            (0..tracked.len()).all(|ordinal| lists(ordinal) >= 3).then_some(())
-        });
-        until(30, &look, || {
-            let now = now_ns();
-            let output = daemon.ctl(machine, &["ps", "--json"]).output().expect("gpumemctl runs");
-            let ps: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-            let rows = ps["processes"].as_array()?.iter();
-            let fresh = rows
-                .filter(|row| row["pid"].as_u64() == Some(self.pid().into()))
-                .filter(|row| {
-                    !row["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "stale"))
-                })
-                .filter(|row| {
-                    let age_ns = row["age_ms"].as_u64().map(|age| (age + 1) * 1_000_000);
-                    age_ns.is_some_and(|age| now.saturating_sub(age) > after_ns + CLOCK_NS)
-                })
-                .count();
-            (fresh >= tracked.len()).then_some(())
-        });
+        let after_ns = self.looked_at(machine, daemon, tracked.len());
         let (what, tracked) = (what.to_owned(), tracked.to_vec());
         self.checks.push(Check { what, after_ns, before_ns: u64::MAX, tracked, beside: self.beside });
+    }
+
+    /// Waits until the daemon knows all that has happened up to now, which is returned, and has looked at so many devices
+    /// since.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn looked_at(&self, machine: &Machine, daemon: &Daemon, devices: usize) -> u64 {
+        until(60, &format!("a state of {} that is known", self.pid()), || {
+            let runs = daemon.asked(&format!("/v1/runs?pid={}", self.pid()))?;
+            let is_known = |run: &serde_json::Value| run["coverage"]["partial_state"] == false;
+            runs.as_array()?.iter().all(is_known).then_some(())
+        });
+        let after_ns = now_ns();
+        let mine = |row: &serde_json::Value| {
+            let flags: Vec<&str> =
+                row["flags"].as_array().into_iter().flatten().filter_map(|f| f.as_str()).collect();
+            let is_well = flags.contains(&"covered") && !flags.contains(&"stale");
+            row["pid"].as_u64() == Some(self.pid().into()) && is_well
+        };
+        until(60, &format!("a look at {}", self.pid()), || {
+            let truths = machine.latest_truth();
+            let lists = |ordinal| {
+                let uuid = uuid(ordinal);
+                let of_it = |truth: &&Truth| truth.pid == self.pid() && truth.device == uuid;
+                truths.iter().filter(of_it).filter(|truth| truth.t > after_ns + CLOCK_NS).count()
+            };
+            (0..devices).all(|ordinal| lists(ordinal) >= 3).then_some(())
+        });
+        until(60, &format!("a fresh look at {}", self.pid()), || {
+            let now = now_ns();
+            let ps = daemon.asked("/v1/ps")?;
+            let is_fresh = |row: &&serde_json::Value| {
+                let age_ns = row["age_ms"].as_u64().map(|age| (age + 1) * 1_000_000);
+                age_ns.is_some_and(|age| now.saturating_sub(age) > after_ns + CLOCK_NS)
+            };
+            let fresh = ps["processes"].as_array()?.iter().filter(|row| mine(row)).filter(is_fresh).count();
+            (fresh >= devices).then_some(())
+        });
+        after_ns
     }
 
     /// Lets it end well.
@@ -250,7 +262,9 @@ impl Mixer {
         let besides = besides(recording, pid, &self.checks);
         for (check, beside) in self.checks.iter().zip(besides) {
             for (ordinal, &tracked) in check.tracked.iter().enumerate() {
-                self.verify_tracked(check, ordinal, tracked, seen, truths);
+                let window = (check.after_ns, check.before_ns);
+                let held = compare_still(seen, truths, (pid, ordinal), window, &check.what);
+                assert_eq!(held, tracked, "{} on device {ordinal}: the machine, and the test", check.what);
             }
             assert_eq!(beside, check.beside, "beside the sum {}", check.what);
         }
@@ -270,39 +284,51 @@ impl Mixer {
             assert_eq!(held, end.tracked, "at its end on {}", end.device);
         }
     }
+}
 
-    fn verify_tracked(&self, check: &Check, ordinal: usize, tracked: i64, seen: &Replay, truths: &[Truth]) {
-        let uuid = uuid(ordinal);
-        let (after, before) = (check.after_ns + CLOCK_NS, check.before_ns - CLOCK_NS);
-        let within: Vec<_> = seen
-            .samples
-            .iter()
-            .filter(|(key, device, _)| {
-                key.pid == self.pid() && seen.snapshot.devices[*device].name.to_string() == uuid
-            })
-            .filter(|(_, _, sample)| sample.t0_ns > after && sample.t1_ns < before)
-            .filter(|(_, _, sample)| !sample.stale && sample.tracked_bytes.is_some())
-            .collect();
-        let what = format!("{} on device {ordinal}", check.what);
-        let of_machine: Vec<&Truth> = truths
-            .iter()
-            .filter(|truth| truth.pid == self.pid() && truth.device == uuid && !truth.is_end())
-            .filter(|truth| truth.t > after && truth.t < before)
-            .inspect(|truth| assert_eq!(truth.tracked, tracked, "{what}: the machine, and the test"))
-            .collect();
-        let truth = of_machine.last().unwrap_or_else(|| panic!("{what}: the machine was not asked"));
-        assert!(!within.is_empty(), "{what}: no fresh sample");
-        let exact = within.iter().filter(|(_, _, sample)| !sample.torn && !sample.partial);
-        assert!(exact.clone().count() > 0, "{what}: {within:?}");
-        for (key, _, sample) in exact {
-            assert_eq!(sample.tracked_bytes, Some(tracked), "{what}: {sample:?}");
-            assert_eq!(sample.used_bytes, Ok(truth.used), "{what}");
-            let (mut tags, idle) = seen.composition(*key, sample);
-            tags.retain(|_, bytes| *bytes != 0);
-            assert_eq!(tags, nameless_graphs(&truth.tags), "{what}");
-            assert_eq!(idle, truth.idle, "{what}");
+/// While nothing moves, from `after_ns` to `before_ns`: every sample that claims to be exact has what the machine has, in
+/// sum, by name and idle, and there is one. What the machine has.
+///
+/// # Panics
+/// When they differ.
+pub fn compare_still(
+    seen: &Replay,
+    truths: &[Truth],
+    (pid, ordinal): (u32, usize),
+    (after_ns, before_ns): (u64, u64),
+    what: &str,
+) -> i64 {
+    let (uuid, what) = (uuid(ordinal), format!("{what} on device {ordinal}"));
+    let (after, before) = (after_ns + CLOCK_NS, before_ns - CLOCK_NS);
+    let of_machine: Vec<&Truth> = truths
+        .iter()
+        .filter(|truth| truth.pid == pid && truth.device == uuid && !truth.is_end())
+        .filter(|truth| truth.t > after && truth.t < before)
+        .collect();
+    let truth = of_machine.last().unwrap_or_else(|| panic!("{what}: the machine was not asked"));
+    assert!(of_machine.iter().all(|other| other.tracked == truth.tracked), "{what}: it moves");
+    let within: Vec<_> = seen
+        .samples
+        .iter()
+        .filter(|(key, device, _)| key.pid == pid && seen.snapshot.devices[*device].name.to_string() == uuid)
+        .filter(|(_, _, sample)| sample.t0_ns > after && sample.t1_ns < before)
+        .filter(|(_, _, sample)| !sample.stale && sample.tracked_bytes.is_some())
+        .collect();
+    let exact = within.iter().filter(|(_, _, sample)| !sample.torn && !sample.partial);
+    assert!(exact.clone().count() > 0, "{what}: no exact sample: {within:?}");
+    for (key, _, sample) in exact {
+        let (mut tags, idle) = seen.composition(*key, sample);
+        tags.retain(|_, bytes| *bytes != 0);
+        let known = nameless_graphs(&truth.tags);
+        if sample.tracked_bytes != Some(truth.tracked) || tags != known || idle != truth.idle {
+            let names: BTreeSet<&String> = tags.keys().chain(known.keys()).collect();
+            let pairs = names.into_iter().map(|name| (name, tags.get(name), known.get(name)));
+            let differ: Vec<_> = pairs.filter(|(_, ours, theirs)| ours != theirs).collect();
+            panic!("{what}: {truth:?}\nidle {idle}, names {differ:?}\n{sample:?}");
         }
+        assert_eq!(sample.used_bytes, Ok(truth.used), "{what}");
     }
+    truth.tracked
 }
 
 /// Graphs take their memory at launches, which nobody reports: the machine knows the names of their nodes, and we do not.

@@ -20,13 +20,7 @@ pub struct Programs {
 pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-        // target/PROFILE/deps/this-test, or target/PROFILE/bench
-        let this = std::env::current_exe().expect("this program's path");
-        let folder = this.parent().expect("a folder");
-        let is_test = folder.file_name().is_some_and(|name| name == "deps");
-        let ours = if is_test { folder.parent().expect("target/PROFILE") } else { folder }.to_owned();
-        let fake = ours.parent().expect("target").join("fake-gpu");
+        let ours = ours();
         let profile = match ours.file_name().and_then(|name| name.to_str()) {
             Some("debug") | None => "dev".to_owned(),
             Some(name) => name.to_owned(),
@@ -34,15 +28,39 @@ pub fn programs() -> &'static Programs {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
         build.args(["build", "--locked", "--quiet", "--profile", &profile]);
-        build.args(["-p", "gpumemd", "-p", "gpumemctl", "-p", "gpumem-agent"]).current_dir(root);
+        build.args(["-p", "gpumemd", "-p", "gpumemctl", "-p", "gpumem-agent"]).current_dir(root());
         run(&mut build);
+        Programs { ours, fake: fake().to_owned() }
+    })
+}
+
+/// The fake driver and what belongs to it alone, built if they are not up to date.
+///
+/// # Panics
+/// When they cannot be built.
+pub fn fake() -> &'static Path {
+    static FAKE: OnceLock<PathBuf> = OnceLock::new();
+    FAKE.get_or_init(|| {
+        let fake = ours().parent().expect("target").join("fake-gpu");
         for part in ["tests/fake-gpu", "tests/trainer", "tests/mixer", "tests/gap"] {
             let mut out = std::ffi::OsString::from("OUT=");
             out.push(&fake);
-            run(Command::new("make").arg("-s").arg("-C").arg(root.join(part)).arg(out));
+            run(Command::new("make").arg("-s").arg("-C").arg(root().join(part)).arg(out));
         }
-        Programs { ours, fake }
+        fake
     })
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
+}
+
+/// target/PROFILE of this program: target/PROFILE/deps/this-test, or target/PROFILE/bench.
+fn ours() -> PathBuf {
+    let this = std::env::current_exe().expect("this program's path");
+    let folder = this.parent().expect("a folder");
+    let is_test = folder.file_name().is_some_and(|name| name == "deps");
+    if is_test { folder.parent().expect("target/PROFILE") } else { folder }.to_owned()
 }
 
 fn run(command: &mut Command) {

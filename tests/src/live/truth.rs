@@ -3,6 +3,8 @@
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// One process on one device, at the moment of one list.
@@ -58,7 +60,30 @@ impl Truth {
 /// # Panics
 /// When a line is not what it should be: the oracle itself would be wrong.
 pub fn read(path: &Path) -> Vec<Truth> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    parse(&std::fs::read_to_string(path).unwrap_or_default())
+}
+
+/// Its last lines, at least a few dozen.
+///
+/// # Panics
+/// As [`read`] does.
+pub fn read_end(path: &Path) -> Vec<Truth> {
+    const ENOUGH: u64 = 256 << 10;
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let length = file.metadata().map_or(0, |data| data.len());
+        let from = length.saturating_sub(ENOUGH);
+        let read = file.seek(SeekFrom::Start(from)).and_then(|_| file.read_to_end(&mut bytes));
+        read.expect("read");
+        if from > 0 {
+            let first = bytes.iter().position(|&byte| byte == b'\n').map_or(bytes.len(), |at| at + 1);
+            bytes.drain(..first);
+        }
+    }
+    parse(&String::from_utf8_lossy(&bytes))
+}
+
+fn parse(text: &str) -> Vec<Truth> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |line: &str| -> Truth {
         let truth: Truth = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));

@@ -24,6 +24,12 @@ def in_turns(t, rounds, one):
     return found[False], found[True]
 
 
+def span(found):
+    """The interval of a difference, in words."""
+    low, high = found["difference_95"]
+    return f"95 %: {low:.2f} to {high:.2f}"
+
+
 def environment(t, daemon, with_agent):
     return {"agent": daemon if with_agent else None}
 
@@ -41,7 +47,7 @@ def cuinit(t):
     one(False), one(True)
     found = paired(*in_turns(t, t.times(15, 3), one))
     t.measure("cuInit", found, "ms")
-    t.answer(1, f"The agent adds {found['difference']:.2f} ms to cuInit at the median (95 %: {found['difference_95']}).")
+    t.answer(1, f"The agent adds {found['difference']:.2f} ms to cuInit at the median ({span(found)}).")
     if not t.dry:
         t.expect(found["difference"] <= 20, f"the agent adds {found['difference']:.2f} ms at the median (20 at most)")
 
@@ -72,7 +78,7 @@ def pair(t):
         else:
             pairs = paired(answer["off"], answer["on"])
             t.measure(f"{name}, in one process, paused against not", pairs, "ns")
-            t.answer(10, f"A {name} takes {pairs['difference']:.0f} ns longer (95 %: {pairs['difference_95']}).")
+            t.answer(10, f"A {name} takes {pairs['difference']:.0f} ns longer ({span(pairs)}).")
         runs = daemon.runs(d.pid)
         t.measure(f"{name}: records lost meanwhile", runs[0]["coverage"]["lost"] if runs else None)
 
@@ -90,7 +96,7 @@ def launch(t):
 
     found = paired(*in_turns(t, 7, one))
     t.measure("launch", found, "ns")
-    t.answer(10, f"A kernel launch takes {found['difference']:.1f} ns longer (95 %: {found['difference_95']}).")
+    t.answer(10, f"A kernel launch takes {found['difference']:.1f} ns longer ({span(found)}).")
     t.expect(found["percent_95"][0] <= 1, f"{found['percent']:.2f} % slower (95 %: {found['percent_95']})")
 
 

@@ -1,10 +1,13 @@
 """CUPTI itself, where only hardware can tell how it behaves."""
 
 import os
+import re
+import subprocess
+import time
 
 from ..check import Skip, check
 from ..programs import Ended
-from .common import MIB
+from .common import MIB, becomes
 
 AGENT = ("driver", "libgpumem.so", "libcupti")
 
@@ -45,12 +48,13 @@ def several(t):
     t.measure("v1, then v2 that allows several", [first["result"], second["result"]])
     t.measure("who was in the way", second.get("old"))
     before.finish()
-    t.answer(8, f"With CUPTI {newer['version']}: v2 with allow=1 gives {newer['result']}, v1 after it {older['result']} (they heard "
-                f"{heard['heard'][1]} and {heard['heard'][0]} callbacks of an allocation); v2 after v1 gives {second['result']}.")
+    t.answer(8, f"With CUPTI {newer['version']}: v2 with allow=1 gives {newer['result']}, v1 after it {older['result']} (they "
+                f"heard {heard['heard'][1]} and {heard['heard'][0]} callbacks of an allocation); v2 after v1 gives "
+                f"{second['result']}.")
 
 
-@check("cupti.versions", "the agent with each libcupti of this machine: it works, or the program does not notice", "cupti.md 7",
-       needs=AGENT, seconds=120, questions=(13, 1))
+@check("cupti.versions", "the agent with each libcupti of this machine: it works, or the program does not notice",
+       "cupti.md 7", needs=AGENT, seconds=120, questions=(13, 1))
 def versions(t):
     told, good = [], 0
     driver = t.nvml.facts()["cuda"]
@@ -69,29 +73,51 @@ def versions(t):
         works = account.tracked() == 4 * MIB
         good += works
         t.measure(path, {"states": states, "tracked": account.tracked()})
-        t.expect(works or "covered" not in [s for s, _ in states][-1:], f"{path}: it sees all, or says that it does not ({states})")
+        t.expect(works or "covered" not in [s for s, _ in states][-1:],
+                 f"{path}: it sees all, or says that it does not ({states})")
         told.append(f"{os.path.basename(os.path.realpath(path))}: {'works' if works else states}")
     t.expect(good, "one of them works")
     t.answer(13, f"On a driver of CUDA {driver}: " + "; ".join(told) + ".")
-    t.answer(1, f"On a driver of CUDA {driver} {good} of {len(t.machine.cuptis)} CUPTI libraries can be subscribed to in the hook.")
+    t.answer(1, f"On a driver of CUDA {driver} {good} of {len(t.machine.cuptis)} CUPTI libraries can be subscribed to in the "
+                "hook.")
 
 
-@check("cupti.finalized", "somebody ends CUPTI for the whole process: the program goes on, and the agent sees all or says so",
+def asked(t):
+    """How often the simulated driver was asked for its number of devices, which is how the agent listens for itself."""
+    shown = subprocess.run([t.machine.fake / "bin" / "fake-gpu", "show", t.home / "machine"], capture_output=True, text=True)
+    found = re.search(r"^device_counts=(\d+)$", shown.stdout, re.M)
+    return int(found[1]) if found else 0
+
+
+@check("cupti.finalized", "somebody ends CUPTI for the whole process: the program goes on, and what was seen stays",
        "cupti.md 5.2", needs=AGENT + ("gpumemd",), seconds=90, questions=(12,))
 def finalized(t):
     path = t.recording()
     d = t.driver(agent=path, GPUMEM_CUPTI_PATH=t.machine.cupti)
     d.begin()
     d.do("alloc", 4 * MIB)
+    states = lambda: [s for s, _, _ in t.account(path).states] if path.exists() else []
+    becomes(lambda: states(), 5)
+    # Who has never heard a callback cannot know that they ended: the agent asks once a second.
+    if t.dry:
+        before = asked(t)
+        becomes(lambda: asked(t) >= before + 2, 20)
+    else:
+        time.sleep(3)
+    said = len(states())
     ended = d.ask("finalize", t.machine.cupti)
     t.measure("cuptiFinalize", ended["result"])
     d.do("alloc", 8 * MIB)
+    began = time.monotonic()
+    noticed = becomes(lambda: len(states()) > said, 15)
+    t.measure("noticed after", round(time.monotonic() - began, 2) if noticed else None, "s")
+    becomes(lambda: states()[-1] in ("covered", "late"), 10)  # it subscribes anew
+    d.do("alloc", 16 * MIB)
     t.expect(d.finish() == 0, "the program ends well")
     account = t.account(path)
-    states = [s for s, _, _ in account.states]
     t.measure("states", account.states)
-    t.measure("tracked, of 12 MiB", account.tracked(), "B")
-    if t.dry or ended["result"] == 0:
-        t.expect(account.tracked() >= 4 * MIB, f"what came before is there ({account.tracked():,})")
-    t.answer(12, f"cuptiFinalize by another gives {ended['result']}; of two allocations around it the agent has "
-                 f"{account.tracked() // MIB} of 12 MiB and said {', '.join(states)}.")
+    t.measure("tracked, of 28 MiB", account.tracked(), "B")
+    t.expect(account.tracked() >= 4 * MIB, f"what came before is there ({account.tracked():,})")
+    t.expect(noticed or account.tracked() == 28 * MIB, f"the agent sees all, or says that it does not ({states()})")
+    t.answer(12, f"cuptiFinalize by another gives {ended['result']}; of 4 MiB before it, 8 right after and 16 later the agent has "
+                 f"{account.tracked() // MIB} MiB, and said {', '.join(states())}.")

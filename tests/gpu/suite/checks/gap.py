@@ -114,7 +114,8 @@ def judge(t, daemon, pid):
         return None not in known and sum(known) == used
 
     fits = becomes(whole, 15)
-    t.expect(fits, f"the report comes to NVML's {used:,} B ({ {k: last.get(k) for k in ('tracked_bytes', 'untrackable_bytes')} })")
+    said = [last.get(k) for k in ("predates_bytes", "tracked_bytes", "untrackable_bytes")]
+    t.expect(fits, f"the report comes to NVML's {used} B (predates, tracked, untrackable are {said})")
     parts, gap = last.get("parts"), last.get("untrackable_bytes")
     if not fits:
         return None

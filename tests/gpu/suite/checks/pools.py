@@ -106,6 +106,7 @@ def capture(t):
     account = t.account(path)
     left = account.bytes_by_kind()
     t.measure("alive by the agent", left, "B")
-    t.answer(4, "A captured cuMemAllocAsync is " + ("not booked: the node's callback came inside the call." if account.tracked() == 0
-                else f"booked as {account.tracked():,} B: the node's callback did not come inside the call."))
+    booked = account.tracked()
+    t.answer(4, "A captured cuMemAllocAsync is not booked: the node's callback came inside the call." if not booked else
+             f"A captured cuMemAllocAsync is booked as {booked:,} B: the node's callback did not come inside the call.")
     t.expect(account.tracked() == 0, f"nothing is booked ({account.tracked():,})")

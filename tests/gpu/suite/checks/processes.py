@@ -26,8 +26,9 @@ def fork(t):
         codes[how] = (with_agent["code"], without["code"])
         same = [with_agent[k] == without[k] for k in ("code", "status")]
         t.expect(all(same), f"{how}: as without the agent ({with_agent['code']}, {with_agent['status']})")
-    t.answer(15, f"In a child cuInit gives {codes['init'][0]} and cuMemAlloc {codes['alloc'][0]} with the agent, {codes['init'][1]} and "
-                 f"{codes['alloc'][1]} without; the agent's process went through cuInit (and its own fork, where there is one) as covered.")
+    t.answer(15, f"In a child cuInit gives {codes['init'][0]} and cuMemAlloc {codes['alloc'][0]} with the agent, "
+                 f"{codes['init'][1]} and {codes['alloc'][1]} without; the parent went through cuInit, and what that forks, as "
+                 "covered.")
     w.driver.do("alloc", 2 * MIB)
     w.says("the parent goes on", 6 * MIB)
     plain.finish()

@@ -158,8 +158,8 @@ def profile(t):
                             ("with KINETO_USE_DAEMON=1", "plain", {"KINETO_USE_DAEMON": 1})):
         facts, account = profiler(t, how, **more)
         states = [(s, r) for s, r, _ in account.states]
-        t.answer(9, f"{name}: the profiler sees {facts['kernels']} kernels of {plain['kernels']}, the agent {account.tracked():,} B of "
-                    f"{facts['reserved']:,} and says {', '.join(s for s, _ in states)}.")
+        t.answer(9, f"{name}: the profiler sees {facts['kernels']} kernels of {plain['kernels']}, the agent "
+                    f"{account.tracked():,} B of {facts['reserved']:,} and says {', '.join(s for s, _ in states)}.")
         seen = account.tracked() >= facts["reserved"] - 64 * MIB
         t.measure(name, {"kernels": facts["kernels"], "agent's states": states, "tracked": account.tracked(),
                          "torch reserved": facts["reserved"]})
