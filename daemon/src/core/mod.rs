@@ -18,8 +18,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use track::Tracks;
 
-/// Time passes for the ledger at least that often: what makes silence `stale`.
-const TICK: Duration = Duration::from_millis(100);
+/// Time passes for the ledger about that often, with what a source says: waking up for it is most of what it costs.
+const TICK: Duration = Duration::from_millis(75);
+/// The same where no source says anything: what makes silence `stale`.
+const QUIET_TICK: Duration = Duration::from_millis(250);
 /// Views that nobody looks at are made that often.
 const IDLE_PUBLISH_NS: u64 = 1_000_000_000;
 /// For so long after somebody looked, they are made at every tick.
@@ -155,7 +157,7 @@ impl Core {
         mut asks: mpsc::Receiver<Ask>,
         mut orders: mpsc::Receiver<Order>,
     ) {
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = tokio::time::interval(QUIET_TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut batches = Vec::with_capacity(BATCHES);
         let mut ticked_ns = clock::now_ns();
@@ -177,8 +179,7 @@ impl Core {
                         self.take(batch);
                     }
                     let now_ns = clock::now_ns();
-                    if now_ns.saturating_sub(ticked_ns) >= TICK.as_nanos() as u64 * 3 / 4 {
-                        // Being awake is most of what a tick costs: one that is due soon is done with this.
+                    if now_ns.saturating_sub(ticked_ns) >= TICK.as_nanos() as u64 {
                         self.tick(now_ns);
                         ticked_ns = now_ns;
                         ticks.reset();
