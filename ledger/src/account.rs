@@ -78,16 +78,18 @@ impl Account {
         self.last = Some(gap);
     }
 
-    /// The gap of the nearest sample; of one that saw this very `tracked`, where there is one.
+    /// The gap of the nearest certain sample; of one that saw this very `tracked`, where there is one.
     pub fn peak_gap(&self, peak: &Peak) -> Option<PeakGap> {
         let after = self.after_peak.map(|(_, gap)| gap);
-        let candidates = [self.before_peak, after, self.last].into_iter().flatten().map(|gap| PeakGap {
+        // A gap that was read while memory moved may be wrong by all that moved.
+        let best = |gap: &SampleGap| (!gap.is_exact(peak), !gap.sharp, gap.t0_ns.abs_diff(peak.time_ns));
+        let gap = [self.before_peak, after, self.last].into_iter().flatten().min_by_key(best)?;
+        Some(PeakGap {
             untrackable_bytes: gap.untrackable,
             predates_bytes: gap.predates,
             distance_ns: gap.t0_ns.wrapping_sub(peak.time_ns) as i64,
             exact: gap.is_exact(peak),
             parts: gap.parts,
-        });
-        candidates.min_by_key(|gap| (!gap.exact, gap.distance_ns.unsigned_abs()))
+        })
     }
 }
