@@ -4,6 +4,7 @@
 //! ```text
 //! mod.rs      the search, and what a thread remembers of it
 //! modules.rs  what is mapped where: the table, and its upkeep by the sender
+//! loader.rs   what the loader says is mapped
 //! code.rs     where the functions of a mapped file lie
 //! stack.rs    how far a stack can be read
 //! ```
@@ -22,6 +23,7 @@
 //! the driver's and CUPTI's frames first, which name nobody.
 
 mod code;
+mod loader;
 pub mod modules;
 mod stack;
 

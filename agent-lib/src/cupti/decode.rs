@@ -1,6 +1,6 @@
 //! Callback -> booking. Parameters are read where CUPTI says they are, for the ids of table.rs only.
 
-use super::arrays;
+use super::kinds::freed_by;
 use super::resource::resource;
 use super::table::{self, Meaning};
 use crate::book::{Allocation, took_us};
@@ -8,9 +8,7 @@ use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
-use gpumem_wire::{
-    Body, DestroyScope, DriverEventKind, Flags, ImportSource, MemoryKind, NONE_DEVICE, PoolOwner,
-};
+use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
@@ -52,11 +50,11 @@ unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData
 }
 
 /// One callback of a driver call.
-struct Here<'a> {
-    core: &'a Core,
-    thread: &'a Thread,
-    data: &'a CallbackData,
-    id: u32,
+pub(super) struct Here<'a> {
+    pub core: &'a Core,
+    pub thread: &'a Thread,
+    pub data: &'a CallbackData,
+    pub id: u32,
 }
 
 impl Here<'_> {
@@ -65,13 +63,13 @@ impl Here<'_> {
     /// # Safety
     /// `P` must be the shape of the call.
     #[inline(always)]
-    unsafe fn params<P: Copy>(&self) -> P {
+    pub(super) unsafe fn params<P: Copy>(&self) -> P {
         // SAFETY: not null, and of this shape.
         unsafe { self.data.params.cast::<P>().read_unaligned() }
     }
 
     #[inline(always)]
-    fn at(&self) -> At {
+    pub(super) fn at(&self) -> At {
         let (tag, flags) = self.core.tag(self.thread);
         let context = self.data.context as usize;
         let device = match context {
@@ -82,7 +80,7 @@ impl Here<'_> {
     }
 
     /// As `at`, on the device that the parameters name.
-    fn at_device(&self, ordinal: u32) -> At {
+    pub(super) fn at_device(&self, ordinal: u32) -> At {
         let (tag, flags) = self.core.tag(self.thread);
         let device = self.core.device(ordinal);
         At { tag, flags, context: self.data.context_uid, module: 0, device }
@@ -90,7 +88,7 @@ impl Here<'_> {
 
     /// With the library that made this call.
     #[inline(always)]
-    fn called(&self, at: At) -> At {
+    pub(super) fn called(&self, at: At) -> At {
         let (params, frame) = (self.data.params as usize, std::ptr::from_ref(self) as usize);
         At { module: self.core.caller(self.thread, self.id, params, frame), ..at }
     }
@@ -232,7 +230,7 @@ impl Here<'_> {
 
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
-    fn booked(
+    pub(super) fn booked(
         &self,
         call: Option<&Call>,
         result: u32,
@@ -453,155 +451,11 @@ impl Here<'_> {
     fn event(&self, at: At, event: DriverEventKind, value: u64) {
         self.core.record(self.thread, self.called(at), Body::DriverEvent { bytes: 0, value, event }, nothing);
     }
-
-    /// A call failed that takes no row when it succeeds; a failed cuMemCreate is an allocation that failed.
-    unsafe fn failed(&self, meaning: Meaning, result: u32) {
-        if meaning != Meaning::MemCreate {
-            return;
-        }
-        // SAFETY: cuMemCreate's.
-        let p: params::MemCreate = unsafe { self.params() };
-        // SAFETY: the caller's properties, or null.
-        let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
-        let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
-        let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, took_us: 0 };
-        self.core.allocation_failed(self.thread, self.called(at), result, what);
-    }
-
-    unsafe fn handle(&self, meaning: Meaning, call: Option<&Call>) {
-        let (core, thread) = (self.core, self.thread);
-        // SAFETY: shapes by meaning; the call succeeded.
-        unsafe {
-            match meaning {
-                Meaning::MemCreate => {
-                    let p: params::MemCreate = self.params();
-                    let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
-                    let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
-                    let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-                    let at = At { context: took_us(call, core.clock.now()), ..self.called(at) };
-                    core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory);
-                }
-                Meaning::MemMap => {
-                    let p: params::MemMap = self.params();
-                    if core.is_multicast(p.handle) {
-                        core.remember_multicast_mapping(p.address);
-                    } else {
-                        core.mapped(thread, self.called(self.at()), p.address, p.bytes as u64, p.handle);
-                    }
-                }
-                Meaning::MemRetain => {
-                    let p: params::MemRetain = self.params();
-                    core.handle_retained(thread, self.at(), read(p.out, 0), p.address);
-                }
-                Meaning::MemImport => {
-                    let p: params::MemImport = self.params();
-                    core.handle_imported(thread, self.called(self.at()), read(p.out, 0));
-                }
-                _ => {
-                    let p: params::MulticastCreate = self.params();
-                    core.remember_multicast(read(p.out, 0));
-                }
-            }
-        }
-    }
-
-    unsafe fn import(&self, meaning: Meaning) {
-        // SAFETY: shapes by meaning; the call succeeded.
-        let (address, bytes, source) = unsafe {
-            match meaning {
-                Meaning::IpcOpen => (read(self.params::<params::IpcOpen>().out, 0), 0, ImportSource::Ipc),
-                Meaning::ExternalImport => {
-                    let p: params::ImportExternal = self.params();
-                    let bytes = p.description.as_ref().map_or(0, |description| description.bytes);
-                    (read(p.out, 0), bytes, ImportSource::External)
-                }
-                // The memory was counted when it was imported.
-                Meaning::ExternalBuffer => {
-                    (read(self.params::<params::MappedBuffer>().out, 0), 0, ImportSource::External)
-                }
-                Meaning::ExternalMipmap => {
-                    (read(self.params::<params::MappedMipmap>().out, 0), 0, ImportSource::External)
-                }
-                _ => (read(self.params::<params::PoolImportPointer>().out, 0), 0, ImportSource::PoolPointer),
-            }
-        };
-        if address != 0 {
-            self.core.imported(self.thread, self.called(self.at()), address, bytes, source);
-        }
-    }
-
-    unsafe fn array(&self, meaning: Meaning, call: Option<&Call>, result: u32) {
-        // SAFETY: shapes by meaning; descriptors are the caller's, or null.
-        let (out, bytes) = unsafe {
-            if meaning == Meaning::Mipmap {
-                let p: params::MipmapCreate = self.params();
-                (p.out, p.description.as_ref().map_or(0, |a| arrays::levels(a, p.levels)))
-            } else {
-                let p: params::ArrayCreate = self.params();
-                let bytes = match meaning {
-                    _ if p.description.is_null() => 0,
-                    Meaning::Array2d => arrays::bytes(&*p.description.cast()),
-                    Meaning::Array2dV1 => arrays::bytes(&(*p.description.cast::<params::Array2dV1>()).into()),
-                    Meaning::Array3dV1 => {
-                        arrays::levels(&(*p.description.cast::<params::Array3dV1>()).into(), 1)
-                    }
-                    _ => arrays::levels(&*p.description.cast(), 1),
-                };
-                (p.out, bytes)
-            }
-        };
-        let mut at = self.at();
-        at.flags = at.flags.with(Flags::ESTIMATED);
-        // SAFETY: the caller's out-parameter.
-        let address = unsafe { read(out, result) };
-        self.booked(call, result, at, address, bytes, 0, MemoryKind::Array);
-    }
-
-    /// What the call adds to a graph.
-    unsafe fn graph_node(&self, meaning: Meaning) -> Option<*const params::GraphNode> {
-        // SAFETY: shapes by meaning.
-        let node = unsafe {
-            match meaning {
-                Meaning::GraphAddNode => self.params::<params::GraphAddNode>().parameters,
-                Meaning::GraphAddNodeV2 => self.params::<params::GraphAddNodeV2>().parameters,
-                _ => std::ptr::null(),
-            }
-        };
-        (!node.is_null()).then_some(node)
-    }
-
-    unsafe fn graph_alloc(&self, call: Option<&Call>, result: u32, node: *const params::AllocNode) {
-        // SAFETY: the caller's parameters, filled at EXIT.
-        let Some(node) = (unsafe { node.as_ref() }) else { return };
-        let mut at = match node.pool.location.ordinal() {
-            Some(ordinal) => self.at_device(ordinal),
-            None => self.at(),
-        };
-        at.flags = at.flags.with(Flags::CAPTURED);
-        let pool = self.core.graph_memory_used(self.thread, at.device);
-        let address = if result == 0 { node.address } else { 0 };
-        self.booked(call, result, at, address, node.bytes as u64, pool, MemoryKind::StreamOrdered);
-    }
-
-    unsafe fn context(&self, call: Option<&Call>, out: params::Out, ordinal: u32) {
-        // SAFETY: the call succeeded, so its out-parameter is filled.
-        let handle = unsafe { read(out, 0) } as usize;
-        let uid =
-            super::subscribe::context_id(handle).unwrap_or(match self.data.context as usize == handle {
-                true => self.data.context_uid,
-                false => 0,
-            });
-        // A retain that was entered before we listened may have found the context there.
-        let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
-        let at = created.then(|| self.called(self.at_device(ordinal)));
-        self.core.context_seen(self.thread, handle, uid, ordinal, at);
-    }
 }
 
 /// What a call wrote through an out-parameter; 0 if it failed or had none.
 #[inline(always)]
-unsafe fn read(out: params::Out, result: u32) -> u64 {
+pub(super) unsafe fn read(out: params::Out, result: u32) -> u64 {
     // SAFETY: the caller's out-parameter, filled by a call that succeeded.
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() } } else { 0 }
 }
@@ -610,12 +464,4 @@ unsafe fn read(out: params::Out, result: u32) -> u64 {
 unsafe fn read_u32(out: *const u32, result: u32) -> u64 {
     // SAFETY: as in `read`.
     if result == 0 && !out.is_null() { unsafe { out.read_unaligned() }.into() } else { 0 }
-}
-
-/// The address that a graph node frees.
-fn freed_by(node: *const params::GraphNode) -> Option<u64> {
-    // SAFETY: the caller's parameters, not null.
-    let node = unsafe { &*node };
-    let address = u64::from(node.alloc.pool.kind) | u64::from(node.alloc.pool.handle_types) << 32;
-    (node.kind == GraphData::MEM_FREE).then_some(address)
 }

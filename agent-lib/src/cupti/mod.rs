@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! table.rs      which calls are listened to, and what each means: adding one is a line
-//! decode.rs     callback of a call -> booking        arrays.rs    what an array costs
+//! decode.rs     callback of a call -> booking        kinds.rs     the same for seldom calls
+//! arrays.rs     what an array costs
 //! resource.rs   contexts, modules, graph nodes
 //! find.rs       which libcupti to use
 //! subscribe.rs  subscription and its refusals          pulse.rs     whether it is alive
@@ -11,6 +12,7 @@
 mod arrays;
 pub mod decode;
 pub mod find;
+mod kinds;
 pub mod pulse;
 mod resource;
 pub mod subscribe;
