@@ -14,8 +14,8 @@ const CLOCK_NS: u64 = 50_000;
 
 /// How long a context may take to end.
 const END_NS: u64 = 500_000_000;
-/// A sample is closed when the agent's next word comes, every 100 ms: it does not wait for calls that last.
-const PATIENCE_NS: u64 = 50_000_000;
+/// A sample waits no longer than about this for a call that was in flight (ledger/src/join.rs).
+const PATIENCE_NS: u64 = 200_000_000;
 /// How long before or after its record a call may change what NVML charges (ledger/src/cause/event.rs).
 const CALL_NS: u64 = 20_000_000;
 
@@ -364,7 +364,7 @@ impl Replay {
     fn outlived(&self, key: ProcessKey, time_ns: u64) -> bool {
         let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
         let long = self.long.get(&key).map_or(&[][..], Vec::as_slice);
-        moves.iter().any(|&(began, ended)| began < time_ns && ended > time_ns + PATIENCE_NS)
+        moves.iter().any(|&(began, ended)| began < time_ns && ended > began + PATIENCE_NS)
             || long.iter().any(|&ended| ended > time_ns)
     }
 
