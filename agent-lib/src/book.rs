@@ -25,13 +25,12 @@ pub mod kind {
     pub const BLOCK_ALLOC: u8 = 50;
 }
 
-/// Microseconds, rounded up.
+/// Microseconds up to the record's own time, rounded up. Of another reading of the clock, a thread that is stopped between the
+/// two would seem to have entered its call later than it did.
 #[inline(always)]
-pub fn took_us(call: Option<&Call>, now: u64) -> u32 {
-    match call {
-        Some(call) => u32::try_from(now.saturating_sub(call.entered_ns).div_ceil(1000)).unwrap_or(u32::MAX),
-        None => u32::MAX, // it was entered before we listened
-    }
+pub fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
+    let Some(entered_ns) = entered_ns else { return u32::MAX };
+    u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
 /// What was asked for and what came.
@@ -42,7 +41,8 @@ pub struct Allocation {
     pub bytes: u64,
     pub pool: u64,
     pub memory: MemoryKind,
-    pub took_us: u32,
+    /// `None`: before we listened.
+    pub entered_ns: Option<u64>,
 }
 
 /// The kind of a row: byte 60 of its slot.
@@ -69,10 +69,12 @@ impl Core {
     /// An allocation succeeded.
     #[inline(always)]
     pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) -> u64 {
-        let Allocation { address, bytes, pool, memory, took_us } = what;
-        let took_us = u16::try_from(took_us).unwrap_or(u16::MAX);
-        let body = Body::AllocEnd { address, bytes, pool, took_us, memory };
-        self.record(thread, at, body, |core, row| {
+        let Allocation { address, bytes, pool, memory, entered_ns } = what;
+        let body = |time_ns: u64, _: &mut At| {
+            let took_us = u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX);
+            Body::AllocEnd { address, bytes, pool, took_us, memory }
+        };
+        self.record_timed(thread, at, body, |core, row| {
             core.live.insert(Key::Allocation(address), row, Beside::default());
         })
     }

@@ -1,8 +1,8 @@
 //! CLOCK_MONOTONIC in nanoseconds, from the processor's time stamp counter where that can be trusted.
 //!
 //! A vDSO call costs 20 to 40 ns, as much as the rest of a record; the counter and one multiplication cost 10. The
-//! counter is used when the kernel itself uses it as clock source. The sender measures both about once a second and
-//! moves the line so that it is continuous and meets the kernel's clock one period later; a clock that jumped (a
+//! counter is used when the kernel itself uses it as clock source. The sender measures both, first often, then about once a
+//! second, and moves the line so that it is continuous and meets the kernel's clock one period later; a clock that jumped (a
 //! virtual machine was moved, the machine slept) is followed at once, and one that will not be followed is given up.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
@@ -16,7 +16,7 @@ const JUMP_NS: i64 = 1_000_000;
 const JUMPS_ALLOWED: u32 = 8;
 /// First slope: after so long.
 const FIRST_NS: u64 = 20_000_000;
-/// And then each.
+/// And then after as long as the slope was measured over, so that its error moves no line by more than the measurement's; at last each.
 const PERIOD_NS: u64 = 1_000_000_000;
 
 /// The kernel's clock.
@@ -107,7 +107,11 @@ impl Clock {
             return;
         };
         let is_first = self.version.load(Relaxed) == 0;
-        if is_first && now < start_ns + FIRST_NS || !is_first && now < state.last_ns + PERIOD_NS {
+        let due_ns = match is_first {
+            true => start_ns + FIRST_NS,
+            false => state.last_ns + period(state.last_ns, start_ns),
+        };
+        if now < due_ns {
             return;
         }
         let (ticks, ns) = measure();
@@ -135,7 +139,7 @@ impl Clock {
             return self.set(ticks, ns, slope);
         }
         // Continuous here, right one period from now.
-        let correction = -i128::from(ahead) * i128::from(slope) / i128::from(PERIOD_NS);
+        let correction = -i128::from(ahead) * i128::from(slope) / i128::from(period(ns, start_ns));
         let slope = (i128::from(slope) + correction).max(1) as u64;
         self.set(ticks, told, slope);
     }
@@ -150,6 +154,11 @@ impl Default for Clock {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Until the next measurement after one at `last_ns`.
+fn period(last_ns: u64, start_ns: u64) -> u64 {
+    last_ns.saturating_sub(start_ns).clamp(FIRST_NS, PERIOD_NS)
 }
 
 #[inline(always)]

@@ -117,12 +117,26 @@ impl Core {
     /// a record was sent, its effect on the table can be read.
     #[inline(always)]
     pub fn record(&self, thread: &Thread, at: At, body: Body<'_>, keep: impl FnOnce(&Self, &Row)) -> u64 {
+        self.record_timed(thread, at, |_, _| body, keep)
+    }
+
+    /// As `record`, of something that says how long it took: `body` is told the record's own time.
+    #[inline(always)]
+    pub fn record_timed<'a>(
+        &self,
+        thread: &Thread,
+        mut at: At,
+        body: impl FnOnce(u64, &mut At) -> Body<'a>,
+        keep: impl FnOnce(&Self, &Row),
+    ) -> u64 {
         thread.making.store(thread.bound.load(Relaxed), Relaxed); // seen with the number that follows
         let seq = self.ring.take();
         thread.bound.store(seq + 1, Relaxed);
+        let time_ns = self.clock.now();
+        let body = body(time_ns, &mut at);
         let stamp = Stamp {
             seq,
-            time_ns: self.clock.now(),
+            time_ns,
             tag: at.tag,
             stack: 0,
             thread: thread.id.load(Relaxed),

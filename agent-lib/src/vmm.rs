@@ -4,7 +4,7 @@
 //! The number of a handle may be given out again as soon as its last release was entered: from then on the row is bound by
 //! the seq that made it, and its mappings find it by that.
 
-use crate::book::kind_of;
+use crate::book::{kind_of, took_us};
 use crate::core::{At, Core};
 use crate::live::{Beside, Key, Taken};
 use crate::threads::{Call, Thread};
@@ -23,10 +23,21 @@ impl Core {
     }
 
     /// cuMemCreate succeeded.
-    pub fn handle_created(&self, thread: &Thread, at: At, handle: u64, bytes: u64, memory: MemoryKind) {
+    pub fn handle_created(
+        &self,
+        thread: &Thread,
+        at: At,
+        handle: u64,
+        bytes: u64,
+        memory: MemoryKind,
+        entered_ns: Option<u64>,
+    ) {
         self.forget_multicast(handle);
-        let body = Body::VmmCreate { handle, bytes, references: 1, memory };
-        self.record(thread, at, body, |core, row| {
+        let body = |time_ns: u64, at: &mut At| {
+            at.context = took_us(entered_ns, time_ns);
+            Body::VmmCreate { handle, bytes, references: 1, memory }
+        };
+        self.record_timed(thread, at, body, |core, row| {
             core.references_change(row[0]);
             core.live.insert(Key::Handle(handle), row, Beside { references: 1, ..Beside::default() });
         });

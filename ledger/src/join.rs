@@ -13,6 +13,22 @@ use gpumem_wire::{Absence, Body, Flags, Record};
 /// leave behind at a hundred readings a second.
 const MAX_PENDING: usize = 64;
 
+/// Samples wait so long for a call that was in flight: what it allocates is in them or not, and only its record says how much.
+const PATIENCE_NS: u64 = 250_000_000;
+
+/// Up to when a watermark says everything.
+pub(crate) fn known_until(watermark: &Record<'_>) -> u64 {
+    let time_ns = watermark.stamp.time_ns;
+    match watermark.body {
+        Body::Watermark { in_flight_since_ns: since_ns @ 1.., .. }
+            if time_ns.saturating_sub(since_ns) < PATIENCE_NS =>
+        {
+            since_ns.min(time_ns).saturating_sub(1)
+        }
+        _ => time_ns,
+    }
+}
+
 impl Process {
     /// A reading of the device begins.
     pub fn begin_sample(&mut self, book: u8, number: u64, t0_ns: u64) {

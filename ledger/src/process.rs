@@ -410,7 +410,7 @@ impl Process {
                 self.has_watermarks = true;
                 self.keep_trails();
                 self.note_in_flight(record);
-                self.advance(stamp.time_ns);
+                self.advance(crate::join::known_until(record));
             }
             Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),

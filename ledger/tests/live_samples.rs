@@ -50,6 +50,24 @@ fn allocation_entered_before_the_end_of_the_reading_is_known() {
 }
 
 #[test]
+fn sample_waits_for_a_call_that_is_under_way_but_not_for_ever() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(10_000, 11_000, 150);
+    s.at(14_000).watermark(10_500);
+    assert!(s.ledger.take_samples().next().is_none(), "its record is going to say how much");
+    took(s.at(18_000), 0x2000, 7, 8); // entered at 10,000
+    s.at(19_000).watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
+    s.sample(30_000, 31_000, 157);
+    s.at(40_000).watermark(32_000); // entered after it
+    assert_eq!(join(&s.only_sample()), exactly(107));
+    s.sample(50_000, 51_000, 157);
+    s.at(400_000_000).watermark(50_500);
+    assert_eq!(join(&s.only_sample()), torn(107, 107, 107), "how much is not known");
+}
+
+#[test]
 fn vmm_handle_that_was_being_made_tears_too() {
     let mut s = with_hundred();
     s.at(500).watermark(0);

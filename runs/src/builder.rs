@@ -450,7 +450,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
         used_absence: None,
         uncovered_used_bytes: sample.used_bytes.ok(),
         gap_distance_ns: 0,
-        torn: sample.tracked_range.filter(|(min, max)| min != max),
+        torn: sample.tracked_range.filter(|_| sample.torn),
         stale: sample.stale,
         partial: sample.partial,
     }

@@ -297,7 +297,8 @@ pub struct Moment {
     pub uncovered_used_bytes: Option<u64>,
     /// The gap was taken from a sample this far away; 0: it was measured at this moment.
     pub gap_distance_ns: i64,
-    /// Lowest and highest `tracked` while NVML was read, if they differ.
+    /// Memory moved while NVML was read: lowest and highest `tracked`. Equal ones are a lower bound: a call was under way whose
+    /// bytes nobody knew.
     pub torn: Option<(i64, i64)>,
     /// The sample was closed without the agent's word.
     pub stale: bool,

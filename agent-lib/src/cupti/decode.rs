@@ -3,7 +3,7 @@
 use super::kinds::freed_by;
 use super::resource::resource;
 use super::table::{self, Meaning};
-use crate::book::{Allocation, took_us};
+use crate::book::Allocation;
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
 use crate::threads::{Call, Thread};
@@ -240,8 +240,8 @@ impl Here<'_> {
         pool: u64,
         memory: MemoryKind,
     ) {
-        let took_us = took_us(call, self.core.clock.now());
-        let what = Allocation { address, bytes, pool, memory, took_us };
+        let entered_ns = call.map(|call| call.entered_ns);
+        let what = Allocation { address, bytes, pool, memory, entered_ns };
         if result != 0 {
             return self.core.allocation_failed(self.thread, self.called(at), result, what);
         }

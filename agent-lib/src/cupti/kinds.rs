@@ -3,8 +3,7 @@
 use super::arrays;
 use super::decode::{Here, read};
 use super::table::Meaning;
-use crate::book::{Allocation, took_us};
-use crate::core::At;
+use crate::book::Allocation;
 use crate::threads::Call;
 use cupti_sys::{GraphData, params};
 use gpumem_wire::{Flags, ImportSource, MemoryKind};
@@ -21,7 +20,7 @@ impl Here<'_> {
         let ordinal = unsafe { p.properties.as_ref() }.and_then(|properties| properties.location.ordinal());
         let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
         let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, took_us: 0 };
+        let what = Allocation { address: 0, bytes: p.bytes as u64, pool: 0, memory, entered_ns: None };
         self.core.allocation_failed(self.thread, self.called(at), result, what);
     }
 
@@ -35,8 +34,9 @@ impl Here<'_> {
                     let ordinal = p.properties.as_ref().and_then(|properties| properties.location.ordinal());
                     let at = ordinal.map_or_else(|| self.at(), |ordinal| self.at_device(ordinal));
                     let memory = if ordinal.is_some() { MemoryKind::Vmm } else { MemoryKind::HostVmm };
-                    let at = At { context: took_us(call, core.clock.now()), ..self.called(at) };
-                    core.handle_created(thread, at, read(p.out, 0), p.bytes as u64, memory);
+                    let entered_ns = call.map(|call| call.entered_ns);
+                    let (at, handle) = (self.called(at), read(p.out, 0));
+                    core.handle_created(thread, at, handle, p.bytes as u64, memory, entered_ns);
                 }
                 Meaning::MemMap => {
                     let p: params::MemMap = self.params();

@@ -143,9 +143,9 @@ async fn a_library_that_was_replaced_is_the_one_that_is_opened() {
         .await;
     let remedy = watcher.nvml.status().remedy.expect("something can be done");
     assert!(remedy.contains("reload the nvidia modules"), "{remedy}");
+    assert!(watcher.seen.reserved.is_none(), "so far the old library was read");
     machine.set("nvml.driver=ok");
     watcher.until("the new driver is read", |seen| driver(&seen.source, "driver 570.")).await;
-    assert!(watcher.seen.reserved.is_none(), "so far the old library was read");
     watcher.until("by its newest calls", |seen| seen.reserved.is_some()).await;
     watcher.until("it is read", |seen| seen.rows(0) == [(holder.pid(), Ok(MIB), 1)]).await;
     let status = watcher.nvml.status();

@@ -54,7 +54,7 @@ fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
         let (tag, flags) = core.tag(thread);
         let module = core.caller(thread, 243, params, (&raw const thread) as usize);
         let at = At { tag, flags, context: 1, module, device: 0 };
-        let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, took_us: 1 };
+        let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
 }
@@ -65,7 +65,7 @@ fn alloc(address: u64, bytes: u64) {
     gpumem::ffi::guard((), |core, thread| {
         let (tag, flags) = core.tag(thread);
         let at = At { tag, flags, context: 1, module: 0, device: 0 };
-        let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, took_us: 1 };
+        let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
 }

@@ -12,12 +12,10 @@ use std::path::Path;
 /// The agent reads the processor's counter, which may be this far from the kernel's clock (agent-lib/src/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 
-/// How long a thread may be stopped.
-const STOP_NS: u64 = 200_000_000;
 /// How long a context may take to end.
 const END_NS: u64 = 500_000_000;
-/// A sample is closed when the agent's next word comes, every 100 ms: it does not wait for calls that last.
-const PATIENCE_NS: u64 = 50_000_000;
+/// A sample waits no longer than about this for a call that was in flight (ledger/src/join.rs).
+const PATIENCE_NS: u64 = 200_000_000;
 /// How long before or after its record a call may change what NVML charges (ledger/src/cause/event.rs).
 const CALL_NS: u64 = 20_000_000;
 
@@ -38,8 +36,6 @@ pub struct Replay {
     long: BTreeMap<ProcessKey, Vec<u64>>,
     /// When contexts began to end.
     ends: BTreeMap<ProcessKey, Vec<u64>>,
-    /// When memory was given, and how much.
-    given: BTreeMap<ProcessKey, Vec<(u64, i64)>>,
 }
 
 struct Collector {
@@ -47,7 +43,6 @@ struct Collector {
     moves: BTreeMap<ProcessKey, Vec<(u64, u64)>>,
     long: BTreeMap<ProcessKey, Vec<u64>>,
     ends: BTreeMap<ProcessKey, Vec<u64>>,
-    given: BTreeMap<ProcessKey, Vec<(u64, i64)>>,
     /// Frees that were entered: by process and seq.
     entered: BTreeMap<(ProcessKey, u64), u64>,
     samples: Vec<(ProcessKey, usize, ClosedSample)>,
@@ -59,9 +54,6 @@ impl Collector {
         let Stamp { seq, time_ns, context, .. } = record.stamp;
         if let Body::AllocEnd { took_us: u16::MAX, .. } = record.body {
             self.long.entry(key).or_default().push(time_ns);
-        }
-        if let Body::AllocEnd { bytes, .. } | Body::VmmCreate { bytes, .. } = record.body {
-            self.given.entry(key).or_default().push((time_ns, bytes as i64));
         }
         if let Body::ContextDestroy { .. } = record.body {
             self.ends.entry(key).or_default().push(time_ns);
@@ -110,7 +102,6 @@ pub fn replay(path: &Path) -> Replay {
         moves: BTreeMap::new(),
         long: BTreeMap::new(),
         ends: BTreeMap::new(),
-        given: BTreeMap::new(),
         entered: BTreeMap::new(),
         samples: Vec::new(),
         rejected: 0,
@@ -124,7 +115,6 @@ pub fn replay(path: &Path) -> Replay {
         moves: sink.moves,
         long: sink.long,
         ends: sink.ends,
-        given: sink.given,
     }
 }
 
@@ -141,8 +131,7 @@ pub struct Compared {
     /// The truth is more: an allocation was in flight whose bytes nobody knew yet, or a context was being destroyed, whose
     /// memory counts as gone when that begins.
     pub open: u64,
-    /// Memory moved so close to the reading that the agent's clock cannot tell before from after, or a thread was stopped
-    /// between looking at the clock and recording what it had been given before the reading.
+    /// Memory moved so close to the reading that the agent's clock cannot tell before from after.
     pub close: u64,
     /// After a loss, or without the agent's word: the sample says itself that it may be wrong.
     pub excused: u64,
@@ -174,6 +163,17 @@ impl Replay {
             }
         }
         (tags, idle)
+    }
+
+    /// What of a sample is in opaque pools: their names, and how much.
+    fn opaque(&self, key: ProcessKey, sample: &ClosedSample) -> (BTreeSet<String>, i64) {
+        let cells = self.process(key.pid).cells.iter().zip(sample.amounts.iter());
+        let opaque = cells.filter(|(cell, bytes)| cell.class == Class::Opaque && **bytes != 0);
+        let name = |tag: &Option<std::sync::Arc<str>>| tag.as_deref().unwrap_or("").to_owned();
+        opaque.fold((BTreeSet::new(), 0), |(mut names, sum), (cell, bytes)| {
+            names.insert(name(&cell.tag));
+            (names, sum + bytes)
+        })
     }
 
     /// Holds every sample of `pid` (of all, if none) against the machine's truth.
@@ -246,10 +246,16 @@ impl Replay {
                     continue;
                 }
                 compared.named += 1;
-                let (mut tags, idle) = self.composition(*key, sample);
-                tags.retain(|_, bytes| *bytes != 0);
                 let mut true_tags = truth.tags.clone();
                 true_tags.retain(|_, bytes| *bytes != 0);
+                let (mut tags, mut idle) = self.composition(*key, sample);
+                if idle != truth.idle {
+                    // A pool that has not handed out its first block is opaque; the machine calls it idle.
+                    let (names, bytes) = self.opaque(*key, sample);
+                    tags.retain(|tag, _| !names.contains(tag));
+                    idle += bytes;
+                }
+                tags.retain(|_, bytes| *bytes != 0);
                 assert_eq!(idle, truth.idle, "{}", say("idle"));
                 assert_eq!(tags, true_tags, "{}", say("tags"));
             }
@@ -291,8 +297,7 @@ impl Replay {
             } else if truth.tracked > high && self.was_ending(*key, truth.t) {
                 compared.open += 1;
             } else if !sample.torn && tracked != truth.tracked {
-                let is_close = self.moved(*key, sample.t0_ns, truth.t)
-                    || self.was_stopped(*key, sample.t1_ns, truth.tracked, (tracked, tracked));
+                let is_close = self.moved(*key, sample.t0_ns, truth.t);
                 assert!(is_close, "{}", self.describe("tracked", *key, sample, truth));
                 compared.close += 1;
             } else if !sample.torn {
@@ -300,9 +305,7 @@ impl Replay {
             } else if (low..=high).contains(&truth.tracked) {
                 compared.torn += 1;
             } else {
-                let is_open = truth.tracked > high
-                    && (self.outlived(*key, sample.t1_ns)
-                        || self.was_stopped(*key, sample.t1_ns, truth.tracked, (low, high)));
+                let is_open = truth.tracked > high && self.outlived(*key, sample.t1_ns);
                 assert!(
                     is_open,
                     "{}",
@@ -378,18 +381,8 @@ impl Replay {
     fn outlived(&self, key: ProcessKey, time_ns: u64) -> bool {
         let moves = self.moves.get(&key).map_or(&[][..], Vec::as_slice);
         let long = self.long.get(&key).map_or(&[][..], Vec::as_slice);
-        moves.iter().any(|&(began, ended)| began < time_ns && ended > time_ns + PATIENCE_NS)
+        moves.iter().any(|&(began, ended)| began < time_ns && ended > began + PATIENCE_NS)
             || long.iter().any(|&ended| ended > time_ns)
-    }
-
-    /// Whether the bytes lie in the range without an allocation that was recorded a little later, or two.
-    fn was_stopped(&self, key: ProcessKey, time_ns: u64, bytes: i64, (low, high): (i64, i64)) -> bool {
-        let given = self.given.get(&key).map_or(&[][..], Vec::as_slice);
-        let from = given.partition_point(|&(at, _)| at < time_ns);
-        let later = given[from..].iter().take_while(|(at, _)| *at < time_ns + STOP_NS);
-        let sizes: BTreeSet<i64> = later.map(|&(_, bytes)| bytes).collect();
-        let fits = |bytes: i64| sizes.range(bytes - high..=bytes - low).next().is_some();
-        fits(bytes) || sizes.iter().any(|one| fits(bytes - one))
     }
 
     /// Whether a context may have been ending then.

@@ -28,12 +28,12 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     }
     if let Some((low, high)) = device.last.torn {
         let unit = Unit::for_largest(high);
-        out.prose(&format!(
-            "memory moved while NVML was read: tracked was between {} and {} {}",
-            unit.amount(low),
-            unit.amount(high),
-            unit.name
-        ));
+        let amount = |bytes| unit.amount(bytes);
+        let range = match low == high {
+            true => format!("at least {}, a call was under way", amount(low)),
+            false => format!("between {} and {}", amount(low), amount(high)),
+        };
+        out.prose(&format!("memory moved while NVML was read ({}): tracked was {range}", unit.name));
     }
     let others = report.others(&device.last, report.by);
     if report.by != By::Tag && !others.is_empty() {
