@@ -256,9 +256,13 @@ impl Process {
             let Oddities { impossible, devices_beyond, .. } = self.holdings.odd;
             self.holdings.odd = Oddities { impossible, devices_beyond, ..odd };
         }
-        // An agent that was never let in has seen nothing: its 0 is not what the process holds.
+        // An agent that was never let in has seen nothing: its 0 is not what the process holds. What the program says
+        // of its own pools is no driver allocation.
+        let held = &self.holdings;
+        let has_driver_rows =
+            !held.allocations.is_empty() || !held.backings.is_empty() || !held.mappings.is_empty();
         self.coverage.covered =
-            self.coverage.blocked.is_none() || self.coverage.allocations > 0 || self.holdings.rows() > 0;
+            self.coverage.blocked.is_none() || self.coverage.allocations > 0 || has_driver_rows;
         if self.holdings.mixed && self.resync.is_none() {
             self.reach_head();
         }

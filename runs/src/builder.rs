@@ -2,6 +2,7 @@
 //! the daemon alike.
 
 use crate::growth::Growth;
+use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
@@ -263,7 +264,7 @@ impl RunBuilder {
             model: String::new(),
             total_bytes: None,
             last: last_moment,
-            peak: peak_moment(covered, account),
+            peak: peak_moment(covered, account, snapshot.now_ns),
             peak_used: account.peak_used,
             beside: (&account.beside).into(),
             reading: None,
@@ -403,7 +404,7 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     };
     let text = format!(
         "the driver's own accounting has a peak of {} bytes {side} than ours on {}: {elsewhere}{why}",
-        bytes.unsigned_abs(),
+        thousands(bytes.unsigned_abs()),
         device.name
     );
     Some(Caveat { code: "accounting_disagrees".into(), text })
@@ -455,12 +456,18 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     }
 }
 
-fn peak_moment(covered: bool, account: &AccountView) -> Moment {
+/// The highest `tracked`; of a process whose memory nobody tracked the last moment, or of one without an agent the
+/// highest `used`.
+fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     if !covered {
         let (used, time_ns) = account.peak_used.unzip();
         return Moment { time_ns: time_ns.unwrap_or(0), uncovered_used_bytes: used, ..Moment::default() };
     }
     let peak = &account.peak;
+    if peak.time_ns == 0 && peak.tracked_bytes == 0 {
+        // Nothing was ever tracked: there is no time at which that was most, and time 0 is when the host started.
+        return Moment { used_absence: None, ..last_moment(covered, account, now_ns) };
+    }
     Moment {
         time_ns: peak.time_ns,
         tracked_bytes: Some(peak.tracked_bytes),

@@ -258,8 +258,9 @@ impl Accounting {
     /// How much the driver's exceeds ours, if that is more than a granule, in either direction.
     pub fn disagreement(&self) -> Option<i64> {
         let ours = self.our_bytes?;
-        (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES)
-            .then(|| self.driver_bytes.wrapping_sub(ours) as i64)
+        (self.driver_bytes.abs_diff(ours) > Self::GRANULE_BYTES).then(|| {
+            (i128::from(self.driver_bytes) - i128::from(ours)).clamp(i64::MIN.into(), i64::MAX.into()) as i64
+        })
     }
 }
 

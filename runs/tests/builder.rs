@@ -323,3 +323,91 @@ fn times_in_which_the_agent_was_blind_are_told() {
     assert!(text.contains("BLOCKED, allocations are not seen: no fit"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text:?}");
 }
+
+#[test]
+fn where_nothing_was_ever_tracked_the_peak_is_at_no_time_before_the_process() {
+    let s = 1_000_000_000;
+    for is_blocked in [false, true] {
+        let mut said = Said::new();
+        said.agent(KEY, 40 * s, 0, device(0));
+        if is_blocked {
+            let state = AgentState::Blocked;
+            said.agent(KEY, 40 * s, 0, Body::Agent { result: 39, state, detail: "nsys" });
+            // A pool of the program's own is no driver allocation: the agent has seen none.
+            said.agent(
+                KEY,
+                40 * s,
+                0,
+                Body::PoolCreate { pool: 1, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework },
+            );
+        }
+        for step in 0..20 {
+            said.agent(KEY, (41 + step) * s, 0, Body::Step { number: step });
+        }
+        for second in 0..3 {
+            said.sample((62 + 2 * second) * s, &[(KEY.pid, Ok(900 * MIB))], 0);
+            said.watermark((63 + 2 * second) * s);
+        }
+        let run = said.run();
+        let device = &run.devices[0];
+        assert_eq!(run.coverage.covered, !is_blocked);
+        assert_eq!(device.last.used_bytes(), Some(900 << 20));
+        assert!(device.peak.time_ns >= 62 * s, "{:?}", device.peak);
+        let text = head_of(&run);
+        assert!(!is_blocked || !text.contains("tracked flat"), "what nobody saw is not flat: {text}");
+    }
+}
+
+#[test]
+fn numbers_of_a_broken_driver_are_told_in_the_right_direction() {
+    for (theirs, side) in [(u64::MAX, "more"), (0, "less")] {
+        let mut said = Said::new();
+        said.agent(KEY, 0, 0, device(0));
+        said.alloc(5, 0, 100 * MIB);
+        said.sample(10, &[(KEY.pid, Ok(600 * MIB))], 0);
+        said.watermark(50);
+        said.host(60, KEY.pid, Body::AccountedPeak { start_ticks: 1, peak_bytes: theirs });
+        let run = said.run();
+        let told = run.caveats.iter().find(|caveat| caveat.code == "accounting_disagrees");
+        let text = &told.expect("a caveat").text;
+        assert!(text.contains(&format!("bytes {side} than ours on ")) && text.contains(','), "{text}");
+        head_of(&run);
+    }
+}
+
+#[test]
+fn the_largest_numbers_of_a_hostile_agent_become_a_report() {
+    let mut said = Said::new();
+    said.agent(KEY, 0, 0, device(0));
+    for (index, number) in
+        [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1, 0].into_iter().cycle().take(200).enumerate()
+    {
+        for code in 0..=15 {
+            let event = DriverEventKind::from_code(code);
+            let time_ns = 10 + index as u64 * 1_000;
+            for context in [0, 1, u32::MAX - index as u32] {
+                let stamp = Stamp { time_ns, device: (index % 256) as u8, context, ..Stamp::default() };
+                let body = Body::DriverEvent { bytes: number, value: number, event };
+                said.builder.observe(Origin::Process(KEY), &Record { stamp, body });
+            }
+        }
+        said.sample(500 + index as u64 * 1_000, &[(KEY.pid, Ok(number))], 0);
+        said.watermark(900 + index as u64 * 1_000);
+    }
+    let run = said.run();
+    head_of(&run);
+    let groupings = gpumem_runs::rules::Groupings::load("default").expect("built in");
+    let report = gpumem_runs::report::Report::new(&run, groupings, None);
+    assert!(gpumem_runs::report::json::json(&report).contains("steps"));
+    gpumem_runs::report::steps::text(&report);
+    report_sums(&run);
+}
+
+/// The parts of each moment sum to what is untrackable, as far as numbers go.
+fn report_sums(run: &Run) {
+    for moment in run.devices.iter().flat_map(|device| [&device.last, &device.peak]) {
+        if let (Some(parts), Some(untrackable)) = (&moment.parts, moment.untrackable_bytes) {
+            assert_eq!(parts.sum(), untrackable, "{moment:?}");
+        }
+    }
+}

@@ -74,7 +74,7 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
         let used = device.peak_used.map(|(bytes, _)| i64::try_from(bytes).unwrap_or(i64::MAX));
         let used =
             used.or(device.last.used_bytes()).map_or("not known".to_owned(), |bytes| amount(unit, bytes));
-        return vec![head, format!("no agent spoke for it; most that NVML charged: {used}")];
+        return vec![head, format!("{}; most that NVML charged: {used}", unseen(run))];
     };
     let at = times.time(peak.time_ns);
     let (parts, idle) = composition(report, peak, unit, NAMED.0);
@@ -96,7 +96,18 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
             None => "Untrackable not known: NVML was not read in time".to_owned(),
         },
     };
+    if tracked == 0 && peak.amounts.is_empty() {
+        return vec![head, "nothing was tracked".to_owned(), gap];
+    }
     vec![head, format!("peak of tracked {} at {at}: {parts}", amount(unit, tracked)), idle, gap]
+}
+
+/// Why nothing is tracked.
+fn unseen(run: &Run) -> &'static str {
+    match run.coverage.blocked_by {
+        Some(_) => "its agent was never let in",
+        None => "no agent spoke for it",
+    }
 }
 
 fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> {
@@ -123,7 +134,7 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
             run.process.claims.get("rank").map(|rank| format!(" rank {}", clean(rank))).unwrap_or_default();
         let peak = &device.peak;
         let what = match peak.tracked_bytes {
-            None => "no agent spoke for it".to_owned(),
+            None => unseen(run).to_owned(),
             Some(tracked) => {
                 let (parts, _) = composition(report, peak, unit, NAMED.1);
                 let gap = peak.untrackable_bytes.map_or("not known".to_owned(), |bytes| unit.amount(bytes));

@@ -62,10 +62,14 @@ fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
     let growth = &device.details.growth;
     let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
     let used = used.into_iter().flatten().max().unwrap_or(0);
-    let has_points = !growth.points.is_empty();
+    // Steps in which nobody could see an allocation say nothing about them.
+    let is_seen =
+        device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
+    let has_points = is_seen && !growth.points.is_empty();
     let has_samples =
         |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| growth.judge_samples(samples, used));
-    let names_of = |by: By| if kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
+    let names_of =
+        |by: By| if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
     let told = Told {
         per: growth.axis,
         period_ns: growth.period_ns,

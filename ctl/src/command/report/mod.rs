@@ -18,7 +18,7 @@ use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{Report, csv, group, growth, json, steps};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_runs::run::{Device, Run};
 
 /// What is asked for, and how to ask for it again.
 struct Found {
@@ -149,7 +149,13 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
                 known.push(device);
             }
         }
-        run.devices.retain(|device| names_device(name, Some(u32::from(device.ordinal)), &device.name));
+        let is_asked = |device: &Device| names_device(name, Some(u32::from(device.ordinal)), &device.name);
+        let (kept, gone): (Vec<Device>, Vec<Device>) =
+            std::mem::take(&mut run.devices).into_iter().partition(is_asked);
+        run.devices = kept;
+        let is_of_gone =
+            |text: &str| gone.iter().any(|device| text.contains(&format!(" on {}:", device.name)));
+        run.caveats.retain(|caveat| caveat.code != "accounting_disagrees" || !is_of_gone(&caveat.text));
     }
     if runs.iter().any(|run| !run.devices.is_empty()) {
         return Ok(());

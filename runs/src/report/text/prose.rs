@@ -195,7 +195,12 @@ fn coverage(run: &Run, times: Times) -> String {
     let coverage = &run.coverage;
     if !coverage.covered {
         let blind = blind(run, times).map_or(String::new(), |blind| format!(", {blind}"));
-        return format!("uncovered: no agent spoke for this process, NVML only{blind}");
+        let why = if coverage.blocked_by.is_some() {
+            "the agent was never let in"
+        } else {
+            "no agent spoke for this process"
+        };
+        return format!("uncovered: {why}, NVML only{blind}");
     }
     let mut parts =
         vec![if coverage.late { "covered late".to_owned() } else { "covered since start".to_owned() }];
