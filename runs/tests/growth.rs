@@ -158,7 +158,7 @@ fn a_leak_is_told_per_step_with_its_name_and_nothing_else() {
     assert_eq!(told.tags.len(), 1, "what stands still is not judged: {:?}", told.tags);
     assert_eq!(
         sentence(&run),
-        "growth: tracked +3.0 MiB per step over 360 steps (99.9 %): model/cache +3.0; gap flat"
+        "growth: tracked +3.0 MiB per step over 360 steps (99.9 % sure): model/cache +3.0; gap flat"
     );
     assert_eq!(told.gap.map(|gap| gap.verdict), Some(Verdict::Flat));
     let text = table(&report(&run), false);
@@ -182,7 +182,7 @@ fn a_flat_sawtooth_is_flat_and_a_gap_that_drifts_is_not() {
     let rate = gap.bytes_per_unit.expect("a rate") / (2 * MIB) as f64;
     assert!((0.95..1.05).contains(&rate), "{gap:?}");
     assert!(sentence(&run).starts_with("growth: tracked flat over "), "{}", sentence(&run));
-    assert!(sentence(&run).contains("; gap +2.0 MiB per step (99.9 %)"), "{}", sentence(&run));
+    assert!(sentence(&run).contains("; gap +2.0 MiB per step (99.9 % sure)"), "{}", sentence(&run));
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn a_process_without_an_agent_is_judged_by_what_it_uses() {
     }
     let runs = said.builder.runs(true);
     let run = runs.iter().find(|run| run.process.pid == 77).expect("its run");
-    assert_eq!(sentence(run), "growth: used +3.0 MiB per minute over 26 minutes (99.9 %)");
+    assert_eq!(sentence(run), "growth: used +3.0 MiB per minute over 26 minutes (99.9 % sure)");
     let told = all(run);
     assert!(told.tracked.is_none() && told.gap.is_none() && told.tags.is_empty());
 }

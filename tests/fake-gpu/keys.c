@@ -113,7 +113,7 @@ void sim_defaults(sim_machine *m) {
     }
 }
 
-static int parse_number(const char *text, int bytes, uint64_t *out) {
+int sim_number(const char *text, int bytes, uint64_t *out) {
     char *end;
     if (!isdigit((unsigned char)*text)) return -1;
     *out = strtoull(text, &end, 0);
@@ -147,12 +147,12 @@ static const char *store(void *field, const sim_key *key, const char *value) {
         snprintf(field, key->size, "%s", value);
         return NULL;
     }
-    if (key->kind == 'f' && !strncmp(value, "code:", 5) && !parse_number(value + 5, 0, &number) && number < SIM_CODE) {
+    if (key->kind == 'f' && !strncmp(value, "code:", 5) && !sim_number(value + 5, 0, &number) && number < SIM_CODE) {
         *(volatile uint64_t *)field = SIM_CODE | number;
         return NULL;
     }
     int is_name = key->kind == 'e' || key->kind == 'f';
-    if (is_name ? parse_name(value, key->values, &number) : parse_number(value, key->kind == 'b', &number))
+    if (is_name ? parse_name(value, key->values, &number) : sim_number(value, key->kind == 'b', &number))
         return is_name ? key->values : "not a number";
     *(volatile uint64_t *)field = number;
     return NULL;

@@ -191,6 +191,8 @@ void sim_mig_uuid(const sim_machine *m, int device, uint32_t instance, uint8_t u
 void sim_uuid_text(const uint8_t uuid[16], const char *prefix, char out[48]);
 
 const sim_key *sim_keys(int *count);
+/* A number, of bytes with K, M, G or T behind it; 0 if it was one. */
+int sim_number(const char *text, int bytes, uint64_t *out);
 void sim_defaults(sim_machine *m);
 /* Takes the costs that a text says, line by line: `KEY = VALUE  # evidence`. NULL, or why not; `line` is then the
  * number of the line. */

@@ -171,9 +171,16 @@ static int event(sim_machine *m, uint32_t device, uint64_t type, uint64_t data) 
 
 static int run(sim_machine *m, const char *what, int count, char **words) {
     uint64_t number[4] = {0};
-    for (int i = 0; i < count && i < 4; i++) number[i] = (uint64_t)strtoll(words[i], NULL, 0);
     if (!strcmp(what, "set")) return set_all(m, count, words);
     if (!strcmp(what, "show")) return show(m);
+    for (int i = 0; i < count && i < 4; i++) {
+        int negative = words[i][0] == '-';
+        if (sim_number(words[i] + negative, 1, &number[i])) {
+            fprintf(stderr, "fake-gpu: %s is no number; bytes take K, M, G\n", words[i]);
+            return 2;
+        }
+        if (negative) number[i] = -number[i];
+    }
     if (!strcmp(what, "hold") && count == 3) return hold(m, (uint32_t)number[0], (uint32_t)number[1], number[2]);
     if (count >= 2 && number[1] >= SIM_DEVICES && strcmp(what, "xid") && strcmp(what, "event")) return 2;
     if (!strcmp(what, "grow") && count == 3) return grow(m, (int)number[0], (int)number[1], (int64_t)number[2]);

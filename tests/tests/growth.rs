@@ -79,7 +79,7 @@ fn a_tag_that_leaks_is_named_with_its_rate() {
     let structures = json["structures"].as_array().expect("structures");
     assert_eq!(structures.iter().filter(|name| name["verdict"] == "growing").count(), 1, "{structures:?}");
     assert!(line.starts_with("growth: tracked +4.0 MiB per step over 2"), "{line}");
-    assert!(line.ends_with("%): history +4.0; gap flat"), "{line}");
+    assert!(line.ends_with("% sure): history +4.0; gap flat"), "{line}");
     let row = table.lines().find(|line| line.trim_start().starts_with("history ")).expect("a row");
     assert!(row.contains(" +4.0  growing "), "{row}");
 }

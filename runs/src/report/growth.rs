@@ -164,7 +164,7 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
     let sure = judgement.confidence.map(percent).unwrap_or_default();
     match judgement.verdict {
         Verdict::Growing | Verdict::Shrinking => {
-            format!("{}{over} ({sure})", moving(judgement, per).unwrap_or_default())
+            format!("{}{over} ({sure} sure)", moving(judgement, per).unwrap_or_default())
         }
         Verdict::Flat => format!("flat{over}{}", doubt(judgement, per)),
         Verdict::OneJump => {

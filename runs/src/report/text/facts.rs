@@ -121,7 +121,7 @@ fn beside(device: &Device, out: &mut Lines) {
         ("registered host", beside.registered_bytes),
         ("imported", beside.imported_bytes),
         ("host VMM", beside.host_vmm_bytes),
-        ("blocks in memory that predates the agent", beside.unbooked_block_bytes),
+        ("blocks in memory that was not seen", beside.unbooked_block_bytes),
     ];
     let there: Vec<_> = kinds.iter().filter(|(_, bytes)| *bytes != 0).collect();
     if there.is_empty() {
