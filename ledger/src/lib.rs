@@ -34,6 +34,7 @@
 //! | allocation for a framework pool | posted to `idle`: it is a segment of that pool |
 //! | stream-ordered allocation | shifted from `idle` to the cell of its tag (class block); for the pool `max(reserved as last polled, highest live since)` is posted |
 //! | managed, pinned, registered, imported memory | beside the book, per kind |
+//! | pools of managed or host memory, and what comes from them | beside the book |
 //! | allocation under stream capture | nothing: a graph owns the bytes |
 //! | free entered | nothing yet: the address is unbound, the row is in flight |
 //! | free returned 0 (or 4: the driver is gone) | taken from where it was booked |
