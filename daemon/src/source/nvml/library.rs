@@ -135,7 +135,7 @@ impl Library {
     ) -> Result<Library, (String, u32)> {
         let (raw, place) = find(given)?;
         let driver = raw.nvml().sys_driver_version().unwrap_or_else(|_| "of unknown version".to_owned());
-        let pids = if trust_pids { Pids::Trusted } else { pids_of(&driver, is_host_namespace()) };
+        let pids = if trust_pids { Pids::Trusted } else { pids_of(&driver, crate::namespace::is_hosts()) };
         let (found, gpus) = enumerate(&raw, avoid, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
         let of_devices = found.iter().map(|found| facts_of(&raw, found)).collect();
@@ -386,11 +386,6 @@ fn hex(text: &str) -> Option<[u8; 16]> {
         *byte = pair[0] << 4 | pair[1];
     }
     Some(uuid)
-}
-
-/// The kernel numbers its first PID namespace so (`PROC_PID_INIT_INO`).
-fn is_host_namespace() -> bool {
-    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
 }
 
 /// What a driver of this version does with pids, as read in the releases of its kernel modules.
