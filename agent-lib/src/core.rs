@@ -47,10 +47,12 @@ pub struct Core {
 /// Where a record belongs, beyond time and order.
 #[derive(Debug, Clone, Copy)]
 pub struct At {
-    /// Tag; see `Core::tag`.
+    /// Tag; see `Core::named`.
     pub tag: u32,
     /// Flags.
     pub flags: Flags,
+    /// Stack; 0 for none.
+    pub stack: u32,
     /// contextUid, or what the kind says.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
@@ -61,7 +63,8 @@ pub struct At {
 
 impl At {
     /// No tag, no device.
-    pub const NOWHERE: At = At { tag: 0, flags: Flags(0), context: 0, module: 0, device: NONE_DEVICE };
+    pub const NOWHERE: At =
+        At { tag: 0, flags: Flags(0), stack: 0, context: 0, module: 0, device: NONE_DEVICE };
 }
 
 impl Core {
@@ -138,7 +141,7 @@ impl Core {
             seq,
             time_ns,
             tag: at.tag,
-            stack: 0,
+            stack: at.stack,
             thread: thread.id.load(Relaxed),
             context: at.context,
             module: at.module,
@@ -150,20 +153,6 @@ impl Core {
         self.ring.put(&row);
         thread.making.store(0, Release);
         seq
-    }
-
-    /// The tag in force on the calling thread, and whether it was inherited.
-    #[inline(always)]
-    pub fn tag(&self, thread: &Thread) -> (u32, Flags) {
-        // SAFETY: `thread` is the caller's own; the reference ends here.
-        let own = unsafe { thread.own() };
-        match own.depth {
-            0 => match self.process_tag.load(Relaxed) {
-                0 => (0, Flags(0)),
-                tag => (tag, Flags::INHERITED),
-            },
-            depth => (own.tags[depth.min(crate::threads::DEPTH) - 1], Flags(0)),
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! devices.
 
 use crate::core::{At, Core, nothing};
+use crate::naming::Named;
 use crate::threads::Thread;
 use cupti_sys::Driver;
 use cupti_sys::device_attribute::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
@@ -235,7 +236,7 @@ impl Core {
             place.handle.store(handle, Release);
         }
         let at = created.unwrap_or_else(|| {
-            let (tag, flags) = self.tag(thread);
+            let Named { tag, flags, .. } = self.named(thread);
             At { tag, flags, ..At::NOWHERE }
         });
         let at = At { context: uid, device, ..at };

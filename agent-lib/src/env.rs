@@ -23,6 +23,19 @@ pub const CUPTI_PATH: &str = "GPUMEM_CUPTI_PATH";
 /// Another tool's injection library, to be loaded first.
 pub const NEXT_INJECTION: &str = "GPUMEM_NEXT_INJECTION64_PATH";
 
+/// `0` switches a layer of names off: everything about PyTorch.
+pub const TORCH: &str = "GPUMEM_TORCH";
+/// `0`: no names from Python frames.
+pub const FRAMES: &str = "GPUMEM_FRAMES";
+/// `0`: no names for the backward pass.
+pub const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
+/// `0`: no code of ours runs in the interpreter unless the program imports `gpumem`.
+pub const PYTHON: &str = "GPUMEM_PYTHON";
+/// `0`: NVTX ranges are not scopes.
+pub const NVTX: &str = "GPUMEM_NVTX";
+/// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
+pub const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
+
 /// Kineto's: it finalizes CUPTI some time after each trace.
 pub const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
@@ -65,8 +78,46 @@ pub struct Settings {
     pub next_injection: Option<PathBuf>,
     /// See [`TEARDOWN`].
     pub teardown: bool,
+    /// Which layers of names may work.
+    pub layers: Layers,
+    /// See [`NVTX_DOMAINS`].
+    pub nvtx_domains: Vec<String>,
     /// `key=value` lines for the Hello.
     pub claims: String,
+}
+
+/// Kill switches; all are on unless the environment says `0`.
+#[derive(Debug, Clone, Copy)]
+pub struct Layers {
+    /// See [`TORCH`].
+    pub torch: bool,
+    /// See [`FRAMES`].
+    pub frames: bool,
+    /// See [`AUTOGRAD`].
+    pub autograd: bool,
+    /// See [`PYTHON`].
+    pub python: bool,
+    /// See [`NVTX`].
+    pub nvtx: bool,
+}
+
+impl Default for Layers {
+    fn default() -> Self {
+        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true }
+    }
+}
+
+impl Layers {
+    fn read() -> Self {
+        let on = |name| get(name).is_none_or(|value| value != "0");
+        Layers {
+            torch: on(TORCH),
+            frames: on(FRAMES),
+            autograd: on(AUTOGRAD),
+            python: on(PYTHON),
+            nvtx: on(NVTX),
+        }
+    }
 }
 
 fn get(name: &str) -> Option<OsString> {
@@ -125,6 +176,10 @@ impl Settings {
             conda: get("CONDA_PREFIX").map(Into::into),
             next_injection: get(NEXT_INJECTION).map(Into::into),
             teardown: get(TEARDOWN).is_some_and(|value| value != "0"),
+            layers: Layers::read(),
+            nvtx_domains: get(NVTX_DOMAINS)
+                .map(|value| value.to_string_lossy().split(',').map(|name| name.trim().to_owned()).collect())
+                .unwrap_or_default(),
             claims,
         }
     }

@@ -10,6 +10,7 @@
 //! book.rs         allocations, frees, imports           vmm.rs     handles and mappings      multicast.rs
 //! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
 //! devices.rs      devices and contexts                  scope.rs   tags
+//! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
 //! memfd.rs        what the daemon is handed             threads.rs what each thread has
 //! sender/         the one thread: ring -> socket or file; resync
@@ -34,17 +35,22 @@ pub mod env;
 pub mod ffi;
 mod fork;
 mod glibc;
+pub mod layers;
 pub mod live;
 pub mod memfd;
 pub mod multicast;
 pub mod names;
+pub mod naming;
+pub mod nvtx;
 pub mod pools;
+pub mod python;
 pub mod ring;
 pub mod scope;
 mod second;
 pub mod sender;
 pub mod state;
 pub mod threads;
+pub mod torch;
 pub mod vmm;
 
 use ffi::{guard, shielded};

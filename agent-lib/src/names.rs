@@ -148,26 +148,43 @@ impl Names {
     /// The tag `parent/name`; 0 if there is no room for it.
     #[inline]
     pub fn intern(&self, parent: u32, name: &[u8]) -> u32 {
-        let key = hash(parent, name);
+        let Some(place) = self.place(hash(parent, name)) else { return 0 };
+        if self.paths[place].load(Relaxed) == 0 {
+            return self.introduce(place, parent, name);
+        }
+        place as u32 + 1
+    }
+
+    /// The place of a key, taken for it if it is new; `None` if there is no room.
+    #[inline]
+    fn place(&self, key: u64) -> Option<usize> {
         for probe in 0..REACH {
             let place = (key as usize).wrapping_add(probe) & (PLACES - 1);
             match self.keys[place].load(Acquire) {
-                found if found == key => {
-                    if self.paths[place].load(Relaxed) == 0 {
-                        return self.introduce(place, parent, name);
-                    }
-                    return place as u32 + 1;
-                }
+                found if found == key => return Some(place),
                 0 => match self.keys[place].compare_exchange(0, key, AcqRel, Acquire) {
-                    Ok(_) => return self.introduce(place, parent, name),
-                    Err(found) if found == key => return self.introduce(place, parent, name),
+                    Ok(_) => return Some(place),
+                    Err(found) if found == key => return Some(place),
                     Err(_) => {}
                 },
                 _ => {}
             }
         }
         self.refused.fetch_add(1, Relaxed);
-        0
+        None
+    }
+
+    /// The tag `outer/inner` of two tags; `outer` if there is no room for it.
+    #[inline]
+    pub fn join(&self, outer: u32, inner: u32) -> u32 {
+        // A name of its own kind, so that it is found by the two numbers alone. No text has these bytes.
+        let mut key = [0xff; 6];
+        key[..4].copy_from_slice(&inner.to_le_bytes());
+        let Some(place) = self.place(hash(outer, &key)) else { return outer };
+        if self.paths[place].load(Relaxed) == 0 {
+            return self.introduce(place, outer, self.path(inner).unwrap_or(b"?"));
+        }
+        place as u32 + 1
     }
 
     /// Writes the name of a new tag. Two threads may do so for one tag: saying a name twice does no harm.

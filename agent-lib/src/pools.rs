@@ -3,6 +3,7 @@
 use crate::book::{kind, kind_of};
 use crate::core::{At, Core, nothing};
 use crate::live::{Beside, Key};
+use crate::naming::Named;
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Role};
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +22,7 @@ impl Core {
     }
 
     fn in_pool(&self, thread: &Thread, pool: u64) -> At {
-        let (tag, flags) = self.tag(thread);
+        let Named { tag, flags, .. } = self.named(thread);
         At { tag, flags, device: self.pool_device(pool), ..At::NOWHERE }
     }
 

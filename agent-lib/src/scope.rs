@@ -1,6 +1,7 @@
 //! Tags: what the program says it is doing, per thread.
 
 use crate::core::{At, Core, nothing};
+use crate::naming::Named;
 use crate::threads::{DEPTH, Thread};
 use gpumem_wire::{Body, Phase};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,10 +12,11 @@ impl Core {
     pub fn push(&self, thread: &Thread, name: &[u8]) {
         // SAFETY: the caller's own place; the reference ends with this function.
         let own = unsafe { thread.own() };
-        let parent = if own.depth == 0 { 0 } else { own.tags[own.depth.min(DEPTH) - 1] };
+        let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
+            own.outer[own.depth] = parent;
             let tag = if name.is_empty() { parent } else { self.names.intern(parent, name) };
-            own.tags[own.depth] = if tag == 0 { parent } else { tag };
+            thread.scope.store(if tag == 0 { parent } else { tag }, Relaxed);
         }
         own.depth += 1;
     }
@@ -24,6 +26,9 @@ impl Core {
     pub fn pop(&self, thread: &Thread) {
         // SAFETY: as in `push`.
         let own = unsafe { thread.own() };
+        if let Some(&outer) = own.depth.checked_sub(1).and_then(|depth| own.outer.get(depth)) {
+            thread.scope.store(outer, Relaxed);
+        }
         own.depth = own.depth.saturating_sub(1);
     }
 
@@ -34,7 +39,7 @@ impl Core {
     }
 
     fn here(&self, thread: &Thread) -> At {
-        let (tag, flags) = self.tag(thread);
+        let Named { tag, flags, .. } = self.named(thread);
         At { tag, flags, ..At::NOWHERE }
     }
 

@@ -65,8 +65,8 @@ impl Call {
 pub struct Own {
     /// Open scopes; may be more than `DEPTH`.
     pub depth: usize,
-    /// Tags of the open scopes.
-    pub tags: [u32; DEPTH],
+    /// Per open scope, the tag that was in force outside of it.
+    pub outer: [u32; DEPTH],
     /// Open driver calls.
     pub calls: [Option<Call>; CALLS],
     /// How many of them are used.
@@ -91,6 +91,9 @@ pub struct Thread {
     pub bound: AtomicU64,
     /// When the outermost allocation call in flight was entered. Else 0.
     pub allocating_since_ns: AtomicU64,
+    /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
+    /// the address (`gpumem_scope_word`) and puts back what it found there.
+    pub scope: AtomicU32,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,
@@ -233,11 +236,12 @@ fn claim() -> Option<&'static Thread> {
     place.busy.store(0, Relaxed);
     place.allocating_since_ns.store(0, Relaxed);
     place.context.store(0, Relaxed);
+    place.scope.store(0, Relaxed);
     // SAFETY: ours since its `id` is ours; nobody else touches it.
     unsafe {
         (*place.own.get()) = Own {
             depth: 0,
-            tags: [0; DEPTH],
+            outer: [0; DEPTH],
             calls: [None; CALLS],
             open: 0,
             block_pool: 0,

@@ -122,6 +122,11 @@ fn body(kind: u8) -> Body<'static> {
         83 => Body::ResyncEnd { epoch: A, head_seq: C, rows: B },
         84 => Body::Bye { reason: ByeReason::Requested },
         85 => Body::Agent { result: R, state: AgentState::Blocked, detail: "nsys 2025.1" },
+        86 => Body::Layer {
+            layer: Layer::Autograd,
+            state: LayerState::Degraded,
+            reason: "12 of 400 nodes not known",
+        },
         96 => Body::SampleBegin { number: C },
         97 => Body::DeviceSample { used_bytes: B, free_bytes: A, reserved_bytes: Reading::of(C) },
         98 => Body::ProcessSample {
@@ -148,6 +153,8 @@ fn body(kind: u8) -> Body<'static> {
         115 => Body::Pause {},
         116 => Body::Resume {},
         117 => Body::Dump {},
+        118 => Body::Ask { what: AskKind::ReportJson, options: "tags=1\n" },
+        119 => Body::Answer { result: R, last: true, text: b"{}" },
         other => panic!("record kind {other} has no example: add one above, then run with UPDATE_GOLDEN=1"),
     }
 }

@@ -235,6 +235,46 @@ codes! {
         Requested = 3,
     }
 
+    /// A way in which memory gets its names.
+    Layer {
+        /// Blocks of PyTorch's allocator.
+        Blocks = 1,
+        /// Its word that it is out of memory.
+        OutOfMemory = 2,
+        /// Scopes of the C API and of Python.
+        Scopes = 3,
+        /// NVTX ranges.
+        Nvtx = 4,
+        /// The path of the module in whose Python frame the allocation was made.
+        ModulePath = 5,
+        /// Backward allocations, named after the forward pass by autograd's sequence numbers.
+        Autograd = 6,
+        /// Modules, parameters and optimizers as Python knows them.
+        Roles = 7,
+    }
+
+    /// Whether a layer of names is at work.
+    LayerState {
+        /// It is, and has passed its own test.
+        Active = 1,
+        /// It works in part; the reason says in which.
+        Degraded = 2,
+        /// There is nothing for it to do: no PyTorch, no Python, no scope.
+        Absent = 3,
+        /// It was switched off.
+        Off = 4,
+        /// Its own test failed, or it met something that it does not know.
+        Failed = 5,
+    }
+
+    /// What a program asks the daemon about itself.
+    AskKind {
+        /// The report, as people read it.
+        ReportText = 1,
+        /// The report as JSON.
+        ReportJson = 2,
+    }
+
     /// How an out-of-memory ended, as far as the reporter knows.
     OomOutcome {
         /// The request failed after every retry.

@@ -111,8 +111,19 @@ code_places!(
     FrameFormat,
     Edge,
     ByeReason,
+    LayerState,
+    AskKind,
     OomOutcome
 );
+
+impl Place<u16> for Layer {
+    fn put(self) -> u16 {
+        self.to_code().into()
+    }
+    fn get(place: u16) -> Option<Self> {
+        Some(Layer::from_code(u8::try_from(place).unwrap_or(0)))
+    }
+}
 
 impl Place<u16> for Absence {
     fn put(self) -> u16 {
@@ -348,6 +359,9 @@ records! {
     /// Whether the agent sees driver calls; `result` is CUPTI's, the payload names a blocker or a cause.
     85 Agent { result: u16 => result, state: AgentState => detail, detail: &'a str => payload }
 
+    /// How a layer of names is; the payload says why. Said of each layer at every connection, and when it changes.
+    86 Layer { layer: Layer => result, state: LayerState => detail, reason: &'a str => payload }
+
     // What the daemon sees, for recordings.
 
     /// A reading of `device` begins: device memory, then the process lists, then device memory again.
@@ -386,6 +400,13 @@ records! {
     116 Resume { }
     /// Write what the ring holds.
     117 Dump { }
+
+    // Instead of a Hello: a program asks about itself.
+
+    /// First and only record of a connection; the payload has options, `key=value` lines.
+    118 Ask { what: AskKind => detail, options: &'a str => payload }
+    /// A piece of the answer; the last one says so. `result` is an errno, 0 for success; then the text says what is wrong.
+    119 Answer { result: u16 => result, last: bool => detail, text: &'a [u8] => payload }
 }
 
 macro_rules! at {

@@ -282,7 +282,19 @@ fn every_code_survives_its_number() {
         )* };
     }
     check!(MemoryKind, Role, Phase, PoolOwner, ImportSource, FreeState, AgentState, DestroyScope);
-    check!(DriverEventKind, ClockKind, DeviceIdKind, Absence, FrameFormat, Edge, ByeReason, OomOutcome);
+    check!(
+        DriverEventKind,
+        ClockKind,
+        DeviceIdKind,
+        Absence,
+        FrameFormat,
+        Edge,
+        ByeReason,
+        OomOutcome,
+        Layer,
+        LayerState,
+        AskKind
+    );
     // Role and phase share a byte.
     assert!(Role::ALL.iter().all(|role| role.to_code() < 16));
     assert!(Phase::ALL.iter().all(|phase| phase.to_code() < 16));
@@ -311,7 +323,7 @@ fn lengths_that_no_frame_has_end_the_packet() {
 
 #[test]
 fn a_payload_that_is_not_text_concerns_its_record_only() {
-    let text_kinds = [1, 3, 4, 5, 85, 100, 102];
+    let text_kinds = [1, 3, 4, 5, 85, 86, 100, 102, 118];
     for &(name, kind) in Body::KINDS {
         let packet =
             [raw_frame(&slot_of_kind(kind), b"\xff\xfe"), raw_frame(&slot_of_kind(4), b"a/b")].concat();

@@ -6,6 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::Allocation;
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
+use crate::naming::Named;
 use crate::threads::{Call, Thread};
 use cupti_sys::{CallbackData, ENTER, GraphData, domain, params};
 use gpumem_wire::{Body, DestroyScope, DriverEventKind, Flags, MemoryKind, NONE_DEVICE, PoolOwner};
@@ -70,20 +71,20 @@ impl Here<'_> {
 
     #[inline(always)]
     pub(super) fn at(&self) -> At {
-        let (tag, flags) = self.core.tag(self.thread);
+        let Named { tag, flags, .. } = self.core.named(self.thread);
         let context = self.data.context as usize;
         let device = match context {
             0 => NONE_DEVICE,
             _ => self.core.device_of_context(self.thread, context, self.data.context_uid),
         };
-        At { tag, flags, context: self.data.context_uid, module: 0, device }
+        At { tag, flags, context: self.data.context_uid, device, ..At::NOWHERE }
     }
 
     /// As `at`, on the device that the parameters name.
     pub(super) fn at_device(&self, ordinal: u32) -> At {
-        let (tag, flags) = self.core.tag(self.thread);
+        let Named { tag, flags, .. } = self.core.named(self.thread);
         let device = self.core.device(ordinal);
-        At { tag, flags, context: self.data.context_uid, module: 0, device }
+        At { tag, flags, context: self.data.context_uid, device, ..At::NOWHERE }
     }
 
     /// With the library that made this call.

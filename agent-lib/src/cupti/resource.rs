@@ -1,6 +1,7 @@
 //! Callbacks about contexts, modules and graph nodes.
 
 use crate::core::{At, Core};
+use crate::naming::Named;
 use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
@@ -46,8 +47,9 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
                 }),
             };
             let (device, uid) = core.devices.known(context).unwrap_or((NONE_DEVICE, 0));
-            let (tag, flags) = core.tag(thread);
-            let at = At { tag, flags, context: uid, module: caller(core, thread, data), device };
+            let Named { tag, flags, .. } = core.named(thread);
+            let at =
+                At { tag, flags, context: uid, module: caller(core, thread, data), device, ..At::NOWHERE };
             core.gap_moved(thread, at, event, bytes, module.module_id.into());
         }
         ids::resource::GRAPHNODE_CREATED => {

@@ -2,6 +2,7 @@
 
 use super::{Sender, finishing};
 use crate::clock::MARGIN_NS;
+use crate::layers;
 use crate::state::{self, Said};
 use crate::threads;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
@@ -103,6 +104,12 @@ impl Sender {
 
     /// The agent about itself, if that has changed.
     pub(super) fn send_state(&mut self) {
+        if self.layers_version != Some(layers::version()) {
+            self.layers_version = Some(layers::version());
+            for layers::Said { layer, state, reason } in layers::all() {
+                self.say(Body::Layer { layer, state, reason: &reason });
+            }
+        }
         let refused = self.core.live.refused.load(Relaxed) + threads::REFUSED.load(Relaxed);
         let told = (self.core.astray.load(Relaxed), refused);
         let version = state::version();

@@ -65,6 +65,8 @@ struct Sender {
     epoch: u64,
     /// Of the state that was sent on this connection.
     state_version: Option<u64>,
+    /// Of what was said on this connection about layers of names.
+    layers_version: Option<u64>,
     /// Number of the last one that was said on this connection.
     state_said: u64,
     next_look_ns: u64,
@@ -154,6 +156,7 @@ impl Sender {
             resync: None,
             epoch: 0,
             state_version: None,
+            layers_version: None,
             state_said: 0,
             next_look_ns: 0,
             alone: false,
@@ -210,6 +213,7 @@ impl Sender {
         }
         self.names_sent = 0;
         self.state_version = None;
+        self.layers_version = None;
         self.state_said = 0;
         self.resync = None;
         // What was in the packet of the old connection was not sent.

@@ -8,6 +8,7 @@ use super::rounds::{Contestant, Per, print_table};
 use gpumem::book::Allocation;
 use gpumem::core::{At, Core};
 use gpumem::env::Settings;
+use gpumem::naming::Named;
 use gpumem::threads::Call;
 use gpumem_wire::{Flags, MemoryKind};
 use std::cell::Cell;
@@ -51,9 +52,9 @@ impl BareRing {
 fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
     let params = black_box(params).as_ptr() as usize;
     gpumem::ffi::guard((), |core, thread| {
-        let (tag, flags) = core.tag(thread);
+        let Named { tag, flags, .. } = core.named(thread);
         let module = core.caller(thread, 243, params, (&raw const thread) as usize);
-        let at = At { tag, flags, context: 1, module, device: 0 };
+        let at = At { tag, flags, context: 1, module, device: 0, ..At::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
@@ -63,8 +64,8 @@ fn alloc_called(address: u64, bytes: u64, params: &[u64; 2]) {
 #[inline(never)]
 fn alloc(address: u64, bytes: u64) {
     gpumem::ffi::guard((), |core, thread| {
-        let (tag, flags) = core.tag(thread);
-        let at = At { tag, flags, context: 1, module: 0, device: 0 };
+        let Named { tag, flags, .. } = core.named(thread);
+        let at = At { tag, flags, context: 1, device: 0, ..At::NOWHERE };
         let what = Allocation { address, bytes, pool: 0, memory: MemoryKind::Device, entered_ns: Some(1) };
         core.allocated(thread, at, what);
     });
@@ -73,9 +74,14 @@ fn alloc(address: u64, bytes: u64) {
 #[inline(never)]
 fn free(address: u64) {
     gpumem::ffi::guard((), |core, thread| {
-        let (tag, flags) = core.tag(thread);
+        let Named { tag, flags, .. } = core.named(thread);
         let mut call = Call::new(1, 1);
-        core.free_entered(thread, At { tag, flags, context: 1, module: 0, device: 0 }, &mut call, address);
+        core.free_entered(
+            thread,
+            At { tag, flags, context: 1, device: 0, ..At::NOWHERE },
+            &mut call,
+            address,
+        );
         black_box(&call);
     });
 }
@@ -220,7 +226,7 @@ pub fn run() {
     print_table("the same from two threads at once, per record of each", Per::Event, &[&both, &both_floor]);
     scopes();
     super::kinds::run(core, drained);
-    assert_eq!(core.tag(gpumem::threads::current().expect("a place")).1, Flags(0));
+    assert_eq!(core.named(gpumem::threads::current().expect("a place")).flags, Flags(0));
 }
 
 /// Two threads, as long as the slower one takes.

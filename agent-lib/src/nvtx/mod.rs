@@ -1,0 +1,1 @@
+//! NVTX: ranges of programs that annotate themselves, as scopes.
