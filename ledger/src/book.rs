@@ -107,6 +107,8 @@ struct Cell {
     /// Value at the peak, if `epoch` is the peak's.
     at_peak: i64,
     epoch: u32,
+    /// Code of its role, once [`Book::learn_roles`] has looked.
+    role: u8,
 }
 
 /// The highest `tracked` so far.
@@ -158,6 +160,13 @@ pub struct Window {
 pub(crate) struct Book {
     cells: Vec<Cell>,
     pub tracked: i64,
+    /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
+    /// looked.
+    by_role: [i64; 16],
+    /// Cells that it has looked at.
+    learnt: usize,
+    /// Highest `tracked` since [`Book::restart_most`].
+    pub most: i64,
     /// Of the direct allocations in it.
     pub rounding: Rounding,
     pub peak: Peak,
@@ -183,6 +192,9 @@ impl Book {
         Book {
             cells: Vec::new(),
             tracked: 0,
+            by_role: [0; 16],
+            learnt: 0,
+            most: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
             window: Range::at(0),
@@ -209,6 +221,10 @@ impl Book {
             cell.at_peak = cell.now;
         }
         cell.now = cell.now.wrapping_add(delta);
+        if cell.role != 0 {
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(delta);
+        }
         self.copied = false;
         self.trail.post(id, delta);
     }
@@ -255,6 +271,7 @@ impl Book {
         if self.tracked != self.settled {
             (self.settled, self.changed_ns) = (self.tracked, time_ns);
             self.window.include(self.tracked);
+            self.most = self.most.max(self.tracked);
         }
         if self.tracked < self.peak.bytes || self.tracked <= 0 {
             return false;
@@ -282,6 +299,26 @@ impl Book {
     #[inline]
     pub fn now(&self, id: CellId) -> i64 {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
+    }
+
+    /// Sums by role are right for all cells that there are by now.
+    pub fn learn_roles(&mut self, keys: &[CellKey]) {
+        for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
+            cell.role = key.role.to_code();
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(cell.now);
+        }
+        self.learnt = self.cells.len();
+    }
+
+    /// Bytes of the role with this code, as far as [`Book::learn_roles`] has looked; of [`Role::Unknown`] nothing.
+    pub fn by_role(&self, code: usize) -> i64 {
+        self.by_role.get(code).copied().unwrap_or(0)
+    }
+
+    /// `most` is that of the time from now on.
+    pub fn restart_most(&mut self) {
+        self.most = self.tracked;
     }
 
     pub fn at_peak(&self, id: CellId) -> i64 {

@@ -185,6 +185,7 @@ impl Process {
         }
         self.healing = false;
         self.steps.lose();
+        self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
@@ -386,6 +387,7 @@ impl Process {
                 self.tags.insert(stamp.tag, path.into());
             }
             Body::Module { path, .. } => {
+                self.holdings.note_library(stamp.module, path);
                 self.modules.insert(stamp.module, path.into());
             }
             Body::Hello { claims, .. } => {
@@ -394,7 +396,8 @@ impl Process {
             }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
             Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
-            Body::Step { number } => self.begin_step(number, stamp.time_ns),
+            Body::Step { number } => self.begin_step(number, stamp),
+            Body::PhaseBegin { phase } => self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns),
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 if end > self.last_seq {
