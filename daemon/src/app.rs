@@ -16,8 +16,8 @@ use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
 use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, Origin, ProcessKey};
-use gpumem_runs::rules::Groupings;
 use gpumem_runs::report::By;
+use gpumem_runs::rules::Groupings;
 use gpumem_wire::{AskKind, Body, Reading, Record, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
@@ -157,7 +157,9 @@ fn answer(agents: &Agents, sight: &Arc<Sight>) {
                 (AskKind::ReportText, Some("csv")) => Form::Csv,
                 (AskKind::ReportText, _) => Form::Text,
                 (AskKind::ReportJson, _) => Form::Json,
-                (AskKind::Unknown, _) => return Err(unanswered(22, "this daemon does not know that question")),
+                (AskKind::Unknown, _) => {
+                    return Err(unanswered(22, "this daemon does not know that question"));
+                }
             };
             let by = match agent::option(&options, "by") {
                 Some("layer") => Some(By::Layer),

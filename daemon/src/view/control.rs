@@ -129,7 +129,9 @@ async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> 
         ("/v1/ps" | "/v1/runs" | "/v1/doctor", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
-        ("/v1/nvml/release" | "/v1/record", ..) => Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST")),
+        ("/v1/nvml/release" | "/v1/record", ..) => {
+            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST"))
+        }
         (path, ..) => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(

@@ -36,7 +36,11 @@ pub type Answerer = Box<dyn Fn(ProcessKey, AskKind, String) -> Answer + Send + S
 
 /// The value of an option.
 pub fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
-    options.lines().filter_map(|line| line.split_once('=')).find(|(name, _)| *name == key).map(|(_, value)| value)
+    options
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .find(|(name, _)| *name == key)
+        .map(|(_, value)| value)
 }
 
 /// Who asks what.
@@ -73,7 +77,9 @@ impl Agents {
     async fn heard_up_to(&self, key: ProcessKey, seq: u64) {
         let mut pause = Duration::from_millis(1);
         // An agent that never said hello has said nothing that could come.
-        while self.heard(key).is_some_and(|heard| heard < seq) || self.inbox.capacity() < self.inbox.max_capacity() {
+        while self.heard(key).is_some_and(|heard| heard < seq)
+            || self.inbox.capacity() < self.inbox.max_capacity()
+        {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(10));
         }

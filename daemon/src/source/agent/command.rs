@@ -3,9 +3,9 @@
 use super::Agents;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Body, Record, frame};
+use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 

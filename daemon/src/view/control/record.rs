@@ -30,7 +30,11 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
         _ => return Err(bad("do= must be start, stop, pause, resume or dump")),
     };
     let published = sight.board.read();
-    let process = published.snapshot.processes.iter().rfind(|process| process.key.pid == pid && process.ended.is_none());
+    let process = published
+        .snapshot
+        .processes
+        .iter()
+        .rfind(|process| process.key.pid == pid && process.ended.is_none());
     let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
         return Err(Refused::new(StatusCode::NOT_FOUND, format!("pid {pid} is no process that uses a GPU")));
     };
@@ -56,7 +60,9 @@ fn unescaped(text: &str) -> Result<String, Refused> {
         }
         let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
         let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(byte.ok_or_else(|| Refused::new(StatusCode::BAD_REQUEST, "a % must be followed by two digits"))?);
+        bytes.push(
+            byte.ok_or_else(|| Refused::new(StatusCode::BAD_REQUEST, "a % must be followed by two digits"))?,
+        );
         rest = rest.get(2..).unwrap_or_default();
     }
     String::from_utf8(bytes).map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "a path must be UTF-8"))
