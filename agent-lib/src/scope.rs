@@ -3,8 +3,26 @@
 use crate::core::{At, Core, nothing};
 use crate::naming::Named;
 use crate::threads::{DEPTH, Thread};
-use gpumem_wire::{Body, Phase};
-use std::sync::atomic::Ordering::Relaxed;
+use gpumem_wire::{Body, Layer, LayerState, Phase};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Somebody has opened a scope.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// A scope is opened.
+#[inline(always)]
+pub fn note() {
+    if !USED.load(Relaxed) {
+        USED.store(true, Relaxed);
+    }
+}
+
+/// For the sender, now and then.
+pub fn look() {
+    let used = USED.load(Relaxed);
+    let state = if used { LayerState::Active } else { LayerState::Absent };
+    crate::layers::set(Layer::Scopes, state, if used { "" } else { "the program has opened none" });
+}
 
 impl Core {
     /// Opens the scope `name` inside of those that are open.
@@ -15,6 +33,7 @@ impl Core {
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
             own.outer[own.depth] = parent;
+            note();
             let tag = if name.is_empty() { parent } else { self.names.intern(parent, name) };
             thread.scope.store(if tag == 0 { parent } else { tag }, Relaxed);
         }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 const PREFIX: &str = "gpumem-agent.";
 /// First word of the table: what the address is looked at for. Another value, another layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\x01\0");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\x02\0");
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
 

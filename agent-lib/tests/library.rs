@@ -86,6 +86,8 @@ fn it_exports_its_interface_alone_and_stays() {
         .map(|name| format!("gpumem_{name}"))
         .collect();
     wanted.push("InitializeInjection".to_owned());
+    // What the Python package calls, and no C program.
+    wanted.extend(["scope_word", "intern", "snapshot", "peak"].map(|name| format!("gpumem_{name}")));
     wanted.sort_unstable();
     assert_eq!(exported, wanted);
     // DT_FLAGS_1 with DF_1_NODELETE.

@@ -16,13 +16,13 @@ mod link;
 mod resync;
 mod wake;
 
-pub use link::close_in_child;
+pub use link::{close_in_child, connected};
 pub use wake::wake;
 
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{callers, ffi, state};
+use crate::{callers, ffi, scope, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -237,6 +237,7 @@ impl Sender {
         }
         threads::sweep(self.core.pid);
         callers::reclaim(now);
+        scope::look();
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
             if self.client.look(self.core, now) && self.link.is_up() {
