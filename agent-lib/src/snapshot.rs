@@ -87,6 +87,7 @@ fn path(core: &Core, tag: u32) -> String {
 }
 
 fn status(core: &Core) -> String {
+    crate::scope::look();
     let said = |said: &state::Said| {
         format!(
             "{{\"since_ns\":{},\"state\":{},\"detail\":{}}}",

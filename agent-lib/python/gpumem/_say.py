@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Dict, Iterator, Optional, Type
 
 from ._library import library, text
+from ._scope import in_compiled_code
 
 #: As in gpumem.h.
 ROLES: Dict[str, int] = {
@@ -31,10 +32,13 @@ class Step:
     """A step that has begun; as a context manager it gives its number."""
 
     __slots__ = ("number",)
+    #: As the report has it.
+    number: int
 
-    def __init__(self, number: int) -> None:
-        #: As the report has it.
+    def __new__(cls, number: int) -> "Step":  # see scope
+        self = object.__new__(cls)
         self.number = number
+        return self
 
     def __enter__(self) -> int:
         return self.number
@@ -51,9 +55,11 @@ class Step:
 def step(number: Optional[int] = None) -> Step:
     """Step ``number`` of the training begins; without a number the one after the last, from 1 on.
 
-    It lasts until the next one begins: ``gpumem.step()`` at the top of the loop, or ``with gpumem.step(): ...`` around its body.
+    In code that ``torch.compile`` compiles it does nothing. It lasts until the next one begins: ``gpumem.step()`` at the top of the loop, or ``with gpumem.step(): ...`` around its body.
     """
     global _next_step
+    if in_compiled_code():
+        return Step(-1)
     with _lock:
         number = _next_step if number is None else int(number)
         _next_step = number + 1
@@ -67,9 +73,12 @@ class Phase:
     """A phase that has begun; as a context manager it puts back the phase that was."""
 
     __slots__ = ("_before",)
+    _before: int
 
-    def __init__(self, before: int) -> None:
+    def __new__(cls, before: int) -> "Phase":  # see scope
+        self = object.__new__(cls)
         self._before = before
+        return self
 
     def __enter__(self) -> None:
         return None
@@ -80,12 +89,15 @@ class Phase:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        _set_phase(self._before)
+        if self._before >= 0:
+            _set_phase(self._before)
 
 
 def phase(name: str) -> Phase:
     """The process enters a phase: ``setup``, ``forward``, ``backward``, ``optimizer`` or ``evaluation``; another word is none
     of them. ``with gpumem.phase("evaluation"): ...`` goes back to what it was before."""
+    if in_compiled_code():
+        return Phase(-1)
     before = _phase
     _set_phase(PHASES.get(name, 0))
     return Phase(before)
@@ -101,6 +113,8 @@ def _set_phase(code: int) -> None:
 
 def mark(name: str) -> None:
     """Something worth a mark in time happened."""
+    if in_compiled_code():
+        return
     found = library()
     if found is not None:
         found.mark(text(name))
@@ -108,6 +122,8 @@ def mark(name: str) -> None:
 
 def counter(name: str, value: int) -> None:
     """The program's own figure ``name`` has this value from now on; a whole number, such as a batch size."""
+    if in_compiled_code():
+        return
     found = library()
     if found is not None:
         found.counter(text(name), int(value))
@@ -128,6 +144,8 @@ def retag(what: Any, path: Optional[str] = None, role: Optional[str] = None, pha
     nesting of lists, tuples, sets and dicts of those. An address is the first byte of its allocation or block: a view that
     begins further in is not found, but for PyTorch's, whose storage is asked. The number of addresses that were said.
     """
+    if in_compiled_code():
+        return 0
     found = library()
     if found is None or not found.available():
         return 0

@@ -6,10 +6,10 @@ memoryview and closing it puts back what was there: no foreign call, but for the
 What can go wrong with a word per thread, and what is done:
 
 =====================================  ============================================================
-a scope is closed out of order         it leaves the list of its thread; the word is the innermost open one's, and goes back
+a scope is closed out of order         the word stays the innermost open one's, and goes back
 (generators, coroutines)               to what is still open when that closes
 closed on another thread               the word of the thread that opened it is put right; of one that has ended, none
-a thread ends                          its word belongs to the next thread that comes: the list lets go of it
+a thread ends                          its word belongs to the next thread that comes: what is still open lets go of it
 fork                                   a child's agent is silent; scopes do nothing until CUDA begins in the child
 torch.compile                          a scope inside of compiled code is not there: ``is_dynamo_compiling`` is a constant to Dynamo
 =====================================  ============================================================
@@ -22,7 +22,7 @@ import os
 import sys
 import threading
 from types import TracebackType
-from typing import Any, AsyncIterator, Callable, Dict, Generator, List, Optional, Type, TypeVar, cast
+from typing import Any, AsyncIterator, Callable, Dict, Generator, Optional, Type, TypeVar, cast
 
 from ._library import library, text, when_found
 
@@ -36,25 +36,30 @@ _kept = 0
 _modules = sys.modules
 
 
-class _Here(threading.local):
-    #: The thread's word, then for each open scope the tag outside of it and the scope.
-    opened: List[Any]
-    ended: "_Ended"
+class _Thread:
+    """What a thread has: its word, and the innermost scope that is open."""
+
+    __slots__ = ("word", "top")
+
+    def __init__(self, word: Any) -> None:
+        self.word = word
+        self.top: Optional["scope"] = None
 
 
 class _Ended:
-    """Goes with its thread, and takes the word away from whoever still holds the list."""
+    """Goes with its thread, and takes the word away from whoever still holds what it had."""
 
-    __slots__ = ("opened",)
+    __slots__ = ("thread",)
 
-    def __init__(self, opened: List[Any]) -> None:
-        self.opened = opened
+    def __init__(self, thread: _Thread) -> None:
+        self.thread = thread
 
     def __del__(self) -> None:
-        self.opened[0] = [0]
+        self.thread.word = [0]
 
 
-_here = _Here()
+#: ``mine``: the thread's _Thread; ``ended``: what goes with it.
+_here: Any = threading.local()
 
 
 class scope:
@@ -68,27 +73,39 @@ class scope:
     coroutines of the thread allocate then has its name.
     """
 
-    __slots__ = ("_name", "_opened")
+    __slots__ = ("_name", "_here", "_outer", "_below")
+    _outer: int
+    _below: Optional["scope"]
 
-    def __init__(self, name: str) -> None:
+    _name: str
+    #: While it is open, what its thread has.
+    _here: Optional[_Thread]
+
+    # Not __init__: Dynamo took classes with one for no context managers until PyTorch 2.5.
+    def __new__(cls, name: str) -> "scope":
+        self = object.__new__(cls)
         self._name = name
-        self._opened: Optional[List[Any]] = None
+        self._here = None
+        return self
 
     def __enter__(self) -> "scope":
         if _skip():
             return self
         try:
-            opened = _here.opened
+            here: _Thread = _here.mine
         except AttributeError:
-            begun = _begin()
-            if begun is None:
+            here = _begin() or _NOWHERE
+            if here is _NOWHERE:
                 return self
-            opened = begun
-        self._opened = opened
-        word = opened[0]
-        outer = word[0]
-        opened.append(outer)
-        opened.append(self)
+        if self._here is not None:
+            again = _Again(self._name)
+            again.of = self
+            return again.__enter__()
+        word = here.word
+        self._outer = outer = word[0]
+        self._below = here.top
+        self._here = here
+        here.top = self
         try:
             word[0] = _tags[outer][self._name]
         except KeyError:
@@ -101,14 +118,15 @@ class scope:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        opened = self._opened
-        if opened is None:
+        here = self._here
+        if here is None:
             return
-        if opened[-1] is self:
-            opened.pop()
-            opened[0][0] = opened.pop()
+        if here.top is self:
+            here.top = self._below
+            here.word[0] = self._outer
+            self._here = None
         else:
-            _close_below(opened, self)
+            _close(here, self)
 
     def __call__(self, function: _F) -> _F:
         name = self._name
@@ -186,26 +204,44 @@ class _Steps:
         return _stepped(self._name, self._inner.__await__())
 
 
-def _close_below(opened: List[Any], closed: scope) -> None:
-    """A scope ends that is not the innermost one: the one above it goes back to what was outside of it."""
-    for at in range(len(opened) - 1, 1, -2):
-        if opened[at] is closed:
-            if at + 1 < len(opened):
-                opened[at + 1] = opened[at - 1]
-            del opened[at - 1 : at + 1]
-            return
+#: Nothing is recorded.
+_NOWHERE = _Thread([0])
 
 
-def _begin() -> Optional[List[Any]]:
+class _Again(scope):
+    """A scope object that is entered while it is open."""
+
+    __slots__ = ("of",)
+
+    of: scope
+
+
+def _close(here: _Thread, closed: scope) -> None:
+    """A scope ends that is not the innermost one, or was entered again: the one above it goes back to what was outside of it."""
+    above: Optional[scope] = None
+    each = here.top
+    while each is not None and each is not closed and getattr(each, "of", None) is not closed:
+        above, each = each, each._below
+    if each is None:
+        return
+    if above is None:
+        here.top = each._below
+        here.word[0] = each._outer
+    else:
+        above._below, above._outer = each._below, each._outer
+    each._here = None
+
+
+def _begin() -> Optional[_Thread]:
     """The first scope of this thread."""
     found = library()
     address = found.scope_word() if found is not None else None
     if not address:
         return None
-    word = memoryview(ctypes.c_uint32.from_address(address)).cast("B").cast("I")
-    _here.opened = opened = [word]
-    _here.ended = _Ended(opened)
-    return opened
+    thread = _Thread(memoryview(ctypes.c_uint32.from_address(address)).cast("B").cast("I"))
+    _here.mine = thread
+    _here.ended = _Ended(thread)
+    return thread
 
 
 def _intern(outer: int, name: str) -> int:
@@ -254,6 +290,12 @@ def _plain() -> bool:
 def _settle(asked: Callable[[], bool]) -> None:
     global _skip
     _skip = asked
+
+
+def in_compiled_code() -> bool:
+    """Whether Dynamo reads this: then nothing is said, and there is no graph break."""
+    asked = getattr(getattr(_modules.get("torch"), "compiler", None), "is_dynamo_compiling", None)
+    return asked is not None and bool(asked())
 
 
 _calls = 0
