@@ -91,6 +91,10 @@ pub struct CellView {
     pub phase: Phase,
     /// Library that asked for them.
     pub library: Option<Arc<str>>,
+    /// Name of the framework's pool that they are of.
+    pub pool: Option<Arc<str>>,
+    /// Their owner has let them go, a stream may still use them.
+    pub pending: bool,
 }
 
 /// The highest `tracked`.
@@ -206,6 +210,8 @@ fn process_view(process: &Process) -> ProcessView {
             role: key.role,
             phase: key.phase,
             library: names.library(key.module),
+            pool: tag_name(key.pool),
+            pending: key.pending,
         })
         .collect();
     let accounts = process
