@@ -130,8 +130,7 @@ impl Holdings {
             pool.parent = parent;
             if pool.is_framework() && pool.name != pool.cell_name {
                 pool.cell_name = pool.name;
-                pool.idle =
-                    self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
+                pool.idle = self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
                 let (book, idle) = (pool.book, pool.idle);
                 self.books[usize::from(book)].add_unnamed(idle);
             }

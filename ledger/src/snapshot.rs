@@ -8,8 +8,10 @@ use crate::cause::{Names, Parts, Step};
 use crate::fault::Faults;
 use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
+use crate::layer::LayerView;
 use crate::ledger::{DeviceName, Ledger};
 use crate::observation::ProcessKey;
+use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
 use crate::recent::Recent;
 use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
@@ -181,6 +183,12 @@ pub struct ProcessView {
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
+    /// How each way of naming its memory is, as its agent said.
+    pub layers: Vec<LayerView>,
+    /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
+    pub ooms: Vec<(usize, OomView)>,
+    /// More of them, left out.
+    pub ooms_dropped: u64,
 }
 
 pub(crate) fn of(ledger: &Ledger) -> Snapshot {
@@ -270,5 +278,8 @@ fn process_view(process: &Process) -> ProcessView {
         ended: process.ended,
         cells,
         accounts,
+        layers: process.layers.view(),
+        ooms: process.ooms.view(&names),
+        ooms_dropped: process.ooms.dropped,
     }
 }

@@ -263,7 +263,11 @@ impl Trend {
             }
         }
         if self.is_due(time_ns) {
-            self.times.look(time_ns / SECOND_NS, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
+            self.times.look(
+                time_ns / SECOND_NS,
+                time_ns,
+                (book.len(), &|cell| book.now(cell), book.unnamed_cells()),
+            );
             self.times.fold();
         }
     }
@@ -356,7 +360,11 @@ mod tests {
     use crate::book::{IDLE, OPAQUE};
 
     fn look(track: &mut Track, index: u64, amounts: &[i64]) {
-        track.look(index, index.wrapping_mul(1000), (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]));
+        track.look(
+            index,
+            index.wrapping_mul(1000),
+            (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]),
+        );
         track.fold();
     }
 
