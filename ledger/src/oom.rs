@@ -339,7 +339,7 @@ impl Process {
         said.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
         said.idle = idle(&self.holdings, newest.book);
         self.ooms.wants_holders = true;
-        let cost = (self.holdings.rows() / 16 + self.holdings.cells.keys.len()) as u64;
+        let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
     }
 }

@@ -43,10 +43,14 @@ pub(crate) struct Pool {
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
+    /// Of those, freed by their owner and waiting for a stream.
+    pub pending_bytes: u64,
     /// Blocks counted beside, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
     /// The owner's own total and ours, when it last asked for a comparison.
     pub check: Option<(u64, u64)>,
+    /// Framework pools: what the owner last said to have reserved and handed out.
+    pub said: Option<(u64, u64)>,
     /// Other pools take segments out of its blocks; `large_blocks` is kept.
     has_children: bool,
     pub large_blocks: BTreeMap<u64, u64>,
@@ -98,8 +102,10 @@ impl Holdings {
             backed_bytes: 0,
             blocks: Map::default(),
             block_bytes: 0,
+            pending_bytes: 0,
             unbooked_blocks: 0,
             check: None,
+            said: None,
             has_children: false,
             large_blocks: BTreeMap::new(),
         });
@@ -159,6 +165,7 @@ impl Holdings {
         pool.generation = generation;
         if pool.is_framework() {
             (pool.reserved, pool.used) = (reserved, used);
+            pool.said = Some((reserved, used));
         } else {
             pool.polled = reserved;
             let is_graphs = pool.owner == PoolOwner::Graph;
@@ -182,7 +189,9 @@ impl Holdings {
         match self.pool_ids.get(&id) {
             Some(&index) => {
                 let pool = &mut self.pools[index as usize];
-                pool.check = Some((theirs, if pool.is_framework() { pool.block_bytes } else { pool.used }));
+                // What its owner let go is no longer in the owner's total.
+                let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
+                pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
             }
             None => self.odd.unknown_handles += 1,
         }
@@ -375,6 +384,8 @@ impl Holdings {
             row.flags |= Row::PENDING;
             row.cell = to;
         }
+        let pool = &mut self.pools[index as usize];
+        pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
         let pending = &mut self.beside(row.book).pending_blocks;
         *pending = pending.wrapping_add(row.bytes as i64);
     }
@@ -412,6 +423,7 @@ impl Holdings {
             pool.large_blocks.remove(&address);
         }
         if row.is(Row::PENDING) {
+            pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
             let pending = &mut self.beside(row.book).pending_blocks;
             *pending = pending.wrapping_sub(row.bytes as i64);
         }
