@@ -153,6 +153,8 @@ pub(crate) struct Holdings {
     pub unseen_segments: bool,
     /// Segments that are not wholly booked: a later allocation may give them memory.
     pub hungry_segments: u32,
+    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
+    pub waiting: Map<u64, (CellId, u32)>,
     /// Gone since the peak, role not told: per book.
     ghosts: Vec<Ghosts>,
     /// Same index as `books`.
@@ -198,6 +200,7 @@ impl Holdings {
             carved: Map::default(),
             unseen_segments: false,
             hungry_segments: 0,
+            waiting: Map::default(),
             ghosts: Vec::new(),
             roles: Vec::new(),
             phases: PhaseWords::default(),
@@ -295,8 +298,15 @@ impl Holdings {
         if booked == 0 || row.is(Row::EXACT) || !book.live_at_peak(row.first_epoch) {
             return;
         }
-        let ghost = Ghost { bytes: booked, cell: row.cell };
+        let ghost = Ghost { bytes: booked, cell: self.cell_at_peak(row) };
         self.ghosts[usize::from(row.book)].keep(row.seq, ghost);
+    }
+
+    /// Where a live row was at the peak: one that began to wait for a stream after it was in another cell.
+    pub fn cell_at_peak(&self, row: &Row) -> CellId {
+        let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
+        let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
+        before.map_or(row.cell, |(cell, _)| *cell)
     }
 
     /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
@@ -351,19 +361,33 @@ impl Holdings {
             self.note_told(&row, use_as.0);
         }
         let to = self.renamed(row.cell, stamp, use_as);
-        self.recell(extent, row, to);
+        let peak_to = self.renamed(self.cell_at_peak(&row), stamp, use_as);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// A block's role is derived, now and at the peak.
+    pub fn derive(&mut self, extent: Extent, row: Row, role: Role) {
+        let to = self.cells.with_role(row.cell, role);
+        let peak_to = self.cells.with_role(self.cell_at_peak(&row), role);
+        self.recell(extent, row, (to, peak_to));
     }
 
     /// A row belongs to another cell, now and at the peak.
-    pub fn recell(&mut self, extent: Extent, row: Row, to: CellId) {
-        if to != row.cell {
+    pub fn recell(&mut self, extent: Extent, row: Row, to: (CellId, CellId)) {
+        if to.0 != row.cell {
             self.move_row(extent, &row, to);
-            self.row_mut(extent).into_iter().for_each(|row| row.cell = to);
+            self.row_mut(extent).into_iter().for_each(|row| row.cell = to.0);
         }
     }
 
     /// Its bytes, that is, without what segments took of them.
-    pub fn move_row(&mut self, extent: Extent, row: &Row, to: CellId) {
+    pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
+        let peak_cell = self.cell_at_peak(row);
+        if row.is(Row::PENDING)
+            && let Some((before, _)) = self.waiting.get_mut(&row.seq)
+        {
+            *before = peak_to;
+        }
         if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
             let book = &self.books[usize::from(row.book)];
             let carved = self.carved.get(&extent);
@@ -373,7 +397,7 @@ impl Holdings {
             let book = self.book(row.book);
             book.shift(row.cell, to, now as i64);
             if live {
-                book.rename_at_peak(row.cell, to, at_peak as i64);
+                book.rename_at_peak(peak_cell, peak_to, at_peak as i64);
             }
         }
     }

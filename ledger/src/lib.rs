@@ -17,6 +17,8 @@
 //!   role        what blocks are for, by phase and lifetime; young: those for which that is open;
 //!               iteration: what each step held
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
+//!   layer       how each way of naming memory is
+//!   oom         running out: the request, who had the device, what the process held
 //! recent        extremes of the last minute
 //! trend         what stays from step to step, and as time passes
 //! category      ordered rules that name cells; never part of a total
@@ -70,8 +72,10 @@ mod image;
 mod in_flight;
 mod iteration;
 mod join;
+mod layer;
 mod ledger;
 mod observation;
+mod oom;
 mod pool;
 mod process;
 mod recent;
@@ -93,8 +97,10 @@ pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
 pub use iteration::{Iteration, IterationsView, Level, MAX_ITERATIONS, ROLES};
+pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
+pub use oom::{Holder, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{

@@ -27,7 +27,6 @@
 //! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
 //! an edge was between.
 
-use crate::book::CellKey;
 use crate::holdings::{Extent, Holdings, Row};
 use crate::iteration::Iterations;
 use crate::young::{Entry, List, NOT_FOLLOWED, Young};
@@ -94,6 +93,17 @@ impl Roles {
             _ => Role::Unknown,
         }
     }
+}
+
+/// How a block comes to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Its owner frees it.
+    Freed,
+    /// Its owner lets it go, and it waits for a stream.
+    LetGo,
+    /// Something else takes it with it.
+    Taken,
 }
 
 /// A block that a resync brought anew.
@@ -191,31 +201,26 @@ impl Holdings {
         list_of(phase)
     }
 
-    /// A followed block goes. If it is `freed`, and its phase is not over, it was temporary; the cell that it is in now.
-    pub fn role_at_death(&mut self, extent: Extent, row: &Row, freed: bool) -> Row {
+    /// A followed block comes to its end. If its owner ends it, and its phase is not over, it was temporary. What the row is
+    /// from now on.
+    pub fn role_at_end(&mut self, extent: Extent, row: &Row, end: End) -> Row {
         let roles = &mut self.roles[usize::from(row.book)];
         let entry = roles.young.leave(row.owner);
         let is_settled = matches!(entry.list, List::Kept | List::Workspace);
         let is_known = row.is(Row::EXACT) || entry.list == List::Forward && !roles.is_trained;
         let mut row = Row { owner: NOT_FOLLOWED, ..*row };
-        if freed && !is_settled && !is_known {
-            let to = self.cell_with(row.cell, Role::Temporary);
-            // Of bytes that are gone in a moment only the peak may have to know.
-            if to != row.cell && (row.is(Row::PENDING) || self.was_live_at_peak(&row)) {
-                self.move_row(extent, &row, to);
+        if end == End::Taken || is_settled || is_known {
+            return row;
+        }
+        // Of bytes that are gone in a moment only the peak may have to know.
+        if end == End::LetGo || self.books[usize::from(row.book)].live_at_peak(row.first_epoch) {
+            let to = self.cells.with_role(row.cell, Role::Temporary);
+            if to != row.cell {
+                self.move_row(extent, &row, (to, to));
                 row.cell = to;
             }
         }
         row
-    }
-
-    fn was_live_at_peak(&self, row: &Row) -> bool {
-        self.books[usize::from(row.book)].live_at_peak(row.first_epoch)
-    }
-
-    fn cell_with(&mut self, cell: u32, role: Role) -> u32 {
-        let key = self.cells.keys[cell as usize];
-        if key.role == role { cell } else { self.cells.intern(CellKey { role, ..key }) }
     }
 
     /// `PhaseBegin`: the process is in another phase, on all devices.
@@ -361,8 +366,7 @@ impl Holdings {
     fn assign(&mut self, entry: &Entry, role: Role) {
         let Some(row) = self.pools[entry.pool as usize].blocks.get(&entry.address).copied() else { return };
         if !row.is(Row::EXACT) {
-            let to = self.cell_with(row.cell, role);
-            self.recell(Extent::Block(entry.pool, entry.address), row, to);
+            self.derive(Extent::Block(entry.pool, entry.address), row, role);
         }
     }
 
@@ -509,8 +513,7 @@ impl Holdings {
         let roles = &mut self.roles[usize::from(row.book)];
         let guess = roles.likely(born.list);
         let at = roles.young.join(born.list, guess, place, row.bytes);
-        let to = self.cell_with(row.cell, guess);
-        self.recell(Extent::Block(place.0, place.1), row, to);
+        self.derive(Extent::Block(place.0, place.1), row, guess);
         if let Some(row) = self.pools[place.0 as usize].blocks.get_mut(&place.1) {
             row.owner = at;
         }

@@ -378,9 +378,7 @@ fn driver_allocations_of_libraries_are_scratch() {
             let seq = s.alloc(0x9000, 7);
             s.retag(0x9000, 0, seq, Role::Buffer);
         },
-        &[
-            "tracked 47 = direct:- 10 + direct:- 10 + direct:-@Buffer 7 + direct:-@Workspace 10 + direct:-@Workspace 10",
-        ],
+        &["tracked 47 = direct:- 20 + direct:-@Buffer 7 + direct:-@Workspace 20"],
     );
 }
 
