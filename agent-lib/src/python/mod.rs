@@ -11,6 +11,8 @@
 
 mod codes;
 mod find;
+#[cfg(test)]
+mod fuzz;
 mod layout;
 mod memory;
 mod modules;
