@@ -8,8 +8,10 @@ use crate::cause::{Names, Parts, Step};
 use crate::fault::Faults;
 use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
+use crate::layer::LayerView;
 use crate::ledger::{DeviceName, Ledger};
 use crate::observation::ProcessKey;
+use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
 use crate::recent::Recent;
 use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
@@ -91,6 +93,10 @@ pub struct CellView {
     pub phase: Phase,
     /// Library that asked for them.
     pub library: Option<Arc<str>>,
+    /// Name of the framework's pool that they are of.
+    pub pool: Option<Arc<str>>,
+    /// Their owner has let them go, a stream may still use them.
+    pub pending: bool,
 }
 
 /// The highest `tracked`.
@@ -115,14 +121,20 @@ pub struct PoolView {
     pub name: Option<Arc<str>>,
     /// Who reserves.
     pub owner: PoolOwner,
+    /// Number of the pool whose blocks its segments lie in.
+    pub parent: Option<u64>,
     /// Bytes of segments (framework pools), or reserved (driver pools).
     pub reserved_bytes: u64,
     /// Of those, bytes that are booked in this process's book.
     pub booked_bytes: u64,
     /// Bytes of live blocks or allocations.
     pub used_bytes: u64,
+    /// Of those, freed by their owner and waiting for a stream.
+    pub pending_bytes: u64,
     /// It reports no blocks.
     pub opaque: bool,
+    /// Of a framework's pool: what its owner last said to have reserved and handed out.
+    pub own: Option<(u64, u64)>,
     /// The owner's total and ours when it last compared.
     pub check: Option<(u64, u64)>,
 }
@@ -177,6 +189,12 @@ pub struct ProcessView {
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
+    /// How each way of naming its memory is, as its agent said.
+    pub layers: Vec<LayerView>,
+    /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
+    pub ooms: Vec<(usize, OomView)>,
+    /// More of them, left out.
+    pub ooms_dropped: u64,
 }
 
 pub(crate) fn of(ledger: &Ledger) -> Snapshot {
@@ -206,6 +224,8 @@ fn process_view(process: &Process) -> ProcessView {
             role: key.role,
             phase: key.phase,
             library: names.library(key.module),
+            pool: tag_name(key.pool),
+            pending: key.pending,
         })
         .collect();
     let accounts = process
@@ -243,10 +263,13 @@ fn process_view(process: &Process) -> ProcessView {
                             id: pool.id,
                             name: tag_name(pool.name),
                             owner: pool.owner,
+                            parent: pool.parent.map(|index| holdings.pools[index as usize].id),
                             reserved_bytes: if framework { pool.segment_bytes } else { pool.reserved },
                             booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
                             used_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
+                            pending_bytes: pool.pending_bytes,
                             opaque: pool.opaque,
+                            own: pool.said,
                             check: pool.check,
                         }
                     })
@@ -264,5 +287,8 @@ fn process_view(process: &Process) -> ProcessView {
         ended: process.ended,
         cells,
         accounts,
+        layers: process.layers.view(),
+        ooms: process.ooms.view(&names),
+        ooms_dropped: process.ooms.dropped,
     }
 }

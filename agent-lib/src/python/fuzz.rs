@@ -117,18 +117,13 @@ fn image(layout: &Layout) -> Image {
     let tagged = |word: u64| if layout.mask == u64::MAX { word } else { word | 1 };
     let [work, call, main, _] = CODES;
     for (code, name) in [(work, "work"), (call, "call"), (main, "main")] {
-        let (text, file, lines) = (code + 0xd8, BASE + 0x3800, BASE + 0x3900);
+        let (text, file, lines) = (code + 0x2e00, BASE + 0x3800, BASE + 0x3900);
         image.put(code + 8, TYPES.code);
-        image.put(code + u64::from(layout.code_name), text);
         image.put(code + u64::from(layout.code_file), file);
         image.put(code + u64::from(layout.code_lines), lines);
         image.put_int(code + u64::from(layout.code_first_line), 70);
-        // The str lies where the code object's instructions would be.
-        for (object, kind, characters) in [(text - 0x2000 + 0x4000 - 0x100, TYPES.text, name)] {
-            let object = object.min(BASE + 0x3a00 + (code - CODES[0]));
-            image.put(code + u64::from(layout.code_name), object);
-            text_object(&mut image, layout, object, kind, characters);
-        }
+        image.put(code + u64::from(layout.code_name), text);
+        text_object(&mut image, layout, text, TYPES.text, name);
         text_object(&mut image, layout, file, TYPES.text, "file.py");
         image.put(lines + 8, TYPES.bytes);
         image.put(lines + 16, 2);
