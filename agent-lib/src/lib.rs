@@ -15,6 +15,7 @@
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
 //! memfd.rs        what the daemon is handed             threads.rs what each thread has
 //! sender/         the one thread: ring -> socket or file; resync
+//! snapshot.rs what is live, for the program itself   peak.rs    the highest in a range
 //! clock.rs  env.rs  state.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
 //! ```
 //!
@@ -47,12 +48,14 @@ pub mod multicast;
 pub mod names;
 pub mod naming;
 pub mod nvtx;
+pub mod peak;
 pub mod pools;
 pub mod python;
 pub mod ring;
 pub mod scope;
 mod second;
 pub mod sender;
+pub mod snapshot;
 pub mod state;
 pub mod threads;
 pub mod torch;
@@ -113,7 +116,7 @@ macro_rules! exports {
             $(#[$doc])*
             ///
             /// # Safety
-            /// A `name` or `path` is null or a C string.
+            /// A `name` or `path` is null or a C string, a `buffer` null or as large as it is said to be.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
                 if !state::armed() {
@@ -191,6 +194,25 @@ exports! {
     /// What is known by now of an allocation (pool 0) or block.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
+    }
+    /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
+    gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
+    /// The tag `parent/name`, to be written there; 0 if there is no room for it.
+    gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
+        0; |core, _| { scope::note(); core.names.intern(parent, text!(name)) }
+    }
+    /// JSON: 0 what is live, 1 how the agent is, 2 the high of the open range. Written if it fits; its length.
+    gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
+        // SAFETY: a buffer of this capacity, or null, says the caller.
+        0; |core, _| unsafe { snapshot::copy(&snapshot::text(core, what), buffer, capacity) }
+    }
+    /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
+    gpumem_peak as peak(what: c_int) -> c_int {
+        0; |core, _| match what {
+            1 => c_int::from(peak::begin(core)),
+            2 => { peak::reset(); 1 }
+            _ => { peak::end(); 1 }
+        }
     }
     /// Gives the CUPTI subscription to somebody else for a while.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }

@@ -21,6 +21,11 @@ const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// For the fork handler; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
+/// Whether there is a daemon at the other end.
+pub fn connected() -> bool {
+    SOCKET.load(Acquire) >= 0
+}
+
 /// In a forked child: the connection is the parent's.
 pub fn close_in_child() {
     let fd = SOCKET.swap(-1, AcqRel);

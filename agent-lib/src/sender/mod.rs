@@ -18,13 +18,13 @@ mod record;
 mod resync;
 mod wake;
 
-pub use link::{close_in_child, connect_anew};
+pub use link::{close_in_child, connect_anew, connected};
 pub use wake::wake;
 
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{callers, ffi, nvtx, state};
+use crate::{callers, ffi, nvtx, scope, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -270,6 +270,7 @@ impl Sender {
         }
         threads::sweep(self.core.pid);
         callers::reclaim(now);
+        scope::look();
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
             if self.client.look(self.core, now) && self.link.is_up() {
