@@ -127,9 +127,9 @@ fn high(core: &Core) -> String {
     }
     let family = |device: usize, name: &str, family: Family| {
         let (high, live, tags) = peak::read(device, family);
-        let tags = tags.iter().map(|&(tag, bytes)| {
-            format!("{{\"path\":{},\"bytes\":{bytes}}}", quoted(&path(core, tag)))
-        });
+        let tags = tags
+            .iter()
+            .map(|&(tag, bytes)| format!("{{\"path\":{},\"bytes\":{bytes}}}", quoted(&path(core, tag))));
         format!("\"{name}\":{{\"high_bytes\":{high},\"live_bytes\":{live},\"tags\":{}}}", list(tags))
     };
     let device = |device: u8| {
@@ -196,11 +196,7 @@ fn name_of(taken: &Taken) -> Name {
     let own = if kind_of(row) == kind::BLOCK_ALLOC { (row[7] >> 56) as u8 } else { 0 };
     let told = if taken.beside.flags & Beside::RETAGGED != 0 { taken.beside.use_as } else { 0 };
     let (role, phase) = (told & 15, told >> 4);
-    (
-        row[5] as u32,
-        if role == 0 { own & 15 } else { role },
-        if phase == 0 { own >> 4 } else { phase },
-    )
+    (row[5] as u32, if role == 0 { own & 15 } else { role }, if phase == 0 { own >> 4 } else { phase })
 }
 
 #[derive(Default)]
