@@ -4,8 +4,26 @@ use crate::control;
 use crate::core::{At, Core, nothing};
 use crate::naming::Named;
 use crate::threads::{DEPTH, Own, Thread};
-use gpumem_wire::{Body, Edge, Phase};
-use std::sync::atomic::Ordering::Relaxed;
+use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// The program has opened a scope of its own.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// A scope is opened, not by NVTX.
+#[inline(always)]
+pub fn note() {
+    if !USED.load(Relaxed) {
+        USED.store(true, Relaxed);
+    }
+}
+
+/// For the sender, now and then.
+pub fn look() {
+    let used = USED.load(Relaxed);
+    let state = if used { LayerState::Active } else { LayerState::Absent };
+    crate::layers::set(Layer::Scopes, state, if used { "" } else { "the program has opened none" });
+}
 
 /// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
 pub const OWNERS: usize = 34;
