@@ -94,7 +94,7 @@ fn find(args: &Args) -> Result<Found> {
 fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
     let groupings = match &args.rules {
         Some(rules) => Groupings::load(rules)?,
-        None => Groupings::preset(run.source.preset.as_deref()),
+        None => Groupings::of_run(run),
     };
     Ok(Report::new(run, groupings, args.by.map(Into::into)))
 }
