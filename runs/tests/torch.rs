@@ -37,6 +37,15 @@ fn numbers(line: &str) -> Vec<i64> {
     line.split_whitespace().filter_map(number).collect()
 }
 
+/// Letter by letter, as tests/golden has it.
+fn golden(name: &str, text: &str) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/reports").join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).expect("a golden file");
+    }
+    assert_eq!(text, std::fs::read_to_string(&path).unwrap_or_default(), "UPDATE_GOLDEN=1 writes it");
+}
+
 #[test]
 fn a_training_process_reads_as_it_should() {
     let mut said = Machine::new();
@@ -44,6 +53,7 @@ fn a_training_process_reads_as_it_should() {
     let run = said.run();
     let text = told(&run);
     assert!(text.lines().count() <= 35, "{text}");
+    golden("torch.txt", &text);
     for expected in [
         "covered since start, names: module path (97.9 % of bytes), 9 allocations",
         "\n  parameters                  13,476     13,476\n",

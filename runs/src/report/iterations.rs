@@ -117,9 +117,9 @@ fn merged(rows: &[Iteration]) -> Iteration {
     sum
 }
 
-/// First line of the CSV: the columns of pytorch_mem_profiler that there is something for, with its names; `device`
+/// First line of the CSV: the columns of pytorch_mem_profiler that there is something for, with its names; whose they are
 /// before them, and the exact bytes of each behind them.
-pub const HEADER: &str = "device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
+pub const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
 total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,count,partial,peak_tracked_bytes,\
 peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
 intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes";
@@ -152,7 +152,7 @@ pub fn csv(report: &Report<'_>) -> String {
                 row.workspace.peak_bytes,
                 row.buffers.last_bytes,
             ];
-            let _ = write!(out, "{},,{}", field(&device.name), row.first);
+            let _ = write!(out, "{},{},,{}", report.run.process.pid, field(&device.name), row.first);
             for bytes in decimal {
                 let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
             }

@@ -365,8 +365,9 @@ pub(super) struct OomJson<'a> {
     /// `oom` or `pressure`.
     what: &'static str,
     verdict: String,
+    /// Without amounts: `held` has them by name.
     #[serde(flatten)]
-    oom: &'a Oom,
+    oom: Oom,
     held: Vec<Held>,
 }
 
@@ -384,7 +385,7 @@ pub(super) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
         device: &device.name,
         what: if oom.is_true() { "oom" } else { "pressure" },
         verdict: verdict(oom, bytes),
-        oom,
+        oom: Oom { amounts: Vec::new(), ..oom.clone() },
         held: held.into_iter().map(|(name, bytes)| Held { name, bytes }).collect(),
     }
 }

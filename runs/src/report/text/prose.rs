@@ -305,5 +305,10 @@ fn next(report: &Report<'_>) -> String {
         [device] if growth::line(report, device).is_some() => " | --growth",
         _ => "",
     };
+    let has_iterations = |device: &Device| !device.details.iterations.rows.is_empty();
+    let growth = match run.devices.iter().any(has_iterations) {
+        true => format!("{growth} | --iterations"),
+        false => growth.to_owned(),
+    };
     format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
 }
