@@ -71,7 +71,13 @@ const UNDECLARED: &[&str] = &[
     "InitializeInjection",
     "InitializeInjectionNvtx2",
     // What the Python package calls, and no C program.
+    "gpumem_code",
+    "gpumem_frames_selftest",
+    "gpumem_here",
     "gpumem_intern",
+    "gpumem_module",
+    "gpumem_module_gone",
+    "gpumem_modules_unknown",
     "gpumem_peak",
     "gpumem_scope_word",
     "gpumem_snapshot",

@@ -32,6 +32,8 @@ pub enum Command {
     Runs(Runs),
     /// Read a file of another tool, or a recording, into the run store
     Import(Import),
+    /// Make a running process write recordings, or keep its history back
+    Record(Record),
     /// Let go of the driver for a while
     Nvml(Nvml),
     /// Starts the program in a session of its own
@@ -81,6 +83,48 @@ pub struct Doctor {
     pub json: bool,
     #[command(flatten)]
     pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Record {
+    /// The process, one of your own
+    pub pid: u32,
+    /// What it is to do
+    pub verb: Verb,
+    /// The new file, or the folder for it, as the process sees it [default: gpumem-HOST-rRANK-pPID-N.gpumem where the process
+    /// runs]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Verb {
+    /// Begin a recording, beside what it tells the daemon
+    Start,
+    /// End it
+    Stop,
+    /// Keep its history back; its sums are told again at resume
+    Pause,
+    /// Tell it again, and the state
+    Resume,
+    /// Write what it holds now
+    Dump,
+}
+
+impl Verb {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Start => "start",
+            Verb::Stop => "stop",
+            Verb::Pause => "pause",
+            Verb::Resume => "resume",
+            Verb::Dump => "dump",
+        }
+    }
 }
 
 #[derive(Debug, Args)]
