@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::cupti::subscribe;
 use crate::env::Settings;
-use crate::{Functions, fork, second, sender, state, threads};
+use crate::{Functions, fork, python, second, sender, state, threads};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
 
@@ -49,6 +49,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
         core.names.adopt(&parent.names);
         threads::adopt();
+        python::run::restart();
     }
     let core = Core::install(core);
     fork::install();

@@ -7,6 +7,7 @@
 use crate::callers::Callers;
 use crate::live::Taken;
 use crate::memfd::anonymous;
+use crate::torch::autograd::OfThread;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -94,6 +95,8 @@ pub struct Thread {
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
     pub scope: AtomicU32,
+    /// Which node of PyTorch's backward pass it runs.
+    pub autograd: OfThread,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,
@@ -237,6 +240,7 @@ fn claim() -> Option<&'static Thread> {
     place.allocating_since_ns.store(0, Relaxed);
     place.context.store(0, Relaxed);
     place.scope.store(0, Relaxed);
+    place.autograd.reset();
     // SAFETY: ours since its `id` is ours; nobody else touches it.
     unsafe {
         (*place.own.get()) = Own {
@@ -266,6 +270,9 @@ pub fn adopt() {
         thread.busy.store(0, Relaxed);
         thread.allocating_since_ns.store(0, Relaxed);
         thread.context.store(0, Relaxed);
+        if !is_mine {
+            thread.autograd.reset();
+        }
     }
 }
 

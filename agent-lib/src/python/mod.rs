@@ -1,4 +1,11 @@
 //! CPython: the frames of the calling thread, and what the interpreter knows.
+//!
+//! ```text
+//! run.rs       when our code runs in the interpreter        bootstrap.rs  which code, and how
+//! ```
+
+pub mod bootstrap;
+pub mod run;
 
 use crate::core::Core;
 use crate::naming::Here;

@@ -22,7 +22,7 @@ pub use wake::wake;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{callers, ffi, state};
+use crate::{callers, ffi, python, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -189,6 +189,9 @@ impl Sender {
         self.core.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         self.look_around();
+        if state::armed() {
+            python::run::look(self.core);
+        }
         if !self.link.is_up() && !self.connect() {
             return false;
         }
