@@ -8,12 +8,13 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub type Object = *mut c_void;
 
 /// In the order in which they import each other.
-const SOURCES: [(&CStr, &str); 6] = [
+const SOURCES: [(&CStr, &str); 7] = [
     (c"_agent", include_str!("../../python/gpumem/torch/_agent.py")),
     (c"_modules", include_str!("../../python/gpumem/torch/_modules.py")),
     (c"_codes", include_str!("../../python/gpumem/torch/_codes.py")),
     (c"_sweep", include_str!("../../python/gpumem/torch/_sweep.py")),
     (c"_steps", include_str!("../../python/gpumem/torch/_steps.py")),
+    (c"_frames", include_str!("../../python/gpumem/torch/_frames.py")),
     (c"_core", include_str!("../../python/gpumem/torch/_core.py")),
 ];
 const LOADER: &str = include_str!("../../python/gpumem/torch/_load.py");

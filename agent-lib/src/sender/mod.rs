@@ -22,7 +22,7 @@ pub use wake::wake;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{callers, ffi, python, state};
+use crate::{callers, ffi, nvtx, python, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -188,6 +188,7 @@ impl Sender {
     fn round(&mut self) -> bool {
         self.core.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
+        nvtx::look(self.core);
         self.look_around();
         if state::armed() {
             python::run::look(self.core);

@@ -53,6 +53,13 @@ def _at(path: str) -> Any:
     return thing
 
 
+def _self(code: Optional[CodeType]) -> int:
+    """Where a method's frame has its object: in front, unless functions inside of it use it, too (before Python 3.11)."""
+    if code is not None and sys.version_info < (3, 11) and "self" in code.co_cellvars:
+        return code.co_nlocals + code.co_cellvars.index("self")
+    return 0
+
+
 _OTHERS = (
     ("torch:Tensor.backward", BACKWARD),
     ("torch.autograd:backward", BACKWARD),
@@ -69,7 +76,8 @@ def register() -> bool:
     """Tells the agent all of them; whether modules' calls are among them."""
     module = _at("torch.nn.modules.module:Module")
     call = getattr(module, "_wrapped_call_impl", None) or getattr(module, "_call_impl", None)
-    found = tell(_code(call), MODULE)
+    code = _code(call)
+    found = tell(code, MODULE | _self(code) << 8)
     # All optimizers' steps are wrapped by one function, written inside of another.
     for name in ("profile_hook_step", "_hook_for_profile"):
         for code in _nested(_code(_at("torch.optim.optimizer:Optimizer." + name)), "wrapper"):

@@ -4,10 +4,11 @@ Never raises, never prints: what goes wrong is the state of the layer, with its 
 """
 
 import ctypes
+import os
 import sys
 from typing import Any, Callable, List, Optional
 
-from . import _codes
+from . import _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, functions, text
 from ._modules import Modules
 from ._steps import Steps, hooks
@@ -16,6 +17,8 @@ from ._sweep import Sweeper
 #: Answers of ``start``.
 DONE, LATER, FAILED = 0, 1, 2
 
+#: Seconds after which a sweep looks for tensors that came to lie elsewhere.
+_AGE = 2.0
 #: Nodes that the numbers of autograd are looked for in.
 _NODES = 4
 
@@ -24,14 +27,25 @@ class Core:
     """What was begun."""
 
     def __init__(self) -> None:
+        #: Whose it is: a forked child has an agent of its own, or none.
+        self.process = os.getpid()
         self.modules = Modules()
         self.sweeper = Sweeper(self.modules)
         self.steps = Steps(self.modules, self.sweeper)
         self.handles: List[Any] = []
-        #: Reasons for which something is missing.
+        #: What this PyTorch lacks.
         self.missing: List[str] = []
-        self.calibrated = False
-        self.tested = False
+        #: Frames are read; nodes are named. None: not tried so far.
+        self.tested: Optional[bool] = None
+        self.calibrated: Optional[bool] = None
+        #: Calls of modules that nobody had said, at the last look.
+        self.unknown = 0
+
+
+    def let_go(self) -> None:
+        """Takes the hooks back."""
+        for handle in self.handles:
+            handle.remove()
 
 
 _core: Optional[Core] = None
@@ -121,6 +135,9 @@ def start(address_of: Callable[[str], int]) -> int:
         torch = sys.modules.get("torch")
         if torch is None or not _is_ready(torch):
             return LATER
+        if _core is not None and _core.process != os.getpid():
+            _core.let_go()
+            _core = None  # of the parent: its agent was another one
         if _core is None:
             if not connect(address_of):
                 return FAILED
@@ -139,15 +156,13 @@ def start(address_of: Callable[[str], int]) -> int:
 
 def _finish(torch: Any, core: Core) -> int:
     """What needs a quiet moment."""
-    if not core.tested:
-        core.tested = True
-        functions.frames_selftest()
-    if not core.calibrated and functions.autograd_number() != _NONE:
+    if core.tested is None:
+        core.tested = _frames.prove()
+    if core.calibrated is None and functions.autograd_number() != _NONE:
         if not _is_quiet(torch):
             return LATER
-        core.calibrated = True
-        if not _calibrate(torch) and not _calibrate(torch):
-            pass  # the agent has said why
+        # A second time, should something else have made nodes meanwhile. The agent says why it failed.
+        core.calibrated = _calibrate(torch) or _calibrate(torch)
     return DONE
 
 
@@ -163,9 +178,11 @@ def tick() -> int:
         torch = sys.modules["torch"]
         answer = _finish(torch, here)
         modules, sweeper = here.modules, here.sweeper
-        if modules.is_due():
+        unknown = functions.modules_unknown()
+        if unknown != here.unknown and modules.is_due():
+            here.unknown = unknown
             modules.search()
-        if sweeper.is_due():
+        if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
             sweeper.sweep(here.steps.optimizers(), False)
         return answer
     except Exception:

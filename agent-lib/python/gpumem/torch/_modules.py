@@ -55,6 +55,11 @@ def _module_class() -> Any:
     return getattr(getattr(torch, "nn", None), "Module", None)
 
 
+def _is_module_class(kind: type, module_class: Any) -> bool:
+    """By the class's ancestors themselves: what a class says of itself may run code."""
+    return module_class in type.__dict__["__mro__"].__get__(kind)
+
+
 def children(module: Any) -> Iterator[Tuple[str, Any]]:
     """Its parts, without running any code of its class."""
     parts = object.__getattribute__(module, "__dict__").get("_modules")
@@ -255,18 +260,12 @@ class Modules:
         if module_class is None:
             return 0
         start = time.perf_counter()
-        kinds: Dict[type, bool] = {}
-        found: List[Any] = []
-        for thing in gc.get_objects():
-            kind = type(thing)
-            is_module = kinds.get(kind)
-            if is_module is None:
-                # The class's own ancestors: what a class says of itself may run code.
-                is_module = kinds[kind] = module_class in type.__dict__["__mro__"].__get__(kind)
-            if is_module:
-                found.append(thing)
-        new = [module for module in found if self._is_whole(module) and id(module) not in self.known]
-        parts = {id(child) for module in found if self._is_whole(module) for _, child in children(module)}
+        things = gc.get_objects()
+        kinds = {kind for kind in set(map(type, things)) if _is_module_class(kind, module_class)}
+        found = [thing for thing in things if type(thing) in kinds and self._is_whole(thing)] if kinds else []
+        del things
+        new = [module for module in found if id(module) not in self.known]
+        parts = {id(child) for module in found for _, child in children(module)}
         roots = [module for module in new if id(module) not in parts]
         for module in roots:
             self.learn(module)
@@ -274,7 +273,7 @@ class Modules:
             if id(module) not in self.known or self.known[id(module)].number:
                 self.learn(module)
         for module in found:
-            if id(module) in self.known and self._is_whole(module):
+            if id(module) in self.known:
                 for name, child in children(module):
                     self.adopt(module, name, child)
         self.searched_at = time.perf_counter()

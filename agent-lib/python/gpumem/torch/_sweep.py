@@ -89,6 +89,7 @@ class Sweeper:
         self._told: Dict[int, Tuple[str, int]] = {}
         self._version = -1
         self._due = 0.0
+        self._ended = 0.0
         #: How many there were and how long the last one took.
         self.count = 0
         self.seconds = 0.0
@@ -98,6 +99,10 @@ class Sweeper:
     def is_due(self) -> bool:
         """Whether there was time enough since the last one."""
         return time.perf_counter() >= self._due
+
+    def age(self) -> float:
+        """Seconds since the last one."""
+        return time.perf_counter() - self._ended
 
     def changed(self) -> bool:
         """Whether there are modules or parameters that no sweep has seen."""
@@ -129,6 +134,7 @@ class Sweeper:
         self.count += 1
         now = time.perf_counter()
         self.seconds = now - start
+        self._ended = now
         self._due = now + self.seconds / _SHARE
 
     def _module(self, module: Any, known: Known, storages: Dict[int, Tuple[str, int]], gradients: bool) -> None:
