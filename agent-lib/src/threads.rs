@@ -40,6 +40,8 @@ pub struct Call {
     pub captured: bool,
     /// An allocation that a call inside of it has reported already.
     pub reported: u64,
+    /// The pool whose segment that row was; 0 for none.
+    pub segment_of: u64,
 }
 
 impl Call {
@@ -56,6 +58,7 @@ impl Call {
             creating: false,
             captured: false,
             reported: 0,
+            segment_of: 0,
         }
     }
 }
@@ -94,6 +97,8 @@ pub struct Thread {
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
     pub scope: AtomicU32,
+    /// What it did for PyTorch's allocator.
+    pub torch: crate::torch::Mine,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,
@@ -237,6 +242,7 @@ fn claim() -> Option<&'static Thread> {
     place.allocating_since_ns.store(0, Relaxed);
     place.context.store(0, Relaxed);
     place.scope.store(0, Relaxed);
+    place.torch.reset();
     // SAFETY: ours since its `id` is ours; nobody else touches it.
     unsafe {
         (*place.own.get()) = Own {
@@ -266,6 +272,7 @@ pub fn adopt() {
         thread.busy.store(0, Relaxed);
         thread.allocating_since_ns.store(0, Relaxed);
         thread.context.store(0, Relaxed);
+        thread.torch.reset();
     }
 }
 

@@ -22,6 +22,7 @@ pub use wake::wake;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
+use crate::torch::health::Health;
 use crate::{callers, ffi, state};
 use client::Client;
 use gpumem_wire::ByeReason;
@@ -73,6 +74,7 @@ struct Sender {
     /// All threads of the host have ended.
     alone: bool,
     client: Client,
+    torch: Health,
 }
 
 /// Starts it, once in a process.
@@ -161,6 +163,7 @@ impl Sender {
             next_look_ns: 0,
             alone: false,
             client: Client::default(),
+            torch: Health::default(),
         }
     }
 
@@ -188,6 +191,9 @@ impl Sender {
     fn round(&mut self) -> bool {
         self.core.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
+        if !finishing() {
+            self.torch.look_for_torch(self.core);
+        }
         self.look_around();
         if !self.link.is_up() && !self.connect() {
             return false;
@@ -236,6 +242,7 @@ impl Sender {
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);
+        self.torch.look(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
