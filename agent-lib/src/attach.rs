@@ -27,6 +27,16 @@ pub fn elsewhere() -> Option<&'static Functions> {
     second::first()
 }
 
+/// The process's agent, made if nobody has called so far; `None` if it is disabled or another copy has it.
+#[cold]
+pub fn ready() -> Option<&'static Core> {
+    if state::fresh() {
+        elsewhere();
+    }
+    // A forked child is silent until it initialises CUDA itself; what it is given now works then.
+    Core::get().filter(|core| state::armed() || core.pid != std::process::id())
+}
+
 /// Memory and handlers; also for programs that never call the driver. `None` if disabled, or if another copy has it.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     let _starting = STARTING.lock().ok()?;

@@ -36,6 +36,11 @@ pub const NVTX: &str = "GPUMEM_NVTX";
 /// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
 pub const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
+/// `1`: NVTX ranges that are started and ended, which belong to the process, are the tag of threads without another one.
+pub const NVTX_RANGES: &str = "GPUMEM_NVTX_RANGES";
+/// What NVTX loads; usually this library, as the driver's variable names it.
+pub const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
+
 /// Kineto's: it finalizes CUPTI some time after each trace.
 pub const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
@@ -82,6 +87,10 @@ pub struct Settings {
     pub layers: Layers,
     /// See [`NVTX_DOMAINS`].
     pub nvtx_domains: Vec<String>,
+    /// See [`NVTX_RANGES`].
+    pub nvtx_ranges: bool,
+    /// See [`NVTX_INJECTION`].
+    pub nvtx_injection: Option<PathBuf>,
     /// `key=value` lines for the Hello.
     pub claims: String,
 }
@@ -180,6 +189,8 @@ impl Settings {
             nvtx_domains: get(NVTX_DOMAINS)
                 .map(|value| value.to_string_lossy().split(',').map(|name| name.trim().to_owned()).collect())
                 .unwrap_or_default(),
+            nvtx_ranges: get(NVTX_RANGES).is_some_and(|value| value != "0"),
+            nvtx_injection: get(NVTX_INJECTION).map(Into::into),
             claims,
         }
     }

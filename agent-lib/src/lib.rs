@@ -53,6 +53,7 @@ pub mod threads;
 pub mod torch;
 pub mod vmm;
 
+use cupti_sys::nvtx::GetExportTable;
 use ffi::{guard, shielded};
 use gpumem_wire::{Phase, Role};
 use std::ffi::{c_char, c_int};
@@ -90,12 +91,17 @@ macro_rules! exports {
         pub struct Functions {
             pub magic: u64,
             pub initialize: extern "C" fn() -> c_int,
+            pub initialize_nvtx: extern "C" fn(Option<GetExportTable>) -> c_int,
             $( pub $field: unsafe extern "C" fn($($type),*) -> $result, )*
         }
 
         /// Of this copy.
-        pub static FUNCTIONS: Functions =
-            Functions { magic: second::MAGIC, initialize: InitializeInjection, $( $field: $symbol, )* };
+        pub static FUNCTIONS: Functions = Functions {
+            magic: second::MAGIC,
+            initialize: InitializeInjection,
+            initialize_nvtx: InitializeInjectionNvtx2,
+            $( $field: $symbol, )*
+        };
 
         $(
             $(#[$doc])*
@@ -123,6 +129,12 @@ macro_rules! exports {
 pub extern "C" fn InitializeInjection() -> c_int {
     shielded((), attach::injected);
     1
+}
+
+/// Called by each library with NVTX in it, on its first NVTX call and under a lock of its own. 0: all its calls are nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn InitializeInjectionNvtx2(get_export_table: Option<GetExportTable>) -> c_int {
+    shielded(0, || nvtx::initialize(get_export_table))
 }
 
 exports! {

@@ -155,6 +155,23 @@ impl Names {
         place as u32 + 1
     }
 
+    /// The tag `parent/name`, if it is known.
+    #[inline]
+    pub fn known(&self, parent: u32, name: &[u8]) -> Option<u32> {
+        let key = hash(parent, name);
+        for probe in 0..REACH {
+            let place = (key as usize).wrapping_add(probe) & (PLACES - 1);
+            match self.keys[place].load(Acquire) {
+                found if found == key => {
+                    return (self.paths[place].load(Relaxed) != 0).then_some(place as u32 + 1);
+                }
+                0 => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
     /// The place of a key, taken for it if it is new; `None` if there is no room.
     #[inline]
     fn place(&self, key: u64) -> Option<usize> {

@@ -2,34 +2,95 @@
 
 use crate::core::{At, Core, nothing};
 use crate::naming::Named;
-use crate::threads::{DEPTH, Thread};
+use crate::threads::{DEPTH, Own, Thread};
 use gpumem_wire::{Body, Phase};
 use std::sync::atomic::Ordering::Relaxed;
+
+/// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
+pub const OWNERS: usize = 34;
+/// Number of the C API among them.
+pub const OURS: u8 = 0;
+/// In the place of an owner that is not known any more: its scope was opened beyond [`DEPTH`].
+const SOMEBODY: u8 = u8::MAX;
+
+/// The scope to be closed is not the last one. `left` of the owner's stay open, `own.depth` in all.
+#[cold]
+#[inline(never)]
+fn close_beneath(own: &mut Own, thread: &Thread, owner: u8, left: u16) {
+    let kept = DEPTH.min(own.depth + 1);
+    let places = own.owner.get(..kept).unwrap_or_default();
+    let known = places.iter().filter(|&&other| other == owner).count();
+    if own.depth >= DEPTH && known <= usize::from(left) {
+        return; // one of those that found no place
+    }
+    let last = |owner: u8| places.iter().rposition(|&other| other == owner);
+    let Some(place) = last(owner).or_else(|| last(SOMEBODY)) else { return };
+    let outside = own.outer[place];
+    own.owner.copy_within(place + 1..kept, place);
+    if place + 1 < kept {
+        own.outer.copy_within(place + 1..kept, place);
+        own.outer[place] = outside;
+    } else {
+        thread.scope.store(outside, Relaxed);
+    }
+    if own.depth >= DEPTH {
+        // What lay beyond moves in: it never had a tag of its own.
+        (own.owner[DEPTH - 1], own.outer[DEPTH - 1]) = (SOMEBODY, thread.scope.load(Relaxed));
+    }
+}
 
 impl Core {
     /// Opens the scope `name` inside of those that are open.
     #[inline(always)]
     pub fn push(&self, thread: &Thread, name: &[u8]) {
-        // SAFETY: the caller's own place; the reference ends with this function.
+        let inside =
+            |parent: u32| if name.is_empty() { parent } else { self.names.intern(parent, name) };
+        self.open_scope(thread, OURS, inside);
+    }
+
+    /// Closes the innermost scope that `push` opened.
+    #[inline(always)]
+    pub fn pop(&self, thread: &Thread) {
+        self.close_scope(thread, OURS);
+    }
+
+    /// Opens a scope of `owner`, whose tag is what `inside` makes of the one in force (0: that one); how many of its own were open.
+    #[inline(always)]
+    pub fn open_scope(&self, thread: &Thread, owner: u8, inside: impl FnOnce(u32) -> u32) -> u16 {
+        // SAFETY: the caller's own place; the reference ends with this function, and `inside` is about names alone.
         let own = unsafe { thread.own() };
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
             own.outer[own.depth] = parent;
-            let tag = if name.is_empty() { parent } else { self.names.intern(parent, name) };
+            own.owner[own.depth] = owner;
+            let tag = inside(parent);
             thread.scope.store(if tag == 0 { parent } else { tag }, Relaxed);
         }
         own.depth += 1;
+        let Some(open) = own.open_scopes.get_mut(usize::from(owner)) else { return 0 };
+        let level = *open;
+        *open = level.saturating_add(1);
+        level
     }
 
-    /// Closes the innermost scope.
+    /// Closes the last scope that `owner` opened on this thread; how many of its own stay open. `None`: it had none.
+    ///
+    /// Scopes that others opened inside of it keep the paths that they were opened with, and then give back what was in force
+    /// outside of it.
     #[inline(always)]
-    pub fn pop(&self, thread: &Thread) {
-        // SAFETY: as in `push`.
+    pub fn close_scope(&self, thread: &Thread, owner: u8) -> Option<u16> {
+        // SAFETY: as in `open_scope`.
         let own = unsafe { thread.own() };
-        if let Some(&outer) = own.depth.checked_sub(1).and_then(|depth| own.outer.get(depth)) {
-            thread.scope.store(outer, Relaxed);
+        let open = own.open_scopes.get_mut(usize::from(owner))?;
+        let level = open.checked_sub(1)?;
+        *open = level;
+        let top = own.depth.checked_sub(1)?;
+        own.depth = top;
+        match own.owner.get(top) {
+            Some(&last) if last == owner => thread.scope.store(own.outer[top], Relaxed),
+            _ => close_beneath(own, thread, owner, level),
         }
-        own.depth = own.depth.saturating_sub(1);
+        Some(level)
     }
 
     /// The tag of threads without open scopes.
@@ -56,7 +117,11 @@ impl Core {
 
     /// Something worth a mark happened.
     pub fn mark(&self, thread: &Thread, name: &[u8]) {
-        let tag = self.names.intern(0, name);
+        self.mark_tag(thread, self.names.intern(0, name));
+    }
+
+    /// The same, of a name that is known.
+    pub fn mark_tag(&self, thread: &Thread, tag: u32) {
         self.record(thread, At { tag, ..At::NOWHERE }, Body::Marker {}, nothing);
     }
 }

@@ -9,8 +9,8 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicPtr, Ordering::*};
 
 const PREFIX: &str = "gpumem-agent.";
-/// First word of the table: what the address is looked at for. Another value, another layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\x01\0");
+/// First word of the table: what the address is looked at for, with the table's size, which changes with its layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"gpumem\0\0") | (size_of::<Functions>() as u64) << 48;
 
 static FIRST: AtomicPtr<Functions> = AtomicPtr::new(std::ptr::null_mut());
 

@@ -7,6 +7,7 @@
 use crate::callers::Callers;
 use crate::live::Taken;
 use crate::memfd::anonymous;
+use crate::scope::OWNERS;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -70,6 +71,10 @@ pub struct Own {
     pub depth: usize,
     /// Per open scope, the tag that was in force outside of it.
     pub outer: [u32; DEPTH],
+    /// Per open scope, who opened it: see [`crate::scope::OWNERS`].
+    pub owner: [u8; DEPTH],
+    /// Per owner, how many it has open.
+    pub open_scopes: [u16; OWNERS],
     /// Open driver calls.
     pub calls: [Option<Call>; CALLS],
     /// How many of them are used.
@@ -248,6 +253,8 @@ fn claim() -> Option<&'static Thread> {
         (*place.own.get()) = Own {
             depth: 0,
             outer: [0; DEPTH],
+            owner: [0; DEPTH],
+            open_scopes: [0; OWNERS],
             calls: [None; CALLS],
             open: 0,
             block_pool: 0,

@@ -9,6 +9,7 @@
 //! library.rs  dlopen and dlsym
 //! api.rs      the functions of a libcupti
 //! driver.rs   the functions of the libcuda that is in the process already
+//! nvtx.rs     what NVTX hands to a library that it loads
 //! ```
 //!
 //! Ids were never renumbered and none of these layouts changed between CUPTI 11.7 and 13.5, so one table
@@ -19,6 +20,7 @@ mod data;
 mod driver;
 pub mod ids;
 mod library;
+pub mod nvtx;
 pub mod params;
 mod result;
 

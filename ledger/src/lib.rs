@@ -94,6 +94,9 @@ pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
+/// Iterations that a process remembers of each device.
+pub const MAX_ITERATIONS: usize = 256;
+
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 
 /// A hash map that a hostile peer's keys cannot slow down.

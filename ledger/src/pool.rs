@@ -39,10 +39,14 @@ pub(crate) struct Pool {
     pub backed_bytes: u64,
     pub blocks: Map<u64, Row>,
     pub block_bytes: u64,
+    /// Of those, freed by their owner and waiting for a stream.
+    pub pending_bytes: u64,
     /// Blocks counted beside, because their segments are not wholly booked.
     pub unbooked_blocks: u32,
     /// The owner's own total and ours, when it last asked for a comparison.
     pub check: Option<(u64, u64)>,
+    /// Framework pools: what the owner last said to have reserved and handed out.
+    pub said: Option<(u64, u64)>,
     /// Other pools take segments out of its blocks; `large_blocks` is kept.
     has_children: bool,
     pub large_blocks: BTreeMap<u64, u64>,
@@ -92,8 +96,10 @@ impl Holdings {
             backed_bytes: 0,
             blocks: Map::default(),
             block_bytes: 0,
+            pending_bytes: 0,
             unbooked_blocks: 0,
             check: None,
+            said: None,
             has_children: false,
             large_blocks: BTreeMap::new(),
         });
@@ -147,6 +153,7 @@ impl Holdings {
         pool.generation = generation;
         if pool.is_framework() {
             (pool.reserved, pool.used) = (reserved, used);
+            pool.said = Some((reserved, used));
         } else {
             pool.polled = reserved;
             let is_graphs = pool.owner == PoolOwner::Graph;
@@ -170,7 +177,9 @@ impl Holdings {
         match self.pool_ids.get(&id) {
             Some(&index) => {
                 let pool = &mut self.pools[index as usize];
-                pool.check = Some((theirs, if pool.is_framework() { pool.block_bytes } else { pool.used }));
+                // What its owner let go is no longer in the owner's total.
+                let live = pool.block_bytes.wrapping_sub(pool.pending_bytes);
+                pool.check = Some((theirs, if pool.is_framework() { live } else { pool.used }));
             }
             None => self.odd.unknown_handles += 1,
         }
@@ -338,12 +347,14 @@ impl Holdings {
             return;
         };
         if state == FreeState::Pending {
-            match self.pools[index as usize].blocks.get_mut(&address) {
+            let pool = &mut self.pools[index as usize];
+            match pool.blocks.get_mut(&address) {
                 Some(row) if !row.is(Row::PENDING) => {
                     row.flags |= Row::PENDING;
-                    let (book, bytes) = (row.book, row.bytes as i64);
+                    let (book, bytes) = (row.book, row.bytes);
+                    pool.pending_bytes = pool.pending_bytes.wrapping_add(bytes);
                     let pending = &mut self.beside(book).pending_blocks;
-                    *pending = pending.wrapping_add(bytes);
+                    *pending = pending.wrapping_add(bytes as i64);
                 }
                 Some(_) => {}
                 None => self.odd.unknown_frees += 1,
@@ -386,6 +397,7 @@ impl Holdings {
             pool.large_blocks.remove(&address);
         }
         if row.is(Row::PENDING) {
+            pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
             let pending = &mut self.beside(row.book).pending_blocks;
             *pending = pending.wrapping_sub(row.bytes as i64);
         }

@@ -115,14 +115,20 @@ pub struct PoolView {
     pub name: Option<Arc<str>>,
     /// Who reserves.
     pub owner: PoolOwner,
+    /// Number of the pool whose blocks its segments lie in.
+    pub parent: Option<u64>,
     /// Bytes of segments (framework pools), or reserved (driver pools).
     pub reserved_bytes: u64,
     /// Of those, bytes that are booked in this process's book.
     pub booked_bytes: u64,
     /// Bytes of live blocks or allocations.
     pub used_bytes: u64,
+    /// Of those, freed by their owner and waiting for a stream.
+    pub pending_bytes: u64,
     /// It reports no blocks.
     pub opaque: bool,
+    /// Of a framework's pool: what its owner last said to have reserved and handed out.
+    pub own: Option<(u64, u64)>,
     /// The owner's total and ours when it last compared.
     pub check: Option<(u64, u64)>,
 }
@@ -243,10 +249,13 @@ fn process_view(process: &Process) -> ProcessView {
                             id: pool.id,
                             name: tag_name(pool.name),
                             owner: pool.owner,
+                            parent: pool.parent.map(|index| holdings.pools[index as usize].id),
                             reserved_bytes: if framework { pool.segment_bytes } else { pool.reserved },
                             booked_bytes: if framework { pool.backed_bytes } else { pool.reserved },
                             used_bytes: if framework && !pool.opaque { pool.block_bytes } else { pool.used },
+                            pending_bytes: pool.pending_bytes,
                             opaque: pool.opaque,
+                            own: pool.said,
                             check: pool.check,
                         }
                     })

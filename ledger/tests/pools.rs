@@ -434,6 +434,24 @@ fn pool_check_keeps_both_totals() {
 }
 
 #[test]
+fn pool_tells_what_waits_for_a_stream_and_what_its_owner_says() {
+    let mut s = Script::new();
+    with_segment(&mut s);
+    s.block(0x1000, 96, 3);
+    s.block(0x1100, 32, 3);
+    s.say(Body::BlockFree { address: 0x1000, pool: 3, state: FreeState::Pending });
+    s.say(Body::PoolState { pool: 3, reserved_bytes: 8192, used_bytes: 32 });
+    s.say(Body::PoolCheck { pool: 3, total_bytes: 32 });
+    let pool = s.account().pools.remove(0);
+    assert_eq!((pool.used_bytes, pool.pending_bytes), (128, 96));
+    assert_eq!(pool.own, Some((8192, 32)));
+    assert_eq!(pool.check, Some((32, 32)), "what its owner let go is not in the owner's total");
+    s.unblock(0x1000, 3);
+    let pool = s.account().pools.remove(0);
+    assert_eq!((pool.used_bytes, pool.pending_bytes), (32, 0));
+}
+
+#[test]
 fn many_mappings_under_one_segment_stay_cheap() {
     // 20,000 handles, mapped one by one under a segment that waits for them: quadratic work would take
     // minutes in a debug build.

@@ -275,6 +275,7 @@ impl RunBuilder {
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: Growth::of(self.ledger.trend(process.key, index)),
+                pools: account.pools.iter().map(run::Pool::from).collect(),
                 ..run::Details::default()
             },
         };

@@ -4,6 +4,7 @@
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
+//! iterations, pools            what each training step held; pools and what their owners say
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! store                      runs in an SQLite file, checkpointed while they go on
@@ -19,6 +20,8 @@ pub mod gap;
 pub mod growth;
 pub mod import;
 pub mod input;
+pub mod iterations;
+pub mod pools;
 pub mod recording;
 pub mod report;
 pub mod rules;

@@ -6,6 +6,8 @@
 pub use crate::blind::BlindWindow;
 pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
+pub use crate::iterations::{Iteration, Iterations, Level};
+pub use crate::pools::Pool;
 use crate::series::Series;
 use gpumem_ledger as ledger;
 use gpumem_wire::{Absence, ClockKind, Phase, Role};
@@ -240,6 +242,10 @@ pub struct Details {
     pub steps: Vec<Step>,
     /// Points by which growth is judged.
     pub growth: Growth,
+    /// What each training step held.
+    pub iterations: Iterations,
+    /// Pools that lived when the run was told.
+    pub pools: Vec<Pool>,
 }
 
 /// What the driver's own accounting and we say of the highest `used`.

@@ -23,7 +23,7 @@ use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
 use crate::torch::health::Health;
-use crate::{callers, ffi, state};
+use crate::{callers, ffi, nvtx, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -191,9 +191,8 @@ impl Sender {
     fn round(&mut self) -> bool {
         self.core.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
-        if !finishing() {
-            self.torch.look_for_torch(self.core);
-        }
+        nvtx::look(self.core);
+        self.torch.look_for_torch(self.core);
         self.look_around();
         if !self.link.is_up() && !self.connect() {
             return false;

@@ -4,7 +4,7 @@ use super::patch::{self, Met, OUT_OF_MEMORY};
 use super::state::Device;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{callers, layers};
+use crate::{callers, layers, state};
 use gpumem_wire::{Layer, LayerState};
 use std::sync::atomic::Ordering::*;
 
@@ -28,7 +28,7 @@ pub struct Health {
 impl Health {
     /// With each round: files that were mapped meanwhile.
     pub fn look_for_torch(&self, core: &Core) {
-        if core.settings.layers.torch {
+        if core.settings.layers.torch && state::armed() {
             patch::look(false);
         }
     }

@@ -9,8 +9,9 @@
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again, then `Oom` with the driver's result |
 //!
 //! `Oom` says `Fatal`: the request has failed. Whether the program catches that and goes on shows only later.
-//! The cudaMallocAsync backend does not try again, and does not report: there the driver's refusal is the `Oom`, without
-//! totals.
+//! The cudaMallocAsync backend does not report. In 2.4.1 the driver's first refusal is its last word, in 2.15.0 it tries
+//! once more behind a flush. So there the first refusal is an `Oom` without totals whose outcome is not told, and those
+//! that follow it on the same thread, with no success in between, are the same one.
 
 use super::patch::{self, OUT_OF_MEMORY};
 use super::report::ordinal;
@@ -40,7 +41,8 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         thread.torch.refused.store(false, Relaxed);
         thread.torch.forget_events();
         let (used, reserved) = (Reading::of(allocated), Reading::of(reserved));
-        core.out_of_memory(thread, index as u8, bytes.unsigned_abs(), used, reserved, result);
+        let totals = (used, reserved);
+        core.out_of_memory(thread, index as u8, bytes.unsigned_abs(), totals, OomOutcome::Fatal, result);
     });
     let next = patch::next(OUT_OF_MEMORY);
     if !next.is_null() {
@@ -55,13 +57,12 @@ impl Core {
         thread: &Thread,
         slot: u8,
         bytes: u64,
-        pool_used_bytes: Reading,
-        pool_reserved_bytes: Reading,
+        (pool_used_bytes, pool_reserved_bytes): (Reading, Reading),
+        outcome: OomOutcome,
         result: u16,
     ) {
         let Named { tag, flags, .. } = self.named(thread);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
-        let outcome = OomOutcome::Fatal;
         let body = Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result };
         self.record(thread, at, body, nothing);
         crate::sender::wake();
@@ -73,11 +74,14 @@ impl Core {
         if !callers::is_torch(at.module) {
             return;
         }
+        let again = thread.torch.refused.swap(true, Relaxed);
         if memory == MemoryKind::StreamOrdered {
-            self.out_of_memory(thread, at.device, bytes, Reading::ABSENT, Reading::ABSENT, REFUSED);
+            if !again {
+                let totals = (Reading::ABSENT, Reading::ABSENT);
+                self.out_of_memory(thread, at.device, bytes, totals, OomOutcome::Unknown, REFUSED);
+            }
             return;
         }
-        thread.torch.refused.store(true, Relaxed);
         self.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
     }
 }

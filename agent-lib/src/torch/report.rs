@@ -164,10 +164,7 @@ impl Core {
         let (used_bytes, reserved_bytes) =
             (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
         self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
-        // Blocks that wait for a stream are none of PyTorch's total, but live for whoever compares.
-        if device.pending.load(Relaxed) == 0 {
-            self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
-        }
+        self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
     }
 }
 

@@ -36,6 +36,7 @@ impl Core {
         }
         if callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || bytes % SEGMENT_UNIT != 0) {
             self.torch.single_tensors.fetch_add(1, Relaxed);
+            thread.torch.refused.store(false, Relaxed);
         }
     }
 

@@ -158,6 +158,52 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
     )
 }
 
+fn iteration() -> impl Strategy<Value = Iteration> {
+    let level = prop_oneof![Just((0, 0)), any::<(i64, i64)>()].prop_map(Level::from);
+    (any::<[u64; 5]>(), any::<bool>(), vec(level, 11)).prop_map(|(numbers, partial, levels)| Iteration {
+        first: numbers[0],
+        last: numbers[1],
+        count: numbers[2],
+        start_ns: numbers[3],
+        end_ns: numbers[4],
+        partial,
+        tracked: levels[0],
+        pool_reserved: levels[1],
+        parameters: levels[2],
+        gradients: levels[3],
+        optimizer_state: levels[4],
+        activations: levels[5],
+        intermediate_gradients: levels[6],
+        temporaries: levels[7],
+        inputs: levels[8],
+        workspace: levels[9],
+        buffers: levels[10],
+    })
+}
+
+fn iterations() -> impl Strategy<Value = Iterations> {
+    (vec(iteration(), 0..3), of(iteration())).prop_map(|(rows, open)| Iterations { rows, open })
+}
+
+fn pool() -> impl Strategy<Value = Pool> {
+    let told = any::<(Option<u64>, Option<(u64, u64)>, Option<(u64, u64)>)>();
+    (any::<[u64; 5]>(), of(text()), of(text()), told, any::<bool>()).prop_map(
+        |(numbers, name, owner, (parent, own, check), opaque)| Pool {
+            id: numbers[0],
+            name,
+            owner,
+            parent,
+            opaque,
+            segment_bytes: numbers[1],
+            booked_bytes: numbers[2],
+            block_bytes: numbers[3],
+            pending_bytes: numbers[4],
+            own,
+            check,
+        },
+    )
+}
+
 fn device(cells: usize) -> impl Strategy<Value = Device> {
     let identity = (text(), any::<u16>(), text(), of(any::<u64>()));
     let reading =
@@ -178,10 +224,11 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells)));
+    let tables = (iterations(), vec(pool(), 0..3));
+    let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells), tables));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, (accounted_peak_bytes, steps, growth)) = rest;
+        let (rest, (accounted_peak_bytes, steps, growth, (iterations, pools))) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -197,7 +244,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes, steps, growth },
+            details: Details { accounted_peak_bytes, steps, growth, iterations, pools },
         }
     })
 }

@@ -1,0 +1,116 @@
+//! What each iteration of a training run held, by what the bytes are for: a bounded table, for
+//! `gpumemctl report --iterations`.
+//!
+//! An iteration begins with the program's `Step` record; of a program that says none, with the first forward pass
+//! after an optimizer's step. Rows are in the order of time, without gaps. When there are [`MAX_ROWS`], neighbours
+//! become one: peaks are the higher of the two, last values those of the later. The iteration that is under way is
+//! apart and never in `rows`.
+//!
+//! In JSON (`details.iterations` of a device) a level is `[peak, last]`, and levels that are nothing are left out:
+//!
+//! ```text
+//! {"rows": [{"first": 0, "last": 0, "count": 1, "start_ns": 1000, "end_ns": 2000,
+//!            "tracked": [4096, 4096], "pool_reserved": [4096, 4096], "parameters": [1024, 1024]}, ...],
+//!  "open": {...}}
+//! ```
+
+use gpumem_ledger as ledger;
+use serde::{Deserialize, Serialize};
+
+/// Rows that a table has at most; a row is about 0.4 KB of JSON.
+pub const MAX_ROWS: usize = ledger::MAX_ITERATIONS;
+
+/// The iterations of one device of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Iterations {
+    /// Those that are over.
+    pub rows: Vec<Iteration>,
+    /// The one that is under way, as far as it got.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open: Option<Iteration>,
+}
+
+/// One iteration, or several neighbours.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Iteration {
+    /// Number of the first one: the program's own number of its step, or counted from 0.
+    pub first: u64,
+    /// Number of the last one: `first` unless there are several.
+    pub last: u64,
+    /// How many there are in this row. Not `last - first + 1` where the program's numbers jump or begin anew.
+    pub count: u64,
+    /// When the first began.
+    pub start_ns: u64,
+    /// When the last was over.
+    pub end_ns: u64,
+    /// Records were lost in it: amounts are what is known.
+    #[serde(skip_serializing_if = "is_false")]
+    pub partial: bool,
+    /// Live driver allocations.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub tracked: Level,
+    /// What pools hold in segments, or reserve: `cached` in PyTorch's words.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub pool_reserved: Level,
+    /// Weights.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub parameters: Level,
+    /// Gradients of weights.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub gradients: Level,
+    /// What optimizers keep.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub optimizer_state: Level,
+    /// What forward kept for backward (feature maps), once backward has begun and it is known.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub activations: Level,
+    /// What backward made and freed again, where it was most. `last` is 0.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub intermediate_gradients: Level,
+    /// The same of forward and of the optimizer. `last` is 0.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub temporaries: Level,
+    /// Data handed to the model.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub inputs: Level,
+    /// Scratch of libraries.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub workspace: Level,
+    /// State that is not trained.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub buffers: Level,
+}
+
+/// An amount in an iteration.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(i64, i64)", into = "(i64, i64)")]
+pub struct Level {
+    /// Highest that was seen; of roles at edges of phases, where they are known.
+    pub peak_bytes: i64,
+    /// At the end.
+    pub last_bytes: i64,
+}
+
+impl Level {
+    fn is_nothing(&self) -> bool {
+        *self == Level::default()
+    }
+}
+
+impl From<(i64, i64)> for Level {
+    fn from((peak_bytes, last_bytes): (i64, i64)) -> Self {
+        Level { peak_bytes, last_bytes }
+    }
+}
+
+impl From<Level> for (i64, i64) {
+    fn from(level: Level) -> Self {
+        (level.peak_bytes, level.last_bytes)
+    }
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
