@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::cupti::subscribe;
 use crate::env::Settings;
-use crate::{Functions, fork, python, second, sender, state, threads};
+use crate::{Functions, fork, python, second, sender, state, threads, torch};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
 
@@ -93,6 +93,9 @@ pub fn injected() {
             subscribe::note_late();
         }
         subscribe::attach(core);
+    }
+    if core.settings.layers.torch {
+        torch::patch::look(true);
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Call {
     pub captured: bool,
     /// An allocation that a call inside of it has reported already.
     pub reported: u64,
+    /// The pool whose segment that row was; 0 for none.
+    pub segment_of: u64,
 }
 
 impl Call {
@@ -58,6 +60,7 @@ impl Call {
             creating: false,
             captured: false,
             reported: 0,
+            segment_of: 0,
         }
     }
 }
@@ -102,6 +105,8 @@ pub struct Thread {
     pub scope: AtomicU32,
     /// Which node of PyTorch's backward pass it runs.
     pub autograd: OfThread,
+    /// What it did for PyTorch's allocator.
+    pub torch: crate::torch::Mine,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,
@@ -246,6 +251,7 @@ fn claim() -> Option<&'static Thread> {
     place.context.store(0, Relaxed);
     place.scope.store(0, Relaxed);
     place.autograd.reset();
+    place.torch.reset();
     // SAFETY: ours since its `id` is ours; nobody else touches it.
     unsafe {
         (*place.own.get()) = Own {
@@ -280,6 +286,7 @@ pub fn adopt() {
         if !is_mine {
             thread.autograd.reset();
         }
+        thread.torch.reset();
     }
 }
 

@@ -22,6 +22,7 @@ pub use wake::wake;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
+use crate::torch::health::Health;
 use crate::{callers, ffi, nvtx, python, state};
 use client::Client;
 use gpumem_wire::ByeReason;
@@ -73,6 +74,7 @@ struct Sender {
     /// All threads of the host have ended.
     alone: bool,
     client: Client,
+    torch: Health,
 }
 
 /// Starts it, once in a process.
@@ -161,6 +163,7 @@ impl Sender {
             next_look_ns: 0,
             alone: false,
             client: Client::default(),
+            torch: Health::default(),
         }
     }
 
@@ -189,6 +192,7 @@ impl Sender {
         self.core.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         nvtx::look(self.core);
+        self.torch.look_for_torch(self.core);
         self.look_around();
         if state::armed() {
             python::run::look(self.core);
@@ -240,6 +244,7 @@ impl Sender {
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);
+        self.torch.look(self.core, self.thread);
         callers::reclaim(now);
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
