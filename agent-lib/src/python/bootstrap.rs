@@ -79,12 +79,14 @@ impl Api {
     /// What became of the error that is raised now.
     unsafe fn ended(&self) -> Ended {
         let call = &self.functions;
-        // SAFETY: with the interpreter's lock, says our caller; a class that lives as long as the interpreter.
+        // SAFETY: with the interpreter's lock, says our caller; a class that lives as long as the interpreter. `get` keeps what is raised.
         unsafe {
             if (call.is_raised)().is_null() {
                 return Ended::Failed;
             }
-            if (call.is_of)(*self.exception) == 0 {
+            let builtins = (call.builtins)();
+            let ours = if builtins.is_null() { builtins } else { (call.get)(builtins, c"Exception".as_ptr()) };
+            if !ours.is_null() && (call.is_of)(ours) == 0 {
                 return Ended::Interrupted;
             }
             (call.clear)();

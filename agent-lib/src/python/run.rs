@@ -12,7 +12,6 @@
 use super::bootstrap::{Ended, Functions, Namespace};
 use crate::core::Core;
 use crate::{ffi, layers, state, torch};
-use cupti_sys::Library;
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;
@@ -54,26 +53,18 @@ const SILENCE_NS: u64 = 5_000_000_000;
 pub struct Api {
     /// In all versions.
     pub functions: Functions,
-    /// The class `Exception`: its place.
-    pub exception: *const *mut c_void,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
 }
 
 impl Api {
     /// Of the interpreter in this process.
     fn find() -> Option<Self> {
-        let symbol = |name: &CStr| {
-            // SAFETY: a C string; the first library that has it.
-            let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-            (!found.is_null()).then_some(found).or_else(|| library()?.symbol(name))
-        };
         let functions = Functions::find(symbol)?;
-        let exception = symbol(c"PyExc_Exception")?.cast_const().cast();
         let is_finalizing = symbol(c"Py_IsFinalizing").or_else(|| symbol(c"_Py_IsFinalizing"));
         // SAFETY: both have this type.
         let is_finalizing = is_finalizing
             .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
-        Some(Api { functions, exception, is_finalizing })
+        Some(Api { functions, is_finalizing })
     }
 
     /// Whether code can run in it.
@@ -83,10 +74,15 @@ impl Api {
     }
 }
 
-/// A libpython that was loaded for its loader alone.
-fn library() -> Option<Library> {
-    let mapped = torch::slot::Mapped::starting_with("libpython3.")?;
-    Library::loaded(&mapped.path)
+/// By name: of what the program and its libraries offer, else of a libpython that was loaded for one of them only.
+fn symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a C string; the first library that has it.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    if !found.is_null() {
+        return Some(found);
+    }
+    let is_python = |file: &[u8]| file.starts_with(b"libpython3.") && file.len() > b"libpython3.so".len();
+    torch::slot::with(is_python, |image| image.defines(name)).flatten().map(|at| at as *mut c_void)
 }
 
 /// Nothing is asked for any more in a forked child.

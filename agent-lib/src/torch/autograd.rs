@@ -9,19 +9,18 @@
 //! Nodes that accumulate gradients have no number. The engine runs them as soon as they can be, so they belong to the node
 //! that ran before them on the thread.
 
+use super::find::Image;
 use super::sequence::{Node, Table};
-use super::slot::Mapped;
+use super::slot::{self, Taken};
 use crate::core::Core;
 use crate::naming::Here;
 use crate::threads::Thread;
 use crate::{ffi, layers};
-use cupti_sys::Library;
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::ffi::{CStr, c_void};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
-const LIBRARY: &str = "libtorch_cpu.so";
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
@@ -38,6 +37,9 @@ type Evaluate =
     unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
 type Count = unsafe extern "C" fn() -> u64;
 
+/// The engine was found, for better or worse.
+static LOOKED: AtomicBool = AtomicBool::new(false);
+/// What the slot held.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static PEEK_AT: AtomicUsize = AtomicUsize::new(0);
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
@@ -156,46 +158,52 @@ pub fn note_forward(thread: &Thread, tag: u32) {
     table.note(Node::new(id, next - 1), tag);
 }
 
+fn is_library(file: &[u8]) -> bool {
+    file == b"libtorch_cpu.so"
+}
+
 /// Whether PyTorch is loaded.
 pub fn is_seen() -> bool {
-    NEXT.load(Acquire) != 0 || Mapped::find(LIBRARY).is_some()
+    NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Looks for the engine and takes its slot. Not in a hook. Whether there is nothing more to be done.
-pub fn attach(core: &Core) -> bool {
+/// Looks for the engine and takes its slot, once. Not in a hook.
+pub fn attach(core: &Core) {
     if !core.settings.layers.autograd {
         layers::set(Layer::Autograd, LayerState::Off, "GPUMEM_AUTOGRAD=0");
-        return true;
+        return;
     }
-    if NEXT.load(Acquire) != 0 {
-        return true;
+    if LOOKED.load(Acquire) {
+        return;
     }
-    let Some(library) = Mapped::find(LIBRARY) else { return false };
-    if let Err(why) = take_slot(&library) {
-        layers::set(Layer::Autograd, LayerState::Failed, why);
-    } else if OFFSETS.load(Acquire) == 0 {
-        layers::set(Layer::Autograd, LayerState::Degraded, "where nodes have their numbers is not known so far");
-    }
-    true
-}
-
-fn take_slot(mapped: &Mapped) -> Result<(), &'static str> {
-    let library = Library::loaded(&mapped.path).ok_or("libtorch_cpu.so cannot be opened")?;
-    let symbol = |name, why| library.symbol(name).map(|address| address as usize).ok_or(why);
-    let next = symbol(EVALUATE, "this PyTorch has no Engine::evaluate_function that is known")?;
-    let peek = symbol(PEEK, "this PyTorch does not count its nodes")?;
-    let thread = symbol(THREAD, "this PyTorch does not count its threads")?;
     if TABLE.load(Acquire).is_null() {
-        let table = Table::new().ok_or("no memory for the table of nodes")?;
+        let Some(table) = Table::new() else {
+            return layers::set(Layer::Autograd, LayerState::Failed, "no memory for the table of nodes");
+        };
         TABLE.store(Box::into_raw(Box::new(table)), Release);
     }
-    THREAD_AT.store(thread, Release);
-    NEXT.store(next, Release);
-    if !mapped.patch(EVALUATE, evaluate as *mut c_void) {
-        return Err("this PyTorch calls Engine::evaluate_function directly");
+    let (state, reason) = match slot::with(is_library, take_slot) {
+        None | Some(Ok(Taken::NotYet)) => return,
+        Some(Ok(Taken::Ours)) => (LayerState::Degraded, "where nodes have their numbers is not known so far"),
+        Some(Ok(Taken::NoSlot)) => (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly"),
+        Some(Err(reason)) => (LayerState::Failed, reason),
+    };
+    if !LOOKED.swap(true, AcqRel) {
+        layers::set(Layer::Autograd, state, reason);
     }
-    PEEK_AT.store(peek, Release);
-    Ok(())
+}
+
+fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
+    let evaluates = image.defines(EVALUATE).ok_or("this PyTorch has no Engine::evaluate_function that is known")?;
+    let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
+    let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
+    let ours = evaluate as *const () as usize;
+    let taken = slot::take(image, EVALUATE, evaluates, ours, &NEXT);
+    if taken == Taken::Ours {
+        THREAD_AT.store(thread, Release);
+        PEEK_AT.store(peek, Release);
+    }
+    Ok(taken)
 }
 
 /// The number that the calling thread's next node will have; `None` without an engine.

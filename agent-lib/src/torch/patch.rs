@@ -213,7 +213,7 @@ impl Look {
 }
 
 /// A mapped file, while the loader's lock is held.
-unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Image<'a>) {
+pub(super) unsafe fn image<'a>(info: *mut libc::dl_phdr_info) -> (&'a [u8], Image<'a>) {
     // SAFETY: what dl_iterate_phdr hands over: headers of a mapped file, and its name.
     unsafe {
         let known = &*info;
@@ -248,7 +248,7 @@ unsafe extern "C" fn at_definition(info: *mut libc::dl_phdr_info, _: usize, look
 
 /// Writes a slot that the loader makes read-only. False if it could not be made writable.
 #[cold]
-fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
+pub(super) fn write_sealed(image: &Image<'_>, at: usize, write: impl FnOnce()) -> bool {
     // SAFETY: no pointers.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
     let Some(_) = image.sealed_pages(at, page) else {

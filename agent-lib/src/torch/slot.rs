@@ -1,131 +1,79 @@
-//! Slots through which a library calls functions that other libraries could replace: found by the function's name in the
-//! relocations that the loader follows, and changed. What is called through no slot cannot be.
+//! One library that is loaded, by the name of its file: what it defines, and a slot of its own through which it calls.
 
-use libc::{Elf64_Sym, c_char, c_int, c_void};
-use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicPtr, Ordering::Release};
+use super::find::Image;
+use super::patch::{image, write_sealed};
+use crate::callers;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-const DT_PLTRELSZ: u64 = 2;
-const DT_STRTAB: u64 = 5;
-const DT_SYMTAB: u64 = 6;
-const DT_JMPREL: u64 = 23;
-
-/// An entry of DT_JMPREL: where, symbol << 32 | kind, addend.
-#[repr(C)]
-struct Relocation {
-    offset: u64,
-    info: u64,
-    addend: i64,
+/// What became of a slot.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Ours is in it.
+    Ours,
+    /// The library calls the function directly.
+    NoSlot,
+    /// The loader is not done with the library, or its page could not be written.
+    NotYet,
 }
 
-/// A library that the loader has mapped.
-#[derive(Debug, Clone)]
-pub struct Mapped {
-    /// As the loader knows it.
-    pub path: CString,
-    base: usize,
-    dynamic: usize,
-    /// Read-only since it was loaded: start and end.
-    relro: (usize, usize),
+struct Visit<F> {
+    is_it: fn(&[u8]) -> bool,
+    work: Option<F>,
 }
 
-struct Wanted<'a> {
-    file: &'a [u8],
-    /// `file` is its beginning.
-    is_start: bool,
-    found: Option<Mapped>,
-}
-
-impl Mapped {
-    /// The library whose file is called `file`.
-    pub fn find(file: &str) -> Option<Mapped> {
-        Self::of(file, false)
-    }
-
-    /// One whose file's name begins so.
-    pub fn starting_with(file: &str) -> Option<Mapped> {
-        Self::of(file, true)
-    }
-
-    fn of(file: &str, is_start: bool) -> Option<Mapped> {
-        let mut wanted = Wanted { file: file.as_bytes(), is_start, found: None };
-        // SAFETY: the function has this type, and a place for its answer.
-        unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut wanted).cast()) };
-        wanted.found
-    }
-
-    /// Puts `with` into the slot of `symbol`: `false` if the library has none. It stays mapped, says the caller.
-    pub fn patch(&self, symbol: &CStr, with: *mut c_void) -> bool {
-        let (mut names, mut symbols, mut relocations, mut bytes) = (0, 0, 0, 0);
-        let mut entry = self.dynamic as *const [u64; 2];
-        loop {
-            // SAFETY: the dynamic section ends with DT_NULL.
-            let [kind, value] = unsafe { *entry };
-            match kind {
-                0 => break,
-                DT_STRTAB => names = value as usize,
-                DT_SYMTAB => symbols = value as usize,
-                DT_JMPREL => relocations = value as usize,
-                DT_PLTRELSZ => bytes = value as usize,
-                _ => {}
-            }
-            // SAFETY: as above.
-            entry = unsafe { entry.add(1) };
-        }
-        if [names, symbols, relocations].contains(&0) {
-            return false;
-        }
-        // SAFETY: the loader has made these addresses those of the mapped tables.
-        let table = unsafe {
-            std::slice::from_raw_parts(relocations as *const Relocation, bytes / size_of::<Relocation>())
-        };
-        let is_it = |relocation: &&Relocation| {
-            // SAFETY: a symbol of this library, whose name lies in its table of names.
-            unsafe {
-                let of = &*(symbols as *const Elf64_Sym).add((relocation.info >> 32) as usize);
-                libc::strcmp((names + of.st_name as usize) as *const c_char, symbol.as_ptr()) == 0
-            }
-        };
-        let Some(found) = table.iter().find(is_it) else { return false };
-        let slot = self.base.wrapping_add(found.offset as usize);
-        if self.relro.0 <= slot && slot < self.relro.1 {
-            let page = slot & !4095;
-            // SAFETY: a page of the library's own data.
-            if unsafe { libc::mprotect(page as *mut c_void, 4096, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
-                return false;
-            }
-        }
-        // SAFETY: a slot that the library calls through: a pointer to a function of the same type.
-        unsafe { &*(slot as *const AtomicPtr<c_void>) }.store(with, Release);
-        true
-    }
-}
-
-unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, wanted: *mut c_void) -> c_int {
-    // SAFETY: what dl_iterate_phdr hands over, and `find`'s place.
-    let (info, wanted) = unsafe { (&*info, &mut *wanted.cast::<Wanted<'_>>()) };
-    if info.dlpi_name.is_null() {
+unsafe extern "C" fn visit<F: FnOnce(&Image<'_>)>(
+    info: *mut libc::dl_phdr_info,
+    _: usize,
+    visit: *mut c_void,
+) -> c_int {
+    // SAFETY: what dl_iterate_phdr hands over, and `with`'s.
+    let (visit, (name, image)) = unsafe { (&mut *visit.cast::<Visit<F>>(), image(info)) };
+    let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+    if !(visit.is_it)(file) {
         return 0;
     }
-    // SAFETY: a C string, and the headers of a mapped file.
-    let (path, headers) = unsafe {
-        (
-            CStr::from_ptr(info.dlpi_name),
-            std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()),
-        )
-    };
-    let file = path.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-    if !(file == wanted.file || wanted.is_start && file.starts_with(wanted.file)) {
-        return 0;
+    if let Some(work) = visit.work.take() {
+        work(&image);
     }
-    let base = info.dlpi_addr as usize;
-    let at = |kind| headers.iter().find(|header| header.p_type == kind);
-    let range = |header: &libc::Elf64_Phdr| {
-        let start = base.wrapping_add(header.p_vaddr as usize);
-        (start, start.wrapping_add(header.p_memsz as usize))
-    };
-    let Some(dynamic) = at(libc::PT_DYNAMIC) else { return 0 };
-    let relro = at(libc::PT_GNU_RELRO).map_or((0, 0), range);
-    wanted.found = Some(Mapped { path: path.to_owned(), base, dynamic: range(dynamic).0, relro });
     1
+}
+
+/// Runs `work`, which must not allocate, with the first loaded library whose file is called so. `None` if there is none, or
+/// somebody forks.
+pub fn with<T>(is_it: fn(&[u8]) -> bool, work: impl FnOnce(&Image<'_>) -> T) -> Option<T> {
+    let mut done = None;
+    run(is_it, |image| done = Some(work(image)));
+    done
+}
+
+fn run<F: FnOnce(&Image<'_>)>(is_it: fn(&[u8]) -> bool, work: F) {
+    let mut data = Visit { is_it, work: Some(work) };
+    // SAFETY: a function of this type, and what it gets.
+    let look = || unsafe { libc::dl_iterate_phdr(Some(visit::<F>), (&raw mut data).cast()) };
+    callers::in_loader(look);
+}
+
+/// Puts `ours` into the slot through which the library calls its own function `name`, which lies at `defined`; `next` is what
+/// was there, and is set first.
+pub fn take(image: &Image<'_>, name: &CStr, defined: usize, ours: usize, next: &AtomicUsize) -> Taken {
+    let [Some(slot)] = image.slots(&[&[name]]) else { return Taken::NoSlot };
+    // SAFETY: an aligned word of a mapped, readable segment; the loader writes it as one word.
+    let place = unsafe { &*(slot.at as *const AtomicUsize) };
+    let held = place.load(Acquire);
+    if held == ours {
+        return Taken::Ours;
+    }
+    if held < 1 << 16 || !image.runs(held) && image.is_offset(held) {
+        return Taken::NotYet;
+    }
+    // Not bound so far, it leads to the library's own stub.
+    next.store(if image.runs(held) { defined } else { held }, Release);
+    let written = if slot.is_sealed {
+        write_sealed(image, slot.at, || place.store(ours, Release))
+    } else {
+        place.store(ours, Release);
+        true
+    };
+    if written { Taken::Ours } else { Taken::NotYet }
 }
