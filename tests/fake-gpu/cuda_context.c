@@ -326,7 +326,7 @@ EXPORT uint32_t gpumemSimContextUid(const context *c) { return c ? c->uid : 0; }
 
 static CUresult synchronize(void) {
     enter();
-    pools_synchronize();
+    streams_settle();
     leave();
     return OK;
 }

@@ -1,4 +1,4 @@
-/* What can be asked about devices; streams and events; copies that move nothing. */
+/* What can be asked about devices; copies that move nothing. */
 #include "cuda_internal.h"
 
 #include <pthread.h>
@@ -41,10 +41,14 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev) {
     return OK;
 }
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev) {
+    /* As an H100 has them: threads and blocks, shared memory, registers, clocks, caches, what it can do. */
     static const struct {
         int attribute, value;
-    } known[] = {{1, 1024}, {10, 32}, {12, 65536}, {41, 1}, {75, 9}, {76, 0}, {83, 1},
-                 {89, 1},   {91, 1},  {102, 1},    {115, 1}};
+    } known[] = {{1, 1024},     {2, 1024},      {3, 1024},   {4, 64},      {5, INT32_MAX}, {6, 65535},    {7, 65535},
+                 {8, 49152},    {9, 65536},     {10, 32},    {12, 65536},  {13, 1980000},  {14, 512},     {19, 1},
+                 {31, 1},       {36, 2619000},  {37, 5120},  {38, 52428800}, {40, 3},      {41, 1},       {75, 9},
+                 {76, 0},       {78, 1},        {81, 233472}, {82, 65536}, {83, 1},        {89, 1},       {91, 1},
+                 {95, 1},       {97, 232448},   {102, 1},    {103, 1},     {106, 32},      {111, 1024},   {115, 1}};
     const visible *v = see(dev);
     if (!v) return INVALID_DEVICE;
     const sim_device *d = &machine->device[v->device];
@@ -85,87 +89,6 @@ static CUresult memory_info(size_t *free, size_t *total) {
     return OK;
 }
 EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) { SILENT(memory_info(free, total)); }
-
-/* ---- streams and events ---- */
-
-/* What the driver keeps for one of them is the context's. */
-static CUresult small_new(void **out, uint64_t cost) {
-    stream_state *made = calloc(1, sizeof *made);
-    if (!made) return OUT_OF_MEMORY;
-    made->owner = current();
-    made->cost = cost;
-    enter();
-    CUresult result = internal_add(made->owner, (int64_t)cost);
-    leave();
-    if (result == OK)
-        *out = made;
-    else
-        free(made);
-    return result;
-}
-static CUresult small_end(void *what) {
-    stream_state *s = what;
-    if (!s) return INVALID_HANDLE;
-    enter();
-    internal_add(s->owner, -(int64_t)s->cost);
-    leave();
-    free(s);
-    return OK;
-}
-
-static CUresult stream_new(void **stream) {
-    if (!current()) return INVALID_CONTEXT;
-    CUresult result = small_new(stream, machine->cost.stream);
-    if (result == OK) tell_resource(STREAM_CREATED, current(), *stream, NULL);
-    return result;
-}
-EXPORT CUresult cuStreamCreate(void **stream, unsigned flags) {
-    struct {
-        void **stream;
-        unsigned flags;
-    } params = {stream, flags};
-    CALL(124, &params, stream_new(stream));
-}
-EXPORT CUresult cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
-    struct {
-        void **stream;
-        unsigned flags;
-        int priority;
-    } params = {stream, flags, priority};
-    CALL(367, &params, stream_new(stream));
-}
-static CUresult stream_end(void *stream) {
-    tell_resource(STREAM_DESTROY, current(), stream, NULL);
-    return small_end(stream);
-}
-EXPORT CUresult cuStreamDestroy_v2(void *stream) { SILENT(stream_end(stream)); }
-static CUresult settle(void) {
-    enter();
-    pools_synchronize();
-    leave();
-    return OK;
-}
-EXPORT CUresult cuStreamSynchronize(void *stream) {
-    (void)stream;
-    SILENT(settle());
-}
-EXPORT CUresult cuStreamQuery(void *stream) {
-    (void)stream;
-    SILENT(OK);
-}
-EXPORT CUresult cuEventCreate(void **event, unsigned flags) {
-    (void)flags;
-    SILENT(small_new(event, machine->cost.event));
-}
-EXPORT CUresult cuEventDestroy_v2(void *event) { SILENT(small_end(event)); }
-EXPORT CUresult cuEventRecord(void *event, void *stream) {
-    (void)event, (void)stream;
-    SILENT(OK);
-}
-EXPORT CUresult cuEventSynchronize(void *event) {
-    (void)event;
-    SILENT(settle());
-}
 
 /* ---- copies and sets: nothing moves, device addresses have no memory ---- */
 

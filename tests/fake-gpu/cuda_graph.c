@@ -13,6 +13,7 @@ typedef struct node {
 } node;
 typedef struct graph {
     node *nodes;
+    uint64_t capture; /* number of the capture that it came from */
 } graph;
 typedef struct graph_exec {
     node *nodes; /* copies */
@@ -300,10 +301,16 @@ CUresult capture_free(void *stream, uint64_t address) {
     void *node;
     return add_free(&node, ((stream_state *)stream)->into, address);
 }
+static CUresult begin_capture(stream_state *stream) {
+    static _Atomic uint64_t captures;
+    CUresult result = cuGraphCreate(&stream->into, 0);
+    if (result == OK) stream->into->capture = ++captures;
+    return result;
+}
 EXPORT CUresult cuStreamBeginCapture_v2(void *stream, int mode) {
     (void)mode;
     if ((uintptr_t)stream <= 2 || capturing(stream)) return INVALID_VALUE;
-    SILENT(cuGraphCreate(&((stream_state *)stream)->into, 0));
+    SILENT(begin_capture(stream));
 }
 EXPORT CUresult cuStreamEndCapture(void *stream, graph **out) {
     if (!capturing(stream) || !out) return INVALID_VALUE;
@@ -312,6 +319,20 @@ EXPORT CUresult cuStreamEndCapture(void *stream, graph **out) {
     return OK;
 }
 EXPORT CUresult cuStreamIsCapturing(void *stream, int *status) { SILENT((*status = capturing(stream), OK)); }
+static CUresult capture_info(void *stream, int *status, uint64_t *id, graph **into, const void **dependencies, size_t *count) {
+    graph *g = capturing(stream) ? ((stream_state *)stream)->into : NULL;
+    if (!status) return INVALID_VALUE;
+    *status = g != NULL;
+    if (id) *id = g ? g->capture : 0;
+    if (into) *into = g;
+    if (dependencies) *dependencies = NULL;
+    if (count) *count = 0;
+    return OK;
+}
+EXPORT CUresult cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, graph **into, const void **dependencies,
+                                          size_t *count) {
+    SILENT(capture_info(stream, status, id, into, dependencies, count));
+}
 
 static CUresult attribute(CUdevice dev, int attr, uint64_t *value) {
     const visible *v = see(dev);

@@ -24,6 +24,7 @@ enum {
     OS_CALL = 304,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    NOT_READY = 600,
     NOT_SUPPORTED = 801,
     UNKNOWN = 999,
 };
@@ -59,6 +60,8 @@ typedef struct {
     struct graph *into;
     context *owner;
     uint64_t cost;
+    uint64_t id;   /* of the stream; of an event, that of the stream it was recorded in; 0: a default stream */
+    uint64_t mark; /* of an event: when it was recorded while the device was busy */
 } stream_state;
 
 /* A device as this process sees it. */
@@ -177,6 +180,9 @@ pool *pool_make(int ordinal, int device);
 void pools_forget(int device);
 void pool_destroy(pool *p);
 
+/* cuda_stream.c, under the lock: all work that was begun is done */
+void streams_settle(void);
+
 /* cuda_graph.c: while a stream is captured its allocations are nodes of a graph, and cost nothing yet */
 int capturing(const void *stream);
 CUresult capture_alloc(void *stream, int ordinal, uint64_t bytes, uint64_t *address);
@@ -185,6 +191,7 @@ CUresult capture_free(void *stream, uint64_t address);
 /* cuda_vmm.c */
 void vmm_forget(int device);
 int vmm_segment(uint64_t address, uint64_t bytes);
+int vmm_find(uint64_t address, uint64_t *begin, uint64_t *bytes); /* device of what is mapped there, or -1 */
 
 /* cuda_private.c, under the lock */
 void tag_add(int device, uint32_t tag, int64_t bytes);

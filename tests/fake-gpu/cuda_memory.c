@@ -376,18 +376,50 @@ EXPORT CUresult cuMipmappedArrayDestroy(uint64_t handle) {
     CALL(349, &params, handle ? release(handle, ARRAY, ARRAY) : INVALID_HANDLE);
 }
 
+/* What is at an address; under the lock. */
+static const row *row_around(uint64_t address) {
+    const row *r = row_find(address);
+    for (const row *each = r ? NULL : row_each(NULL); each; each = row_each((row *)(uintptr_t)each))
+        if (each->address <= address && address < each->address + each->bytes) return each;
+    return r;
+}
 EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
     CUresult result = ready();
     if (result != OK) return result;
     enter();
-    const row *r = row_find(address);
-    for (const row *each = r ? NULL : row_each(NULL); each; each = row_each((row *)(uintptr_t)each))
-        if (each->address <= address && address < each->address + each->bytes) {
-            r = each;
-            break;
-        }
+    const row *r = row_around(address);
     if (r && base) *base = r->address;
     if (r && bytes) *bytes = r->bytes;
     leave();
     return r ? OK : NOT_FOUND;
+}
+
+/* 1 context, 2 memory type (1 host, 2 device), 3 and 4 its address there and there, 8 managed, 9 ordinal, 11 and 12 range. */
+static CUresult point(void *out, int attribute, uint64_t address) {
+    uint64_t begin = 0, bytes = 0;
+    if (!out) return INVALID_VALUE;
+    enter();
+    const row *r = row_around(address);
+    int device = r ? r->device : vmm_find(address, &begin, &bytes), managed = r && r->kind == MANAGED;
+    int is_host = r && (r->kind == HOST || r->kind == REGISTERED);
+    context *owner = r ? r->owner : NULL;
+    if (r) begin = r->address, bytes = r->bytes;
+    leave();
+    if (device < 0) return INVALID_VALUE;
+    int ordinal = 0;
+    while (ordinal < visible_count && seen[ordinal].device != device) ordinal++;
+    switch (attribute) {
+    case 1: *(context **)out = owner; return OK;
+    case 2: *(unsigned *)out = is_host ? 1 : 2; return OK;
+    case 3: *(uint64_t *)out = address; return OK;
+    case 4: *(uint64_t *)out = address; return is_host || managed ? OK : INVALID_VALUE;
+    case 8: *(unsigned *)out = (unsigned)managed; return OK;
+    case 9: *(int *)out = ordinal; return OK;
+    case 11: *(uint64_t *)out = begin; return OK;
+    case 12: *(size_t *)out = bytes; return OK;
+    default: return NOT_SUPPORTED;
+    }
+}
+EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr address) {
+    SILENT(point(out, attribute, address));
 }

@@ -424,3 +424,12 @@ int vmm_segment(uint64_t address, uint64_t bytes) {
     }
     return device;
 }
+
+int vmm_find(uint64_t address, uint64_t *begin, uint64_t *bytes) {
+    const mapping *m = mappings;
+    while (m && !(m->address <= address && address < m->address + m->bytes)) m = m->next;
+    if (!m) return -1;
+    *begin = m->address;
+    *bytes = m->bytes;
+    return m->of->device;
+}

@@ -117,6 +117,15 @@ EXPORT nvmlReturn nvmlDeviceGetPciInfo_v3(const handle *h, pci_info *out) {
 EXPORT nvmlReturn nvmlDeviceGetPciInfo_v2(const handle *h, pci_info *out) { return nvmlDeviceGetPciInfo_v3(h, out); }
 EXPORT nvmlReturn nvmlDeviceGetPciInfo(const handle *h, pci_info *out) { return nvmlDeviceGetPciInfo_v3(h, out); }
 
+/* With or without leading zeros of the domain, as the CUDA driver writes it. */
+EXPORT nvmlReturn nvmlDeviceGetHandleByPciBusId_v2(const char *id, handle **out) {
+    BEGIN();
+    unsigned domain, bus;
+    if (!id || sscanf(id, "%x:%x:", &domain, &bus) != 2) return INVALID_ARGUMENT;
+    if (domain || !bus || bus > machine->device_count) return NOT_FOUND;
+    return handed(&handles[bus - 1][0], out);
+}
+
 /* ---- memory ---- */
 
 typedef struct {
