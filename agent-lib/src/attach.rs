@@ -70,6 +70,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
 /// Everything but CUPTI.
 pub fn start_with(settings: Settings) -> Option<&'static Core> {
     let core = prepare(|| settings)?;
+    crate::python::started(core);
     sender::start(core);
     Some(core)
 }

@@ -30,7 +30,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     state::disarm();
     callers::in_child();
-    python::run::in_child();
+    python::in_child();
     sender::close_in_child();
 }
 

@@ -230,10 +230,59 @@ exports! {
             c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
         }
     }
+    /// A module object exists, of this type, as child `name` of `parent` (0: of none).
+    gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
+        (); |core, _| python::say_module(core, object, kind, parent, text!(name))
+    }
+    /// A module object is about to be freed.
+    gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
+    /// What a code object means: see `python::say_code`. The caller keeps it alive.
+    gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::say_code(core, code_object, what) }
+    /// Compares the calling thread's Python frames, the innermost first, with what Python says of them (places of `count` numbers each),
+    /// and uses them from now on. 1 if they are the same; else 0, and why.
+    gpumem_frames_selftest as frames_selftest(
+        codes: *const u64, firsts: *const u64, lines: *const i32, count: u64, reason: *mut c_char, reason_bytes: u64
+    ) -> c_int {
+        0; |core, _| {
+            // SAFETY: places of that size, says the caller.
+            let said = unsafe { python::selftest::Said::new(codes, firsts, lines, count) };
+            let proved = python::prove(core, said);
+            // SAFETY: as above.
+            unsafe { fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
+            c_int::from(proved.is_ok())
+        }
+    }
+    /// Module calls so far that met an object which nobody has said.
+    gpumem_modules_unknown as modules_unknown() -> u64 {
+        0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
+    }
+    /// How an allocation that this thread made now would be named, and its Python stack, as text. Its length.
+    gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
+        0; |core, thread| {
+            // SAFETY: room of that size, says the caller.
+            unsafe { fill(out, bytes, |out| python::describe(core, thread, out)) }
+        }
+    }
     /// Gives the CUPTI subscription to somebody else for a while.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
     /// Takes it back.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
+}
+
+/// Lets `write` fill a C string in the caller's room; its length.
+///
+/// # Safety
+/// `out` is null or has room for `bytes` bytes.
+unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
+    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
+    if out.is_null() {
+        return 0;
+    }
+    // SAFETY: as our caller says.
+    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
+    let used = write(&mut room[..most]).min(most);
+    room[used] = 0;
+    used as u64
 }
 
 fn use_as(role: c_int, phase: c_int) -> (Role, Phase) {

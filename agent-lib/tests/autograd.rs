@@ -157,10 +157,7 @@ fn calibrate(torch: Torch) {
     let first = gpumem_autograd_number_now();
     // SAFETY: functions of the library.
     let nodes: Vec<u64> = unsafe {
-        (0..4)
-            .map(|_| (torch.make)(None, NOTHING))
-            .chain([(torch.accumulate)(None, NOTHING)])
-            .collect()
+        (0..4).map(|_| (torch.make)(None, NOTHING)).chain([(torch.accumulate)(None, NOTHING)]).collect()
     };
     let objects: Vec<[u64; 3]> = nodes.iter().map(|&node| [1, 2, node]).collect();
     let objects: Vec<u64> = objects.iter().map(|object| object.as_ptr() as u64).collect();
@@ -198,8 +195,7 @@ fn on_another_thread(torch: Torch) {
     .join()
     .expect("no panic");
     let (one, two) = (backward("net/one"), backward("net/two"));
-    let expected =
-        [two.clone(), two.clone(), two.clone(), two, one.clone(), one.clone(), one.clone(), one];
+    let expected = [two.clone(), two.clone(), two.clone(), two, one.clone(), one.clone(), one.clone(), one];
     assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 

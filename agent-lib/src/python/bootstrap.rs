@@ -11,10 +11,10 @@ pub type Object = *mut c_void;
 const SOURCES: [(&CStr, &str); 7] = [
     (c"_agent", include_str!("../../python/gpumem/torch/_agent.py")),
     (c"_modules", include_str!("../../python/gpumem/torch/_modules.py")),
+    (c"_frames", include_str!("../../python/gpumem/torch/_frames.py")),
     (c"_codes", include_str!("../../python/gpumem/torch/_codes.py")),
     (c"_sweep", include_str!("../../python/gpumem/torch/_sweep.py")),
     (c"_steps", include_str!("../../python/gpumem/torch/_steps.py")),
-    (c"_frames", include_str!("../../python/gpumem/torch/_frames.py")),
     (c"_core", include_str!("../../python/gpumem/torch/_core.py")),
 ];
 const LOADER: &str = include_str!("../../python/gpumem/torch/_load.py");
@@ -85,7 +85,8 @@ impl Api {
                 return Ended::Failed;
             }
             let builtins = (call.builtins)();
-            let ours = if builtins.is_null() { builtins } else { (call.get)(builtins, c"Exception".as_ptr()) };
+            let ours =
+                if builtins.is_null() { builtins } else { (call.get)(builtins, c"Exception".as_ptr()) };
             if !ours.is_null() && (call.is_of)(ours) == 0 {
                 return Ended::Interrupted;
             }
@@ -106,7 +107,8 @@ impl Api {
 
     unsafe fn text(&self, text: &str) -> Object {
         // SAFETY: with the interpreter's lock; a C string.
-        CString::new(text).map_or(std::ptr::null_mut(), |text| unsafe { (self.functions.text)(text.as_ptr()) })
+        CString::new(text)
+            .map_or(std::ptr::null_mut(), |text| unsafe { (self.functions.text)(text.as_ptr()) })
     }
 
     unsafe fn filled(&self, namespace: Object) -> Option<()> {

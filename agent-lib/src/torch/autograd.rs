@@ -33,8 +33,7 @@ const WORDS: usize = 12;
 const THREAD_BEHIND: usize = 3;
 
 /// `Engine::evaluate_function`, five words.
-type Evaluate =
-    unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
+type Evaluate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
 type Count = unsafe extern "C" fn() -> u64;
 
 /// The engine was found, for better or worse.
@@ -185,7 +184,9 @@ pub fn attach(core: &Core) {
     let (state, reason) = match slot::with(is_library, take_slot) {
         None | Some(Ok(Taken::NotYet)) => return,
         Some(Ok(Taken::Ours)) => (LayerState::Degraded, "where nodes have their numbers is not known so far"),
-        Some(Ok(Taken::NoSlot)) => (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly"),
+        Some(Ok(Taken::NoSlot)) => {
+            (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly")
+        }
         Some(Err(reason)) => (LayerState::Failed, reason),
     };
     if !LOOKED.swap(true, AcqRel) {
@@ -194,7 +195,8 @@ pub fn attach(core: &Core) {
 }
 
 fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
-    let evaluates = image.defines(EVALUATE).ok_or("this PyTorch has no Engine::evaluate_function that is known")?;
+    let evaluates =
+        image.defines(EVALUATE).ok_or("this PyTorch has no Engine::evaluate_function that is known")?;
     let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
     let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
     let ours = evaluate as *const () as usize;

@@ -15,17 +15,6 @@ _FUNCTIONS: Dict[str, _Types] = {
     "module": (None, (_number, _number, _number, ctypes.c_char_p)),
     "module_gone": (None, (_number,)),
     "code": (None, (_number, ctypes.c_int)),
-    "frames_selftest": (
-        ctypes.c_int,
-        (
-            ctypes.POINTER(_number),
-            ctypes.POINTER(_number),
-            ctypes.POINTER(ctypes.c_int32),
-            _number,
-            ctypes.c_char_p,
-            _number,
-        ),
-    ),
     "modules_unknown": (_number, ()),
     "retag": (None, (_number, _number, ctypes.c_char_p, ctypes.c_int, ctypes.c_int)),
     "phase": (None, (ctypes.c_int,)),
@@ -61,12 +50,24 @@ class Functions:
 functions = Functions()
 
 
+class Exports:
+    """Functions under their exported names, for code that says their types itself."""
+
+    gpumem_frames_selftest: Any = staticmethod(_nothing)
+
+
+exports = Exports()
+
+
 def connect(address_of: Callable[[str], int]) -> bool:
     """Takes the functions from where they lie; whether the agent is there and records."""
     for name, (result, arguments) in _FUNCTIONS.items():
         address = address_of(name)
         if address:
             setattr(functions, name, ctypes.PYFUNCTYPE(result, *arguments)(address))
+    test = address_of("frames_selftest")
+    if test:
+        exports.gpumem_frames_selftest = ctypes.PYFUNCTYPE(ctypes.c_int)(test)
     return functions.available() != 0
 
 

@@ -7,9 +7,9 @@ import sys
 from types import CodeType
 from typing import Any, Iterator, List, Optional
 
+from . import _frames
 from ._agent import functions
-
-MODULE, OPTIMIZER, BACKWARD, SETUP, NO_MODULE = 1, 2, 3, 4, 5
+from ._frames import BACKWARD, BOUNDARY, MODULE, OPTIMIZER, SETUP
 
 #: Never freed: the agent compares addresses.
 _kept: List[CodeType] = []
@@ -31,7 +31,11 @@ def tell(code: Optional[CodeType], what: int) -> bool:
     if code is None or any(code is kept for kept in _kept):
         return code is not None
     _kept.append(code)
-    functions.code(id(code), what)
+    try:
+        meaning = _frames.meaning(code, what)
+    except ValueError:  # a function, not a method: it has no module
+        meaning = what
+    functions.code(id(code), meaning)
     return True
 
 
@@ -53,13 +57,6 @@ def _at(path: str) -> Any:
     return thing
 
 
-def _self(code: Optional[CodeType]) -> int:
-    """Where a method's frame has its object: in front, unless functions inside of it use it, too (before Python 3.11)."""
-    if code is not None and sys.version_info < (3, 11) and "self" in code.co_cellvars:
-        return code.co_nlocals + code.co_cellvars.index("self")
-    return 0
-
-
 _OTHERS = (
     ("torch:Tensor.backward", BACKWARD),
     ("torch.autograd:backward", BACKWARD),
@@ -67,8 +64,8 @@ _OTHERS = (
     ("torch.nn.modules.module:Module._apply", SETUP),
     ("torch.nn.modules.module:Module.load_state_dict", SETUP),
     ("torch.serialization:load", SETUP),
-    ("torch.utils.data._utils.worker:_worker_loop", NO_MODULE),
-    ("torch.utils.data._utils.pin_memory:_pin_memory_loop", NO_MODULE),
+    ("torch.utils.data._utils.worker:_worker_loop", BOUNDARY),
+    ("torch.utils.data._utils.pin_memory:_pin_memory_loop", BOUNDARY),
 )
 
 
@@ -76,8 +73,7 @@ def register() -> bool:
     """Tells the agent all of them; whether modules' calls are among them."""
     module = _at("torch.nn.modules.module:Module")
     call = getattr(module, "_wrapped_call_impl", None) or getattr(module, "_call_impl", None)
-    code = _code(call)
-    found = tell(code, MODULE | _self(code) << 8)
+    found = tell(_code(call), MODULE)
     # All optimizers' steps are wrapped by one function, written inside of another.
     for name in ("profile_hook_step", "_hook_for_profile"):
         for code in _nested(_code(_at("torch.optim.optimizer:Optimizer." + name)), "wrapper"):

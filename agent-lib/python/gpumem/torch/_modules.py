@@ -27,6 +27,8 @@ _WRAPPERS = {
 _INNER = frozenset(name for name in _WRAPPERS.values() if name.startswith("_"))
 #: Of the time, for searches.
 _SHARE = 0.005
+#: Searches in the beginning, and seconds between them.
+_EARLY, _PAUSE = 4, 0.5
 #: Modules inside of each other; more are a cycle.
 _DEEPEST = 100
 
@@ -77,7 +79,8 @@ class Modules:
         #: Changes: a sweep compares.
         self.version = 0
         self._numbers: Dict[str, Set[int]] = {}
-        #: Seconds that the search among all objects took, and when it ended.
+        #: Searches among all objects, seconds that the last one took, and when it ended.
+        self.searches = 0
         self.search_seconds = 0.0
         self.searched_at = 0.0
 
@@ -251,8 +254,9 @@ class Modules:
     # Finding them.
 
     def is_due(self) -> bool:
-        """Whether there was time enough since the last search."""
-        return time.perf_counter() >= self.searched_at + self.search_seconds / _SHARE
+        """Whether there was time enough since the last search; the first ones need not wait that long."""
+        pause = self.search_seconds / _SHARE if self.searches > _EARLY else _PAUSE
+        return time.perf_counter() >= self.searched_at + pause
 
     def search(self) -> int:
         """Looks for modules among all objects; how many are new."""
@@ -276,6 +280,7 @@ class Modules:
             if id(module) in self.known:
                 for name, child in children(module):
                     self.adopt(module, name, child)
+        self.searches += 1
         self.searched_at = time.perf_counter()
         self.search_seconds = self.searched_at - start
         return len(new)
