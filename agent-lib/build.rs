@@ -30,6 +30,10 @@ const OLD: &[&str] = &[
     "stat64",
 ];
 
+/// Functions that the standard library uses if they are there: glibc 2.17 has none of them. They are wrapped into nothing, so
+/// that it takes the way that it has without them.
+const ABSENT: &[&str] = &["__cxa_thread_atexit_impl", "getrandom", "statx"];
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
@@ -38,7 +42,7 @@ fn main() {
         && target("ENV") == "gnu"
         && matches!(target("ARCH").as_str(), "x86_64" | "aarch64")
     {
-        for name in OLD {
+        for name in OLD.iter().chain(ABSENT) {
             println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");
         }
         for library in ["libpthread.so.0", "libdl.so.2"] {

@@ -13,6 +13,10 @@
  *         cudaMalloc(...);
  *       gpumem_pop();
  *     gpumem_pop();
+ *
+ * Beside the call that names something there are calls that say what the process holds (gpumem_dumps, gpumem_report, gpumem_memory_info)
+ * and that write recordings (gpumem_start, gpumem_stop, gpumem_dump). Those wait for the agent's own thread, for seconds at most; no other
+ * call waits for anything. docs/c-api.md has each call with its units and errors, and what the calls of earlier profilers became.
  */
 #ifndef GPUMEM_H
 #define GPUMEM_H
@@ -75,6 +79,18 @@ struct gpumem_functions {
     void (*retag)(uint64_t, uint64_t, const char *, int, int);
     void (*pause)(void);
     void (*resume)(void);
+    /* Newer ones: null in a library that has not got them. */
+    int (*configure)(const char *, const char *);
+    int (*start)(void);
+    int (*stop)(void);
+    void (*mute)(void);
+    void (*unmute)(void);
+    int (*dump)(const char *, int);
+    char *(*dumps)(const char *, const char *, int, int);
+    char *(*report)(const char *, const char *);
+    void (*counter_set)(const char *, int64_t);
+    void (*counter_add)(const char *, int64_t);
+    int (*memory_info)(int, uint64_t *, uint64_t *);
     int state;      /* 0 not found so far, 1 being looked for, 2 found */
     unsigned calls; /* while not found */
 };
@@ -117,6 +133,19 @@ static inline int gpumem_find(struct gpumem_functions *f) {
     GPUMEM_FIND(pause);
     GPUMEM_FIND(resume);
 #undef GPUMEM_FIND
+#define GPUMEM_FIND_NEWER(name) (void)gpumem_find_one(library, "gpumem_" #name, &f->name)
+    GPUMEM_FIND_NEWER(configure);
+    GPUMEM_FIND_NEWER(start);
+    GPUMEM_FIND_NEWER(stop);
+    GPUMEM_FIND_NEWER(mute);
+    GPUMEM_FIND_NEWER(unmute);
+    GPUMEM_FIND_NEWER(dump);
+    GPUMEM_FIND_NEWER(dumps);
+    GPUMEM_FIND_NEWER(report);
+    GPUMEM_FIND_NEWER(counter_set);
+    GPUMEM_FIND_NEWER(counter_add);
+    GPUMEM_FIND_NEWER(memory_info);
+#undef GPUMEM_FIND_NEWER
     return all;
 }
 
@@ -248,7 +277,110 @@ static inline void gpumem_resume(void) {
     if (f != 0) f->resume();
 }
 
+/* Sets `key` to `value`, both texts; 1, or 0 for a key or a value that is none. May be called before CUDA is initialised.
+ *
+ *     marks         on   steps, phases, marks and counters become records
+ *     ranges        off  begin and end of scopes, too (a scope costs about 100 ns more then)
+ *     api           on   what the driver does beyond memory: modules, streams, graphs. Without them the report knows fewer causes
+ *     memory        on   off: as gpumem_mute until it is on again
+ *     record_file        where gpumem_start writes: a new file, or a folder
+ *     dump_file          where dumps by themselves go
+ *     dump_period   0    seconds between them, at least 0.1; 0: none
+ *
+ * Switches are 1, true, on, yes and 0, false, off, no. In a file's name, %h is the host, %r is r, the rank and - (nothing without a
+ * rank), %p is p and the pid, %n a number that makes the name new; the usual name is gpumem-%h-%r%p-%n.gpumem in the current folder. */
+static inline int gpumem_configure(const char *key, const char *value) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->configure != 0 && f->configure(key, value);
+}
+
+/* Begins a recording beside what is told to the daemon; it holds the state and all that happens from here on, and can be read at any time
+ * (`gpumemctl report FILE`). 1 if one goes on now, 0 if the file is there already or cannot be made. */
+static inline int gpumem_start(void) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->start != 0 && f->start();
+}
+
+/* Ends it. 1 if everything up to here is in it, or if none went on. */
+static inline int gpumem_stop(void) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->stop != 0 && f->stop();
+}
+
+/* Keeps the history back: allocations go on to be watched and booked, but are told to nobody until gpumem_unmute, which tells how many
+ * were not, and the state as it is then: sums are exact again, peaks of the time between are not known. Calls nest. */
+static inline void gpumem_mute(void) {
+    const struct gpumem_functions *f = gpumem_functions();
+    if (f != 0 && f->mute != 0) f->mute();
+}
+
+/* See gpumem_mute. */
+static inline void gpumem_unmute(void) {
+    const struct gpumem_functions *f = gpumem_functions();
+    if (f != 0 && f->unmute != 0) f->unmute();
+}
+
+/* Writes what is held now to the new file `path`, a recording of its own. NULL or "": if a recording goes on, everything up to here is in it when this
+ * returns; else to a file of the usual name. `finished` 1 ends a recording that goes on. 1 if it is written. */
+static inline int gpumem_dump(const char *path, int finished) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->dump != 0 && f->dump(path, finished);
+}
+
+/* A report of this process as "text" or "json" (NULL: text), to be given to gpumem_free: the daemon's, or where none answers the
+ * agent's own, which knows what is live and what counters have been, and nothing of NVML. `sort` (total, avg, min, max, count, name; NULL: total) and
+ * `ascending` order the lines of the latter; `reset` 1 begins the statistics of counters anew. NULL for a format or order that is none,
+ * and without the agent. */
+static inline char *gpumem_dumps(const char *format, const char *sort, int ascending, int reset) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->dumps != 0 ? f->dumps(format, sort, ascending, reset) : 0;
+}
+
+/* The daemon's report of this process as "text", "json" or "csv" (NULL: text), to be given to gpumem_free; NULL where no daemon answers
+ * within 3 s or it knows nothing of this process. `options`, NULL for none: lines "by=layer", "by=structure" or "by=tag", and "all=1". */
+static inline char *gpumem_report(const char *format, const char *options) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->report != 0 ? f->report(format, options) : 0;
+}
+
+/* Frees what gpumem_dumps and gpumem_report returned. */
+static inline void gpumem_free(char *text) {
+    free(text);
+}
+
+/* Counter `name` has this value from now on. */
+static inline void gpumem_counter_set(const char *name, int64_t value) {
+    const struct gpumem_functions *f = gpumem_functions();
+    if (f != 0 && f->counter_set != 0) f->counter_set(name, value);
+}
+
+/* It has that much more. A counter begins at 0. */
+static inline void gpumem_counter_add(const char *name, int64_t change) {
+    const struct gpumem_functions *f = gpumem_functions();
+    if (f != 0 && f->counter_add != 0) f->counter_add(name, change);
+}
+
+/* Bytes of the device that are free now for everybody, and its size, as the driver says; either place may be NULL. 1, or 0 and nothing
+ * written if neither the current context of the calling thread nor the primary one is on that device. */
+static inline int gpumem_memory_info(int cuda_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->memory_info != 0 && f->memory_info(cuda_ordinal, free_bytes, total_bytes);
+}
+
 #ifdef __cplusplus
+}
+
+namespace gpumem {
+/* A scope for as long as it lives: gpumem::scope here("layer.0"); */
+class scope {
+  public:
+    explicit scope(const char *name) { gpumem_push(name); }
+    ~scope() { gpumem_pop(); }
+
+  private:
+    scope(const scope &);
+    scope &operator=(const scope &);
+};
 }
 #endif
 #endif

@@ -1,6 +1,7 @@
 //! Devices and contexts. A device's slot is its CUDA ordinal; its UUID is what the daemon knows it by. Contexts lead to
 //! devices.
 
+use crate::control;
 use crate::core::{At, Core, nothing};
 use crate::naming::Named;
 use crate::threads::Thread;
@@ -74,6 +75,12 @@ impl Devices {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             primary.store(handle, Relaxed);
         }
+    }
+
+    /// The primary context of a device, if the program has retained it.
+    pub fn primary(&self, ordinal: i32) -> Option<*mut std::ffi::c_void> {
+        let primary = self.primary.get(usize::try_from(ordinal).ok()?)?.load(Relaxed);
+        (primary != 0).then_some(primary as *mut std::ffi::c_void)
     }
 
     /// Whether the driver has such a device. Only in callbacks of calls.
@@ -249,7 +256,9 @@ impl Core {
 
     /// The driver does something that costs memory outside of allocations: what is charged now says how much.
     pub fn gap_moved(&self, thread: &Thread, at: At, event: DriverEventKind, bytes: u64, value: u64) {
-        self.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
+        if control::records(control::API) {
+            self.record(thread, at, Body::DriverEvent { bytes, value, event }, nothing);
+        }
         crate::sender::wake();
     }
 

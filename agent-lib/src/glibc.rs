@@ -1,4 +1,4 @@
-//! The library runs with glibc 2.28, wherever it was built. The linker turns each call of these functions, the standard
+//! The library runs with glibc 2.17, wherever it was built. The linker turns each call of these functions, the standard
 //! library's too, into `__wrap_` and its name (build.rs); what stands here under that name calls the version that every
 //! glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]

@@ -11,9 +11,11 @@
 //! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
 //! devices.rs      devices and contexts                  scope.rs   tags
 //! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
+//! control.rs      what to record, and where to        ask.rs   the daemon's report    dump.rs  one's own    counters.rs
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
 //! memfd.rs        what the daemon is handed             threads.rs what each thread has
 //! sender/         the one thread: ring -> socket or file; resync
+//! snapshot.rs what is live, for the program itself   peak.rs    the highest in a range
 //! clock.rs  env.rs  state.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
 //! ```
 //!
@@ -22,14 +24,18 @@
 #![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::panic))]
 #![allow(clippy::unused_unit)] // the table of exports below says every result
 
+pub mod ask;
 pub mod attach;
 pub mod book;
 pub mod callers;
 pub mod clock;
+pub mod control;
 pub mod core;
+pub mod counters;
 pub mod cupti;
 pub mod devices;
 pub mod driver_pools;
+pub mod dump;
 mod elf;
 pub mod env;
 pub mod ffi;
@@ -42,20 +48,23 @@ pub mod multicast;
 pub mod names;
 pub mod naming;
 pub mod nvtx;
+pub mod peak;
 pub mod pools;
 pub mod python;
 pub mod ring;
 pub mod scope;
 mod second;
 pub mod sender;
+pub mod snapshot;
 pub mod state;
 pub mod threads;
 pub mod torch;
 pub mod vmm;
 
+use control::Wish;
 use cupti_sys::nvtx::GetExportTable;
 use ffi::{guard, shielded};
-use gpumem_wire::{Phase, Role};
+use gpumem_wire::{AskKind, Phase, Role};
 use std::ffi::{c_char, c_int};
 
 /// The bytes of a C string; none for null.
@@ -124,7 +133,7 @@ macro_rules! exports {
             $(#[$doc])*
             ///
             /// # Safety
-            /// A `name` or `path` is null or a C string.
+            /// A `name` or `path` is null or a C string, a `buffer` null or as large as it is said to be.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($arg: $type),*) -> $result {
                 if !state::armed() {
@@ -263,10 +272,104 @@ exports! {
             unsafe { fill(out, bytes, |out| python::describe(core, thread, out)) }
         }
     }
+    /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
+    gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
+    /// The tag `parent/name`, to be written there; 0 if there is no room for it.
+    gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
+        0; |core, _| { scope::note(); core.names.intern(parent, text!(name)) }
+    }
+    /// JSON: 0 what is live, 1 how the agent is, 2 the high of the open range. Written if it fits; its length.
+    gpumem_snapshot as snapshot(what: c_int, buffer: *mut c_char, capacity: u64) -> u64 {
+        // SAFETY: a buffer of this capacity, or null, says the caller.
+        0; |core, _| unsafe { snapshot::copy(&snapshot::text(core, what), buffer, capacity) }
+    }
+    /// A range whose high is kept: 1 begins it, 2 begins it anew, 0 ends it. 0 if there is no memory for it.
+    gpumem_peak as peak(what: c_int) -> c_int {
+        0; |core, _| match what {
+            1 => c_int::from(peak::begin(core)),
+            2 => { peak::reset(); 1 }
+            _ => { peak::end(); 1 }
+        }
+    }
     /// Gives the CUPTI subscription to somebody else for a while.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
     /// Takes it back.
     gpumem_resume as resume() -> () { (); |core, _| cupti::subscribe::resume(core) }
+    /// Sets a key of the agent's; 1, or 0 for a key or value that is none.
+    gpumem_configure as configure(key: *const c_char, value: *const c_char) -> c_int {
+        0; |core, _| control::configure(core, &control::text(text!(key)), &control::text(text!(value))).into()
+    }
+    /// Begins a recording; 1 if there is one now.
+    gpumem_start as start() -> c_int { 0; |core, _| control::start(core).into() }
+    /// Ends it; 1 if it is whole, or there was none.
+    gpumem_stop as stop() -> c_int { 0; |core, _| done(control::post(core, Wish::Stop)) }
+    /// History is kept back from now on.
+    gpumem_mute as mute() -> () { (); |core, _| control::mute(core) }
+    /// It is told again.
+    gpumem_unmute as unmute() -> () { (); |core, _| control::unmute(core) }
+    /// Writes the state, or what a recording lacks; 1 if it is written.
+    gpumem_dump as dump(path: *const c_char, finished: c_int) -> c_int {
+        0; |core, _| {
+            let path = control::text(text!(path));
+            done(control::post(core, Wish::Dump { path, finished: finished != 0 }))
+        }
+    }
+    /// A report, to be given to gpumem_free; null for a format or order that is none.
+    gpumem_dumps as dumps(format: *const c_char, sort: *const c_char, ascending: c_int, reset: c_int) -> *mut c_char {
+        std::ptr::null_mut(); |core, _| {
+            let format = match text!(format) {
+                b"" | b"text" | b"table" => Some(dump::Format::Text),
+                b"json" => Some(dump::Format::Json),
+                _ => None,
+            };
+            match (format, dump::Sort::named(&control::text(text!(sort)))) {
+                (Some(format), Some(sort)) => {
+                    dump::handed(&dump::dumps(core, format, sort, ascending != 0, reset != 0))
+                }
+                _ => std::ptr::null_mut(),
+            }
+        }
+    }
+    /// The daemon's report of this process, to be given to gpumem_free; null where there is none.
+    gpumem_report as report(format: *const c_char, options: *const c_char) -> *mut c_char {
+        std::ptr::null_mut(); |core, _| {
+            let options = control::text(text!(options));
+            let (what, options) = match text!(format) {
+                b"json" => (AskKind::ReportJson, options),
+                b"csv" => (AskKind::ReportText, format!("format=csv\n{options}")),
+                _ => (AskKind::ReportText, options),
+            };
+            ask::report(core, what, &options).map_or(std::ptr::null_mut(), |text| dump::handed(&text))
+        }
+    }
+    /// Counter `name` is so much.
+    gpumem_counter_set as counter_set(name: *const c_char, value: i64) -> () {
+        (); |core, thread| core.count(thread, text!(name), |_| value)
+    }
+    /// It is so much more.
+    gpumem_counter_add as counter_add(name: *const c_char, change: i64) -> () {
+        (); |core, thread| core.count(thread, text!(name), |value| value.saturating_add(change))
+    }
+    /// What of a device is free, in bytes; 1 if the driver said.
+    gpumem_memory_info as memory_info(cuda_ordinal: c_int, free_bytes: *mut u64, total_bytes: *mut u64) -> c_int {
+        0; |core, _| {
+            let Some((free, total)) = dump::memory_info(core, cuda_ordinal) else { return 0 };
+            // SAFETY: null, or places for them, says the caller.
+            unsafe {
+                if let Some(place) = free_bytes.as_mut() {
+                    *place = free;
+                }
+                if let Some(place) = total_bytes.as_mut() {
+                    *place = total;
+                }
+            }
+            1
+        }
+    }
+}
+
+fn done(outcome: control::Outcome) -> c_int {
+    c_int::from(outcome.errno == 0)
 }
 
 /// Lets `write` fill a C string in the caller's room; its length.

@@ -17,6 +17,7 @@
 //! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
 
 use crate::memfd::{Words, anonymous};
+use crate::peak;
 use crate::ring::Row;
 use gpumem_wire::Slot;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
@@ -285,6 +286,9 @@ impl Live {
         }
         self.write(at, place, row, beside);
         key.store(hash, Release);
+        if peak::open() {
+            peak::born(row);
+        }
         true
     }
 
@@ -379,6 +383,9 @@ impl Live {
         if distance > 0 {
             self.unpass(hash, distance);
         }
+        if peak::open() {
+            peak::gone(&row);
+        }
         Some(Taken { row, beside })
     }
 
@@ -426,6 +433,9 @@ impl Live {
         self.open_beside(at, place);
         let mut beside = before.beside;
         let value = change(before.row[word], &mut beside);
+        if word == 5 && peak::open() {
+            peak::renamed(&before.row, value as u32);
+        }
         self.rows[index][word].store(value.to_le(), Release);
         for (to, value) in [0, 2].into_iter().map(|word| (&self.beside[index][word], beside.words()[word])) {
             to.store(value, Relaxed);

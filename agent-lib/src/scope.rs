@@ -1,10 +1,29 @@
 //! Tags: what the program says it is doing, per thread.
 
+use crate::control;
 use crate::core::{At, Core, nothing};
 use crate::naming::Named;
 use crate::threads::{DEPTH, Own, Thread};
-use gpumem_wire::{Body, Phase};
-use std::sync::atomic::Ordering::Relaxed;
+use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Somebody has opened a scope.
+static USED: AtomicBool = AtomicBool::new(false);
+
+/// A scope is opened.
+#[inline(always)]
+pub fn note() {
+    if !USED.load(Relaxed) {
+        USED.store(true, Relaxed);
+    }
+}
+
+/// For the sender, now and then.
+pub fn look() {
+    let used = USED.load(Relaxed);
+    let state = if used { LayerState::Active } else { LayerState::Absent };
+    crate::layers::set(Layer::Scopes, state, if used { "" } else { "the program has opened none" });
+}
 
 /// Who opens scopes: the C API, NVTX's default domain, and as many named ones.
 pub const OWNERS: usize = 34;
@@ -43,8 +62,7 @@ impl Core {
     /// Opens the scope `name` inside of those that are open.
     #[inline(always)]
     pub fn push(&self, thread: &Thread, name: &[u8]) {
-        let inside =
-            |parent: u32| if name.is_empty() { parent } else { self.names.intern(parent, name) };
+        let inside = |parent: u32| if name.is_empty() { parent } else { self.names.intern(parent, name) };
         self.open_scope(thread, OURS, inside);
     }
 
@@ -62,6 +80,9 @@ impl Core {
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
             own.outer[own.depth] = parent;
+            if owner == OURS {
+                note();
+            }
             own.owner[own.depth] = owner;
             let tag = inside(parent);
             thread.scope.store(if tag == 0 { parent } else { tag }, Relaxed);
@@ -70,7 +91,18 @@ impl Core {
         let Some(open) = own.open_scopes.get_mut(usize::from(owner)) else { return 0 };
         let level = *open;
         *open = level.saturating_add(1);
+        if control::records(control::RANGES) {
+            self.edge(thread, Edge::Begin);
+        }
         level
+    }
+
+    /// The innermost scope begins, or is about to end.
+    #[cold]
+    #[inline(never)]
+    fn edge(&self, thread: &Thread, edge: Edge) {
+        let at = At { tag: thread.scope.load(Relaxed), ..At::NOWHERE };
+        self.record(thread, at, Body::Scope { edge }, nothing);
     }
 
     /// Closes the last scope that `owner` opened on this thread; how many of its own stay open. `None`: it had none.
@@ -84,6 +116,9 @@ impl Core {
         let open = own.open_scopes.get_mut(usize::from(owner))?;
         let level = open.checked_sub(1)?;
         *open = level;
+        if control::records(control::RANGES) {
+            self.edge(thread, Edge::End);
+        }
         let top = own.depth.checked_sub(1)?;
         own.depth = top;
         match own.owner.get(top) {
@@ -106,13 +141,17 @@ impl Core {
 
     /// Step `number` begins.
     pub fn step(&self, thread: &Thread, number: u64) {
-        self.record(thread, self.here(thread), Body::Step { number }, nothing);
+        if control::records(control::MARKS) {
+            self.record(thread, self.here(thread), Body::Step { number }, nothing);
+        }
     }
 
     /// The process enters a phase.
     pub fn phase(&self, thread: &Thread, phase: i32) {
         let phase = Phase::from_code(u8::try_from(phase).unwrap_or(0));
-        self.record(thread, self.here(thread), Body::PhaseBegin { phase }, nothing);
+        if control::records(control::MARKS) {
+            self.record(thread, self.here(thread), Body::PhaseBegin { phase }, nothing);
+        }
     }
 
     /// Something worth a mark happened.
@@ -122,6 +161,8 @@ impl Core {
 
     /// The same, of a name that is known.
     pub fn mark_tag(&self, thread: &Thread, tag: u32) {
-        self.record(thread, At { tag, ..At::NOWHERE }, Body::Marker {}, nothing);
+        if control::records(control::MARKS) {
+            self.record(thread, At { tag, ..At::NOWHERE }, Body::Marker {}, nothing);
+        }
     }
 }

@@ -8,15 +8,17 @@ use crate::recorder::Recorder;
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
 use crate::source::Batch;
-use crate::source::agent::Agents;
+use crate::source::agent::{self, Agents};
 use crate::source::nvml::Nvml;
 use crate::source::process::Processes;
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
-use crate::view::{Shown, Sight, Sources, control, http};
-use gpumem_ledger::{DeviceName, Origin};
+use crate::view::own::{self, Form, Wish};
+use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
+use gpumem_ledger::{DeviceName, Origin, ProcessKey};
+use gpumem_runs::report::By;
 use gpumem_runs::rules::Groupings;
-use gpumem_wire::{Body, Reading, Record, Stamp};
+use gpumem_wire::{AskKind, Body, Reading, Record, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
 use std::path::PathBuf;
@@ -98,6 +100,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         sources: Box::new(World { nvml: nvml.clone(), agents: Arc::clone(&agents) }),
         shown: shown.into(),
     });
+    answer(&agents, &sight);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(Arc::clone(&agents).listen(listeners.agent));
@@ -141,6 +144,35 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let _ = core.await;
     keeper_thread.end(LAST_WRITE);
     Ok(())
+}
+
+/// Programs that ask about themselves get the report that others would get of them.
+fn answer(agents: &Agents, sight: &Arc<Sight>) {
+    let sight = Arc::clone(sight);
+    agents.answer_with(Box::new(move |key, what, options| {
+        let sight = Arc::clone(&sight);
+        Box::pin(async move {
+            let unanswered = |errno, text: &str| agent::Unanswered { errno, text: text.to_owned() };
+            let form = match (what, agent::option(&options, "format")) {
+                (AskKind::ReportText, Some("csv")) => Form::Csv,
+                (AskKind::ReportText, _) => Form::Text,
+                (AskKind::ReportJson, _) => Form::Json,
+                (AskKind::Unknown, _) => {
+                    return Err(unanswered(22, "this daemon does not know that question"));
+                }
+            };
+            let by = match agent::option(&options, "by") {
+                Some("layer") => Some(By::Layer),
+                Some("structure") => Some(By::Structure),
+                Some("tag") => Some(By::Tag),
+                Some(_) => return Err(unanswered(22, "by= must be layer, structure or tag")),
+                None => None,
+            };
+            let all = agent::option(&options, "all") == Some("1");
+            let none = "the daemon has no run of this process: it has not used a GPU so far";
+            own::report(sight, key, Wish { form, by, all }).await.ok_or_else(|| unanswered(2, none))
+        })
+    }));
 }
 
 fn record(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<Option<Recorder>> {
@@ -357,6 +389,18 @@ impl Sources for World {
 
     fn release(&self, time: Duration) {
         self.nvml.release(time);
+    }
+
+    fn errand(&self, key: ProcessKey, errand: Errand) -> view::Obeyed {
+        let agents = Arc::clone(&self.agents);
+        let command = match errand {
+            Errand::Start(path) => agent::Command::Start(path),
+            Errand::Stop => agent::Command::Stop,
+            Errand::Pause => agent::Command::Pause,
+            Errand::Resume => agent::Command::Resume,
+            Errand::Dump(path) => agent::Command::Dump(path),
+        };
+        Box::pin(async move { agents.command(key, command).await.map_err(|why| why.to_string()) })
     }
 }
 

@@ -37,17 +37,30 @@ pub(crate) struct CellKey {
     pub tag: u32,
     /// First tag of retagged bytes.
     pub origin: u32,
+    /// Tag that names the framework's pool that the bytes are of; 0 for none, or one without a name.
+    pub pool: u32,
+    /// Blocks that their owner has let go and a stream may still use.
+    pub pending: bool,
 }
 
 impl CellKey {
     pub const fn plain(class: Class) -> Self {
-        CellKey { class, role: Role::Unknown, phase: Phase::Unknown, module: 0, tag: 0, origin: 0 }
+        CellKey {
+            class,
+            role: Role::Unknown,
+            phase: Phase::Unknown,
+            module: 0,
+            tag: 0,
+            origin: 0,
+            pool: 0,
+            pending: false,
+        }
     }
 }
 
 /// Index of a cell in every book of its process.
 pub(crate) type CellId = u32;
-/// Idle bytes of all pools.
+/// Idle bytes of pools without a name; each other pool has a cell of its own.
 pub(crate) const IDLE: CellId = 0;
 /// Bytes of opaque pools.
 pub(crate) const OPAQUE: CellId = 1;
@@ -81,8 +94,15 @@ impl CellTable {
     /// The cell of what `stamp` speaks of.
     #[inline]
     pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
+        self.cell_in(class, stamp, use_as, 0)
+    }
+
+    /// The same in the framework's pool with this name.
+    #[inline]
+    pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);
-        self.intern(CellKey { class, role: use_as.0, phase: use_as.1, module, tag, origin: 0 })
+        let (role, phase) = use_as;
+        self.intern(CellKey { class, role, phase, module, tag, origin: 0, pool, pending: false })
     }
 
     #[inline]
@@ -157,6 +177,8 @@ pub struct Window {
 #[derive(Debug)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
+    /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
+    unnamed: Vec<CellId>,
     pub tracked: i64,
     /// Of the direct allocations in it.
     pub rounding: Rounding,
@@ -182,6 +204,7 @@ impl Book {
     pub fn new() -> Self {
         Book {
             cells: Vec::new(),
+            unnamed: vec![IDLE, OPAQUE],
             tracked: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
@@ -243,7 +266,7 @@ impl Book {
             self.change(id, 0); // keeps the value of the peak, if it is not kept yet
             let cell = &mut self.cells[id as usize];
             cell.at_peak = cell.at_peak.wrapping_add(delta);
-            if id == IDLE || id == OPAQUE {
+            if self.is_unnamed(id) {
                 self.peak.unnamed = self.peak.unnamed.wrapping_add(delta);
             }
         }
@@ -259,12 +282,35 @@ impl Book {
         if self.tracked < self.peak.bytes || self.tracked <= 0 {
             return false;
         }
-        let unnamed = self.now(IDLE).wrapping_add(self.now(OPAQUE));
+        let unnamed = self.unnamed();
         if self.tracked == self.peak.bytes && unnamed >= self.peak.unnamed {
             return false;
         }
         self.peak = Peak { bytes: self.tracked, time_ns, unnamed, epoch: self.peak.epoch.wrapping_add(1) };
         true
+    }
+
+    /// A cell of idle bytes.
+    pub fn add_unnamed(&mut self, id: CellId) {
+        if !self.is_unnamed(id) {
+            self.unnamed.push(id);
+        }
+    }
+
+    /// Whether a cell is of idle or opaque bytes.
+    pub fn is_unnamed(&self, id: CellId) -> bool {
+        self.unnamed.contains(&id)
+    }
+
+    /// All such cells.
+    pub fn unnamed_cells(&self) -> &[CellId] {
+        &self.unnamed
+    }
+
+    /// Idle and opaque bytes.
+    #[inline]
+    pub fn unnamed(&self) -> i64 {
+        self.unnamed.iter().fold(0_i64, |sum, &id| sum.wrapping_add(self.now(id)))
     }
 
     /// The epoch from which on a row that is made now is live at the peak.

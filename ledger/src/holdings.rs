@@ -150,6 +150,8 @@ pub(crate) struct Holdings {
     pub unseen_segments: bool,
     /// Segments that are not wholly booked: a later allocation may give them memory.
     pub hungry_segments: u32,
+    /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
+    pub waiting: Map<u64, (CellId, u32)>,
     /// Gone since the peak, role not known: per book.
     ghosts: Vec<Ghosts>,
     pub generation: u8,
@@ -188,6 +190,7 @@ impl Holdings {
             carved: Map::default(),
             unseen_segments: false,
             hungry_segments: 0,
+            waiting: Map::default(),
             ghosts: Vec::new(),
             generation: 0,
             doubtful_before: None,
@@ -283,8 +286,15 @@ impl Holdings {
         {
             return;
         }
-        let ghost = Ghost { bytes: booked, cell: row.cell };
+        let ghost = Ghost { bytes: booked, cell: self.cell_at_peak(row) };
         self.ghosts[usize::from(row.book)].keep(row.seq, ghost);
+    }
+
+    /// Where a live row was at the peak: one that began to wait for a stream after it was in another cell.
+    pub fn cell_at_peak(&self, row: &Row) -> CellId {
+        let waiting = if row.is(Row::PENDING) { self.waiting.get(&row.seq) } else { None };
+        let before = waiting.filter(|(_, since)| !self.books[usize::from(row.book)].live_at_peak(*since));
+        before.map_or(row.cell, |(cell, _)| *cell)
     }
 
     /// Everything that segments carved out of an extent goes back to the extent's own cell: the extent
@@ -338,6 +348,11 @@ impl Holdings {
         if to == row.cell {
             return;
         }
+        let peak_cell = self.cell_at_peak(&row);
+        let peak_to = self.renamed(peak_cell, stamp, use_as);
+        if let Some((before, _)) = self.waiting.get_mut(&row.seq).filter(|_| row.is(Row::PENDING)) {
+            *before = peak_to;
+        }
         if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
             let book = &self.books[usize::from(row.book)];
             let carved = self.carved.get(&extent);
@@ -347,7 +362,7 @@ impl Holdings {
             let book = self.book(row.book);
             book.shift(row.cell, to, now as i64);
             if live {
-                book.rename_at_peak(row.cell, to, at_peak as i64);
+                book.rename_at_peak(peak_cell, peak_to, at_peak as i64);
             }
         }
         let row = match extent {

@@ -15,6 +15,8 @@
 //!   blind       times in which the agent saw nothing
 //!   image       exec(): another program in the same process
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
+//!   layer       how each way of naming memory is
+//!   oom         running out: the request, who had the device, what the process held
 //! recent        extremes of the last minute
 //! trend         what stays from step to step, and as time passes
 //! category      ordered rules that name cells; never part of a total
@@ -66,8 +68,10 @@ mod holdings;
 mod image;
 mod in_flight;
 mod join;
+mod layer;
 mod ledger;
 mod observation;
+mod oom;
 mod pool;
 mod process;
 mod recent;
@@ -86,8 +90,10 @@ pub use cause::{BookedAs, Cause, Parts, Step};
 pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
+pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
+pub use oom::{Holder, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{

@@ -6,7 +6,7 @@
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
 use crate::Map;
-use crate::book::{CellId, Class, IDLE, OPAQUE};
+use crate::book::{CellId, CellKey, Class, IDLE, OPAQUE};
 use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
 use crate::in_flight::InFlight;
 use crate::segment::Segment;
@@ -23,6 +23,10 @@ pub(crate) struct Pool {
     pub book: u8,
     /// Tag that names it.
     pub name: u32,
+    /// Cell of its idle bytes: its own, if it had a name before it had anything else.
+    idle: CellId,
+    /// Tag in the cells of its blocks: its name, if `idle` is its own.
+    cell_name: u32,
     /// Reports no blocks.
     pub opaque: bool,
     pub gone: bool,
@@ -54,7 +58,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub fn cell(&self) -> CellId {
-        if self.opaque { OPAQUE } else { IDLE }
+        if self.opaque { OPAQUE } else { self.idle }
     }
     /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
     pub fn is_over(&self) -> bool {
@@ -85,6 +89,8 @@ impl Holdings {
             parent: None,
             book,
             name: 0,
+            idle: IDLE,
+            cell_name: 0,
             opaque: owner == PoolOwner::Framework,
             gone: false,
             generation: self.generation,
@@ -128,6 +134,12 @@ impl Holdings {
         if pool.segments.is_empty() && pool.blocks.is_empty() {
             pool.opaque = owner == PoolOwner::Framework && !blocks;
             pool.parent = parent;
+            if pool.is_framework() && pool.name != pool.cell_name {
+                pool.cell_name = pool.name;
+                pool.idle = self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
+                let (book, idle) = (pool.book, pool.idle);
+                self.books[usize::from(book)].add_unnamed(idle);
+            }
         } else if pool.opaque && blocks {
             self.open_pool(index);
         }
@@ -168,8 +180,8 @@ impl Holdings {
     fn open_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];
         pool.opaque = false;
-        let (book, bytes) = (pool.book, pool.backed_bytes as i64);
-        self.book(book).shift(OPAQUE, IDLE, bytes);
+        let (book, idle, bytes) = (pool.book, pool.idle, pool.backed_bytes as i64);
+        self.book(book).shift(OPAQUE, idle, bytes);
     }
 
     /// `PoolCheck`: both totals are kept, to be shown.
@@ -310,7 +322,8 @@ impl Holdings {
                 return self.block_alloc(address, bytes, id, use_as, stamp, book);
             }
         };
-        let cell = self.cells.cell_of(Class::Block, stamp, use_as);
+        let (idle, name) = (pool.idle, pool.cell_name);
+        let cell = self.cells.cell_in(Class::Block, stamp, use_as, name);
         place.insert(Row {
             seq: stamp.seq,
             bytes,
@@ -329,7 +342,7 @@ impl Holdings {
         pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
         pool.unbooked_blocks += u32::from(!booked);
         if booked {
-            self.book(book).shift(IDLE, cell, bytes as i64);
+            self.book(book).shift(idle, cell, bytes as i64);
             if has_children && self.hungry_segments > 0 {
                 self.feed_overlapping(address, bytes, Some(index));
             }
@@ -347,21 +360,34 @@ impl Holdings {
             return;
         };
         if state == FreeState::Pending {
-            let pool = &mut self.pools[index as usize];
-            match pool.blocks.get_mut(&address) {
-                Some(row) if !row.is(Row::PENDING) => {
-                    row.flags |= Row::PENDING;
-                    let (book, bytes) = (row.book, row.bytes);
-                    pool.pending_bytes = pool.pending_bytes.wrapping_add(bytes);
-                    let pending = &mut self.beside(book).pending_blocks;
-                    *pending = pending.wrapping_add(bytes as i64);
-                }
+            match self.pools[index as usize].blocks.get(&address).copied() {
+                Some(row) if !row.is(Row::PENDING) => self.begin_pending(index, address, row),
                 Some(_) => {}
                 None => self.odd.unknown_frees += 1,
             }
         } else if !self.take_block(index, address) {
             self.odd.unknown_frees += 1;
         }
+    }
+
+    /// Its owner lets a block go. A peak before that knows it by what it was.
+    fn begin_pending(&mut self, index: u32, address: u64, row: Row) {
+        let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
+        let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
+        let to = self.cells.intern(key);
+        let since = self.books[usize::from(row.book)].next_epoch();
+        self.waiting.insert(row.seq, (row.cell, since));
+        if !row.is(Row::UNBOOKED) {
+            self.book(row.book).shift(row.cell, to, booked as i64);
+        }
+        if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
+            row.flags |= Row::PENDING;
+            row.cell = to;
+        }
+        let pool = &mut self.pools[index as usize];
+        pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
+        let pending = &mut self.beside(row.book).pending_blocks;
+        *pending = pending.wrapping_add(row.bytes as i64);
     }
 
     /// Segments got memory: blocks in them that were counted beside are booked now.
@@ -377,10 +403,10 @@ impl Holdings {
             row.first_epoch = self.books[usize::from(row.book)].next_epoch();
             let row = *row;
             pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
-            let has_children = pool.has_children;
+            let (has_children, idle) = (pool.has_children, pool.idle);
             let unbooked = &mut self.beside(row.book).unbooked_blocks;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
-            self.book(row.book).shift(IDLE, row.cell, row.bytes as i64);
+            self.book(row.book).shift(idle, row.cell, row.bytes as i64);
             if has_children && self.hungry_segments > 0 {
                 self.feed_overlapping(address, row.bytes, Some(index));
             }
@@ -392,7 +418,7 @@ impl Holdings {
         let pool = &mut self.pools[index as usize];
         let Some(row) = pool.blocks.remove(&address) else { return false };
         pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
-        let has_children = pool.has_children;
+        let (has_children, idle) = (pool.has_children, pool.idle);
         if has_children {
             pool.large_blocks.remove(&address);
         }
@@ -412,7 +438,10 @@ impl Holdings {
             } else {
                 self.leave_ghost(&row, row.bytes);
             }
-            self.book(row.book).shift(row.cell, IDLE, row.bytes as i64);
+            self.book(row.book).shift(row.cell, idle, row.bytes as i64);
+        }
+        if row.is(Row::PENDING) {
+            self.waiting.remove(&row.seq);
         }
         true
     }

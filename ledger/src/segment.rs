@@ -283,6 +283,7 @@ impl Holdings {
             let carved =
                 self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));
             let overlap = overlap.saturating_sub(carved.map_or(0, |(_, bytes)| *bytes)); // it has those
+            let peak_cell = self.cell_at_peak(&row);
             let pool = &mut self.pools[key.0 as usize];
             let cell = pool.cell();
             let Some(segment) = pool.segments.get_mut(&key.1) else { return };
@@ -316,7 +317,7 @@ impl Holdings {
             carved.at_peak += at_peak;
             let book = self.book(row.book);
             book.shift(row.cell, cell, take as i64);
-            book.rename_at_peak(row.cell, cell, at_peak as i64);
+            book.rename_at_peak(peak_cell, cell, at_peak as i64);
         }
     }
 

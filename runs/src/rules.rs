@@ -220,6 +220,8 @@ pub fn cell_view(cell: &run::Cell) -> CellView {
         role: cell.role.as_deref().and_then(run::role_of_name).unwrap_or_default(),
         phase: cell.phase.as_deref().and_then(run::phase_of_name).unwrap_or_default(),
         library: cell.library.as_deref().map(Into::into),
+        pool: cell.pool.as_deref().map(Into::into),
+        pending: cell.pending,
     }
 }
 

@@ -362,6 +362,10 @@ records! {
     /// How a layer of names is; the payload says why. Said of each layer at every connection, and when it changes.
     86 Layer { layer: Layer => result, state: LayerState => detail, reason: &'a str => payload }
 
+    /// What became of a command (`RecordControl`, `Pause`, `Resume`, `Dump`, by its number). `result` is an errno, 0 for success; the
+    /// payload is the file that was written, or what is wrong.
+    87 Done { result: u16 => result, command: u8 => detail, told: &'a str => payload }
+
     // What the daemon sees, for recordings.
 
     /// A reading of `device` begins: device memory, then the process lists, then device memory again.
@@ -392,14 +396,15 @@ records! {
     112 Welcome { epoch: u64 => address, versions: u64 => bytes, capabilities: u64 => aux }
     /// Say the whole state again.
     113 ResyncRequest { epoch: u64 => address }
-    /// Turn recording to a file on or off.
-    114 RecordControl { on: bool => detail }
+    /// Turn recording to a file of the agent's own on or off, beside what is sent here. Payload: the file, which must not be there;
+    /// empty for a name with host, rank and pid.
+    114 RecordControl { on: bool => detail, path: &'a str => payload }
     /// Stop sending events, keep the balances.
     115 Pause { }
-    /// Go on.
+    /// Go on: the state is said again.
     116 Resume { }
-    /// Write what the ring holds.
-    117 Dump { }
+    /// Write the state as it is now to a file; for the payload see `RecordControl`.
+    117 Dump { path: &'a str => payload }
 
     // Instead of a Hello: a program asks about itself.
 

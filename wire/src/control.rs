@@ -7,6 +7,8 @@
 //!                              that are live
 //! GET  /v1/doctor[?pid=N]      Doctor
 //! POST /v1/nvml/release?for_s=N   Released: NVML is closed until then, so that a GPU can be reset
+//! POST /v1/record?pid=N&do=start|stop|pause|resume|dump[&output=FILE]   Recorded: the process's agent has done so; FILE is
+//!                              absolute and as the process sees it, %-escaped; only for its own user and root
 //! anything else                status 4xx or 5xx with Refusal
 //! ```
 //!
@@ -126,6 +128,17 @@ pub enum Level {
 pub struct Released {
     /// For how long.
     pub for_s: u64,
+}
+
+/// An agent has done what it was told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Of the process.
+    pub pid: u32,
+    /// What it has done.
+    pub done: String,
+    /// The file that it writes, or wrote.
+    pub file: Option<String>,
 }
 
 /// Why a request was refused.

@@ -4,6 +4,7 @@ use super::kinds::freed_by;
 use super::resource::resource;
 use super::table::{self, Meaning};
 use crate::book::Allocation;
+use crate::control;
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
 use crate::naming::Named;
@@ -450,7 +451,14 @@ impl Here<'_> {
     }
 
     fn event(&self, at: At, event: DriverEventKind, value: u64) {
-        self.core.record(self.thread, self.called(at), Body::DriverEvent { bytes: 0, value, event }, nothing);
+        if control::records(control::API) {
+            self.core.record(
+                self.thread,
+                self.called(at),
+                Body::DriverEvent { bytes: 0, value, event },
+                nothing,
+            );
+        }
     }
 }
 

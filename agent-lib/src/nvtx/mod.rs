@@ -99,7 +99,10 @@ pub fn look(core: &Core) {
         (_, 0, 0) => (LayerState::Absent, absence(core.settings.nvtx_injection.as_deref())),
         (_, 0, _) => (LayerState::Failed, "an NVTX of a kind that is not known".to_owned()),
         (_, _, 0) => (LayerState::Active, counted(core, left_out)),
-        _ => (LayerState::Degraded, "one of the program's libraries has an NVTX of a kind that is not known".to_owned()),
+        _ => (
+            LayerState::Degraded,
+            "one of the program's libraries has an NVTX of a kind that is not known".to_owned(),
+        ),
     };
     layers::set(Layer::Nvtx, state, &reason);
 }

@@ -171,7 +171,8 @@ mod tests {
     #[test]
     fn wide_texts_are_cut_at_characters() {
         let mut buffer = [0; MAX_TAG_BYTES];
-        let wide: Vec<u32> = "a\u{e9}\u{1f600}".chars().map(u32::from).chain([0xd800, 0x11_0000, 0]).collect();
+        let wide: Vec<u32> =
+            "a\u{e9}\u{1f600}".chars().map(u32::from).chain([0xd800, 0x11_0000, 0]).collect();
         // SAFETY: it ends with 0.
         let len = unsafe { narrowed(wide.as_ptr(), &mut buffer) };
         assert_eq!(std::str::from_utf8(&buffer[..len]), Ok("a\u{e9}\u{1f600}??"));

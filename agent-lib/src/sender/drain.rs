@@ -2,6 +2,7 @@
 
 use super::{Sender, finishing};
 use crate::clock::MARGIN_NS;
+use crate::control::Wish;
 use crate::layers;
 use crate::state::{self, Said};
 use crate::threads;
@@ -33,7 +34,7 @@ impl Sender {
             let whole = self.send_names(Flags(0)) && self.send_records(until);
             busy |= self.taken > before;
             self.send_state();
-            if whole && self.taken == head {
+            if whole && self.taken == head && self.muted_since.is_none() {
                 let body = Body::Watermark { last_seq: head, in_flight_since_ns };
                 let stamp = Stamp { time_ns: now, ..Stamp::default() };
                 self.link.frame(&Record { stamp, body });
@@ -49,7 +50,7 @@ impl Sender {
     /// Sends the packet and gives its slots back.
     pub(super) fn flush(&mut self) -> bool {
         let sent = self.link.flush();
-        if sent {
+        if sent && !self.dumping {
             self.core.ring.set_sent(self.taken);
         }
         sent
@@ -76,6 +77,12 @@ impl Sender {
     /// Records up to `until`, as far as they are finished; a number that has none is a loss. False if it could not
     /// be all.
     pub(super) fn send_records(&mut self, until: u64) -> bool {
+        if self.muted_since.is_some() {
+            // Kept back, once their writers are done with their places.
+            let is_quiet = self.taken >= until || threads::quiesce(until, PATIENCE);
+            self.taken = if is_quiet { self.taken.max(until) } else { self.taken };
+            return is_quiet;
+        }
         let mut quiet = 0;
         while self.taken < until {
             let seq = self.taken + 1;
@@ -136,10 +143,23 @@ impl Sender {
         }
     }
 
+    fn obey_daemon(&mut self, body: &Body<'_>) {
+        let (wish, muted) = match *body {
+            Body::RecordControl { on: true, path } => (Some(Wish::Start(path.to_owned())), None),
+            Body::RecordControl { on: false, .. } => (Some(Wish::Stop), None),
+            Body::Dump { path } => (Some(Wish::Dump { path: path.to_owned(), finished: false }), None),
+            Body::Pause {} => (None, Some(true)),
+            Body::Resume {} => (None, Some(false)),
+            _ => return,
+        };
+        self.command(body.kind(), wish, muted);
+    }
+
     /// The last words.
     pub(super) fn say_bye(&mut self, reason: ByeReason) {
         if self.link.is_up() {
             self.say_state(self.state_said);
+            self.say_skipped();
             self.say(Body::Bye { reason });
             self.flush();
         }
@@ -147,13 +167,13 @@ impl Sender {
 
     /// What the daemon says. Commands that are not known are left alone.
     pub(super) fn listen(&mut self) {
-        let mut buffer = [0_u8; 4096];
+        let mut buffer = [0_u8; 8192];
         while let Some(packet) = self.link.receive(&mut buffer) {
             for record in frame::records(packet).flatten().flatten() {
                 match record.body {
                     Body::Welcome { epoch, .. } => self.epoch = epoch,
                     Body::ResyncRequest { epoch } => self.resync = Some(epoch),
-                    _ => {}
+                    body => self.obey_daemon(&body),
                 }
             }
             if finishing() {

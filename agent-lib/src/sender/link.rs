@@ -9,7 +9,7 @@ use std::io::Write;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering::*};
 use std::time::Duration;
 
@@ -20,6 +20,11 @@ const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 
 /// For the fork handler; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
+
+/// Whether there is a daemon at the other end.
+pub fn connected() -> bool {
+    SOCKET.load(Acquire) >= 0
+}
 
 /// In a forked child: the connection is the parent's.
 pub fn close_in_child() {
@@ -62,9 +67,22 @@ enum To {
     File(File),
 }
 
+/// A recording beside.
+#[derive(Debug)]
+struct Beside {
+    file: File,
+    path: PathBuf,
+    /// What is sent goes there, too: since the state was said again.
+    begun: bool,
+}
+
 #[derive(Debug)]
 pub struct Link {
     to: To,
+    /// A recording that was asked for while the program runs.
+    beside: Option<Beside>,
+    /// The file that `to` is, if it is one.
+    path: Option<PathBuf>,
     memory: Option<Identity>,
     packet: Vec<u8>,
     next_try_ns: u64,
@@ -78,6 +96,8 @@ impl Link {
         let here = &raw const SOCKET as u64; // where the loader put us
         Link {
             to: To::Nobody,
+            beside: None,
+            path: None,
             memory: Identity::of(core.shared.fd),
             packet: Vec::with_capacity(PACKET_BYTES),
             next_try_ns: 0,
@@ -86,8 +106,82 @@ impl Link {
         }
     }
 
+    /// One that writes to a file and nowhere else.
+    pub fn to_file(core: &Core, file: File) -> std::io::Result<Self> {
+        let mut link = Link::new(core);
+        link.begin(core, file)?;
+        Ok(link)
+    }
+
+    /// There is somebody to send to, or a recording beside.
     pub fn is_up(&self) -> bool {
+        self.has_main() || self.beside.is_some()
+    }
+
+    /// The daemon or file that the environment names.
+    pub fn has_main(&self) -> bool {
         !matches!(self.to, To::Nobody)
+    }
+
+    /// The file that is written.
+    pub fn recording(&self) -> Option<&Path> {
+        let main = self.path.as_deref().filter(|_| matches!(self.to, To::File(_)));
+        self.beside.as_ref().map(|beside| beside.path.as_path()).or(main)
+    }
+
+    /// It is one that was asked for while the program runs.
+    pub fn is_recording_beside(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// Everything that is sent goes into it.
+    pub fn has_begun_beside(&self) -> bool {
+        self.beside.as_ref().is_some_and(|beside| beside.begun)
+    }
+
+    /// Begins a recording beside; what is sent goes there from `begin_beside` on.
+    pub fn record_beside(&mut self, core: &Core, mut file: File, path: PathBuf) -> std::io::Result<()> {
+        file.write_all(&self.head(core))?;
+        self.beside = Some(Beside { file, path, begun: false });
+        Ok(())
+    }
+
+    /// What is sent from now on can be understood without what was sent before.
+    pub fn begin_beside(&mut self) {
+        if self.beside.as_ref().is_some_and(|beside| !beside.begun) {
+            self.flush();
+        }
+        if let Some(beside) = &mut self.beside {
+            beside.begun = true;
+        }
+    }
+
+    /// Ends it with a last word.
+    pub fn end_beside(&mut self, bye: &Record<'_>) -> std::io::Result<()> {
+        let Some(mut beside) = self.beside.take() else {
+            return Err(std::io::Error::from_raw_os_error(libc::EIO));
+        };
+        let mut frame = Vec::new();
+        bye.append_frame(&mut frame);
+        beside.file.write_all(&frame)
+    }
+
+    /// First bytes of a recording.
+    fn head(&self, core: &Core) -> Vec<u8> {
+        let mut head = frame::header().to_vec();
+        let anchor = Stamp { time_ns: kernel_ns(), ..Stamp::default() };
+        let (realtime_ns, boottime_ns) = (clock_ns(libc::CLOCK_REALTIME), clock_ns(libc::CLOCK_BOOTTIME));
+        let clock = ClockKind::Monotonic;
+        let body = Body::ClockAnchor { realtime_ns, boottime_ns, clock };
+        Record { stamp: anchor, body }.append_frame(&mut head);
+        self.hello(core).append_frame(&mut head);
+        head
+    }
+
+    fn begin(&mut self, core: &Core, mut file: File) -> std::io::Result<()> {
+        file.write_all(&self.head(core))?;
+        self.to = To::File(file);
+        Ok(())
     }
 
     pub fn socket(&self) -> RawFd {
@@ -130,17 +224,9 @@ impl Link {
     }
 
     fn open_file(&mut self, core: &Core, path: &Path) -> bool {
-        let Ok(mut file) = File::create(path) else { return false };
-        let anchor = Stamp { time_ns: kernel_ns(), ..Stamp::default() };
-        let (realtime_ns, boottime_ns) = (clock_ns(libc::CLOCK_REALTIME), clock_ns(libc::CLOCK_BOOTTIME));
-        let clock = ClockKind::Monotonic;
-        if file.write_all(&frame::header()).is_err() {
-            return false;
-        }
-        self.to = To::File(file);
-        self.frame(&Record { stamp: anchor, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock } });
-        self.frame(&self.hello(core));
-        self.flush()
+        let Ok(file) = File::create(path) else { return false };
+        self.path = std::path::absolute(path).ok();
+        self.begin(core, file).is_ok()
     }
 
     fn open_socket(&mut self, core: &Core) -> bool {
@@ -233,8 +319,13 @@ impl Link {
         if self.packet.is_empty() {
             return self.is_up();
         }
+        if let Some(beside) = self.beside.as_mut().filter(|beside| beside.begun)
+            && beside.file.write_all(&self.packet).is_err()
+        {
+            self.beside = None; // a frame may be half written: nothing after it could be read
+        }
         let sent = match &mut self.to {
-            To::Nobody => false,
+            To::Nobody => self.beside.is_some(),
             To::File(file) => file.write_all(&self.packet).is_ok(),
             To::Daemon(socket) => send(*socket, &self.packet),
         };
@@ -311,6 +402,24 @@ fn connect(fd: RawFd, path: &Path) -> bool {
     let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     // SAFETY: an address of this length. Without waiting: a full backlog is a refusal.
     unsafe { libc::connect(fd, (&raw const address).cast(), len) == 0 }
+}
+
+/// A connection of its own to the daemon, for a question. `None`: nobody listens.
+pub fn connect_anew(core: &Core) -> Option<RawFd> {
+    core.settings.sockets.iter().find_map(|path| {
+        if core.settings.doubtful_socket.as_ref() == Some(path) && !is_ours(path) {
+            return None;
+        }
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        if fd < 0 || connect(fd, path) {
+            return (fd >= 0).then_some(fd);
+        }
+        // SAFETY: ours.
+        unsafe { libc::close(fd) };
+        None
+    })
 }
 
 /// A socket in /tmp counts only if its directory is the user's own and nobody else can write to it.

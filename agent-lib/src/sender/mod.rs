@@ -6,6 +6,7 @@
 //! link.rs     a connection or a file, and the packet being filled
 //! drain.rs    what is new: names, records, watermark
 //! resync.rs   the state said again
+//! record.rs   recordings and dumps that are asked for, and keeping history back
 //! client.rs   the subscription among other clients of CUPTI
 //! wake.rs     callbacks that want a sample now
 //! ```
@@ -13,17 +14,18 @@
 mod client;
 mod drain;
 mod link;
+mod record;
 mod resync;
 mod wake;
 
-pub use link::close_in_child;
+pub use link::{close_in_child, connect_anew, connected};
 pub use wake::wake;
 
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
 use crate::torch::health::Health;
-use crate::{callers, ffi, nvtx, python, state};
+use crate::{callers, ffi, nvtx, python, scope, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -73,6 +75,14 @@ struct Sender {
     next_look_ns: u64,
     /// All threads of the host have ended.
     alone: bool,
+    /// Records from this one on are kept back.
+    muted_since: Option<u64>,
+    /// The daemon wants that.
+    muted_by_daemon: bool,
+    /// The link is a file for a dump: what is written there was not sent.
+    dumping: bool,
+    /// 0: none is due.
+    next_dump_ns: u64,
     client: Client,
     torch: Health,
 }
@@ -117,6 +127,11 @@ pub fn finish() {
     }
 }
 
+/// Whether the thread is there: nothing that it was asked for will be done otherwise.
+pub fn is_running() -> bool {
+    OWNER.load(Acquire) == std::process::id() && !FINISHED.load(Acquire)
+}
+
 fn finishing() -> bool {
     FINISHING.load(Acquire)
 }
@@ -131,6 +146,14 @@ fn wait(fds: &[(RawFd, i16)], time: Duration) {
     // SAFETY: an array of this length; negative descriptors are ignored.
     unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, time.as_millis() as i32) };
     wake::taken(polled[0].revents != 0);
+}
+
+/// Sleeps until there is something to read there, or time is over: which of them.
+pub fn wait_readable(fd: RawFd, time: Duration) -> bool {
+    let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let time = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
+    // SAFETY: one pollfd.
+    unsafe { libc::poll(&mut polled, 1, time) > 0 }
 }
 
 /// Whether this thread is the last one. A program whose `main` leaves with `pthread_exit` ends with its last thread: that
@@ -162,6 +185,10 @@ impl Sender {
             state_said: 0,
             next_look_ns: 0,
             alone: false,
+            muted_since: None,
+            muted_by_daemon: false,
+            dumping: false,
+            next_dump_ns: 0,
             client: Client::default(),
             torch: Health::default(),
         }
@@ -197,11 +224,16 @@ impl Sender {
         if state::armed() {
             python::run::look(self.core);
         }
-        if !self.link.is_up() && !self.connect() {
+        if !self.link.has_main() {
+            self.connect();
+        }
+        let mut busy = self.obey();
+        if !self.link.is_up() {
             return false;
         }
+        self.follow_mute();
         self.listen();
-        let mut busy = self.send_new();
+        busy |= self.send_new();
         if self.losses && self.resync.is_none() {
             self.resync = Some(self.epoch);
         }
@@ -246,6 +278,7 @@ impl Sender {
         threads::sweep(self.core.pid);
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
+        scope::look();
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
             if self.client.look(self.core, now) && self.link.is_up() {

@@ -43,6 +43,8 @@ impl Sender {
             again = turn == TRIES;
         }
         self.losses = false;
+        self.say_skipped();
+        self.link.begin_beside();
         self.names_sent = 0;
         if !self.send_names(Flags::RESTATED) {
             return;

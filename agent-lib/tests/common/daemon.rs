@@ -79,6 +79,7 @@ impl Daemon {
             resyncs: 0,
             state: None,
             bye: false,
+            done: Vec::new(),
             ended: false,
         };
         while peer.key.start_ticks == 0 {
@@ -113,6 +114,8 @@ pub struct Peer {
     pub resyncs: u64,
     pub state: Option<(AgentState, String)>,
     pub bye: bool,
+    /// What became of commands: kind, errno, words.
+    pub done: Vec<(u8, u16, String)>,
     pub ended: bool,
 }
 
@@ -167,6 +170,7 @@ impl Peer {
             Body::ResyncEnd { .. } => self.resyncs += 1,
             Body::Agent { state, detail, .. } => self.state = Some((state, detail.to_owned())),
             Body::Bye { .. } => self.bye = true,
+            Body::Done { result, command, told } => self.done.push((command, result, told.to_owned())),
             _ => {}
         }
         self.ledger.observe(Origin::Process(self.key), record);

@@ -80,10 +80,7 @@ mod tests {
         Cell {
             class: Class::Direct,
             tag: Some(tag.into()),
-            origin: None,
-            role: None,
-            phase: None,
-            library: None,
+            ..Cell::default()
         }
     }
 

@@ -4,6 +4,7 @@
 mod coverage;
 mod doctor;
 mod ps;
+mod record;
 mod runs;
 
 use super::Sight;
@@ -124,15 +125,18 @@ async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> 
         ("/v1/runs", true, _) => runs::runs(sight, viewer, query).await.map(|runs| json(&runs)),
         ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
         ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
+        ("/v1/record", _, true) => record::record(sight, viewer, query).await.map(|recorded| json(&recorded)),
         ("/v1/ps" | "/v1/runs" | "/v1/doctor", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
-        ("/v1/nvml/release", ..) => Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST")),
+        ("/v1/nvml/release" | "/v1/record", ..) => {
+            Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST"))
+        }
         (path, ..) => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(
-                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor and POST /v1/nvml/release?for_s=N are \
-                 answered"
+                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor, POST /v1/nvml/release?for_s=N and \
+                 /v1/record?pid=N&do=VERB are answered"
             ),
         )),
     };

@@ -4,6 +4,7 @@
 pub mod control;
 pub mod health;
 pub mod http;
+pub mod own;
 pub mod prometheus;
 pub mod text;
 
@@ -11,11 +12,32 @@ use crate::config::Tenants;
 use crate::core::{Ask, Board};
 use crate::keeper::Keeper;
 use crate::stats::Stats;
+use gpumem_ledger::ProcessKey;
 use gpumem_runs::rules::Groupings;
 use health::Health;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
+
+/// What the agent of a process is to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Errand {
+    /// Write a recording to this file; empty for a name of its own.
+    Start(String),
+    /// No longer.
+    Stop,
+    /// Keep its history to itself.
+    Pause,
+    /// Tell it again.
+    Resume,
+    /// Write its state to this file; empty for a name of its own.
+    Dump(String),
+}
+
+/// The file that was written, where there is one; or why not.
+pub type Obeyed = Pin<Box<dyn Future<Output = Result<String, String>> + Send>>;
 
 /// What views may ask of the sources.
 pub trait Sources: Send + Sync {
@@ -23,6 +45,8 @@ pub trait Sources: Send + Sync {
     fn health(&self) -> Health;
     /// Closes NVML for a while.
     fn release(&self, time: Duration);
+    /// Tells the agent of a process what to do.
+    fn errand(&self, key: ProcessKey, errand: Errand) -> Obeyed;
 }
 
 /// What can change while the daemon runs.

@@ -186,7 +186,7 @@ impl Peer {
         let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         assert_eq!(poll(&mut fds, Some(&patience)), Ok(1), "the daemon says nothing");
-        let mut buffer = vec![0; 4096];
+        let mut buffer = vec![0; 64 << 10];
         let (len, _) = recv(&self.socket, &mut buffer[..], RecvFlags::empty()).unwrap_or((0, 0));
         buffer.truncate(len);
         (len > 0).then_some(buffer)

@@ -34,8 +34,8 @@ impl Process {
 
     /// A sample was closed that had the book at its own time.
     pub fn look_back(&mut self, book: u8, time_ns: u64, amounts: &[i64]) {
-        if let Some((trend, _)) = self.trend(usize::from(book)) {
-            trend.sample(time_ns, amounts);
+        if let Some((trend, book)) = self.trend(usize::from(book)) {
+            trend.sample(time_ns, amounts, book);
         }
     }
 

@@ -1,6 +1,8 @@
 //! One agent, from its hello to its end.
 
 use super::Agents;
+use super::ask::{Question, option};
+use super::command::{Ear, Errand};
 use super::frames::{Fault, Seen, Stream};
 use super::memory::{self, Memory};
 use super::packet::{MAX_PACKET_BYTES, Packet};
@@ -13,6 +15,7 @@ use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
 
@@ -21,7 +24,7 @@ const PACKETS_PER_TURN: usize = 8;
 
 /// Why a peer is not welcomed.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(super) enum Refusal {
     #[error("it said nothing in {0:?}")]
     Silent(Duration),
     #[error("it closed before its hello")]
@@ -94,7 +97,8 @@ impl End {
 /// Serves one connection to its end.
 pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat) {
     match welcome(&agents, &stream, seat).await {
-        Ok(connection) => connection.run(&stream).await,
+        Ok(Guest::Agent(connection)) => connection.run(&stream).await,
+        Ok(Guest::Answered) => agents.stats.add(Count::Asked, 1),
         Err(Refusal::Over) => {}
         Err(refusal) => {
             if let Some(count) = refusal.count() {
@@ -104,6 +108,13 @@ pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat
             tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
         }
     }
+}
+
+/// Who came.
+enum Guest {
+    Agent(Box<Connection>),
+    /// A program that asked about itself.
+    Answered,
 }
 
 /// A welcomed agent.
@@ -116,11 +127,12 @@ struct Connection {
     budget: Budget,
     /// The table of processes knows it.
     watched: bool,
+    ear: Ear,
     /// Held until the end.
     _seat: Seat,
 }
 
-async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> Result<Connection, Refusal> {
+async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> Result<Guest, Refusal> {
     let limits = agents.limits();
     let first = async {
         loop {
@@ -143,6 +155,13 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
         Err(error) => return Err(no_hello(&error)),
     };
     let hello = Record::decode(slot, payload).map_err(|error| no_hello(&error))?;
+    if let Body::Ask { what, options } = hello.body {
+        let claimed = option(options, "start_ticks").and_then(|ticks| ticks.parse().ok());
+        let peer = Peer::of(stream, claimed.unwrap_or(0))?;
+        let question = Question { key: peer.key, what, options: options.to_owned() };
+        // It keeps the seat of one that has not said hello.
+        return agents.answer(stream, question).await.map(|()| Guest::Answered);
+    }
     let Body::Hello { start_ticks, versions, .. } = hello.body else {
         return Err(Refusal::NoHello(String::new()));
     };
@@ -157,6 +176,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     seat.welcomed();
     let epoch = agents.next_epoch();
     let mut connection = Connection {
+        ear: agents.introduce(peer.key),
         agents: Arc::clone(agents),
         stream: Stream::rebased(peer.rebase_ns),
         memory: Some(memory),
@@ -204,7 +224,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     }
     // The first bytes in an empty socket always fit; a peer that is gone is noticed by the next read.
     let _ = stream.try_write(&reply);
-    Ok(connection)
+    Ok(Guest::Agent(Box::new(connection)))
 }
 
 /// What there is to do.
@@ -212,10 +232,11 @@ enum Ready {
     Socket,
     Gone,
     Resync,
+    Errand(Errand),
 }
 
 impl Connection {
-    async fn run(mut self, stream: &UnixStream) {
+    async fn run(mut self: Box<Self>, stream: &UnixStream) {
         let mut resyncs = self.agents.resyncs.subscribe();
         let mut gone = self.agents.expect_end(self.peer.key, self.watched);
         let end = loop {
@@ -224,6 +245,7 @@ impl Connection {
                 ready = stream.readable() => ready.map(|()| Ready::Socket),
                 _ = &mut gone => Ok(Ready::Gone),
                 Ok(()) = resyncs.changed() => Ok(Ready::Resync),
+                Some(errand) = self.ear.errands.recv() => Ok(Ready::Errand(errand)),
             };
             match ready {
                 Ok(Ready::Socket) => {
@@ -233,6 +255,7 @@ impl Connection {
                     tokio::task::yield_now().await;
                 }
                 Ok(Ready::Resync) => self.ask_again(stream),
+                Ok(Ready::Errand(errand)) => self.command(stream, errand),
                 // Its children may hold the socket open, so there may be no end of it; what was sent is here.
                 Ok(Ready::Gone) => {
                     break match self.turn(stream, usize::MAX).await {
@@ -254,6 +277,18 @@ impl Connection {
         Record { stamp, body: Body::ResyncRequest { epoch: self.epoch } }.append_frame(&mut frames);
         // A peer that does not read its socket is not waited for.
         let _ = stream.try_write(&frames);
+    }
+
+    /// Tells the agent what to do. Who waits for an earlier command hears no more of it.
+    fn command(&mut self, stream: &UnixStream, (command, tell): Errand) {
+        let body = command.body();
+        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
+        let mut frames = Vec::new();
+        Record { stamp, body }.append_frame(&mut frames);
+        self.ear.waiting = Some((body.kind(), tell));
+        if stream.try_write(&frames).is_err() {
+            self.ear.waiting = None; // a peer that does not read its socket
+        }
     }
 
     /// Takes what is there, up to so many packets.
@@ -284,7 +319,10 @@ impl Connection {
         stats.add(Count::Packets, 1);
         stats.add(Count::Bytes, packet.len() as u64);
         let frames = self.check(packet).map_err(End::Fault)?;
-        self.hand(frames).await.map_err(|()| End::Over)
+        self.ear.listen(&frames);
+        self.hand(frames).await.map_err(|()| End::Over)?;
+        self.ear.heard.store(self.stream.last_seq, Ordering::Relaxed);
+        Ok(())
     }
 
     fn check(&mut self, packet: Vec<u8>) -> Result<Vec<u8>, Fault> {
@@ -313,6 +351,7 @@ impl Connection {
     /// Reads what was not sent, and tells that the agent is gone; when its process is, that too.
     async fn end(mut self, end: End) {
         let (pid, uid) = (self.peer.key.pid, self.peer.uid);
+        self.agents.forget(self.peer.key, &self.ear);
         match end.count() {
             Some(count) => {
                 self.agents.stats.add(count, 1);

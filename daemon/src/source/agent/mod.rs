@@ -8,11 +8,15 @@
 //! packet      one packet off the socket
 //! frames      what an agent may say
 //! memory      its memfd; rest: what it recorded and never sent
+//! ask         a program that asks about itself
+//! command     what agents are told to do
 //! ```
 //!
 //! Peers are strangers. Nothing here trusts a length, a text, a time or an identity that a peer sends, and what
 //! one of them sends costs the others nothing but their turn.
 
+mod ask;
+mod command;
 mod connection;
 mod frames;
 mod memory;
@@ -21,22 +25,26 @@ mod peer;
 mod rest;
 mod seats;
 
+pub use ask::{Answer, Answerer, Unanswered, option};
+pub use command::{Command, Disobeyed, Obeyed};
 pub use packet::MAX_PACKET_BYTES;
 pub use seats::Limits;
 
 use super::Batch;
 use super::process::Processes;
 use crate::stats::{Count, Stats};
+use command::Speaker;
+use connection::Refusal;
 use gpumem_ledger::ProcessKey;
 use packet::Packet;
 use seats::{Full, Seats};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 /// Called with the UUID of a device about which NVML is worth asking.
 pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
@@ -56,6 +64,11 @@ pub struct Agents {
     ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
     /// Where packets land before they are checked: one for all, since nothing waits while it is held.
     scratch: Mutex<Box<[u8]>>,
+    /// Agents that are connected.
+    speakers: Mutex<HashMap<ProcessKey, Speaker>>,
+    /// Who renders what programs ask about themselves.
+    answerer: OnceLock<Answerer>,
+    answering: Semaphore,
 }
 
 impl Agents {
@@ -79,12 +92,21 @@ impl Agents {
             resyncs: watch::Sender::new(0),
             ends: Mutex::default(),
             scratch: Mutex::new(scratch),
+            speakers: Mutex::default(),
+            answerer: OnceLock::new(),
+            answering: Semaphore::new(ask::AT_A_TIME),
         })
     }
 
     /// New limits, for connections to come.
     pub fn set_limits(&self, limits: Limits) {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// Who renders what programs ask about themselves; once.
+    pub fn answer_with(&self, answerer: Answerer) {
+        // A second one would be a mistake of the app's; the first stays.
+        let _ = self.answerer.set(answerer);
     }
 
     /// Connections now, and how many of them have not said hello.

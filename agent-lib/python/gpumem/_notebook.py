@@ -1,0 +1,159 @@
+"""Memory per cell of a notebook: ``%load_ext gpumem``.
+
+After each cell a line: what is live now, how much more than before, and the highest inside of the cell.
+"""
+
+import sys
+from typing import Any, Dict, List, Optional
+
+from ._library import available
+from ._peak import peak
+from ._snapshot import snapshot, status
+
+
+def amount(value: Optional[int]) -> str:
+    """Bytes as MiB."""
+    return "?" if value is None else "{:,.1f} MiB".format(value / (1 << 20))
+
+
+def change(value: int) -> str:
+    """A difference as MiB, with its sign."""
+    return "{:+,.1f} MiB".format(value / (1 << 20))
+
+
+class Cells:
+    """One line per cell."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+        #: The last cell's figures: ``live_bytes``, ``change_bytes``, ``peak_bytes``, ``blocks``, ``composition``; ``None`` before one has run.
+        self.last: Optional[Dict[str, Any]] = None
+        self._range: Optional[peak] = None
+        self._said_late = False
+
+    def before(self, *_: Any) -> None:
+        """A cell is about to run."""
+        self.after_silently()
+        if self.is_on and available():
+            self._range = peak()
+            self._range.__enter__()
+
+    def after_silently(self) -> None:
+        """A cell that was never seen to end."""
+        if self._range is not None:
+            self._range.close()
+            self._range = None
+
+    def after(self, *_: Any) -> None:
+        """A cell has run, or raised."""
+        line = self.line()
+        if line:
+            print(line)
+
+    def line(self) -> Optional[str]:
+        """What to say of the cell that has just ended; nothing where no GPU memory was, or is."""
+        first = self._late_line()
+        if not self.is_on or self._range is None:
+            return first
+        self._range.close()
+        ended, self._range = self._range, None
+        blocks = bool(ended.block_bytes)
+        now = self._now(blocks)
+        begun = (ended.start_block_bytes if blocks else ended.start_bytes) or 0
+        highest = ended.block_bytes if blocks else ended.bytes
+        self.last = {
+            "live_bytes": now,
+            "change_bytes": now - begun,
+            "peak_bytes": highest,
+            "blocks": blocks,
+            "composition": ended.composition,
+        }
+        if not now and not highest:
+            return first
+        text = "gpumem: {} {} ({}), peak {}".format(
+            "blocks" if blocks else "allocations", amount(now), change(now - begun), amount(highest)
+        )
+        held = _held()
+        if blocks and held is not None:
+            text += ", device memory {}".format(amount(held))
+        return text if first is None else first + "\n" + text
+
+    def _now(self, blocks: bool) -> int:
+        devices: List[Dict[str, Any]] = (snapshot() or {"devices": []})["devices"]
+        if blocks:
+            return sum(device["block_bytes"] for device in devices)
+        return sum(tag["bytes"] for device in devices for tag in device["tags"] if tag["of"] == "direct")
+
+    def _late_line(self) -> Optional[str]:
+        """Once: what the agent has missed."""
+        if self._said_late:
+            return None
+        how = status()
+        if how["state"] == "waiting" or not how["available"]:
+            return None
+        self._said_late = True
+        if how["state"] != "late":
+            return None
+        return "gpumem: late: CUDA had begun before gpumem was loaded; " + _missed(how["missed"])
+
+
+def _missed(lines: List[Dict[str, Any]]) -> str:
+    known = [line["bytes"] for line in lines]
+    if known and all(bytes is not None for bytes in known):
+        return "{} are older and not named".format(amount(sum(known)))
+    at_least = sum(line.get("bytes") or line.get("at_least_bytes") or 0 for line in lines)
+    if at_least:
+        return "at least {} are older and not named".format(amount(at_least))
+    return "how many bytes are older is not known (the daemon can tell: gpumemctl report)"
+
+
+def _held() -> Optional[int]:
+    found = snapshot()
+    return None if found is None else sum(device["tracked_bytes"] for device in found["devices"])
+
+
+_cells: Optional[Cells] = None
+
+
+def magic(line: str) -> Optional[Dict[str, Any]]:
+    """``%gpumem``: what is held now. ``%gpumem off``, ``%gpumem on``: a line per cell or none. ``%gpumem report``: the daemon's report."""
+    word = line.strip()
+    if word in ("on", "off"):
+        if _cells is not None:
+            _cells.is_on = word == "on"
+        return None
+    if word == "report":
+        from ._ask import report
+
+        print(report() or "gpumem: no daemon listens")
+        return None
+    if word == "last":
+        return None if _cells is None else _cells.last
+    return snapshot()
+
+
+def load(shell: Any) -> None:
+    """Registers with IPython."""
+    global _cells
+    if _cells is not None:
+        return
+    _cells = Cells()
+    shell.events.register("pre_run_cell", _cells.before)
+    shell.events.register("post_run_cell", _cells.after)
+    shell.register_magic_function(magic, "line", "gpumem")
+    if not available():
+        print("gpumem: no agent in this process: nothing will be shown (gpumemctl doctor says why)", file=sys.stderr)
+        return
+    first = _cells.line()
+    if first:
+        print(first)
+
+
+def unload(shell: Any) -> None:
+    """And goes again."""
+    global _cells
+    if _cells is not None:
+        _cells.after_silently()
+        shell.events.unregister("pre_run_cell", _cells.before)
+        shell.events.unregister("post_run_cell", _cells.after)
+        _cells = None

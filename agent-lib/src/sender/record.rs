@@ -1,0 +1,211 @@
+//! What the program or the daemon wants done: recordings beside the link, dumps, and keeping history back.
+
+use super::Sender;
+use super::link::Link;
+use crate::control::{self, Outcome, Wish};
+use crate::state;
+use gpumem_wire::{Body, ByeReason, Record, Stamp};
+use std::io;
+use std::path::Path;
+
+/// Attempts to say the state while the program goes on.
+const TRIES: usize = 50;
+
+impl Sender {
+    /// Does what is wanted; whether there was anything.
+    pub(super) fn obey(&mut self) -> bool {
+        let mut any = false;
+        // Only the last round's own wishes: a recording that has begun must say the state before the next one.
+        while let Some((number, wish)) = control::next() {
+            any = true;
+            let begins = matches!(wish, Wish::Start(_));
+            let outcome = self.fulfil(wish);
+            control::done(number, outcome);
+            if begins {
+                break;
+            }
+        }
+        self.dump_when_due();
+        any
+    }
+
+    /// A command of the daemon's, and what became of it.
+    pub(super) fn command(&mut self, command: u8, wish: Option<Wish>, muted: Option<bool>) {
+        let outcome = match (wish, muted) {
+            (Some(wish), _) => self.fulfil(wish),
+            (None, Some(muted)) => {
+                self.muted_by_daemon = muted;
+                self.follow_mute();
+                Outcome::done(Path::new(""))
+            }
+            (None, None) => return,
+        };
+        let body = Body::Done { result: outcome.errno, command, told: &outcome.told };
+        self.say(body);
+        self.flush();
+    }
+
+    fn fulfil(&mut self, wish: Wish) -> Outcome {
+        match wish {
+            Wish::Start(path) => self.start_recording(&path),
+            Wish::Stop => self.stop_recording(),
+            Wish::Mute => {
+                self.follow_mute();
+                Outcome::done(Path::new(""))
+            }
+            Wish::Dump { path, finished } => {
+                let outcome = match self.link.recording().map(Path::to_owned) {
+                    Some(recording) if path.is_empty() => self.write_out(&recording),
+                    _ => self.dump(&path),
+                };
+                if finished && outcome.errno == 0 {
+                    self.stop_recording();
+                }
+                outcome
+            }
+        }
+    }
+
+    fn start_recording(&mut self, name: &str) -> Outcome {
+        if let Some(recording) = self.link.recording() {
+            if name.is_empty() || std::path::absolute(name).is_ok_and(|path| path == recording) {
+                return Outcome::done(recording);
+            }
+            if self.link.is_recording_beside() {
+                let told = format!("{}: a recording goes on already", recording.display());
+                return Outcome { errno: libc::EBUSY as u16, told };
+            }
+        }
+        let (file, path) = match control::create(self.core, name) {
+            Ok(created) => created,
+            Err(outcome) => return outcome,
+        };
+        match self.link.record_beside(self.core, file, path.clone()) {
+            Ok(()) => {
+                self.resync = Some(self.epoch); // with the state, said again, it begins
+                Outcome::done(&path)
+            }
+            Err(error) => Outcome::failed(&path, &error),
+        }
+    }
+
+    fn stop_recording(&mut self) -> Outcome {
+        let Some(path) =
+            self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
+        else {
+            return Outcome::done(Path::new(""));
+        };
+        if let Some(epoch) = self.resync.filter(|_| !self.link.has_begun_beside()) {
+            self.say_state_again(epoch);
+        }
+        let outcome = self.write_out(&path);
+        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
+            Ok(()) => outcome,
+            Err(error) => Outcome::failed(&path, &error),
+        }
+    }
+
+    /// Everything that was recorded by now is in the recording.
+    fn write_out(&mut self, path: &Path) -> Outcome {
+        let head = self.core.ring.head();
+        for _ in 0..TRIES {
+            self.send_new();
+            if self.taken >= head {
+                break;
+            }
+        }
+        self.flush();
+        match self.link.recording() {
+            Some(_) if self.taken >= head => Outcome::done(path),
+            _ => Outcome::failed(path, &io::Error::from_raw_os_error(libc::EIO)),
+        }
+    }
+
+    /// The state as it is now, in a file of its own. The link goes on where it was.
+    fn dump(&mut self, name: &str) -> Outcome {
+        let (file, path) = match control::create(self.core, name) {
+            Ok(created) => created,
+            Err(outcome) => return outcome,
+        };
+        self.flush();
+        let other = match Link::to_file(self.core, file) {
+            Ok(other) => other,
+            Err(error) => return Outcome::failed(&path, &error),
+        };
+        let link = std::mem::replace(&mut self.link, other);
+        let kept = (self.names_sent, self.taken, self.losses, self.resync, self.state_said);
+        let versions = (self.state_version, self.layers_version, self.muted_since);
+        (self.names_sent, self.taken, self.dumping, self.muted_since) =
+            (0, self.core.ring.head(), true, None);
+        (self.state_version, self.layers_version, self.state_said) = (None, None, 0);
+        self.send_state();
+        self.resync = Some(self.epoch);
+        for _ in 0..TRIES {
+            let Some(epoch) = self.resync else { break };
+            self.say_state_again(epoch);
+        }
+        let is_whole = self.resync.is_none();
+        self.send_records(self.core.ring.head());
+        let body = Body::Watermark { last_seq: self.taken, in_flight_since_ns: 0 };
+        self.say(body);
+        self.say(Body::Bye { reason: ByeReason::Requested });
+        let is_written = self.link.flush() && is_whole;
+        self.link = link;
+        (self.names_sent, self.taken, self.losses, self.resync, self.state_said) = kept;
+        (self.state_version, self.layers_version, self.muted_since) = versions;
+        self.dumping = false;
+        if is_written {
+            Outcome::done(&path)
+        } else {
+            Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO))
+        }
+    }
+
+    fn dump_when_due(&mut self) {
+        let period_ns = control::dump_period_ns();
+        let now = self.core.clock.now();
+        if period_ns == 0 || super::finishing() || !state::armed() {
+            self.next_dump_ns = 0;
+            return;
+        }
+        if self.next_dump_ns == 0 {
+            self.next_dump_ns = now + period_ns;
+        }
+        if now >= self.next_dump_ns {
+            self.next_dump_ns = now + period_ns;
+            // Where it cannot be written, the next one may be.
+            let _ = self.dump(&control::dump_file());
+        }
+    }
+
+    /// Keeps history back from here on, or tells it again.
+    pub(super) fn follow_mute(&mut self) {
+        let muted = control::is_muted() || self.muted_by_daemon;
+        match (self.muted_since, muted) {
+            (None, true) => {
+                let head = self.core.ring.head();
+                self.send_records(head);
+                self.flush();
+                self.muted_since = Some(self.taken + 1);
+            }
+            (Some(_), false) => {
+                self.send_records(self.core.ring.head()); // which skips them
+                self.say_skipped();
+                self.muted_since = None;
+                self.resync = Some(self.epoch);
+            }
+            _ => {}
+        }
+    }
+
+    /// Says how much was kept back: what follows is the state after it.
+    pub(super) fn say_skipped(&mut self) {
+        let Some(first_seq) = self.muted_since else { return };
+        let count = (self.taken + 1).saturating_sub(first_seq);
+        if count > 0 {
+            self.say(Body::Lost { count, first_seq });
+            self.muted_since = Some(self.taken + 1);
+        }
+    }
+}

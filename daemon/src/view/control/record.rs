@@ -1,0 +1,82 @@
+//! Telling the agent of a process to record: only whose process it is, and root, may. A recording is a file that the process writes.
+
+use super::{Refused, number, only, value};
+use crate::access::Viewer;
+use crate::view::{Errand, Sight};
+use gpumem_wire::control::Recorded;
+use hyper::StatusCode;
+
+/// Longest path of a file.
+const MAX_PATH: usize = 4096;
+
+pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
+    only(query, &["pid", "do", "output"])?;
+    let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
+    let pid = number(query, "pid")?.and_then(|pid| u32::try_from(pid).ok());
+    let pid = pid.ok_or_else(|| bad("pid=N is needed"))?;
+    let output = value(query, "output").map(unescaped).transpose()?;
+    let path = output.unwrap_or_default();
+    if path.len() > MAX_PATH || path.contains('\0') || !path.is_empty() && !path.starts_with('/') {
+        return Err(bad("output= must be an absolute path"));
+    }
+    let verb = value(query, "do").unwrap_or_default();
+    let errand = match verb {
+        "start" => Errand::Start(path),
+        "dump" => Errand::Dump(path),
+        _ if !path.is_empty() => return Err(bad("output= is for do=start and do=dump")),
+        "stop" => Errand::Stop,
+        "pause" => Errand::Pause,
+        "resume" => Errand::Resume,
+        _ => return Err(bad("do= must be start, stop, pause, resume or dump")),
+    };
+    let published = sight.board.read();
+    let process = published
+        .snapshot
+        .processes
+        .iter()
+        .rfind(|process| process.key.pid == pid && process.ended.is_none());
+    let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
+        return Err(Refused::new(StatusCode::NOT_FOUND, format!("pid {pid} is no process that uses a GPU")));
+    };
+    let is_theirs = viewer.uid == 0 || process.facts.uid == Some(viewer.uid.into());
+    if !is_theirs {
+        let text = format!("pid {pid} is another user's: only they and root may make it write files");
+        return Err(Refused::new(StatusCode::FORBIDDEN, text));
+    }
+    let obeyed = sight.sources.errand(process.key, errand).await;
+    let file = obeyed.map_err(|why| Refused::new(StatusCode::CONFLICT, format!("pid {pid}: {why}")))?;
+    Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
+}
+
+/// `%2F` is `/`.
+fn unescaped(text: &str) -> Result<String, Refused> {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(
+            byte.ok_or_else(|| Refused::new(StatusCode::BAD_REQUEST, "a % must be followed by two digits"))?,
+        );
+        rest = rest.get(2..).unwrap_or_default();
+    }
+    String::from_utf8(bytes).map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "a path must be UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unescaped;
+
+    #[test]
+    fn paths_are_unescaped() {
+        assert_eq!(unescaped("/tmp/a%20b%25").ok().as_deref(), Some("/tmp/a b%"));
+        for bad in ["%", "%2", "%zz", "%ff"] {
+            assert!(unescaped(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What a program is told about itself: the report of its own run, as it stands.
+
+use super::Sight;
+use crate::core::Ask;
+use gpumem_ledger::{ProcessKey, ProcessView};
+use gpumem_runs::report::text::{self, Layout};
+use gpumem_runs::report::{By, Report, csv, json};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::Run;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// How a report is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// For people.
+    Text,
+    /// docs/report-json.md.
+    Json,
+    /// One line per name and moment.
+    Csv,
+}
+
+/// What a report shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wish {
+    /// How.
+    pub form: Form,
+    /// Rows of the table.
+    pub by: Option<By>,
+    /// Every category, however small.
+    pub all: bool,
+}
+
+/// The report of a process; `None`: there is no run of it.
+pub async fn report(sight: Arc<Sight>, key: ProcessKey, wish: Wish) -> Option<String> {
+    let (reply, runs) = oneshot::channel();
+    let takes = move |process: &ProcessView| process.key == key;
+    sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.ok()?;
+    let run = sight.keeper.whole(runs.await.ok()?).await.into_iter().next()?;
+    let rules = sight.shown().rules;
+    // Beside the loop: a report of a large run takes milliseconds.
+    tokio::task::spawn_blocking(move || told(&run, &rules, wish)).await.ok()
+}
+
+fn told(run: &Run, rules: &Groupings, wish: Wish) -> String {
+    let mut report = Report::new(run, rules.clone(), wish.by);
+    report.command = format!("gpumemctl report {}", run.process.pid);
+    match wish.form {
+        Form::Json => json::json(&report),
+        Form::Csv => csv::csv(&report),
+        Form::Text => {
+            let categories = if wish.all { usize::MAX } else { Layout::default().categories };
+            text::text(&report, Layout { categories, ..Layout::default() })
+        }
+    }
+}
