@@ -127,6 +127,8 @@ struct Cell {
     /// Value at the peak, if `epoch` is the peak's.
     at_peak: i64,
     epoch: u32,
+    /// Of idle or opaque bytes.
+    unnamed: bool,
 }
 
 /// The highest `tracked` so far.
@@ -179,6 +181,8 @@ pub(crate) struct Book {
     cells: Vec<Cell>,
     /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
     unnamed: Vec<CellId>,
+    /// Their sum.
+    unnamed_bytes: i64,
     pub tracked: i64,
     /// Of the direct allocations in it.
     pub rounding: Rounding,
@@ -205,6 +209,7 @@ impl Book {
         Book {
             cells: Vec::new(),
             unnamed: vec![IDLE, OPAQUE],
+            unnamed_bytes: 0,
             tracked: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
@@ -225,6 +230,7 @@ impl Book {
         let index = id as usize;
         if index >= self.cells.len() {
             self.cells.resize(index + 1, Cell::default());
+            self.cells.iter_mut().take(2).for_each(|cell| cell.unnamed = true); // idle and opaque
         }
         let cell = &mut self.cells[index];
         if cell.epoch != self.peak.epoch {
@@ -232,6 +238,9 @@ impl Book {
             cell.at_peak = cell.now;
         }
         cell.now = cell.now.wrapping_add(delta);
+        if cell.unnamed {
+            self.unnamed_bytes = self.unnamed_bytes.wrapping_add(delta);
+        }
         self.copied = false;
         self.trail.post(id, delta);
     }
@@ -292,9 +301,13 @@ impl Book {
 
     /// A cell of idle bytes.
     pub fn add_unnamed(&mut self, id: CellId) {
-        if !self.is_unnamed(id) {
-            self.unnamed.push(id);
+        if self.is_unnamed(id) {
+            return;
         }
+        self.unnamed.push(id);
+        self.change(id, 0);
+        self.cells[id as usize].unnamed = true;
+        self.unnamed_bytes = self.unnamed_bytes.wrapping_add(self.now(id));
     }
 
     /// Whether a cell is of idle or opaque bytes.
@@ -310,7 +323,7 @@ impl Book {
     /// Idle and opaque bytes.
     #[inline]
     pub fn unnamed(&self) -> i64 {
-        self.unnamed.iter().fold(0_i64, |sum, &id| sum.wrapping_add(self.now(id)))
+        self.unnamed_bytes
     }
 
     /// The epoch from which on a row that is made now is live at the peak.
