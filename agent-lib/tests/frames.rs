@@ -8,7 +8,7 @@ use common::daemon::Folder;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const VERSIONS: [&str; 6] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"];
+const VERSIONS: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
 
 /// The library that was built with this test.
 fn library() -> PathBuf {

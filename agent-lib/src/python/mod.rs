@@ -129,8 +129,11 @@ pub fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8])
     }
 }
 
-/// What is known before Python has said anything.
+/// What is known before Python has said anything; it may have done so before the agent connects.
 pub fn started(core: &Core) {
+    if layers::get(Layer::ModulePath).is_some() {
+        return;
+    }
     let (state, reason) = match (core.settings.layers.frames, find::present()) {
         (false, _) => (LayerState::Off, OFF),
         (true, false) => (LayerState::Absent, "no Python in this process"),
