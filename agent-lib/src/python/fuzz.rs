@@ -183,7 +183,10 @@ struct Tables {
 /// `call` calls a module, `CODES[3]` is an optimizer; the modules are children of each other, the outermost last.
 fn tables() -> Tables {
     let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names() };
-    assert!(tables.codes.say(CODES[1], What::Module, 0) && tables.codes.say(CODES[3], What::Optimizer, 0));
+    assert!(
+        tables.codes.say(CODES[1], What::Module, 0, true)
+            && tables.codes.say(CODES[3], What::Optimizer, 0, false)
+    );
     for (index, name) in ["inner", "3", "Root"].into_iter().enumerate() {
         let parent = OBJECTS.get(index + 1).copied().unwrap_or(0);
         assert!(tables.modules.say(OBJECTS[index], MODULE, parent, name.as_bytes()));
