@@ -80,6 +80,18 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
 }
 
+/// Numbers of the caller's; none for null.
+///
+/// # Safety
+/// `words` is null or has `count` of them, which outlive the result.
+unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
+    if words.is_null() {
+        return &[];
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(words, count) }
+}
+
 macro_rules! text {
     ($text:ident) => {
         // SAFETY: null or a C string, says the caller of each function that has one.
@@ -111,6 +123,11 @@ macro_rules! exports {
             initialize_nvtx: InitializeInjectionNvtx2,
             $( $field: $symbol, )*
         };
+
+        /// Where they are, by their names in [`Functions`]: for code that is handed addresses.
+        pub fn addresses() -> Vec<(&'static str, usize)> {
+            vec![$( (stringify!($field), $symbol as *const () as usize), )*]
+        }
 
         $(
             $(#[$doc])*
@@ -156,7 +173,16 @@ exports! {
     /// Sets the tag of threads without scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
     /// A step begins.
-    gpumem_step as step(number: u64) -> () { (); |core, thread| core.step(thread, number) }
+    gpumem_step as step(number: u64) -> () {
+        (); |core, thread| {
+            python::run::program_steps();
+            core.step(thread, number)
+        }
+    }
+    /// An optimizer's step has ended, the next step begins: unless the program says so itself.
+    gpumem_auto_step as auto_step(number: u64) -> () {
+        (); |core, thread| if python::run::are_steps_ours() { core.step(thread, number) }
+    }
     /// A phase begins.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
     /// Something worth a mark happened.
@@ -194,6 +220,24 @@ exports! {
     /// What is known by now of an allocation (pool 0) or block.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
+    }
+    /// How the layer of exact roles is: a number of the wire format, and why.
+    gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
+        (); |_, _| python::run::say_roles(state, text!(reason))
+    }
+    /// The number that the next node of autograd on this thread will have; the largest of all without PyTorch.
+    gpumem_autograd_number as autograd_number() -> u64 {
+        u64::MAX; |core, _| {
+            torch::autograd::attach(core);
+            torch::autograd::next_number().unwrap_or(u64::MAX)
+        }
+    }
+    /// Finds out where nodes have their numbers: see `torch::autograd::calibrate`. 1 if it is known now.
+    gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
+        0; |_, _| {
+            // SAFETY: so many numbers, says the caller, of objects that exist.
+            c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
+        }
     }
     /// A module object exists, of this type, as child `name` of `parent` (0: of none).
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {

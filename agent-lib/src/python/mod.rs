@@ -1,6 +1,7 @@
 //! CPython: the frames of the calling thread, and what the interpreter knows.
 //!
 //! ```text
+//! run.rs       when our code runs in it             bootstrap.rs which code, and how
 //! find.rs      the interpreter in this process      layout.rs   where its versions keep things
 //! memory.rs    how they are read                    selftest.rs the proof that the layout is right
 //! walk.rs      frames -> module and phase           text.rs     frames -> text
@@ -9,6 +10,7 @@
 //!
 //! Nothing is read before Python itself has called [`prove`] with its own word of the calling thread's frames.
 
+pub mod bootstrap;
 mod codes;
 mod find;
 #[cfg(test)]
@@ -16,6 +18,7 @@ mod fuzz;
 mod layout;
 mod memory;
 mod modules;
+pub mod run;
 pub mod selftest;
 mod text;
 mod turn;
@@ -187,4 +190,5 @@ fn compare(said: Said<'_>) -> Result<&'static Interpreter, String> {
 pub fn in_child() {
     ARMED.store(std::ptr::null_mut(), Relaxed);
     MODULES.in_child();
+    run::in_child();
 }
