@@ -31,6 +31,13 @@ fn version(python: &Path) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+fn pyenv() -> Vec<PathBuf> {
+    let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+    let pyenv = std::env::var_os("PYENV_ROOT").map_or_else(|| home.join(".pyenv"), PathBuf::from);
+    let installed = std::fs::read_dir(pyenv.join("versions")).into_iter().flatten().flatten();
+    installed.map(|entry| entry.path().join("bin/python3")).collect()
+}
+
 fn pythons() -> &'static [(String, PathBuf)] {
     static FOUND: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
     FOUND.get_or_init(find_pythons)
@@ -39,10 +46,7 @@ fn pythons() -> &'static [(String, PathBuf)] {
 fn find_pythons() -> Vec<(String, PathBuf)> {
     let named = std::env::var_os("GPUMEM_TEST_PYTHONS").unwrap_or_default();
     let mut candidates: Vec<PathBuf> = std::env::split_paths(&named).filter(|path| path.is_file()).collect();
-    let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
-    let pyenv = std::env::var_os("PYENV_ROOT").map_or_else(|| home.join(".pyenv"), PathBuf::from);
-    let installed = std::fs::read_dir(pyenv.join("versions")).into_iter().flatten().flatten();
-    candidates.extend(installed.map(|entry| entry.path().join("bin/python3")));
+    candidates.extend(pyenv());
     candidates.extend(VERSIONS.map(|version| PathBuf::from(format!("python{version}"))));
     candidates.push("python3".into());
     let mut found: Vec<(String, PathBuf)> = Vec::new();
@@ -130,6 +134,22 @@ fn switched_off_nothing_is_read() {
     let output = program(python, &folder, &helper).env("GPUMEM_FRAMES", "0").output().expect("it runs");
     assert_eq!(output.status.code(), Some(3));
     assert!(said(&output).contains("\nreason GPUMEM_FRAMES=0\n"), "{}", said(&output));
+}
+
+#[test]
+fn an_interpreter_that_is_not_known_is_not_read() {
+    let folder = Folder::new("frames-old");
+    let Some(helper) = helper(&folder) else { return };
+    let mut candidates = pyenv();
+    candidates.push("python3.8".into());
+    let old = candidates.into_iter().find(|python| version(python).as_deref() == Some("3.8"));
+    let Some(python) = old else {
+        println!("skipped: no CPython 3.8 here");
+        return;
+    };
+    let output = program(&python, &folder, &helper).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("\nreason CPython 3.8 is not known\n"), "{}", said(&output));
 }
 
 /// What the agent told of the layer, in a program that runs this.
