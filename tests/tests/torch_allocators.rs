@@ -20,7 +20,7 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     daemon.stop();
     let seen = replay(&daemon.recording);
     assert_eq!(seen.rejected, 0);
-    let compared = seen.compare_where(&machine.truth(), Some(job.pid()), |_| true);
+    let compared = seen.compare_sums(&machine.truth(), job.pid(), |_| true);
     println!("torch {version} {modes:?}: {compared:?}");
     let process = seen.process(job.pid());
     assert_eq!(process.odd, Default::default(), "nothing odd");
