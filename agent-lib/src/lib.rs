@@ -173,7 +173,7 @@ exports! {
     /// Sets the tag of threads without scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
     /// A step begins.
-    gpumem_step as step(number: u64) -> () { 
+    gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
             python::run::program_steps();
             core.step(thread, number)

@@ -146,7 +146,7 @@ mod tests {
         for word in [0, 1, 8, 0xfff8, 0x7fff_ffff_fff8, 0xffff_8000_0000_0000, u64::MAX, 0x5555_0000_0001] {
             assert_eq!(Pointer::new(word), None, "{word:x}");
         }
-        for word in [0x1_0000, 0x5555_0000_0000, 0x7fff_ffff_0000] {
+        for word in [0x1_0000, 0x5555_0000_0000, 0x7fff_fffe_0000] {
             assert_eq!(Pointer::new(word).map(Pointer::address), Some(word), "{word:x}");
         }
     }

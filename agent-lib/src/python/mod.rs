@@ -13,6 +13,8 @@
 pub mod bootstrap;
 mod codes;
 mod find;
+#[cfg(test)]
+mod fuzz;
 mod layout;
 mod memory;
 mod modules;

@@ -192,32 +192,33 @@ impl Modules {
         let places = self.places();
         let mut chain = [0_u64; DEEPEST];
         let (mut at, mut count) = (place, 0);
-        let whole = loop {
+        // Whether the path is all that can be said; the parent may come to be said.
+        let (mut whole, mut lost) = (true, false);
+        while count < DEEPEST {
             chain[count] = at.name.load(Relaxed);
             count += 1;
             let parent = at.parent.load(Relaxed);
             if parent == 0 {
-                break true;
+                break;
             }
-            let Some(above) = self.find(places, parent) else { break false };
-            let (wanted, is) = (at.numbers.load(Relaxed) as u32, (above.numbers.load(Relaxed) >> 32) as u32);
-            if wanted != 0 && wanted != is {
-                break false; // the parent is gone, and its memory another module's
-            }
-            if count == DEEPEST {
-                break true; // a cycle, or nearly one
-            }
+            let wanted = at.numbers.load(Relaxed) as u32;
+            let above = self.find(places, parent);
+            let is_it = |above: &&Place| [0, (above.numbers.load(Relaxed) >> 32) as u32].contains(&wanted);
+            let Some(above) = above.filter(is_it) else {
+                (whole, lost) = (wanted != 0, wanted != 0);
+                break;
+            };
             at = above;
-        };
+        }
         let before = place.cached.load(Relaxed) as u32;
-        let tag = if !whole && before != 0 {
+        let tag = if lost && before != 0 {
             before // taken out of a model that is gone: it keeps its name
         } else {
-            if !whole {
-                self.dangling.fetch_add(1, Relaxed);
-            }
             self.path(names, &chain[..count])
         };
+        if !whole {
+            self.dangling.fetch_add(1, Relaxed);
+        }
         place.cached.store(u64::from(epoch) << 32 | u64::from(tag), Relaxed);
         tag
     }
@@ -430,3 +431,7 @@ impl Modules {
         self.turn.reset();
     }
 }
+
+#[cfg(test)]
+#[path = "modules_tests.rs"]
+pub mod tests;

@@ -13,6 +13,7 @@ use super::find::Image;
 use super::sequence::{Node, Table};
 use super::slot::{self, Taken};
 use crate::core::Core;
+use crate::env::Layers;
 use crate::naming::Here;
 use crate::threads::Thread;
 use crate::{ffi, layers};
@@ -166,13 +167,23 @@ pub fn is_seen() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Looks for the engine and takes its slot, once. Not in a hook.
-pub fn attach(core: &Core) {
-    if !core.settings.layers.autograd {
-        layers::set(Layer::Autograd, LayerState::Off, "GPUMEM_AUTOGRAD=0");
+/// Before PyTorch is there, or if it is left alone.
+pub fn say_absent(may: Layers) {
+    if layers::get(Layer::Autograd).is_some() {
         return;
     }
-    if LOOKED.load(Acquire) {
+    let (state, reason) = match (may.torch, may.autograd) {
+        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
+        (_, false) => (LayerState::Off, "switched off with GPUMEM_AUTOGRAD=0"),
+        _ => (LayerState::Absent, "no PyTorch in this process"),
+    };
+    layers::set(Layer::Autograd, state, reason);
+}
+
+/// Looks for the engine and takes its slot, once. Not in a hook.
+pub fn attach(core: &Core) {
+    let may = core.settings.layers;
+    if LOOKED.load(Acquire) || !may.torch || !may.autograd {
         return;
     }
     if TABLE.load(Acquire).is_null() {

@@ -132,7 +132,10 @@ impl<'a> Image<'a> {
     /// Where the segment ends that `at` lies in, if it has these flags.
     fn end(&self, at: usize, flags: u32) -> Option<usize> {
         let loads = self.headers.iter().filter(|header| header.kind == LOAD && header.flags & flags == flags);
-        loads.filter_map(|load| self.range(load)).find(|&(start, end)| start <= at && at < end).map(|(_, end)| end)
+        loads
+            .filter_map(|load| self.range(load))
+            .find(|&(start, end)| start <= at && at < end)
+            .map(|(_, end)| end)
     }
 
     /// Whether `address` lies in code of this file.
@@ -268,11 +271,8 @@ impl<'a> Image<'a> {
     /// Where this file defines the function `name`.
     pub fn defines(&self, name: &CStr) -> Option<usize> {
         let tables = self.tables()?;
-        let index = if tables.gnu_hash != 0 {
-            self.find_gnu(&tables, name)?
-        } else {
-            self.find_sysv(&tables, name)?
-        };
+        let index =
+            if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
         let symbol = self.symbol(&tables, index)?;
         let (kind, binding) = (symbol.info & 15, symbol.info >> 4);
         // A function or untyped, global or weak, and defined. An indirect one would have to be called to be known.
@@ -349,7 +349,9 @@ impl<'a> Image<'a> {
     /// The pages that the loader makes read-only around `at`: whole ones only.
     pub fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
         let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
-        let pages = sealed.filter_map(|header| self.range(header)).map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
+        let pages = sealed
+            .filter_map(|header| self.range(header))
+            .map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
         pages.into_iter().find(|&(start, end)| start <= at && at < end)
     }
 }
@@ -446,7 +448,8 @@ mod tests {
         }
         /// With a table of hashes of the newer kind: two symbols, in order.
         fn with_gnu(mut self) -> Self {
-            let hash = |name: &[u8]| name.iter().fold(5381_u32, |h, &b| h.wrapping_mul(33).wrapping_add(b.into()));
+            let hash =
+                |name: &[u8]| name.iter().fold(5381_u32, |h, &b| h.wrapping_mul(33).wrapping_add(b.into()));
             self.set_dynamic(6, tag::GNU_HASH, AT_HASH);
             for (index, word) in [1, 1, 1, 6].into_iter().enumerate() {
                 self.half(AT_HASH + index as u64 * 4, word);
@@ -504,7 +507,8 @@ mod tests {
     /// Every word of the file is replaced by values that break things: nothing is read outside of it, and nothing hangs.
     #[test]
     fn damaged_files_are_no_trouble() {
-        let evil = [0, 1, 7, 0x7fff_ffff, u64::from(u32::MAX), 1 << 32, 1 << 47, u64::MAX, u64::MAX - 7, 4095, 4088];
+        let evil =
+            [0, 1, 7, 0x7fff_ffff, u64::from(u32::MAX), 1 << 32, 1 << 47, u64::MAX, u64::MAX - 7, 4095, 4088];
         for make in [File::new, || File::new().with_sysv(), || File::new().with_gnu()] {
             let whole = make();
             for at in 0..whole.words.len() {

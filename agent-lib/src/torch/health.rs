@@ -87,10 +87,13 @@ impl Health {
 
     fn blocks(&self, core: &Core) -> (LayerState, String) {
         let torch = &core.torch;
-        let sum = |field: fn(&Device) -> u64| torch.with_pools().map(|(device, _)| field(device)).sum::<u64>();
+        let sum =
+            |field: fn(&Device) -> u64| torch.with_pools().map(|(device, _)| field(device)).sum::<u64>();
         let reports = sum(|device| device.reports.load(Relaxed));
         match patch::met() {
-            Met::Nothing if reports == 0 => return (LayerState::Absent, "no PyTorch with CUDA is loaded".into()),
+            Met::Nothing if reports == 0 => {
+                return (LayerState::Absent, "no PyTorch with CUDA is loaded".into());
+            }
             Met::NoSlot => {
                 let why = "this PyTorch's allocator does not call through a slot that can be found";
                 return (LayerState::Failed, why.into());
@@ -100,24 +103,38 @@ impl Health {
         }
         if reports == 0 {
             return match (torch.single_tensors.load(Relaxed), self.is_silent) {
-                (0, true) => (LayerState::Failed, "tensor hook inactive: PyTorch takes segments and reports no blocks".into()),
-                (0, false) => (LayerState::Absent, "PyTorch's caching allocator has handed out nothing".into()),
-                _ => (LayerState::Absent, "PyTorch's caching allocator is not in use: tensors are driver allocations".into()),
+                (0, true) => (
+                    LayerState::Failed,
+                    "tensor hook inactive: PyTorch takes segments and reports no blocks".into(),
+                ),
+                (0, false) => {
+                    (LayerState::Absent, "PyTorch's caching allocator has handed out nothing".into())
+                }
+                _ => (
+                    LayerState::Absent,
+                    "PyTorch's caching allocator is not in use: tensors are driver allocations".into(),
+                ),
             };
         }
         let mut doubts = Vec::new();
         if self.is_silent && torch.single_tensors.load(Relaxed) == 0 {
-            return (LayerState::Failed, "tensor hook inactive: PyTorch takes segments and reports no blocks any more".into());
+            return (
+                LayerState::Failed,
+                "tensor hook inactive: PyTorch takes segments and reports no blocks any more".into(),
+            );
         }
         let drift = sum(|device| device.drift.load(Relaxed));
         if drift != 0 {
-            doubts.push(format!("reports were missed: its totals moved by {drift} bytes that no report told"));
+            doubts
+                .push(format!("reports were missed: its totals moved by {drift} bytes that no report told"));
         }
         let older = sum(|device| device.older.load(Relaxed));
         if older != 0 {
             doubts.push(format!("blocks of {older} bytes are older than the agent"));
         }
-        for (index, device) in torch.devices.iter().enumerate().filter(|(index, _)| self.still_differ >> index & 1 != 0) {
+        for (index, device) in
+            torch.devices.iter().enumerate().filter(|(index, _)| self.still_differ >> index & 1 != 0)
+        {
             let (ours, its) = (device.segments.load(Relaxed), device.reserved.load(Relaxed));
             doubts.push(format!("device {index}: segments of {ours} bytes are known, PyTorch has {its}"));
         }
@@ -137,7 +154,9 @@ fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
     match patch::met() {
         Met::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
         _ if patch::is_patched(OUT_OF_MEMORY) => (LayerState::Active, ""),
-        _ if core.torch.single_tensors.load(Relaxed) != 0 => (LayerState::Degraded, "by failed driver calls alone"),
+        _ if core.torch.single_tensors.load(Relaxed) != 0 => {
+            (LayerState::Degraded, "by failed driver calls alone")
+        }
         _ => (LayerState::Failed, "by failed driver calls alone: no slot for its word was found"),
     }
 }

@@ -50,7 +50,9 @@ pub unsafe extern "C-unwind" fn reported(
     let next = patch::next(REPORT);
     if !next.is_null() {
         // SAFETY: what the slot held: a function of this type. Its exceptions pass.
-        unsafe { std::mem::transmute::<*mut c_void, Next>(next)(address, bytes, allocated, reserved, device) };
+        unsafe {
+            std::mem::transmute::<*mut c_void, Next>(next)(address, bytes, allocated, reserved, device)
+        };
     }
 }
 
@@ -161,8 +163,7 @@ impl Core {
     fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {
         device.check_due.store(false, Relaxed);
         let at = At { flags: Flags(0), device: slot, ..At::NOWHERE };
-        let (used_bytes, reserved_bytes) =
-            (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
+        let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
         self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
         self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
     }

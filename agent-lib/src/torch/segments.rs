@@ -73,7 +73,9 @@ impl Core {
             }
             let mut place = start;
             while place < end {
-                place += self.take_segment(thread, device, pool, slot, Key::Mapping(place)).unwrap_or(SEGMENT_UNIT);
+                place += self
+                    .take_segment(thread, device, pool, slot, Key::Mapping(place))
+                    .unwrap_or(SEGMENT_UNIT);
             }
         }
         thread.torch.forget_fresh();
@@ -163,7 +165,8 @@ impl Core {
     /// The free or unmap failed: its row is there again, and so is the segment.
     #[cold]
     pub fn segment_back(&self, thread: &Thread, pool: u64, address: u64, bytes: u64) {
-        let found = self.torch.devices.iter().enumerate().find(|(_, device)| device.pool.load(Relaxed) == pool);
+        let found =
+            self.torch.devices.iter().enumerate().find(|(_, device)| device.pool.load(Relaxed) == pool);
         if let Some((slot, device)) = found {
             self.add_segment(thread, pool, slot as u8, address, bytes);
             device.segments.fetch_add(bytes, Relaxed);
