@@ -268,6 +268,34 @@ class Tied(nn.Module):
 
 
 @test
+def a_program_names_its_model():
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../agent-lib/python"))
+    import gpumem.torch
+
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with Told("retag") as calls:
+        assert gpumem.torch.watch(net, optimizer, name="student") is None
+    assert {path for path in paths(calls, PARAMETER) if path.startswith("student/")} == {
+        "student/" + name for name in ("first/fc/weight", "first/fc/bias", "rest.0/fc/weight", "rest.0/fc/bias")
+    } | {"student/rest.1.1/fc/weight", "student/rest.1.1/fc/bias"}
+    net(ones()).sum().backward()
+    assert net.first.log == ["student/first forward", "student/first backward"], net.first.log
+    assert sys.modules["_gpumem_torch"] is not gpumem.torch, "the agent's own was there before"
+    gpumem.torch.unwatch(net)
+    net.first.log.clear()
+    net(ones())
+    begun().modules.search()
+    net(ones())
+    assert net.first.log == [" forward", " forward"], net.first.log
+    gpumem.torch.watch(net)
+    net(ones())
+    assert net.first.log[2:] == ["Net/first forward"], net.first.log
+    gpumem.torch.watch(object())
+    gpumem.torch.watch(None, None)
+
+
+@test
 def only_memory_on_a_device_is_told_and_once():
     from torch._subclasses import FakeTensorMode
 

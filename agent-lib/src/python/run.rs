@@ -136,7 +136,7 @@ pub fn look(core: &Core) {
     let now = core.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
     match STATE.load(Acquire) {
-        IDLE => ask(now),
+        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(now),
         LATER if waited > PATIENCE_NS => ask(now),
         DONE if waited > TICK_NS && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => ask(now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
@@ -165,7 +165,9 @@ fn ask(now: u64) {
     let api = match *held {
         Some(Held(api, _)) => api,
         None => {
-            let Some(api) = Api::find() else { return };
+            let Some(api) = Api::find() else {
+                return layers::set(Layer::Roles, LayerState::Absent, "no Python in this process");
+            };
             *held = Some(Held(api, None));
             api
         }

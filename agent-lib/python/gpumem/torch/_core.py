@@ -194,6 +194,7 @@ def watch(model: Any, optimizers: Any, name: Optional[str]) -> None:
     here = _core
     if here is None:
         return
+    here.modules.want(model)
     here.modules.learn(model)
     if name is not None:
         here.modules.root(model, name)
