@@ -142,10 +142,14 @@ def start(address_of: Callable[[str], int]) -> int:
             if not connect(address_of):
                 return FAILED
             begun = Core()
-            if not _codes.register():
-                begun.missing.append("modules' calls")
-            _register(torch, begun)
-            begun.modules.search()
+            try:
+                if not _codes.register():
+                    begun.missing.append("modules' calls")
+                _register(torch, begun)
+                begun.modules.search()
+            except BaseException:  # the program's own interrupt, too
+                begun.let_go()
+                raise
             _core = begun
             _say(begun)
         return _finish(torch, _core)
