@@ -97,6 +97,8 @@ class Library:
     dump: Callable[[bytes, int], int]
 
     def __init__(self, handle: ctypes.CDLL) -> None:
+        #: For functions that are not in this table.
+        self.handle = handle
         #: Functions that this library does not have.
         self.missing: List[str] = []
         for name, (result, arguments) in _FUNCTIONS.items():
