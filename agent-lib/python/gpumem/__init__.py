@@ -14,7 +14,9 @@ daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: w
     report(), last_oom()      the daemon's report of this process so far; its last out-of-memory
     pause(), resume()         CUPTI for another client meanwhile
     paused()                  the same as a context manager or decorator
-    start(), stop()           whether events are recorded
+    start(path), stop()       a recording beside what the daemon is told; dump(path): what is held now
+    mute(), unmute(), muted() history kept back, balances kept
+    configure(key, value)     what is recorded
     Pool(name)                an allocator of the program's own
 
 ``%load_ext gpumem`` shows memory per cell in a notebook. Adapters, imported by name: ``gpumem.torch``, ``gpumem.cupy``,
@@ -29,7 +31,7 @@ from ._library import available
 from ._pause import pause, paused, resume
 from ._peak import peak
 from ._pool import Pool
-from ._record import start, stop
+from ._record import configure, dump, mute, muted, start, stop, unmute
 from ._say import counter, mark, phase, process_tag, retag, step
 from ._scope import scope
 from ._snapshot import snapshot, status
@@ -37,9 +39,13 @@ from ._snapshot import snapshot, status
 __all__ = [
     "Pool",
     "available",
+    "configure",
     "counter",
+    "dump",
     "last_oom",
     "mark",
+    "mute",
+    "muted",
     "pause",
     "paused",
     "peak",
@@ -54,6 +60,7 @@ __all__ = [
     "status",
     "step",
     "stop",
+    "unmute",
     "watch",
 ]
 __version__ = "0.1.0"

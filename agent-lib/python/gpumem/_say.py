@@ -126,7 +126,7 @@ def counter(name: str, value: int) -> None:
         return
     found = library()
     if found is not None:
-        found.counter(text(name), int(value))
+        found.counter_set(text(name), int(value))
 
 
 def process_tag(path: Optional[str]) -> None:
