@@ -49,6 +49,7 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "start": (_int, ()),
     "stop": (_int, ()),
     "dump": (_int, (_text, _int)),
+    "report": (ctypes.c_void_p, (_text, _text)),
     "mute": (None, ()),
     "unmute": (None, ()),
 }
@@ -91,6 +92,7 @@ class Library:
     start: Callable[[], int]
     stop: Callable[[], int]
     dump: Callable[[bytes, int], int]
+    report: Callable[[bytes, bytes], Optional[int]]
     mute: Callable[[], None]
     unmute: Callable[[], None]
 
