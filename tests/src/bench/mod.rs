@@ -10,6 +10,7 @@ mod ingest;
 mod kinds;
 mod ledger;
 mod node;
+mod nvtx;
 mod peer;
 pub mod player;
 mod report;
@@ -35,6 +36,7 @@ pub const ALL: &[Bench] = &[
         about: "what the agent adds to a driver call, and what a scope costs",
         run: agent::run,
     },
+    Bench { name: "nvtx", about: "what an NVTX range costs a program that annotates itself", run: nvtx::run },
     Bench {
         name: "ledger",
         about: "events/s into a ledger with 1 million live rows and 1,000 tags, one core",
