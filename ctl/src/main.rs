@@ -44,6 +44,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Import(import) => command::import::run(&import),
         args::Command::Record(record) => command::record::run(&record),
         args::Command::Report(report) => command::report::run(&report),
+        args::Command::Oom(oom) => command::report::oom(&oom),
         args::Command::Runs(runs) => command::runs::run(&runs),
     };
     match done {

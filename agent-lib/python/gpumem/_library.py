@@ -45,13 +45,14 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "snapshot": (_u64, (_int, ctypes.c_void_p, _u64)),
     "peak": (_int, (_int,)),
     "counter_set": (None, (_text, ctypes.c_int64)),
+    "counter_add": (None, (_text, ctypes.c_int64)),
     "configure": (_int, (_text, _text)),
     "start": (_int, ()),
     "stop": (_int, ()),
-    "dump": (_int, (_text, _int)),
-    "report": (ctypes.c_void_p, (_text, _text)),
     "mute": (None, ()),
     "unmute": (None, ()),
+    "dump": (_int, (_text, _int)),
+    "report": (ctypes.c_void_p, (_text, _text)),
 }
 #: The oldest library that counts as one has these.
 _NEEDED = ("available", "pause", "resume")
@@ -88,13 +89,14 @@ class Library:
     snapshot: Callable[[int, Any, int], int]
     peak: Callable[[int], int]
     counter_set: Callable[[bytes, int], None]
+    counter_add: Callable[[bytes, int], None]
     configure: Callable[[bytes, bytes], int]
     start: Callable[[], int]
     stop: Callable[[], int]
-    dump: Callable[[bytes, int], int]
-    report: Callable[[bytes, bytes], Optional[int]]
     mute: Callable[[], None]
     unmute: Callable[[], None]
+    dump: Callable[[bytes, int], int]
+    report: Callable[[bytes, bytes], Optional[int]]
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         #: Functions that this library does not have.
