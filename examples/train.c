@@ -12,7 +12,7 @@ enum { LAYERS = 3, STEPS = 4 };
 
 int main(void) {
     uint64_t weights[LAYERS], gradients[LAYERS], activations[LAYERS];
-    uint64_t free_bytes, total_bytes;
+    uint64_t free_bytes, total_bytes, most_bytes;
     char name[32], *report;
     int layer, step;
 
@@ -30,6 +30,7 @@ int main(void) {
     }
     gpumem_pop();
 
+    gpumem_peak(GPUMEM_PEAK_BEGIN);
     gpumem_start(); /* where `gpumem_configure("record_file", ...)` says */
     for (step = 1; step <= STEPS; step++) {
         gpumem_step((uint64_t)step);
@@ -46,6 +47,9 @@ int main(void) {
     }
     gpumem_stop();
 
+    if (gpumem_peak_bytes(0, &most_bytes, NULL))
+        printf("steps: at most %llu MiB\n", (unsigned long long)(most_bytes >> 20));
+    gpumem_peak(GPUMEM_PEAK_END);
     if (gpumem_memory_info(0, &free_bytes, &total_bytes))
         printf("device 0: %llu of %llu MiB free\n", (unsigned long long)(free_bytes >> 20), (unsigned long long)(total_bytes >> 20));
     report = gpumem_dumps("text", "total", 0, 0);

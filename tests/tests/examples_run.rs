@@ -71,7 +71,7 @@ fn c() {
     let flags = [&["-std=c99", "-D_DEFAULT_SOURCE"], &WARN[..]].concat();
     let program = build(&machine, "cc", &flags, "train.c");
     let said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
-    assert!(said.starts_with("device 0: ") && said.contains(" MiB free\n"), "{said}");
+    assert!(said.starts_with("steps: at most 54 MiB\ndevice 0: ") && said.contains(" MiB free\n"), "{said}");
     assert!(said.contains("Parameters") || said.contains("parameter") || said.contains("model"), "{said}");
     let mut wanted = expected(&[("activations", "", 6)]);
     for layer in 0..3 {
