@@ -11,6 +11,7 @@ mod ingest;
 mod kinds;
 mod ledger;
 mod node;
+mod nvtx;
 mod peer;
 pub mod player;
 mod report;
@@ -36,6 +37,7 @@ pub const ALL: &[Bench] = &[
         about: "what the agent adds to a driver call, and what a scope costs",
         run: agent::run,
     },
+    Bench { name: "nvtx", about: "what an NVTX range costs a program that annotates itself", run: nvtx::run },
     Bench {
         name: "frames",
         about: "what the module path from Python frames adds to a block, by depth",
