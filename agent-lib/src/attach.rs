@@ -6,6 +6,7 @@ use crate::env::Settings;
 use crate::{Functions, fork, second, sender, state, threads};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 
 /// One start at a time.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -73,8 +74,18 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
     Some(core)
 }
 
-/// What the driver calls while it initialises.
+/// A thread is inside of `injected`.
+static INJECTING: AtomicBool = AtomicBool::new(false);
+
+/// What the driver calls while it initialises, and a program that comes late. Subscribing may make CUPTI call cuInit, and that this.
 pub fn injected() {
+    if !INJECTING.swap(true, Acquire) {
+        inject();
+        INJECTING.store(false, Release);
+    }
+}
+
+fn inject() {
     let settings = settings();
     let next = settings.next_injection.clone();
     if let Some(path) = next.filter(|_| !settings.disabled) {
