@@ -79,13 +79,14 @@ class Asking(unittest.TestCase):
         self.assertEqual(length, len(frame) - 4)
         self.assertEqual((frame[4 + 60], frame[4 + 63]), (118, 1))
         self.assertIn(b"by=tag\n", frame[68:])
+        self.assertRegex(frame[68:].decode(), r"^start_ticks=[1-9]\d*\n")
 
     def test_json_and_the_last_oom(self):
-        told = {"devices": [{"last": {"predates_bytes": 5}}], "ooms": [{"asked": 1}, {"asked": 2}]}
+        told = {"devices": [{"name": "GPU-1", "last": {"predates_bytes": 5}}], "ooms": [{"asked": 1}, {"asked": 2}]}
         self.daemon(answer(json.dumps(told), 1))
         self.assertEqual(gpumem.report("json"), told)
         self.assertEqual(gpumem.last_oom(), {"asked": 2})
-        self.assertEqual(_late._of_report(told), {0: 5})
+        self.assertEqual(_late._of_report(told), {"GPU-1": 5})
 
     def test_a_refusal_says_why(self):
         self.daemon(answer("no such run", 1, 2))
