@@ -3,6 +3,7 @@
 use crate::book::Peak;
 use crate::cause::{Causes, Parts};
 use crate::gap::{ClosedSample, PeakGap};
+use crate::recent::Lately;
 use crate::trend::GapTrend;
 
 #[derive(Debug, Default)]
@@ -17,6 +18,8 @@ pub(crate) struct Account {
     pub causes: Causes,
     /// Whether the gap grows.
     pub gaps: GapTrend,
+    /// `used` in the last minute.
+    pub lately: Lately,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.

@@ -37,17 +37,30 @@ pub(crate) struct CellKey {
     pub tag: u32,
     /// First tag of retagged bytes.
     pub origin: u32,
+    /// Tag that names the framework's pool that the bytes are of; 0 for none, or one without a name.
+    pub pool: u32,
+    /// Blocks that their owner has let go and a stream may still use.
+    pub pending: bool,
 }
 
 impl CellKey {
     pub const fn plain(class: Class) -> Self {
-        CellKey { class, role: Role::Unknown, phase: Phase::Unknown, module: 0, tag: 0, origin: 0 }
+        CellKey {
+            class,
+            role: Role::Unknown,
+            phase: Phase::Unknown,
+            module: 0,
+            tag: 0,
+            origin: 0,
+            pool: 0,
+            pending: false,
+        }
     }
 }
 
 /// Index of a cell in every book of its process.
 pub(crate) type CellId = u32;
-/// Idle bytes of all pools.
+/// Idle bytes of pools without a name; each other pool has a cell of its own.
 pub(crate) const IDLE: CellId = 0;
 /// Bytes of opaque pools.
 pub(crate) const OPAQUE: CellId = 1;
@@ -81,8 +94,22 @@ impl CellTable {
     /// The cell of what `stamp` speaks of.
     #[inline]
     pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
+        self.cell_in(class, stamp, use_as, 0)
+    }
+
+    /// The same in the framework's pool with this name.
+    #[inline]
+    pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);
-        self.intern(CellKey { class, role: use_as.0, phase: use_as.1, module, tag, origin: 0 })
+        let (role, phase) = use_as;
+        self.intern(CellKey { class, role, phase, module, tag, origin: 0, pool, pending: false })
+    }
+
+    /// The same cell, but for its role.
+    #[inline]
+    pub fn with_role(&mut self, id: CellId, role: Role) -> CellId {
+        let key = self.keys[id as usize];
+        if key.role == role { id } else { self.intern(CellKey { role, ..key }) }
     }
 
     #[inline]
@@ -107,6 +134,8 @@ struct Cell {
     /// Value at the peak, if `epoch` is the peak's.
     at_peak: i64,
     epoch: u32,
+    /// Code of its role, once [`Book::learn_roles`] has looked.
+    role: u8,
 }
 
 /// The highest `tracked` so far.
@@ -157,7 +186,16 @@ pub struct Window {
 #[derive(Debug)]
 pub(crate) struct Book {
     cells: Vec<Cell>,
+    /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
+    unnamed: Vec<CellId>,
     pub tracked: i64,
+    /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
+    /// looked.
+    by_role: [i64; 16],
+    /// Cells that it has looked at.
+    learnt: usize,
+    /// Highest `tracked` since [`Book::restart_most`].
+    pub most: i64,
     /// Of the direct allocations in it.
     pub rounding: Rounding,
     pub peak: Peak,
@@ -182,7 +220,11 @@ impl Book {
     pub fn new() -> Self {
         Book {
             cells: Vec::new(),
+            unnamed: vec![IDLE, OPAQUE],
             tracked: 0,
+            by_role: [0; 16],
+            learnt: 0,
+            most: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
             window: Range::at(0),
@@ -209,6 +251,10 @@ impl Book {
             cell.at_peak = cell.now;
         }
         cell.now = cell.now.wrapping_add(delta);
+        if cell.role != 0 {
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(delta);
+        }
         self.copied = false;
         self.trail.post(id, delta);
     }
@@ -243,7 +289,7 @@ impl Book {
             self.change(id, 0); // keeps the value of the peak, if it is not kept yet
             let cell = &mut self.cells[id as usize];
             cell.at_peak = cell.at_peak.wrapping_add(delta);
-            if id == IDLE || id == OPAQUE {
+            if self.is_unnamed(id) {
                 self.peak.unnamed = self.peak.unnamed.wrapping_add(delta);
             }
         }
@@ -255,16 +301,40 @@ impl Book {
         if self.tracked != self.settled {
             (self.settled, self.changed_ns) = (self.tracked, time_ns);
             self.window.include(self.tracked);
+            self.most = self.most.max(self.tracked);
         }
         if self.tracked < self.peak.bytes || self.tracked <= 0 {
             return false;
         }
-        let unnamed = self.now(IDLE).wrapping_add(self.now(OPAQUE));
+        let unnamed = self.unnamed();
         if self.tracked == self.peak.bytes && unnamed >= self.peak.unnamed {
             return false;
         }
         self.peak = Peak { bytes: self.tracked, time_ns, unnamed, epoch: self.peak.epoch.wrapping_add(1) };
         true
+    }
+
+    /// A cell of idle bytes.
+    pub fn add_unnamed(&mut self, id: CellId) {
+        if !self.is_unnamed(id) {
+            self.unnamed.push(id);
+        }
+    }
+
+    /// Whether a cell is of idle or opaque bytes.
+    pub fn is_unnamed(&self, id: CellId) -> bool {
+        self.unnamed.contains(&id)
+    }
+
+    /// All such cells.
+    pub fn unnamed_cells(&self) -> &[CellId] {
+        &self.unnamed
+    }
+
+    /// Idle and opaque bytes.
+    #[inline]
+    pub fn unnamed(&self) -> i64 {
+        self.unnamed.iter().fold(0_i64, |sum, &id| sum.wrapping_add(self.now(id)))
     }
 
     /// The epoch from which on a row that is made now is live at the peak.
@@ -282,6 +352,26 @@ impl Book {
     #[inline]
     pub fn now(&self, id: CellId) -> i64 {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
+    }
+
+    /// Sums by role are right for all cells that there are by now.
+    pub fn learn_roles(&mut self, keys: &[CellKey]) {
+        for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
+            cell.role = key.role.to_code();
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(cell.now);
+        }
+        self.learnt = self.cells.len();
+    }
+
+    /// Bytes of the role with this code, as far as [`Book::learn_roles`] has looked; of [`Role::Unknown`] nothing.
+    pub fn by_role(&self, code: usize) -> i64 {
+        self.by_role.get(code).copied().unwrap_or(0)
+    }
+
+    /// `most` is that of the time from now on.
+    pub fn restart_most(&mut self) {
+        self.most = self.tracked;
     }
 
     pub fn at_peak(&self, id: CellId) -> i64 {

@@ -88,6 +88,9 @@ impl Process {
         if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
             pending.used = used;
         }
+        if let Ok(used) = used {
+            self.accounts[usize::from(book)].lately.add(t0_ns, used);
+        }
     }
 
     /// The reading ended; its process lists may have `failed`.

@@ -5,7 +5,9 @@ use crate::account::Account;
 use crate::book::{WINDOW_NS, Window};
 use crate::fault::Faults;
 use crate::gap::ClosedSample;
+use crate::iteration::IterationsView;
 use crate::observation::{Origin, ProcessKey};
+use crate::oom::{Listing, OomDevice};
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
@@ -94,6 +96,7 @@ struct OpenReading {
     last: Option<DeviceReading>,
     readings: u32,
     listed: Option<u64>,
+    processes: Vec<(ProcessKey, u64)>,
 }
 
 impl Default for Ledger {
@@ -109,6 +112,8 @@ pub struct Ledger {
     by_name: Map<DeviceName, usize>,
     /// Readings that have begun and not ended, by device.
     open: Map<usize, OpenReading>,
+    /// The last reading of each device that agreed, with whom it listed.
+    listings: Map<usize, Listing>,
     pub(crate) processes: Vec<Process>,
     by_key: Map<ProcessKey, usize>,
     /// By device, the processes that have an account on it: a reading concerns no others.
@@ -135,6 +140,7 @@ impl Ledger {
             devices: Vec::new(),
             by_name: Map::default(),
             open: Map::default(),
+            listings: Map::default(),
             processes: Vec::new(),
             by_key: Map::default(),
             members: Vec::new(),
@@ -183,9 +189,42 @@ impl Ledger {
                             process.look_at_windows();
                             self.take_closed(index);
                         }
+                        if self.processes[index].ooms.wants_holders {
+                            self.tell_holders(index);
+                        }
                     }
                 }
             }
+        }
+    }
+
+    /// Memory ran out in a process: who had the device.
+    #[cold]
+    fn tell_holders(&mut self, index: usize) {
+        self.processes[index].ooms.wants_holders = false;
+        let process = &self.processes[index];
+        let Some(entry) = process.ooms.entries.last() else { return };
+        let account = &process.accounts[usize::from(entry.book)];
+        let Some((device, listing)) =
+            account.device.and_then(|device| Some((device, self.listings.get(&device)?)))
+        else {
+            return;
+        };
+        let said = &entry.said;
+        let own = said.untrackable_bytes.zip(said.predates_bytes);
+        let own = own.map(|(gap, predates)| said.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
+        let who = |key: ProcessKey| {
+            let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+            let account = found.and_then(|process| {
+                let book = book_on(process, device)?;
+                Some(&process.accounts[usize::from(book)])
+            });
+            let user = found.and_then(|process| process.facts.seen.get("user").cloned());
+            (user, account.and_then(|account| account.lately.growth()))
+        };
+        let told = OomDevice::of(listing, self.devices[device].total_bytes, process.key, own, who);
+        if let Some(entry) = self.processes[index].ooms.entries.last_mut() {
+            entry.said.device = Some(told);
         }
     }
 
@@ -335,6 +374,7 @@ impl Ledger {
             last: None,
             readings: 0,
             listed: Some(0),
+            processes: Vec::new(),
         };
         self.open.insert(device, reading);
         let members = std::mem::take(&mut self.members[device]);
@@ -375,6 +415,7 @@ impl Ledger {
             Err(Absence::NotListed) => reading.listed, // it has none
             used => reading.listed.zip(used.ok()).and_then(|(sum, used)| sum.checked_add(used)),
         };
+        reading.processes.extend(used.ok().map(|used| (key, used)));
         let index = self.process(key);
         let process = &mut self.processes[index];
         let accounts = process.accounts.len();
@@ -402,6 +443,9 @@ impl Ledger {
             }
             _ => None,
         };
+        if let Some(agreed) = self.devices[device].agreed {
+            self.listings.insert(device, Listing { agreed, listed: reading.processes });
+        }
         let members = std::mem::take(&mut self.members[device]);
         for &index in &members {
             let process = &mut self.processes[index];
@@ -490,6 +534,16 @@ impl Ledger {
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
         process.map(|process| process.trend_view(account)).unwrap_or_default()
+    }
+
+    /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        let view = process.and_then(|process| {
+            let (roles, book) = (process.holdings.roles.get(account)?, process.holdings.books.get(account)?);
+            Some(roles.iterations.view(process.applied_ns, book))
+        });
+        view.unwrap_or_default()
     }
 
     /// The state as views read it. Costs a copy of every cell, not of every row.

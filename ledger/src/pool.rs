@@ -6,11 +6,13 @@
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
 use crate::Map;
-use crate::book::{CellId, Class, IDLE, OPAQUE};
+use crate::book::{CellId, CellKey, Class, IDLE, OPAQUE};
 use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
 use crate::in_flight::InFlight;
+use crate::role::{End, Reborn, list_of};
 use crate::segment::Segment;
-use gpumem_wire::{FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
+use crate::young::NOT_FOLLOWED;
+use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 
@@ -23,6 +25,10 @@ pub(crate) struct Pool {
     pub book: u8,
     /// Tag that names it.
     pub name: u32,
+    /// Cell of its idle bytes: its own, if it had a name before it had anything else.
+    idle: CellId,
+    /// Tag in the cells of its blocks: its name, if `idle` is its own.
+    cell_name: u32,
     /// Reports no blocks.
     pub opaque: bool,
     pub gone: bool,
@@ -54,7 +60,7 @@ pub(crate) struct Pool {
 
 impl Pool {
     pub fn cell(&self) -> CellId {
-        if self.opaque { OPAQUE } else { IDLE }
+        if self.opaque { OPAQUE } else { self.idle }
     }
     /// Destroyed, and nothing of it is left. A driver pool waits for its last allocation.
     pub fn is_over(&self) -> bool {
@@ -85,6 +91,8 @@ impl Holdings {
             parent: None,
             book,
             name: 0,
+            idle: IDLE,
+            cell_name: 0,
             opaque: owner == PoolOwner::Framework,
             gone: false,
             generation: self.generation,
@@ -128,6 +136,12 @@ impl Holdings {
         if pool.segments.is_empty() && pool.blocks.is_empty() {
             pool.opaque = owner == PoolOwner::Framework && !blocks;
             pool.parent = parent;
+            if pool.is_framework() && pool.name != pool.cell_name {
+                pool.cell_name = pool.name;
+                pool.idle = self.cells.intern(CellKey { pool: pool.name, ..CellKey::plain(Class::PoolIdle) });
+                let (book, idle) = (pool.book, pool.idle);
+                self.books[usize::from(book)].add_unnamed(idle);
+            }
         } else if pool.opaque && blocks {
             self.open_pool(index);
         }
@@ -168,8 +182,8 @@ impl Holdings {
     fn open_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];
         pool.opaque = false;
-        let (book, bytes) = (pool.book, pool.backed_bytes as i64);
-        self.book(book).shift(OPAQUE, IDLE, bytes);
+        let (book, idle, bytes) = (pool.book, pool.idle, pool.backed_bytes as i64);
+        self.book(book).shift(OPAQUE, idle, bytes);
     }
 
     /// `PoolCheck`: both totals are kept, to be shown.
@@ -243,6 +257,7 @@ impl Holdings {
         let delta = reserved.wrapping_sub(pool.reserved) as i64;
         pool.reserved = reserved;
         let book = pool.book;
+        self.roles[usize::from(book)].iterations.reserve(delta);
         self.book(book).post(IDLE, delta);
     }
 
@@ -290,13 +305,15 @@ impl Holdings {
         if self.pools[index as usize].opaque {
             self.open_pool(index);
         }
+        let book = self.pools[index as usize].book;
+        let restated = stamp.flags.has(Flags::RESTATED);
+        let (role, list) = if restated { (use_as.0, None) } else { self.role_at_birth(book, stamp, use_as) };
         let pool = &mut self.pools[index as usize];
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // no need to look
         } else {
             pool.is_booked(address)
         };
-        let book = pool.book;
         // One look-up: at a million live blocks each costs a cache miss or two.
         let place = match pool.blocks.entry(address) {
             Entry::Vacant(place) => place,
@@ -306,22 +323,31 @@ impl Holdings {
             }
             Entry::Occupied(_) => {
                 self.odd.replaced += 1;
-                self.take_block(index, address);
+                self.take_block(index, address, false);
                 return self.block_alloc(address, bytes, id, use_as, stamp, book);
             }
         };
-        let cell = self.cells.cell_of(Class::Block, stamp, use_as);
+        let (idle, name) = (pool.idle, pool.cell_name);
+        let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
+        let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT };
+        let owner = match list {
+            Some(list) => self.roles[usize::from(book)].young.join(list, role, (index, address), bytes),
+            None => NOT_FOLLOWED,
+        };
         place.insert(Row {
             seq: stamp.seq,
             bytes,
             cell,
             first_epoch: self.books[usize::from(book)].next_epoch(),
-            owner: index,
+            owner,
             kind: MemoryKind::Unknown,
             book,
             generation,
-            flags: if booked { 0 } else { Row::UNBOOKED },
+            flags: exact | if booked { 0 } else { Row::UNBOOKED },
         });
+        if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
+            self.restated.push(Reborn { seq: stamp.seq, list, pool: index, address });
+        }
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {
             pool.large_blocks.insert(address, bytes);
@@ -329,7 +355,7 @@ impl Holdings {
         pool.block_bytes = pool.block_bytes.wrapping_add(bytes);
         pool.unbooked_blocks += u32::from(!booked);
         if booked {
-            self.book(book).shift(IDLE, cell, bytes as i64);
+            self.book(book).shift(idle, cell, bytes as i64);
             if has_children && self.hungry_segments > 0 {
                 self.feed_overlapping(address, bytes, Some(index));
             }
@@ -347,21 +373,38 @@ impl Holdings {
             return;
         };
         if state == FreeState::Pending {
-            let pool = &mut self.pools[index as usize];
-            match pool.blocks.get_mut(&address) {
-                Some(row) if !row.is(Row::PENDING) => {
-                    row.flags |= Row::PENDING;
-                    let (book, bytes) = (row.book, row.bytes);
-                    pool.pending_bytes = pool.pending_bytes.wrapping_add(bytes);
-                    let pending = &mut self.beside(book).pending_blocks;
-                    *pending = pending.wrapping_add(bytes as i64);
-                }
+            match self.pools[index as usize].blocks.get(&address).copied() {
+                Some(row) if !row.is(Row::PENDING) => self.begin_pending(index, address, row),
                 Some(_) => {}
                 None => self.odd.unknown_frees += 1,
             }
-        } else if !self.take_block(index, address) {
+        } else if !self.take_block(index, address, true) {
             self.odd.unknown_frees += 1;
         }
+    }
+
+    /// Its owner lets a block go. A peak before that knows it by what it was.
+    fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
+        if row.owner != NOT_FOLLOWED {
+            // Its use is over, and that is what a role is about.
+            row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
+        }
+        let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
+        let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
+        let to = self.cells.intern(key);
+        let since = self.books[usize::from(row.book)].next_epoch();
+        self.waiting.insert(row.seq, (row.cell, since));
+        if !row.is(Row::UNBOOKED) {
+            self.book(row.book).shift(row.cell, to, booked as i64);
+        }
+        if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
+            row.flags |= Row::PENDING;
+            row.cell = to;
+        }
+        let pool = &mut self.pools[index as usize];
+        pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
+        let pending = &mut self.beside(row.book).pending_blocks;
+        *pending = pending.wrapping_add(row.bytes as i64);
     }
 
     /// Segments got memory: blocks in them that were counted beside are booked now.
@@ -377,22 +420,31 @@ impl Holdings {
             row.first_epoch = self.books[usize::from(row.book)].next_epoch();
             let row = *row;
             pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
-            let has_children = pool.has_children;
+            let (has_children, idle) = (pool.has_children, pool.idle);
             let unbooked = &mut self.beside(row.book).unbooked_blocks;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
-            self.book(row.book).shift(IDLE, row.cell, row.bytes as i64);
+            self.book(row.book).shift(idle, row.cell, row.bytes as i64);
             if has_children && self.hungry_segments > 0 {
                 self.feed_overlapping(address, row.bytes, Some(index));
             }
         }
     }
 
+    /// `freed`: by its owner, and not because something else takes it with it.
     #[inline]
-    pub fn take_block(&mut self, index: u32, address: u64) -> bool {
+    pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
         let pool = &mut self.pools[index as usize];
-        let Some(row) = pool.blocks.remove(&address) else { return false };
+        let Some(mut row) = pool.blocks.remove(&address) else { return false };
+        if row.owner != NOT_FOLLOWED {
+            row = self.role_at_end(
+                Extent::Block(index, address),
+                &row,
+                if freed { End::Freed } else { End::Taken },
+            );
+        }
+        let pool = &mut self.pools[index as usize];
         pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
-        let has_children = pool.has_children;
+        let (has_children, idle) = (pool.has_children, pool.idle);
         if has_children {
             pool.large_blocks.remove(&address);
         }
@@ -412,7 +464,10 @@ impl Holdings {
             } else {
                 self.leave_ghost(&row, row.bytes);
             }
-            self.book(row.book).shift(row.cell, IDLE, row.bytes as i64);
+            self.book(row.book).shift(row.cell, idle, row.bytes as i64);
+        }
+        if row.is(Row::PENDING) {
+            self.waiting.remove(&row.seq);
         }
         true
     }
@@ -423,7 +478,7 @@ impl Holdings {
             blocks.iter().filter(|(_, row)| goes(row)).map(|(&address, row)| (row.seq, address)).collect();
         gone.sort_unstable();
         for (_, address) in gone {
-            self.take_block(index, address);
+            self.take_block(index, address, false);
         }
     }
 

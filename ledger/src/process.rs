@@ -6,7 +6,9 @@ use crate::account::Account;
 use crate::blind::Blind;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
+use crate::layer::Layers;
 use crate::observation::ProcessKey;
+use crate::oom::Ooms;
 use crate::resync::Resync;
 use crate::trend::{StepCount, Trend};
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
@@ -96,6 +98,8 @@ pub(crate) struct Process {
     pub key: ProcessKey,
     pub facts: Facts,
     pub coverage: Coverage,
+    pub layers: Layers,
+    pub ooms: Ooms,
     pub tags: Map<u32, Arc<str>>,
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
@@ -149,6 +153,8 @@ impl Process {
             key,
             facts: Facts::default(),
             coverage: Coverage::default(),
+            layers: Layers::default(),
+            ooms: Ooms::default(),
             tags: Map::default(),
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
@@ -185,6 +191,7 @@ impl Process {
         }
         self.healing = false;
         self.steps.lose();
+        self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
@@ -386,15 +393,30 @@ impl Process {
                 self.tags.insert(stamp.tag, path.into());
             }
             Body::Module { path, .. } => {
+                self.holdings.note_library(stamp.module, path);
                 self.modules.insert(stamp.module, path.into());
             }
             Body::Hello { claims, .. } => {
                 self.facts.claims = parse_lines(claims);
+                self.layers.forget();
                 self.silent = false;
             }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
-            Body::AllocFailed { .. } => self.coverage.failed_allocations += 1,
-            Body::Step { number } => self.begin_step(number, stamp.time_ns),
+            Body::Layer { layer, state, reason } => self.layers.say(layer, state, reason),
+            Body::AllocFailed { .. } => {
+                self.coverage.failed_allocations += 1;
+                self.run_out(stamp, &record.body);
+            }
+            Body::Pressure { .. } | Body::Oom { .. } => self.run_out(stamp, &record.body),
+            Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
+            Body::PhaseBegin { phase } => {
+                self.ooms.phase = phase;
+                self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);
+            }
+            Body::Step { number } => {
+                self.ooms.step = Some(number);
+                self.begin_step(number, stamp);
+            }
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 if end > self.last_seq {
@@ -419,8 +441,7 @@ impl Process {
                 self.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // Names of frames, marks and OOM records do not move a sum; the host's
-            // own records and commands are not for a process to say.
+            // Marks do not move a sum; the host's own records and commands are not for a process to say.
             _ => {}
         }
     }

@@ -42,6 +42,39 @@ impl Recent {
     }
 }
 
+/// What a reading was in the last minute: the first of every piece of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Lately {
+    /// Number of the piece plus one, time and value.
+    firsts: [(u64, u64, u64); PIECES + 1],
+    newest: (u64, u64),
+}
+
+impl Lately {
+    pub fn add(&mut self, time_ns: u64, value: u64) {
+        let number = time_ns / PIECE_NS + 1;
+        let first = &mut self.firsts[(number % (PIECES as u64 + 1)) as usize];
+        if first.0 < number {
+            *first = (number, time_ns, value);
+        }
+        if time_ns >= self.newest.0 {
+            self.newest = (time_ns, value);
+        }
+    }
+
+    /// By how much the newest is more than the oldest of the minute before it, and the time between them; `None` before
+    /// there are two.
+    pub fn growth(&self) -> Option<(i64, u64)> {
+        let (time_ns, value) = self.newest;
+        let there = self
+            .firsts
+            .iter()
+            .filter(|(number, since_ns, _)| *number > 0 && since_ns.saturating_add(RECENT_NS) >= time_ns);
+        let &(_, since_ns, before) = there.min()?;
+        (since_ns < time_ns).then(|| (value.wrapping_sub(before) as i64, time_ns - since_ns))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +98,22 @@ mod tests {
         recent.add(1071 * second, 10);
         recent.add(900 * second, 1);
         assert_eq!(recent.range(), Some((10, 50)), "a reading of long ago says nothing");
+    }
+
+    #[test]
+    fn growth_is_against_a_minute_ago() {
+        let second = 1_000_000_000;
+        let mut lately = Lately::default();
+        assert_eq!(lately.growth(), None);
+        lately.add(1000 * second, 50);
+        assert_eq!(lately.growth(), None, "one reading says nothing");
+        lately.add(1003 * second, 70);
+        assert_eq!(lately.growth(), Some((20, 3 * second)));
+        (1004..1200).for_each(|at| lately.add(at * second, at));
+        assert_eq!(lately.growth(), Some((59, 59 * second)));
+        lately.add(1200 * second, 100);
+        assert_eq!(lately.growth(), Some((100 - 1140, 60 * second)));
+        lately.add(5000 * second, 7);
+        assert_eq!(lately.growth(), None, "nothing is known of the minute before");
     }
 }

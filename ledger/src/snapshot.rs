@@ -8,8 +8,10 @@ use crate::cause::{Names, Parts, Step};
 use crate::fault::Faults;
 use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
+use crate::layer::LayerView;
 use crate::ledger::{DeviceName, Ledger};
 use crate::observation::ProcessKey;
+use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
 use crate::recent::Recent;
 use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
@@ -91,6 +93,17 @@ pub struct CellView {
     pub phase: Phase,
     /// Library that asked for them.
     pub library: Option<Arc<str>>,
+    /// Name of the framework's pool that they are of.
+    pub pool: Option<Arc<str>>,
+    /// Their owner has let them go, a stream may still use them.
+    pub pending: bool,
+}
+
+impl CellView {
+    /// What nobody uses of a pool: no block covers it, or one that its owner has let go.
+    pub fn is_idle(&self) -> bool {
+        self.class == Class::PoolIdle || self.pending
+    }
 }
 
 /// The highest `tracked`.
@@ -183,6 +196,12 @@ pub struct ProcessView {
     pub cells: Vec<CellView>,
     /// One per device.
     pub accounts: Vec<AccountView>,
+    /// How each way of naming its memory is, as its agent said.
+    pub layers: Vec<LayerView>,
+    /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
+    pub ooms: Vec<(usize, OomView)>,
+    /// More of them, left out.
+    pub ooms_dropped: u64,
 }
 
 pub(crate) fn of(ledger: &Ledger) -> Snapshot {
@@ -212,6 +231,8 @@ fn process_view(process: &Process) -> ProcessView {
             role: key.role,
             phase: key.phase,
             library: names.library(key.module),
+            pool: tag_name(key.pool),
+            pending: key.pending,
         })
         .collect();
     let accounts = process
@@ -273,5 +294,8 @@ fn process_view(process: &Process) -> ProcessView {
         ended: process.ended,
         cells,
         accounts,
+        layers: process.layers.view(),
+        ooms: process.ooms.view(&names),
+        ooms_dropped: process.ooms.dropped,
     }
 }

@@ -20,10 +20,9 @@ fn run() -> Run {
     let cell = |cell| Cell {
         class: Class::Block,
         tag: Some(format!("model/layers/{cell}/self_attn/q_proj/weight")),
-        origin: None,
         role: Some("parameter".into()),
         phase: Some("setup".into()),
-        library: None,
+        ..Cell::default()
     };
     let moment = Moment {
         tracked_bytes: Some(i64::from(CELLS) << 20),

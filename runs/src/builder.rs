@@ -234,6 +234,8 @@ impl RunBuilder {
                 stale_samples: coverage.stale_samples,
                 failed_allocations: coverage.failed_allocations,
                 steps: coverage.steps,
+                layers: process.layers.iter().map(run::LayerSaid::from).collect(),
+                ooms_dropped: process.ooms_dropped,
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
@@ -275,7 +277,9 @@ impl RunBuilder {
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: Growth::of(self.ledger.trend(process.key, index)),
+                iterations: self.ledger.iterations(process.key, index).into(),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
+                ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()
             },
         };
@@ -304,6 +308,12 @@ impl RunBuilder {
             ..of_run
         })
     }
+}
+
+/// When memory ran out on one of its devices.
+fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
+    let here = process.ooms.iter().filter(|(of, _)| *of == account);
+    here.map(|(_, oom)| run::Oom::of(oom, process.ended, now_ns)).collect()
 }
 
 /// The processes of each reading of a device.
@@ -411,7 +421,7 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     Some(Caveat { code: "accounting_disagrees".into(), text })
 }
 
-fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
+pub(crate) fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
     let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
     indexed.filter(|&(_, bytes)| bytes != 0).collect()
 }

@@ -4,6 +4,7 @@
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
+//! layers, oom                  how memory got its names; what is known of memory that ran out
 //! iterations, pools            what each training step held; pools and what their owners say
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
@@ -21,6 +22,8 @@ pub mod growth;
 pub mod import;
 pub mod input;
 pub mod iterations;
+pub mod layers;
+pub mod oom;
 pub mod pools;
 pub mod recording;
 pub mod report;

@@ -30,10 +30,11 @@ pub struct Groupings {
 }
 
 /// Presets by name.
-pub const PRESETS: [(&str, &str); 3] = [
+pub const PRESETS: [(&str, &str); 4] = [
     ("default", include_str!("../../config/rules/default.toml")),
     ("mxnet", include_str!("../../config/rules/mxnet.toml")),
     ("tbd", include_str!("../../config/rules/tbd.toml")),
+    ("torch", include_str!("../../config/rules/torch.toml")),
 ];
 
 /// Largest rules file that is read.
@@ -132,6 +133,12 @@ impl Groupings {
         Groupings::parse(text, name).unwrap_or_default() // a test parses every preset
     }
 
+    /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.
+    pub fn of_run(run: &run::Run) -> Self {
+        let torch = crate::report::names::has_torch(run).then_some(crate::report::names::TORCH);
+        Groupings::preset(run.source.preset.as_deref().or(torch))
+    }
+
     /// Rules from text; `path` is for messages.
     ///
     /// # Errors
@@ -220,6 +227,8 @@ pub fn cell_view(cell: &run::Cell) -> CellView {
         role: cell.role.as_deref().and_then(run::role_of_name).unwrap_or_default(),
         phase: cell.phase.as_deref().and_then(run::phase_of_name).unwrap_or_default(),
         library: cell.library.as_deref().map(Into::into),
+        pool: cell.pool.as_deref().map(Into::into),
+        pending: cell.pending,
     }
 }
 
@@ -247,7 +256,7 @@ mod tests {
         }
         assert!(message("[[layer]]\nname = \" x\"\ntag = [\"x\"]").contains("blanks"));
         let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();
-        assert!(error.contains("presets default, mxnet, tbd"), "{error}");
+        assert!(error.contains("presets default, mxnet, tbd, torch"), "{error}");
         let error = Groupings::load("/dev/zero").unwrap_err().to_string();
         assert!(error.contains("not a file"), "{error}");
         assert_eq!(Groupings::preset(Some("/etc/passwd")).name, "default");

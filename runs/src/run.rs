@@ -7,6 +7,8 @@ pub use crate::blind::BlindWindow;
 pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 pub use crate::iterations::{Iteration, Iterations, Level};
+pub use crate::layers::LayerSaid;
+pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 pub use crate::pools::Pool;
 use crate::series::Series;
 use gpumem_ledger as ledger;
@@ -151,6 +153,10 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
+    /// How each way of naming memory is, as the agent said last.
+    pub layers: Vec<LayerSaid>,
+    /// Times at which memory ran out that are in no device's list: there were too many.
+    pub ooms_dropped: u64,
 }
 
 /// Something a reader must know.
@@ -163,7 +169,7 @@ pub struct Caveat {
 }
 
 /// Name of a cell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
     /// `direct`, `block`, `pool_idle` or `opaque`.
     pub class: Class,
@@ -177,12 +183,19 @@ pub struct Cell {
     pub phase: Option<String>,
     /// Library that asked.
     pub library: Option<String>,
+    /// Name of the framework's pool that the bytes are of.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// Blocks that their owner has let go, which a stream may still use: of class `pool_idle`.
+    #[serde(default)]
+    pub pending: bool,
 }
 
 /// Part of the identity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
+    #[default]
     /// Driver allocations that no pool carves.
     Direct,
     /// What pools handed out.
@@ -246,6 +259,8 @@ pub struct Details {
     pub iterations: Iterations,
     /// Pools that lived when the run was told.
     pub pools: Vec<Pool>,
+    /// Times at which memory ran out or nearly did, in their order.
+    pub ooms: Vec<Oom>,
 }
 
 /// What the driver's own accounting and we say of the highest `used`.
@@ -383,6 +398,7 @@ impl From<&ledger::CellView> for Cell {
     fn from(cell: &ledger::CellView) -> Self {
         Cell {
             class: match cell.class {
+                _ if cell.pending => Class::PoolIdle,
                 ledger::Class::Direct => Class::Direct,
                 ledger::Class::Block => Class::Block,
                 ledger::Class::PoolIdle => Class::PoolIdle,
@@ -393,9 +409,14 @@ impl From<&ledger::CellView> for Cell {
             role: role_name(cell.role).map(str::to_owned),
             phase: phase_name(cell.phase).map(str::to_owned),
             library: cell.library.as_deref().map(str::to_owned),
+            pool: cell.pool.as_deref().map(str::to_owned),
+            pending: cell.pending,
         }
     }
 }
+
+/// A process that ends so soon after memory ran out has ended of it; one that goes on for longer has survived.
+pub const OPEN_FATE_NS: u64 = 10_000_000_000;
 
 const ROLES: [(&str, Role); 8] = [
     ("parameter", Role::Parameter),

@@ -1,8 +1,8 @@
 """What a program says of itself, for a test to hold against what was recorded of it.
 
-`check(name)` puts a mark into the stream of events and prints torch's own numbers of that moment. `GroundTruth` puts a
-mark at each begin and end of a module's call, by a wrapper around `nn.Module.__call__`: slow and simple, and right by
-construction.
+`check(name)` puts a mark into the stream of events and prints torch's own numbers of that moment. `GroundTruth` puts marks
+around calls of modules, by a wrapper around `nn.Module.__call__`, and around nodes of the backward pass: slow and simple,
+and right by construction. Neither is part of gpumem or known to it.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import threading
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 _path = os.environ.get("CUDA_INJECTION64_PATH")
 _mark = ctypes.CDLL(_path).gpumem_mark if _path else lambda name: None
@@ -37,41 +38,79 @@ def check(name, **more):
     say(check=name, devices=[numbers(d) for d in range(torch.cuda.device_count())], **more)
 
 
-class GroundTruth:
-    """While it is entered: `enter PATH` and `leave` around every call of one of the model's modules, on the calling
-    thread; `rest` around backward and optimizer."""
+def path_of(root, name):
+    """`h.3.attn` of a GPT: `GPT/h.3/attn`, a number belongs to its container."""
+    path = root
+    for part in name.split(".") if name else []:
+        path += ("." if part.isdigit() else "/") + part
+    return path
+
+
+class GroundTruth(TorchFunctionMode):
+    """While it is entered: `enter PATH` and `leave` around every call of one of the model's modules, and around every node
+    of the backward pass that was made in one, each on its own thread."""
 
     def __init__(self, model):
+        super().__init__()
         root = type(model).__name__
-        self.paths = {id(m): f"{root}/{name}" if name else root for name, m in model.named_modules()}
+        self.paths = {id(m): path_of(root, name) for name, m in model.named_modules()}
+        self.local, self.seen, self.hooks = threading.local(), {}, []
+
+    def stack(self):
+        if not hasattr(self.local, "stack"):
+            self.local.stack = []
+        return self.local.stack
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        if self.stack():
+            for tensor in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    self.claim(tensor.grad_fn, self.stack()[-1])
+        return result
+
+    def claim(self, node, path):
+        """The nodes that this call made: those that nobody has claimed."""
+        waiting = [node]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in self.seen or node.name().endswith("AccumulateGrad"):
+                continue
+            self.seen[node] = path
+            self.hooks.append(node.register_prehook(lambda _: mark(f"enter {path}")))
+            self.hooks.append(node.register_hook(lambda *_: mark("leave")))
+            waiting += [following for following, _ in node.next_functions]
 
     def __enter__(self):
         self.original = original = nn.Module.__call__
-        paths = self.paths
 
-        def call(module, *args, **kwargs):
-            path = paths.get(id(module))
-            if path is None or torch.compiler.is_compiling():
-                return original(module, *args, **kwargs)
+        def call(module, *arguments, **keywords):
+            path = self.paths.get(id(module))
+            if path is None:
+                return original(module, *arguments, **keywords)
+            self.stack().append(path)
             mark(f"enter {path}")
             try:
-                return original(module, *args, **kwargs)
+                return original(module, *arguments, **keywords)
             finally:
                 mark("leave")
+                self.stack().pop()
 
         nn.Module.__call__ = call
-        return self
+        return super().__enter__()
 
-    def __exit__(self, *_):
+    def __exit__(self, *error):
         nn.Module.__call__ = self.original
+        for hook in self.hooks:
+            hook.remove()
+        return super().__exit__(*error)
 
 
 def addresses(model, optimizer=None):
     """Storages by address: `what`, and the module that owns it."""
     root, found = type(model).__name__, []
     for name, p in model.named_parameters():
-        owner, _, _ = name.rpartition(".")
-        path = f"{root}/{owner}" if owner else root
+        path = path_of(root, name.rpartition(".")[0])
         found.append(("parameter", p, path))
         if p.grad is not None:
             found.append(("gradient", p.grad, path))
@@ -79,7 +118,6 @@ def addresses(model, optimizer=None):
             if torch.is_tensor(state) and state.is_cuda:
                 found.append(("optimizer_state", state, path))
     for name, b in model.named_buffers():
-        owner, _, _ = name.rpartition(".")
-        found.append(("buffer", b, f"{root}/{owner}" if owner else root))
+        found.append(("buffer", b, path_of(root, name.rpartition(".")[0])))
     storages = {t.untyped_storage().data_ptr(): (what, path) for what, t, path in found}
     return [[hex(address), what, path] for address, (what, path) in storages.items()]

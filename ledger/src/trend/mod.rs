@@ -17,7 +17,7 @@ mod period;
 mod process;
 mod ring;
 
-use crate::book::{Book, CellId, IDLE, OPAQUE, WINDOW_NS};
+use crate::book::{Book, CellId, WINDOW_NS};
 use period::Period;
 use ring::Ring;
 
@@ -108,10 +108,10 @@ impl Track {
         Track { ring: Ring::new(looks, FIXED), cells: Vec::new() }
     }
 
-    /// `amounts`: how many cells there are, and the amount of each.
-    fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64)) {
+    /// `amounts`: how many cells there are, the amount of each, and those of idle and opaque bytes.
+    fn look(&mut self, index: u64, time_ns: u64, amounts: (usize, &dyn Fn(CellId) -> i64, &[CellId])) {
         let Some(is_new) = self.ring.place(index, time_ns) else { return };
-        let (count, amount) = amounts;
+        let (count, amount, unnamed) = amounts;
         let is_first = is_new && self.ring.points.len() == 1;
         for id in self.cells.len()..count {
             // One that came later was nothing before.
@@ -121,7 +121,7 @@ impl Track {
         let (mut named, mut slack, mut rest) = (0_i64, 0_i64, 0_i64);
         for id in 0..self.cells.len() {
             let bytes = amount(id as CellId);
-            if id as CellId == IDLE || id as CellId == OPAQUE {
+            if unnamed.contains(&(id as CellId)) {
                 slack = slack.wrapping_add(bytes);
                 continue;
             }
@@ -242,7 +242,7 @@ impl Default for Trend {
 impl Trend {
     /// Step `index` since the first begins.
     pub fn step(&mut self, index: u64, time_ns: u64, book: &Book) {
-        self.steps.look(index, time_ns, (book.len(), &|cell| book.now(cell)));
+        self.steps.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
         self.steps.fold();
         if self.steps.ring.points.len() >= TOLD_STEPS {
             self.periods = None;
@@ -256,23 +256,27 @@ impl Trend {
         }
         self.now_ns = time_ns;
         if let Some((period, track)) = &mut self.periods {
-            let slack = book.now(IDLE).wrapping_add(book.now(OPAQUE));
+            let slack = book.unnamed();
             if let Some(index) = period.trough(time_ns, book.tracked.wrapping_sub(slack)) {
-                track.look(index, time_ns, (book.len(), &|cell| book.now(cell)));
+                track.look(index, time_ns, (book.len(), &|cell| book.now(cell), book.unnamed_cells()));
                 track.fold();
             }
         }
         if self.is_due(time_ns) {
-            self.times.look(time_ns / SECOND_NS, time_ns, (book.len(), &|cell| book.now(cell)));
+            self.times.look(
+                time_ns / SECOND_NS,
+                time_ns,
+                (book.len(), &|cell| book.now(cell), book.unnamed_cells()),
+            );
             self.times.fold();
         }
     }
 
     /// A sample was closed that had the book at its own time.
-    pub fn sample(&mut self, time_ns: u64, amounts: &[i64]) {
+    pub fn sample(&mut self, time_ns: u64, amounts: &[i64], book: &Book) {
         if self.is_due(time_ns) {
             let amount = |cell: CellId| amounts.get(cell as usize).copied().unwrap_or(0);
-            self.times.look(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount));
+            self.times.look(time_ns / SECOND_NS, time_ns, (amounts.len(), &amount, book.unnamed_cells()));
             self.times.fold();
         }
     }
@@ -353,9 +357,14 @@ impl StepCount {
 mod tests {
     use super::ring::POINTS;
     use super::*;
+    use crate::book::{IDLE, OPAQUE};
 
     fn look(track: &mut Track, index: u64, amounts: &[i64]) {
-        track.look(index, index.wrapping_mul(1000), (amounts.len(), &|cell| amounts[cell as usize]));
+        track.look(
+            index,
+            index.wrapping_mul(1000),
+            (amounts.len(), &|cell| amounts[cell as usize], &[IDLE, OPAQUE]),
+        );
         track.fold();
     }
 

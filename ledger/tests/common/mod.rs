@@ -273,14 +273,14 @@ fn cell_name(cell: &CellView) -> String {
 }
 
 pub fn composition(cells: &[CellView], amounts: &[i64]) -> String {
-    let mut parts: Vec<(Class, String, i64)> = cells
-        .iter()
-        .zip(amounts)
-        .filter(|(_, amount)| **amount != 0)
-        .map(|(cell, amount)| (cell.class, cell_name(cell), *amount))
-        .collect();
-    parts.sort();
-    let parts: Vec<String> = parts.into_iter().map(|(_, name, amount)| format!("{name} {amount}")).collect();
+    // Cells that differ in their pool, or in waiting for a stream, have one name here.
+    let mut parts: BTreeMap<(Class, String), i64> = BTreeMap::new();
+    for (cell, amount) in cells.iter().zip(amounts) {
+        *parts.entry((cell.class, cell_name(cell))).or_default() += amount;
+    }
+    parts.retain(|_, amount| *amount != 0);
+    let parts: Vec<String> =
+        parts.into_iter().map(|((_, name), amount)| format!("{name} {amount}")).collect();
     format!("{} = {}", sum(amounts), if parts.is_empty() { "0".into() } else { parts.join(" + ") })
 }
 

@@ -125,23 +125,25 @@ fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
     let stored = read_cells(db, id)?;
     let mut delete = db.prepare_cached("DELETE FROM cell WHERE run = ? AND idx = ?")?;
     let mut insert = db.prepare_cached(
-        "INSERT INTO cell (run, idx, class, tag, origin, role, phase, library) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO cell (run, idx, class, tag, origin, role, phase, library, pool, pending)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )?;
     for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
         // Not an upsert: examples/store_cost took 65 us a row with it, and takes 6 with the two.
         if idx < stored.len() {
             delete.execute(params![id, idx as i64])?;
         }
-        let Cell { class, tag, origin, role, phase, library } = cell;
-        insert.execute(params![id, idx as i64, class_name(*class), tag, origin, role, phase, library])?;
+        let Cell { class, tag, origin, role, phase, library, pool, pending } = cell;
+        let class = class_name(*class);
+        let values = params![id, idx as i64, class, tag, origin, role, phase, library, pool, pending];
+        insert.execute(values)?;
     }
     execute(db, "DELETE FROM cell WHERE run = ? AND idx >= ?", params![id, cells.len() as i64])?;
     Ok(())
 }
 
 fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
-    let sql =
-        "SELECT class, tag, origin, role, phase, library, idx FROM cell WHERE run = ? ORDER BY run, idx";
+    let sql = "SELECT class, tag, origin, role, phase, library, idx, pool, pending FROM cell WHERE run = ? ORDER BY run, idx";
     let cell = |row: &Row<'_>| {
         let cell = Cell {
             class: class_of(row.get_ref(0)?.as_str()?)?,
@@ -150,6 +152,8 @@ fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
             role: row.get(3)?,
             phase: row.get(4)?,
             library: row.get(5)?,
+            pool: row.get(7)?,
+            pending: row.get(8)?,
         };
         Ok((row.get(6)?, cell))
     };

@@ -35,7 +35,7 @@ pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 pub const VERSION: i64 = STEPS.len() as i64;
 
 /// `STEPS[n]` makes version n+1 of version n.
-const STEPS: [&str; 2] = [
+const STEPS: [&str; 3] = [
     "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -147,6 +147,10 @@ CREATE TABLE bucket (
     "
 ALTER TABLE moment ADD COLUMN parts TEXT;
 ALTER TABLE device ADD COLUMN details TEXT NOT NULL DEFAULT '{}';
+",
+    "
+ALTER TABLE cell ADD COLUMN pool TEXT;
+ALTER TABLE cell ADD COLUMN pending INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 

@@ -35,7 +35,10 @@ fn coverage() -> impl Strategy<Value = Coverage> {
     let blind =
         blind.prop_map(|((from_ns, to_ns), why)| gpumem_runs::run::BlindWindow { from_ns, to_ns, why });
     let blocked = (of(text()), any::<Option<u16>>(), prop::collection::vec(blind, 0..3));
-    (any::<[bool; 5]>(), blocked, any::<[u64; 13]>()).prop_map(|(flags, blocked, counts)| Coverage {
+    let layer = (text(), text(), text());
+    let layer = layer.prop_map(|(layer, state, reason)| LayerSaid { layer, state, reason });
+    let rest = (any::<[u64; 14]>(), vec(layer, 0..3));
+    (any::<[bool; 5]>(), blocked, rest).prop_map(|(flags, blocked, (counts, layers))| Coverage {
         covered: flags[0],
         late: flags[1],
         blocked_by: blocked.0,
@@ -57,14 +60,18 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         stale_samples: counts[5],
         failed_allocations: counts[6],
         steps: counts[7],
+        layers,
+        ooms_dropped: counts[13],
     })
 }
 
 fn cell() -> impl Strategy<Value = Cell> {
     let class = prop::sample::select(vec![Class::Direct, Class::Block, Class::PoolIdle, Class::Opaque]);
-    (class, of(text()), of(text()), of(text()), of(text()), of(text())).prop_map(
-        |(class, tag, origin, role, phase, library)| Cell { class, tag, origin, role, phase, library },
-    )
+    let words = (of(text()), of(text()), of(text()), of(text()), of(text()), of(text()));
+    (class, words, any::<bool>()).prop_map(|(class, words, pending)| {
+        let (tag, origin, role, phase, library, pool) = words;
+        Cell { class, tag, origin, role, phase, library, pool, pending }
+    })
 }
 
 fn moment(cells: usize) -> impl Strategy<Value = Moment> {
@@ -204,6 +211,69 @@ fn pool() -> impl Strategy<Value = Pool> {
     )
 }
 
+fn oom(cells: usize) -> impl Strategy<Value = Oom> {
+    let fate = prop_oneof![
+        Just(Fate::Open),
+        Just(Fate::Survived),
+        any::<(u64, Option<u64>)>().prop_map(|(after_ns, status)| Fate::Fatal { after_ns, status }),
+    ];
+    let kind = prop::sample::select(vec![OomKind::Pressure, OomKind::Pool, OomKind::Device]);
+    let holder = (any::<u32>(), of(text()), any::<i64>(), any::<Option<i64>>(), any::<Option<u64>>())
+        .prop_map(|(pid, user, used_bytes, growth_bytes, growth_ns)| Holder {
+            pid,
+            user,
+            used_bytes,
+            growth_bytes,
+            growth_ns,
+        });
+    let numbers = any::<(u64, u64, i64, Option<u64>, i64, (u32, i64))>();
+    let device = (numbers, vec(holder, 0..3)).prop_map(|(numbers, holders)| OomDevice {
+        read_ns: numbers.0,
+        total_bytes: numbers.1,
+        free_bytes: numbers.2,
+        system_bytes: numbers.3,
+        unaccounted_bytes: numbers.4,
+        holders,
+        others: numbers.5,
+    });
+    let words = (of(text()), of(text()), of(text()), of(text()), of(text()));
+    let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..=cells);
+    let held = (any::<(i64, Option<i64>, Option<i64>)>(), amounts);
+    (kind, fate, any::<[u64; 5]>(), any::<[Option<u64>; 7]>(), words, held, of(device), any::<(u16, bool)>())
+        .prop_map(|(kind, fate, counts, maybe, words, held, device, (result, is_unheard))| {
+            let (said, tag, library, stack, phase) = words;
+            let ((tracked_bytes, predates_bytes, untrackable_bytes), amounts) = held;
+            Oom {
+                kind,
+                fate,
+                time_ns: counts[0],
+                last_ns: counts[1],
+                count: counts[2],
+                refusals: counts[3],
+                asked_bytes: counts[4],
+                driver_asked_bytes: maybe[0],
+                device_free_bytes: maybe[1],
+                pool_used_bytes: maybe[2],
+                pool_reserved_bytes: maybe[3],
+                said,
+                result,
+                tag,
+                library,
+                stack,
+                phase,
+                step: maybe[4],
+                tracked_bytes,
+                amounts: amounts.into_iter().collect(),
+                predates_bytes,
+                untrackable_bytes,
+                idle_bytes: maybe[5],
+                largest_idle_bytes: maybe[6],
+                device,
+                is_unheard,
+            }
+        })
+}
+
 fn device(cells: usize) -> impl Strategy<Value = Device> {
     let identity = (text(), any::<u16>(), text(), of(any::<u64>()));
     let reading =
@@ -224,11 +294,11 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let tables = (iterations(), vec(pool(), 0..3));
+    let tables = (iterations(), vec(pool(), 0..3), vec(oom(cells), 0..3));
     let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells), tables));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, (accounted_peak_bytes, steps, growth, (iterations, pools))) = rest;
+        let (rest, (accounted_peak_bytes, steps, growth, (iterations, pools, ooms))) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -244,7 +314,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes, steps, growth, iterations, pools },
+            details: Details { accounted_peak_bytes, steps, growth, iterations, pools, ooms },
         }
     })
 }

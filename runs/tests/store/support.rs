@@ -52,6 +52,8 @@ pub fn run_at(n: u64) -> Run {
             role: (cell + n).is_multiple_of(2).then(|| "parameter".to_owned()),
             phase: (cell % 5 == 0).then(|| "setup".to_owned()),
             library: Some("libtorch".to_owned()),
+            pool: (cell % 4 == 1).then(|| "torch".to_owned()),
+            pending: cell % 8 == 2,
         })
         .collect();
     let moment = |time_ns: u64, factor: i64| {

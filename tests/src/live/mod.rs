@@ -9,9 +9,12 @@
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
 //! mixer      a program that takes and gives memory of every kind, as it is told
+//! torch      unmodified PyTorch wheels on such a machine, and what was recorded of them
+//! attribution whose memory such a recording says it is, beside what the program knows
 //! compare    a daemon's recording, replayed, beside that journal
 //! ```
 
+pub mod attribution;
 pub mod compare;
 pub mod daemon;
 pub mod machine;
@@ -19,6 +22,7 @@ pub mod mixer;
 pub mod programs;
 pub mod prometheus;
 pub mod scene;
+pub mod torch;
 pub mod truth;
 
 pub use compare::{Compared, Replay, replay};

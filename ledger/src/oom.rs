@@ -1,0 +1,439 @@
+//! Running out of memory: what was asked for, who had the device, and what the process itself held.
+//!
+//! A driver call that fails is no end: frameworks give back what they hold idle and try again. So an entry
+//! begins as **pressure**; the framework's own word (`Oom`) makes it a true one of the device. The word
+//! without a failed call before it is a limit of the **pool**. Whether the process survived is judged by what
+//! follows, by who makes runs.
+//!
+//! Entries are few: what is said again and again is one, the most are capped, and the cost of taking one
+//! (a copy of the cells, a look at every block) is spread over the records in between.
+
+use crate::cause::Names;
+use crate::holdings::Holdings;
+use crate::observation::ProcessKey;
+use crate::process::Process;
+use crate::snapshot::{AgreedReading, DeviceReading};
+use gpumem_wire::{Body, FrameFormat, OomOutcome, Phase, PoolOwner, Reading, Stamp};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What ran out, as far as records tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OomKind {
+    /// The driver refused, and nobody said that this was the end.
+    #[default]
+    Pressure,
+    /// A framework's pool gave up without asking the driver.
+    Pool,
+    /// It gave up after the driver had refused.
+    Device,
+}
+
+/// Who had memory of the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Who.
+    pub key: ProcessKey,
+    /// Its user, as /proc said.
+    pub user: Option<String>,
+    /// What NVML charged; of the process itself with what it has allocated since.
+    pub used_bytes: i64,
+    /// What it grew by, and in how long a time: a minute, or as long as it is known.
+    pub growth: Option<(i64, u64)>,
+}
+
+/// The device when memory ran out. The holders, what nobody owns, the driver's share and what is free are its size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OomDevice {
+    /// When NVML was read.
+    pub read_ns: u64,
+    /// Size.
+    pub total_bytes: u64,
+    /// Free then, without what the process has allocated since.
+    pub free_bytes: i64,
+    /// The driver's share, where NVML tells it apart.
+    pub system_bytes: Option<u64>,
+    /// Device used minus the sum over its processes.
+    pub unaccounted_bytes: i64,
+    /// The process itself, then others, the largest first.
+    pub holders: Vec<Holder>,
+    /// How many more there are, and their used bytes.
+    pub others: (u32, i64),
+}
+
+/// One entry, as it is kept: names are ids.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub book: u8,
+    pub stamp: Stamp,
+    pub said: OomView,
+}
+
+/// One time at which memory ran out.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OomView {
+    /// What.
+    pub kind: OomKind,
+    /// When it was first said.
+    pub time_ns: u64,
+    /// When it was last said.
+    pub last_ns: u64,
+    /// How often: the same request at the same place within some seconds is one entry.
+    pub count: u64,
+    /// Failed driver calls.
+    pub refusals: u64,
+    /// What was asked for: of the pool where it gave up, else of the driver.
+    pub asked_bytes: u64,
+    /// What the driver was asked for, where it refused.
+    pub driver_asked_bytes: Option<u64>,
+    /// Free on the device right after the driver had refused.
+    pub device_free_bytes: Option<u64>,
+    /// The pool's own word of what it had handed out, and of what it held.
+    pub pool_used_bytes: Option<u64>,
+    /// See `pool_used_bytes`.
+    pub pool_reserved_bytes: Option<u64>,
+    /// How it ended, as far as the reporter knew.
+    pub outcome: OomOutcome,
+    /// The driver's result.
+    pub result: u16,
+    /// Tag of the request.
+    pub tag: Option<Arc<str>>,
+    /// Library that asked.
+    pub library: Option<Arc<str>>,
+    /// Frames, one a line, innermost first.
+    pub stack: Option<Arc<str>>,
+    /// When in a step.
+    pub phase: Phase,
+    /// The program's number of the step.
+    pub step: Option<u64>,
+    /// Sum of `amounts`.
+    pub tracked_bytes: i64,
+    /// What the process held, by index of `ProcessView::cells`.
+    pub amounts: Arc<[i64]>,
+    /// Older than the agent, as at the last sample.
+    pub predates_bytes: Option<i64>,
+    /// As at the last sample.
+    pub untrackable_bytes: Option<i64>,
+    /// Idle bytes of framework pools, and the largest piece of them; absent where none reports its blocks.
+    pub idle: Option<(u64, u64)>,
+    /// Absent where NVML was not read.
+    pub device: Option<OomDevice>,
+    /// No framework of the process says when it gives up: a refusal may have been the end.
+    pub is_unheard: bool,
+}
+
+/// Refusals that are this near to each other, and to the word that follows, belong together: making room may take a while.
+const TOGETHER_NS: u64 = 10_000_000_000;
+/// Entries of a process: the first half, and the latest.
+const MAX_ENTRIES: usize = 32;
+/// Holders that are named.
+const MAX_HOLDERS: usize = 16;
+/// Stacks that are remembered, and how much of each.
+const MAX_STACKS: usize = 128;
+const MAX_STACK_BYTES: usize = 2048;
+/// What the driver calls it.
+const OUT_OF_MEMORY: u16 = 2;
+
+/// What a process has said of running out.
+#[derive(Debug, Default)]
+pub(crate) struct Ooms {
+    pub entries: Vec<Entry>,
+    /// Entries that were left out.
+    pub dropped: u64,
+    /// The newest entry waits for who had the device.
+    pub wants_holders: bool,
+    /// Text of recent stacks.
+    stacks: VecDeque<(u32, Arc<str>)>,
+    /// Records that must have come before the next composition is taken.
+    next_at: u64,
+    pub phase: Phase,
+    pub step: Option<u64>,
+}
+
+impl Ooms {
+    /// Remembers the text of a stack.
+    pub fn name_stack(&mut self, id: u32, format: FrameFormat, frames: &[u8]) {
+        if format != FrameFormat::Text || id == 0 {
+            return;
+        }
+        let text = String::from_utf8_lossy(&frames[..frames.len().min(MAX_STACK_BYTES)]);
+        self.stacks.retain(|(known, _)| *known != id);
+        if self.stacks.len() >= MAX_STACKS {
+            self.stacks.pop_front();
+        }
+        self.stacks.push_back((id, text.into()));
+    }
+
+    /// Another program numbers its own.
+    pub fn forget_stacks(&mut self) {
+        self.stacks.clear();
+    }
+
+    fn stack(&self, id: u32) -> Option<Arc<str>> {
+        self.stacks.iter().find(|(known, _)| *known == id && id != 0).map(|(_, text)| text.clone())
+    }
+
+    pub fn view(&self, names: &Names<'_>) -> Vec<(usize, OomView)> {
+        let named = |entry: &Entry| OomView {
+            tag: names.tag(entry.stamp.tag),
+            library: names.library(entry.stamp.module),
+            ..entry.said.clone()
+        };
+        self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
+    }
+
+    /// The newest entry if it may be gone on with at this time.
+    fn newest(&mut self, book: u8, time_ns: u64) -> Option<&mut Entry> {
+        let newest = self.entries.last_mut()?;
+        let near = time_ns.abs_diff(newest.said.last_ns) <= TOGETHER_NS;
+        (newest.book == book && near).then_some(newest)
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.entries.len() >= MAX_ENTRIES {
+            self.dropped += 1;
+            let oldest = self.entries.iter().position(|entry| entry.said.kind == OomKind::Pressure);
+            self.entries.remove(oldest.unwrap_or(MAX_ENTRIES / 2));
+        }
+        self.entries.push(entry);
+        self.wants_holders = true;
+    }
+}
+
+/// A record of the three that tell of it, in one form.
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    is_refusal: bool,
+    bytes: u64,
+    device_free: Reading,
+    pool: (Reading, Reading),
+    outcome: OomOutcome,
+    result: u16,
+}
+
+impl Said {
+    fn of(body: &Body<'_>) -> Option<Self> {
+        let unknown = (Reading::ABSENT, Reading::ABSENT);
+        let refused = |bytes, device_free, result| Said {
+            is_refusal: true,
+            bytes,
+            device_free,
+            pool: unknown,
+            outcome: OomOutcome::Unknown,
+            result,
+        };
+        match *body {
+            Body::AllocFailed { bytes, device_free_bytes, result: OUT_OF_MEMORY, .. } => {
+                Some(refused(bytes, device_free_bytes, OUT_OF_MEMORY))
+            }
+            Body::Pressure { bytes, device_free_bytes } => Some(refused(bytes, device_free_bytes, 0)),
+            Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => Some(Said {
+                is_refusal: false,
+                bytes,
+                device_free: Reading::ABSENT,
+                pool: (pool_used_bytes, pool_reserved_bytes),
+                outcome,
+                result,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl Process {
+    /// Takes a record that memory ran out.
+    #[cold]
+    pub fn run_out(&mut self, stamp: &Stamp, body: &Body<'_>) {
+        let Some(said) = Said::of(body) else { return };
+        let book = self.book(stamp.device);
+        let time_ns = if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
+        let is_affordable = self.coverage.events >= self.ooms.next_at;
+        let stack = self.ooms.stack(stamp.stack);
+        match self.ooms.newest(book, time_ns) {
+            Some(newest) if newest.said.kind == OomKind::Pressure => {
+                let pressure = &mut newest.said;
+                pressure.last_ns = time_ns;
+                pressure.device_free_bytes = said.device_free.0.or(pressure.device_free_bytes);
+                if said.is_refusal {
+                    // A mark of the framework follows the failed call: one refusal, said twice.
+                    pressure.refusals += u64::from(said.result != 0);
+                    pressure.count = pressure.count.max(pressure.refusals);
+                    pressure.asked_bytes = pressure.asked_bytes.max(said.bytes);
+                    pressure.driver_asked_bytes = Some(pressure.asked_bytes);
+                    return;
+                }
+                newest.stamp = *stamp;
+                pressure.time_ns = time_ns;
+                pressure.kind = OomKind::Device;
+                (pressure.asked_bytes, pressure.outcome, pressure.count) = (said.bytes, said.outcome, 1);
+                (pressure.pool_used_bytes, pressure.pool_reserved_bytes) = (said.pool.0.0, said.pool.1.0);
+                pressure.stack = stack.or(pressure.stack.take());
+                if !self.is_said_again() && is_affordable {
+                    self.look_around();
+                }
+                return;
+            }
+            // As often as a program tries; or more often than there is time to look.
+            Some(newest) if !said.is_refusal && (!is_affordable || is_same(newest, stamp, said.bytes)) => {
+                newest.said.count += 1;
+                newest.said.last_ns = time_ns;
+                return;
+            }
+            Some(newest) if !is_affordable => {
+                newest.said.refusals += 1;
+                newest.said.last_ns = time_ns;
+                return;
+            }
+            _ => {}
+        }
+        let view = OomView {
+            kind: if said.is_refusal { OomKind::Pressure } else { OomKind::Pool },
+            time_ns,
+            last_ns: time_ns,
+            count: 1,
+            refusals: u64::from(said.is_refusal),
+            asked_bytes: said.bytes,
+            driver_asked_bytes: said.is_refusal.then_some(said.bytes),
+            device_free_bytes: said.device_free.0,
+            pool_used_bytes: said.pool.0.0,
+            pool_reserved_bytes: said.pool.1.0,
+            outcome: said.outcome,
+            result: said.result,
+            stack,
+            ..OomView::default()
+        };
+        self.ooms.push(Entry { book, stamp: *stamp, said: view });
+        if is_affordable {
+            self.look_around();
+        }
+    }
+
+    /// The newest entry has become what the one before it is: they are one.
+    fn is_said_again(&mut self) -> bool {
+        let [.., before, newest] = self.ooms.entries.as_mut_slice() else { return false };
+        let near = newest.said.time_ns.saturating_sub(before.said.last_ns) <= TOGETHER_NS;
+        let same = before.book == newest.book && is_same(before, &newest.stamp, newest.said.asked_bytes);
+        if before.said.kind != OomKind::Device || !near || !same {
+            return false;
+        }
+        before.said.count += 1;
+        before.said.last_ns = newest.said.last_ns;
+        before.said.refusals += newest.said.refusals;
+        self.ooms.entries.pop();
+        self.ooms.wants_holders = false;
+        true
+    }
+
+    /// What the process holds now, into the newest entry.
+    fn look_around(&mut self) {
+        let spoken = self.layers.is(gpumem_wire::Layer::OutOfMemory, gpumem_wire::LayerState::Active);
+        let (phase, step) = (self.ooms.phase, self.ooms.step);
+        let Some(newest) = self.ooms.entries.last_mut() else { return };
+        let book = usize::from(newest.book);
+        let said = &mut newest.said;
+        (said.phase, said.step, said.is_unheard) = (phase, step, !spoken);
+        said.tracked_bytes = self.holdings.books[book].tracked;
+        said.amounts = self.holdings.books[book].amounts().into();
+        let sample = self.accounts[book].complete.as_ref();
+        said.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
+        said.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
+        said.idle = idle(&self.holdings, newest.book);
+        self.ooms.wants_holders = true;
+        let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
+        self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
+    }
+}
+
+/// The same request from the same place.
+fn is_same(entry: &Entry, stamp: &Stamp, bytes: u64) -> bool {
+    entry.said.asked_bytes == bytes && entry.stamp.tag == stamp.tag
+}
+
+/// Segment bytes without a block of the framework pools on a device, and the largest piece of them.
+fn idle(holdings: &Holdings, book: u8) -> Option<(u64, u64)> {
+    let reports = |pool: &&crate::pool::Pool| {
+        pool.book == book && pool.owner == PoolOwner::Framework && !pool.opaque && !pool.segments.is_empty()
+    };
+    let mut found = None;
+    for pool in holdings.pools.iter().filter(reports) {
+        let mut blocks: Vec<(u64, u64)> =
+            pool.blocks.iter().map(|(&address, row)| (address, row.bytes)).collect();
+        blocks.sort_unstable();
+        let (mut sum, mut largest) = found.unwrap_or((0_u64, 0_u64));
+        let mut blocks = blocks.into_iter().peekable();
+        for (&start, segment) in &pool.segments {
+            let end = start.saturating_add(segment.bytes);
+            let mut at = start;
+            let mut gap = |from: u64, to: u64| {
+                sum = sum.saturating_add(to.saturating_sub(from));
+                largest = largest.max(to.saturating_sub(from));
+            };
+            while let Some(&(address, bytes)) = blocks.peek()
+                && address < end
+            {
+                gap(at, address);
+                at = at.max(address.saturating_add(bytes));
+                blocks.next();
+            }
+            gap(at, end);
+        }
+        found = Some((sum, largest));
+    }
+    found
+}
+
+/// A device as a reading had it, and who was listed with how much.
+#[derive(Debug, Clone)]
+pub(crate) struct Listing {
+    pub agreed: AgreedReading,
+    pub listed: Vec<(ProcessKey, u64)>,
+}
+
+impl OomDevice {
+    /// `own`: what the process holds now, if that is known; else what was listed. `who`: user and growth of a process.
+    pub(crate) fn of(
+        listing: &Listing,
+        total_bytes: Option<u64>,
+        key: ProcessKey,
+        own: Option<i64>,
+        who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
+    ) -> Self {
+        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes } = listing.agreed.reading;
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let listed = |of: ProcessKey| listing.listed.iter().find(|(key, _)| *key == of);
+        let read = listed(key).map_or(0, |(_, used)| signed(*used));
+        let own = own.unwrap_or(read);
+        let grown = own.saturating_sub(read);
+        let mut holders: Vec<Holder> = listing
+            .listed
+            .iter()
+            .filter(|(other, _)| *other != key)
+            .map(|&(key, used)| {
+                let (user, growth) = who(key);
+                Holder { key, user, used_bytes: signed(used), growth }
+            })
+            .collect();
+        holders.sort_by_key(|holder| (std::cmp::Reverse(holder.used_bytes), holder.key));
+        let more = holders.split_off(holders.len().min(MAX_HOLDERS));
+        let rest = more.iter().fold(0_i64, |sum, holder| sum.saturating_add(holder.used_bytes));
+        let (user, growth) = who(key);
+        let growth = growth.map(|(bytes, in_ns)| (bytes.saturating_add(grown), in_ns));
+        holders.insert(0, Holder { key, user, used_bytes: own, growth });
+        let system = system_reserved_bytes.unwrap_or(0);
+        let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
+        // The size that NVML tells may differ from the sum by what it calls nothing: that is nobody's.
+        let total_bytes = total_bytes.unwrap_or(known);
+        OomDevice {
+            read_ns: time_ns,
+            total_bytes,
+            free_bytes: signed(free_bytes).saturating_sub(grown),
+            system_bytes: system_reserved_bytes,
+            unaccounted_bytes: listing
+                .agreed
+                .unaccounted_bytes
+                .saturating_add(signed(total_bytes).saturating_sub(signed(known))),
+            holders,
+            others: (more.len() as u32, rest),
+        }
+    }
+}

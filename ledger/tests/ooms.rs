@@ -1,0 +1,214 @@
+//! Running out of memory: the three ways are told apart, and each entry says who had what.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::*;
+use gpumem_ledger::{OomKind, OomView, Origin, ProcessKey};
+use gpumem_wire::*;
+
+const SECOND: u64 = 1_000_000_000;
+const POOL: u64 = 0x77;
+
+/// A process with a pool named `torch`: 100 MiB of segments, 60 MiB of blocks in three pieces.
+fn script() -> Script {
+    let mut s = Script::new();
+    s.tag("torch");
+    s.say(Body::PoolCreate { pool: POOL, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework });
+    s.alloc_as(0x1000_0000, 100 * MIB, DEV, POOL);
+    for (at, bytes) in [(0, 10), (30, 20), (60, 30)] {
+        s.tag("GPT/h.0/mlp");
+        let address = 0x1000_0000 + at * MIB;
+        s.say(Body::BlockAlloc { address, bytes: bytes * MIB, pool: POOL, use_as: NOTHING });
+    }
+    s
+}
+
+fn refuse(s: &mut Script, bytes: u64) {
+    let (device_free_bytes, memory) = (Reading::of(7 * MIB), DEV);
+    s.say(Body::AllocFailed { bytes, pool: 0, device_free_bytes, result: 2, memory });
+}
+
+fn give_up(s: &mut Script, tag: &str, bytes: u64) {
+    s.tag(tag);
+    let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(60 * MIB), Reading::of(100 * MIB));
+    let outcome = OomOutcome::Fatal;
+    s.say(Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result: 0 });
+}
+
+fn ooms(s: &Script) -> Vec<OomView> {
+    s.process()
+        .ooms
+        .into_iter()
+        .map(|(account, oom)| {
+            assert_eq!(account, 0);
+            oom
+        })
+        .collect()
+}
+
+#[test]
+fn a_refusal_that_the_pool_survives_is_pressure() {
+    let mut s = script();
+    s.control(Body::Layer { layer: Layer::OutOfMemory, state: LayerState::Active, reason: "" });
+    refuse(&mut s, 40 * MIB);
+    s.say(Body::Pressure { bytes: 40 * MIB, device_free_bytes: Reading::of(7 * MIB) });
+    s.alloc_as(0x9000_0000, 40 * MIB, DEV, POOL);
+    let found = ooms(&s);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.refusals, one.count), (OomKind::Pressure, 1, 1));
+    assert_eq!((one.asked_bytes, one.device_free_bytes, one.is_unheard), (40 * MIB, Some(7 * MIB), false));
+}
+
+#[test]
+fn a_limit_of_the_pool_needs_no_driver_call() {
+    let mut s = script();
+    s.control(Body::PhaseBegin { phase: Phase::Backward });
+    s.say(Body::Step { number: 18_221 });
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    let found = ooms(&s);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.refusals, one.tag.as_deref()), (OomKind::Pool, 0, Some("GPT/h.1")));
+    assert_eq!((one.phase, one.step), (Phase::Backward, Some(18_221)));
+    assert_eq!((one.pool_used_bytes, one.pool_reserved_bytes), (Some(60 * MIB), Some(100 * MIB)));
+    assert_eq!(one.idle, Some((40 * MIB, 20 * MIB)), "between the blocks and behind them");
+    assert_eq!(one.tracked_bytes, 100 << 20);
+    assert_eq!(one.amounts.iter().sum::<i64>(), 100 << 20);
+    assert_eq!(one.device, None, "NVML was not read");
+}
+
+#[test]
+fn refusals_and_the_word_are_one_entry_and_said_again_it_is_counted() {
+    let mut s = script();
+    for _ in 0..3 {
+        refuse(&mut s, 2048 * MIB);
+        refuse(&mut s, 2048 * MIB);
+        give_up(&mut s, "GPT/h.1", 2000 * MIB);
+        s.time_ns += SECOND;
+    }
+    let found = ooms(&s);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.refusals, one.count), (OomKind::Device, 6, 3));
+    assert_eq!((one.asked_bytes, one.driver_asked_bytes), (2000 * MIB, Some(2048 * MIB)));
+    assert_eq!(one.last_ns - one.time_ns, 2 * SECOND + 60);
+    give_up(&mut s, "GPT/h.2", 2000 * MIB);
+    assert_eq!(ooms(&s).len(), 2, "another place is another entry");
+    s.time_ns += 60 * SECOND;
+    give_up(&mut s, "GPT/h.2", 2000 * MIB);
+    assert_eq!(ooms(&s).len(), 3, "long after is another one");
+}
+
+#[test]
+fn entries_are_capped_and_the_first_and_latest_stay() {
+    let mut s = script();
+    for number in 0..100 {
+        s.time_ns += 60 * SECOND;
+        give_up(&mut s, &format!("m/{number}"), 1000);
+    }
+    let found = ooms(&s);
+    assert_eq!((found.len(), s.process().ooms_dropped), (32, 68));
+    let tags: Vec<&str> = found.iter().filter_map(|oom| oom.tag.as_deref()).collect();
+    assert_eq!((tags[0], tags[15], tags[16], tags[31]), ("m/0", "m/15", "m/84", "m/99"));
+}
+
+#[test]
+fn a_flood_costs_no_more_than_what_lies_between() {
+    let mut s = Script::new();
+    for block in 0..2_000 {
+        s.alloc((block + 1) << 32, MIB);
+    }
+    for number in 0..50 {
+        s.tag(&format!("m/{number}"));
+        s.say(Body::Oom {
+            bytes: number,
+            pool_used_bytes: Reading::ABSENT,
+            pool_reserved_bytes: Reading::ABSENT,
+            outcome: OomOutcome::Unknown,
+            result: 0,
+        });
+    }
+    let found = ooms(&s);
+    assert!(found.len() < 3, "{}", found.len());
+    assert_eq!(found.iter().map(|oom| oom.count).sum::<u64>(), 50, "and all are counted");
+}
+
+#[test]
+fn the_holders_and_what_is_free_are_the_device() {
+    let other = ProcessKey { pid: 52, start_ticks: 3 };
+    let mut s = script();
+    s.host_as(
+        52,
+        Body::ProcessFacts {
+            start_ticks: 3,
+            uid: Reading::of(7),
+            parent_pid: 1,
+            facts: "user=bob\ncomm=secret",
+        },
+    );
+    let sample = |s: &mut Script, at_ns: u64, own: u64, bob: u64| {
+        s.time_ns = at_ns;
+        let total = 16 * 1024 * MIB;
+        let used = own + bob + 64 * MIB;
+        let device = Body::DeviceSample {
+            used_bytes: used,
+            free_bytes: total - used - 623 * MIB,
+            reserved_bytes: Reading::of(623 * MIB),
+        };
+        s.host(Body::SampleBegin { number: at_ns });
+        s.host(device);
+        for (key, used) in [(KEY, own), (other, bob)] {
+            let (used_bytes, start_ticks) = (Reading::of(used), key.start_ticks);
+            s.host_as(
+                key.pid,
+                Body::ProcessSample { start_ticks, used_bytes, absence: Absence::Unknown, lists: 1 },
+            );
+        }
+        s.host(device);
+        s.host(Body::SampleEnd { number: at_ns, result: 0 });
+        s.ledger.observe(
+            Origin::Process(KEY),
+            &Record {
+                stamp: Stamp { time_ns: at_ns + 5, ..s.stamp },
+                body: Body::Watermark { last_seq: s.seq, in_flight_since_ns: 0 },
+            },
+        );
+    };
+    sample(&mut s, 100 * SECOND, 500 * MIB, 1000 * MIB);
+    sample(&mut s, 140 * SECOND, 500 * MIB, 4334 * MIB);
+    s.alloc(0xa_0000_0000, 50 * MIB);
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    let found = ooms(&s);
+    let device = found[0].device.as_ref().expect("it was read");
+    let holders: Vec<_> =
+        device.holders.iter().map(|h| (h.key.pid, h.used_bytes >> 20, h.user.as_deref())).collect();
+    assert_eq!(holders, [(42, 550, None), (52, 4334, Some("bob"))], "its own with what came since");
+    assert_eq!(device.holders[0].growth, Some((50 << 20, 40 * SECOND)));
+    assert_eq!(device.holders[1].growth, Some((3334 << 20, 40 * SECOND)));
+    assert_eq!(device.unaccounted_bytes, 64 << 20);
+    let sum: i64 = device.holders.iter().map(|holder| holder.used_bytes).sum();
+    let rest = device.others.1 + device.unaccounted_bytes + device.free_bytes + (623 << 20);
+    assert_eq!(sum + rest, device.total_bytes as i64);
+    assert_eq!((found[0].untrackable_bytes, found[0].predates_bytes), (Some(400 << 20), Some(0)));
+}
+
+#[test]
+fn the_text_of_the_stack_is_kept_if_there_is_one() {
+    let mut s = script();
+    let stamp = Stamp { stack: 5, ..Stamp::default() };
+    s.push(stamp, Body::Stack { format: FrameFormat::Text, frames: b"forward\ttrain.py\t212\n" });
+    s.stamp.stack = 5;
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    assert_eq!(ooms(&s)[0].stack.as_deref(), Some("forward\ttrain.py\t212\n"));
+}
+
+#[test]
+fn layers_are_the_last_that_were_said_and_bounded() {
+    let mut s = Script::new();
+    s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Failed, reason: &"x".repeat(5000) });
+    s.control(Body::Layer { layer: Layer::Blocks, state: LayerState::Active, reason: "" });
+    s.control(Body::Layer { layer: Layer::Unknown, state: LayerState::Active, reason: "of the future" });
+    let layers = s.process().layers;
+    assert_eq!((layers.len(), layers[0].layer, layers[1].reason.len()), (2, Layer::Blocks, 200));
+    s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Active, reason: "" });
+    assert_eq!(s.process().layers[1].state, LayerState::Active);
+}

@@ -1,0 +1,123 @@
+//! How memory got its names: what the agent says of each layer, and the best of them.
+
+use gpumem_ledger::LayerView;
+use gpumem_wire::{Layer, LayerState};
+use serde::{Deserialize, Serialize};
+
+/// One layer, in words.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LayerSaid {
+    /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd` or `roles`.
+    pub layer: String,
+    /// `active`, `degraded`, `absent` (nothing to do for it), `off` or `failed`.
+    pub state: String,
+    /// Why; empty where there is nothing to say.
+    pub reason: String,
+}
+
+/// How a layer is written.
+pub fn layer_name(layer: Layer) -> &'static str {
+    match layer {
+        Layer::Blocks => "blocks",
+        Layer::OutOfMemory => "out_of_memory",
+        Layer::Scopes => "scopes",
+        Layer::Nvtx => "nvtx",
+        Layer::ModulePath => "module_path",
+        Layer::Autograd => "autograd",
+        Layer::Roles => "roles",
+        Layer::Unknown => "unknown",
+    }
+}
+
+/// How its state is written.
+pub fn state_name(state: LayerState) -> &'static str {
+    match state {
+        LayerState::Active => "active",
+        LayerState::Degraded => "degraded",
+        LayerState::Absent => "absent",
+        LayerState::Off => "off",
+        LayerState::Failed => "failed",
+        LayerState::Unknown => "unknown",
+    }
+}
+
+impl From<&LayerView> for LayerSaid {
+    fn from(view: &LayerView) -> Self {
+        LayerSaid {
+            layer: layer_name(view.layer).into(),
+            state: state_name(view.state).into(),
+            reason: view.reason.clone(),
+        }
+    }
+}
+
+impl LayerSaid {
+    /// It names something.
+    pub fn works(&self) -> bool {
+        matches!(self.state.as_str(), "active" | "degraded")
+    }
+
+    /// People should know of its state: it does not do what it could.
+    pub fn is_lacking(&self) -> bool {
+        matches!(self.state.as_str(), "degraded" | "off" | "failed")
+    }
+}
+
+/// The best way of naming that works, in words; `None` where the agent said nothing of layers.
+pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
+    if layers.is_empty() {
+        return None;
+    }
+    let works = |name: &str| layers.iter().any(|said| said.layer == name && said.works());
+    let levels = [("module_path", "module path"), ("nvtx", "NVTX ranges"), ("scopes", "scopes")];
+    let best = levels.into_iter().find(|(layer, _)| works(layer)).map(|(_, level)| level);
+    Some(best.unwrap_or("calling library"))
+}
+
+/// What does not work as it could, in a few words each.
+pub fn lacking(layers: &[LayerSaid]) -> Vec<String> {
+    const LONGEST: usize = 60;
+    let words = |said: &LayerSaid| {
+        let name = match said.layer.as_str() {
+            "blocks" => "PyTorch's blocks",
+            "out_of_memory" => "out-of-memory word",
+            "scopes" => "scopes",
+            "nvtx" => "NVTX",
+            "module_path" => "module path",
+            "autograd" => "names in backward",
+            "roles" => "roles",
+            other => other,
+        };
+        let reason: String = said.reason.chars().take(LONGEST).collect();
+        let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        format!("{name} {}{reason}", said.state)
+    };
+    layers.iter().filter(|said| said.is_lacking()).map(words).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(layer: &str, state: &str, reason: &str) -> LayerSaid {
+        LayerSaid { layer: layer.into(), state: state.into(), reason: reason.into() }
+    }
+
+    #[test]
+    fn the_best_level_that_works_is_named_and_what_lacks_is_said() {
+        assert_eq!(level(&[]), None);
+        let mut layers = vec![said("scopes", "active", ""), said("nvtx", "absent", "no range yet")];
+        assert_eq!(level(&layers), Some("scopes"));
+        layers.push(said("module_path", "failed", "CPython 3.15 is not known"));
+        layers.push(said("autograd", "degraded", ""));
+        assert_eq!(level(&layers), Some("scopes"));
+        assert_eq!(
+            lacking(&layers),
+            ["module path failed: CPython 3.15 is not known", "names in backward degraded"]
+        );
+        assert_eq!(level(&layers[1..2]), Some("calling library"));
+        layers[2].state = "degraded".into();
+        assert_eq!(level(&layers), Some("module path"));
+    }
+}

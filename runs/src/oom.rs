@@ -1,0 +1,220 @@
+//! Memory that ran out, or nearly did, as a run keeps it.
+
+use crate::builder::sparse;
+use crate::run::{OPEN_FATE_NS, phase_name};
+use gpumem_ledger as ledger;
+use gpumem_wire::OomOutcome;
+use serde::{Deserialize, Serialize};
+
+/// What ran out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OomKind {
+    /// The driver refused, and nobody said that this was the end: a framework makes room and tries again.
+    #[default]
+    Pressure,
+    /// A framework's pool gave up without asking the driver: a limit of its own.
+    Pool,
+    /// It gave up after the driver had refused.
+    Device,
+}
+
+/// What followed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "fate")]
+pub enum Fate {
+    /// Not known (yet).
+    #[default]
+    Open,
+    /// The process ended with a failure soon after.
+    Fatal {
+        /// How soon.
+        after_ns: u64,
+        /// Status as waitpid gives it, where it could be known.
+        status: Option<u64>,
+    },
+    /// It went on.
+    Survived,
+}
+
+/// One time at which memory ran out. Kept as JSON in the store: fields that are added read as their default from older
+/// runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Oom {
+    /// What.
+    pub kind: OomKind,
+    /// What followed.
+    pub fate: Fate,
+    /// When it was first said.
+    pub time_ns: u64,
+    /// When it was last said.
+    pub last_ns: u64,
+    /// How often: the same request at the same place within some seconds is one entry.
+    pub count: u64,
+    /// Failed driver calls.
+    pub refusals: u64,
+    /// Of the pool where it gave up, else of the driver.
+    pub asked_bytes: u64,
+    /// Of the driver, where it refused.
+    pub driver_asked_bytes: Option<u64>,
+    /// Free on the device right after the driver had refused.
+    pub device_free_bytes: Option<u64>,
+    /// The pool's own word of what it had handed out.
+    pub pool_used_bytes: Option<u64>,
+    /// And of what it held.
+    pub pool_reserved_bytes: Option<u64>,
+    /// `fatal` or `survived`, where the reporter said so of its request.
+    pub said: Option<String>,
+    /// The driver's result.
+    pub result: u16,
+    /// Tag of the request.
+    pub tag: Option<String>,
+    /// Library that asked.
+    pub library: Option<String>,
+    /// Frames, one a line, innermost first: `function<TAB>file<TAB>line`.
+    pub stack: Option<String>,
+    /// When in a step.
+    pub phase: Option<String>,
+    /// The program's number of the step.
+    pub step: Option<u64>,
+    /// Sum of `amounts`.
+    pub tracked_bytes: i64,
+    /// (index in `Run::cells`, bytes), without zeros: what the process held.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub amounts: Vec<(u32, i64)>,
+    /// Older than the agent, as at the last sample.
+    pub predates_bytes: Option<i64>,
+    /// As at the last sample.
+    pub untrackable_bytes: Option<i64>,
+    /// Idle bytes of framework pools.
+    pub idle_bytes: Option<u64>,
+    /// Their largest piece.
+    pub largest_idle_bytes: Option<u64>,
+    /// Absent where NVML was not read.
+    pub device: Option<OomDevice>,
+    /// No framework of the process said that it would say when it gives up.
+    pub is_unheard: bool,
+}
+
+/// The device then: holders, others, what nobody owns, the driver's share and what is free are its size.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OomDevice {
+    /// When NVML was read.
+    pub read_ns: u64,
+    /// Size.
+    pub total_bytes: u64,
+    /// Without what the process has allocated since.
+    pub free_bytes: i64,
+    /// The driver's share, where NVML tells it apart.
+    pub system_bytes: Option<u64>,
+    /// Device used minus the sum over its processes.
+    pub unaccounted_bytes: i64,
+    /// The process itself, then others, the largest first.
+    pub holders: Vec<Holder>,
+    /// How many more there are, and their used bytes.
+    pub others: (u32, i64),
+}
+
+/// Who had memory of the device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Holder {
+    /// Pid in the daemon's namespace; 0 where it is hidden.
+    pub pid: u32,
+    /// Its user.
+    pub user: Option<String>,
+    /// What NVML charged; of the process itself with what it has allocated since.
+    pub used_bytes: i64,
+    /// What it grew by in the time before.
+    pub growth_bytes: Option<i64>,
+    /// How long that was: a minute, or as long as it is known.
+    pub growth_ns: Option<u64>,
+}
+
+impl Oom {
+    /// Whether it is one, and not only pressure: a refusal that nobody would have spoken of was one if the process ended
+    /// with it.
+    pub fn is_true(&self) -> bool {
+        self.kind != OomKind::Pressure || self.is_unheard && matches!(self.fate, Fate::Fatal { .. })
+    }
+
+    /// Free bytes at the time: the driver's own word, else what NVML said before.
+    pub fn free_bytes(&self) -> Option<i64> {
+        let said = self.device_free_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
+        said.or(self.device.as_ref().map(|device| device.free_bytes))
+    }
+
+    /// `ended`: when the process ended, and its status; `now_ns`: the latest that is known.
+    pub(crate) fn of(oom: &ledger::OomView, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Self {
+        let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
+        let fate = match ended {
+            Some((_, Some(0))) => Fate::Survived,
+            Some((time_ns, status)) if after(time_ns) <= OPEN_FATE_NS => {
+                Fate::Fatal { after_ns: after(time_ns), status }
+            }
+            Some(_) => Fate::Survived,
+            None if after(now_ns) > OPEN_FATE_NS => Fate::Survived,
+            None => Fate::Open,
+        };
+        let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
+        Oom {
+            kind: match oom.kind {
+                ledger::OomKind::Pressure => OomKind::Pressure,
+                ledger::OomKind::Pool => OomKind::Pool,
+                ledger::OomKind::Device => OomKind::Device,
+            },
+            fate,
+            time_ns: oom.time_ns,
+            last_ns: oom.last_ns,
+            count: oom.count,
+            refusals: oom.refusals,
+            asked_bytes: oom.asked_bytes,
+            driver_asked_bytes: oom.driver_asked_bytes,
+            device_free_bytes: oom.device_free_bytes,
+            pool_used_bytes: oom.pool_used_bytes,
+            pool_reserved_bytes: oom.pool_reserved_bytes,
+            said: match oom.outcome {
+                OomOutcome::Fatal => Some("fatal".into()),
+                OomOutcome::Survived => Some("survived".into()),
+                OomOutcome::Unknown => None,
+            },
+            result: oom.result,
+            tag: text(&oom.tag),
+            library: text(&oom.library),
+            stack: text(&oom.stack),
+            phase: phase_name(oom.phase).map(str::to_owned),
+            step: oom.step,
+            tracked_bytes: oom.tracked_bytes,
+            amounts: sparse(&oom.amounts),
+            predates_bytes: oom.predates_bytes,
+            untrackable_bytes: oom.untrackable_bytes,
+            idle_bytes: oom.idle.map(|(sum, _)| sum),
+            largest_idle_bytes: oom.idle.map(|(_, largest)| largest),
+            device: oom.device.as_ref().map(OomDevice::from),
+            is_unheard: oom.is_unheard,
+        }
+    }
+}
+
+impl From<&ledger::OomDevice> for OomDevice {
+    fn from(device: &ledger::OomDevice) -> Self {
+        let holder = |holder: &ledger::Holder| Holder {
+            pid: holder.key.pid,
+            user: holder.user.clone(),
+            used_bytes: holder.used_bytes,
+            growth_bytes: holder.growth.map(|(bytes, _)| bytes),
+            growth_ns: holder.growth.map(|(_, in_ns)| in_ns),
+        };
+        OomDevice {
+            read_ns: device.read_ns,
+            total_bytes: device.total_bytes,
+            free_bytes: device.free_bytes,
+            system_bytes: device.system_bytes,
+            unaccounted_bytes: device.unaccounted_bytes,
+            holders: device.holders.iter().map(holder).collect(),
+            others: device.others,
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Whose memory a recording says it is, beside what the program itself knows: marks around its modules' calls and around
+//! the nodes of its backward pass (tests/torch/said.py), and the addresses of its tensors.
+
+use gpumem_ledger::Origin;
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::Input;
+use gpumem_runs::recording;
+use gpumem_wire::{Body, Flags, Phase, Record, Role};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+/// A live block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    /// As torch rounded it.
+    pub bytes: u64,
+    /// Scope, module path or both; empty for none.
+    pub tag: String,
+    /// What the agent said of it, at its allocation or later.
+    pub role: Role,
+    /// Likewise.
+    pub phase: Phase,
+}
+
+/// Bytes of allocations, and what became of their names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Share {
+    /// All of them.
+    pub bytes: u64,
+    /// Of those, under the module that the program says.
+    pub right: u64,
+    /// Under any name.
+    pub named: u64,
+    /// What was expected, what was found, and its bytes.
+    pub wrong: BTreeMap<(String, String), u64>,
+    /// How many allocations.
+    pub count: u64,
+}
+
+impl Share {
+    /// Right bytes in a hundred.
+    pub fn percent(&self) -> f64 {
+        100.0 * self.right as f64 / self.bytes.max(1) as f64
+    }
+
+    /// Named bytes in a hundred.
+    pub fn percent_named(&self) -> f64 {
+        100.0 * self.named as f64 / self.bytes.max(1) as f64
+    }
+
+    fn add(&mut self, bytes: u64, expected: &str, found: &str) {
+        self.bytes += bytes;
+        self.count += 1;
+        self.named += if found.is_empty() { 0 } else { bytes };
+        if found == expected {
+            self.right += bytes;
+        } else {
+            *self.wrong.entry((expected.to_owned(), found.to_owned())).or_default() += bytes;
+        }
+    }
+}
+
+/// What a recording says of one process.
+#[derive(Debug, Default)]
+pub struct Attribution {
+    /// By `MODEL phase`: allocations of which the program says whose they are.
+    pub known: BTreeMap<String, Share>,
+    /// By `MODEL phase`: all allocations.
+    pub all: BTreeMap<String, Share>,
+    /// Live blocks by address, at each check.
+    pub live: BTreeMap<String, HashMap<u64, Block>>,
+}
+
+struct Reader {
+    pid: u32,
+    names: HashMap<u32, String>,
+    /// By thread: modules that were entered.
+    inside: HashMap<u32, Vec<String>>,
+    phase: String,
+    model: String,
+    blocks: HashMap<u64, Block>,
+    result: Attribution,
+}
+
+impl Reader {
+    fn name(&self, tag: u32) -> String {
+        self.names.get(&tag).cloned().unwrap_or_default()
+    }
+
+    fn mark(&mut self, thread: u32, text: &str) {
+        match text.split_once(' ').unwrap_or((text, "")) {
+            ("enter", path) => self.inside.entry(thread).or_default().push(path.to_owned()),
+            ("leave", _) => {
+                self.inside.entry(thread).or_default().pop();
+            }
+            ("phase", phase) => phase.clone_into(&mut self.phase),
+            ("model", model) => model.clone_into(&mut self.model),
+            ("check", check) => {
+                self.result.live.insert(check.to_owned(), self.blocks.clone());
+            }
+            _ => {}
+        }
+    }
+
+    fn allocate(&mut self, thread: u32, bytes: u64, tag: &str) {
+        if self.phase.is_empty() || self.phase == "none" {
+            return;
+        }
+        let key = format!("{} {}", self.model, self.phase);
+        let expected = self.inside.get(&thread).and_then(|inside| inside.last());
+        if let Some(expected) = expected {
+            self.result.known.entry(key.clone()).or_default().add(bytes, expected, tag);
+        }
+        self.result.all.entry(key).or_default().add(bytes, expected.map_or("", String::as_str), tag);
+    }
+}
+
+impl Sink for Reader {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        let Origin::Process(key) = origin else { return };
+        if key.pid != self.pid || record.stamp.flags.has(Flags::RESTATED) {
+            return;
+        }
+        let stamp = record.stamp;
+        match record.body {
+            Body::Tag { path } => {
+                self.names.insert(stamp.tag, path.to_owned());
+            }
+            Body::Marker {} => self.mark(stamp.thread, &self.name(stamp.tag)),
+            Body::BlockAlloc { address, bytes, use_as: (role, phase), .. } => {
+                let tag = self.name(stamp.tag);
+                self.allocate(stamp.thread, bytes, &tag);
+                self.blocks.insert(address, Block { bytes, tag, role, phase });
+            }
+            Body::BlockFree { address, .. } => {
+                self.blocks.remove(&address);
+            }
+            Body::Retag { address, use_as: (role, phase), .. } => {
+                let tag = self.name(stamp.tag);
+                if let Some(block) = self.blocks.get_mut(&address) {
+                    (block.role, block.phase) = (role, phase);
+                    if !tag.is_empty() {
+                        block.tag = tag;
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    fn caveat(&mut self, _code: &str, _text: String) {}
+    fn reject(&mut self, count: u64) {
+        assert_eq!(count, 0, "rejected records");
+    }
+}
+
+/// Reads what a daemon recorded of a process.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn attribution(path: &Path, pid: u32) -> Attribution {
+    let mut reader = Reader {
+        pid,
+        names: HashMap::new(),
+        inside: HashMap::new(),
+        phase: String::new(),
+        model: String::new(),
+        blocks: HashMap::new(),
+        result: Attribution::default(),
+    };
+    let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
+    recording::read(input, &mut reader).unwrap_or_else(|error| panic!("{error}"));
+    reader.result
+}

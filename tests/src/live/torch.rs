@@ -1,0 +1,219 @@
+//! Unmodified PyTorch wheels on the simulated machine (tests/torch), and what was recorded of a program at the moments
+//! that it marked.
+
+use super::machine::{Job, Machine};
+use super::programs::programs;
+use super::until;
+use gpumem_ledger::{Class, Ledger, Origin};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::Input;
+use gpumem_runs::recording;
+use gpumem_wire::{Body, Flags, Record};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+
+/// The two that lie far apart, as they are pinned. "newest" is whatever the registry has.
+pub const VERSIONS: [&str; 2] = ["2.4.1", "2.15.0"];
+
+/// One version, installed.
+#[derive(Debug, Clone)]
+pub struct Wheel {
+    /// As the registry calls it.
+    pub version: String,
+    /// target/torch-VERSION: `venv/`, `lib/`.
+    pub dir: PathBuf,
+}
+
+/// That version, installed if it is not; `None`, with a word why, where it cannot be had.
+///
+/// # Panics
+/// With GPUMEM_TOOLS_REQUIRED set, when it cannot be had: CI must not skip.
+pub fn wheel(version: &str) -> Option<Wheel> {
+    static KNOWN: Mutex<Option<HashMap<String, Option<Wheel>>>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let known = known.get_or_insert_with(HashMap::new);
+    if let Some(found) = known.get(version) {
+        return found.clone();
+    }
+    let found = install(version);
+    if let Err(why) = &found {
+        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "torch {version} cannot be had: {why}");
+        eprintln!("skipped: torch {version} cannot be had: {why}");
+    }
+    known.insert(version.to_owned(), found.clone().ok());
+    found.ok()
+}
+
+fn install(version: &str) -> Result<Wheel, String> {
+    let fake = &programs().fake;
+    let target = fake.parent().ok_or("no target folder")?;
+    let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("torch");
+    // Several test programs may want it at once.
+    let mut make = Command::new("flock");
+    make.arg(target.join("torch.lock")).args(["make", "-s", "-C"]).arg(makefile);
+    make.arg(format!("TARGET={}", target.display())).arg(format!("FAKE={}", fake.display()));
+    let output = make.arg(format!("wheel-{version}")).output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(said.lines().rev().take(5).collect::<Vec<_>>().join(" / "));
+    }
+    let dir = target.join(format!("torch-{version}"));
+    let dir = dir.canonicalize().map_err(|error| format!("{}: {error}", dir.display()))?;
+    let name = dir.file_name().and_then(|name| name.to_str()).unwrap_or(version);
+    Ok(Wheel { version: name.trim_start_matches("torch-").to_owned(), dir })
+}
+
+impl Wheel {
+    /// Python with this wheel, on that machine, running a program of tests/torch. Nothing of gpumem is in its environment.
+    pub fn bare(&self, machine: &Machine, program: &str, arguments: &[&str]) -> Command {
+        let fake = &programs().fake;
+        let mut command = machine.command(self.dir.join("venv/bin/python"));
+        let path = std::env::join_paths([self.dir.join("lib"), fake.join("lib")]).expect("paths");
+        command
+            .env("LD_LIBRARY_PATH", path)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .env("PYTHONWARNINGS", "ignore");
+        command
+            .env("FAKE_GPU", fake.join("bin/fake-gpu"))
+            .env("PLUGGABLE", self.dir.join("lib/pluggable.so"));
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("torch").join(program)).args(arguments);
+        command
+    }
+
+    /// The same, reporting to the daemon in `runtime`.
+    pub fn covered(&self, machine: &Machine, runtime: &Path, program: &str, arguments: &[&str]) -> Command {
+        let mut command = self.bare(machine, program, arguments);
+        command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+        command.env("GPUMEM_SOCKET", runtime.join("agent.sock"));
+        command
+    }
+}
+
+/// A machine that such wheels run on: two devices, and a driver as new as the newest CUDA needs.
+pub fn machine(keys: &[&str]) -> Machine {
+    Machine::new(&[&["devices=2", "memory=16G", "cuda.version=13990"], keys].concat())
+}
+
+/// Waits for its good end, which may take long on a busy machine, and gives its lines of JSON.
+///
+/// # Panics
+/// When it ends otherwise, or before it has said that it was done.
+pub fn finished(job: &mut Job) -> Vec<Value> {
+    until(300, "the end of a training", || (!job.is_running()).then_some(()));
+    job.finish();
+    let said: Vec<Value> = job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert!(said.iter().any(|line| line["done"] == true), "{:#?}", job.said);
+    said
+}
+
+/// What a process held on a device at a moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Held {
+    /// All of it.
+    pub tracked: i64,
+    /// What no pool carves.
+    pub direct: i64,
+    /// Blocks of pools.
+    pub blocks: i64,
+    /// Of pools, under no block.
+    pub idle: i64,
+    /// Pools that report no blocks.
+    pub opaque: i64,
+    /// Blocks outside of any segment.
+    pub unbooked: i64,
+    /// Freed by the program, still in use by a stream.
+    pub pending: i64,
+}
+
+/// A moment that a program marked.
+#[derive(Debug, Clone)]
+pub struct Moment {
+    /// What followed `check `.
+    pub name: String,
+    /// By ordinal of the machine.
+    pub devices: Vec<Held>,
+}
+
+/// Every marked moment of a process, out of a daemon's recording.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn moments(path: &Path, pid: u32) -> Vec<Moment> {
+    struct Reader {
+        ledger: Ledger,
+        pid: u32,
+        names: HashMap<u32, String>,
+        found: Vec<Moment>,
+    }
+    impl Sink for Reader {
+        fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+            self.ledger.observe(origin, record);
+            self.ledger.take_samples();
+            self.ledger.take_windows();
+            let Origin::Process(key) = origin else { return };
+            if key.pid != self.pid || record.stamp.flags.has(Flags::RESTATED) {
+                return;
+            }
+            match record.body {
+                Body::Tag { path } => {
+                    self.names.insert(record.stamp.tag, path.to_owned());
+                }
+                Body::Marker {} => {
+                    let name = self.names.get(&record.stamp.tag).map_or("", String::as_str);
+                    if let Some(name) = name.strip_prefix("check ") {
+                        self.found
+                            .push(Moment { name: name.to_owned(), devices: held(&self.ledger, self.pid) });
+                    }
+                }
+                _ => {}
+            }
+        }
+        fn caveat(&mut self, _code: &str, _text: String) {}
+        fn reject(&mut self, count: u64) {
+            assert_eq!(count, 0, "rejected records");
+        }
+    }
+    let mut reader = Reader { ledger: Ledger::new(), pid, names: HashMap::new(), found: Vec::new() };
+    let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
+    recording::read(input, &mut reader).unwrap_or_else(|error| panic!("{error}"));
+    reader.found
+}
+
+fn held(ledger: &Ledger, pid: u32) -> Vec<Held> {
+    let snapshot = ledger.snapshot();
+    let mut found = vec![Held::default(); 2];
+    let Some(process) = snapshot.processes.iter().find(|process| process.key.pid == pid) else {
+        return found;
+    };
+    for account in &process.accounts {
+        let name = account.device.map(|device| snapshot.devices[device].name.to_string());
+        let last = name.and_then(|name| name.chars().last()?.to_digit(16));
+        let Some(held) = last.and_then(|ordinal| found.get_mut(ordinal as usize)) else { continue };
+        held.tracked += account.tracked_bytes;
+        held.unbooked += account.beside.unbooked_blocks;
+        held.pending += account.beside.pending_blocks;
+        for (cell, bytes) in process.cells.iter().zip(&account.amounts) {
+            match cell.class {
+                Class::Direct => held.direct += bytes,
+                Class::Block => held.blocks += bytes,
+                Class::PoolIdle => held.idle += bytes,
+                Class::Opaque => held.opaque += bytes,
+            }
+        }
+    }
+    found
+}
+
+/// Each moment beside what the program said of it, which must be there, in order.
+///
+/// # Panics
+/// When they are not the same moments.
+pub fn beside<'a>(moments: &'a [Moment], said: &'a [Value]) -> Vec<(&'a Moment, &'a Value)> {
+    let checks: Vec<&Value> = said.iter().filter(|line| line["check"].is_string()).collect();
+    let names: Vec<&str> = checks.iter().filter_map(|line| line["check"].as_str()).collect();
+    assert_eq!(moments.iter().map(|moment| moment.name.as_str()).collect::<Vec<_>>(), names);
+    moments.iter().zip(checks).collect()
+}
