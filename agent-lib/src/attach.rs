@@ -101,8 +101,9 @@ fn inject() {
     };
     if let Some(driver) = Driver::loaded() {
         core.devices.set_driver(driver);
-        if context_exists(&driver) {
+        for ordinal in active_devices(&driver) {
             subscribe::note_late();
+            core.device(ordinal); // what it holds is known by this name
         }
         subscribe::attach(core);
     }
@@ -111,20 +112,21 @@ fn inject() {
     }
 }
 
-/// Whether a device has a context already: then there were allocations that nobody saw. Inside cuInit the driver answers
-/// that it is not initialised.
-fn context_exists(driver: &Driver) -> bool {
+/// Devices that have a context already: there were allocations that nobody saw. Inside cuInit the driver answers that it is
+/// not initialised.
+fn active_devices(driver: &Driver) -> Vec<u32> {
     let mut count = 0;
     // SAFETY: functions of the loaded driver, each with places for its answers.
     unsafe {
         if driver.device_get_count.is_none_or(|get| get(&mut count) != 0) {
-            return false;
+            return Vec::new();
         }
-        let Some(get) = driver.primary_ctx_get_state else { return false };
-        (0..count).any(|device| {
+        let Some(get) = driver.primary_ctx_get_state else { return Vec::new() };
+        let is_active = |device: &i32| {
             let (mut flags, mut active) = (0, 0);
-            get(device, &mut flags, &mut active) == 0 && active != 0
-        })
+            get(*device, &mut flags, &mut active) == 0 && active != 0
+        };
+        (0..count).filter(is_active).map(i32::cast_unsigned).collect()
     }
 }
 

@@ -13,7 +13,9 @@ const NOBODY: u32 = 65534;
 /// A training script that says what it sees, as `key=value` lines.
 const TRAIN: &str = r#"
 import ctypes, sys, time
-import gpumem
+late = "late" in sys.argv
+if not late:
+    import gpumem
 cuda = ctypes.CDLL("libcuda.so.1")
 def begin():
     assert cuda.cuInit(0) == 0
@@ -24,6 +26,15 @@ def take(size):
     address = ctypes.c_uint64()
     assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
 begin()
+if late:
+    take(32 << 20)
+    import gpumem
+    for _ in range(100):
+        missed = gpumem.status()["missed"]
+        if missed and missed[0]["bytes"] is not None:
+            break
+        time.sleep(0.1)
+    print("missed=%s" % (missed[0]["bytes"] >= 32 << 20))
 with gpumem.scope("model"):
     take(64 << 20)
 print("state=" + gpumem.status()["state"])
@@ -143,6 +154,11 @@ fn pip_install_is_a_complete_installation() {
     // And by the import alone, with the daemon that is there now.
     let text = done(home.command(bin.join("python")).arg(home.path("train.py")));
     assert!(text.contains("state=covered") && text.contains(&format!("report={}", 64 << 20)), "{text}");
+
+    // And after CUDA has begun: late, and it says by how much.
+    let text = done(home.command(bin.join("python")).arg(home.path("train.py")).arg("late"));
+    let all = ["state=late", "missed=True", &format!("tracked={}", 64 << 20)];
+    assert!(all.iter().all(|line| text.lines().any(|other| other == *line)), "{text}");
 
     done(home.command(bin.join("pip")).args(["uninstall", "--quiet", "--yes", "gpumem"]));
     let left: Vec<_> = ["bin/gpumemd", "bin/gpumemctl", "lib/gpumemd/libgpumem.so"]

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 def missed() -> List[Dict[str, Any]]:
     """Per device that is used, bytes older than the agent; ``None`` where nobody knows.
 
-    The daemon compares what NVML charges with what the agent has seen. Without one, PyTorch's allocator knows what it had
+    The daemon compares what NVML charges with what the agent has seen, so contexts and modules are in it. Without one, PyTorch's allocator knows what it had
     reserved, which is a lower bound: ``at_least``.
     """
     from ._ask import report_json
