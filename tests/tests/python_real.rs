@@ -81,3 +81,15 @@ fn scopes_break_no_graph() {
         assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
     }
 }
+
+#[test]
+fn what_it_says_is_what_torch_says() {
+    let machine = gpumem_tests::live::torch::machine(&[]);
+    for version in VERSIONS {
+        let Some(wheel) = wheel(version) else { continue };
+        let mut command = wheel.covered(&machine, &machine.dir, "asked.py", &[]);
+        command.env("GPUMEM_PACKAGE", package());
+        let said = done(&mut command);
+        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+    }
+}
