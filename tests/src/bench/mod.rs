@@ -12,6 +12,7 @@ mod ledger;
 mod node;
 mod peer;
 pub mod player;
+mod python;
 mod report;
 mod rounds;
 mod scrape;
@@ -34,6 +35,11 @@ pub const ALL: &[Bench] = &[
         name: "agent",
         about: "what the agent adds to a driver call, and what a scope costs",
         run: agent::run,
+    },
+    Bench {
+        name: "python",
+        about: "what a scope costs from Python, beside an empty context manager",
+        run: python::run,
     },
     Bench {
         name: "ledger",
