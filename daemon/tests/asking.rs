@@ -3,9 +3,7 @@
 
 mod common;
 
-use common::peer::{
-    Memory, Peer, allocation, device, now, own_start_ticks, record, resync, tag, watermark,
-};
+use common::peer::{Memory, Peer, allocation, device, now, own_start_ticks, record, resync, tag, watermark};
 use common::{Daemon, start, wait_for};
 use gpumem_wire::{AskKind, Body, Stamp, frame};
 

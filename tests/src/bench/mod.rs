@@ -14,6 +14,7 @@ mod node;
 mod nvtx;
 mod peer;
 pub mod player;
+mod python;
 mod report;
 mod rounds;
 mod scrape;
@@ -42,6 +43,11 @@ pub const ALL: &[Bench] = &[
         name: "frames",
         about: "what the module path from Python frames adds to a block, by depth",
         run: frames::run,
+    },
+    Bench {
+        name: "python",
+        about: "what a scope costs from Python, beside an empty context manager",
+        run: python::run,
     },
     Bench {
         name: "ledger",
