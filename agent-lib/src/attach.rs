@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::cupti::subscribe;
 use crate::env::Settings;
-use crate::{Functions, fork, second, sender, state, threads};
+use crate::{Functions, fork, python, second, sender, state, threads, torch};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
 
@@ -59,6 +59,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
         core.names.adopt(&parent.names);
         threads::adopt();
+        python::run::restart();
     }
     let core = Core::install(core);
     fork::install();
@@ -69,6 +70,7 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
 /// Everything but CUPTI.
 pub fn start_with(settings: Settings) -> Option<&'static Core> {
     let core = prepare(|| settings)?;
+    crate::python::started(core);
     sender::start(core);
     Some(core)
 }
@@ -92,6 +94,9 @@ pub fn injected() {
             subscribe::note_late();
         }
         subscribe::attach(core);
+    }
+    if core.settings.layers.torch {
+        torch::patch::look(true);
     }
 }
 

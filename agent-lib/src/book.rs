@@ -68,7 +68,7 @@ pub fn context_of(row: &Row) -> u32 {
 impl Core {
     /// An allocation succeeded.
     #[inline(always)]
-    pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) -> u64 {
+    pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
         let body = |time_ns: u64, _: &mut At| {
             let took_us = u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX);
@@ -76,7 +76,8 @@ impl Core {
         };
         self.record_timed(thread, at, body, |core, row| {
             core.live.insert(Key::Allocation(address), row, Beside::default());
-        })
+        });
+        self.driver_gave(thread, at.module, address, bytes, memory);
     }
 
     /// An allocation failed.
@@ -92,12 +93,14 @@ impl Core {
         let Allocation { bytes, pool, memory, .. } = what;
         let body = Body::AllocFailed { bytes, pool, device_free_bytes, result, memory };
         self.record(thread, at, body, nothing);
+        self.driver_refused(thread, at, bytes, memory, device_free_bytes);
         crate::sender::wake();
     }
 
     /// A free was entered. `call` keeps what is needed when it returns.
     #[inline(always)]
     pub fn free_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64) {
+        self.driver_takes(thread, call, address, 0);
         let taken = &mut call.taken;
         call.begin_seq = self.record(thread, at, Body::FreeBegin { address }, |core, _| {
             *taken = core.live.remove(Key::Allocation(address));
@@ -118,6 +121,12 @@ impl Core {
                 core.give_back(call, row[0]);
             }
         });
+        if failed
+            && call.segment_of != 0
+            && let Some(taken) = call.taken
+        {
+            self.segment_back(thread, call.segment_of, taken.row[2], taken.row[3]);
+        }
     }
 
     /// The call failed: its row lives on.

@@ -10,6 +10,7 @@ use crate::multicast::Few;
 use crate::names::Names;
 use crate::ring::{Ring, Row};
 use crate::threads::Thread;
+use crate::torch;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
@@ -30,6 +31,7 @@ pub struct Core {
     pub names: Names,
     pub devices: Devices,
     pub driver_pools: DriverPools,
+    pub torch: torch::State,
     pub multicast: Few,
     pub multicast_mappings: Few,
     /// Tag of threads without open scopes; 0 for none.
@@ -106,6 +108,7 @@ impl Core {
             names: Names::new(&shared)?,
             devices: Devices::new(),
             driver_pools: DriverPools::new(),
+            torch: torch::State::new()?,
             multicast: Few::new(),
             multicast_mappings: Few::new(),
             process_tag: AtomicU32::new(0),

@@ -1,6 +1,6 @@
 //! A forked child must not speak for its parent: it disarms before anything else runs in it.
 
-use crate::{callers, sender, state};
+use crate::{callers, python, sender, state};
 use std::sync::Once;
 
 static INSTALLED: Once = Once::new();
@@ -30,6 +30,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     state::disarm();
     callers::in_child();
+    python::in_child();
     sender::close_in_child();
 }
 

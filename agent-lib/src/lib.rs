@@ -80,6 +80,18 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(text.cast(), libc::strlen(text)) }
 }
 
+/// Numbers of the caller's; none for null.
+///
+/// # Safety
+/// `words` is null or has `count` of them, which outlive the result.
+unsafe fn words<'a>(words: *const u64, count: usize) -> &'a [u64] {
+    if words.is_null() {
+        return &[];
+    }
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(words, count) }
+}
+
 macro_rules! text {
     ($text:ident) => {
         // SAFETY: null or a C string, says the caller of each function that has one.
@@ -111,6 +123,11 @@ macro_rules! exports {
             initialize_nvtx: InitializeInjectionNvtx2,
             $( $field: $symbol, )*
         };
+
+        /// Where they are, by their names in [`Functions`]: for code that is handed addresses.
+        pub fn addresses() -> Vec<(&'static str, usize)> {
+            vec![$( (stringify!($field), $symbol as *const () as usize), )*]
+        }
 
         $(
             $(#[$doc])*
@@ -156,7 +173,16 @@ exports! {
     /// Sets the tag of threads without scopes.
     gpumem_process_tag as process_tag(path: *const c_char) -> () { (); |core, _| core.set_process_tag(text!(path)) }
     /// A step begins.
-    gpumem_step as step(number: u64) -> () { (); |core, thread| core.step(thread, number) }
+    gpumem_step as step(number: u64) -> () {
+        (); |core, thread| {
+            python::run::program_steps();
+            core.step(thread, number)
+        }
+    }
+    /// An optimizer's step has ended, the next step begins: unless the program says so itself.
+    gpumem_auto_step as auto_step(number: u64) -> () {
+        (); |core, thread| if python::run::are_steps_ours() { core.step(thread, number) }
+    }
     /// A phase begins.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }
     /// Something worth a mark happened.
@@ -194,6 +220,57 @@ exports! {
     /// What is known by now of an allocation (pool 0) or block.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
+    }
+    /// How the layer of exact roles is: a number of the wire format, and why.
+    gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
+        (); |_, _| python::run::say_roles(state, text!(reason))
+    }
+    /// The number that the next node of autograd on this thread will have; the largest of all without PyTorch.
+    gpumem_autograd_number as autograd_number() -> u64 {
+        u64::MAX; |core, _| {
+            torch::autograd::attach(core);
+            torch::autograd::next_number().unwrap_or(u64::MAX)
+        }
+    }
+    /// Finds out where nodes have their numbers: see `torch::autograd::calibrate`. 1 if it is known now.
+    gpumem_autograd_calibrate as autograd_calibrate(objects: *const u64, count: u32, first: u64) -> c_int {
+        0; |_, _| {
+            // SAFETY: so many numbers, says the caller, of objects that exist.
+            c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
+        }
+    }
+    /// A module object exists, of this type, as child `name` of `parent` (0: of none).
+    gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
+        (); |core, _| python::say_module(core, object, kind, parent, text!(name))
+    }
+    /// A module object is about to be freed.
+    gpumem_module_gone as module_gone(object: u64) -> () { (); |_, _| python::MODULES.gone(object) }
+    /// What a code object means: see `python::say_code`. The caller keeps it alive.
+    gpumem_code as code(code_object: u64, what: c_int) -> () { (); |core, _| python::say_code(core, code_object, what) }
+    /// Compares the calling thread's Python frames, the innermost first, with what Python says of them (places of `count` numbers each),
+    /// and uses them from now on. 1 if they are the same; else 0, and why.
+    gpumem_frames_selftest as frames_selftest(
+        codes: *const u64, firsts: *const u64, lines: *const i32, count: u64, reason: *mut c_char, reason_bytes: u64
+    ) -> c_int {
+        0; |core, _| {
+            // SAFETY: places of that size, says the caller.
+            let said = unsafe { python::selftest::Said::new(codes, firsts, lines, count) };
+            let proved = python::prove(core, said);
+            // SAFETY: as above.
+            unsafe { fill(reason, reason_bytes, |out| python::put(out, proved.as_ref().err())) };
+            c_int::from(proved.is_ok())
+        }
+    }
+    /// Module calls so far that met an object which nobody has said.
+    gpumem_modules_unknown as modules_unknown() -> u64 {
+        0; |_, _| python::MODULES.unknown.load(std::sync::atomic::Ordering::Relaxed)
+    }
+    /// How an allocation that this thread made now would be named, and its Python stack, as text. Its length.
+    gpumem_here as here(out: *mut c_char, bytes: u64) -> u64 {
+        0; |core, thread| {
+            // SAFETY: room of that size, says the caller.
+            unsafe { fill(out, bytes, |out| python::describe(core, thread, out)) }
+        }
     }
     /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
     gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
@@ -293,6 +370,22 @@ exports! {
 
 fn done(outcome: control::Outcome) -> c_int {
     c_int::from(outcome.errno == 0)
+}
+
+/// Lets `write` fill a C string in the caller's room; its length.
+///
+/// # Safety
+/// `out` is null or has room for `bytes` bytes.
+unsafe fn fill(out: *mut c_char, bytes: u64, write: impl FnOnce(&mut [u8]) -> usize) -> u64 {
+    let Some(most) = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_sub(1)) else { return 0 };
+    if out.is_null() {
+        return 0;
+    }
+    // SAFETY: as our caller says.
+    let room = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), most + 1) };
+    let used = write(&mut room[..most]).min(most);
+    room[used] = 0;
+    used as u64
 }
 
 fn use_as(role: c_int, phase: c_int) -> (Role, Phase) {

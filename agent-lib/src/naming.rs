@@ -3,11 +3,13 @@
 //! ```text
 //! scope    the innermost open scope of the thread: C API, Python, NVTX         (scope.rs, nvtx/)
 //! module   the module in whose Python frame the thread is                      (python/)
-//!          or whose forward pass the running backward node belongs to          (torch/)
-//! process  the tag of the process, for threads that have neither: `INHERITED`
+//! node     what the forward pass called the node of the backward pass that the thread runs    (torch/)
+//! process  the tag of the process, for threads that have none of these: `INHERITED`
 //! ```
 //!
-//! A scope and a module together give `scope/module`.
+//! A scope and a module together give `scope/module`. A node's name has the scope of the forward pass in it already. In a
+//! node with a module's frame (a checkpoint that computes its forward pass again, on a thread of the backward pass) the
+//! module is the name and the phase is the backward pass.
 
 use crate::core::Core;
 use crate::threads::Thread;
@@ -36,20 +38,34 @@ pub struct Named {
 }
 
 impl Core {
-    /// The names in force on the calling thread.
+    /// The names in force on the calling thread. In PyTorch they are from now on those of the node that it made last.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> Named {
         let scope = thread.scope.load(Relaxed);
-        let Here { tag: module, phase } =
-            python::here(self, thread).or_else(|| torch::here(self, thread)).unwrap_or_default();
-        let (tag, flags) = match (scope, module) {
-            (0, 0) => match self.process_tag.load(Relaxed) {
+        let frames = python::here(self, thread).unwrap_or_default();
+        let node = torch::here(self, thread);
+        let phase = phase_of(frames.phase, node);
+        let (tag, flags) = match (scope, frames.tag, node.map_or(0, |node| node.tag)) {
+            (0, 0, 0) => match self.process_tag.load(Relaxed) {
                 0 => (0, Flags(0)),
                 tag => (tag, Flags::INHERITED),
             },
-            (0, tag) | (tag, 0) => (tag, Flags(0)),
-            (scope, module) => (self.names.join(scope, module), Flags(0)),
+            (_, 0, tag) if tag != 0 => (tag, Flags(0)),
+            (0, tag, _) | (tag, 0, _) => (tag, Flags(0)),
+            (scope, module, _) => (self.names.join(scope, module), Flags(0)),
         };
+        if tag != 0 && flags.0 == 0 {
+            torch::note_forward(thread, tag);
+        }
         Named { tag, flags, phase }
+    }
+}
+
+/// An optimizer's step, or a module being moved, may be under way inside of a node: hooks of gradients do that.
+#[inline(always)]
+fn phase_of(frames: Phase, node: Option<Here>) -> Phase {
+    match (frames, node) {
+        (Phase::Optimizer | Phase::Setup, _) | (_, None) => frames,
+        (_, Some(node)) => node.phase,
     }
 }

@@ -26,9 +26,14 @@ impl Core {
         At { tag, flags, device: self.pool_device(pool), ..At::NOWHERE }
     }
 
+    /// One that no pool of this process had so far.
+    pub fn new_pool_id(&self) -> u64 {
+        POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1)
+    }
+
     /// A new pool's id.
     pub fn pool_create(&self, thread: &Thread, name: &[u8], ordinal: i32, parent: u64) -> u64 {
-        let pool = POOL_IDS | (self.pools_made.fetch_add(1, Relaxed) + 1);
+        let pool = self.new_pool_id();
         let device = u32::try_from(ordinal).map_or(gpumem_wire::NONE_DEVICE, |ordinal| self.device(ordinal));
         let at = At { tag: self.names.intern(0, name), device, ..At::NOWHERE };
         let body = Body::PoolCreate { pool, parent, reports_blocks: 0, owner: PoolOwner::Framework };
@@ -141,11 +146,21 @@ impl Core {
         self.record(thread, at, Body::PoolCheck { pool, total_bytes }, nothing);
     }
 
-    /// What is now known of an allocation (pool 0) or block.
+    /// What is now known of a block, or with pool 0 of whatever lies at `address`: a block of PyTorch's, else an allocation. The
+    /// first block of a segment has the address of the allocation that the segment is, so blocks come first.
     pub fn retag(&self, thread: &Thread, pool: u64, address: u64, path: &[u8], use_as: (Role, Phase)) {
         let tag = if path.is_empty() { 0 } else { self.names.intern(0, path) };
+        let of_pool = |pool: u64| {
+            let key = Key::Block(pool, address);
+            self.live.get(key).map(|row| (pool, key, row.seq()))
+        };
+        let found = match pool {
+            0 => self.torch.with_pools().find_map(|(_, pool)| of_pool(pool)),
+            pool => of_pool(pool),
+        };
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
-        let block_seq = self.live.get(key).map_or(0, |row| row.seq());
+        let otherwise = || (pool, key, self.live.get(key).map_or(0, |row| row.seq()));
+        let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
         let at = At { tag, flags: Flags(0), ..At::NOWHERE };
         self.record(thread, at, Body::Retag { address, block_seq, pool, use_as }, |core, row| {
             let said = (row[7] >> 56) as u8;

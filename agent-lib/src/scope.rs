@@ -7,10 +7,10 @@ use crate::threads::{DEPTH, Own, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Somebody has opened a scope.
+/// The program has opened a scope of its own.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// A scope is opened.
+/// A scope is opened, not by NVTX.
 #[inline(always)]
 pub fn note() {
     if !USED.load(Relaxed) {
@@ -63,6 +63,7 @@ impl Core {
     #[inline(always)]
     pub fn push(&self, thread: &Thread, name: &[u8]) {
         let inside = |parent: u32| if name.is_empty() { parent } else { self.names.intern(parent, name) };
+        note();
         self.open_scope(thread, OURS, inside);
     }
 
@@ -80,9 +81,6 @@ impl Core {
         let parent = thread.scope.load(Relaxed);
         if own.depth < DEPTH {
             own.outer[own.depth] = parent;
-            if owner == OURS {
-                note();
-            }
             own.owner[own.depth] = owner;
             let tag = inside(parent);
             thread.scope.store(if tag == 0 { parent } else { tag }, Relaxed);

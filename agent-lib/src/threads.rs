@@ -8,6 +8,7 @@ use crate::callers::Callers;
 use crate::live::Taken;
 use crate::memfd::anonymous;
 use crate::scope::OWNERS;
+use crate::torch::autograd::OfThread;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -41,6 +42,8 @@ pub struct Call {
     pub captured: bool,
     /// An allocation that a call inside of it has reported already.
     pub reported: u64,
+    /// The pool whose segment that row was; 0 for none.
+    pub segment_of: u64,
 }
 
 impl Call {
@@ -57,6 +60,7 @@ impl Call {
             creating: false,
             captured: false,
             reported: 0,
+            segment_of: 0,
         }
     }
 }
@@ -99,6 +103,10 @@ pub struct Thread {
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
     pub scope: AtomicU32,
+    /// Which node of PyTorch's backward pass it runs.
+    pub autograd: OfThread,
+    /// What it did for PyTorch's allocator.
+    pub torch: crate::torch::Mine,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,
@@ -242,6 +250,8 @@ fn claim() -> Option<&'static Thread> {
     place.allocating_since_ns.store(0, Relaxed);
     place.context.store(0, Relaxed);
     place.scope.store(0, Relaxed);
+    place.autograd.reset();
+    place.torch.reset();
     // SAFETY: ours since its `id` is ours; nobody else touches it.
     unsafe {
         (*place.own.get()) = Own {
@@ -273,6 +283,10 @@ pub fn adopt() {
         thread.busy.store(0, Relaxed);
         thread.allocating_since_ns.store(0, Relaxed);
         thread.context.store(0, Relaxed);
+        if !is_mine {
+            thread.autograd.reset();
+        }
+        thread.torch.reset();
     }
 }
 

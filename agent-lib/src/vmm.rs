@@ -128,10 +128,12 @@ impl Core {
                 core.live.insert(Key::Mapping(address), row, beside);
             }
         });
+        self.driver_mapped(thread, at.module, address, bytes);
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.
     pub fn unmap_entered(&self, thread: &Thread, at: At, call: &mut Call, address: u64, bytes: u64) {
+        self.driver_takes(thread, call, address, bytes);
         let mut taken: Option<Taken> = None;
         let mut more = 0;
         call.begin_seq = self.record(thread, at, Body::VmmUnmap { address, bytes }, |core, row| {

@@ -47,6 +47,21 @@ fn dump(path: Option<&Path>, finished: i32) -> i32 {
     unsafe { gpumem::gpumem_dump(path.as_ref().map_or(std::ptr::null(), |path| path.as_ptr()), finished) }
 }
 
+macro_rules! calls {
+    ($($name:ident = $call:ident -> $result:ty;)*) => {
+        $(fn $name() -> $result {
+            // SAFETY: no arguments.
+            unsafe { gpumem::$call() }
+        })*
+    };
+}
+calls! {
+    start = gpumem_start -> i32;
+    stop = gpumem_stop -> i32;
+    mute = gpumem_mute -> ();
+    unmute = gpumem_unmute -> ();
+}
+
 fn dumps(format: &CStr, sort: &CStr, ascending: i32, reset: i32) -> Option<String> {
     // SAFETY: C strings; what comes is one that is ours.
     unsafe {
@@ -89,16 +104,15 @@ fn what_a_program_wants_is_done() {
     // A recording beside, which begins with the state.
     let first = folder.0.join("first.gpumem");
     assert_eq!(set("record_file", first.to_str().expect("UTF-8")), 1);
-    // SAFETY: no arguments, here and below.
-    assert_eq!(unsafe { gpumem::gpumem_start() }, 1);
-    assert_eq!(unsafe { gpumem::gpumem_start() }, 1, "it goes on");
+    assert_eq!(start(), 1);
+    assert_eq!(start(), 1, "it goes on");
     alloc(0x7100_0000, 2 * MIB);
     assert_eq!(dump(None, 0), 1);
     let (ledger, kinds) = read(&first);
     assert_eq!(tracked(&ledger), 3 * MIB as i64, "while it goes on: {kinds:?}");
     free(0x7000_0000);
-    assert_eq!(unsafe { gpumem::gpumem_stop() }, 1);
-    assert_eq!(unsafe { gpumem::gpumem_stop() }, 1, "there is none");
+    assert_eq!(stop(), 1);
+    assert_eq!(stop(), 1, "there is none");
     let (ledger, kinds) = read(&first);
     assert_eq!((tracked(&ledger), kinds.last().map(String::as_str)), (2 * MIB as i64, Some("Bye")));
     let process = ledger.snapshot().processes[0].clone();
@@ -106,7 +120,7 @@ fn what_a_program_wants_is_done() {
     let coverage = process.coverage;
     assert!(coverage.lost == 4 && coverage.partial.is_some_and(|partial| !partial.state), "{coverage:?}");
     assert_eq!(process.odd, Default::default());
-    assert_eq!(unsafe { gpumem::gpumem_start() }, 0, "nothing is overwritten");
+    assert_eq!(start(), 0, "nothing is overwritten");
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&first).expect("a file").permissions());
     assert_eq!(mode & 0o777, 0o600);
@@ -114,7 +128,7 @@ fn what_a_program_wants_is_done() {
     // Into a folder: a name with host, rank and pid; another one each time.
     assert_eq!(set("record_file", folder.0.to_str().expect("UTF-8")), 1);
     for _ in 0..2 {
-        assert_eq!(unsafe { gpumem::gpumem_start() }, 1);
+        assert_eq!(start(), 1);
         assert_eq!(dump(None, 1), 1, "and ends it");
     }
     let named: Vec<String> = recordings(&folder.0)
@@ -143,26 +157,26 @@ fn what_a_program_wants_is_done() {
     let heard = |peer: &Peer| peer.account().tracked_bytes;
     peer.catch_up();
     assert_eq!(heard(&peer), 2 * MIB as i64);
-    unsafe { gpumem::gpumem_mute() };
-    unsafe { gpumem::gpumem_mute() };
+    mute();
+    mute();
     let before = peer.view().coverage.events;
     alloc(0x7200_0000, 4 * MIB);
     alloc(0x7300_0000, 8 * MIB);
     free(0x7300_0000);
-    unsafe { gpumem::gpumem_unmute() };
+    unmute();
     alloc(0x7400_0000, 16 * MIB);
     assert_eq!(dump(Some(&folder.0.join("muted.gpumem")), 0), 1);
     assert_eq!(tracked(&read(&folder.0.join("muted.gpumem")).0), 22 * MIB as i64, "a dump knows");
     while peer.take(std::time::Duration::from_millis(30)) {}
     assert_eq!((peer.view().coverage.events, heard(&peer)), (before, 2 * MIB as i64));
     let resyncs = peer.resyncs;
-    unsafe { gpumem::gpumem_unmute() };
+    unmute();
     peer.until("the state", |peer| peer.resyncs > resyncs);
     peer.catch_up();
     assert_eq!(heard(&peer), 22 * MIB as i64);
     let coverage = peer.view().coverage;
     assert!(coverage.lost == 5 && coverage.partial.is_some_and(|partial| !partial.state), "{coverage:?}");
-    unsafe { gpumem::gpumem_unmute() }; // one too many
+    unmute(); // one too many
 
     assert_eq!(set("memory", "off"), 1);
     alloc(0x7500_0000, 32 * MIB);
@@ -197,6 +211,7 @@ fn what_a_program_wants_is_done() {
     );
     assert_eq!((set("dump_period", "-1"), set("dump_period", "0.01"), set("dump_period", "soon")), (0, 0, 0));
     peer.seen.clear();
+    // SAFETY: C strings.
     unsafe {
         gpumem::gpumem_step(1);
         gpumem::gpumem_mark(c"here".as_ptr());
@@ -209,6 +224,7 @@ fn what_a_program_wants_is_done() {
     assert_eq!((set("marks", "on"), set("ranges", "off")), (1, 1));
 
     // Counters.
+    // SAFETY: C strings.
     unsafe {
         gpumem::gpumem_counter_set(c"cache/hits".as_ptr(), 5);
         gpumem::gpumem_counter_add(c"cache/hits".as_ptr(), -7);
@@ -221,6 +237,7 @@ fn what_a_program_wants_is_done() {
     drop(peer);
     drop(daemon);
     std::fs::remove_file(&socket).expect("the socket");
+    // SAFETY: a C string.
     unsafe { gpumem::gpumem_push(c"small".as_ptr()) };
     alloc(0x7700_0000, 100);
     alloc(0x7700_1000, 300);
@@ -240,15 +257,14 @@ fn what_a_program_wants_is_done() {
     let at = |name: &str| text.find(name).unwrap_or_else(|| panic!("{name} in {text}"));
     assert!(at("small") < at("(no tag)") && at("(no tag)") < at("cache/hits"), "{text}");
     assert_eq!((dumps(c"xml", c"", 0, 0), dumps(c"json", c"colour", 0, 0)), (None, None));
+    // SAFETY: a C string and null.
     assert!(unsafe { gpumem::gpumem_report(c"text".as_ptr(), std::ptr::null()) }.is_null());
-    assert_eq!(
-        unsafe { gpumem::gpumem_memory_info(0, std::ptr::null_mut(), std::ptr::null_mut()) },
-        0,
-        "no driver"
-    );
+    // SAFETY: null is allowed.
+    let info = unsafe { gpumem::gpumem_memory_info(0, std::ptr::null_mut(), std::ptr::null_mut()) };
+    assert_eq!(info, 0, "no driver");
     // A recording without a daemon.
     assert_eq!(set("record_file", folder.0.join("alone.gpumem").to_str().expect("UTF-8")), 1);
-    assert_eq!(unsafe { gpumem::gpumem_start() }, 1);
+    assert_eq!(start(), 1);
     alloc(0x7800_0000, MIB);
     assert_eq!(dump(None, 1), 1);
     assert_eq!(tracked(&read(&folder.0.join("alone.gpumem")).0), 55 * MIB as i64 + 400);

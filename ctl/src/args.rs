@@ -24,12 +24,16 @@ pub enum Command {
     Ps(Ps),
     /// Tell where the memory of a process or run went
     Report(Report),
+    /// Tell why memory ran out: the request, who had the device, what would have helped
+    Oom(Oom),
     /// Look for what does not work, and say what to do
     Doctor(Doctor),
     /// List the runs in the store
     Runs(Runs),
     /// Read a file of another tool, or a recording, into the run store
     Import(Import),
+    /// Make a running process write recordings, or keep its history back
+    Record(Record),
     /// Let go of the driver for a while
     Nvml(Nvml),
     /// Starts the program in a session of its own
@@ -82,6 +86,48 @@ pub struct Doctor {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Record {
+    /// The process, one of your own
+    pub pid: u32,
+    /// What it is to do
+    pub verb: Verb,
+    /// The new file, or the folder for it, as the process sees it [default: gpumem-HOST-rRANK-pPID-N.gpumem where the process
+    /// runs]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Verb {
+    /// Begin a recording, beside what it tells the daemon
+    Start,
+    /// End it
+    Stop,
+    /// Keep its history back; its sums are told again at resume
+    Pause,
+    /// Tell it again, and the state
+    Resume,
+    /// Write what it holds now
+    Dump,
+}
+
+impl Verb {
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Start => "start",
+            Verb::Stop => "stop",
+            Verb::Pause => "pause",
+            Verb::Resume => "resume",
+            Verb::Dump => "dump",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 pub struct Nvml {
     #[command(subcommand)]
     pub command: NvmlCommand,
@@ -112,7 +158,7 @@ pub struct Detach {
     pub command: Vec<OsString>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct SocketPath {
     /// The daemon's control socket, or its directory [default: $GPUMEM_CONTROL, then the user's and the
     /// system's runtime directory]
@@ -154,7 +200,7 @@ pub struct Import {
     pub store: StorePath,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Report {
     /// A process by its pid, or what a launcher started; a run of the store (r7); a recording or log
@@ -170,7 +216,10 @@ pub struct Report {
     /// Rows of the table [default: the first that names something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
     pub by: Option<Rows>,
-    /// Rules that name categories: default, mxnet, tbd, or a file [default: what fits the run]
+    /// Rows are tags, and every tag has one: --by tag --all
+    #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
+    pub tags: bool,
+    /// Rules that name categories: default, mxnet, tbd, torch, or a file [default: what fits the run]
     #[arg(long, value_name = "PRESET|FILE")]
     pub rules: Option<String>,
     /// Name every category, however small
@@ -182,6 +231,9 @@ pub struct Report {
     /// What grows instead: each name, per step or per minute, with a verdict
     #[arg(long, conflicts_with_all = ["json", "csv", "steps"])]
     pub growth: bool,
+    /// What each training step held instead: a row each (with --csv or --json too)
+    #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
+    pub iterations: bool,
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
@@ -202,6 +254,51 @@ pub struct Report {
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
+pub struct Oom {
+    /// A process by its pid, or what a launcher started; a run of the store (r7); a recording
+    /// (./FILE); the latest run if left out
+    #[arg(value_name = "PID|RUN|FILE")]
+    pub run: Option<String>,
+    /// One JSON document (docs/report-json.md)
+    #[arg(long)]
+    pub json: bool,
+    /// All of them in full, and refusals that were survived
+    #[arg(long, conflicts_with = "json")]
+    pub all: bool,
+    /// Only this device: NVML's index, or the beginning of its UUID
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// The processes of this job
+    #[arg(long, value_name = "ID", conflicts_with = "run")]
+    pub job: Option<String>,
+    /// Only this process of a recording with several
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    #[command(flatten)]
+    pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+impl Oom {
+    /// The report that it is a part of.
+    pub fn report(&self) -> Report {
+        Report {
+            run: self.run.clone(),
+            json: self.json,
+            all: self.all,
+            device: self.device.clone(),
+            job: self.job.clone(),
+            pid: self.pid,
+            store: self.store.clone(),
+            socket: self.socket.clone(),
+            ..Report::default()
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
 pub struct Runs {
     /// One JSON array
     #[arg(long)]
@@ -210,7 +307,7 @@ pub struct Runs {
     pub store: StorePath,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct StorePath {
     /// Run store [default: $GPUMEM_STORE, $XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite]
     #[arg(long = "store", value_name = "FILE")]

@@ -42,7 +42,9 @@ fn run(command: args::Command) -> u8 {
         args::Command::Doctor(doctor) => command::doctor::run(&doctor),
         args::Command::Nvml(nvml) => command::nvml::run(&nvml),
         args::Command::Import(import) => command::import::run(&import),
+        args::Command::Record(record) => command::record::run(&record),
         args::Command::Report(report) => command::report::run(&report),
+        args::Command::Oom(oom) => command::report::oom(&oom),
         args::Command::Runs(runs) => command::runs::run(&runs),
     };
     match done {

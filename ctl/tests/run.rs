@@ -246,6 +246,14 @@ fn the_whole_tree_inherits_what_it_needs() {
     assert_eq!(variable(&other, "GPUMEM_NEXT_INJECTION64_PATH"), Some("/opt/other/inject.so".into()));
     let nested = env("CUDA_INJECTION64_PATH", &site.library(), &[]);
     assert_eq!(variable(&nested, "GPUMEM_NEXT_INJECTION64_PATH"), None, "never after itself");
+    let other = env("NVTX_INJECTION64_PATH", "/opt/other/nvtx.so", &[]);
+    assert_eq!(
+        variable(&other, "NVTX_INJECTION64_PATH"),
+        Some("/opt/other/nvtx.so".into()),
+        "left to its tool"
+    );
+    let nested = env("NVTX_INJECTION64_PATH", &site.library(), &[]);
+    assert_eq!(variable(&nested, "NVTX_INJECTION64_PATH"), library);
     assert_eq!(variable(&env("GPUMEM_JOB", "outer", &[]), "GPUMEM_JOB"), Some("outer".into()));
     let named = variable(&env("GPUMEM_JOB", "outer", &["--name", "bert"]), "GPUMEM_JOB").expect("a job");
     assert!(named.starts_with("bert."), "{named}");

@@ -65,7 +65,9 @@ impl Holdings {
             row.first_epoch = self.book(row.book).next_epoch();
             self.pool_takes(row.owner, row.cell, bytes);
         } else {
-            row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
+            let is_scratch = stamp.module != 0 && self.scratch_libraries.contains(&stamp.module);
+            let role = if is_scratch { Role::Workspace } else { Role::Unknown };
+            row.cell = self.cells.cell_of(Class::Direct, stamp, (role, Phase::Unknown));
             let cell = row.cell;
             let book = self.book(book);
             book.post(cell, bytes as i64);

@@ -105,6 +105,13 @@ impl CellTable {
         self.intern(CellKey { class, role, phase, module, tag, origin: 0, pool, pending: false })
     }
 
+    /// The same cell, but for its role.
+    #[inline]
+    pub fn with_role(&mut self, id: CellId, role: Role) -> CellId {
+        let key = self.keys[id as usize];
+        if key.role == role { id } else { self.intern(CellKey { role, ..key }) }
+    }
+
     #[inline]
     pub fn intern(&mut self, key: CellKey) -> CellId {
         if let Some(&id) = self.ids.get(&key) {
@@ -127,6 +134,8 @@ struct Cell {
     /// Value at the peak, if `epoch` is the peak's.
     at_peak: i64,
     epoch: u32,
+    /// Code of its role, once [`Book::learn_roles`] has looked.
+    role: u8,
 }
 
 /// The highest `tracked` so far.
@@ -180,6 +189,13 @@ pub(crate) struct Book {
     /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
     unnamed: Vec<CellId>,
     pub tracked: i64,
+    /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
+    /// looked.
+    by_role: [i64; 16],
+    /// Cells that it has looked at.
+    learnt: usize,
+    /// Highest `tracked` since [`Book::restart_most`].
+    pub most: i64,
     /// Of the direct allocations in it.
     pub rounding: Rounding,
     pub peak: Peak,
@@ -206,6 +222,9 @@ impl Book {
             cells: Vec::new(),
             unnamed: vec![IDLE, OPAQUE],
             tracked: 0,
+            by_role: [0; 16],
+            learnt: 0,
+            most: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
             window: Range::at(0),
@@ -232,6 +251,10 @@ impl Book {
             cell.at_peak = cell.now;
         }
         cell.now = cell.now.wrapping_add(delta);
+        if cell.role != 0 {
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(delta);
+        }
         self.copied = false;
         self.trail.post(id, delta);
     }
@@ -278,6 +301,7 @@ impl Book {
         if self.tracked != self.settled {
             (self.settled, self.changed_ns) = (self.tracked, time_ns);
             self.window.include(self.tracked);
+            self.most = self.most.max(self.tracked);
         }
         if self.tracked < self.peak.bytes || self.tracked <= 0 {
             return false;
@@ -328,6 +352,26 @@ impl Book {
     #[inline]
     pub fn now(&self, id: CellId) -> i64 {
         self.cells.get(id as usize).map_or(0, |cell| cell.now)
+    }
+
+    /// Sums by role are right for all cells that there are by now.
+    pub fn learn_roles(&mut self, keys: &[CellKey]) {
+        for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
+            cell.role = key.role.to_code();
+            let of_role = &mut self.by_role[usize::from(cell.role & 15)];
+            *of_role = of_role.wrapping_add(cell.now);
+        }
+        self.learnt = self.cells.len();
+    }
+
+    /// Bytes of the role with this code, as far as [`Book::learn_roles`] has looked; of [`Role::Unknown`] nothing.
+    pub fn by_role(&self, code: usize) -> i64 {
+        self.by_role.get(code).copied().unwrap_or(0)
+    }
+
+    /// `most` is that of the time from now on.
+    pub fn restart_most(&mut self) {
+        self.most = self.tracked;
     }
 
     pub fn at_peak(&self, id: CellId) -> i64 {

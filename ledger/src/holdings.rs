@@ -6,6 +6,7 @@ use crate::book::{Book, CellId, CellTable, Window};
 use crate::ghost::{Ghost, Ghosts};
 use crate::in_flight::InFlights;
 use crate::pool::Pool;
+use crate::role::{PhaseWords, Reborn, Roles};
 use crate::segment::Carved;
 use crate::vmm::{Backing, BackingId, Mapping};
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
@@ -27,7 +28,7 @@ pub(crate) struct Row {
     pub cell: CellId,
     /// See [`Book::next_epoch`].
     pub first_epoch: u32,
-    /// Context of a direct allocation; pool index of a stream-ordered one.
+    /// Context of a direct allocation; pool index of a stream-ordered one; of a block its entry in `young`.
     pub owner: u32,
     pub kind: MemoryKind,
     pub book: u8,
@@ -43,6 +44,8 @@ impl Row {
     pub const PENDING: u8 = 2;
     /// The allocation is a segment of a framework pool by birth, and ends with it.
     pub const SEGMENT: u8 = 4;
+    /// Somebody told its role.
+    pub const EXACT: u8 = 8;
 
     pub fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
@@ -152,8 +155,15 @@ pub(crate) struct Holdings {
     pub hungry_segments: u32,
     /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
     pub waiting: Map<u64, (CellId, u32)>,
-    /// Gone since the peak, role not known: per book.
+    /// Gone since the peak, role not told: per book.
     ghosts: Vec<Ghosts>,
+    /// Same index as `books`.
+    pub roles: Vec<Roles>,
+    pub phases: PhaseWords,
+    /// Blocks of phases that a resync brought anew, until it ends.
+    pub restated: Vec<Reborn>,
+    /// Libraries whose driver allocations are scratch, by their numbers.
+    pub scratch_libraries: Vec<u16>,
     pub generation: u8,
     /// Frees begun up to this seq may have ended in a loss; cleared by a resync.
     pub doubtful_before: Option<u64>,
@@ -192,6 +202,10 @@ impl Holdings {
             hungry_segments: 0,
             waiting: Map::default(),
             ghosts: Vec::new(),
+            roles: Vec::new(),
+            phases: PhaseWords::default(),
+            restated: Vec::new(),
+            scratch_libraries: Vec::new(),
             generation: 0,
             doubtful_before: None,
             forgiven_until: 0,
@@ -238,6 +252,7 @@ impl Holdings {
         self.beside.push(Beside::default());
         self.in_flight_bytes.push(0);
         self.ghosts.push(Ghosts::default());
+        self.roles.push(Roles::default());
         (self.books.len() - 1) as u8
     }
 
@@ -276,14 +291,11 @@ impl Holdings {
         touched
     }
 
-    /// A row leaves its cell's name behind for the peak's composition, while its role is not known.
+    /// A row leaves its cell's name behind for the peak's composition, unless somebody told its role.
     #[inline]
     pub fn leave_ghost(&mut self, row: &Row, booked: u64) {
         let book = &self.books[usize::from(row.book)];
-        if booked == 0
-            || self.cells.keys[row.cell as usize].role != Role::Unknown
-            || !book.live_at_peak(row.first_epoch)
-        {
+        if booked == 0 || row.is(Row::EXACT) || !book.live_at_peak(row.first_epoch) {
             return;
         }
         let ghost = Ghost { bytes: booked, cell: self.cell_at_peak(row) };
@@ -344,13 +356,36 @@ impl Holdings {
     }
 
     fn retag_row(&mut self, extent: Extent, row: Row, stamp: &Stamp, use_as: (Role, Phase)) {
-        let to = self.renamed(row.cell, stamp, use_as);
-        if to == row.cell {
-            return;
+        if use_as.0 != Role::Unknown {
+            self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
+            self.note_told(&row, use_as.0);
         }
-        let peak_cell = self.cell_at_peak(&row);
-        let peak_to = self.renamed(peak_cell, stamp, use_as);
-        if let Some((before, _)) = self.waiting.get_mut(&row.seq).filter(|_| row.is(Row::PENDING)) {
+        let to = self.renamed(row.cell, stamp, use_as);
+        let peak_to = self.renamed(self.cell_at_peak(&row), stamp, use_as);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// A block's role is derived, now and at the peak.
+    pub fn derive(&mut self, extent: Extent, row: Row, role: Role) {
+        let to = self.cells.with_role(row.cell, role);
+        let peak_to = self.cells.with_role(self.cell_at_peak(&row), role);
+        self.recell(extent, row, (to, peak_to));
+    }
+
+    /// A row belongs to another cell, now and at the peak.
+    pub fn recell(&mut self, extent: Extent, row: Row, to: (CellId, CellId)) {
+        if to.0 != row.cell {
+            self.move_row(extent, &row, to);
+            self.row_mut(extent).into_iter().for_each(|row| row.cell = to.0);
+        }
+    }
+
+    /// Its bytes, that is, without what segments took of them.
+    pub fn move_row(&mut self, extent: Extent, row: &Row, (to, peak_to): (CellId, CellId)) {
+        let peak_cell = self.cell_at_peak(row);
+        if row.is(Row::PENDING)
+            && let Some((before, _)) = self.waiting.get_mut(&row.seq)
+        {
             *before = peak_to;
         }
         if !row.is(Row::UNBOOKED) && is_charged(row.kind) {
@@ -365,16 +400,16 @@ impl Holdings {
                 book.rename_at_peak(peak_cell, peak_to, at_peak as i64);
             }
         }
-        let row = match extent {
+    }
+
+    fn row_mut(&mut self, extent: Extent) -> Option<&mut Row> {
+        match extent {
             Extent::Block(index, address) => self.pools[index as usize].blocks.get_mut(&address),
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get_mut(&address).filter(|row| row.seq == seq);
                 bound.or_else(|| self.in_flight.row_mut(seq))
             }
             Extent::Backing(id) => self.backings.get_mut(&id).map(|backing| &mut backing.row),
-        };
-        if let Some(row) = row {
-            row.cell = to;
         }
     }
 
@@ -395,10 +430,7 @@ impl Holdings {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {
             (key.tag, key.origin) = (stamp.tag, stamp.stack);
-            (key.role, key.phase) = use_as;
-            return self.cells.intern(key);
-        }
-        if stamp.tag != 0 && stamp.tag != key.tag {
+        } else if stamp.tag != 0 && stamp.tag != key.tag {
             if key.origin == 0 {
                 key.origin = key.tag;
             }

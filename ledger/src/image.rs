@@ -19,6 +19,7 @@ impl Process {
         self.holdings.take_everything();
         self.end_resync_of_image();
         self.forget_trends();
+        self.holdings.forget_phases(self.applied_ns);
         self.ooms.forget_stacks();
         self.slots = [NO_BOOK; 256];
         true

@@ -5,6 +5,7 @@ use crate::account::Account;
 use crate::book::{WINDOW_NS, Window};
 use crate::fault::Faults;
 use crate::gap::ClosedSample;
+use crate::iteration::IterationsView;
 use crate::observation::{Origin, ProcessKey};
 use crate::oom::{Listing, OomDevice};
 use crate::process::{Process, parse_lines};
@@ -533,6 +534,16 @@ impl Ledger {
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
         process.map(|process| process.trend_view(account)).unwrap_or_default()
+    }
+
+    /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        let view = process.and_then(|process| {
+            let (roles, book) = (process.holdings.roles.get(account)?, process.holdings.books.get(account)?);
+            Some(roles.iterations.view(process.applied_ns, book))
+        });
+        view.unwrap_or_default()
     }
 
     /// The state as views read it. Costs a copy of every cell, not of every row.

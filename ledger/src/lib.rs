@@ -14,6 +14,8 @@
 //!   resync      the state said again
 //!   blind       times in which the agent saw nothing
 //!   image       exec(): another program in the same process
+//!   role        what blocks are for, by phase and lifetime; young: those for which that is open;
+//!               iteration: what each step held
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //!   layer       how each way of naming memory is
 //!   oom         running out: the request, who had the device, what the process held
@@ -48,6 +50,7 @@
 //! | segment of a nested pool | shifted from the outer block's cell to `idle` |
 //! | block | shifted from `idle` to the cell of its tag (class block) |
 //! | retag | shifted between cells, in the peak too if the block was live there |
+//! | phase or step begins | blocks whose role is known by now are shifted, like by a retag; see role.rs |
 //! | context or device gone | everything in it is taken, segments and blocks too |
 //! | context, module, limit | nothing: they move the gap, see cause/ |
 //! | lost records | nothing; the sums say `partial` until a resync has ended |
@@ -67,6 +70,7 @@ mod ghost;
 mod holdings;
 mod image;
 mod in_flight;
+mod iteration;
 mod join;
 mod layer;
 mod ledger;
@@ -76,6 +80,7 @@ mod pool;
 mod process;
 mod recent;
 mod resync;
+mod role;
 mod rounding;
 mod segment;
 mod slot;
@@ -83,6 +88,7 @@ mod snapshot;
 mod trail;
 mod trend;
 mod vmm;
+mod young;
 
 pub use blind::{Blind, BlindCause, BlindWindow};
 pub use book::{Class, WINDOW_NS, Window};
@@ -90,6 +96,7 @@ pub use cause::{BookedAs, Cause, Parts, Step};
 pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
 pub use holdings::{Beside, Oddities};
+pub use iteration::{Iteration, IterationsView, Level, MAX_ITERATIONS, ROLES};
 pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
@@ -100,9 +107,6 @@ pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
-/// Iterations that a process remembers of each device.
-pub const MAX_ITERATIONS: usize = 256;
-
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 
 /// A hash map that a hostile peer's keys cannot slow down.

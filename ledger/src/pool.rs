@@ -9,8 +9,10 @@ use crate::Map;
 use crate::book::{CellId, CellKey, Class, IDLE, OPAQUE};
 use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
 use crate::in_flight::InFlight;
+use crate::role::{End, Reborn, list_of};
 use crate::segment::Segment;
-use gpumem_wire::{FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
+use crate::young::NOT_FOLLOWED;
+use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
 
@@ -255,6 +257,7 @@ impl Holdings {
         let delta = reserved.wrapping_sub(pool.reserved) as i64;
         pool.reserved = reserved;
         let book = pool.book;
+        self.roles[usize::from(book)].iterations.reserve(delta);
         self.book(book).post(IDLE, delta);
     }
 
@@ -302,13 +305,15 @@ impl Holdings {
         if self.pools[index as usize].opaque {
             self.open_pool(index);
         }
+        let book = self.pools[index as usize].book;
+        let restated = stamp.flags.has(Flags::RESTATED);
+        let (role, list) = if restated { (use_as.0, None) } else { self.role_at_birth(book, stamp, use_as) };
         let pool = &mut self.pools[index as usize];
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // no need to look
         } else {
             pool.is_booked(address)
         };
-        let book = pool.book;
         // One look-up: at a million live blocks each costs a cache miss or two.
         let place = match pool.blocks.entry(address) {
             Entry::Vacant(place) => place,
@@ -318,23 +323,31 @@ impl Holdings {
             }
             Entry::Occupied(_) => {
                 self.odd.replaced += 1;
-                self.take_block(index, address);
+                self.take_block(index, address, false);
                 return self.block_alloc(address, bytes, id, use_as, stamp, book);
             }
         };
         let (idle, name) = (pool.idle, pool.cell_name);
-        let cell = self.cells.cell_in(Class::Block, stamp, use_as, name);
+        let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
+        let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT };
+        let owner = match list {
+            Some(list) => self.roles[usize::from(book)].young.join(list, role, (index, address), bytes),
+            None => NOT_FOLLOWED,
+        };
         place.insert(Row {
             seq: stamp.seq,
             bytes,
             cell,
             first_epoch: self.books[usize::from(book)].next_epoch(),
-            owner: index,
+            owner,
             kind: MemoryKind::Unknown,
             book,
             generation,
-            flags: if booked { 0 } else { Row::UNBOOKED },
+            flags: exact | if booked { 0 } else { Row::UNBOOKED },
         });
+        if let Some(list) = list_of(use_as.1).filter(|_| restated && exact == 0) {
+            self.restated.push(Reborn { seq: stamp.seq, list, pool: index, address });
+        }
         let has_children = pool.has_children;
         if has_children && bytes >= LARGE_BYTES {
             pool.large_blocks.insert(address, bytes);
@@ -365,13 +378,17 @@ impl Holdings {
                 Some(_) => {}
                 None => self.odd.unknown_frees += 1,
             }
-        } else if !self.take_block(index, address) {
+        } else if !self.take_block(index, address, true) {
             self.odd.unknown_frees += 1;
         }
     }
 
     /// Its owner lets a block go. A peak before that knows it by what it was.
-    fn begin_pending(&mut self, index: u32, address: u64, row: Row) {
+    fn begin_pending(&mut self, index: u32, address: u64, mut row: Row) {
+        if row.owner != NOT_FOLLOWED {
+            // Its use is over, and that is what a role is about.
+            row = self.role_at_end(Extent::Block(index, address), &row, End::LetGo);
+        }
         let booked = row.bytes.saturating_sub(self.carved_bytes(Extent::Block(index, address)));
         let key = CellKey { pending: true, ..self.cells.keys[row.cell as usize] };
         let to = self.cells.intern(key);
@@ -413,10 +430,19 @@ impl Holdings {
         }
     }
 
+    /// `freed`: by its owner, and not because something else takes it with it.
     #[inline]
-    pub fn take_block(&mut self, index: u32, address: u64) -> bool {
+    pub fn take_block(&mut self, index: u32, address: u64, freed: bool) -> bool {
         let pool = &mut self.pools[index as usize];
-        let Some(row) = pool.blocks.remove(&address) else { return false };
+        let Some(mut row) = pool.blocks.remove(&address) else { return false };
+        if row.owner != NOT_FOLLOWED {
+            row = self.role_at_end(
+                Extent::Block(index, address),
+                &row,
+                if freed { End::Freed } else { End::Taken },
+            );
+        }
+        let pool = &mut self.pools[index as usize];
         pool.block_bytes = pool.block_bytes.wrapping_sub(row.bytes);
         let (has_children, idle) = (pool.has_children, pool.idle);
         if has_children {
@@ -452,7 +478,7 @@ impl Holdings {
             blocks.iter().filter(|(_, row)| goes(row)).map(|(&address, row)| (row.seq, address)).collect();
         gone.sort_unstable();
         for (_, address) in gone {
-            self.take_block(index, address);
+            self.take_block(index, address, false);
         }
     }
 

@@ -191,6 +191,7 @@ impl Process {
         }
         self.healing = false;
         self.steps.lose();
+        self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count);
         self.holdings.doubtful_before = Some(self.last_seq);
@@ -392,6 +393,7 @@ impl Process {
                 self.tags.insert(stamp.tag, path.into());
             }
             Body::Module { path, .. } => {
+                self.holdings.note_library(stamp.module, path);
                 self.modules.insert(stamp.module, path.into());
             }
             Body::Hello { claims, .. } => {
@@ -407,10 +409,13 @@ impl Process {
             }
             Body::Pressure { .. } | Body::Oom { .. } => self.run_out(stamp, &record.body),
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
-            Body::PhaseBegin { phase } => self.ooms.phase = phase,
+            Body::PhaseBegin { phase } => {
+                self.ooms.phase = phase;
+                self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);
+            }
             Body::Step { number } => {
                 self.ooms.step = Some(number);
-                self.begin_step(number, stamp.time_ns);
+                self.begin_step(number, stamp);
             }
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);

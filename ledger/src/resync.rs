@@ -52,6 +52,7 @@ impl Process {
         }
         holdings.sweep_vmm();
         holdings.sweep_pools();
+        holdings.replay();
         holdings.forgiven_until = head_seq;
     }
 

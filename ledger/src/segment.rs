@@ -81,6 +81,9 @@ impl Holdings {
         let pool = &mut self.pools[key.0 as usize];
         pool.segments.insert(key.1, segment);
         pool.segment_bytes = pool.segment_bytes.wrapping_add(bytes);
+        if pool.parent.is_none() {
+            self.roles[usize::from(pool.book)].iterations.reserve(bytes as i64);
+        }
         self.hungry_segments += 1;
         self.feed(key, 0, u64::MAX, new);
     }
@@ -156,7 +159,7 @@ impl Holdings {
                         by_pool.entry(inner).or_default().insert(start);
                     }
                 }
-                self.take_block(index, address);
+                self.take_block(index, address, false);
             }
             starts.into_iter().for_each(|start| self.take_segment((index, start)));
         }
@@ -168,6 +171,9 @@ impl Holdings {
         let cell = pool.cell();
         let Some(segment) = pool.segments.remove(&key.1) else { return };
         pool.segment_bytes = pool.segment_bytes.wrapping_sub(segment.bytes);
+        if pool.parent.is_none() {
+            self.roles[usize::from(pool.book)].iterations.reserve((segment.bytes as i64).wrapping_neg());
+        }
         pool.backed_bytes = pool.backed_bytes.wrapping_sub(segment.backed);
         if segment.backed < segment.bytes {
             self.hungry_segments = self.hungry_segments.saturating_sub(1);

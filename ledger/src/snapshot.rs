@@ -99,6 +99,13 @@ pub struct CellView {
     pub pending: bool,
 }
 
+impl CellView {
+    /// What nobody uses of a pool: no block covers it, or one that its owner has let go.
+    pub fn is_idle(&self) -> bool {
+        self.class == Class::PoolIdle || self.pending
+    }
+}
+
 /// The highest `tracked`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PeakView {

@@ -49,6 +49,18 @@ impl Parts {
         ]
     }
 
+    /// Both.
+    pub fn plus(self, other: Parts) -> Self {
+        Parts {
+            context_bytes: self.context_bytes.saturating_add(other.context_bytes),
+            modules_bytes: self.modules_bytes.saturating_add(other.modules_bytes),
+            local_memory_bytes: self.local_memory_bytes.saturating_add(other.local_memory_bytes),
+            heaps_bytes: self.heaps_bytes.saturating_add(other.heaps_bytes),
+            rounding_bytes: self.rounding_bytes.saturating_add(other.rounding_bytes),
+            unexplained_bytes: self.unexplained_bytes.saturating_add(other.unexplained_bytes),
+        }
+    }
+
     /// Parts of `untrackable_bytes` of which nothing is known.
     pub fn unknown(untrackable_bytes: i64) -> Self {
         Parts { unexplained_bytes: untrackable_bytes, ..Parts::default() }

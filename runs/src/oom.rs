@@ -81,6 +81,7 @@ pub struct Oom {
     /// Sum of `amounts`.
     pub tracked_bytes: i64,
     /// (index in `Run::cells`, bytes), without zeros: what the process held.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub amounts: Vec<(u32, i64)>,
     /// Older than the agent, as at the last sample.
     pub predates_bytes: Option<i64>,

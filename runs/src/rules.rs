@@ -30,10 +30,11 @@ pub struct Groupings {
 }
 
 /// Presets by name.
-pub const PRESETS: [(&str, &str); 3] = [
+pub const PRESETS: [(&str, &str); 4] = [
     ("default", include_str!("../../config/rules/default.toml")),
     ("mxnet", include_str!("../../config/rules/mxnet.toml")),
     ("tbd", include_str!("../../config/rules/tbd.toml")),
+    ("torch", include_str!("../../config/rules/torch.toml")),
 ];
 
 /// Largest rules file that is read.
@@ -130,6 +131,12 @@ impl Groupings {
         let find = |name: &str| PRESETS.iter().find(|(preset, _)| *preset == name);
         let (name, text) = name.and_then(find).unwrap_or(&PRESETS[0]);
         Groupings::parse(text, name).unwrap_or_default() // a test parses every preset
+    }
+
+    /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.
+    pub fn of_run(run: &run::Run) -> Self {
+        let torch = crate::report::names::has_torch(run).then_some(crate::report::names::TORCH);
+        Groupings::preset(run.source.preset.as_deref().or(torch))
     }
 
     /// Rules from text; `path` is for messages.
@@ -249,7 +256,7 @@ mod tests {
         }
         assert!(message("[[layer]]\nname = \" x\"\ntag = [\"x\"]").contains("blanks"));
         let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();
-        assert!(error.contains("presets default, mxnet, tbd"), "{error}");
+        assert!(error.contains("presets default, mxnet, tbd, torch"), "{error}");
         let error = Groupings::load("/dev/zero").unwrap_err().to_string();
         assert!(error.contains("not a file"), "{error}");
         assert_eq!(Groupings::preset(Some("/etc/passwd")).name, "default");

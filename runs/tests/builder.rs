@@ -3,7 +3,7 @@
 
 use gpumem_ledger::{Origin, ProcessKey, WINDOW_NS};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::run::{Device, MAX_TENANTS, Moment, Run, Source};
+use gpumem_runs::run::{Device, Level, MAX_TENANTS, Moment, Run, Source};
 use gpumem_wire::*;
 use proptest::prelude::*;
 
@@ -410,4 +410,72 @@ fn report_sums(run: &Run) {
             assert_eq!(parts.sum(), untrackable, "{moment:?}");
         }
     }
+}
+
+#[test]
+fn steps_and_pools_are_told_with_the_run() {
+    let mut said = Said::new();
+    said.agent(KEY, 0, 0, device(0));
+    let mut seq = 0;
+    let mut say = |said: &mut Said, tag: u32, body: Body<'_>| {
+        seq += 1;
+        let stamp = Stamp { time_ns: 100 * seq, device: 0, seq, tag, thread: 1, ..Stamp::default() };
+        said.builder.observe(Origin::Process(KEY), &Record { stamp, body });
+    };
+    said.agent(
+        KEY,
+        0,
+        0,
+        Body::Hello { start_ticks: 1, versions: 0, capabilities: 0, instance: 1, claims: "" },
+    );
+    said.builder.observe(
+        Origin::Process(KEY),
+        &Record { stamp: Stamp { tag: 1, ..Stamp::default() }, body: Body::Tag { path: "torch" } },
+    );
+    let owner = PoolOwner::Framework;
+    say(&mut said, 1, Body::PoolCreate { pool: 5, parent: 0, reports_blocks: 1, owner });
+    let memory = MemoryKind::Device;
+    say(&mut said, 0, Body::AllocEnd { address: 1 << 40, bytes: 8 * MIB, pool: 5, took_us: 0, memory });
+    let block = |at: u64, bytes: u64, phase: Phase| Body::BlockAlloc {
+        address: (1 << 40) + at,
+        bytes,
+        pool: 5,
+        use_as: (Role::Unknown, phase),
+    };
+    let free = |at: u64, state: FreeState| Body::BlockFree { address: (1 << 40) + at, pool: 5, state };
+    for step in 0..3 {
+        say(&mut said, 0, Body::Step { number: step });
+        say(&mut said, 0, block(0, 4096, Phase::Forward));
+        say(&mut said, 0, block(4096, 1024, Phase::Backward));
+        say(&mut said, 0, block(8192, 512, Phase::Backward));
+        say(&mut said, 0, free(0, FreeState::Done));
+        say(&mut said, 0, free(8192, FreeState::Done));
+        say(&mut said, 0, Body::PhaseBegin { phase: Phase::Optimizer });
+        say(&mut said, 0, Body::PhaseBegin { phase: Phase::Forward });
+        say(&mut said, 0, free(4096, if step == 2 { FreeState::Pending } else { FreeState::Done }));
+    }
+    say(&mut said, 0, Body::PoolState { pool: 5, reserved_bytes: 8 * MIB, used_bytes: 0 });
+    say(&mut said, 0, Body::PoolCheck { pool: 5, total_bytes: 7 });
+    let run = said.run();
+    let details = &run.devices[0].details;
+    let rows = &details.iterations.rows;
+    assert_eq!(
+        rows.iter().map(|row| (row.first, row.last, row.count)).collect::<Vec<_>>(),
+        [(0, 0, 1), (1, 1, 1)]
+    );
+    for row in rows {
+        let level = |peak_bytes, last_bytes| Level { peak_bytes, last_bytes };
+        assert_eq!((row.activations, row.gradients), (level(4096, 0), level(1024, 0)));
+        assert_eq!(row.intermediate_gradients, level(512, 0));
+        assert_eq!(row.pool_reserved, level(8 * MIB as i64, 8 * MIB as i64));
+    }
+    assert_eq!(details.iterations.open.map(|open| open.first), Some(2));
+    let pool = &details.pools[0];
+    assert_eq!((pool.name.as_deref(), pool.owner.as_deref()), (Some("torch"), Some("framework")));
+    assert_eq!((pool.block_bytes, pool.pending_bytes, pool.allocated_bytes()), (1024, 1024, 0));
+    assert_eq!((pool.idle_bytes(), pool.own), (8 * MIB as i64 - 1024, Some((8 * MIB, 0))));
+    assert_eq!(pool.disagreement(), Some(7), "theirs and ours without what waits");
+    let json = serde_json::to_value(&details.iterations).expect("plain data");
+    assert_eq!(json["rows"][0]["gradients"], serde_json::json!([1024, 0]));
+    assert!(json["rows"][0].get("inputs").is_none(), "what is nothing is left out");
 }

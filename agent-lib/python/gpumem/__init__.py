@@ -5,7 +5,8 @@ daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: w
 
     available(), status()     whether an agent is there and records; how well it sees this process
     scope(name)               what is allocated inside is tagged so: context manager or decorator
-    step(), phase(name), mark(name), counter(name, value)     what the program is doing
+    step(), phase(name), mark(name)     what the program is doing
+    counter(name, value), count(name)   figures of its own
     process_tag(path)         the tag of threads without a scope
     retag(what, path, role)   what a tensor or address is
     watch(model, *optimizers) parameters, gradients and optimizer state of a PyTorch model, exactly
@@ -14,7 +15,8 @@ daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: w
     report(), last_oom()      the daemon's report of this process so far; its last out-of-memory
     pause(), resume()         CUPTI for another client meanwhile
     paused()                  the same as a context manager or decorator
-    start(), stop()           whether events are recorded
+    record(path), start(), stop(), dump(path)   recordings of this process, with or without a daemon
+    muted(), configure(key, value)      what is told, and to whom
     Pool(name)                an allocator of the program's own
 
 ``%load_ext gpumem`` shows memory per cell in a notebook. Adapters, imported by name: ``gpumem.torch``, ``gpumem.cupy``,
@@ -29,22 +31,27 @@ from ._library import available
 from ._pause import pause, paused, resume
 from ._peak import peak
 from ._pool import Pool
-from ._record import start, stop
-from ._say import counter, mark, phase, process_tag, retag, step
+from ._record import configure, dump, muted, record, start, stop
+from ._say import count, counter, mark, phase, process_tag, retag, step
 from ._scope import scope
 from ._snapshot import snapshot, status
 
 __all__ = [
     "Pool",
     "available",
+    "configure",
+    "count",
     "counter",
+    "dump",
     "last_oom",
     "mark",
+    "muted",
     "pause",
     "paused",
     "peak",
     "phase",
     "process_tag",
+    "record",
     "report",
     "resume",
     "retag",
@@ -61,9 +68,9 @@ __version__ = "0.1.0"
 
 def watch(model: Any, *optimizers: Any) -> Any:
     """Parameters, buffers, gradients and optimizer state of a PyTorch model, exactly: see ``gpumem.torch.watch``."""
-    from .torch import watch as of_torch
+    import importlib
 
-    return of_torch(model, *optimizers)
+    return importlib.import_module("gpumem.torch").watch(model, *optimizers)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -44,9 +44,14 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "intern": (ctypes.c_uint32, (ctypes.c_uint32, _text)),
     "snapshot": (_u64, (_int, ctypes.c_void_p, _u64)),
     "peak": (_int, (_int,)),
-    "counter": (None, (_text, ctypes.c_int64)),
+    "counter_set": (None, (_text, ctypes.c_int64)),
+    "counter_add": (None, (_text, ctypes.c_int64)),
+    "configure": (_int, (_text, _text)),
     "start": (_int, ()),
     "stop": (_int, ()),
+    "mute": (None, ()),
+    "unmute": (None, ()),
+    "dump": (_int, (_text, _int)),
 }
 #: The oldest library that counts as one has these.
 _NEEDED = ("available", "pause", "resume")
@@ -82,9 +87,14 @@ class Library:
     intern: Callable[[int, bytes], int]
     snapshot: Callable[[int, Any, int], int]
     peak: Callable[[int], int]
-    counter: Callable[[bytes, int], None]
+    counter_set: Callable[[bytes, int], None]
+    counter_add: Callable[[bytes, int], None]
+    configure: Callable[[bytes, bytes], int]
     start: Callable[[], int]
     stop: Callable[[], int]
+    mute: Callable[[], None]
+    unmute: Callable[[], None]
+    dump: Callable[[bytes, int], int]
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         #: Functions that this library does not have.

@@ -17,7 +17,7 @@ class Pool:
         outer = parent.id if isinstance(parent, Pool) else int(parent)
         self._library = found
         #: 0 while nothing is recorded.
-        self.id = found.pool_create(text(name), device, outer) if found is not None else 0
+        self.id: int = found.pool_create(text(name), device, outer) if found is not None else 0
 
     def destroy(self) -> None:
         """It is gone, with its segments and blocks."""

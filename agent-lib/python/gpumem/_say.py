@@ -126,7 +126,16 @@ def counter(name: str, value: int) -> None:
         return
     found = library()
     if found is not None:
-        found.counter(text(name), int(value))
+        found.counter_set(text(name), int(value))
+
+
+def count(name: str, change: int = 1) -> None:
+    """The program's own figure ``name`` is so much more; it begins at 0."""
+    if in_compiled_code():
+        return
+    found = library()
+    if found is not None:
+        found.counter_add(text(name), int(change))
 
 
 def process_tag(path: Optional[str]) -> None:
@@ -182,8 +191,8 @@ def _address(what: Any) -> int:
             what = what._local_tensor
         if hasattr(what, "untyped_storage"):
             return int(what.untyped_storage().data_ptr()) if what.is_cuda else 0
-        memory = getattr(getattr(what, "data", None), "mem", None)
-        if hasattr(memory, "ptr"):  # CuPy: the allocation below a view
+        memory: Any = getattr(getattr(what, "data", None), "mem", None)
+        if memory is not None and hasattr(memory, "ptr"):  # CuPy: the allocation below a view
             return int(memory.ptr)
         if hasattr(what, "__cuda_array_interface__"):
             return int(what.__cuda_array_interface__["data"][0])

@@ -27,7 +27,8 @@ mod loader;
 pub mod modules;
 mod stack;
 
-pub use modules::{TABLES, after_fork, before_fork, in_child, look, reclaim};
+pub use loader::changes_now;
+pub use modules::{TABLES, after_fork, before_fork, in_child, in_loader, is_torch, look, reclaim};
 pub use stack::prepare;
 
 use crate::core::Core;

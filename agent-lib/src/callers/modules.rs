@@ -184,7 +184,22 @@ fn introduce(core: &Core, library: &Library) -> u16 {
     }
 }
 
+/// Numbers of PyTorch's allocator's library; 0 where there is none.
+static TORCH: [AtomicU16; 2] = [const { AtomicU16::new(0) }; 2];
+
+/// Whether the library with this number is the one that PyTorch's allocator lies in.
+#[inline(always)]
+pub fn is_torch(number: u16) -> bool {
+    number != 0 && TORCH.iter().any(|torch| torch.load(Relaxed) == number)
+}
+
 fn say(core: &Core, id: u16, library: &Library) {
+    let file = library.path.rsplit('/').next().unwrap_or_default();
+    for (torch, name) in TORCH.iter().zip(["libc10_cuda", "libc10_hip"]) {
+        if file.starts_with(name) {
+            torch.store(id, Relaxed);
+        }
+    }
     let stamp = Stamp { module: id, ..Stamp::default() };
     let body = Body::Module { base: library.base, bytes: library.bytes, path: &library.path };
     core.names.add(&Record { stamp, body });
@@ -301,6 +316,23 @@ pub fn look(core: &Core) -> bool {
     let looked = REGISTRY.try_lock().map(|mut registry| registry.look(core)).is_ok();
     GATE.store(false, Release);
     looked
+}
+
+/// Turns that a thread of the host's waits for its place in `in_loader`.
+const PATIENCE: u32 = 1 << 10;
+
+/// Runs `work`, which uses dl_iterate_phdr, while nobody forks; `None` if it could not after a moment.
+pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
+    for _ in 0..PATIENCE {
+        if !GATE.swap(true, Acquire) {
+            let result = work();
+            GATE.store(false, Release);
+            return Some(result);
+        }
+        // SAFETY: no arguments.
+        unsafe { libc::sched_yield() };
+    }
+    None
 }
 
 /// Frees tables that nobody reads any more. For the sender, now and then.

@@ -24,7 +24,8 @@ pub use wake::wake;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
-use crate::{callers, ffi, nvtx, scope, state};
+use crate::torch::health::Health;
+use crate::{callers, ffi, nvtx, python, scope, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -83,6 +84,7 @@ struct Sender {
     /// 0: none is due.
     next_dump_ns: u64,
     client: Client,
+    torch: Health,
 }
 
 /// Starts it, once in a process.
@@ -188,6 +190,7 @@ impl Sender {
             dumping: false,
             next_dump_ns: 0,
             client: Client::default(),
+            torch: Health::default(),
         }
     }
 
@@ -216,7 +219,11 @@ impl Sender {
         self.core.clock.calibrate(&mut self.calibration);
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         nvtx::look(self.core);
+        self.torch.look_for_torch(self.core);
         self.look_around();
+        if state::armed() {
+            python::run::look(self.core);
+        }
         if !self.link.has_main() {
             self.connect();
         }
@@ -269,6 +276,7 @@ impl Sender {
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);
+        self.torch.look(self.core, self.thread);
         callers::reclaim(now);
         scope::look();
         if self.core.devices.driver().is_some() && state::armed() {

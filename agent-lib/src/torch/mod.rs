@@ -1,11 +1,36 @@
 //! PyTorch, as it comes: its allocator's reports, and its backward pass.
+//!
+//! ```text
+//! find.rs      slots and functions of mapped files         patch.rs    our functions put into PyTorch's slots
+//! report.rs    a block was allocated or freed              segments.rs which driver allocations its pool carves
+//! pending.rs   freed blocks that a stream still uses       oom.rs      its word that it is out of memory
+//! state.rs     what is kept per device and thread          health.rs   how the layers are: the sender's side
+//! autograd.rs  which node of the backward pass runs        sequence.rs what nodes are called
+//! slot.rs      the slot of a library that is loaded
+//! ```
+
+pub mod autograd;
+pub mod find;
+pub mod health;
+pub mod oom;
+pub mod patch;
+pub mod pending;
+pub mod report;
+pub mod segments;
+pub mod sequence;
+pub mod slot;
+pub mod state;
+
+pub use state::{Mine, State};
 
 use crate::core::Core;
 use crate::naming::Here;
 use crate::threads::Thread;
 
+pub use autograd::{is_seen, note_forward};
+
 /// What the calling thread's backward node is named after, if it runs one.
 #[inline(always)]
-pub fn here(_: &Core, _: &Thread) -> Option<Here> {
-    None
+pub fn here(_: &Core, thread: &Thread) -> Option<Here> {
+    autograd::here(thread)
 }

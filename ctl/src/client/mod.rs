@@ -13,7 +13,7 @@ pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling}
 use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
 use gpumem_runs::run::Run;
-use gpumem_wire::control::{Doctor, Ps, Refusal, Released};
+use gpumem_wire::control::{Doctor, Ps, Recorded, Refusal, Released};
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ use std::time::Duration;
 /// A daemon takes its answers from what it has prepared: milliseconds. One that is stopped or swapped out
 /// should not hold up a terminal.
 const ANSWER: Duration = Duration::from_secs(5);
+/// An agent that is busy sending answers late.
+const RECORD: Duration = Duration::from_secs(15);
 /// Runs hold series and, at their largest, tens of thousands of tags.
 const RUNS: Duration = Duration::from_secs(30);
 
@@ -115,6 +117,16 @@ impl Daemon {
     /// No answer, or a refusal.
     pub fn release(&self, for_s: u64) -> Result<Released> {
         self.ask(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
+    }
+
+    /// Has the agent of a process do something.
+    ///
+    /// # Errors
+    /// No answer, or a refusal.
+    pub fn record(&self, pid: u32, verb: &str, output: Option<&Path>) -> Result<Recorded> {
+        let output = output.map(|path| format!("&output={}", percent(&path.to_string_lossy())));
+        let path = format!("/v1/record?pid={pid}&do={verb}{}", output.unwrap_or_default());
+        self.ask(Method::POST, &path, RECORD)
     }
 
     fn told(&self, told: Value) -> Result<Told> {

@@ -4,6 +4,7 @@ pub mod doctor;
 pub mod import;
 pub mod nvml;
 pub mod ps;
+pub mod record;
 pub mod report;
 pub mod run;
 pub mod runs;

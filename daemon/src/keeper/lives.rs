@@ -77,11 +77,7 @@ mod tests {
     use gpumem_runs::series::Series;
 
     fn cell(tag: &str) -> Cell {
-        Cell {
-            class: Class::Direct,
-            tag: Some(tag.into()),
-            ..Cell::default()
-        }
+        Cell { class: Class::Direct, tag: Some(tag.into()), ..Cell::default() }
     }
 
     fn run(tags: &[&str], peak: &[(u32, i64)], coverage: Coverage) -> Run {

@@ -5,11 +5,14 @@ use crate::account::Account;
 use crate::book::Book;
 use crate::gap::ClosedSample;
 use crate::process::Process;
+use gpumem_wire::Stamp;
 
 impl Process {
     /// What a step held and the next one still holds.
-    pub fn begin_step(&mut self, number: u64, time_ns: u64) {
+    pub fn begin_step(&mut self, number: u64, stamp: &Stamp) {
+        let time_ns = stamp.time_ns;
         self.coverage.steps += 1;
+        self.holdings.begin_iteration(number, stamp.seq, time_ns);
         let index = self.steps.next(number);
         for book in 0..self.holdings.books.len() {
             if let Some(trend) = self.trend(book) {

@@ -25,9 +25,7 @@ const DEVICES: usize = 3;
 pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
     let reports: Vec<(Ended<'_>, Report<'_>)> = ended
         .iter()
-        .map(|ended| {
-            (*ended, Report::new(ended.run, Groupings::preset(ended.run.source.preset.as_deref()), None))
-        })
+        .map(|ended| (*ended, Report::new(ended.run, Groupings::of_run(ended.run), None)))
         .collect();
     let mut devices: Vec<(&Report<'_>, &Device)> = reports
         .iter()

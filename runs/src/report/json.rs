@@ -2,10 +2,14 @@
 //! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
 //! otherwise `version` grows.
 
+use super::bridge::Bridge;
 use super::growth::{Told, told};
-use super::{By, Composition, Report};
+use super::oom::{self, OomJson};
+use super::{By, Composition, Report, named};
+use crate::layers;
 use crate::run::{
-    Accounting, Beside, Caveat, Class, Clock, Coverage, Moment, Parts, Process, Reading, Source, State, Step,
+    Accounting, Beside, Caveat, Class, Clock, Coverage, Iterations, Moment, Parts, Pool, Process, Reading,
+    Source, State, Step,
 };
 use crate::series::Series;
 use gpumem_ledger::category::OTHERS;
@@ -27,6 +31,8 @@ struct Document<'a> {
     process: &'a Process,
     state: &'a State,
     coverage: &'a Coverage,
+    /// How memory got its names; null where the agent did not say.
+    names: Option<&'static str>,
     caveats: &'a [Caveat],
     devices: Vec<DeviceJson<'a>>,
 }
@@ -52,6 +58,9 @@ struct DeviceJson<'a> {
     steps: Vec<StepJson<'a>>,
     series: &'a Series,
     growth: Option<Told>,
+    pools: &'a [Pool],
+    iterations: &'a Iterations,
+    ooms: Vec<OomJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -85,6 +94,11 @@ struct MomentJson<'a> {
     partial: bool,
     layers: Vec<Category>,
     structures: Vec<Category>,
+    /// Of direct and block bytes, those with a tag or a role, and all.
+    named_bytes: i64,
+    nameable_bytes: i64,
+    /// From the framework's own numbers to used; null where PyTorch has nothing.
+    bridge: Option<Bridge>,
     cells: Vec<CellJson<'a>>,
 }
 
@@ -125,6 +139,8 @@ struct CellJson<'a> {
     role: Option<&'a str>,
     phase: Option<&'a str>,
     library: Option<&'a str>,
+    pool: Option<&'a str>,
+    pending: bool,
     bytes: i64,
 }
 
@@ -149,6 +165,9 @@ pub fn json(report: &Report<'_>) -> String {
         steps: device.details.steps.iter().map(step_json).collect(),
         series: &device.series,
         growth: told(report, device),
+        pools: &device.details.pools,
+        iterations: &device.details.iterations,
+        ooms: device.details.ooms.iter().map(|oom| oom::entry(report, device, oom)).collect(),
     });
     let document = Document {
         schema: SCHEMA,
@@ -160,6 +179,7 @@ pub fn json(report: &Report<'_>) -> String {
         process: &run.process,
         state: &run.state,
         coverage: &run.coverage,
+        names: layers::level(&run.coverage.layers),
         caveats: &run.caveats,
         devices: devices.collect(),
     };
@@ -168,7 +188,7 @@ pub fn json(report: &Report<'_>) -> String {
 }
 
 /// The control characters that JSON allows and terminals act on, escaped. Only strings can hold them.
-fn harmless(json: String) -> String {
+pub(super) fn harmless(json: String) -> String {
     use std::fmt::Write;
     let acts = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
     if !json.contains(acts) {
@@ -196,9 +216,12 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
             role: cell.role.as_deref(),
             phase: cell.phase.as_deref(),
             library: cell.library.as_deref(),
+            pool: cell.pool.as_deref(),
+            pending: cell.pending,
             bytes,
         })
     });
+    let (named_bytes, nameable_bytes) = named(report.run, moment);
     MomentJson {
         time_ns: moment.time_ns,
         used_bytes: moment.used_bytes(),
@@ -217,6 +240,9 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
         partial: moment.partial,
         layers: categories(by_layer),
         structures: categories(by_structure),
+        named_bytes,
+        nameable_bytes,
+        bridge: Bridge::of(report.run, moment),
         cells: cells.collect(),
     }
 }

@@ -1,11 +1,15 @@
 //! A run and rules -> one statement -> text, JSON, CSV. Every form is made from the same [`Statement`], so
 //! they cannot disagree, and every total in it is the sum of its parts.
 
+pub mod bridge;
 pub mod brief;
 pub mod csv;
 pub mod group;
 pub mod growth;
+pub mod iterations;
 pub mod json;
+pub mod names;
+pub mod oom;
 pub mod steps;
 pub mod text;
 pub mod time;
@@ -145,13 +149,27 @@ impl<'r> Report<'r> {
     /// whatever names something.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
         let cells: Vec<CellView> = run.cells.iter().map(cell_view).collect();
-        let by_rules =
-            |rules: &Rules| cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect();
+        let by_rules = |rules: &Rules| -> Vec<Option<String>> {
+            cells.iter().map(|cell| rules.category(cell).map(str::to_owned)).collect()
+        };
         let by_tag = cells.iter().map(|cell| cell.tag.as_deref().map(str::to_owned)).collect();
-        let categories: [Vec<Option<String>>; 3] =
+        let mut categories: [Vec<Option<String>>; 3] =
             [by_rules(&groupings.layer), by_rules(&groupings.structure), by_tag];
         let names = |by: &By| categories[*by as usize].iter().any(Option::is_some);
         let by = by.or_else(|| [By::Layer, By::Structure, By::Tag].into_iter().find(names));
+        // What rules do not name has a name of its own where there is one; that chooses no rows.
+        if groupings.layer.rules.is_empty() {
+            categories[By::Layer as usize] = names::rolled_up(run, &cells);
+        }
+        let has_torch = names::has_torch(run);
+        for (of, names) in categories.iter_mut().enumerate() {
+            let is_last_resort = |cell: &CellView| of == By::Structure as usize || cell.tag.is_none();
+            for (name, cell) in names.iter_mut().zip(&cells) {
+                if name.is_none() && is_last_resort(cell) && (has_torch || of != By::Structure as usize) {
+                    *name = names::by_library(cell, has_torch);
+                }
+            }
+        }
         Report {
             run,
             id: None,
@@ -272,6 +290,22 @@ impl<'r> Report<'r> {
         }
         statement
     }
+}
+
+/// Bytes of a moment that have a name (a tag or a role), and all that could have one: idle and opaque bytes have none.
+pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
+    let mut sums = (0_i64, 0_i64);
+    for &(index, bytes) in &moment.amounts {
+        let cell = run.cells.get(index as usize);
+        let Some(cell) = cell.filter(|cell| matches!(cell.class, Class::Direct | Class::Block)) else {
+            continue;
+        };
+        sums.1 = sums.1.saturating_add(bytes);
+        if cell.tag.is_some() || cell.role.is_some() {
+            sums.0 = sums.0.saturating_add(bytes);
+        }
+    }
+    sums
 }
 
 type GapRow = (Part, &'static str, fn(&Parts) -> i64);

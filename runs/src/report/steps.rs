@@ -42,7 +42,7 @@ pub fn text(report: &Report<'_>) -> String {
 }
 
 fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
-    let steps = &device.details.steps;
+    let steps = grouped(&device.details.steps);
     lines.push(title.to_owned());
     if steps.is_empty() {
         lines.push("the gap did not change, or nobody saw it change".to_owned());
@@ -80,6 +80,40 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     if order.len() > 1 {
         row("sum", &total, "");
     }
+}
+
+/// Neighbours of the same cause at the same place are one, with the time of the first and how many they are.
+fn grouped(steps: &[Step]) -> Vec<Step> {
+    let mut groups: Vec<(Step, u64)> = Vec::new();
+    for step in steps {
+        match groups.last_mut() {
+            Some((group, count)) if is_like(group, step) => {
+                group.bytes = group.bytes.saturating_add(step.bytes);
+                group.parts = group.parts.plus(step.parts);
+                group.events = group.events.saturating_add(step.events);
+                let expected = group.expected_bytes.zip(step.expected_bytes);
+                group.expected_bytes = expected.map(|(a, b)| a.saturating_add(b));
+                *count += 1;
+            }
+            _ => groups.push((step.clone(), 1)),
+        }
+    }
+    let named = |(mut group, count): (Step, u64)| {
+        if count > 1 {
+            group.cause = format!("{} times {}", thousands(count), group.cause);
+        }
+        group
+    };
+    groups.into_iter().map(named).collect()
+}
+
+fn is_like(a: &Step, b: &Step) -> bool {
+    a.cause != "smaller steps"
+        && (&a.cause, &a.kind, &a.tag, &a.library, &a.also, &a.note)
+            == (&b.cause, &b.kind, &b.tag, &b.library, &b.also, &b.note)
+        && a.expected_bytes.is_some() == b.expected_bytes.is_some()
+        // What grew and what shrank are two stories.
+        && (a.bytes >= 0) == (b.bytes >= 0)
 }
 
 fn weight(step: &Step) -> u64 {
@@ -123,7 +157,7 @@ fn parts(parts: &Parts) -> Vec<(String, i64)> {
 
 /// Where it happened, as far as anybody can tell.
 fn place(step: &Step) -> Vec<String> {
-    let near = if step.cause == "between events" { "near tag" } else { "tag" };
+    let near = if step.cause.ends_with("between events") { "near tag" } else { "tag" };
     let tag = step.tag.as_ref().map(|tag| format!("{near} {tag}"));
     let library = step.library.as_ref().map(|library| format!("by {library}"));
     tag.into_iter().chain(library).collect()
@@ -189,7 +223,10 @@ mod tests {
 
     #[test]
     fn a_list_adds_up_and_is_short() {
-        let steps = (0..100).map(|n| step(n, (n as i64 * 37 % 100) * MIB / 3 - 9 * MIB, "between events"));
+        let steps = (0..100).map(|n| Step {
+            tag: Some(format!("model/{n}")),
+            ..step(n, (n as i64 * 37 % 100) * MIB / 3 - 9 * MIB, "between events")
+        });
         let device = device(steps.collect());
         let mut lines = Vec::new();
         list(&device, times(), "title", &mut lines);
@@ -206,6 +243,26 @@ mod tests {
         assert_eq!(rest.iter().sum::<i64>(), *sum, "{lines:#?}");
         assert!(lines[lines.len() - 2].ends_with("(74 more)"), "{lines:#?}");
         assert!(lines[lines.len() - 1].starts_with("sum "));
+    }
+
+    #[test]
+    fn equal_neighbours_are_one() {
+        let loaded = |seconds, mib: i64| step(seconds, 10 * mib * MIB, "module loaded");
+        let mut elsewhere = loaded(4, 7);
+        elsewhere.tag = None;
+        let steps = vec![loaded(1, 1), loaded(2, 2), loaded(3, -3), elsewhere, loaded(5, 1), loaded(6, 1)];
+        let mut lines = Vec::new();
+        list(&device(steps), times(), "title", &mut lines);
+        assert_eq!(
+            lines[2..],
+            [
+                "00:00:01Z  +30.0  2 times module loaded, tag model/x",
+                "00:00:03Z  -30.0  module loaded, tag model/x",
+                "00:00:04Z  +70.0  module loaded",
+                "00:00:05Z  +20.0  2 times module loaded, tag model/x",
+                "sum        +90.0",
+            ]
+        );
     }
 
     #[test]

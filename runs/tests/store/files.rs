@@ -126,9 +126,11 @@ fn an_older_store_is_brought_up_to_date_by_a_writer_only() {
     };
     let db = rusqlite::Connection::open(dir.store()).unwrap();
     // As version 1 had made it.
-    db.execute_batch("ALTER TABLE moment DROP COLUMN parts; ALTER TABLE device DROP COLUMN details;
-        ALTER TABLE cell DROP COLUMN pool; ALTER TABLE cell DROP COLUMN pending;")
-        .unwrap();
+    db.execute_batch(
+        "ALTER TABLE moment DROP COLUMN parts; ALTER TABLE device DROP COLUMN details;
+        ALTER TABLE cell DROP COLUMN pool; ALTER TABLE cell DROP COLUMN pending;",
+    )
+    .unwrap();
     db.pragma_update(None, "user_version", 1).unwrap();
     drop(db);
     let StoreError::OlderVersion { found, supported, .. } = refused(Store::open_read_only(dir.store()))

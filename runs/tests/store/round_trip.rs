@@ -218,16 +218,14 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
         any::<(u64, Option<u64>)>().prop_map(|(after_ns, status)| Fate::Fatal { after_ns, status }),
     ];
     let kind = prop::sample::select(vec![OomKind::Pressure, OomKind::Pool, OomKind::Device]);
-    let holder =
-        (any::<u32>(), of(text()), any::<i64>(), any::<Option<i64>>(), any::<Option<u64>>()).prop_map(
-            |(pid, user, used_bytes, growth_bytes, growth_ns)| Holder {
-                pid,
-                user,
-                used_bytes,
-                growth_bytes,
-                growth_ns,
-            },
-        );
+    let holder = (any::<u32>(), of(text()), any::<i64>(), any::<Option<i64>>(), any::<Option<u64>>())
+        .prop_map(|(pid, user, used_bytes, growth_bytes, growth_ns)| Holder {
+            pid,
+            user,
+            used_bytes,
+            growth_bytes,
+            growth_ns,
+        });
     let numbers = any::<(u64, u64, i64, Option<u64>, i64, (u32, i64))>();
     let device = (numbers, vec(holder, 0..3)).prop_map(|(numbers, holders)| OomDevice {
         read_ns: numbers.0,

@@ -1,4 +1,4 @@
-//! `gpumemctl report [PID|RUN|FILE]`
+//! `gpumemctl report [PID|RUN|FILE]`, and `gpumemctl oom` of the same.
 //!
 //! ```text
 //! stored    runs of the store, recordings and logs
@@ -10,13 +10,13 @@
 mod live;
 mod stored;
 
-use crate::args::Report as Args;
+use crate::args::{Oom, Report as Args};
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{Report, csv, group, growth, json, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, oom, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -48,8 +48,8 @@ impl One {
     }
 }
 
-/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
-pub fn run(args: &Args) -> Result<()> {
+/// What is asked for, with the one device that may have been asked for.
+fn found(args: &Args) -> Result<Found> {
     let Found { mut what, mut command } = find(args)?;
     if let Some(device) = &args.device {
         match &mut what {
@@ -58,6 +58,34 @@ pub fn run(args: &Args) -> Result<()> {
         }
         command.extend(["--device".to_owned(), device.clone()]);
     }
+    Ok(Found { what, command })
+}
+
+/// Prints when memory ran out in a process, or in each of several.
+pub fn oom(args: &Oom) -> Result<()> {
+    let args = args.report();
+    let told = |run: &Run, id: Option<&String>| -> Result<String> {
+        let mut report = report(run, &args)?;
+        report.id = id.cloned();
+        Ok(if args.json { oom::json(&report) } else { oom::text(&report, args.all) })
+    };
+    print(&match found(&args)?.what {
+        What::One(one) => told(&one.run, one.id.as_ref())?,
+        What::Group(_, runs) => {
+            let each: Vec<String> = runs.iter().map(|run| told(run, None)).collect::<Result<_>>()?;
+            if args.json {
+                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
+                format!("[{}]\n", each.join(",\n"))
+            } else {
+                each.join("\n")
+            }
+        }
+    })
+}
+
+/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
+pub fn run(args: &Args) -> Result<()> {
+    let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
@@ -94,14 +122,21 @@ fn find(args: &Args) -> Result<Found> {
 fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
     let groupings = match &args.rules {
         Some(rules) => Groupings::load(rules)?,
-        None => Groupings::preset(run.source.preset.as_deref()),
+        None => Groupings::of_run(run),
     };
-    Ok(Report::new(run, groupings, args.by.map(Into::into)))
+    let by = if args.tags { Some(By::Tag) } else { args.by.map(Into::into) };
+    Ok(Report::new(run, groupings, by))
 }
 
 fn tell(report: &Report<'_>, args: &Args) -> String {
-    let categories = if args.all { usize::MAX } else { Layout::default().categories };
-    if args.json {
+    let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
+    if args.iterations {
+        match (args.json, args.csv) {
+            (true, _) => iterations::json(report),
+            (_, true) => iterations::csv(report),
+            _ => iterations::text(report),
+        }
+    } else if args.json {
         json::json(report)
     } else if args.csv {
         csv::csv(report)
@@ -117,7 +152,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     let borrowed: Vec<&Run> = runs.iter().collect();
-    if args.csv {
+    if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));
     }
     if args.json {
@@ -127,9 +162,19 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
             documents?.iter().map(|document| document.trim_end().to_owned()).collect();
         return Ok(format!("[{}]\n", documents.join(",\n")));
     }
-    let asked = args.growth || args.steps;
+    if args.csv {
+        let tables: Result<Vec<String>> =
+            runs.iter().map(|run| Ok(iterations::csv(&report(run, args)?))).collect();
+        // One table: the heads of all but the first go.
+        let rows = tables?.into_iter().enumerate().map(|(number, table)| match table.split_once('\n') {
+            Some((_, rows)) if number > 0 => rows.to_owned(),
+            _ => table,
+        });
+        return Ok(rows.collect());
+    }
+    let asked = args.growth || args.steps || args.iterations;
     let mut out = if asked { String::new() } else { group::text(title, &borrowed, command) };
-    if args.all || asked || args.by.is_some() {
+    if args.all || asked || args.tags || args.by.is_some() {
         for run in runs {
             let mut report = report(run, args)?;
             report.command = format!("gpumemctl report {}", run.process.pid);

@@ -42,7 +42,10 @@ pub fn variables(ways: &Ways<'_>) -> Variables {
             set.push(("GPUMEM_NEXT_INJECTION64_PATH", next));
         }
         set.push(("CUDA_INJECTION64_PATH", library.into()));
-        set.push(("NVTX_INJECTION64_PATH", library.into()));
+        // Another tool's place for ranges is left to it: NVTX has one, and hands over to nobody.
+        if there("NVTX_INJECTION64_PATH").is_none_or(|other| is_agent(Path::new(&other), library)) {
+            set.push(("NVTX_INJECTION64_PATH", library.into()));
+        }
     }
     if let Some(record) = ways.record {
         set.push(("GPUMEM_RECORD", super::absolute(record).into()));

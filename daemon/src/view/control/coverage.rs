@@ -2,6 +2,7 @@
 
 use super::doctor::finding;
 use gpumem_ledger::{Blind, Blocked, ProcessView};
+use gpumem_runs::layers::{self, LayerSaid};
 use gpumem_wire::control::{Finding, Level};
 
 pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
@@ -49,11 +50,26 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
             if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
         findings.push(say(Level::Degraded, format!("{} records were lost: {state}", coverage.lost), None));
     }
-    if findings.is_empty() {
+    findings.extend(of_layers(process).into_iter().map(|(level, text, remedy)| say(level, text, remedy)));
+    if findings.iter().all(|finding| finding.level == Level::Good) {
         let text = format!("covered, {} records, none lost", coverage.events);
         findings.push(say(Level::Good, text, None));
     }
     findings
+}
+
+/// How memory gets its names, and what of that does not work.
+fn of_layers(process: &ProcessView) -> Vec<(Level, String, Option<&'static str>)> {
+    let said: Vec<LayerSaid> = process.layers.iter().map(LayerSaid::from).collect();
+    let Some(level) = layers::level(&said) else { return Vec::new() };
+    let mut found = vec![(Level::Good, format!("names: {level}"), None)];
+    for said in said.iter().filter(|said| said.is_lacking()) {
+        // What was switched off is as somebody wanted it.
+        let level = if said.state == "off" { Level::Good } else { Level::Degraded };
+        let text = layers::lacking(std::slice::from_ref(said)).join("");
+        found.push((level, format!("names: {text}"), None));
+    }
+    found
 }
 
 const EXACT_AGAIN: Option<&str> = Some("a new start of the process is exact again");

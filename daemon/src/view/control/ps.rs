@@ -6,7 +6,7 @@ use crate::core::Published;
 use crate::view::Sight;
 use crate::view::health::Health;
 use crate::view::prometheus::flags;
-use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
+use gpumem_ledger::{AccountView, DeviceView, ProcessView};
 use gpumem_runs::run::absence_name;
 use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
 use std::cmp::Reverse;
@@ -76,7 +76,7 @@ fn process(
     let sample = account.complete.as_ref().filter(|_| absence.is_none());
     let idle = |amounts: &[i64]| {
         let cells = process.cells.iter().zip(amounts);
-        cells.filter(|(cell, _)| cell.class == Class::PoolIdle).map(|(_, bytes)| bytes).sum()
+        cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| bytes).sum()
     };
     // The numbers of one row belong to one instant where that can be.
     let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));

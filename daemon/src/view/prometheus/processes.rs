@@ -7,7 +7,9 @@ use crate::core::Published;
 use crate::view::Shown;
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, CellView, Class, Parts, ProcessView};
+use gpumem_runs::layers::{layer_name, state_name};
 use gpumem_runs::run::absence_name;
+use gpumem_wire::LayerState;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -36,6 +38,10 @@ static BESIDE: Family =
     Family::gauge("gpumem_process_beside_bytes", "Memory outside the sum, by kind: host and foreign memory.");
 static FLAG: Family =
     Family::gauge("gpumem_process_flag", "1 for each thing to know about the numbers of the process.");
+static LAYER: Family = Family::gauge(
+    "gpumem_process_names_layer",
+    "1 for each way of naming memory that the agent has something for, with its state.",
+);
 static UNAVAILABLE: Family =
     Family::gauge("gpumem_process_used_unavailable", "1 while NVML does not tell used, with the reason.");
 static AGE: Family = Family::gauge("gpumem_process_sample_age_seconds", "Age of the sample of used.");
@@ -60,6 +66,10 @@ pub(super) fn collect(published: &Published, shown: &Shown, out: &mut Families) 
             out.add(&EVENTS, &own, process.coverage.events);
             out.add(&LOST, &own, process.coverage.lost);
             out.add(&FAILED, &own, process.coverage.failed_allocations);
+            for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
+                let labels = own.clone().with("layer", layer_name(said.layer));
+                out.add_with(&LAYER, &labels, Some(("state", state_name(said.state))), 1_u64);
+            }
         }
         let categories = Categories::of(process, &shown.rules.structure);
         for account in &process.accounts {
@@ -187,9 +197,9 @@ struct Categories<'a>(Vec<Cow<'a, str>>);
 impl<'a> Categories<'a> {
     fn of(process: &ProcessView, rules: &'a Rules) -> Self {
         let name = |cell: &CellView| match cell.class {
-            Class::PoolIdle => Cow::Borrowed("pool idle"),
+            _ if cell.is_idle() => Cow::Borrowed("pool idle"),
             Class::Opaque => Cow::Borrowed("opaque pools"),
-            Class::Direct | Class::Block => rules.category(cell).unwrap_or(OTHERS).into(),
+            Class::Direct | Class::Block | Class::PoolIdle => rules.category(cell).unwrap_or(OTHERS).into(),
         };
         Categories(process.cells.iter().map(name).collect())
     }

@@ -78,7 +78,11 @@ fn device_line(device: &Device, times: Times) -> String {
     let mut parts = vec![("this process".to_owned(), used)];
     match device.tenants.as_slice() {
         [] => {}
-        [(pid, used)] => parts.push((format!("pid {pid}"), used.map_or(0, signed))),
+        // One that the daemon hides has no pid.
+        [(pid, used)] => {
+            let who = if *pid == 0 { "another process".to_owned() } else { format!("pid {pid}") };
+            parts.push((who, used.map_or(0, signed)));
+        }
         many => {
             let (more, more_bytes) = device.other_tenants;
             let named = many.iter().filter_map(|(_, used)| used.map(signed));

@@ -54,6 +54,15 @@ impl Lines {
     }
 }
 
+impl Lines {
+    /// A sentence that belongs to the line above it.
+    pub(super) fn inset(&mut self, text: &str) {
+        const INSET: &str = "  ";
+        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - INSET.len());
+        wrap(text, width).iter().for_each(|line| self.line(&format!("{INSET}{line}")));
+    }
+}
+
 /// Breaks between words; a word that is wider than a line stays whole.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     const INDENT: &str = "  ";

@@ -5,10 +5,12 @@
 //! prose     what stands above and below the tables
 //! table     the statement of a device
 //! overview  several devices, a row each
+//! bridge    from a framework's own numbers to nvidia-smi's
 //! facts     what is known of a device beside its statement
 //! lines     clean, and wrapped where the terminal ends
 //! ```
 
+mod bridge;
 mod facts;
 mod lines;
 mod overview;
@@ -72,10 +74,12 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
                 if several {
                     out.prose(&prose::device_title(device));
                 }
-                table::table(report, device, times, categories, out);
+                let shown = table::Shown::of(report, device, categories);
+                table::table(report, device, times, &shown, out);
                 if !several {
                     out.line("");
                 }
+                bridge::bridge(report, device, &shown, out);
             }));
             lines.extend_from_slice(facts);
         }

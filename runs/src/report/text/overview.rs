@@ -28,6 +28,7 @@ pub(super) fn overview(report: &Report<'_>, times: Times, out: &mut Lines) {
     }
     out.line("");
     largest(report, &lines, out);
+    super::bridge::of_all(report, out);
     for device in devices {
         if growth::told(report, device).is_some_and(|told| growth::moves(&told))
             && let Some(line) = growth::line(report, device)

@@ -2,11 +2,12 @@
 //! next.
 
 use super::lines::{Lines, clean};
+use crate::layers;
 use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
-use crate::run::{BlindWindow, Device, Run, State};
+use crate::run::{BlindWindow, Clock, Device, Oom, Run, State};
 
 /// The command without the directories of its program and script, else the program's name, else where the run came
 /// from; for a daemon that would be the machine, which is nobody's command.
@@ -64,7 +65,22 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
         let more = plural(*more, "more process").replace("processs", "processes");
         out.prose(&format!("its job has {more}: gpumemctl report {job}"));
     }
-    out.prose(&next(report));
+    out.prose(&(next(report) + &ooms(report)));
+}
+
+/// Whether memory ran out; of a log nobody knows.
+fn ooms(report: &Report<'_>) -> String {
+    let run = report.run;
+    let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    let all = run.devices.iter().flat_map(|device| &device.details.ooms);
+    let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
+    let count = |entries: &[&Oom]| entries.iter().map(|oom| oom.count).sum::<u64>();
+    match (count(&ooms), count(&pressure)) {
+        _ if !run.coverage.covered || run.clock == Clock::Lines => String::new(),
+        (0, 0) => "    oom: none".to_owned(),
+        (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),
+        (number, _) => format!("    oom: {} ({asked})", thousands(number)),
+    }
 }
 
 fn heading(report: &Report<'_>) -> String {
@@ -204,6 +220,7 @@ fn coverage(run: &Run, times: Times) -> String {
     }
     let mut parts =
         vec![if coverage.late { "covered late".to_owned() } else { "covered since start".to_owned() }];
+    parts.extend(names(run));
     parts.push(format!(
         "{} of {}",
         plural(coverage.allocations, "allocation"),
@@ -227,6 +244,29 @@ fn coverage(run: &Run, times: Times) -> String {
     });
     parts.extend(blind(run, times));
     parts.join(", ")
+}
+
+/// How memory got its names, how much of it has one, and what does not work as it could.
+fn names(run: &Run) -> Option<String> {
+    let layers = &run.coverage.layers;
+    let level = layers::level(layers)?;
+    let (mut named, mut all) = (0_i64, 0_i64);
+    for device in &run.devices {
+        let (of, sum) = crate::report::named(run, &device.last);
+        (named, all) = (named.saturating_add(of), all.saturating_add(sum));
+    }
+    let share = match all {
+        1.. => format!(" ({:.1} % of bytes)", share(named, all)),
+        _ => String::new(),
+    };
+    let lacking = layers::lacking(layers);
+    let lacking = if lacking.is_empty() { String::new() } else { format!(" [{}]", lacking.join("; ")) };
+    Some(format!("names: {level}{share}{}", clean(&lacking)))
+}
+
+/// Rounded down: what is not all is not 100 %.
+fn share(part: i64, whole: i64) -> f64 {
+    (1000.0 * part as f64 / whole as f64).floor() / 10.0
 }
 
 /// Whose reports the same file has as well.
@@ -264,6 +304,11 @@ fn next(report: &Report<'_>) -> String {
     let growth = match report.run.devices.as_slice() {
         [device] if growth::line(report, device).is_some() => " | --growth",
         _ => "",
+    };
+    let has_iterations = |device: &Device| !device.details.iterations.rows.is_empty();
+    let growth = match run.devices.iter().any(has_iterations) {
+        true => format!("{growth} | --iterations"),
+        false => growth.to_owned(),
     };
     format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
 }

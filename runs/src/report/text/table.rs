@@ -37,24 +37,39 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
     steps
 }
 
-pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categories: usize, out: &mut Lines) {
-    let moments = [&device.last, &device.peak];
-    let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
-    let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
-    let smallest = if categories == usize::MAX { 0 } else { unit.smallest() };
-    let statement = report.statement(device, categories, smallest);
-    let steps = printed(&statement, unit);
+/// A statement with its amounts as they are printed.
+pub(super) struct Shown {
+    pub(super) statement: Statement,
+    pub(super) unit: Unit,
+    /// By row and column.
+    pub(super) steps: Vec<Vec<Option<i64>>>,
+}
+
+impl Shown {
+    pub(super) fn of(report: &Report<'_>, device: &Device, categories: usize) -> Self {
+        let moments = [&device.last, &device.peak];
+        let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
+        let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
+        let smallest = if categories == usize::MAX { 0 } else { unit.smallest() };
+        let statement = report.statement(device, categories, smallest);
+        let steps = printed(&statement, unit);
+        Shown { statement, unit, steps }
+    }
+}
+
+pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
+    let Shown { statement, unit, steps } = shown;
     let last = if report.run.state == State::Open { "now" } else { "last" };
     let heads = [
         [last.to_owned(), "at peak".to_owned()],
         [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
     ];
-    let cell =
-        |row: usize, column: usize| match (steps[row][column], carried(device, &statement, row, column)) {
-            (None, _) => "-".to_owned(),
-            (Some(steps), true) => format!("~{}", unit.print(steps)),
-            (Some(steps), false) => unit.print(steps),
-        };
+    let cell = |row: usize, column: usize| match (steps[row][column], carried(device, statement, row, column))
+    {
+        (None, _) => "-".to_owned(),
+        (Some(steps), true) => format!("~{}", unit.print(steps)),
+        (Some(steps), false) => unit.print(steps),
+    };
     let cells: Vec<[String; 2]> = (0..steps.len()).map(|row| [cell(row, 0), cell(row, 1)]).collect();
     let widths = [0, 1].map(|column| {
         let cells = cells.iter().chain(&heads).map(|cells| cells[column].chars().count());
@@ -94,7 +109,7 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, categori
     row(0, "", &heads[1], "");
     for (index, (depth, name)) in names.iter().enumerate() {
         let of = &statement.rows[index];
-        let end = report.by == By::Tag && of.part == Part::Category && name.contains('/');
+        let end = report.by != By::Structure && of.part == Part::Category && name.contains('/');
         let name = shorten(name, name_width.saturating_sub(*depth), end);
         row(*depth, &name, &cells[index], &note(of, device));
     }

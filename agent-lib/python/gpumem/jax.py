@@ -1,0 +1,159 @@
+"""JAX: what lies in its preallocated pool, by looking at its live arrays from time to time.
+
+    import gpumem.jax
+
+    gpumem.jax.look()                        # now
+    gpumem.jax.watch(every=1.0)              # a thread that does so each second
+    gpumem.jax.name("params", state.params, role="parameter")
+
+Each live array is a block of the pool ``jax``, tagged ``jax/`` and its type and shape, or as ``name`` says. A snapshot,
+not a stream: what lives between two looks is not seen, nor what an executable uses while it runs (``compiled.memory_analysis()``
+tells that), nor executables themselves. What JAX took and no array covers stays a driver allocation of its own.
+"""
+
+import threading
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from ._library import available
+from ._pool import Pool
+from ._say import ROLES
+
+#: Bytes and path of a buffer, by device and address.
+_Seen = Dict[Tuple[int, int], Tuple[int, str]]
+
+_lock = threading.Lock()
+_pools: Dict[int, Pool] = {}
+_seen: _Seen = {}
+_thread: Optional["_Looker"] = None
+
+
+def buffers(arrays: Any) -> List[Tuple[int, int, int, str]]:
+    """Device, address, bytes and a name of every buffer on a GPU; deleted and host ones have none."""
+    found = []
+    for array in arrays:
+        try:
+            if array.is_deleted():
+                continue
+            for shard in array.addressable_shards:
+                device = shard.device
+                if device.platform not in ("gpu", "cuda"):
+                    continue
+                data = shard.data
+                number = device.local_hardware_id
+                size = int(data.on_device_size_in_bytes())
+                path = "jax/{}{}".format(data.dtype, list(data.shape)).replace(" ", "")
+                found.append((int(device.id if number is None else number), int(data.unsafe_buffer_pointer()), size, path))
+        except (RuntimeError, AttributeError, NotImplementedError):
+            continue  # deleted meanwhile, donated, or of a kind without buffers
+    return found
+
+
+def look() -> int:
+    """Compares the live arrays with those of the last look, and says what came and went. Bytes of arrays on GPUs now."""
+    import jax
+
+    live: Any = jax.live_arrays
+    return _tell(buffers(live()), jax.local_devices())
+
+
+def _tell(now: List[Tuple[int, int, int, str]], devices: Any) -> int:
+    if not available():
+        return 0
+    with _lock:
+        current: _Seen = {}
+        for device, address, size, path in now:
+            if address and size:
+                current[device, address] = (size, path)  # arrays may share a buffer
+        for key in [key for key, what in _seen.items() if current.get(key) != what]:
+            device, address = key
+            size, _ = _seen.pop(key)
+            _pools[device].free_block(address)
+            _pools[device].remove_segment(address, size)
+        for key, (size, path) in current.items():
+            if key not in _seen:
+                pool = _pool(key[0])
+                pool.add_segment(key[1], size)
+                pool.add_block(key[1], size)
+                pool.retag(key[1], path)
+                _seen[key] = (size, path)
+        for device in devices:
+            if device.platform in ("gpu", "cuda"):
+                _gauge(device)
+        return sum(size for size, _ in current.values())
+
+
+def _pool(device: int) -> Pool:
+    if device not in _pools:
+        _pools[device] = Pool("jax", device)
+    return _pools[device]
+
+
+def _gauge(device: Any) -> None:
+    """What the allocator says of itself; which figures depends on the allocator."""
+    stats = device.memory_stats() or {}
+    used = stats.get("bytes_in_use")
+    reserved = stats.get("pool_bytes", stats.get("bytes_reserved"))
+    if used is not None and reserved:
+        number = device.local_hardware_id
+        _pool(int(device.id if number is None else number)).state(int(reserved), int(used))
+
+
+def name(path: str, tree: Any, role: Optional[str] = None) -> int:
+    """Says what the arrays of a pytree are: ``path/key/key``, and their role. How many buffers were said."""
+    import jax
+
+    said: Set[Tuple[int, int]] = set()
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    look()
+    for keys, leaf in leaves:
+        full = "/".join([path, *(_key(key) for key in keys)])
+        for device, address, _, _ in buffers([leaf]):
+            with _lock:
+                if (device, address) in _seen and (device, address) not in said:
+                    said.add((device, address))
+                    _pool(device).retag(address, full, ROLES.get(role or "", 0))
+    return len(said)
+
+
+def _key(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def save_profile(path: str) -> int:
+    """JAX's own device memory profile (gzipped pprof: with stacks, buffers and executables) into a file; its bytes."""
+    import jax
+
+    profile: bytes = jax.profiler.device_memory_profile()
+    with open(path, "wb") as file:
+        file.write(profile)
+    return len(profile)
+
+
+class _Looker(threading.Thread):
+    def __init__(self, every: float) -> None:
+        super().__init__(name="gpumem-jax", daemon=True)
+        self.every, self.over = every, threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(self.every):
+            look()
+
+
+def watch(every: float = 1.0) -> None:
+    """Looks every so many seconds, on a thread of its own, until ``unwatch()``."""
+    global _thread
+    unwatch()
+    _thread = _Looker(every)
+    _thread.start()
+
+
+def unwatch() -> None:
+    """No longer."""
+    global _thread
+    if _thread is not None:
+        _thread.over.set()
+        _thread.join()
+        _thread = None

@@ -1,0 +1,69 @@
+"""PyTorch's modules and tensors by name: models, parameters, gradients, optimizer state.
+
+Under ``gpumemctl run`` nothing has to be called: the agent finds modules and optimizers by itself. ``watch`` says which
+model matters, names it, and makes its parameters, gradients and optimizer states known at once and exactly::
+
+    model, optimizer = Net().cuda(), torch.optim.AdamW(...)
+    gpumem.torch.watch(model, optimizer, name="student")
+
+Where there is no agent, both functions do nothing. None of them raises, changes the model, or keeps it alive.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["unwatch", "watch"]
+
+#: The agent has its own copy of this package, under a private name: whichever came first does the work.
+_PRIVATE = "_gpumem_torch"
+
+
+def _core() -> Any:
+    """The one that works in this process; ``None`` where there is no agent."""
+    ours = sys.modules.setdefault(_PRIVATE, sys.modules[__name__])
+    if ours is not sys.modules[__name__]:
+        core = getattr(ours, "_core", None)
+        return core if core is not None and core.core() is not None else None
+    return _begun()
+
+
+def _begun() -> Any:
+    from .. import _library
+    from . import _core as core
+    from ._agent import exported
+
+    if core.core() is None:
+        found = _library.library()
+        handle = getattr(found, "handle", None)
+        if handle is None:
+            return None
+        core.start(exported(handle))
+    return core if core.core() is not None else None
+
+
+def watch(model: "torch.nn.Module", *optimizers: "torch.optim.Optimizer", name: Optional[str] = None) -> None:
+    """Names the memory of ``model``, and of what ``optimizers`` keep for it.
+
+    ``name`` is the first part of the paths of all its modules; without one it is the model's class. May be called at any
+    time, also again after parameters have changed. Costs some microseconds for each parameter, and later at most 0.5 %
+    of the time between two steps of an optimizer.
+    """
+    try:
+        core = _core()
+        if core is not None:
+            core.watch(model, optimizers, name)
+    except Exception:
+        pass
+
+
+def unwatch(model: "torch.nn.Module") -> None:
+    """Forgets the names of ``model`` and its parts. What was named stays named."""
+    try:
+        core = _core()
+        if core is not None:
+            core.unwatch(model)
+    except Exception:
+        pass

@@ -1,0 +1,88 @@
+"""The agent's functions, for this package alone: called with the GIL held, as none of them waits for anything.
+
+``functions`` has an attribute for each; before ``connect`` and where the agent lacks one it does nothing and returns 0.
+"""
+
+import ctypes
+from typing import Any, Callable, Dict, Optional, Tuple
+
+_number = ctypes.c_uint64
+_Types = Tuple[Optional[type], Tuple[Any, ...]]
+
+#: Type of the result, types of the arguments.
+_FUNCTIONS: Dict[str, _Types] = {
+    "available": (ctypes.c_int, ()),
+    "module": (None, (_number, _number, _number, ctypes.c_char_p)),
+    "module_gone": (None, (_number,)),
+    "code": (None, (_number, ctypes.c_int)),
+    "modules_unknown": (_number, ()),
+    "retag": (None, (_number, _number, ctypes.c_char_p, ctypes.c_int, ctypes.c_int)),
+    "phase": (None, (ctypes.c_int,)),
+    "auto_step": (None, (_number,)),
+    "autograd_number": (_number, ()),
+    "autograd_calibrate": (ctypes.c_int, (ctypes.POINTER(_number), ctypes.c_uint32, _number)),
+    "roles": (None, (ctypes.c_int, ctypes.c_char_p)),
+}
+
+#: Numbers of gpumem.h.
+PARAMETER, GRADIENT, OPTIMIZER_STATE, BUFFER = 1, 2, 3, 8
+FORWARD, OPTIMIZER = 2, 4
+#: How a layer of names is: numbers of the wire format.
+ACTIVE, DEGRADED, ABSENT, OFF, FAILED = 1, 2, 3, 4, 5
+
+
+def _nothing(*_: object) -> int:
+    return 0
+
+
+class Functions:
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        for name in _FUNCTIONS:
+            setattr(self, name, _nothing)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        # Set for each instance; for type checkers.
+        raise AttributeError(name)
+
+
+functions = Functions()
+
+
+class Exports:
+    """Functions under their exported names, for code that says their types itself."""
+
+    gpumem_frames_selftest: Any = staticmethod(_nothing)
+
+
+exports = Exports()
+
+
+def connect(address_of: Callable[[str], int]) -> bool:
+    """Takes the functions from where they lie; whether the agent is there and records."""
+    for name, (result, arguments) in _FUNCTIONS.items():
+        address = address_of(name)
+        if address:
+            setattr(functions, name, ctypes.PYFUNCTYPE(result, *arguments)(address))
+    test = address_of("frames_selftest")
+    if test:
+        exports.gpumem_frames_selftest = ctypes.PYFUNCTYPE(ctypes.c_int)(test)
+    return functions.available() != 0
+
+
+def exported(library: ctypes.CDLL) -> Callable[[str], int]:
+    """Addresses of what a libgpumem.so exports."""
+
+    def address_of(name: str) -> int:
+        try:
+            return ctypes.cast(library["gpumem_" + name], ctypes.c_void_p).value or 0
+        except AttributeError:
+            return 0
+
+    return address_of
+
+
+def text(words: str) -> bytes:
+    """For the agent."""
+    return words.encode("utf-8", "replace").replace(b"\0", b"?")

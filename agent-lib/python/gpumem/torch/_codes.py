@@ -1,0 +1,92 @@
+"""Functions of PyTorch by which a frame tells what its thread is doing: the agent knows them by the addresses of their code.
+
+Found by what there is, not by version: a name that a release lacks is left out.
+"""
+
+import sys
+from types import CodeType
+from typing import Any, Iterator, List, Optional
+
+from . import _frames
+from ._agent import functions
+from ._frames import BACKWARD, BOUNDARY, MODULE, OPTIMIZER, SETUP
+
+#: Never freed: the agent compares addresses.
+_kept: List[CodeType] = []
+
+
+def _code(thing: Any) -> Optional[CodeType]:
+    """Of a function, as it was written: decorators that keep the function are looked through."""
+    for _ in range(8):
+        inner = getattr(thing, "__wrapped__", None)
+        if inner is None:
+            break
+        thing = inner
+    code = getattr(getattr(thing, "__func__", thing), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def tell(code: Optional[CodeType], what: int) -> bool:
+    """The agent knows this code from now on."""
+    if code is None or any(code is kept for kept in _kept):
+        return code is not None
+    _kept.append(code)
+    try:
+        meaning = _frames.meaning(code, what)
+    except ValueError:  # a function, not a method: it has no module
+        meaning = what
+    functions.code(id(code), meaning)
+    return True
+
+
+def _nested(code: Optional[CodeType], name: str) -> Iterator[CodeType]:
+    """Functions called ``name`` that are written inside of one."""
+    for constant in code.co_consts if code is not None else ():
+        if isinstance(constant, CodeType):
+            if constant.co_name == name:
+                yield constant
+            yield from _nested(constant, name)
+
+
+def _at(path: str) -> Any:
+    """``package.module:name.name``, if the module is loaded and has it."""
+    module, _, names = path.partition(":")
+    thing = sys.modules.get(module)
+    for name in names.split("."):
+        thing = getattr(thing, name, None)
+    return thing
+
+
+_OTHERS = (
+    ("torch:Tensor.backward", BACKWARD),
+    ("torch.autograd:backward", BACKWARD),
+    ("torch.autograd:grad", BACKWARD),
+    ("torch.nn.modules.module:Module._apply", SETUP),
+    ("torch.nn.modules.module:Module.load_state_dict", SETUP),
+    ("torch.serialization:load", SETUP),
+    ("torch.utils.data._utils.worker:_worker_loop", BOUNDARY),
+    ("torch.utils.data._utils.pin_memory:_pin_memory_loop", BOUNDARY),
+)
+
+
+def register() -> bool:
+    """Tells the agent all of them; whether modules' calls are among them."""
+    module = _at("torch.nn.modules.module:Module")
+    call = getattr(module, "_wrapped_call_impl", None) or getattr(module, "_call_impl", None)
+    found = tell(_code(call), MODULE)
+    # All optimizers' steps are wrapped by one function, written inside of another.
+    for name in ("profile_hook_step", "_hook_for_profile"):
+        for code in _nested(_code(_at("torch.optim.optimizer:Optimizer." + name)), "wrapper"):
+            tell(code, OPTIMIZER)
+    optimizer = _at("torch.optim.optimizer:Optimizer")
+    if isinstance(optimizer, type):
+        for kind in optimizer.__subclasses__():
+            register_optimizer(kind)
+    for path, what in _OTHERS:
+        tell(_code(_at(path)), what)
+    return found
+
+
+def register_optimizer(kind: type) -> None:
+    """The step of a class of optimizers."""
+    tell(_code(kind.__dict__.get("step")), OPTIMIZER)

@@ -1,0 +1,209 @@
+"""Everything together: begun by the agent, from inside of the process, or by ``watch``. One of these per process.
+
+Never raises, never prints: what goes wrong is the state of the layer, with its reason.
+"""
+
+import ctypes
+import os
+import sys
+from typing import Any, Callable, List, Optional
+
+from . import _codes, _frames
+from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
+from ._modules import Modules
+from ._steps import Steps, hooks
+from ._sweep import Sweeper
+
+#: Answers of ``start``.
+DONE, LATER, FAILED = 0, 1, 2
+
+#: Seconds after which a sweep looks for tensors that came to lie elsewhere.
+_AGE = 2.0
+#: Nodes that the numbers of autograd are looked for in.
+_NODES = 4
+
+
+class Core:
+    """What was begun."""
+
+    def __init__(self) -> None:
+        #: Whose it is: a forked child has an agent of its own, or none.
+        self.process = os.getpid()
+        self.modules = Modules()
+        self.sweeper = Sweeper(self.modules)
+        self.steps = Steps(self.modules, self.sweeper)
+        self.handles: List[Any] = []
+        #: What this PyTorch lacks.
+        self.missing: List[str] = []
+        #: Frames are read; nodes are named. None: not tried so far.
+        self.tested: Optional[bool] = None
+        self.calibrated: Optional[bool] = None
+        #: Calls of modules that nobody had said, at the last look.
+        self.unknown = 0
+
+
+    def let_go(self) -> None:
+        """Takes the hooks back."""
+        for handle in self.handles:
+            handle.remove()
+
+
+_core: Optional[Core] = None
+
+
+def core() -> Optional[Core]:
+    """What was begun, if anything was."""
+    return _core
+
+
+def _is_ready(torch: Any) -> bool:
+    """PyTorch is imported to its end."""
+    spec = getattr(torch, "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        return False
+    return all(hasattr(torch, name) for name in ("nn", "optim", "autograd", "Tensor", "_C"))
+
+
+def _is_quiet(torch: Any) -> bool:
+    """No mode of the program's would see, record or change what is computed now."""
+    c = torch._C
+    for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack"):
+        count = getattr(c, name, None)
+        if count is not None and count() != 0:
+            return False
+    tracing = getattr(c, "_get_tracing_state", None)
+    if tracing is not None and tracing() is not None:
+        return False
+    functorch = getattr(c, "_functorch", None)
+    level = getattr(functorch, "maybe_current_level", None) or getattr(functorch, "peek_interpreter_stack", None)
+    if level is not None and level() is not None:
+        return False
+    guard = getattr(getattr(torch, "_guards", None), "TracingContext", None)
+    get = getattr(guard, "try_get", None)
+    return get is None or get() is None
+
+
+def _calibrate(torch: Any) -> bool:
+    """Makes a few nodes of autograd, whose numbers are known, and shows them to the agent. No graph is run."""
+    first = functions.autograd_number()
+    nodes: List[Any] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        value = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
+        first = functions.autograd_number()
+        for _ in range(_NODES):
+            value = value * 1.0
+            nodes.append(value.grad_fn)
+        last = functions.autograd_number()
+    nodes.append(nodes[0].next_functions[0][0])
+    if last != first + _NODES:
+        return False
+    objects = (ctypes.c_uint64 * len(nodes))(*[id(node) for node in nodes])
+    return bool(functions.autograd_calibrate(objects, len(nodes), first))
+
+
+def _register(torch: Any, core: Core) -> None:
+    """PyTorch's hooks, as far as it has them."""
+    module = sys.modules.get("torch.nn.modules.module")
+    optimizer = sys.modules.get("torch.optim.optimizer")
+    before, after = hooks(core.steps)
+    wanted = (
+        (module, "register_module_module_registration_hook", core.modules.on_module, "parts of modules"),
+        (module, "register_module_parameter_registration_hook", core.modules.on_parameter, "parameters"),
+        (optimizer, "register_optimizer_step_pre_hook", before, "optimizers' steps"),
+        (optimizer, "register_optimizer_step_post_hook", after, "optimizers' steps"),
+    )
+    for where, name, hook, what in wanted:
+        register = getattr(where, name, None)
+        if register is not None:
+            core.handles.append(register(hook))
+        elif what not in core.missing:
+            core.missing.append(what)
+
+
+def _say(core: Core) -> None:
+    if core.missing:
+        reason = "this PyTorch has no hooks for " + ", ".join(core.missing)
+        functions.roles(DEGRADED, text(reason))
+    else:
+        functions.roles(ACTIVE, b"")
+
+
+def start(address_of: Callable[[str], int]) -> int:
+    """Begins, once: ``DONE``, or ``LATER`` if PyTorch is not there yet, or ``FAILED``."""
+    global _core
+    try:
+        torch = sys.modules.get("torch")
+        if torch is None or not _is_ready(torch):
+            return LATER
+        if _core is not None and _core.process != os.getpid():
+            _core.let_go()
+            _core = None  # of the parent: its agent was another one
+        if _core is None:
+            if not connect(address_of):
+                return FAILED
+            begun = Core()
+            if not _codes.register():
+                begun.missing.append("modules' calls")
+            _register(torch, begun)
+            begun.modules.search()
+            _core = begun
+            _say(begun)
+        return _finish(torch, _core)
+    except Exception as error:
+        functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
+        return FAILED
+
+
+def _finish(torch: Any, core: Core) -> int:
+    """What needs a quiet moment."""
+    if core.tested is None:
+        core.tested = _frames.prove(exports) == ""
+    if core.calibrated is None and functions.autograd_number() != _NONE:
+        if not _is_quiet(torch):
+            return LATER
+        # A second time, should something else have made nodes meanwhile. The agent says why it failed.
+        core.calibrated = _calibrate(torch) or _calibrate(torch)
+    return DONE
+
+
+_NONE = (1 << 64) - 1
+
+
+def tick() -> int:
+    """Memory was allocated since the last time: called by the agent on the main thread, now and then."""
+    try:
+        here = _core
+        if here is None:
+            return LATER
+        torch = sys.modules["torch"]
+        answer = _finish(torch, here)
+        modules, sweeper = here.modules, here.sweeper
+        unknown = functions.modules_unknown()
+        if unknown != here.unknown and modules.is_due():
+            here.unknown = unknown
+            modules.search()
+        if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
+            sweeper.sweep(here.steps.optimizers(), False)
+        return answer
+    except Exception:
+        return FAILED
+
+
+def watch(model: Any, optimizers: Any, name: Optional[str]) -> None:
+    """See ``gpumem.torch.watch``."""
+    here = _core
+    if here is None:
+        return
+    here.modules.learn(model)
+    if name is not None:
+        here.modules.root(model, name)
+    for optimizer in optimizers:
+        here.steps.add(optimizer)
+    here.sweeper.sweep(here.steps.optimizers(), True)
+
+
+def unwatch(model: Any) -> None:
+    """See ``gpumem.torch.unwatch``."""
+    here = _core
+    if here is not None:
+        here.modules.forget(model)

@@ -1,0 +1,47 @@
+"""How the agent makes this package from the sources that it carries, in a process that may not have it installed.
+
+Run with two names: ``sources``, a text for each module's name, and ``addresses``, those of the agent's functions.
+Leaves two functions, ``start`` and ``tick``.
+"""
+
+import sys
+from types import ModuleType
+
+_PRIVATE = "_gpumem_torch"
+
+
+def _load():
+    package = sys.modules.get(_PRIVATE)
+    if package is not None and hasattr(package, "_core"):
+        return package._core
+    begun = package is not None and package.__dict__.get("__path__")
+    if begun:  # the installed package, imported by the program, that has not begun so far
+        from importlib import import_module
+
+        return import_module(package.__name__ + "._core")
+    package = ModuleType(_PRIVATE)
+    package.__path__ = []
+    package.__package__ = _PRIVATE
+    sys.modules[_PRIVATE] = package
+    try:
+        for name, text in sources.items():  # noqa: F821
+            module = ModuleType(_PRIVATE + "." + name)
+            module.__package__ = _PRIVATE
+            sys.modules[module.__name__] = module
+            exec(compile(text, "<gpumem/torch/%s.py>" % name, "exec"), module.__dict__)
+            setattr(package, name, module)
+    except BaseException:
+        for name in [_PRIVATE] + [_PRIVATE + "." + name for name in sources]:  # noqa: F821
+            sys.modules.pop(name, None)
+        raise
+    return package._core
+
+
+_core = _load()
+
+
+def start():
+    return _core.start(lambda name: addresses.get(name, 0))  # noqa: F821
+
+
+tick = _core.tick

@@ -1,0 +1,114 @@
+"""Optimizers' steps: the phase, the number of the step, and when to look at parameters, gradients and states."""
+
+import os
+import sys
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import _codes
+from ._agent import FORWARD, OPTIMIZER, functions
+from ._modules import Modules
+from ._sweep import Sweeper
+
+#: Steps of an optimizer after which everything was seen that it will make.
+_FIRST = 3
+
+
+def _never() -> bool:
+    return False
+
+
+class Steps:
+    """The hooks of all optimizers."""
+
+    def __init__(self, modules: Modules, sweeper: Sweeper) -> None:
+        self.modules = modules
+        self.sweeper = sweeper
+        self._optimizers: Dict[int, Any] = {}
+        self._done: Dict[int, int] = {}
+        #: Its steps are the program's steps.
+        self._first: Optional[Any] = None
+        self.count = 0
+        self._inside = False
+        #: A forked child does nothing: the agent is silent there.
+        self.process = os.getpid()
+        torch = sys.modules.get("torch")
+        compiler = getattr(torch, "compiler", None)
+        self.is_compiling = getattr(compiler, "is_compiling", None) or _never
+
+    def optimizers(self) -> List[Any]:
+        """Those that live."""
+        found = [reference() for reference in list(self._optimizers.values())]
+        return [optimizer for optimizer in found if optimizer is not None]
+
+    def add(self, optimizer: Any) -> None:
+        """An optimizer is known from now on."""
+        key = id(optimizer)
+        known = self._optimizers.get(key)
+        if known is not None and known() is optimizer:
+            return
+        self._optimizers[key] = weakref.ref(optimizer)
+        self._done[key] = 0
+        if self._first is None or self._first() is None:
+            self._first = self._optimizers[key]
+        _codes.register_optimizer(type(optimizer))
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        if any(id(param) not in self.sweeper.paths for param in params):
+            # Modules that no hook has shown: unpickled, or deep copies.
+            self.sweeper.sweep([], False)
+            params = (param for group in optimizer.param_groups for param in group["params"])
+            if any(id(param) not in self.sweeper.paths for param in params):
+                self.modules.search()
+
+    def before(self, optimizer: Any) -> None:
+        """A step begins."""
+        functions.phase(OPTIMIZER)
+        if self._inside or os.getpid() != self.process:
+            return
+        self._inside = True
+        try:
+            self.add(optimizer)
+            if self._done[id(optimizer)] < _FIRST or self.sweeper.is_due():
+                self.sweeper.sweep(self.optimizers(), True)
+        finally:
+            self._inside = False
+
+    def after(self, optimizer: Any) -> None:
+        """It has ended."""
+        functions.phase(FORWARD)
+        if self._inside or os.getpid() != self.process:
+            return
+        self._inside = True
+        try:
+            if self._first is not None and self._first() is optimizer:
+                self.count += 1
+                functions.auto_step(self.count)
+            done = self._done.get(id(optimizer), 0)
+            self._done[id(optimizer)] = done + 1
+            if done < _FIRST:  # states are made in the first step
+                self.sweeper.sweep(self.optimizers(), False)
+        finally:
+            self._inside = False
+
+
+def hooks(steps: Steps) -> Tuple[Any, Any]:
+    """Two functions as PyTorch calls them. What is being compiled must see nothing of them."""
+    is_compiling = steps.is_compiling
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            steps.before(optimizer)
+        except Exception:
+            pass
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            steps.after(optimizer)
+        except Exception:
+            pass
+
+    return before, after

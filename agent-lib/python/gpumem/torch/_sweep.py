@@ -1,0 +1,197 @@
+"""Which storage is a parameter, a buffer, a gradient, or an optimizer's state, and of which module: looked at now and then.
+
+A sweep tells the agent what it did not tell before. It runs in the hooks of an optimizer's step, or between two
+statements of the main thread; never in a module's call. Its time is measured: the next one waits until 0.5 % of the time
+since then pays for it.
+"""
+
+import sys
+import time
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from ._agent import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, functions, text
+from ._modules import Known, Modules
+
+#: Of the time.
+_SHARE = 0.005
+#: Tensors inside of tensors.
+_DEEPEST = 4
+
+
+def _parts(tensor: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors that have memory: of a DTensor the local one, of other compounds what they are made of."""
+    kind = type(tensor)
+    if kind in _plain():
+        yield tensor
+        return
+    if depth > _DEEPEST or hasattr(kind, "fake_mode") or kind.__name__ in ("FakeTensor", "FunctionalTensor"):
+        return
+    inner = getattr(tensor, "_local_tensor", None)
+    if inner is not None:
+        yield from _parts(inner, depth + 1)
+        return
+    flatten = getattr(kind, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten(tensor)[0]:
+        yield from _parts(getattr(tensor, name), depth + 1)
+
+
+_plain_kinds: Tuple[type, ...] = ()
+
+
+def _plain() -> Tuple[type, ...]:
+    global _plain_kinds
+    if not _plain_kinds:
+        torch = sys.modules["torch"]
+        _plain_kinds = (torch.Tensor, torch.nn.Parameter)
+    return _plain_kinds
+
+
+def _storage(tensor: Any) -> int:
+    """Address of a tensor's memory on a device; 0 for none."""
+    if not tensor.is_cuda:
+        return 0
+    untyped = getattr(tensor, "untyped_storage", None)
+    if untyped is not None:
+        return int(untyped().data_ptr())
+    return int(tensor.storage().data_ptr())  # before PyTorch 2.0
+
+
+def addresses(tensor: Any) -> List[int]:
+    """Of all memory that a tensor has on devices."""
+    try:
+        found = [_storage(part) for part in _parts(tensor)]
+    except Exception:  # none so far, or a kind of tensor that says nothing of it
+        return []
+    return [address for address in found if address]
+
+
+def _common(one: str, other: str) -> str:
+    """Where two paths are the same."""
+    parts = []
+    for left, right in zip(one.split("/"), other.split("/")):
+        if left != right:
+            break
+        parts.append(left)
+    return "/".join(parts)
+
+
+class Sweeper:
+    """Sweeps, and what they have told."""
+
+    def __init__(self, modules: Modules) -> None:
+        self.modules = modules
+        #: Path of each parameter, by address of the object.
+        self.paths: Dict[int, str] = {}
+        #: What was told: address -> path and role.
+        self._told: Dict[int, Tuple[str, int]] = {}
+        self._version = -1
+        self._due = 0.0
+        self._ended = 0.0
+        #: How many there were and how long the last one took.
+        self.count = 0
+        self.seconds = 0.0
+        #: Storages that were found, by role.
+        self.found: Dict[int, int] = {}
+
+    def is_due(self) -> bool:
+        """Whether there was time enough since the last one."""
+        return time.perf_counter() >= self._due
+
+    def age(self) -> float:
+        """Seconds since the last one."""
+        return time.perf_counter() - self._ended
+
+    def changed(self) -> bool:
+        """Whether there are modules or parameters that no sweep has seen."""
+        return self._version != self.modules.version
+
+    def sweep(self, optimizers: List[Any], gradients: bool) -> None:
+        """Tells what is new. Gradients are new each time: a block of the same address may be another one."""
+        start = time.perf_counter()
+        storages: Dict[int, Tuple[str, int]] = {}
+        torch = sys.modules["torch"]
+        # No mode of the program's sees what is asked here.
+        with torch._C.DisableTorchFunction():
+            self.modules.look_again()
+            self._version = self.modules.version
+            self.paths = {}
+            for module, known in self.modules:
+                self._module(module, known, storages, gradients)
+            for optimizer in optimizers:
+                self._optimizer(optimizer, storages, gradients)
+        told = self._told
+        for address, (path, role) in storages.items():
+            if role == GRADIENT or told.get(address) != (path, role):
+                functions.retag(0, address, text(path), role, 0)
+        # Only what is there now: an address that comes back is told again.
+        self._told = storages
+        self.found = {}
+        for _, role in storages.values():
+            self.found[role] = self.found.get(role, 0) + 1
+        self.count += 1
+        now = time.perf_counter()
+        self.seconds = now - start
+        self._ended = now
+        self._due = now + self.seconds / _SHARE
+
+    def _module(self, module: Any, known: Known, storages: Dict[int, Tuple[str, int]], gradients: bool) -> None:
+        fields = object.__getattribute__(module, "__dict__")
+        own: Optional[str] = None
+        for kind, role in (("_parameters", PARAMETER), ("_buffers", BUFFER)):
+            tensors = fields.get(kind)
+            if not isinstance(tensors, dict) or not tensors:
+                continue
+            if own is None:
+                own = self.modules.path(known)
+            for name, tensor in list(tensors.items()):
+                if tensor is None or id(tensor) in self.paths:
+                    continue  # of tied ones the first
+                path = "%s/%s" % (own, name)
+                self.paths[id(tensor)] = path
+                self._take(storages, tensor, path, role)
+                if gradients and role == PARAMETER:
+                    self._gradient(storages, tensor, path)
+
+    def _gradient(self, storages: Dict[int, Tuple[str, int]], parameter: Any, path: str) -> None:
+        try:
+            # Of others PyTorch warns.
+            gradient = parameter.grad if parameter.requires_grad and parameter.is_leaf else None
+        except Exception:
+            return
+        if gradient is not None:
+            self._take(storages, gradient, path, GRADIENT)
+
+    def _optimizer(self, optimizer: Any, storages: Dict[int, Tuple[str, int]], gradients: bool) -> None:
+        kind = type(optimizer).__name__
+        for group in list(optimizer.param_groups):
+            for parameter in list(group["params"]):
+                if id(parameter) not in self.paths:  # of no module
+                    self.paths[id(parameter)] = kind
+                    self._take(storages, parameter, kind, PARAMETER)
+                    if gradients:
+                        self._gradient(storages, parameter, kind)
+        for parameter, state in list(optimizer.state.items()):
+            path = self.paths.get(id(parameter), kind)
+            self._state(storages, state, path, 0)
+
+    def _state(self, storages: Dict[int, Tuple[str, int]], state: Any, path: str, depth: int) -> None:
+        values = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
+        torch = sys.modules["torch"]
+        for value in list(values):
+            if isinstance(value, torch.Tensor):
+                self._take(storages, value, path, OPTIMIZER_STATE)
+            elif depth < _DEEPEST:
+                self._state(storages, value, path, depth + 1)
+
+    @staticmethod
+    def _take(storages: Dict[int, Tuple[str, int]], tensor: Any, path: str, role: int) -> None:
+        for address in addresses(tensor):
+            before = storages.get(address)
+            if before is None:
+                storages[address] = (path, role)
+            elif before[1] == role and before[0] != path:
+                # Many in one storage, such as the gradients in a bucket of DistributedDataParallel.
+                storages[address] = (_common(before[0], path), role)

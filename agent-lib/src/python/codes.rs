@@ -1,0 +1,179 @@
+//! The code objects that mean something to us, by address.
+//!
+//! Looked up once per frame of each walk, nearly always in vain: one word that is 0. Nothing is read of the code object itself, so a
+//! wrong address of a frame's code finds nothing. Whoever says one keeps it alive.
+
+use gpumem_wire::Phase;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+
+/// Words; a power of two.
+const PLACES: usize = 1024;
+/// At most a fourth of them is used.
+const MOST: usize = PLACES / 4;
+/// Places a code object may lie away from where it belongs.
+const REACH: usize = 8;
+/// The address is below, what it is above.
+const ADDRESS: u64 = (1 << 48) - 1;
+/// Local variables that can hold the module.
+pub const SLOTS: u32 = 256;
+
+/// What a frame with this code means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// Nothing any more.
+    Nothing,
+    /// A module is called. It is a local variable.
+    Module,
+    /// An optimizer's step.
+    Optimizer,
+    /// Where a backward pass is begun.
+    Backward,
+    /// Parameters are made, moved or loaded. A local variable may be the module.
+    Setup,
+    /// What happens inside belongs to no module.
+    Boundary,
+}
+
+impl What {
+    /// By its number in gpumem_code.
+    pub fn from_code(code: u32) -> Option<Self> {
+        let all = [What::Nothing, What::Module, What::Optimizer, What::Backward, What::Setup, What::Boundary];
+        all.get(code as usize).copied()
+    }
+
+    /// What is done there.
+    pub fn phase(self) -> Phase {
+        match self {
+            What::Nothing | What::Boundary => Phase::Unknown,
+            What::Module => Phase::Forward,
+            What::Optimizer => Phase::Optimizer,
+            What::Backward => Phase::Backward,
+            What::Setup => Phase::Setup,
+        }
+    }
+}
+
+/// The table: address | what << 48 | number of the local variable << 56.
+#[derive(Debug)]
+pub struct Codes {
+    places: [AtomicU64; PLACES],
+    used: AtomicUsize,
+    /// Code objects that found no room.
+    pub refused: AtomicU64,
+}
+
+impl Codes {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Codes {
+            places: [const { AtomicU64::new(0) }; PLACES],
+            used: AtomicUsize::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    #[inline(always)]
+    fn home(code: u64) -> usize {
+        (code.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PLACES.trailing_zeros())) as usize
+    }
+
+    #[inline(always)]
+    fn at(&self, code: u64, probe: usize) -> &AtomicU64 {
+        &self.places[(Self::home(code) + probe) % PLACES]
+    }
+
+    /// What a frame with this code means, and which local variable counts.
+    #[inline(always)]
+    pub fn get(&self, code: u64) -> Option<(What, u16)> {
+        let first = self.at(code, 0).load(Relaxed);
+        if first == 0 { None } else { self.search(code, first) }
+    }
+
+    #[inline]
+    fn search(&self, code: u64, first: u64) -> Option<(What, u16)> {
+        let mut found = first;
+        for probe in 1..=REACH {
+            if found & ADDRESS == code {
+                return Some((What::from_code((found >> 48 & 0xff) as u32)?, (found >> 56) as u16));
+            }
+            if found == 0 || probe == REACH {
+                break;
+            }
+            found = self.at(code, probe).load(Relaxed);
+        }
+        None
+    }
+
+    /// Says what a code object means; `Nothing` takes it back. Whether there was room.
+    pub fn say(&self, code: u64, what: What, slot: u32) -> bool {
+        let known = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
+        let word = code | (what as u64) << 48 | u64::from(slot) << 56;
+        for probe in 0..if known { REACH } else { 0 } {
+            let place = self.at(code, probe);
+            let mut found = place.load(Relaxed);
+            if found == 0 {
+                if what == What::Nothing {
+                    return true;
+                }
+                if self.used.load(Relaxed) >= MOST {
+                    break;
+                }
+                match place.compare_exchange(0, word, AcqRel, Relaxed) {
+                    Ok(_) => {
+                        self.used.fetch_add(1, Relaxed);
+                        return true;
+                    }
+                    Err(other) => found = other,
+                }
+            }
+            // Its own place; or one that means nothing any more, whose code object may be gone.
+            let free = found >> 48 & 0xff == 0 && what != What::Nothing;
+            if (found & ADDRESS == code || free)
+                && place.compare_exchange(found, word, AcqRel, Relaxed).is_ok()
+            {
+                return true;
+            }
+        }
+        self.refused.fetch_add(1, Relaxed);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_said_changed_and_taken_back() {
+        let codes = Codes::new();
+        assert_eq!(codes.get(0x5555_0000_1000), None);
+        assert!(codes.say(0x5555_0000_1000, What::Module, 3));
+        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Module, 3)));
+        assert!(codes.say(0x5555_0000_1000, What::Backward, 0));
+        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Backward, 0)));
+        assert!(codes.say(0x5555_0000_1000, What::Nothing, 0));
+        assert_eq!(codes.get(0x5555_0000_1000).map(|(what, _)| what.phase()), Some(Phase::Unknown));
+        assert!(codes.say(0x5555_0000_2000, What::Nothing, 0), "what was never said can be taken back");
+        for (code, slot) in [(0, 0), (1 << 48, 0), (0x5555_0000_1000, SLOTS)] {
+            assert!(!codes.say(code, What::Module, slot), "{code:x} {slot}");
+        }
+        assert_eq!(codes.refused.load(Relaxed), 3);
+        // A frame whose code is null, or any garbage, is unknown.
+        for code in [0, 1, u64::MAX, 1 << 48, 0x5555_0000_1000 | 1 << 48] {
+            assert_eq!(codes.get(code), None, "{code:x}");
+        }
+    }
+
+    #[test]
+    fn a_full_table_refuses_and_finds_what_it_has() {
+        let codes = Codes::new();
+        let all: Vec<u64> = (1..600).map(|n| 0x7f00_0000_0000 + n * 0xd0).collect();
+        let said: Vec<u64> =
+            all.iter().copied().filter(|&code| codes.say(code, What::Optimizer, 0)).collect();
+        assert_eq!(said.len(), MOST);
+        for code in all {
+            let expected = said.contains(&code).then_some((What::Optimizer, 0));
+            assert_eq!(codes.get(code), expected);
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The walk: from the thread's state through its frames to the first one that means something.
+//!
+//! While a thread is inside of a call, its own frames stay as they are, whoever has the GIL: so nothing is locked and no reference
+//! counted. Of each frame two words are read, its code and who called it; of a frame that means something one local variable, and that
+//! object's type. A chain that is damaged ends the walk: it is bounded, and follows only what may be a pointer.
+//!
+//! What runs where: a generator's or coroutine's frame is linked to whoever resumed it, as long as it runs. Greenlets have a chain each, which
+//! becomes the thread's when they are switched to: what is found is the module that the running one is in. A sub-interpreter has a
+//! state of its own; before 3.12 PyGILState knows only the first one that the thread had, so what is found is where that one called from.
+
+use super::codes::{Codes, What};
+use super::layout::{self, Layout};
+use super::memory::{Memory, Pointer};
+use super::modules::Modules;
+use crate::names::Names;
+use crate::naming::Here;
+
+/// Frames that are looked at.
+pub const MOST: usize = 128;
+
+/// Memory, and where things are in it.
+#[derive(Debug)]
+pub struct Reader<'a, M> {
+    /// Read with it.
+    pub memory: &'a M,
+    /// By this.
+    pub layout: &'a Layout,
+}
+
+/// Frames of a thread, the innermost first.
+#[derive(Debug)]
+pub struct Frames<'a, M> {
+    reader: &'a Reader<'a, M>,
+    next: Option<Pointer>,
+    left: usize,
+}
+
+impl<M: Memory> Iterator for Frames<'_, M> {
+    type Item = Pointer;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Pointer> {
+        let frame = self.next?;
+        self.left = self.left.checked_sub(1)?;
+        self.next = self.reader.memory.pointer(frame, self.reader.layout.previous);
+        Some(frame)
+    }
+}
+
+impl<M: Memory> Reader<'_, M> {
+    /// Of the thread with this state.
+    #[inline(always)]
+    pub fn frames(&self, state: u64) -> Frames<'_, M> {
+        let first = || {
+            let at = self.memory.pointer(Pointer::new(state)?, self.layout.frame)?;
+            match self.layout.through {
+                None => Some(at),
+                Some(offset) => self.memory.pointer(at, offset),
+            }
+        };
+        Frames { reader: self, next: first(), left: MOST }
+    }
+
+    /// The frame's code object.
+    #[inline(always)]
+    pub fn code(&self, frame: Pointer) -> Option<u64> {
+        Some(self.memory.word(frame, self.layout.code)? & self.layout.mask)
+    }
+
+    /// A local variable of the frame.
+    #[inline(always)]
+    pub fn local(&self, frame: Pointer, slot: u16) -> Option<u64> {
+        Some(self.memory.word(frame, self.layout.locals + slot * 8)? & self.layout.mask)
+    }
+
+    /// Whether the interpreter made it for itself.
+    pub fn internal(&self, frame: Pointer) -> bool {
+        let Some((at, first)) = self.layout.owner else { return false };
+        self.memory.byte(frame, at).is_none_or(|owner| owner >= first)
+    }
+}
+
+/// What the walk looks for.
+#[derive(Debug)]
+pub struct Known<'a> {
+    /// What code means.
+    pub codes: &'a Codes,
+    /// Where modules belong.
+    pub modules: &'a Modules,
+    /// Where tags come from.
+    pub names: &'a Names,
+    /// The type of cells: a variable that an inner function uses lies in one.
+    pub cell: u64,
+}
+
+impl Known<'_> {
+    /// What the frames of the thread with this state say.
+    #[inline(always)]
+    pub fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<Here> {
+        for frame in reader.frames(state) {
+            if let Some((what, slot)) = self.codes.get(reader.code(frame)?) {
+                if let Some(known) = self.meets(reader, frame, what, slot) {
+                    return known;
+                }
+                return self.beyond(reader, frame, what);
+            }
+        }
+        None
+    }
+
+    /// Whether a frame that means something ends the walk, and with what.
+    #[inline(always)]
+    fn meets<M: Memory>(
+        &self,
+        reader: &Reader<'_, M>,
+        frame: Pointer,
+        what: What,
+        slot: u16,
+    ) -> Option<Option<Here>> {
+        let phase = what.phase();
+        match what {
+            What::Nothing => None,
+            What::Boundary => Some(None),
+            What::Optimizer | What::Backward => Some(Some(Here { tag: 0, phase })),
+            What::Module | What::Setup => {
+                self.module(reader, frame, slot).map(|tag| Some(Here { tag, phase }))
+            }
+        }
+    }
+
+    /// From a frame on that means something and names nothing, a module that nobody has said: what happens in it is its caller's, and
+    /// the phase is known.
+    #[cold]
+    #[inline(never)]
+    fn beyond<M: Memory>(&self, reader: &Reader<'_, M>, from: Pointer, what: What) -> Option<Here> {
+        let mut phase = (what != What::Nothing).then(|| what.phase());
+        let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
+        for frame in rest {
+            let Some(code) = reader.code(frame) else { break };
+            let Some((what, slot)) = self.codes.get(code) else { continue };
+            if let Some(known) = self.meets(reader, frame, what, slot) {
+                let tag = known.map_or(0, |known| known.tag);
+                return match phase {
+                    Some(phase) => Some(Here { tag, phase }),
+                    None => known,
+                };
+            }
+            if what != What::Nothing {
+                phase.get_or_insert(what.phase());
+            }
+        }
+        phase.map(|phase| Here { tag: 0, phase })
+    }
+
+    /// The tag of the module that a local variable holds.
+    #[inline(always)]
+    fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, slot: u16) -> Option<u32> {
+        let mut object = Pointer::new(reader.local(frame, slot)?)?;
+        let mut kind = reader.memory.word(object, layout::TYPE)?;
+        if kind == self.cell {
+            object = reader.memory.pointer(object, layout::CELL)?;
+            kind = reader.memory.word(object, layout::TYPE)?;
+        }
+        self.modules.tag(self.names, reader, object.address(), kind)
+    }
+}

@@ -1,0 +1,319 @@
+//! The backward pass: what its nodes are called.
+//!
+//! PyTorch's engine calls `Engine::evaluate_function` for each node, through a slot of its own library. Ours stands there,
+//! notes which node runs on this thread, and calls the original; exceptions of nodes pass through it. The node carries the
+//! thread that made it and its number there (sequence.rs), at offsets that differ between releases: they are found
+//! with a few nodes that the bootstrap makes, whose numbers are known. No graph is run for it: a process in which a
+//! backward pass has run cannot fork children that run one.
+//!
+//! Nodes that accumulate gradients have no number. The engine runs them as soon as they can be, so they belong to the node
+//! that ran before them on the thread.
+
+use super::find::Image;
+use super::sequence::{Node, Table};
+use super::slot::{self, Taken};
+use crate::core::Core;
+use crate::naming::Here;
+use crate::threads::Thread;
+use crate::{ffi, layers};
+use gpumem_wire::{Layer, LayerState, Phase};
+use std::ffi::{CStr, c_void};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+
+const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
+const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
+const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
+
+/// Numbers from here on are none: nodes that accumulate have the largest.
+const NO_NUMBER: u64 = 1 << 62;
+/// Words of a node in which its number is looked for.
+const WORDS: usize = 12;
+/// Words between a node's number and its thread, in releases known so far.
+const THREAD_BEHIND: usize = 3;
+
+/// `Engine::evaluate_function`, five words.
+type Evaluate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void);
+type Count = unsafe extern "C" fn() -> u64;
+
+/// The engine was found, for better or worse.
+static LOOKED: AtomicBool = AtomicBool::new(false);
+/// What the slot held.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+static PEEK_AT: AtomicUsize = AtomicUsize::new(0);
+static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+/// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
+static OFFSETS: AtomicU64 = AtomicU64::new(0);
+
+/// What a thread has of this. Written by itself alone.
+#[derive(Debug, Default)]
+pub struct OfThread {
+    /// PyTorch's count of it; 0 while it was not asked.
+    id: AtomicU64,
+    /// The node that it runs; 0 for none, `UNNAMED` for one that is not known.
+    running: AtomicU64,
+    /// The last one that it ran to its end.
+    last: AtomicU64,
+}
+
+/// No thread has that many nodes.
+const UNNAMED: u64 = u64::MAX;
+
+impl OfThread {
+    /// For a new thread in an old place.
+    pub fn reset(&self) {
+        for word in [&self.id, &self.running, &self.last] {
+            word.store(0, Relaxed);
+        }
+    }
+}
+
+fn function(at: &AtomicUsize) -> Option<Count> {
+    let address = at.load(Acquire);
+    // SAFETY: 0, or a function without arguments that returns a count (`attach`).
+    (address != 0).then(|| unsafe { std::mem::transmute::<usize, Count>(address) })
+}
+
+fn table() -> Option<&'static Table> {
+    // SAFETY: null, or leaked by `attach`.
+    unsafe { TABLE.load(Acquire).as_ref() }
+}
+
+/// A node is running; when it ends, in whatever way, the thread goes on with the one outside of it.
+struct Running {
+    thread: &'static Thread,
+    node: u64,
+    outer: u64,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mine = &self.thread.autograd;
+        mine.running.store(self.outer, Relaxed);
+        mine.last.store(self.node, Relaxed);
+    }
+}
+
+#[inline(always)]
+fn enter(thread: &'static Thread, node: *const c_void) -> Running {
+    let mine = &thread.autograd;
+    let offsets = OFFSETS.load(Relaxed);
+    let name = if offsets == 0 {
+        UNNAMED
+    } else {
+        // SAFETY: offsets within every node, as nodes of this process were looked at.
+        let word = |offset: u64| unsafe { *node.byte_add((offset & 255) as usize).cast::<u64>() };
+        let number = word(offsets >> 8);
+        if number < NO_NUMBER { Node::new(word(offsets), number).0 } else { mine.last.load(Relaxed).max(1) }
+    };
+    let outer = mine.running.load(Relaxed);
+    mine.running.store(name, Relaxed);
+    Running { thread, node: name, outer }
+}
+
+/// Stands in the slot.
+unsafe extern "C-unwind" fn evaluate(
+    engine: *mut c_void,
+    task: *mut c_void,
+    node: *mut c_void,
+    inputs: *mut c_void,
+    queue: *mut c_void,
+) {
+    let _running = ffi::guard(None, |_, thread| Some(enter(thread, node)));
+    // SAFETY: set before the slot was; the same arguments.
+    unsafe {
+        let next: Evaluate = std::mem::transmute(NEXT.load(Relaxed));
+        next(engine, task, node, inputs, queue);
+    }
+}
+
+/// What the thread's running node is called.
+#[inline(always)]
+pub fn here(thread: &Thread) -> Option<Here> {
+    let node = thread.autograd.running.load(Relaxed);
+    if node == 0 {
+        return None;
+    }
+    let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
+    Some(Here { tag, phase: Phase::Backward })
+}
+
+/// The thread has allocated under `tag`: so is called what it made last, unless it has a name.
+#[inline(always)]
+pub fn note_forward(thread: &Thread, tag: u32) {
+    let (Some(peek), Some(table)) = (function(&PEEK_AT), table()) else { return };
+    // SAFETY: reads a word of the thread's own.
+    let next = unsafe { peek() };
+    if next == 0 {
+        return;
+    }
+    let mut id = thread.autograd.id.load(Relaxed);
+    if id == 0 {
+        // SAFETY: reads, or counts up, a word.
+        id = function(&THREAD_AT).map_or(0, |ask| unsafe { ask() });
+        thread.autograd.id.store(id, Relaxed);
+    }
+    table.note(Node::new(id, next - 1), tag);
+}
+
+fn is_library(file: &[u8]) -> bool {
+    file == b"libtorch_cpu.so"
+}
+
+/// Whether PyTorch is loaded.
+pub fn is_seen() -> bool {
+    NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
+}
+
+/// Looks for the engine and takes its slot, once. Not in a hook.
+pub fn attach(core: &Core) {
+    if !core.settings.layers.autograd {
+        layers::set(Layer::Autograd, LayerState::Off, "GPUMEM_AUTOGRAD=0");
+        return;
+    }
+    if LOOKED.load(Acquire) {
+        return;
+    }
+    if TABLE.load(Acquire).is_null() {
+        let Some(table) = Table::new() else {
+            return layers::set(Layer::Autograd, LayerState::Failed, "no memory for the table of nodes");
+        };
+        TABLE.store(Box::into_raw(Box::new(table)), Release);
+    }
+    let (state, reason) = match slot::with(is_library, take_slot) {
+        None | Some(Ok(Taken::NotYet)) => return,
+        Some(Ok(Taken::Ours)) => (LayerState::Degraded, "where nodes have their numbers is not known so far"),
+        Some(Ok(Taken::NoSlot)) => {
+            (LayerState::Failed, "this PyTorch calls Engine::evaluate_function directly")
+        }
+        Some(Err(reason)) => (LayerState::Failed, reason),
+    };
+    if !LOOKED.swap(true, AcqRel) {
+        layers::set(Layer::Autograd, state, reason);
+    }
+}
+
+fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
+    let evaluates =
+        image.defines(EVALUATE).ok_or("this PyTorch has no Engine::evaluate_function that is known")?;
+    let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
+    let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
+    let ours = evaluate as *const () as usize;
+    let taken = slot::take(image, EVALUATE, evaluates, ours, &NEXT);
+    if taken == Taken::Ours {
+        THREAD_AT.store(thread, Release);
+        PEEK_AT.store(peek, Release);
+    }
+    Ok(taken)
+}
+
+/// The number that the calling thread's next node will have; `None` without an engine.
+pub fn next_number() -> Option<u64> {
+    // SAFETY: reads a word of the thread's own.
+    function(&PEEK_AT).map(|peek| unsafe { peek() })
+}
+
+/// Finds out where nodes have their numbers. `objects`: Python's objects of nodes that the calling thread has made,
+/// numbered from `first` on, and behind them one that accumulates gradients. Whether it is known now.
+///
+/// # Safety
+/// The objects exist.
+pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
+    let Some(thread) = function(&THREAD_AT) else { return false };
+    // SAFETY: reads, or counts up, a word.
+    let thread = unsafe { thread() };
+    let found = find_offsets(objects, first, thread);
+    match found {
+        Some((number, thread)) => {
+            OFFSETS.store(((number * 8) << 8 | thread * 8) as u64, Release);
+            layers::set(Layer::Autograd, LayerState::Active, "");
+        }
+        None => {
+            let why = "nodes of this PyTorch do not have their numbers where they were looked for";
+            layers::set(Layer::Autograd, LayerState::Degraded, why);
+        }
+    }
+    found.is_some()
+}
+
+/// Which words of the nodes are the number and the thread.
+fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize)> {
+    let (accumulates, numbered) = objects.split_last()?;
+    // Fewer could have such words by chance; a read that fails ends it.
+    if numbered.len() < 3 || thread == 0 {
+        return None;
+    }
+    let memory = std::fs::File::open("/proc/self/mem").ok()?;
+    let node = |object: &u64| -> Option<[u64; WORDS]> {
+        // Behind the count of references and the type.
+        let [at] = read::<1>(&memory, object.checked_add(16)?)?;
+        read(&memory, at)
+    };
+    let nodes: Vec<[u64; WORDS]> = numbered.iter().map(node).collect::<Option<_>>()?;
+    let last = node(accumulates)?;
+    let is_number = |&word: &usize| {
+        let right = |(node, at): (&[u64; WORDS], u64)| node[word] == first + at;
+        nodes.iter().zip(0..).all(right) && last[word] >= NO_NUMBER
+    };
+    let number = (0..WORDS).find(is_number)?;
+    let is_thread = |&word: &usize| nodes.iter().chain([&last]).all(|node| node[word] == thread);
+    let behind = number + THREAD_BEHIND;
+    let thread = if behind < WORDS && is_thread(&behind) {
+        behind
+    } else {
+        let mut words = (0..WORDS).filter(is_thread);
+        words.next().filter(|_| words.next().is_none())?
+    };
+    Some((number, thread))
+}
+
+fn read<const COUNT: usize>(memory: &std::fs::File, at: u64) -> Option<[u64; COUNT]> {
+    let mut words = [0; COUNT];
+    for (index, word) in words.iter_mut().enumerate() {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, at.checked_add(index as u64 * 8)?).ok()?;
+        *word = u64::from_ne_bytes(bytes);
+    }
+    Some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THREAD: u64 = 1;
+
+    /// A node as PyTorch has them: `lead` words, number, depth, whether it has a parent, thread.
+    fn node(lead: usize, number: u64, depth: u64) -> Vec<u64> {
+        let mut words = vec![0x7f00_0000_1000; lead];
+        words.extend([number, depth, u64::from(depth != 4), THREAD, 0, 0, 0, 0, 0, 0, 0, 0]);
+        words
+    }
+
+    fn offsets(lead: usize, first: u64) -> Option<(usize, usize)> {
+        let mut nodes: Vec<Vec<u64>> = (0..4).map(|at| node(lead, first + at, at + 1)).collect();
+        nodes.push(node(lead, u64::MAX, 0));
+        let objects: Vec<[u64; 3]> = nodes.iter().map(|node| [1, 2, node.as_ptr() as u64]).collect();
+        let objects: Vec<u64> = objects.iter().map(|object| object.as_ptr() as u64).collect();
+        find_offsets(&objects, first, THREAD)
+    }
+
+    #[test]
+    fn the_number_and_the_thread_are_found_wherever_they_are() {
+        for lead in 1..6 {
+            assert_eq!(offsets(lead, 1000), Some((lead, lead + 3)));
+            // The first numbers of a process: the depth of a node counts as they do.
+            assert_eq!(offsets(lead, 1), Some((lead, lead + 3)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_node_is_not_read_as_one() {
+        assert_eq!(find_offsets(&[8, 8, 8, 8], 0, THREAD), None);
+        assert_eq!(find_offsets(&[], 0, THREAD), None);
+        let object = [1_u64, 2, 3];
+        assert_eq!(find_offsets(&[object.as_ptr() as u64; 5], 0, THREAD), None);
+        assert_eq!(offsets(12, 1000), None, "beyond what is looked at");
+    }
+}

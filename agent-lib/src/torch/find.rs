@@ -1,0 +1,542 @@
+//! Where a mapped library keeps the addresses of functions that it imports, and where another one defines them: read from the
+//! program headers and what they lead to, in memory, while the loader holds its lock. Nothing is allocated.
+//!
+//! A file may be stripped, damaged or hostile. Each read is checked against the segments that the program headers promise as
+//! readable, which the loader has mapped: what does not fit is not there.
+
+use std::ffi::CStr;
+
+const DYNAMIC: u32 = 2;
+const LOAD: u32 = 1;
+const RELRO: u32 = 0x6474_e552;
+
+const RUNS: u32 = 1;
+const WRITES: u32 = 2;
+const READS: u32 = 4;
+
+/// Tags of the dynamic section.
+mod tag {
+    pub const PLTRELSZ: i64 = 2;
+    pub const HASH: i64 = 4;
+    pub const STRTAB: i64 = 5;
+    pub const SYMTAB: i64 = 6;
+    pub const RELA: i64 = 7;
+    pub const RELASZ: i64 = 8;
+    pub const STRSZ: i64 = 10;
+    pub const REL: i64 = 17;
+    pub const RELSZ: i64 = 18;
+    pub const PLTREL: i64 = 20;
+    pub const JMPREL: i64 = 23;
+    pub const GNU_HASH: i64 = 0x6fff_fef5;
+}
+
+/// Relocations that fill a slot with the address of a function: through the PLT, and without one (`-fno-plt`, which
+/// conda-forge's compilers use).
+const FILLED: [u32; 2] = if cfg!(target_arch = "aarch64") { [1026, 1025] } else { [7, 6] };
+
+/// Relocations of a table that are looked at: libtorch_cpu has 1.5 million, libc10_cuda 600.
+const MOST: usize = 1 << 22;
+/// Symbols with one hash that are looked at.
+const CHAIN: usize = 1 << 12;
+
+/// One program header, as Elf64_Phdr.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Header {
+    /// PT_LOAD and its kin.
+    pub kind: u32,
+    /// Whether it is read, written, run.
+    pub flags: u32,
+    offset: u64,
+    /// Where it lies, from the base on.
+    pub address: u64,
+    physical: u64,
+    file_bytes: u64,
+    /// How much of it is mapped.
+    pub bytes: u64,
+    align: u64,
+}
+const _: () = assert!(size_of::<Header>() == size_of::<libc::Elf64_Phdr>());
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    tag: i64,
+    value: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: u64,
+    bytes: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Relocation {
+    offset: u64,
+    info: u64,
+}
+
+/// A mapped file.
+#[derive(Debug, Clone, Copy)]
+pub struct Image<'a> {
+    base: usize,
+    headers: &'a [Header],
+}
+
+/// Where an imported function's address lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// Address of the slot: a word of the library's own, aligned.
+    pub at: usize,
+    /// The loader makes its page read-only once everything is bound.
+    pub is_sealed: bool,
+}
+
+/// What the dynamic section leads to. Addresses are checked when they are used.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tables {
+    symbols: usize,
+    names: usize,
+    name_bytes: usize,
+    plt: usize,
+    plt_bytes: usize,
+    /// Entries of the table of the PLT have an addend.
+    plt_has_addends: bool,
+    rela: (usize, usize),
+    rel: (usize, usize),
+    gnu_hash: usize,
+    hash: usize,
+}
+
+impl<'a> Image<'a> {
+    /// Of the file that is mapped at `base`.
+    ///
+    /// # Safety
+    /// Memory of segments that are said to be readable is mapped and readable for `'a`.
+    pub unsafe fn new(base: usize, headers: &'a [Header]) -> Self {
+        Image { base, headers }
+    }
+
+    fn range(&self, header: &Header) -> Option<(usize, usize)> {
+        let start = self.base.checked_add(usize::try_from(header.address).ok()?)?;
+        Some((start, start.checked_add(usize::try_from(header.bytes).ok()?)?))
+    }
+
+    /// Where the segment ends that `at` lies in, if it has these flags.
+    fn end(&self, at: usize, flags: u32) -> Option<usize> {
+        let loads = self.headers.iter().filter(|header| header.kind == LOAD && header.flags & flags == flags);
+        loads
+            .filter_map(|load| self.range(load))
+            .find(|&(start, end)| start <= at && at < end)
+            .map(|(_, end)| end)
+    }
+
+    /// Whether `address` lies in code of this file.
+    pub fn runs(&self, address: usize) -> bool {
+        self.end(address, RUNS).is_some()
+    }
+
+    /// Whether `value` is an address from the base on, as it stands in the file, and none of memory.
+    pub fn is_offset(&self, value: usize) -> bool {
+        let ends = self.headers.iter().filter(|header| header.kind == LOAD);
+        ends.map(|load| load.address.saturating_add(load.bytes)).any(|end| (value as u64) < end)
+    }
+
+    /// The value at `at`, wherever it is aligned.
+    fn read<T: Copy>(&self, at: usize) -> Option<T> {
+        let end = self.end(at, READS)?;
+        // SAFETY: inside of a readable segment; all `T` here are plain numbers.
+        (end - at >= size_of::<T>()).then(|| unsafe { (at as *const T).read_unaligned() })
+    }
+
+    /// An address in the dynamic section: the loader of glibc has added the base where it could write, that of musl has not.
+    fn resolve(&self, value: u64) -> usize {
+        let value = value as usize;
+        match self.end(value, READS) {
+            Some(_) => value,
+            None => self.base.wrapping_add(value),
+        }
+    }
+
+    fn tables(&self) -> Option<Tables> {
+        let dynamic = self.headers.iter().find(|header| header.kind == DYNAMIC)?;
+        let (start, end) = self.range(dynamic)?;
+        let mut tables = Tables::default();
+        for at in (start..end).step_by(size_of::<Entry>()) {
+            let entry: Entry = self.read(at)?;
+            let size = entry.value as usize;
+            match entry.tag {
+                0 => break,
+                tag::STRTAB => tables.names = self.resolve(entry.value),
+                tag::STRSZ => tables.name_bytes = size,
+                tag::SYMTAB => tables.symbols = self.resolve(entry.value),
+                tag::JMPREL => tables.plt = self.resolve(entry.value),
+                tag::PLTRELSZ => tables.plt_bytes = size,
+                tag::PLTREL => tables.plt_has_addends = entry.value != tag::REL as u64,
+                tag::RELA => tables.rela.0 = self.resolve(entry.value),
+                tag::RELASZ => tables.rela.1 = size,
+                tag::REL => tables.rel.0 = self.resolve(entry.value),
+                tag::RELSZ => tables.rel.1 = size,
+                tag::GNU_HASH => tables.gnu_hash = self.resolve(entry.value),
+                tag::HASH => tables.hash = self.resolve(entry.value),
+                _ => {}
+            }
+        }
+        (tables.symbols != 0 && tables.names != 0).then_some(tables)
+    }
+
+    fn symbol(&self, tables: &Tables, index: usize) -> Option<Symbol> {
+        self.read(tables.symbols.checked_add(index.checked_mul(size_of::<Symbol>())?)?)
+    }
+
+    /// Whether the name at `offset` of the table of names is `name`.
+    fn is_named(&self, tables: &Tables, offset: u32, name: &CStr) -> bool {
+        let name = name.to_bytes_with_nul();
+        let is = || {
+            let offset = offset as usize;
+            let at = tables.names.checked_add(offset)?;
+            let end = self.end(at, READS)?.min(tables.names.checked_add(tables.name_bytes)?);
+            let room = end.checked_sub(at)?;
+            if room < name.len() {
+                return None;
+            }
+            // SAFETY: inside of a readable segment.
+            let there = unsafe { std::slice::from_raw_parts(at as *const u8, name.len()) };
+            Some(there == name)
+        };
+        is().unwrap_or(false)
+    }
+
+    /// Where the functions `wanted` are called through: each by any of its names.
+    pub fn slots<const N: usize>(&self, wanted: &[&[&CStr]; N]) -> [Option<Slot>; N] {
+        let mut found = [None; N];
+        let Some(tables) = self.tables() else { return found };
+        let plt = (tables.plt, tables.plt_bytes);
+        let passes = [(plt, tables.plt_has_addends), (tables.rela, true), (tables.rel, false)];
+        for ((start, bytes), has_addends) in passes {
+            self.search(&tables, start, bytes, if has_addends { 24 } else { 16 }, wanted, &mut found);
+            if found.iter().all(Option::is_some) {
+                break;
+            }
+        }
+        found
+    }
+
+    fn search(
+        &self,
+        tables: &Tables,
+        start: usize,
+        bytes: usize,
+        each: usize,
+        wanted: &[&[&CStr]],
+        found: &mut [Option<Slot>],
+    ) {
+        let Some(end) = self.end(start, READS).filter(|_| start != 0) else { return };
+        let count = (bytes.min(end - start) / each).min(MOST);
+        for index in 0..count {
+            let at = start + index * each;
+            // SAFETY: inside of a readable segment, by `count`.
+            let relocation = unsafe { (at as *const Relocation).read_unaligned() };
+            if !FILLED.contains(&(relocation.info as u32)) {
+                continue;
+            }
+            let Some(symbol) = self.symbol(tables, (relocation.info >> 32) as usize) else { continue };
+            let is_it = |names: &&[&CStr]| names.iter().any(|name| self.is_named(tables, symbol.name, name));
+            let Some(which) = wanted.iter().position(|names| is_it(names)) else { continue };
+            if found[which].is_none() {
+                found[which] = self.slot(relocation.offset);
+            }
+        }
+    }
+
+    fn slot(&self, offset: u64) -> Option<Slot> {
+        let at = self.base.checked_add(usize::try_from(offset).ok()?)?;
+        let end = self.end(at, READS | WRITES)?;
+        if end - at < size_of::<usize>() || !at.is_multiple_of(align_of::<usize>()) {
+            return None;
+        }
+        let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
+        let is_sealed =
+            sealed.filter_map(|header| self.range(header)).any(|(start, end)| start <= at && at < end);
+        Some(Slot { at, is_sealed })
+    }
+
+    /// Where this file defines the function `name`.
+    pub fn defines(&self, name: &CStr) -> Option<usize> {
+        let tables = self.tables()?;
+        let index =
+            if tables.gnu_hash != 0 { self.find_gnu(&tables, name)? } else { self.find_sysv(&tables, name)? };
+        let symbol = self.symbol(&tables, index)?;
+        let (kind, binding) = (symbol.info & 15, symbol.info >> 4);
+        // A function or untyped, global or weak, and defined. An indirect one would have to be called to be known.
+        if symbol.section == 0 || !matches!(kind, 0 | 2) || !matches!(binding, 1 | 2) {
+            return None;
+        }
+        let at = self.base.checked_add(usize::try_from(symbol.value).ok()?)?;
+        self.runs(at).then_some(at)
+    }
+
+    fn find_gnu(&self, tables: &Tables, name: &CStr) -> Option<usize> {
+        let at = tables.gnu_hash;
+        let [buckets, first, words, shift]: [u32; 4] = self.read(at)?;
+        if buckets == 0 || words == 0 {
+            return None;
+        }
+        let hash = name
+            .to_bytes()
+            .iter()
+            .fold(5381_u32, |hash, &byte| hash.wrapping_mul(33).wrapping_add(byte.into()));
+        let bloom = at + 16;
+        let word: u64 = self.read(bloom.checked_add((hash as usize / 64 % words as usize) * 8)?)?;
+        let bits = 1_u64 << (hash % 64) | 1_u64 << ((hash >> (shift & 31)) % 64);
+        if word & bits != bits {
+            return None;
+        }
+        let table = bloom.checked_add(words as usize * 8)?;
+        let start: u32 = self.read(table.checked_add((hash % buckets) as usize * 4)?)?;
+        let chains = table.checked_add(buckets as usize * 4)?;
+        let mut index = start.checked_sub(first).filter(|_| start != 0)? as usize;
+        for _ in 0..CHAIN {
+            let link: u32 = self.read(chains.checked_add(index * 4)?)?;
+            if link | 1 == hash | 1 {
+                let number = index + first as usize;
+                let symbol = self.symbol(tables, number)?;
+                if self.is_named(tables, symbol.name, name) {
+                    return Some(number);
+                }
+            }
+            if link & 1 != 0 {
+                return None;
+            }
+            index += 1;
+        }
+        None
+    }
+
+    fn find_sysv(&self, tables: &Tables, name: &CStr) -> Option<usize> {
+        let at = tables.hash;
+        let [buckets, symbols]: [u32; 2] = self.read(at)?;
+        if buckets == 0 {
+            return None;
+        }
+        let hash = name.to_bytes().iter().fold(0_u32, |hash, &byte| {
+            let hash = (hash << 4).wrapping_add(byte.into());
+            let high = hash & 0xf000_0000;
+            (hash ^ high >> 24) & !high
+        });
+        let mut index: u32 = self.read(at.checked_add(8 + (hash % buckets) as usize * 4)?)?;
+        let chains = at.checked_add(8 + buckets as usize * 4)?;
+        for _ in 0..CHAIN {
+            if index == 0 || index >= symbols {
+                return None;
+            }
+            let symbol = self.symbol(tables, index as usize)?;
+            if self.is_named(tables, symbol.name, name) {
+                return Some(index as usize);
+            }
+            index = self.read(chains.checked_add(index as usize * 4)?)?;
+        }
+        None
+    }
+
+    /// The pages that the loader makes read-only around `at`: whole ones only.
+    pub fn sealed_pages(&self, at: usize, page: usize) -> Option<(usize, usize)> {
+        let sealed = self.headers.iter().filter(|header| header.kind == RELRO);
+        let pages = sealed
+            .filter_map(|header| self.range(header))
+            .map(|(start, end)| (start & !(page - 1), end & !(page - 1)));
+        pages.into_iter().find(|&(start, end)| start <= at && at < end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file in memory, laid out by hand: one readable and writable segment, and code that is not there.
+    struct File {
+        words: Vec<u64>,
+        headers: Vec<Header>,
+    }
+
+    const CODE: u64 = 0x10_0000;
+    const NAME: &CStr = c"wanted";
+    /// Byte offsets of the parts.
+    const AT_DYNAMIC: u64 = 0;
+    const AT_SYMBOLS: u64 = 512;
+    const AT_NAMES: u64 = 1024;
+    const AT_RELOCATIONS: u64 = 1536;
+    const AT_HASH: u64 = 2048;
+    const AT_SLOT: u64 = 3072;
+
+    impl File {
+        fn new() -> Self {
+            let mut file = File { words: vec![0; 512], headers: Vec::new() };
+            file.header(LOAD, READS | WRITES, 0, 4096);
+            file.header(LOAD, READS | RUNS, CODE, 4096);
+            file.header(DYNAMIC, READS | WRITES, AT_DYNAMIC, 512);
+            let dynamic = [
+                (tag::SYMTAB, AT_SYMBOLS),
+                (tag::STRTAB, AT_NAMES),
+                (tag::STRSZ, 64),
+                (tag::JMPREL, AT_RELOCATIONS),
+                (tag::PLTRELSZ, 48),
+                (tag::PLTREL, tag::RELA as u64),
+            ];
+            for (index, (tag, value)) in dynamic.into_iter().enumerate() {
+                file.set_dynamic(index, tag, value);
+            }
+            file.bytes(AT_NAMES + 1, b"other\0wanted\0");
+            file.symbol(1, 1, 0, 0);
+            file.symbol(2, 7, 0, 0);
+            file.relocation(0, AT_SLOT - 8, 1, FILLED[0]);
+            file.relocation(1, AT_SLOT, 2, FILLED[0]);
+            file
+        }
+
+        fn header(&mut self, kind: u32, flags: u32, address: u64, bytes: u64) {
+            self.headers.push(Header { kind, flags, address, bytes, ..Header::default() });
+        }
+        fn set(&mut self, at: u64, value: u64) {
+            self.words[at as usize / 8] = value;
+        }
+        fn set_dynamic(&mut self, index: usize, tag: i64, value: u64) {
+            self.set(AT_DYNAMIC + index as u64 * 16, tag as u64);
+            self.set(AT_DYNAMIC + index as u64 * 16 + 8, value);
+        }
+        fn bytes(&mut self, at: u64, bytes: &[u8]) {
+            for (index, &byte) in bytes.iter().enumerate() {
+                let at = at as usize + index;
+                let word = &mut self.words[at / 8];
+                *word = *word & !(255 << (at % 8 * 8)) | u64::from(byte) << (at % 8 * 8);
+            }
+        }
+        fn half(&mut self, at: u64, value: u32) {
+            self.bytes(at, &value.to_le_bytes());
+        }
+        fn symbol(&mut self, index: u64, name: u64, section: u64, value: u64) {
+            self.set(AT_SYMBOLS + index * 24, name | 0x12 << 32 | section << 48);
+            self.set(AT_SYMBOLS + index * 24 + 8, value);
+        }
+        fn relocation(&mut self, index: u64, offset: u64, symbol: u64, kind: u32) {
+            self.set(AT_RELOCATIONS + index * 24, offset);
+            self.set(AT_RELOCATIONS + index * 24 + 8, symbol << 32 | u64::from(kind));
+        }
+        fn image(&self) -> Image<'_> {
+            // SAFETY: the readable part is `words`; the code's segment is never read.
+            unsafe { Image::new(self.words.as_ptr() as usize, &self.headers) }
+        }
+        fn found(&self) -> Option<u64> {
+            let [slot] = self.image().slots(&[&[NAME]]);
+            slot.map(|slot| (slot.at - self.words.as_ptr() as usize) as u64)
+        }
+        /// With a table of hashes of the older kind.
+        fn with_sysv(mut self) -> Self {
+            self.set_dynamic(6, tag::HASH, AT_HASH);
+            self.half(AT_HASH, 1);
+            self.half(AT_HASH + 4, 3);
+            self.half(AT_HASH + 8, 1); // the bucket, and the chain 1 -> 2
+            self.half(AT_HASH + 12 + 4, 2);
+            self
+        }
+        /// With a table of hashes of the newer kind: two symbols, in order.
+        fn with_gnu(mut self) -> Self {
+            let hash =
+                |name: &[u8]| name.iter().fold(5381_u32, |h, &b| h.wrapping_mul(33).wrapping_add(b.into()));
+            self.set_dynamic(6, tag::GNU_HASH, AT_HASH);
+            for (index, word) in [1, 1, 1, 6].into_iter().enumerate() {
+                self.half(AT_HASH + index as u64 * 4, word);
+            }
+            self.set(AT_HASH + 16, u64::MAX);
+            self.half(AT_HASH + 24, 1);
+            self.half(AT_HASH + 28, hash(b"other") & !1);
+            self.half(AT_HASH + 32, hash(b"wanted") | 1);
+            self
+        }
+    }
+
+    #[test]
+    fn slots_are_found_by_name_in_any_table() {
+        assert_eq!(File::new().found(), Some(AT_SLOT));
+        let mut file = File::new(); // as musl leaves it, and as glibc does
+        let base = file.words.as_ptr() as u64;
+        for (index, tag, value) in [(0, tag::SYMTAB, AT_SYMBOLS), (1, tag::STRTAB, AT_NAMES)] {
+            file.set_dynamic(index, tag, base + value);
+        }
+        assert_eq!(file.found(), Some(AT_SLOT));
+        let mut file = File::new(); // without addends
+        file.set_dynamic(5, tag::PLTREL, tag::REL as u64);
+        file.set_dynamic(4, tag::PLTRELSZ, 32);
+        file.set(AT_RELOCATIONS + 16, AT_SLOT);
+        file.set(AT_RELOCATIONS + 24, 2 << 32 | u64::from(FILLED[0]));
+        assert_eq!(file.found(), Some(AT_SLOT));
+        let mut file = File::new(); // without a PLT
+        file.set_dynamic(3, tag::RELA, AT_RELOCATIONS);
+        file.set_dynamic(4, tag::RELASZ, 48);
+        file.relocation(1, AT_SLOT, 2, FILLED[1]);
+        assert_eq!(file.found(), Some(AT_SLOT));
+        assert!(!file.image().slots(&[&[NAME]])[0].is_some_and(|slot| slot.is_sealed));
+        file.header(RELRO, READS, AT_SLOT, 8);
+        assert!(file.image().slots(&[&[NAME]])[0].is_some_and(|slot| slot.is_sealed));
+    }
+
+    #[test]
+    fn definitions_are_found_by_either_hash() {
+        for file in [File::new().with_sysv(), File::new().with_gnu()] {
+            assert_eq!(file.image().defines(NAME), None, "an import");
+            let mut file = file;
+            file.symbol(2, 7, 9, CODE + 16);
+            let at = file.image().defines(NAME).expect("it is there");
+            assert_eq!(at as u64, file.words.as_ptr() as u64 + CODE + 16);
+            assert_eq!(file.image().defines(c"missing"), None);
+            file.symbol(2, 7, 9, 16);
+            assert_eq!(file.image().defines(NAME), None, "data");
+            file.symbol(2, 7, 9, u64::MAX - 8);
+            assert_eq!(file.image().defines(NAME), None);
+        }
+        assert_eq!(File::new().image().defines(NAME), None, "no hashes");
+    }
+
+    /// Every word of the file is replaced by values that break things: nothing is read outside of it, and nothing hangs.
+    #[test]
+    fn damaged_files_are_no_trouble() {
+        let evil =
+            [0, 1, 7, 0x7fff_ffff, u64::from(u32::MAX), 1 << 32, 1 << 47, u64::MAX, u64::MAX - 7, 4095, 4088];
+        for make in [File::new, || File::new().with_sysv(), || File::new().with_gnu()] {
+            let whole = make();
+            for at in 0..whole.words.len() {
+                for value in evil {
+                    let mut file = make();
+                    file.words[at] = value;
+                    let slot = file.found();
+                    assert!(slot.is_none_or(|slot| slot <= 4088 && slot % 8 == 0));
+                    let _ = file.image().defines(NAME);
+                }
+            }
+            for index in 0..whole.headers.len() {
+                for value in evil {
+                    let mut file = make();
+                    file.headers[index].address = value;
+                    if file.headers[index].kind != LOAD {
+                        let _ = (file.found(), file.image().defines(NAME));
+                    }
+                    let mut file = make();
+                    file.headers[index].bytes = value;
+                    if file.headers[index].kind != LOAD || value <= 4096 {
+                        let _ = (file.found(), file.image().defines(NAME));
+                    }
+                }
+            }
+        }
+        let mut file = File::new();
+        file.headers.clear();
+        assert_eq!(file.found(), None);
+    }
+}

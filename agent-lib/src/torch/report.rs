@@ -1,0 +1,185 @@
+//! PyTorch's report that a block was allocated or freed, to its own profiler: our function stands in the slot through which
+//! its allocator makes that call, and hands it on.
+//!
+//! It comes at exactly two places, unconditionally, for each block of the native caching allocator, whatever the pool and
+//! mode (frameworks.md 2), under the allocator's mutex for the device. So nothing here takes the GIL, calls CUDA, waits
+//! or allocates. The call carries PyTorch's own totals behind the event: a sum of our own must equal them after each one.
+
+use super::patch::{self, REPORT};
+use super::state::Device;
+use crate::core::{At, Core, nothing};
+use crate::ffi::guard;
+use crate::live::{Beside, Key};
+use crate::naming::Named;
+use crate::threads::Thread;
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Role};
+use std::ffi::c_void;
+use std::sync::atomic::Ordering::*;
+
+/// What a report says.
+#[derive(Debug, Clone, Copy)]
+pub struct Report {
+    /// Of the block.
+    pub address: u64,
+    /// After rounding; negative when it is freed.
+    pub bytes: i64,
+    /// PyTorch's total of live blocks on the device, with this one.
+    pub allocated: u64,
+    /// Its total of segments.
+    pub reserved: u64,
+    /// c10::Device: the type, and the program's number << 8.
+    pub device: u16,
+}
+
+type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
+
+/// Stands in the slot.
+///
+/// # Safety
+/// PyTorch's arguments.
+pub unsafe extern "C-unwind" fn reported(
+    address: *mut c_void,
+    bytes: i64,
+    allocated: u64,
+    reserved: u64,
+    device: u16,
+) {
+    guard((), |core, thread| {
+        core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device });
+    });
+    let next = patch::next(REPORT);
+    if !next.is_null() {
+        // SAFETY: what the slot held: a function of this type. Its exceptions pass.
+        unsafe {
+            std::mem::transmute::<*mut c_void, Next>(next)(address, bytes, allocated, reserved, device)
+        };
+    }
+}
+
+/// The program's number of a device from c10::Device: CUDA, or HIP; none for others.
+#[inline(always)]
+pub fn ordinal(device: u16) -> Option<usize> {
+    let (kind, index) = (device & 255, usize::from(device >> 8));
+    (matches!(kind, 1 | 6) && index < super::state::DEVICES).then_some(index)
+}
+
+impl Core {
+    /// A block was allocated or freed.
+    #[inline(always)]
+    pub fn reported(&self, thread: &Thread, report: Report) {
+        let Some(index) = ordinal(report.device) else { return };
+        let device = &self.torch.devices[index];
+        let mut pool = device.pool.load(Relaxed);
+        if pool == 0 {
+            pool = self.first_report(thread, device, index as u8, &report);
+        }
+        let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
+        if sum != report.allocated as i64 {
+            device.drift.fetch_add(sum.abs_diff(report.allocated as i64), Relaxed);
+        }
+        device.sum.store(report.allocated as i64, Relaxed);
+        device.reserved.store(report.reserved, Relaxed);
+        device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
+        if report.bytes > 0 {
+            self.block_reported(thread, device, pool, index as u8, &report);
+        } else {
+            self.free_reported(thread, device, pool, &report);
+        }
+        thread.torch.forget_events();
+        if device.check_due.load(Relaxed) {
+            self.tell_totals(thread, device, pool, index as u8);
+        }
+    }
+
+    #[inline(always)]
+    fn block_reported(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, report: &Report) {
+        let Report { address, bytes, .. } = *report;
+        let bytes = bytes as u64;
+        if thread.torch.has_fresh() {
+            self.claim(thread, device, pool, slot, address, bytes);
+        }
+        if device.segments.load(Relaxed) != report.reserved {
+            self.search_segment(thread, device, pool, slot, address);
+        }
+        if device.pending.load(Relaxed) != 0 {
+            self.reused(thread, device, pool, address, bytes);
+        }
+        thread.torch.refused.store(false, Relaxed);
+        let Named { tag, flags, phase } = self.named(thread);
+        let at = At { tag, flags, device: slot, ..At::NOWHERE };
+        let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, phase) };
+        self.record(thread, at, body, |core, row| {
+            core.live.insert(Key::Block(pool, address), row, Beside::default());
+        });
+    }
+
+    #[inline(always)]
+    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: &Report) {
+        let address = report.address;
+        if device.older.load(Relaxed) != 0 && self.live.get(Key::Block(pool, address)).is_none() {
+            let left = device.older.load(Relaxed).saturating_sub(report.bytes.unsigned_abs());
+            device.older.store(left, Relaxed);
+            return;
+        }
+        if thread.torch.recorded() != 0 && self.wait(thread, device, pool, report) {
+            return;
+        }
+        self.block_gone(thread, pool, address);
+    }
+
+    /// A block is free for the next request.
+    #[inline(always)]
+    pub fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
+        let body = Body::BlockFree { address, pool, state: FreeState::Done };
+        self.record(thread, At::NOWHERE, body, |core, _| {
+            core.live.remove(Key::Block(pool, address));
+        });
+    }
+
+    /// The device gets its pool. What PyTorch had before is not ours: only its bytes are known.
+    #[cold]
+    #[inline(never)]
+    fn first_report(&self, thread: &Thread, device: &Device, slot: u8, report: &Report) -> u64 {
+        let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
+        device.sum.store(before, Relaxed);
+        device.older.store(before as u64, Relaxed);
+        // The driver may not be asked here who the device is. It nearly always was, for the segment.
+        device.is_unknown.store(true, Relaxed);
+        let pool = self.new_pool_id();
+        let at = At { tag: self.names.intern(0, b"torch"), device: slot, ..At::NOWHERE };
+        let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
+        self.record(thread, at, body, |core, row| {
+            core.live.insert(Key::Pool(pool), row, Beside::default());
+        });
+        device.pool.store(pool, Release);
+        self.torch.pools.fetch_add(1, Release);
+        device.check_due.store(before > 0, Relaxed);
+        pool
+    }
+
+    /// PyTorch's totals as of now, in the order of the blocks: the ledger compares them with its own.
+    #[cold]
+    #[inline(never)]
+    fn tell_totals(&self, thread: &Thread, device: &Device, pool: u64, slot: u8) {
+        device.check_due.store(false, Relaxed);
+        let at = At { flags: Flags(0), device: slot, ..At::NOWHERE };
+        let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
+        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
+        self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_gpus_count() {
+        assert_eq!(ordinal(0x0001), Some(0));
+        assert_eq!(ordinal(0x0701), Some(7));
+        assert_eq!(ordinal(0x0206), Some(2));
+        assert_eq!(ordinal(0xff00), None, "the CPU");
+        assert_eq!(ordinal(0xff01), None, "no device");
+        assert_eq!(ordinal(0x0009), None);
+    }
+}

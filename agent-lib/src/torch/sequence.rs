@@ -1,0 +1,136 @@
+//! What the nodes of autograd's graph are called: a table from a node's number to the tag of the forward pass that made it.
+//!
+//! Each thread counts the nodes that it makes, from 0; so a node is known by its thread, in PyTorch's own count of
+//! threads, and its number. An allocation in the forward pass belongs to the node that was made last, as PyTorch makes an
+//! operation's node before it runs the operation. The first allocation decides: what follows, up to the next node, may be
+//! another module's that makes no node.
+//!
+//! One word per number, and no lock: a forward pass writes, threads of the backward pass read. Numbers that are
+//! `ENTRIES` apart share a word; the later one has it.
+
+use crate::memfd::anonymous;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Nodes between the forward pass that makes one and its backward pass: more lose their names. 1 MiB of words.
+const ENTRIES: usize = 1 << 17;
+/// How many numbers back a name may lie: nodes that allocate nothing (views) have none of their own.
+const BACK: u64 = 16;
+/// Bits of a number that are kept.
+const NUMBER_BITS: u32 = 48;
+/// Tags have fewer.
+const TAG_BITS: u32 = 20;
+/// Entries are told apart by these bits of a hash of thread and number.
+const CHECK: u64 = !0 << TAG_BITS;
+
+/// A node: its thread << 48 | its number. 0 is no node: threads count from 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Node(pub u64);
+
+impl Node {
+    /// Number `number` of `thread`.
+    #[inline(always)]
+    pub fn new(thread: u64, number: u64) -> Self {
+        Node(thread << NUMBER_BITS | number & ((1 << NUMBER_BITS) - 1))
+    }
+
+    fn number(self) -> u64 {
+        self.0 & ((1 << NUMBER_BITS) - 1)
+    }
+
+    /// Where it lies, and its entry without the tag.
+    #[inline(always)]
+    fn place(self) -> (usize, u64) {
+        // Neighbours lie side by side: the threads are spread, the numbers are not.
+        let thread = (self.0 >> NUMBER_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let place = (self.0 as usize).wrapping_add((thread >> 40) as usize) & (ENTRIES - 1);
+        (place, self.0.wrapping_mul(0xd6e8_feb8_6659_fd93) & CHECK)
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Table {
+    entries: &'static [AtomicU64],
+}
+
+impl Table {
+    /// An empty one; `None` without memory for it.
+    pub fn new() -> Option<Self> {
+        Some(Table { entries: anonymous(ENTRIES)? })
+    }
+
+    /// `node` is called `tag`, unless it has a name.
+    #[inline(always)]
+    pub fn note(&self, node: Node, tag: u32) {
+        let (place, check) = node.place();
+        let entry = &self.entries[place];
+        if tag >> TAG_BITS == 0 && entry.load(Relaxed) & CHECK != check {
+            entry.store(check | u64::from(tag), Relaxed);
+        }
+    }
+
+    /// What `node` is called, or one of those before it; 0 for nothing.
+    #[inline]
+    pub fn look_up(&self, node: Node) -> u32 {
+        for back in 0..BACK.min(node.number() + 1) {
+            let (place, check) = Node(node.0 - back).place();
+            let entry = self.entries[place].load(Relaxed);
+            if entry & CHECK == check && entry != 0 {
+                return (entry & !CHECK) as u32;
+            }
+        }
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_name_stays_and_views_take_the_one_before() {
+        let table = Table::new().expect("memory");
+        table.note(Node::new(1, 40), 7);
+        table.note(Node::new(1, 40), 8);
+        table.note(Node::new(1, 43), 9);
+        let of = |thread, number| table.look_up(Node::new(thread, number));
+        assert_eq!((of(1, 39), of(1, 40), of(1, 42), of(1, 43), of(1, 58), of(1, 59)), (0, 7, 7, 9, 9, 0));
+        // Numbers are a thread's own.
+        assert_eq!(of(2, 40), 0);
+        table.note(Node::new(2, 40), 11);
+        assert_eq!((of(1, 40), of(2, 40)), (7, 11));
+        assert_eq!(of(1, 0), 0);
+        table.note(Node::new(1, 0), 3);
+        assert_eq!((of(1, 0), of(1, 2)), (3, 3));
+    }
+
+    #[test]
+    fn old_nodes_make_room_for_new_ones() {
+        let table = Table::new().expect("memory");
+        let (early, late) = (Node::new(3, 5), Node::new(3, 5 + ENTRIES as u64));
+        table.note(early, 1);
+        assert_eq!(table.look_up(late), 0);
+        table.note(late, 2);
+        assert_eq!((table.look_up(early), table.look_up(late)), (0, 2));
+    }
+
+    /// Whatever was noted last under a place is what is found there, for numbers of many threads.
+    #[test]
+    fn numbers_of_many_threads_are_told_apart() {
+        let table = Table::new().expect("memory");
+        for thread in 1..200_u64 {
+            for number in 0..100 {
+                table.note(Node::new(thread, number * 1000), (thread * 100 + number) as u32);
+            }
+        }
+        let mut found = 0;
+        for thread in 1..200_u64 {
+            for number in 0..100 {
+                let tag = table.look_up(Node::new(thread, number * 1000));
+                assert!(tag == 0 || tag == (thread * 100 + number) as u32);
+                found += u32::from(tag != 0);
+            }
+        }
+        assert!(found > 15_000, "{found} of 19,900");
+    }
+}

@@ -1,0 +1,126 @@
+//! The module path from Python frames, on every CPython that is here: tests/frames/program.py has the checks. `python3.X` is looked for on
+//! the PATH and in pyenv's folder; GPUMEM_TEST_PYTHONS may name more, with colons between.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::daemon::Folder;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const VERSIONS: [&str; 6] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"];
+
+/// The library that was built with this test.
+fn library() -> PathBuf {
+    let here = std::env::current_exe().expect("a path");
+    let folders = here.ancestors().skip(1).take(2);
+    let file = folders.map(|folder| folder.join("libgpumem.so")).find(|file| file.exists());
+    file.expect("the library lies beside the test")
+}
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// What an interpreter says that it is; none for what does not run.
+fn version(python: &Path) -> Option<String> {
+    let script = "import sys; print('%d.%d' % sys.version_info[:2])";
+    let output = Command::new(python).args(["-c", script]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn pythons() -> Vec<(String, PathBuf)> {
+    let named = std::env::var_os("GPUMEM_TEST_PYTHONS").unwrap_or_default();
+    let mut candidates: Vec<PathBuf> = std::env::split_paths(&named).filter(|path| path.is_file()).collect();
+    let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+    let pyenv = std::env::var_os("PYENV_ROOT").map_or_else(|| home.join(".pyenv"), PathBuf::from);
+    let installed = std::fs::read_dir(pyenv.join("versions")).into_iter().flatten().flatten();
+    candidates.extend(installed.map(|entry| entry.path().join("bin/python3")));
+    candidates.extend(VERSIONS.map(|version| PathBuf::from(format!("python{version}"))));
+    candidates.push("python3".into());
+    let mut found: Vec<(String, PathBuf)> = Vec::new();
+    for python in candidates {
+        let Some(version) = version(&python) else { continue };
+        if VERSIONS.contains(&version.as_str()) && !found.iter().any(|(known, _)| *known == version) {
+            found.push((version, python));
+        }
+    }
+    for version in VERSIONS {
+        if !found.iter().any(|(known, _)| known == version) {
+            println!("skipped: no CPython {version} here");
+        }
+    }
+    assert!(!found.is_empty(), "python3 is needed");
+    found
+}
+
+/// The C part of the program.
+fn helper(folder: &Folder) -> Option<PathBuf> {
+    let file = folder.0.join("program.so");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&file)
+        .arg(here("tests/frames/program.c"))
+        .status();
+    if compiled.is_err() {
+        println!("skipped: no C compiler here");
+    }
+    compiled.ok()?.success().then_some(file)
+}
+
+fn program(python: &Path, folder: &Folder, helper: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.arg("-W").arg("ignore").arg(here("tests/frames/program.py"));
+    command.arg(library()).arg(helper).arg(here("python/gpumem/torch"));
+    command.env("GPUMEM_SOCKET", folder.0.join("nobody.sock")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+fn said(output: &Output) -> String {
+    let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    format!("{}\n{out}{errors}", output.status)
+}
+
+#[test]
+fn what_the_frames_say_is_so_on_every_interpreter() {
+    let folder = Folder::new("frames");
+    let Some(helper) = helper(&folder) else { return };
+    for (version, python) in pythons() {
+        let output = program(&python, &folder, &helper).output().expect("it runs");
+        let said = said(&output);
+        assert!(output.status.success(), "CPython {version}: {said}");
+        // It came to its end, past the last check, and through the end of the interpreter.
+        assert!(
+            said.contains("\nends\nsilent\n") && said.contains("\nreason \n"),
+            "CPython {version}: {said}"
+        );
+        println!("CPython {version}: {}", said.lines().find(|line| line.starts_with("checks")).unwrap_or(""));
+    }
+}
+
+/// The end of the interpreter, while a thread without its lock goes on: as often as it takes to meet the moment.
+#[test]
+fn the_interpreter_can_end_at_any_moment() {
+    let folder = Folder::new("frames-end");
+    let Some(helper) = helper(&folder) else { return };
+    for (version, python) in pythons() {
+        for _ in 0..4 {
+            let output = program(&python, &folder, &helper).arg("end").output().expect("it runs");
+            let said = said(&output);
+            assert!(
+                output.status.success() && said.contains("\nends\nsilent\n"),
+                "CPython {version}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn switched_off_nothing_is_read() {
+    let folder = Folder::new("frames-off");
+    let Some(helper) = helper(&folder) else { return };
+    let (_, python) = pythons().remove(0);
+    let output = program(&python, &folder, &helper).env("GPUMEM_FRAMES", "0").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(said(&output).contains("\nreason GPUMEM_FRAMES=0\n"), "{}", said(&output));
+}

@@ -1,0 +1,10 @@
+/* A thread of Python that works without the interpreter's lock until the process ends. */
+#include <stdint.h>
+volatile uint64_t calls, last;
+void work(uint64_t (*here)(char *, uint64_t)) {
+    char room[4096];
+    for (;;) {
+        last = here(room, sizeof room);
+        calls++;
+    }
+}
