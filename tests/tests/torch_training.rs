@@ -2,7 +2,7 @@
 //! with the agent and without it.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::attribution::attribution;
+use gpumem_tests::live::attribution::{attribution, owned};
 use gpumem_tests::live::torch::{self, VERSIONS};
 use gpumem_tests::live::{Daemon, Job, Machine, replay};
 use serde_json::Value;
@@ -44,7 +44,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
     for version in VERSIONS {
         let Some(trained) = train(version, &MODELS) else { return };
         let seen = replay(&trained.recording);
-        let compared = seen.compare(&trained.machine.truth(), Some(trained.pid));
+        let compared = seen.compare_sums(&trained.machine.truth(), trained.pid, |_| true);
         println!("torch {}: {compared:?}", trained.version);
         assert!(compared.exact >= 20, "{compared:?}");
         let process = seen.process(trained.pid);
@@ -52,8 +52,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
         let moments = torch::moments(&trained.recording, trained.pid);
         for (moment, said) in torch::beside(&moments, &trained.said) {
-            let reserved = said["devices"][0]["reserved"].as_i64();
-            assert_eq!(Some(moment.devices[0].tracked), reserved, "torch {version}, {}", moment.name);
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
         }
         // The same program on the same machine, alone.
         let wheel = torch::wheel(version).expect("had before");
@@ -63,9 +62,21 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
             numbers(&trained.said),
             "torch {version}: its own numbers"
         );
-        for (key, share) in &attribution(&trained.recording, trained.pid).known {
-            println!("{key}: {:.2} % of {} B, {} allocations", share.percent(), share.bytes, share.count);
-            println!("    {:?}", share.wrong.iter().take(8).collect::<Vec<_>>());
+        let names = attribution(&trained.recording, trained.pid);
+        for (key, share) in &names.known {
+            let (right, near, named) = (share.percent(), share.percent_near(), share.percent_named());
+            println!(
+                "{key}: {right:.2} % right, {near:.2} near, {named:.2} named of {} B, {}",
+                share.bytes, share.count
+            );
+            println!("    {:?}", share.wrong.iter().take(5).collect::<Vec<_>>());
+        }
+        for said in trained.said.iter().filter(|line| line["addresses"].is_array()) {
+            let check = said["check"].as_str().unwrap_or_default();
+            for what in ["parameter", "gradient", "optimizer_state", "buffer"] {
+                let (right, all, others) = owned(&names.live[check], said, what);
+                println!("{check}: {what} {right}/{all} {others:?}");
+            }
         }
     }
 }

@@ -29,6 +29,8 @@ pub struct Share {
     pub bytes: u64,
     /// Of those, under the module that the program says.
     pub right: u64,
+    /// Under that module, the one that it is in, or one that is in it.
+    pub near: u64,
     /// Under any name.
     pub named: u64,
     /// What was expected, what was found, and its bytes.
@@ -43,6 +45,11 @@ impl Share {
         100.0 * self.right as f64 / self.bytes.max(1) as f64
     }
 
+    /// Right bytes, or nearly, in a hundred.
+    pub fn percent_near(&self) -> f64 {
+        100.0 * self.near as f64 / self.bytes.max(1) as f64
+    }
+
     /// Named bytes in a hundred.
     pub fn percent_named(&self) -> f64 {
         100.0 * self.named as f64 / self.bytes.max(1) as f64
@@ -52,6 +59,13 @@ impl Share {
         self.bytes += bytes;
         self.count += 1;
         self.named += if found.is_empty() { 0 } else { bytes };
+        let is_in = |inner: &str, outer: &str| {
+            !outer.is_empty()
+                && inner
+                    .strip_prefix(outer)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '.']))
+        };
+        self.near += if is_in(found, expected) || is_in(expected, found) { bytes } else { 0 };
         if found == expected {
             self.right += bytes;
         } else {
@@ -151,6 +165,34 @@ impl Sink for Reader {
     fn reject(&mut self, count: u64) {
         assert_eq!(count, 0, "rejected records");
     }
+}
+
+/// Which of the tensors that a program says are there (tests/torch/said.py: address, what it is, module) lie in a live block
+/// under their own module's name: how many of how many, and some of the others.
+pub fn owned(
+    live: &HashMap<u64, Block>,
+    said: &serde_json::Value,
+    what: &str,
+) -> (usize, usize, Vec<String>) {
+    let (mut right, mut all, mut others) = (0, 0, Vec::new());
+    for row in said["addresses"].as_array().into_iter().flatten() {
+        let (Some(address), Some(kind), Some(path)) = (row[0].as_str(), row[1].as_str(), row[2].as_str())
+        else {
+            continue;
+        };
+        if kind != what {
+            continue;
+        }
+        all += 1;
+        let block =
+            u64::from_str_radix(address.trim_start_matches("0x"), 16).ok().and_then(|at| live.get(&at));
+        if block.is_some_and(|block| block.tag == path) {
+            right += 1;
+        } else if others.len() < 8 {
+            others.push(format!("{path}: {block:?}"));
+        }
+    }
+    (right, all, others)
 }
 
 /// Reads what a daemon recorded of a process.
