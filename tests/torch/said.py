@@ -121,17 +121,19 @@ class GroundTruth:
 
 
 def addresses(model, optimizer=None):
-    """Storages by address: `what`, and the module that owns it."""
+    """Storages by address: what it is, the module that owns it, and its name there."""
     root, found = type(model).__name__, []
     for name, p in model.named_parameters():
-        path = path_of(root, name.rpartition(".")[0])
-        found.append(("parameter", p, path))
+        found.append(("parameter", p, name))
         if p.grad is not None:
-            found.append(("gradient", p.grad, path))
+            found.append(("gradient", p.grad, name))
         for state in (optimizer.state.get(p, {}) if optimizer else {}).values():
             if torch.is_tensor(state) and state.is_cuda:
-                found.append(("optimizer_state", state, path))
-    for name, b in model.named_buffers():
-        found.append(("buffer", b, path_of(root, name.rpartition(".")[0])))
-    storages = {t.untyped_storage().data_ptr(): (what, path) for what, t, path in found}
-    return [[hex(address), what, path] for address, (what, path) in storages.items()]
+                found.append(("optimizer_state", state, name))
+    found += [("buffer", b, name) for name, b in model.named_buffers()]
+    storages = {t.untyped_storage().data_ptr(): (what, name) for what, t, name in found}
+    rows = []
+    for address, (what, name) in storages.items():
+        owner, _, own = name.rpartition(".")
+        rows.append([hex(address), what, path_of(root, owner), own])
+    return rows

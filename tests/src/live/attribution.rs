@@ -83,6 +83,8 @@ pub struct Attribution {
     pub all: BTreeMap<String, Share>,
     /// Live blocks by address, at each check.
     pub live: BTreeMap<String, HashMap<u64, Block>>,
+    /// How each source of names was, the last that was said of it.
+    pub layers: BTreeMap<String, String>,
 }
 
 struct Reader {
@@ -149,6 +151,9 @@ impl Sink for Reader {
             Body::BlockFree { address, .. } => {
                 self.blocks.remove(&address);
             }
+            Body::Layer { layer, state, reason } => {
+                self.result.layers.insert(format!("{layer:?}"), format!("{state:?} {reason}"));
+            }
             Body::Retag { address, use_as: (role, phase), .. } => {
                 let tag = self.name(stamp.tag);
                 if let Some(block) = self.blocks.get_mut(&address) {
@@ -167,32 +172,37 @@ impl Sink for Reader {
     }
 }
 
-/// Which of the tensors that a program says are there (tests/torch/said.py: address, what it is, module) lie in a live block
-/// under their own module's name: how many of how many, and some of the others.
-pub fn owned(
-    live: &HashMap<u64, Block>,
-    said: &serde_json::Value,
-    what: &str,
-) -> (usize, usize, Vec<String>) {
-    let (mut right, mut all, mut others) = (0, 0, Vec::new());
-    for row in said["addresses"].as_array().into_iter().flatten() {
-        let (Some(address), Some(kind), Some(path)) = (row[0].as_str(), row[1].as_str(), row[2].as_str())
-        else {
-            continue;
-        };
-        if kind != what {
-            continue;
-        }
-        all += 1;
-        let block =
-            u64::from_str_radix(address.trim_start_matches("0x"), 16).ok().and_then(|at| live.get(&at));
-        if block.is_some_and(|block| block.tag == path) {
-            right += 1;
-        } else if others.len() < 8 {
-            others.push(format!("{path}: {block:?}"));
+/// Of the tensors that a program says are there (tests/torch/said.py), those that are `what`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// How many.
+    pub count: usize,
+    /// In a live block under their own module's name, or their own.
+    pub named: usize,
+    /// In a live block with that role.
+    pub known: usize,
+    /// Some of those of which one is not so.
+    pub others: Vec<String>,
+}
+
+/// What became of them in a recording.
+pub fn owned(live: &HashMap<u64, Block>, said: &serde_json::Value, what: &str, role: Role) -> Owned {
+    let mut found = Owned::default();
+    for row in said["addresses"].as_array().into_iter().flatten().filter(|row| row[1] == what) {
+        let text = |at: usize| row[at].as_str().unwrap_or_default();
+        let address = u64::from_str_radix(text(0).trim_start_matches("0x"), 16).unwrap_or(0);
+        let (module, own) = (text(2), format!("{}/{}", text(2), text(3)));
+        let block = live.get(&address);
+        let is_named = block.is_some_and(|block| block.tag == module || block.tag == own);
+        let is_known = block.is_some_and(|block| block.role == role);
+        found.count += 1;
+        found.named += usize::from(is_named);
+        found.known += usize::from(is_known);
+        if !(is_named && is_known) && found.others.len() < 4 {
+            found.others.push(format!("{own}: {block:?}"));
         }
     }
-    (right, all, others)
+    found
 }
 
 /// Reads what a daemon recorded of a process.
