@@ -100,9 +100,6 @@ def out_of_memory():
         stats = torch.cuda.memory_stats()
         check(f"oom/{name}", ooms=stats["num_ooms"], retries=stats["num_alloc_retries"])
 
-    torch.cuda.set_per_process_memory_fraction(4 * gib / total)
-    refused("limit", 5 * gib)
-    torch.cuda.set_per_process_memory_fraction(1.0)
     # Cached and in nobody's use, too small for what is wanted: a first driver call fails, a second one succeeds.
     cached = [fill(gib) for _ in range(total // gib - 2)]
     del cached
@@ -112,6 +109,9 @@ def out_of_memory():
     refused("true", total)
     del kept
     torch.cuda.empty_cache()
+    # Last: with any fraction set, 1 too, torch asks the driver for nothing beyond it.
+    torch.cuda.set_per_process_memory_fraction(4 * gib / total)
+    refused("limit", 5 * gib)
     check("oom/after")
 
 
