@@ -6,6 +6,7 @@ use crate::env::Settings;
 use crate::{Functions, fork, python, second, sender, state, threads, torch};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// One start at a time.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -92,6 +93,7 @@ pub fn injected() {
         core.devices.set_driver(driver);
         if context_exists(&driver) {
             subscribe::note_late();
+            core.torch.is_late.store(true, Relaxed);
         }
         subscribe::attach(core);
     }

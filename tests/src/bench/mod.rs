@@ -5,6 +5,7 @@
 mod agent;
 mod cost;
 mod daemon;
+mod frames;
 mod import;
 mod ingest;
 mod kinds;
@@ -35,6 +36,11 @@ pub const ALL: &[Bench] = &[
         name: "agent",
         about: "what the agent adds to a driver call, and what a scope costs",
         run: agent::run,
+    },
+    Bench {
+        name: "frames",
+        about: "what the module path from Python frames adds to a block, by depth",
+        run: frames::run,
     },
     Bench {
         name: "ledger",
