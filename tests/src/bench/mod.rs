@@ -18,6 +18,7 @@ mod python;
 mod report;
 mod rounds;
 mod scrape;
+mod torch;
 mod traffic;
 
 /// A measurement with a name.
@@ -78,5 +79,10 @@ pub const ALL: &[Bench] = &[
         name: "report",
         about: "the report of a run with 10 million events, from its recording and from the store",
         run: report::run,
+    },
+    Bench {
+        name: "torch",
+        about: "what the agent adds to a training step of PyTorch, beside torch's own history and profiler",
+        run: torch::run,
     },
 ];
