@@ -292,6 +292,20 @@ exports! {
             _ => { peak::end(); 1 }
         }
     }
+    /// The highest in the range that is open: of driver allocations, and of pools' blocks. 1, or 0 while none is open.
+    gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
+        0; |_, _| {
+            let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < peak::DEVICES && peak::open());
+            let Some(device) = device else { return 0 };
+            for (place, family) in [(bytes, peak::Family::Allocations), (block_bytes, peak::Family::Blocks)] {
+                // SAFETY: null, or a place, says the caller.
+                if let Some(place) = unsafe { place.as_mut() } {
+                    *place = peak::high(device, family);
+                }
+            }
+            1
+        }
+    }
     /// Gives the CUPTI subscription to somebody else for a while.
     gpumem_pause as pause() -> () { (); |core, thread| cupti::subscribe::pause(core, thread) }
     /// Takes it back.
