@@ -59,7 +59,7 @@ impl Table {
         Some(Table { entries: anonymous(ENTRIES)? })
     }
 
-    /// `node` is called `tag`, unless it has a name.
+    /// `node` is called `tag`, unless it has a name; 0: it is known to have none.
     #[inline(always)]
     pub fn note(&self, node: Node, tag: u32) {
         let (place, check) = node.place();
@@ -102,6 +102,9 @@ mod tests {
         assert_eq!(of(1, 0), 0);
         table.note(Node::new(1, 0), 3);
         assert_eq!((of(1, 0), of(1, 2)), (3, 3));
+        // One that is known to have no name ends the search.
+        table.note(Node::new(1, 50), 0);
+        assert_eq!((of(1, 49), of(1, 50), of(1, 51)), (9, 0, 0));
     }
 
     #[test]

@@ -14,6 +14,8 @@ from ._modules import Known, Modules
 
 #: Of the time.
 _SHARE = 0.005
+#: Seconds for which what was told need not be told again.
+_LASTS = 10.0
 #: Tensors inside of tensors.
 _DEEPEST = 4
 
@@ -85,8 +87,10 @@ class Sweeper:
         self.modules = modules
         #: Path of each parameter, by address of the object.
         self.paths: Dict[int, str] = {}
-        #: What was told: address -> path and role.
+        #: What was told: address -> path and role. A tensor that is made anew may lie where another one of its name lay:
+        #: all is told again when modules or optimizers were, and now and then.
         self._told: Dict[int, Tuple[str, int]] = {}
+        self._forget_at = 0.0
         self._version = -1
         self._due = 0.0
         self._ended = 0.0
@@ -108,6 +112,11 @@ class Sweeper:
         """Whether there are modules or parameters that no sweep has seen."""
         return self._version != self.modules.version
 
+    def forget(self) -> None:
+        """The next sweep tells everything."""
+        self._told = {}
+        self._forget_at = time.perf_counter() + _LASTS
+
     def sweep(self, optimizers: List[Any], gradients: bool) -> None:
         """Tells what is new. Gradients are new each time: a block of the same address may be another one."""
         start = time.perf_counter()
@@ -116,6 +125,8 @@ class Sweeper:
         # No mode of the program's sees what is asked here.
         with torch._C.DisableTorchFunction():
             self.modules.look_again()
+            if self._version != self.modules.version or start > self._forget_at:
+                self.forget()
             self._version = self.modules.version
             self.paths = {}
             for module, known in self.modules:
