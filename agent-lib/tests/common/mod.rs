@@ -4,3 +4,4 @@
 pub mod cupti;
 pub mod daemon;
 pub mod pythons;
+pub mod torch;

@@ -113,7 +113,7 @@ class Sweeper:
         return self._version != self.modules.version
 
     def forget(self) -> None:
-        """The next sweep tells everything."""
+        """The next sweep tells everything: what was told may be of something that is gone, and its like at the same address."""
         self._told = {}
         self._forget_at = time.perf_counter() + _LASTS
 
