@@ -262,8 +262,8 @@ static inline void gpumem_pool_check(uint64_t pool, uint64_t total_bytes) {
     if (f != 0 && pool != 0) f->pool_check(pool, total_bytes);
 }
 
-/* What is now known of a block, or with pool 0 of a driver allocation: path (or NULL), an enum gpumem_role, an enum
- * gpumem_phase_kind; 0 for what is not known. */
+/* What is now known of a block, or with pool 0 of what lies at the address, a block of PyTorch's or else a driver
+ * allocation: path (or NULL), an enum gpumem_role, an enum gpumem_phase_kind; 0 for what is not known. */
 static inline void gpumem_retag(uint64_t pool, uint64_t address, const char *path, int role, int phase) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->retag(pool, address, path, role, phase);

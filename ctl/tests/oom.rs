@@ -35,9 +35,9 @@ fn recording(folder: &Folder) -> String {
     let device_free_bytes = Reading::of(300 * MIB);
     say(2, 5, Body::AllocFailed { bytes: 400 * MIB, pool: 0, device_free_bytes, result: 2, memory });
     let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(500 * MIB), Reading::of(600 * MIB));
-    let (outcome, result) = (OomOutcome::Fatal, 0);
-    say(2, 5, Body::Oom { bytes: 390 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result });
-    say(2, 60, Body::Oom { bytes: 200 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result });
+    let outcome = OomOutcome::Fatal;
+    say(2, 5, Body::Oom { bytes: 390 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result: 2 });
+    say(2, 60, Body::Oom { bytes: 200 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result: 0 });
     let path = folder.path("run.gpumem");
     std::fs::write(&path, out).expect("a file");
     path.to_string_lossy().into_owned()

@@ -134,6 +134,8 @@ struct Cell {
     /// Value at the peak, if `epoch` is the peak's.
     at_peak: i64,
     epoch: u32,
+    /// Of idle or opaque bytes.
+    unnamed: bool,
     /// Code of its role, once [`Book::learn_roles`] has looked.
     role: u8,
 }
@@ -188,6 +190,8 @@ pub(crate) struct Book {
     cells: Vec<Cell>,
     /// Cells of idle and opaque bytes: the two of all pools, and those of pools with names.
     unnamed: Vec<CellId>,
+    /// Their sum.
+    unnamed_bytes: i64,
     pub tracked: i64,
     /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
     /// looked.
@@ -221,6 +225,7 @@ impl Book {
         Book {
             cells: Vec::new(),
             unnamed: vec![IDLE, OPAQUE],
+            unnamed_bytes: 0,
             tracked: 0,
             by_role: [0; 16],
             learnt: 0,
@@ -244,6 +249,7 @@ impl Book {
         let index = id as usize;
         if index >= self.cells.len() {
             self.cells.resize(index + 1, Cell::default());
+            self.cells.iter_mut().take(2).for_each(|cell| cell.unnamed = true); // idle and opaque
         }
         let cell = &mut self.cells[index];
         if cell.epoch != self.peak.epoch {
@@ -251,6 +257,9 @@ impl Book {
             cell.at_peak = cell.now;
         }
         cell.now = cell.now.wrapping_add(delta);
+        if cell.unnamed {
+            self.unnamed_bytes = self.unnamed_bytes.wrapping_add(delta);
+        }
         if cell.role != 0 {
             let of_role = &mut self.by_role[usize::from(cell.role & 15)];
             *of_role = of_role.wrapping_add(delta);
@@ -316,9 +325,13 @@ impl Book {
 
     /// A cell of idle bytes.
     pub fn add_unnamed(&mut self, id: CellId) {
-        if !self.is_unnamed(id) {
-            self.unnamed.push(id);
+        if self.is_unnamed(id) {
+            return;
         }
+        self.unnamed.push(id);
+        self.change(id, 0);
+        self.cells[id as usize].unnamed = true;
+        self.unnamed_bytes = self.unnamed_bytes.wrapping_add(self.now(id));
     }
 
     /// Whether a cell is of idle or opaque bytes.
@@ -334,7 +347,7 @@ impl Book {
     /// Idle and opaque bytes.
     #[inline]
     pub fn unnamed(&self) -> i64 {
-        self.unnamed.iter().fold(0_i64, |sum, &id| sum.wrapping_add(self.now(id)))
+        self.unnamed_bytes
     }
 
     /// The epoch from which on a row that is made now is live at the peak.

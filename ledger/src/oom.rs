@@ -1,8 +1,8 @@
 //! Running out of memory: what was asked for, who had the device, and what the process itself held.
 //!
 //! A driver call that fails is no end: frameworks give back what they hold idle and try again. So an entry
-//! begins as **pressure**; the framework's own word (`Oom`) makes it a true one of the device. The word
-//! without a failed call before it is a limit of the **pool**. Whether the process survived is judged by what
+//! begins as **pressure**; the framework's own word (`Oom`) with the driver's result makes it a true one of the device. The word
+//! without a result is a limit of the **pool**, which did not ask. Whether the process survived is judged by what
 //! follows, by who makes runs.
 //!
 //! Entries are few: what is said again and again is one, the most are capped, and the cost of taking one
@@ -13,7 +13,7 @@ use crate::holdings::Holdings;
 use crate::observation::ProcessKey;
 use crate::process::Process;
 use crate::snapshot::{AgreedReading, DeviceReading};
-use gpumem_wire::{Body, FrameFormat, OomOutcome, Phase, PoolOwner, Reading, Stamp};
+use gpumem_wire::{Body, FrameFormat, Layer, LayerState, OomOutcome, Phase, PoolOwner, Reading, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -67,6 +67,24 @@ pub(crate) struct Entry {
     pub book: u8,
     pub stamp: Stamp,
     pub said: OomView,
+    /// Refusals since somebody got memory.
+    fresh: u64,
+    /// Allocations of the process at the last refusal.
+    at_allocations: u64,
+}
+
+/// Where and when it is said.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    book: u8,
+    thread: u32,
+    time_ns: u64,
+}
+
+impl Entry {
+    fn is_near(&self, place: Place) -> bool {
+        self.book == place.book && place.time_ns.abs_diff(self.said.last_ns) <= TOGETHER_NS
+    }
 }
 
 /// One time at which memory ran out.
@@ -182,11 +200,16 @@ impl Ooms {
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
     }
 
-    /// The newest entry if it may be gone on with at this time.
-    fn newest(&mut self, book: u8, time_ns: u64) -> Option<&mut Entry> {
-        let newest = self.entries.last_mut()?;
-        let near = time_ns.abs_diff(newest.said.last_ns) <= TOGETHER_NS;
-        (newest.book == book && near).then_some(newest)
+    /// The newest entry if it is of the same time.
+    fn newest(&mut self, place: Place) -> Option<&mut OomView> {
+        self.entries.last_mut().filter(|entry| entry.is_near(place)).map(|entry| &mut entry.said)
+    }
+
+    /// Refusals of the same thread that nothing has followed yet.
+    fn pressure(&self, place: Place) -> Option<usize> {
+        self.entries.iter().rposition(|entry| {
+            entry.said.kind == OomKind::Pressure && entry.stamp.thread == place.thread && entry.is_near(place)
+        })
     }
 
     fn push(&mut self, entry: Entry) {
@@ -247,91 +270,123 @@ impl Process {
         let Some(said) = Said::of(body) else { return };
         let book = self.book(stamp.device);
         let time_ns = if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
-        let is_affordable = self.coverage.events >= self.ooms.next_at;
-        let stack = self.ooms.stack(stamp.stack);
-        match self.ooms.newest(book, time_ns) {
-            Some(newest) if newest.said.kind == OomKind::Pressure => {
-                let pressure = &mut newest.said;
-                pressure.last_ns = time_ns;
-                pressure.device_free_bytes = said.device_free.0.or(pressure.device_free_bytes);
-                if said.is_refusal {
-                    // A mark of the framework follows the failed call: one refusal, said twice.
-                    pressure.refusals += u64::from(said.result != 0);
-                    pressure.count = pressure.count.max(pressure.refusals);
-                    pressure.asked_bytes = pressure.asked_bytes.max(said.bytes);
-                    pressure.driver_asked_bytes = Some(pressure.asked_bytes);
-                    return;
-                }
-                newest.stamp = *stamp;
-                pressure.time_ns = time_ns;
-                pressure.kind = OomKind::Device;
-                (pressure.asked_bytes, pressure.outcome, pressure.count) = (said.bytes, said.outcome, 1);
-                (pressure.pool_used_bytes, pressure.pool_reserved_bytes) = (said.pool.0.0, said.pool.1.0);
-                pressure.stack = stack.or(pressure.stack.take());
-                if !self.is_said_again() && is_affordable {
-                    self.look_around();
-                }
-                return;
+        let place = Place { book, thread: stamp.thread, time_ns };
+        if said.is_refusal {
+            self.refused(&said, stamp, place);
+        } else if said.outcome == OomOutcome::Unknown && said.result == OUT_OF_MEMORY {
+            // Nobody can say whether it was the end (cudaMallocAsync): what follows will.
+            if self.ooms.pressure(place).is_none() {
+                self.refused(&Said { is_refusal: true, ..said }, stamp, place);
             }
-            // As often as a program tries; or more often than there is time to look.
-            Some(newest) if !said.is_refusal && (!is_affordable || is_same(newest, stamp, said.bytes)) => {
-                newest.said.count += 1;
-                newest.said.last_ns = time_ns;
-                return;
+            if let Some(at) = self.ooms.pressure(place) {
+                self.ooms.entries[at].said.is_unheard = true;
             }
-            Some(newest) if !is_affordable => {
-                newest.said.refusals += 1;
-                newest.said.last_ns = time_ns;
-                return;
-            }
-            _ => {}
+        } else {
+            self.gave_up(&said, stamp, place);
         }
+    }
+
+    /// The driver refused.
+    fn refused(&mut self, said: &Said, stamp: &Stamp, place: Place) {
+        let allocations = self.coverage.allocations;
+        if let Some(at) = self.ooms.pressure(place) {
+            let Entry { said: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
+            entry.last_ns = place.time_ns;
+            entry.device_free_bytes = said.device_free.0.or(entry.device_free_bytes);
+            // A mark of the framework follows the failed call: one refusal, said twice.
+            if said.result == 0 {
+                return;
+            }
+            // Once somebody got memory the last one was survived; or it was another's end.
+            if *at_allocations != allocations || *fresh == 0 {
+                entry.count += 1;
+                (*fresh, *at_allocations, entry.asked_bytes) = (0, allocations, 0);
+            }
+            *fresh += 1;
+            entry.refusals += 1;
+            entry.asked_bytes = entry.asked_bytes.max(said.bytes);
+            entry.driver_asked_bytes = Some(entry.asked_bytes);
+            return;
+        }
+        if let (false, Some(newest)) = (self.is_affordable(), self.ooms.newest(place)) {
+            newest.refusals += 1;
+            newest.last_ns = place.time_ns;
+            return;
+        }
+        self.enter(OomKind::Pressure, said, stamp, place);
+    }
+
+    /// A framework gave up.
+    fn gave_up(&mut self, said: &Said, stamp: &Stamp, place: Place) {
+        let pressure = if said.result == 0 { None } else { self.ooms.pressure(place) };
+        let mut refusals = (0, None, None);
+        if let Some(at) = pressure {
+            let entry = &mut self.ooms.entries[at];
+            let view = &mut entry.said;
+            refusals = (entry.fresh, view.driver_asked_bytes, view.device_free_bytes);
+            (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
+            entry.fresh = 0;
+            if view.count == 0 {
+                self.ooms.entries.remove(at); // it becomes what follows
+            }
+        }
+        let kind = if said.result == 0 { OomKind::Pool } else { OomKind::Device };
+        let is_affordable = self.is_affordable();
+        let again = self.ooms.entries.iter_mut().rev().find(|entry| {
+            let is_same = entry.said.asked_bytes == said.bytes && entry.stamp.tag == stamp.tag;
+            entry.said.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
+        });
+        // As often as a program tries; or more often than there is time to look.
+        if let Some(Entry { said: entry, .. }) = again {
+            entry.count += 1;
+            entry.last_ns = place.time_ns;
+            entry.refusals += refusals.0;
+            return;
+        }
+        self.enter(kind, said, stamp, place);
+        if let Some(Entry { said: entry, .. }) = self.ooms.entries.last_mut() {
+            (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
+        }
+    }
+
+    fn is_affordable(&self) -> bool {
+        self.coverage.events >= self.ooms.next_at
+    }
+
+    /// A new entry.
+    fn enter(&mut self, kind: OomKind, said: &Said, stamp: &Stamp, place: Place) {
+        let is_refusal = kind == OomKind::Pressure;
         let view = OomView {
-            kind: if said.is_refusal { OomKind::Pressure } else { OomKind::Pool },
-            time_ns,
-            last_ns: time_ns,
+            kind,
+            time_ns: place.time_ns,
+            last_ns: place.time_ns,
             count: 1,
-            refusals: u64::from(said.is_refusal),
+            refusals: u64::from(is_refusal),
             asked_bytes: said.bytes,
-            driver_asked_bytes: said.is_refusal.then_some(said.bytes),
+            driver_asked_bytes: is_refusal.then_some(said.bytes),
             device_free_bytes: said.device_free.0,
             pool_used_bytes: said.pool.0.0,
             pool_reserved_bytes: said.pool.1.0,
             outcome: said.outcome,
             result: said.result,
-            stack,
+            stack: self.ooms.stack(stamp.stack),
+            phase: self.ooms.phase,
+            step: self.ooms.step,
+            is_unheard: !self.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..OomView::default()
         };
-        self.ooms.push(Entry { book, stamp: *stamp, said: view });
-        if is_affordable {
+        let at_allocations = self.coverage.allocations;
+        self.ooms.push(Entry { book: place.book, stamp: *stamp, said: view, fresh: 1, at_allocations });
+        if self.is_affordable() {
             self.look_around();
         }
     }
 
-    /// The newest entry has become what the one before it is: they are one.
-    fn is_said_again(&mut self) -> bool {
-        let [.., before, newest] = self.ooms.entries.as_mut_slice() else { return false };
-        let near = newest.said.time_ns.saturating_sub(before.said.last_ns) <= TOGETHER_NS;
-        let same = before.book == newest.book && is_same(before, &newest.stamp, newest.said.asked_bytes);
-        if before.said.kind != OomKind::Device || !near || !same {
-            return false;
-        }
-        before.said.count += 1;
-        before.said.last_ns = newest.said.last_ns;
-        before.said.refusals += newest.said.refusals;
-        self.ooms.entries.pop();
-        self.ooms.wants_holders = false;
-        true
-    }
-
     /// What the process holds now, into the newest entry.
     fn look_around(&mut self) {
-        let spoken = self.layers.is(gpumem_wire::Layer::OutOfMemory, gpumem_wire::LayerState::Active);
-        let (phase, step) = (self.ooms.phase, self.ooms.step);
         let Some(newest) = self.ooms.entries.last_mut() else { return };
         let book = usize::from(newest.book);
         let said = &mut newest.said;
-        (said.phase, said.step, said.is_unheard) = (phase, step, !spoken);
         said.tracked_bytes = self.holdings.books[book].tracked;
         said.amounts = self.holdings.books[book].amounts().into();
         let sample = self.accounts[book].complete.as_ref();
@@ -342,11 +397,6 @@ impl Process {
         let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
     }
-}
-
-/// The same request from the same place.
-fn is_same(entry: &Entry, stamp: &Stamp, bytes: u64) -> bool {
-    entry.said.asked_bytes == bytes && entry.stamp.tag == stamp.tag
 }
 
 /// Segment bytes without a block of the framework pools on a device, and the largest piece of them.

@@ -399,7 +399,7 @@ impl Holdings {
         }
         if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
             row.flags |= Row::PENDING;
-            row.cell = to;
+            (row.cell, row.owner) = (to, NOT_FOLLOWED);
         }
         let pool = &mut self.pools[index as usize];
         pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);

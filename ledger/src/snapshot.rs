@@ -202,6 +202,8 @@ pub struct ProcessView {
     pub ooms: Vec<(usize, OomView)>,
     /// More of them, left out.
     pub ooms_dropped: u64,
+    /// Latest time of its records.
+    pub heard_ns: u64,
 }
 
 pub(crate) fn of(ledger: &Ledger) -> Snapshot {
@@ -297,5 +299,6 @@ fn process_view(process: &Process) -> ProcessView {
         layers: process.layers.view(),
         ooms: process.ooms.view(&names),
         ooms_dropped: process.ooms.dropped,
+        heard_ns: process.applied_ns,
     }
 }

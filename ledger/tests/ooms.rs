@@ -30,10 +30,14 @@ fn refuse(s: &mut Script, bytes: u64) {
 }
 
 fn give_up(s: &mut Script, tag: &str, bytes: u64) {
+    gave_up(s, tag, bytes, 0);
+}
+
+fn gave_up(s: &mut Script, tag: &str, bytes: u64, result: u16) {
     s.tag(tag);
     let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(60 * MIB), Reading::of(100 * MIB));
     let outcome = OomOutcome::Fatal;
-    s.say(Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result: 0 });
+    s.say(Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result });
 }
 
 fn ooms(s: &Script) -> Vec<OomView> {
@@ -83,7 +87,7 @@ fn refusals_and_the_word_are_one_entry_and_said_again_it_is_counted() {
     for _ in 0..3 {
         refuse(&mut s, 2048 * MIB);
         refuse(&mut s, 2048 * MIB);
-        give_up(&mut s, "GPT/h.1", 2000 * MIB);
+        gave_up(&mut s, "GPT/h.1", 2000 * MIB, 2);
         s.time_ns += SECOND;
     }
     let found = ooms(&s);
@@ -211,4 +215,47 @@ fn layers_are_the_last_that_were_said_and_bounded() {
     assert_eq!((layers.len(), layers[0].layer, layers[1].reason.len()), (2, Layer::Blocks, 200));
     s.control(Body::Layer { layer: Layer::ModulePath, state: LayerState::Active, reason: "" });
     assert_eq!(s.process().layers[1].state, LayerState::Active);
+}
+
+#[test]
+fn what_was_survived_is_no_part_of_what_was_not() {
+    let mut s = script();
+    refuse(&mut s, 40 * MIB);
+    s.alloc_as(0x9000_0000, 40 * MIB, DEV, POOL);
+    refuse(&mut s, 80 * MIB);
+    refuse(&mut s, 80 * MIB);
+    gave_up(&mut s, "GPT/h.1", 70 * MIB, 2);
+    // A limit of the pool's own does not belong to what the driver refused.
+    refuse(&mut s, 20 * MIB);
+    give_up(&mut s, "GPT/h.1", 10 * MIB);
+    let found: Vec<_> =
+        ooms(&s).iter().map(|oom| (oom.kind, oom.asked_bytes / MIB, oom.refusals, oom.count)).collect();
+    assert_eq!(
+        found,
+        [(OomKind::Pressure, 20, 2, 2), (OomKind::Device, 70, 2, 1), (OomKind::Pool, 10, 0, 1)]
+    );
+    // Another thread's refusals are its own.
+    let mut s = script();
+    refuse(&mut s, 40 * MIB);
+    s.stamp.thread = 7;
+    gave_up(&mut s, "GPT/h.1", 30 * MIB, 2);
+    assert_eq!(ooms(&s).iter().map(|oom| oom.kind).collect::<Vec<_>>(), [OomKind::Pressure, OomKind::Device]);
+}
+
+#[test]
+fn a_refusal_of_which_nobody_knows_the_end_says_so() {
+    let mut s = script();
+    s.control(Body::Layer { layer: Layer::OutOfMemory, state: LayerState::Active, reason: "" });
+    refuse(&mut s, 40 * MIB);
+    let unknown = Reading::ABSENT;
+    s.say(Body::Oom {
+        bytes: 40 * MIB,
+        pool_used_bytes: unknown,
+        pool_reserved_bytes: unknown,
+        outcome: OomOutcome::Unknown,
+        result: 2,
+    });
+    let found = ooms(&s);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.refusals, one.is_unheard), (OomKind::Pressure, 1, true));
 }

@@ -313,7 +313,7 @@ impl RunBuilder {
 /// When memory ran out on one of its devices.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
     let here = process.ooms.iter().filter(|(of, _)| *of == account);
-    here.map(|(_, oom)| run::Oom::of(oom, process.ended, now_ns)).collect()
+    here.map(|(_, oom)| run::Oom::of(oom, process.ended, now_ns.max(process.heard_ns))).collect()
 }
 
 /// The processes of each reading of a device.

@@ -14,6 +14,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Union
 
 from ._library import library
+from ._snapshot import STATUS, read
 
 ASK, ANSWER = 118, 119
 TEXT, JSON = 1, 2
@@ -54,7 +55,7 @@ def frame(kind: int, detail: int, payload: bytes, result: int = 0) -> bytes:
 
 def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float = 10.0) -> Optional[bytes]:
     """The daemon's answer; ``None`` where there is no daemon, or none that knows the question."""
-    lines = "".join("{}={}\n".format(key, value) for key, value in (options or {}).items())
+    lines = "".join("{}={}\n".format(key, value) for key, value in {**_identity(), **(options or {})}.items())
     for path in sockets():
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -67,6 +68,21 @@ def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float =
         finally:
             connection.close()
     return None
+
+
+def _identity() -> Dict[str, object]:
+    """Who asks, beside the pid that the kernel tells: when it was started, and what the agent has recorded so far, which the
+    daemon waits for."""
+    found: Dict[str, object] = {}
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            found["start_ticks"] = int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        pass
+    status = read(STATUS)
+    if status is not None:
+        found["seq"] = status["recorded"]
+    return found
 
 
 def _answer(connection: socket.socket, deadline: float) -> Optional[bytes]:

@@ -99,6 +99,8 @@ class Library:
     report: Callable[[bytes, bytes], Optional[int]]
 
     def __init__(self, handle: ctypes.CDLL) -> None:
+        #: For functions that are not in this table.
+        self.handle = handle
         #: Functions that this library does not have.
         self.missing: List[str] = []
         for name, (result, arguments) in _FUNCTIONS.items():

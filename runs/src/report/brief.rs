@@ -47,7 +47,10 @@ pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
         },
         _ => job.to_owned(),
     };
-    lines.push(format!("next: gpumemctl report {next}"));
+    let ooms =
+        reports.iter().flat_map(|(_, report)| &report.run.devices).flat_map(|device| &device.details.ooms);
+    let what = if ooms.into_iter().any(|oom| oom.is_true()) { "oom" } else { "report" };
+    lines.push(format!("next: gpumemctl {what} {next}"));
     lines
 }
 
@@ -240,6 +243,12 @@ mod tests {
         let lines = told(&[&run]);
         adds_up(&lines[1], "398.5");
         assert!(lines[1].ends_with(" + idle 100.0") && lines[2].contains(" 100.0 MiB (25 %)"), "{lines:#?}");
+        assert_eq!(lines[4], format!("next: gpumemctl report {}", run.process.pid));
+        run.devices[0]
+            .details
+            .ooms
+            .push(crate::run::Oom { kind: crate::run::OomKind::Pool, ..Default::default() });
+        assert_eq!(told(&[&run])[4], format!("next: gpumemctl oom {}", run.process.pid));
         run.coverage.late = true;
         run.coverage.partial_history = true;
         assert!(told(&[&run])[0].ends_with("  (late, partial)"));

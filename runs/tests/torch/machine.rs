@@ -211,7 +211,7 @@ impl Machine {
         (self.stamp.tag, self.stamp.stack) = (5, 9);
         let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(60_006 * MIB), Reading::of(70_576 * MIB));
         let outcome = OomOutcome::Fatal;
-        self.say(Body::Oom { bytes: 2_048 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result: 0 });
+        self.say(Body::Oom { bytes: 2_048 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result: 2 });
         self.stamp.stack = 0;
         self.time_ns += 800_000_000;
         self.host(PID, Body::ProcessGone { start_ticks: 1, status: Reading::of(256) });
