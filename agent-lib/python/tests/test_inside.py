@@ -78,6 +78,12 @@ class Live(unittest.TestCase):
         tags = self.tags()
         self.assertEqual((tags["model"], tags["model/layer"]), (5 * MIB, 2 * MIB))
 
+    def test_names_of_any_kind_are_told_as_they_are(self):
+        for name in ['a "quoted" \\ name', "line\nbreak\ttab\x01", "ünï ☃ 𝔾", "x" * 300]:
+            with gpumem.scope(name):
+                self.hold(MIB)
+            self.assertEqual(self.tags()[name[:255]], MIB)
+
     def test_scopes_of_the_library_and_of_python_nest(self):
         library = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
         with gpumem.scope("python"):
