@@ -104,6 +104,7 @@ fn inject() {
         for ordinal in active_devices(&driver) {
             subscribe::note_late();
             core.device(ordinal); // what it holds is known by this name
+            core.torch.is_late.store(true, Relaxed);
         }
         subscribe::attach(core);
     }
