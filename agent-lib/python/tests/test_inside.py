@@ -304,6 +304,23 @@ class Ways(unittest.TestCase):
         )
         self.assertEqual(said, [[False, False]])
 
+    def test_a_pool_that_is_made_before_cuda_begins(self):
+        said = run(
+            """
+            import gpumem
+            pool = gpumem.Pool("early")
+            begin()
+            start = take(1 << 20)
+            pool.add_segment(start, 1 << 20)
+            pool.add_block(start, 1 << 19)
+            device = gpumem.snapshot()["devices"][0]
+            pool.destroy()
+            pool.add_block(start, 1 << 19)
+            print(json.dumps([device["uuid"][:4], device["pools"][0]["block_bytes"], gpumem.snapshot()["devices"][0]["pools"]]))
+            """
+        )
+        self.assertEqual(said, [["GPU-", MIB // 2, []]])
+
     def test_a_forked_child_and_its_scopes(self):
         said = run(
             """
