@@ -10,7 +10,7 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-.PHONY: build fake-gpu demo reports test soak lint bench clean
+.PHONY: build fake-gpu demo reports test soak lint bench wheel clean
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -46,6 +46,10 @@ soak:
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu
 	$(CARGO) run --release --locked -p gpumem-tests --bin bench
+
+# The Python package with the agent and both programs, for systems from glibc 2.17 on: target/wheel/.
+wheel:
+	CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --out $(TARGET)/wheel
 
 clean:
 	$(CARGO) clean

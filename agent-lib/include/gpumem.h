@@ -91,6 +91,9 @@ struct gpumem_functions {
     void (*counter_set)(const char *, int64_t);
     void (*counter_add)(const char *, int64_t);
     int (*memory_info)(int, uint64_t *, uint64_t *);
+    uint64_t (*snapshot)(int, char *, uint64_t);
+    int (*peak)(int);
+    int (*peak_bytes)(int, uint64_t *, uint64_t *);
     int state;      /* 0 not found so far, 1 being looked for, 2 found */
     unsigned calls; /* while not found */
 };
@@ -145,6 +148,9 @@ static inline int gpumem_find(struct gpumem_functions *f) {
     GPUMEM_FIND_NEWER(counter_set);
     GPUMEM_FIND_NEWER(counter_add);
     GPUMEM_FIND_NEWER(memory_info);
+    GPUMEM_FIND_NEWER(snapshot);
+    GPUMEM_FIND_NEWER(peak);
+    GPUMEM_FIND_NEWER(peak_bytes);
 #undef GPUMEM_FIND_NEWER
     return all;
 }
@@ -256,8 +262,8 @@ static inline void gpumem_pool_check(uint64_t pool, uint64_t total_bytes) {
     if (f != 0 && pool != 0) f->pool_check(pool, total_bytes);
 }
 
-/* What is now known of a block, or with pool 0 of a driver allocation: path (or NULL), an enum gpumem_role, an enum
- * gpumem_phase_kind; 0 for what is not known. */
+/* What is now known of a block, or with pool 0 of what lies at the address, a block of PyTorch's or else a driver
+ * allocation: path (or NULL), an enum gpumem_role, an enum gpumem_phase_kind; 0 for what is not known. */
 static inline void gpumem_retag(uint64_t pool, uint64_t address, const char *path, int role, int phase) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->retag(pool, address, path, role, phase);
@@ -365,6 +371,33 @@ static inline void gpumem_counter_add(const char *name, int64_t change) {
 static inline int gpumem_memory_info(int cuda_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->memory_info != 0 && f->memory_info(cuda_ordinal, free_bytes, total_bytes);
+}
+
+/* What gpumem_peak does. */
+enum gpumem_peak_verb { GPUMEM_PEAK_END = 0, GPUMEM_PEAK_BEGIN = 1, GPUMEM_PEAK_RESET = 2 };
+
+/* A range whose highest is kept, of the process: one at a time. While one is open each allocation costs a few ns more. 1, or 0 if there
+ * is no memory for it. */
+static inline int gpumem_peak(int verb) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->peak != 0 && f->peak(verb);
+}
+
+/* The highest so far in the range that is open, exact to the byte: of live driver allocations on the device, and of live blocks of pools
+ * there; either place may be NULL. 1, or 0 and nothing written while no range is open. */
+static inline int gpumem_peak_bytes(int cuda_ordinal, uint64_t *bytes, uint64_t *block_bytes) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->peak_bytes != 0 && f->peak_bytes(cuda_ordinal, bytes, block_bytes);
+}
+
+/* What gpumem_snapshot tells. */
+enum gpumem_snapshot_kind { GPUMEM_SNAPSHOT_LIVE = 0, GPUMEM_SNAPSHOT_STATUS = 1, GPUMEM_SNAPSHOT_PEAK = 2 };
+
+/* As JSON: what is live, per device, tag, role and pool; how the agent is; or the high of the range that is open, and what it was made of.
+ * Written to `buffer` without an end if it fits into `capacity` bytes; its length, 0 without the agent. */
+static inline uint64_t gpumem_snapshot(int kind, char *buffer, uint64_t capacity) {
+    const struct gpumem_functions *f = gpumem_functions();
+    return f != 0 && f->snapshot != 0 ? f->snapshot(kind, buffer, capacity) : 0;
 }
 
 #ifdef __cplusplus

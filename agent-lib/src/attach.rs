@@ -6,6 +6,7 @@ use crate::env::Settings;
 use crate::{Functions, fork, python, second, sender, state, threads, torch};
 use cupti_sys::{Driver, Library};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::*};
 
 /// One start at a time.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -75,8 +76,18 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
     Some(core)
 }
 
-/// What the driver calls while it initialises.
+/// A thread is inside of `injected`.
+static INJECTING: AtomicBool = AtomicBool::new(false);
+
+/// What the driver calls while it initialises, and a program that comes late. Subscribing may make CUPTI call cuInit, and that this.
 pub fn injected() {
+    if !INJECTING.swap(true, Acquire) {
+        inject();
+        INJECTING.store(false, Release);
+    }
+}
+
+fn inject() {
     let settings = settings();
     let next = settings.next_injection.clone();
     if let Some(path) = next.filter(|_| !settings.disabled) {
@@ -90,8 +101,10 @@ pub fn injected() {
     };
     if let Some(driver) = Driver::loaded() {
         core.devices.set_driver(driver);
-        if context_exists(&driver) {
+        for ordinal in active_devices(&driver) {
             subscribe::note_late();
+            core.device(ordinal); // what it holds is known by this name
+            core.torch.is_late.store(true, Relaxed);
         }
         subscribe::attach(core);
     }
@@ -100,20 +113,21 @@ pub fn injected() {
     }
 }
 
-/// Whether a device has a context already: then there were allocations that nobody saw. Inside cuInit the driver answers
-/// that it is not initialised.
-fn context_exists(driver: &Driver) -> bool {
+/// Devices that have a context already: there were allocations that nobody saw. Inside cuInit the driver answers that it is
+/// not initialised.
+fn active_devices(driver: &Driver) -> Vec<u32> {
     let mut count = 0;
     // SAFETY: functions of the loaded driver, each with places for its answers.
     unsafe {
         if driver.device_get_count.is_none_or(|get| get(&mut count) != 0) {
-            return false;
+            return Vec::new();
         }
-        let Some(get) = driver.primary_ctx_get_state else { return false };
-        (0..count).any(|device| {
+        let Some(get) = driver.primary_ctx_get_state else { return Vec::new() };
+        let is_active = |device: &i32| {
             let (mut flags, mut active) = (0, 0);
-            get(device, &mut flags, &mut active) == 0 && active != 0
-        })
+            get(*device, &mut flags, &mut active) == 0 && active != 0
+        };
+        (0..count).filter(is_active).map(i32::cast_unsigned).collect()
     }
 }
 

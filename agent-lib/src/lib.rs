@@ -10,6 +10,7 @@
 //! book.rs         allocations, frees, imports           vmm.rs     handles and mappings      multicast.rs
 //! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
 //! devices.rs      devices and contexts                  scope.rs   tags
+//! torch/          PyTorch: blocks of its allocator, its word that it is out of memory
 //! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
 //! control.rs      what to record, and where to        ask.rs   the daemon's report    dump.rs  one's own    counters.rs
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
@@ -217,7 +218,7 @@ exports! {
     gpumem_pool_check as pool_check(pool: u64, total_bytes: u64) -> () {
         (); |core, thread| core.pool_check(thread, pool, total_bytes)
     }
-    /// What is known by now of an allocation (pool 0) or block.
+    /// What is known by now of a block; with pool 0 of whatever lies there: a block of PyTorch's, else an allocation.
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
     }
@@ -289,6 +290,20 @@ exports! {
             1 => c_int::from(peak::begin(core)),
             2 => { peak::reset(); 1 }
             _ => { peak::end(); 1 }
+        }
+    }
+    /// The highest in the range that is open: of driver allocations, and of pools' blocks. 1, or 0 while none is open.
+    gpumem_peak_bytes as peak_bytes(cuda_ordinal: c_int, bytes: *mut u64, block_bytes: *mut u64) -> c_int {
+        0; |_, _| {
+            let device = usize::try_from(cuda_ordinal).ok().filter(|&device| device < peak::DEVICES && peak::open());
+            let Some(device) = device else { return 0 };
+            for (place, family) in [(bytes, peak::Family::Allocations), (block_bytes, peak::Family::Blocks)] {
+                // SAFETY: null, or a place, says the caller.
+                if let Some(place) = unsafe { place.as_mut() } {
+                    *place = peak::high(device, family);
+                }
+            }
+            1
         }
     }
     /// Gives the CUPTI subscription to somebody else for a while.

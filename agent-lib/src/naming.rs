@@ -7,8 +7,8 @@
 //! process  the tag of the process, for threads that have none of these: `INHERITED`
 //! ```
 //!
-//! A scope and a module together give `scope/module`. A node's name has the scope of the forward pass in it already. In a
-//! node with a module's frame (a checkpoint that computes its forward pass again, on a thread of the backward pass) the
+//! A scope and a module together give `scope/module`. A node's name has the scope of the forward pass in it already: of scopes
+//! that are open meanwhile, those count that were opened inside of the node, by a hook. In a node with a module's frame (a checkpoint that computes its forward pass again, on a thread of the backward pass) the
 //! module is the name and the phase is the backward pass.
 
 use crate::core::Core;
@@ -50,7 +50,9 @@ impl Core {
                 0 => (0, Flags(0)),
                 tag => (tag, Flags::INHERITED),
             },
-            (_, 0, tag) if tag != 0 => (tag, Flags(0)),
+            (scope, 0, tag) if tag != 0 && scope == thread.autograd.scope() => (tag, Flags(0)),
+            (0, 0, tag) => (tag, Flags(0)),
+            (scope, 0, tag) if tag != 0 => (self.names.join(scope, tag), Flags(0)),
             (0, tag, _) | (tag, 0, _) => (tag, Flags(0)),
             (scope, module, _) => (self.names.join(scope, module), Flags(0)),
         };

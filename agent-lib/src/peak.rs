@@ -183,6 +183,12 @@ pub fn end() {
     OPEN.store(false, SeqCst);
 }
 
+/// The high of a family on a device.
+pub fn high(device: usize, which: Family) -> u64 {
+    let high = SUMS.get(device).map_or(0, |sums| sums[which as usize].high.load(Acquire));
+    u64::try_from(high).unwrap_or(0)
+}
+
 /// The high of a family on a device, what is live now, and per tag what was live at the high.
 pub fn read(device: usize, which: Family) -> (u64, u64, Vec<(u32, u64)>) {
     let sum = &SUMS[device][which as usize];

@@ -145,6 +145,25 @@ fn high(core: &Core) -> String {
     format!("{{\"devices\":{}}}", list(core.devices.seen().filter_map(device)))
 }
 
+/// A device as NVML and the daemon's report name it; null where the driver does not say.
+fn uuid(core: &Core, ordinal: u8) -> String {
+    let mut uuid = [0_u8; 16];
+    let get = core.devices.driver().and_then(|driver| driver.device_get_uuid);
+    // SAFETY: a function of the loaded driver, with a place for its answer.
+    if get.is_none_or(|get| unsafe { get(&mut uuid, ordinal.into()) } != 0) {
+        return "null".to_owned();
+    }
+    let mut out = String::from("\"GPU");
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 0 | 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        let _ = write!(out, "{byte:02x}");
+    }
+    out.push('"');
+    out
+}
+
 /// Ranges in order; what of another range they cover.
 #[derive(Default)]
 struct Ranges(Vec<(u64, u64)>);
@@ -395,9 +414,10 @@ impl Device {
         };
         let tags = [names(&self.block_names, "blocks"), names(&self.direct_names, "direct")].concat();
         format!(
-            "{{\"ordinal\":{number},\"tracked_bytes\":{},\"unseen_bytes\":{},\"direct_bytes\":{},\"direct\":{},\
+            "{{\"ordinal\":{number},\"uuid\":{},\"tracked_bytes\":{},\"unseen_bytes\":{},\"direct_bytes\":{},\"direct\":{},\
              \"block_bytes\":{},\"blocks\":{},\"pending_bytes\":{},\"pool_idle_bytes\":{},\"opaque_bytes\":{},\
              \"pools\":{},\"tags\":{}}}",
+            uuid(core, number),
             self.tracked,
             self.unseen,
             self.direct.bytes,

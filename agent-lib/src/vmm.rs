@@ -121,14 +121,18 @@ impl Core {
 
     /// cuMemMap succeeded.
     pub fn mapped(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) {
+        let mut is_own = false;
         self.record(thread, at, Body::VmmMap { address, bytes, handle }, |core, row| {
             core.references_change(row[0]);
             if let Some(backing) = core.live.count(Key::Handle(handle), 0, 1) {
+                is_own = kind_of(&backing.row) == crate::book::kind::VMM_CREATE;
                 let beside = Beside { backing: backing.seq(), ..Beside::default() };
                 core.live.insert(Key::Mapping(address), row, beside);
             }
         });
-        self.driver_mapped(thread, at.module, address, bytes);
+        if is_own {
+            self.driver_mapped(thread, at.module, address, bytes);
+        }
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.

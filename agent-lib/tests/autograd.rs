@@ -140,6 +140,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
 
     on_another_thread(torch);
     inside_of_each_other(torch);
+    in_scopes(torch);
     through_exceptions(torch);
     by_thread(torch);
     // A thread that has run nodes goes on as it was.
@@ -230,6 +231,25 @@ fn inside_of_each_other(torch: Torch) {
     .expect("no panic");
     let (outer, inner) = (backward("net/outer"), backward("net/inner"));
     assert_eq!(std::mem::take(&mut *seen()), [outer.clone(), inner, outer.clone(), outer]);
+}
+
+/// A hook inside of a node opens a scope; one that was open outside of it is that of the caller.
+extern "C" fn allocate_in_a_scope(_: *mut c_void) -> c_int {
+    within("hook", || allocate(NOTHING));
+    allocate(NOTHING)
+}
+
+fn in_scopes(torch: Torch) {
+    let node = within("net/hooked", || {
+        // SAFETY: as above.
+        let node = unsafe { (torch.make)(Some(allocate_in_a_scope), NOTHING) };
+        now();
+        node
+    });
+    // SAFETY: as above.
+    within("outside", || unsafe { (torch.run)(node) });
+    let expected = [backward("outside/hook/net/hooked"), backward("net/hooked")];
+    assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 
 /// A C++ exception passes through the hook, and the thread is in no node afterwards.

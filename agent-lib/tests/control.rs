@@ -233,6 +233,23 @@ fn what_a_program_wants_is_done() {
     peer.catch_up();
     assert_eq!(of(&peer, "Counter"), 3);
 
+    // The highest inside a range.
+    let high = |ordinal: i32| {
+        let (mut bytes, mut blocks) = (7_u64, 7_u64);
+        // SAFETY: two places.
+        let known = unsafe { gpumem::gpumem_peak_bytes(ordinal, &mut bytes, &mut blocks) };
+        (known, bytes, blocks)
+    };
+    // SAFETY: a number.
+    let peak = |verb: i32| unsafe { gpumem::gpumem_peak(verb) };
+    assert_eq!(high(0), (0, 7, 7), "none is open");
+    assert_eq!(peak(1), 1);
+    alloc(0x7900_0000, 128 * MIB);
+    free(0x7900_0000);
+    assert_eq!((high(0), high(99)), ((1, 182 * MIB, 0), (0, 7, 7)));
+    assert_eq!((peak(2), high(0)), (1, (1, 54 * MIB, 0)));
+    assert_eq!((peak(0), high(0).0), (1, 0));
+
     // Without a daemon that answers (this one never does), the agent's own words.
     drop(peer);
     drop(daemon);

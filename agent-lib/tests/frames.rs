@@ -5,53 +5,13 @@
 mod common;
 
 use common::daemon::Folder;
+use common::pythons::{library, pyenv, pythons, version};
+use gpumem_wire::{Body, Layer, LayerState, frame};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-const VERSIONS: [&str; 6] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"];
-
-/// The library that was built with this test.
-fn library() -> PathBuf {
-    let here = std::env::current_exe().expect("a path");
-    let folders = here.ancestors().skip(1).take(2);
-    let file = folders.map(|folder| folder.join("libgpumem.so")).find(|file| file.exists());
-    file.expect("the library lies beside the test")
-}
-
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
-}
-
-/// What an interpreter says that it is; none for what does not run.
-fn version(python: &Path) -> Option<String> {
-    let script = "import sys; print('%d.%d' % sys.version_info[:2])";
-    let output = Command::new(python).args(["-c", script]).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
-fn pythons() -> Vec<(String, PathBuf)> {
-    let named = std::env::var_os("GPUMEM_TEST_PYTHONS").unwrap_or_default();
-    let mut candidates: Vec<PathBuf> = std::env::split_paths(&named).filter(|path| path.is_file()).collect();
-    let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
-    let pyenv = std::env::var_os("PYENV_ROOT").map_or_else(|| home.join(".pyenv"), PathBuf::from);
-    let installed = std::fs::read_dir(pyenv.join("versions")).into_iter().flatten().flatten();
-    candidates.extend(installed.map(|entry| entry.path().join("bin/python3")));
-    candidates.extend(VERSIONS.map(|version| PathBuf::from(format!("python{version}"))));
-    candidates.push("python3".into());
-    let mut found: Vec<(String, PathBuf)> = Vec::new();
-    for python in candidates {
-        let Some(version) = version(&python) else { continue };
-        if VERSIONS.contains(&version.as_str()) && !found.iter().any(|(known, _)| *known == version) {
-            found.push((version, python));
-        }
-    }
-    for version in VERSIONS {
-        if !found.iter().any(|(known, _)| known == version) {
-            println!("skipped: no CPython {version} here");
-        }
-    }
-    assert!(!found.is_empty(), "python3 is needed");
-    found
 }
 
 /// The C part of the program.
@@ -86,7 +46,7 @@ fn what_the_frames_say_is_so_on_every_interpreter() {
     let folder = Folder::new("frames");
     let Some(helper) = helper(&folder) else { return };
     for (version, python) in pythons() {
-        let output = program(&python, &folder, &helper).output().expect("it runs");
+        let output = program(python, &folder, &helper).output().expect("it runs");
         let said = said(&output);
         assert!(output.status.success(), "CPython {version}: {said}");
         // It came to its end, past the last check, and through the end of the interpreter.
@@ -105,7 +65,7 @@ fn the_interpreter_can_end_at_any_moment() {
     let Some(helper) = helper(&folder) else { return };
     for (version, python) in pythons() {
         for _ in 0..4 {
-            let output = program(&python, &folder, &helper).arg("end").output().expect("it runs");
+            let output = program(python, &folder, &helper).arg("end").output().expect("it runs");
             let said = said(&output);
             assert!(
                 output.status.success() && said.contains("\nends\nsilent\n"),
@@ -119,8 +79,70 @@ fn the_interpreter_can_end_at_any_moment() {
 fn switched_off_nothing_is_read() {
     let folder = Folder::new("frames-off");
     let Some(helper) = helper(&folder) else { return };
-    let (_, python) = pythons().remove(0);
-    let output = program(&python, &folder, &helper).env("GPUMEM_FRAMES", "0").output().expect("it runs");
+    let (_, python) = &pythons()[0];
+    let output = program(python, &folder, &helper).env("GPUMEM_FRAMES", "0").output().expect("it runs");
     assert_eq!(output.status.code(), Some(3));
     assert!(said(&output).contains("\nreason GPUMEM_FRAMES=0\n"), "{}", said(&output));
+}
+
+#[test]
+fn an_interpreter_that_is_not_known_is_not_read() {
+    let folder = Folder::new("frames-old");
+    let Some(helper) = helper(&folder) else { return };
+    let mut candidates = pyenv();
+    candidates.push("python3.8".into());
+    let old = candidates.into_iter().find(|python| version(python).as_deref() == Some("3.8"));
+    let Some(python) = old else {
+        println!("skipped: no CPython 3.8 here");
+        return;
+    };
+    let output = program(&python, &folder, &helper).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+    assert!(said(&output).contains("\nreason CPython 3.8 is not known\n"), "{}", said(&output));
+}
+
+/// What the agent told of the layer, in a program that runs this.
+fn layers(folder: &Folder, script: &str, frames: &str) -> Vec<(LayerState, String)> {
+    let (_, python) = &pythons()[0];
+    let recording = folder.0.join("recording.gpumem");
+    let _ = std::fs::remove_file(&recording);
+    let start = "import ctypes, sys; sys.path.insert(0, sys.argv[2]); import _frames\n\
+                 agent = ctypes.CDLL(sys.argv[1])\n";
+    let output = Command::new(python)
+        .args(["-c", &format!("{start}{script}")])
+        .arg(library())
+        .arg(here("python/gpumem/torch"))
+        .env("GPUMEM_RECORD", &recording)
+        .env("GPUMEM_FRAMES", frames)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", said(&output));
+    let bytes = std::fs::read(&recording).expect("a recording");
+    let records = frame::records(&bytes[frame::HEADER_BYTES..]).map(|record| record.expect("a frame"));
+    let told = records.filter_map(|record| match record.expect("a record").body {
+        Body::Layer { layer: Layer::ModulePath, state, reason } => Some((state, reason.to_owned())),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn the_layer_says_how_it_is() {
+    let folder = Folder::new("frames-layer");
+    let started = "assert agent.InitializeInjection() == 1\n";
+    let absent = "Python has not said what to look for";
+    assert_eq!(layers(&folder, started, "1").pop(), Some((LayerState::Absent, absent.to_owned())));
+    assert_eq!(layers(&folder, started, "0").pop(), Some((LayerState::Off, "GPUMEM_FRAMES=0".to_owned())));
+    // Whoever comes first.
+    let proved = "assert _frames.prove(agent) == ''\n";
+    for script in [format!("{started}{proved}"), format!("{proved}{started}")] {
+        let (state, reason) = layers(&folder, &script, "1").pop().expect("said");
+        assert!(state == LayerState::Active && reason.starts_with("CPython 3."), "{state:?} {reason}");
+    }
+    // What Python says is not what is found: a frame less.
+    let wrong = "chain = _frames._chain\n_frames._chain = lambda frame: list(chain(frame))[1:]\n\
+                 assert 'another code object' in _frames.prove(agent)\n";
+    let (state, reason) = layers(&folder, &format!("{started}{wrong}"), "1").pop().expect("said");
+    assert_eq!((state, &*reason), (LayerState::Failed, "frame 0 of 7: another code object"));
 }

@@ -81,10 +81,8 @@ const UNDECLARED: &[&str] = &[
     "gpumem_module",
     "gpumem_module_gone",
     "gpumem_modules_unknown",
-    "gpumem_peak",
     "gpumem_roles",
     "gpumem_scope_word",
-    "gpumem_snapshot",
 ];
 
 #[test]

@@ -98,12 +98,37 @@ fn callbacks_and_scopes_allocate_nothing() {
                 }
                 gpumem::gpumem_segment_remove(pool, (1 << 40) + 512, 512);
                 gpumem::gpumem_pool_destroy(pool);
+                torch_reports(1000);
                 gpumem::gpumem_step(1);
                 gpumem::gpumem_pop();
             }
         })
     });
     assert_eq!(other.join().expect("no panic"), 0);
+}
+
+/// What PyTorch says of its blocks, segments and events; the slots hold nothing behind us.
+unsafe fn torch_reports(count: u64) {
+    let device = 1;
+    alloc_now(1 << 44, 1 << 30);
+    for n in 0..count {
+        // SAFETY: PyTorch's arguments.
+        unsafe {
+            let address = ((1 << 44) + n * 512) as *mut std::ffi::c_void;
+            gpumem::torch::report::reported(address, 512, 512, 1 << 31, device);
+            gpumem::torch::pending::recorded(address, std::ptr::null_mut());
+            gpumem::torch::report::reported(address, -512, 0, 1 << 31, device);
+            gpumem::torch::pending::queried(address);
+            gpumem::torch::oom::reported(1 << 40, 0, 1 << 31, device);
+        }
+    }
+}
+
+/// A driver allocation whose parameters lie on this stack.
+fn alloc_now(address: u64, bytes: u64) {
+    let mut out = 0_u64;
+    let place = &raw mut out as u64;
+    on_stack(ALLOC, &[place, bytes], Some((&mut out, address)));
 }
 
 /// Calls from frames at many places.

@@ -70,6 +70,14 @@ fn work() {
             // SAFETY: C strings.
             unsafe { gpumem::gpumem_push(name.as_ptr()) };
             deeper(200);
+            for n in 0..100_u64 {
+                let address = ((1 << 44) + n * 512) as *mut std::ffi::c_void;
+                // SAFETY: PyTorch's arguments; the slots hold nothing behind us.
+                unsafe {
+                    gpumem::torch::report::reported(address, 512, 512, 1 << 31, 1);
+                    gpumem::torch::report::reported(address, -512, 0, 1 << 31, 1);
+                }
+            }
             // SAFETY: no arguments.
             unsafe { gpumem::gpumem_pop() };
         }

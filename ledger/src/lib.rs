@@ -46,6 +46,7 @@
 //! | VMM create / map / unmap / retain / release | posted on create, taken when references and mappings are both zero, in whichever order |
 //! | segment over memory that is booked | shifted from that memory's cell to `idle` (`opaque` if its pool reports no blocks) |
 //! | segment over memory that is not booked | nothing: it predates the agent or was lost; its blocks are counted beside, until memory for all of it is booked |
+//! | memory unmapped under a segment that stays | shifted back; its blocks are counted beside until memory is mapped there again (a pool that sleeps) |
 //! | segment removed, wholly or in part | shifted back to the memory's cell |
 //! | segment of a nested pool | shifted from the outer block's cell to `idle` |
 //! | block | shifted from `idle` to the cell of its tag (class block) |

@@ -399,7 +399,7 @@ impl Holdings {
         }
         if let Some(row) = self.pools[index as usize].blocks.get_mut(&address) {
             row.flags |= Row::PENDING;
-            row.cell = to;
+            (row.cell, row.owner) = (to, NOT_FOLLOWED);
         }
         let pool = &mut self.pools[index as usize];
         pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
@@ -427,6 +427,29 @@ impl Holdings {
             if has_children && self.hungry_segments > 0 {
                 self.feed_overlapping(address, row.bytes, Some(index));
             }
+        }
+    }
+
+    /// Segments lost their memory: blocks in them are counted beside until there is some again.
+    pub fn unbook_blocks(&mut self, index: u32) {
+        let pool = &self.pools[index as usize];
+        let floats = |(address, row): &(&u64, &Row)| !row.is(Row::UNBOOKED) && !pool.is_booked(**address);
+        let mut found: Vec<u64> = pool.blocks.iter().filter(floats).map(|(&address, _)| address).collect();
+        found.sort_unstable();
+        for address in found {
+            let pool = &mut self.pools[index as usize];
+            let Some(row) = pool.blocks.get_mut(&address) else { continue };
+            let row_before = *row;
+            row.flags |= Row::UNBOOKED;
+            pool.unbooked_blocks += 1;
+            if pool.has_children {
+                self.uncarve_all(Extent::Block(index, address), &row_before);
+            } else {
+                self.leave_ghost(&row_before, row_before.bytes);
+            }
+            let unbooked = &mut self.beside(row_before.book).unbooked_blocks;
+            *unbooked = unbooked.wrapping_add(row_before.bytes as i64);
+            self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
         }
     }
 

@@ -242,9 +242,16 @@ impl Holdings {
             })
             .copied()
             .collect();
-        for (key, bytes) in through {
+        for &(key, bytes) in &through {
             let cell = self.segment_lost(key, extent, bytes);
             self.uncarve(extent, key, cell, bytes);
+        }
+        // A pool that sleeps: its owner keeps segments and blocks, and takes the memory away from under them.
+        for ((pool, _), _) in through {
+            let pool_of = &self.pools[pool as usize];
+            if pool_of.block_bytes > pool_of.backed_bytes {
+                self.unbook_blocks(pool);
+            }
         }
     }
 

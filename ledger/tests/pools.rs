@@ -149,6 +149,41 @@ fn segment_over_vmm_mappings_takes_the_handles() {
 }
 
 #[test]
+fn pool_that_sleeps_keeps_its_blocks_and_names_them_again() {
+    check(
+        |s| {
+            s.pool(3, 0, true, FRAMEWORK);
+            for (handle, address) in [(1, 0x10_0000), (2, 0x20_0000)] {
+                s.tag("v").create(handle, 0x1000);
+                s.map(address, 0x1000, handle);
+                s.segment(address, 0x1000, 3);
+            }
+            s.tag("w").block(0x10_0000, 0x1000, 3);
+            s.tag("kv").block(0x20_0000, 0x800, 3);
+            expect(s, &["tracked 8192 = block:kv 2048 + block:w 4096 + idle 2048"]);
+            s.unmap(0x10_0000, 0x1000);
+            let asleep = "tracked 8192 = direct:v 4096 + block:kv 2048 + idle 2048";
+            expect(s, &[asleep, "beside unbooked 4096"]);
+            s.release(1);
+            expect(s, &["tracked 4096 = block:kv 2048 + idle 2048", "beside unbooked 4096"]);
+            // What is dropped while it sleeps is no block of anything; what is new there waits.
+            s.unmap(0x20_0000, 0x1000);
+            s.release(2);
+            s.unblock(0x20_0000, 3);
+            s.tag("x").block(0x20_0800, 0x100, 3);
+            expect(s, &["tracked 0 = 0", "beside unbooked 4352"]);
+            // It wakes: other handles at the same addresses.
+            s.tag("v").create(3, 0x1000);
+            s.map(0x10_0000, 0x1000, 3);
+            expect(s, &["tracked 4096 = block:w 4096", "beside unbooked 256"]);
+            s.tag("v").create(4, 0x1000);
+            s.map(0x20_0000, 0x1000, 4);
+        },
+        &["tracked 8192 = block:w 4096 + block:x 256 + idle 3840"],
+    );
+}
+
+#[test]
 fn segment_that_waits_for_more_takes_the_same_bytes_once() {
     check(
         |s| {

@@ -22,6 +22,34 @@ fn the_packages_own_tests_pass_without_an_agent() {
     assert!(said.contains("skipped="), "{said}");
 }
 
+/// The oldest that is promised, and what lies between it and the newest: those that are on PATH or that pyenv has.
+#[test]
+fn they_pass_on_every_python_that_is_there() {
+    let pyenv = std::env::var_os("PYENV_ROOT").map(Into::into).or_else(|| {
+        let home = std::env::var_os("HOME")?;
+        Some(Path::new(&home).join(".pyenv"))
+    });
+    let pyenv = pyenv.unwrap_or_else(|| Path::new("/root/.pyenv").to_owned()).join("versions");
+    let mut found = 0;
+    for minor in 9..=14 {
+        let name = format!("3.{minor}");
+        let in_pyenv = std::fs::read_dir(&pyenv).into_iter().flatten().flatten();
+        let in_pyenv =
+            in_pyenv.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{name}.")));
+        let mut pythons = in_pyenv.map(|entry| entry.path().join("bin/python3"));
+        let python = pythons.next().unwrap_or_else(|| format!("python{name}").into());
+        let version = Command::new(&python).arg("--version").output();
+        if !version.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: there is no CPython {name}");
+            continue;
+        }
+        let said = unittest(Command::new(&python).env_remove("CUDA_INJECTION64_PATH"));
+        assert!(said.contains("OK"), "{name}: {said}");
+        found += 1;
+    }
+    assert!(found > 0, "python3 is needed");
+}
+
 #[test]
 fn the_packages_own_tests_pass_with_the_agent() {
     let machine = Machine::new(&["devices=1"]);

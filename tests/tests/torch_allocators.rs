@@ -20,7 +20,7 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     daemon.stop();
     let seen = replay(&daemon.recording);
     assert_eq!(seen.rejected, 0);
-    let compared = seen.compare_where(&machine.truth(), Some(job.pid()), |_| true);
+    let compared = seen.compare_sums(&machine.truth(), job.pid(), |_| true);
     println!("torch {version} {modes:?}: {compared:?}");
     let process = seen.process(job.pid());
     assert_eq!(process.odd, Default::default(), "nothing odd");
@@ -50,11 +50,9 @@ fn the_caching_allocator_in_all_its_modes() {
         ["native", "two_devices", "expandable", "graph", "mempool", "pluggable_pool", "record_stream"];
     for version in VERSIONS {
         let Some((moments, said)) = run(version, &modes, &[]) else { return };
-        each(&moments, &said, |what, held, of| {
-            // Nothing but torch allocates in this process.
-            assert_eq!(held.tracked, of("reserved"), "torch {version}, {what}: {held:?}");
-            assert_eq!(held.unbooked, 0, "torch {version}, {what}: {held:?}");
-        });
+        for (moment, said) in torch::beside(&moments, &said) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+        }
     }
 }
 

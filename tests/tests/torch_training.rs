@@ -2,14 +2,22 @@
 //! with the agent and without it.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::attribution::attribution;
+use gpumem_tests::live::attribution::{Owned, attribution, owned};
 use gpumem_tests::live::torch::{self, VERSIONS};
 use gpumem_tests::live::{Daemon, Job, Machine, replay};
+use gpumem_wire::Role;
 use serde_json::Value;
 use std::path::PathBuf;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
+
+const ROLES: [(&str, Role); 4] = [
+    ("parameter", Role::Parameter),
+    ("gradient", Role::Gradient),
+    ("optimizer_state", Role::OptimizerState),
+    ("buffer", Role::Buffer),
+];
 
 /// A training with the agent, over.
 struct Trained {
@@ -44,7 +52,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
     for version in VERSIONS {
         let Some(trained) = train(version, &MODELS) else { return };
         let seen = replay(&trained.recording);
-        let compared = seen.compare(&trained.machine.truth(), Some(trained.pid));
+        let compared = seen.compare_sums(&trained.machine.truth(), trained.pid, |_| true);
         println!("torch {}: {compared:?}", trained.version);
         assert!(compared.exact >= 20, "{compared:?}");
         let process = seen.process(trained.pid);
@@ -52,8 +60,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
         let moments = torch::moments(&trained.recording, trained.pid);
         for (moment, said) in torch::beside(&moments, &trained.said) {
-            let reserved = said["devices"][0]["reserved"].as_i64();
-            assert_eq!(Some(moment.devices[0].tracked), reserved, "torch {version}, {}", moment.name);
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
         }
         // The same program on the same machine, alone.
         let wheel = torch::wheel(version).expect("had before");
@@ -63,9 +70,55 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
             numbers(&trained.said),
             "torch {version}: its own numbers"
         );
-        for (key, share) in &attribution(&trained.recording, trained.pid).known {
-            println!("{key}: {:.2} % of {} B, {} allocations", share.percent(), share.bytes, share.count);
-            println!("    {:?}", share.wrong.iter().take(8).collect::<Vec<_>>());
+        names_are_right(&trained);
+    }
+}
+
+/// Of the step that has the ground truth beside it: whose memory it was; of every step: parameters, gradients, state.
+fn names_are_right(trained: &Trained) {
+    let names = attribution(&trained.recording, trained.pid);
+    println!("torch {}: {:?}", trained.version, names.layers);
+    assert_eq!(names.known.len(), 2 * MODELS.len(), "{:?}", names.known.keys());
+    for (key, share) in &names.known {
+        let (right, near, named) = (share.percent(), share.percent_near(), share.percent_named());
+        println!(
+            "{key}: {right:.2} % right, {near:.2} near, {named:.2} named of {} B in {}",
+            share.bytes, share.count
+        );
+        let wrong: Vec<_> = share.wrong.iter().take(4).collect();
+        assert!(named >= 99.0 && near >= 99.0, "{key}: {wrong:?}");
+        // Views take no memory in the forward pass, so that nothing tells where they were made.
+        let least = if key.ends_with("forward") { 99.0 } else { 85.0 };
+        assert!(right >= least, "{key}: {wrong:?}");
+    }
+    for said in trained.said.iter().filter(|line| line["addresses"].is_array()) {
+        let check = said["check"].as_str().unwrap_or_default();
+        let of = |what, role| owned(&names.live[check], said, what, role);
+        let gradients = of("gradient", Role::Gradient);
+        assert_eq!(gradients.named, gradients.count, "{check}: {gradients:?}");
+        if !check.ends_with("/optimizer") {
+            continue;
+        }
+        for (what, role) in ROLES {
+            let owned = of(what, role);
+            let all =
+                Owned { named: owned.count, known: owned.count, others: Vec::new(), count: owned.count };
+            assert_eq!(owned, all, "{check}: {what}");
         }
     }
+}
+
+#[test]
+fn the_newest_wheel_trains_too() {
+    let Some(wheel) = torch::wheel("newest") else { return };
+    if VERSIONS.contains(&wheel.version.as_str()) {
+        println!("the newest is {}, which is trained with anyway", wheel.version);
+        return;
+    }
+    let Some(trained) = train("newest", &MODELS) else { return };
+    let moments = torch::moments(&trained.recording, trained.pid);
+    for (moment, said) in torch::beside(&moments, &trained.said) {
+        torch::agree(&format!("torch {}, {}", trained.version, moment.name), moment, said);
+    }
+    names_are_right(&trained);
 }

@@ -5,6 +5,7 @@ around calls of modules, by a wrapper around `nn.Module.__call__`, and around no
 and right by construction. Neither is part of gpumem or known to it.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -46,12 +47,24 @@ def path_of(root, name):
     return path
 
 
-class GroundTruth(TorchFunctionMode):
+class Claims(TorchFunctionMode):
+    """On one thread: what a call makes of the backward pass belongs to the module that the thread is in."""
+
+    def __init__(self, truth):
+        super().__init__()
+        self.truth = truth
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        self.truth.claim(result)
+        return result
+
+
+class GroundTruth:
     """While it is entered: `enter PATH` and `leave` around every call of one of the model's modules, and around every node
-    of the backward pass that was made in one, each on its own thread."""
+    of the backward pass that was made in one, each on its own thread (where checkpoints are computed again too)."""
 
     def __init__(self, model):
-        super().__init__()
         root = type(model).__name__
         self.paths = {id(m): path_of(root, name) for name, m in model.named_modules()}
         self.local, self.seen, self.hooks = threading.local(), {}, []
@@ -61,17 +74,13 @@ class GroundTruth(TorchFunctionMode):
             self.local.stack = []
         return self.local.stack
 
-    def __torch_function__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        if self.stack():
-            for tensor in result if isinstance(result, (tuple, list)) else [result]:
-                if isinstance(tensor, torch.Tensor):
-                    self.claim(tensor.grad_fn, self.stack()[-1])
-        return result
-
-    def claim(self, node, path):
-        """The nodes that this call made: those that nobody has claimed."""
-        waiting = [node]
+    def claim(self, tensors):
+        """The nodes that lead to these and that nobody has claimed."""
+        if not self.stack():
+            return
+        path = self.stack()[-1]
+        tensors = tensors if isinstance(tensors, (tuple, list)) else [tensors]
+        waiting = [t.grad_fn for t in tensors if isinstance(t, torch.Tensor)]
         while waiting:
             node = waiting.pop()
             if node is None or node in self.seen or node.name().endswith("AccumulateGrad"):
@@ -88,36 +97,43 @@ class GroundTruth(TorchFunctionMode):
             path = self.paths.get(id(module))
             if path is None:
                 return original(module, *arguments, **keywords)
-            self.stack().append(path)
+            self.claim(arguments)  # what the caller has made by other ways than torch's functions
+            stack = self.stack()
+            claims = contextlib.nullcontext() if stack else Claims(self)
+            stack.append(path)
             mark(f"enter {path}")
             try:
-                return original(module, *arguments, **keywords)
+                with claims:
+                    result = original(module, *arguments, **keywords)
+                self.claim(result)
+                return result
             finally:
                 mark("leave")
-                self.stack().pop()
+                stack.pop()
 
         nn.Module.__call__ = call
-        return super().__enter__()
+        return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *_):
         nn.Module.__call__ = self.original
         for hook in self.hooks:
             hook.remove()
-        return super().__exit__(*error)
 
 
 def addresses(model, optimizer=None):
-    """Storages by address: `what`, and the module that owns it."""
+    """Storages by address: what it is, the module that owns it, and its name there."""
     root, found = type(model).__name__, []
     for name, p in model.named_parameters():
-        path = path_of(root, name.rpartition(".")[0])
-        found.append(("parameter", p, path))
+        found.append(("parameter", p, name))
         if p.grad is not None:
-            found.append(("gradient", p.grad, path))
+            found.append(("gradient", p.grad, name))
         for state in (optimizer.state.get(p, {}) if optimizer else {}).values():
             if torch.is_tensor(state) and state.is_cuda:
-                found.append(("optimizer_state", state, path))
-    for name, b in model.named_buffers():
-        found.append(("buffer", b, path_of(root, name.rpartition(".")[0])))
-    storages = {t.untyped_storage().data_ptr(): (what, path) for what, t, path in found}
-    return [[hex(address), what, path] for address, (what, path) in storages.items()]
+                found.append(("optimizer_state", state, name))
+    found += [("buffer", b, name) for name, b in model.named_buffers()]
+    storages = {t.untyped_storage().data_ptr(): (what, name) for what, t, name in found}
+    rows = []
+    for address, (what, name) in storages.items():
+        owner, _, own = name.rpartition(".")
+        rows.append([hex(address), what, path_of(root, owner), own])
+    return rows

@@ -33,6 +33,11 @@ def train(name, compiled):
     if not compiled:
         with GroundTruth(model):
             step(f"{name}/truth", loss, model, optimizer)
+    else:
+        counters = torch._dynamo.utils.counters
+        say(model=name, graphs=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values()))
+        torch._dynamo.reset()
+        counters.clear()
 
 
 words = sys.argv[1:]

@@ -23,7 +23,7 @@ daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: w
 ``gpumem.rmm``, ``gpumem.jax``, ``gpumem.tensorflow``.
 """
 
-from typing import Any
+from typing import Any, Optional
 
 from ._ask import last_oom, report
 from ._library import attach as _attach
@@ -66,11 +66,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def watch(model: Any, *optimizers: Any) -> Any:
+def watch(model: Any, *optimizers: Any, name: Optional[str] = None) -> None:
     """Parameters, buffers, gradients and optimizer state of a PyTorch model, exactly: see ``gpumem.torch.watch``."""
     import importlib
 
-    return importlib.import_module("gpumem.torch").watch(model, *optimizers)
+    importlib.import_module("gpumem.torch").watch(model, *optimizers, name=name)
 
 
 def load_ipython_extension(shell: Any) -> None:

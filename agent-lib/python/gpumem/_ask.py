@@ -4,6 +4,7 @@ A record is a frame: its length (4 bytes), a slot of 64 bytes, and a payload. Of
 Answer), byte 63 a detail (Ask: 1 text, 2 JSON; Answer: 1 for the last piece), bytes 58 and 59 a result (an errno).
 """
 
+import ctypes
 import json
 import os
 import socket
@@ -11,6 +12,9 @@ import stat
 import struct
 import time
 from typing import Any, Dict, Iterator, List, Optional, Union
+
+from ._library import library
+from ._snapshot import STATUS, read
 
 ASK, ANSWER = 118, 119
 TEXT, JSON = 1, 2
@@ -51,7 +55,7 @@ def frame(kind: int, detail: int, payload: bytes, result: int = 0) -> bytes:
 
 def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float = 10.0) -> Optional[bytes]:
     """The daemon's answer; ``None`` where there is no daemon, or none that knows the question."""
-    lines = "".join("{}={}\n".format(key, value) for key, value in (options or {}).items())
+    lines = "".join("{}={}\n".format(key, value) for key, value in {**_identity(), **(options or {})}.items())
     for path in sockets():
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -64,6 +68,21 @@ def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float =
         finally:
             connection.close()
     return None
+
+
+def _identity() -> Dict[str, object]:
+    """Who asks, beside the pid that the kernel tells: when it was started, and what the agent has recorded so far, which the
+    daemon waits for."""
+    found: Dict[str, object] = {}
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            found["start_ticks"] = int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        pass
+    status = read(STATUS)
+    if status is not None:
+        found["seq"] = status["recorded"]
+    return found
 
 
 def _answer(connection: socket.socket, deadline: float) -> Optional[bytes]:
@@ -93,13 +112,13 @@ def report(format: str = "text", **options: object) -> Union[str, Dict[str, Any]
     """The daemon's report of this process so far: as people read it, or with ``format="json"`` as an object
     (docs/report-json.md).
 
-    ``None`` where no daemon listens. ``options`` are those of ``gpumemctl report``, such as ``by="tag"``. What the agent has
-    recorded up to the call is in it, but for the last tenth of a second.
+    ``None`` where no daemon listens. ``options`` are ``by="layer"``, ``"structure"`` or ``"tag"``, and ``all=1``. What the agent has
+    recorded up to the call is in it.
     """
     if format not in ("text", "json"):
         raise ValueError("format is 'text' or 'json', not {!r}".format(format))
     try:
-        answer = ask(JSON if format == "json" else TEXT, options)
+        answer = _by_agent(format, options) or ask(JSON if format == "json" else TEXT, options)
     except Unanswered as error:
         return str(error) + "\n" if format == "text" else None
     if answer is None:
@@ -109,6 +128,22 @@ def report(format: str = "text", **options: object) -> Union[str, Dict[str, Any]
         return text
     found = json.loads(text)
     return found if isinstance(found, dict) else None
+
+
+def _by_agent(format: str, options: Dict[str, object]) -> Optional[bytes]:
+    """The answer as the agent gets it, which first sends what it has recorded; ``None`` where it gets none."""
+    found = library()
+    if found is None or "report" in found.missing or not found.available():
+        return None
+    lines = "".join("{}={}\n".format(key, value) for key, value in options.items())
+    place = found.report(format.encode(), lines.encode("utf-8", "replace"))
+    if not place:
+        return None
+    answer = ctypes.string_at(place)
+    free = ctypes.CDLL(None).free
+    free.argtypes, free.restype = [ctypes.c_void_p], None
+    free(place)
+    return answer
 
 
 def report_json(timeout: float = 2.0) -> Optional[Dict[str, Any]]:

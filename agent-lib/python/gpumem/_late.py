@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 def missed() -> List[Dict[str, Any]]:
     """Per device that is used, bytes older than the agent; ``None`` where nobody knows.
 
-    The daemon compares what NVML charges with what the agent has seen. Without one, PyTorch's allocator knows what it had
+    The daemon compares what NVML charges with what the agent has seen, so contexts and modules are in it. Without one, PyTorch's allocator knows what it had
     reserved, which is a lower bound: ``at_least``.
     """
     from ._ask import report_json
@@ -18,7 +18,7 @@ def missed() -> List[Dict[str, Any]]:
     result = []
     for device in live["devices"]:
         ordinal = device["ordinal"]
-        line: Dict[str, Any] = {"ordinal": ordinal, "bytes": by_daemon.get(ordinal)}
+        line: Dict[str, Any] = {"ordinal": ordinal, "bytes": by_daemon.get(str(device["uuid"]))}
         if line["bytes"] is None:
             at_least = _of_torch(ordinal, device)
             if at_least is not None:
@@ -27,13 +27,13 @@ def missed() -> List[Dict[str, Any]]:
     return result
 
 
-def _of_report(report: Optional[Dict[str, Any]]) -> Dict[int, int]:
-    """`predates` of the report, by the order of its devices."""
-    found: Dict[int, int] = {}
-    for at, device in enumerate((report or {}).get("devices") or []):
+def _of_report(report: Optional[Dict[str, Any]]) -> Dict[str, int]:
+    """`predates` of the report, by UUID."""
+    found: Dict[str, int] = {}
+    for device in (report or {}).get("devices") or []:
         last = device.get("last") or {}
         if isinstance(last.get("predates_bytes"), int):
-            found[device.get("cuda_ordinal", at)] = last["predates_bytes"]
+            found[str(device.get("name"))] = last["predates_bytes"]
     return found
 
 

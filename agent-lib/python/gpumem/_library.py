@@ -52,6 +52,7 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "mute": (None, ()),
     "unmute": (None, ()),
     "dump": (_int, (_text, _int)),
+    "report": (ctypes.c_void_p, (_text, _text)),
 }
 #: The oldest library that counts as one has these.
 _NEEDED = ("available", "pause", "resume")
@@ -95,8 +96,11 @@ class Library:
     mute: Callable[[], None]
     unmute: Callable[[], None]
     dump: Callable[[bytes, int], int]
+    report: Callable[[bytes, bytes], Optional[int]]
 
     def __init__(self, handle: ctypes.CDLL) -> None:
+        #: For functions that are not in this table.
+        self.handle = handle
         #: Functions that this library does not have.
         self.missing: List[str] = []
         for name, (result, arguments) in _FUNCTIONS.items():

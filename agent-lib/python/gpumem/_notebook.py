@@ -94,7 +94,9 @@ class Cells:
         self._said_late = True
         if how["state"] != "late":
             return None
-        return "gpumem: late: CUDA had begun before gpumem was loaded; " + _missed(how["missed"])
+        said = how.get("said") or [how]
+        cause = "CUDA had begun before gpumem was loaded" if said[0]["state"] == "late" else "not watched for a while"
+        return "gpumem: late: {}; {}".format(cause, _missed(how["missed"]))
 
 
 def _missed(lines: List[Dict[str, Any]]) -> str:

@@ -276,14 +276,17 @@ def _always() -> bool:
 
 
 def _plain() -> bool:
-    """An agent, and no torch so far. In compiled code the first return is the only one."""
-    torch = _modules.get("torch")
-    if torch is not None:
-        asked = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None)
-        if asked is not None:
-            if asked():
-                return True
-            _settle(asked)
+    """An agent, and no torch so far."""
+    return _torch_came() if "torch" in _modules else False
+
+
+def _torch_came() -> bool:
+    """In compiled code the first return is the only one."""
+    asked = getattr(getattr(_modules["torch"], "compiler", None), "is_dynamo_compiling", None)
+    if asked is not None:
+        if asked():
+            return True
+        _settle(asked)
     return False
 
 

@@ -35,7 +35,7 @@ def snapshot() -> Optional[Dict[str, Any]]:
     """What this process holds now, in bytes; ``None`` without an agent. Per device of ``devices``:
 
     ==================== ==========================================================================
-    ``ordinal``          CUDA's number of the device
+    ``ordinal``          CUDA's number of the device; ``uuid`` as NVML writes it
     ``tracked_bytes``    live driver allocations; of driver pools what they have reserved
     ``direct_bytes``     of these, what no framework's pool carves; ``direct`` is how many
     ``block_bytes``      blocks of pools; ``blocks`` is how many, ``pending_bytes`` of them wait for a stream

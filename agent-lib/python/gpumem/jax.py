@@ -22,6 +22,8 @@ from ._say import ROLES
 _Seen = Dict[Tuple[int, int], Tuple[int, str]]
 
 _lock = threading.Lock()
+#: Of devices whose memory is looked at.
+_PLATFORMS = ("gpu", "cuda")
 _pools: Dict[int, Pool] = {}
 _seen: _Seen = {}
 _thread: Optional["_Looker"] = None
@@ -36,7 +38,7 @@ def buffers(arrays: Any) -> List[Tuple[int, int, int, str]]:
                 continue
             for shard in array.addressable_shards:
                 device = shard.device
-                if device.platform not in ("gpu", "cuda"):
+                if device.platform not in _PLATFORMS:
                     continue
                 data = shard.data
                 number = device.local_hardware_id
@@ -77,7 +79,7 @@ def _tell(now: List[Tuple[int, int, int, str]], devices: Any) -> int:
                 pool.retag(key[1], path)
                 _seen[key] = (size, path)
         for device in devices:
-            if device.platform in ("gpu", "cuda"):
+            if device.platform in _PLATFORMS:
                 _gauge(device)
         return sum(size for size, _ in current.values())
 

@@ -77,19 +77,28 @@ impl Message<'_> {
     pub fn tag(self, core: &Core, parent: u32) -> u32 {
         match self {
             Message::Bytes([]) | Message::Registered(0) => parent,
-            Message::Bytes(name) => match core.names.known(parent, name) {
-                Some(tag) => tag,
-                None => new(core, parent, name),
-            },
+            Message::Bytes(name) => named(core, parent, name),
             Message::Registered(tag) if parent == 0 => tag,
             Message::Registered(tag) => core.names.join(parent, tag),
-            Message::Wide(text) => {
-                // SAFETY: not null, and a text ending with 0: see `wide`.
-                let (buffer, len) = unsafe { plain(text) };
-                Message::Bytes(buffer.get(..len).unwrap_or_default()).tag(core, parent)
-            }
+            Message::Wide(text) => wide(core, parent, text),
         }
     }
+}
+
+#[inline(always)]
+fn named(core: &Core, parent: u32, name: &[u8]) -> u32 {
+    match core.names.known(parent, name) {
+        Some(tag) => tag,
+        None => new(core, parent, name),
+    }
+}
+
+#[inline(never)]
+fn wide(core: &Core, parent: u32, text: *const u32) -> u32 {
+    // SAFETY: not null, and a text ending with 0: see `Message::wide`.
+    let (buffer, len) = unsafe { plain(text) };
+    let name = buffer.get(..len).unwrap_or_default();
+    if name.is_empty() { parent } else { named(core, parent, name) }
 }
 
 #[cold]

@@ -16,6 +16,18 @@ const REACH: usize = 8;
 const ADDRESS: u64 = (1 << 48) - 1;
 /// Local variables that can hold the module.
 pub const SLOTS: u32 = 256;
+/// Added to what a code means: the variable lies in a cell.
+const IN_CELL: u64 = 0x80;
+
+/// Which local variable of a frame holds the module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its number.
+    pub slot: u16,
+    /// It may lie in a cell, because inner functions use it. Said and not looked at: while CPython 3.11 takes a frame down, its variables
+    /// lead to objects that may be gone, and only those that are known as modules are not.
+    pub in_cell: bool,
+}
 
 /// What a frame with this code means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +65,7 @@ impl What {
     }
 }
 
-/// The table: address | what << 48 | number of the local variable << 56.
+/// The table: address | what << 48 | in a cell << 55 | number of the local variable << 56.
 #[derive(Debug)]
 pub struct Codes {
     places: [AtomicU64; PLACES],
@@ -84,17 +96,19 @@ impl Codes {
 
     /// What a frame with this code means, and which local variable counts.
     #[inline(always)]
-    pub fn get(&self, code: u64) -> Option<(What, u16)> {
+    pub fn get(&self, code: u64) -> Option<(What, Variable)> {
         let first = self.at(code, 0).load(Relaxed);
         if first == 0 { None } else { self.search(code, first) }
     }
 
     #[inline]
-    fn search(&self, code: u64, first: u64) -> Option<(What, u16)> {
+    fn search(&self, code: u64, first: u64) -> Option<(What, Variable)> {
         let mut found = first;
         for probe in 1..=REACH {
             if found & ADDRESS == code {
-                return Some((What::from_code((found >> 48 & 0xff) as u32)?, (found >> 56) as u16));
+                let what = What::from_code((found >> 48 & 0x7f) as u32)?;
+                let variable = Variable { slot: (found >> 56) as u16, in_cell: found >> 48 & IN_CELL != 0 };
+                return Some((what, variable));
             }
             if found == 0 || probe == REACH {
                 break;
@@ -105,9 +119,10 @@ impl Codes {
     }
 
     /// Says what a code object means; `Nothing` takes it back. Whether there was room.
-    pub fn say(&self, code: u64, what: What, slot: u32) -> bool {
+    pub fn say(&self, code: u64, what: What, slot: u32, in_cell: bool) -> bool {
         let known = code != 0 && code & !ADDRESS == 0 && slot < SLOTS;
-        let word = code | (what as u64) << 48 | u64::from(slot) << 56;
+        let what_byte = what as u64 | if in_cell { IN_CELL } else { 0 };
+        let word = code | what_byte << 48 | u64::from(slot) << 56;
         for probe in 0..if known { REACH } else { 0 } {
             let place = self.at(code, probe);
             let mut found = place.load(Relaxed);
@@ -127,7 +142,7 @@ impl Codes {
                 }
             }
             // Its own place; or one that means nothing any more, whose code object may be gone.
-            let free = found >> 48 & 0xff == 0 && what != What::Nothing;
+            let free = found >> 48 & 0x7f == 0 && what != What::Nothing;
             if (found & ADDRESS == code || free)
                 && place.compare_exchange(found, word, AcqRel, Relaxed).is_ok()
             {
@@ -147,15 +162,18 @@ mod tests {
     fn codes_are_said_changed_and_taken_back() {
         let codes = Codes::new();
         assert_eq!(codes.get(0x5555_0000_1000), None);
-        assert!(codes.say(0x5555_0000_1000, What::Module, 3));
-        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Module, 3)));
-        assert!(codes.say(0x5555_0000_1000, What::Backward, 0));
-        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Backward, 0)));
-        assert!(codes.say(0x5555_0000_1000, What::Nothing, 0));
+        assert!(codes.say(0x5555_0000_1000, What::Module, 3, false));
+        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Module, Variable { slot: 3, in_cell: false })));
+        assert!(codes.say(0x5555_0000_1000, What::Backward, 0, true));
+        assert_eq!(codes.get(0x5555_0000_1000), Some((What::Backward, Variable { slot: 0, in_cell: true })));
+        assert!(codes.say(0x5555_0000_1000, What::Nothing, 0, false));
         assert_eq!(codes.get(0x5555_0000_1000).map(|(what, _)| what.phase()), Some(Phase::Unknown));
-        assert!(codes.say(0x5555_0000_2000, What::Nothing, 0), "what was never said can be taken back");
+        assert!(
+            codes.say(0x5555_0000_2000, What::Nothing, 0, false),
+            "what was never said can be taken back"
+        );
         for (code, slot) in [(0, 0), (1 << 48, 0), (0x5555_0000_1000, SLOTS)] {
-            assert!(!codes.say(code, What::Module, slot), "{code:x} {slot}");
+            assert!(!codes.say(code, What::Module, slot, false), "{code:x} {slot}");
         }
         assert_eq!(codes.refused.load(Relaxed), 3);
         // A frame whose code is null, or any garbage, is unknown.
@@ -169,10 +187,11 @@ mod tests {
         let codes = Codes::new();
         let all: Vec<u64> = (1..600).map(|n| 0x7f00_0000_0000 + n * 0xd0).collect();
         let said: Vec<u64> =
-            all.iter().copied().filter(|&code| codes.say(code, What::Optimizer, 0)).collect();
+            all.iter().copied().filter(|&code| codes.say(code, What::Optimizer, 0, false)).collect();
         assert_eq!(said.len(), MOST);
         for code in all {
-            let expected = said.contains(&code).then_some((What::Optimizer, 0));
+            let expected =
+                said.contains(&code).then_some((What::Optimizer, Variable { slot: 0, in_cell: false }));
             assert_eq!(codes.get(code), expected);
         }
     }

@@ -20,47 +20,11 @@ pub struct Interpreter {
     pub types: Types,
 }
 
-/// An address by name: of what the program and its libraries offer, else of a libpython that was loaded for one of them only.
+/// An address by name, of what the program and its libraries offer to everybody: extension modules find the interpreter that way, too.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    if !found.is_null() {
-        return Some(found);
-    }
-    let library = loaded()?;
-    // SAFETY: a library that is loaded and stays so: the handle is never closed.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     (!found.is_null()).then_some(found)
-}
-
-/// A libpython among what is loaded.
-fn loaded() -> Option<*mut c_void> {
-    unsafe extern "C" fn look(info: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> c_int {
-        // SAFETY: the loader's, while this runs.
-        let name = unsafe { (*info).dlpi_name };
-        if name.is_null() {
-            return 0;
-        }
-        // SAFETY: a C string.
-        let name = unsafe { CStr::from_ptr(name) };
-        let file = name.to_bytes().rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        if !file.starts_with(b"libpython3.") || file.len() < b"libpython3.9.so".len() {
-            return 0;
-        }
-        // SAFETY: the place below.
-        let room = unsafe { &mut *found.cast::<[c_char; 4096]>() };
-        for (to, &byte) in room.iter_mut().zip(name.to_bytes_with_nul()) {
-            *to = byte as c_char;
-        }
-        room[4095] = 0;
-        1
-    }
-    let mut path = [0 as c_char; 4096];
-    // SAFETY: the function has this type; a place for the path.
-    let found = unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut path).cast()) };
-    // SAFETY: a C string; nothing is loaded that is not.
-    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
-    (found != 0 && !library.is_null()).then_some(library)
 }
 
 /// Whether there is one.

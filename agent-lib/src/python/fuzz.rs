@@ -28,7 +28,7 @@ struct Image {
 impl Image {
     fn at(&self, address: u64) -> Option<u64> {
         assert!(address.is_multiple_of(8), "{address:x} is not aligned");
-        assert!((1 << 16..1 << 47).contains(&address), "{address:x} is nowhere");
+        assert!((1 << 16..1 << 48).contains(&address), "{address:x} is nowhere");
         self.reads.set(self.reads.get() + 1);
         match self.words.get((address.wrapping_sub(BASE) / 8) as usize) {
             Some(&word) => Some(word),
@@ -183,7 +183,10 @@ struct Tables {
 /// `call` calls a module, `CODES[3]` is an optimizer; the modules are children of each other, the outermost last.
 fn tables() -> Tables {
     let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names() };
-    assert!(tables.codes.say(CODES[1], What::Module, 0) && tables.codes.say(CODES[3], What::Optimizer, 0));
+    assert!(
+        tables.codes.say(CODES[1], What::Module, 0, true)
+            && tables.codes.say(CODES[3], What::Optimizer, 0, false)
+    );
     for (index, name) in ["inner", "3", "Root"].into_iter().enumerate() {
         let parent = OBJECTS.get(index + 1).copied().unwrap_or(0);
         assert!(tables.modules.say(OBJECTS[index], MODULE, parent, name.as_bytes()));
@@ -268,6 +271,7 @@ fn no_layout_passes_for_another() {
     for right in Layout::all() {
         let image = image(&right);
         for wrong in Layout::all() {
+            // 3.15 differs from 3.14 in where it says so only.
             let same = Layout { version: right.version, mask: right.mask, ..wrong } == right;
             assert_eq!(prove(&image, &wrong).is_ok(), same, "{:?} as {:?}", right.version, wrong.version);
         }

@@ -47,7 +47,7 @@ pub struct Layout {
     pub frame: u16,
     /// In what the thread state points to: its frame.
     pub through: Option<u16>,
-    /// Bits of a reference that are its address: 3.14 keeps notes in the lowest two.
+    /// Bits of a reference that are its address: 3.14 and later keep notes in the lowest two.
     pub mask: u64,
     /// In a frame: the frame that called it.
     pub previous: u16,
@@ -176,7 +176,7 @@ pub fn version(text: &str) -> Option<(Version, bool)> {
 pub fn of(version: Version, memory: &impl Memory, runtime: Option<Pointer>) -> Result<Layout, String> {
     let (major, minor) = version;
     let layout = match version {
-        (3, 13 | 14) => {
+        (3, 13..=15) => {
             let runtime = runtime.ok_or_else(|| format!("CPython {major}.{minor} without _PyRuntime"))?;
             published(version, memory, runtime)?
         }
@@ -201,6 +201,7 @@ struct Parts {
 
 const IN_3_13: Parts = Parts { state: 19, frame: 28, code: 34, object: 44, tuple: 50, bytes: 64, text: 67 };
 const IN_3_14: Parts = Parts { state: 22, frame: 31, code: 39, object: 50, tuple: 56, bytes: 74, text: 77 };
+const IN_3_15: Parts = Parts { state: 22, frame: 39, code: 47, object: 58, tuple: 68, bytes: 86, text: 89 };
 
 /// What the interpreter says of itself. A table of words: the cookie, the version, whether there is no GIL, and parts, each with the
 /// size of the struct that it is of.
@@ -217,9 +218,10 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
     if word(2)? != 0 {
         return Err(NO_GIL.to_owned());
     }
-    let (parts, mask, interpreter) = match version.1 {
-        13 => (IN_3_13, u64::MAX, 3),
-        _ => (IN_3_14, !3, 3),
+    let (parts, mask) = match version.1 {
+        13 => (IN_3_13, u64::MAX),
+        14 => (IN_3_14, !3),
+        _ => (IN_3_15, !3),
     };
     // The offset at `index` of the part, of a field with `bytes` bytes inside of the struct.
     let field = |part: u16, index: u16, bytes: u64| -> Result<u16, String> {
@@ -254,7 +256,7 @@ fn published(version: Version, memory: &impl Memory, runtime: Pointer) -> Result
         code: field(parts.frame, 2, 8)?,
         locals: field(parts.frame, 4, 8)?,
         place: Place::Instruction(field(parts.frame, 3, 8)?, field(parts.code, 9, 8)?),
-        owner: Some((field(parts.frame, 5, 1)?, interpreter)),
+        owner: Some((field(parts.frame, 5, 1)?, 3)),
         code_name: field(parts.code, 3, 8)?,
         code_file: field(parts.code, 1, 8)?,
         code_first_line: field(parts.code, 5, 4)?,
@@ -298,7 +300,7 @@ impl Layout {
     #[cfg(test)]
     pub fn all() -> Vec<Layout> {
         let mut all = KNOWN.to_vec();
-        for version in [(3, 13), (3, 14)] {
+        for version in [(3, 13), (3, 14), (3, 15)] {
             let image = tests::image(version, false);
             let memory = tests::Words(&image);
             all.push(of(version, &memory, Pointer::new(tests::BASE)).expect("a layout"));
@@ -328,7 +330,7 @@ pub mod tests {
         }
     }
 
-    /// What 3.13.0 and 3.14.10 have at the start of _PyRuntime on x86-64, of the parts that are looked at.
+    /// What 3.13.0, 3.14.10 and 3.15.2 have at the start of _PyRuntime on x86-64, of the parts that are looked at.
     pub fn image(version: Version, free_threaded: bool) -> Vec<u64> {
         let mut words = vec![0; 96];
         words[0] = u64::from_ne_bytes(*b"xdebugpy");
@@ -338,7 +340,10 @@ pub mod tests {
             |at: u16, fields: &[u64]| words[usize::from(at)..][..fields.len()].copy_from_slice(fields);
         let (parts, state, frame, code, item) = match version.1 {
             13 => (IN_3_13, 304, [80, 8, 0, 56, 72, 70], [208, 112, 120, 128, 136, 68, 52, 96, 104, 200], 24),
-            _ => (IN_3_14, 832, [88, 8, 0, 56, 80, 74], [216, 112, 120, 128, 136, 68, 52, 96, 104, 208], 32),
+            minor => {
+                let (parts, state) = if minor == 14 { (IN_3_14, 832) } else { (IN_3_15, 888) };
+                (parts, state, [88, 8, 0, 56, 80, 74], [216, 112, 120, 128, 136, 68, 52, 96, 104, 208], 32)
+            }
         };
         part(parts.state, &[state, 0, 8, 16, 72, 152, 160, 200, 36]);
         part(parts.frame, &frame);
@@ -379,9 +384,10 @@ pub mod tests {
 
     #[test]
     fn what_is_not_known_is_not_guessed() {
-        for version in [(2, 7), (3, 7), (3, 8), (3, 15), (4, 0)] {
+        for version in [(2, 7), (3, 7), (3, 8), (3, 16), (4, 0)] {
             assert!(read(version, &image((3, 14), false)).is_err(), "{version:?}");
         }
+        assert!(read((3, 15), &image((3, 14), false)).is_err());
         assert_eq!(read((3, 14), &image((3, 14), true)), Err(NO_GIL.to_owned()));
         assert_eq!(read((3, 13), &image((3, 13), true)), Err(NO_GIL.to_owned()));
         assert!(read((3, 13), &image((3, 14), false)).expect_err("another").contains("3.14"));
@@ -393,7 +399,7 @@ pub mod tests {
     /// Whatever a word of it is: no panic, and no offset that the reader would not take.
     #[test]
     fn a_corrupt_table_gives_no_layout_or_a_sane_one() {
-        for version in [(3, 13), (3, 14)] {
+        for version in [(3, 13), (3, 14), (3, 15)] {
             let image = image(version, false);
             for index in 0..image.len() {
                 for value in [0, 1, 7, 4096, 1 << 16, 1 << 40, u64::MAX, u64::MAX - 7] {

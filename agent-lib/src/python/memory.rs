@@ -7,8 +7,10 @@ use std::ffi::c_void;
 pub const FAR: usize = 1 << 12;
 /// Below are pages that no process maps.
 const LOWEST: u64 = 1 << 16;
-/// User space ends here on x86-64, and on aarch64 unless a program asks for more.
-const HIGHEST: u64 = (1 << 47) - (1 << 16);
+/// Bits of an address in user space, unless a program asks for more.
+const BITS: u32 = if cfg!(target_arch = "x86_64") { 47 } else { 48 };
+/// User space ends here, less room for any offset.
+const HIGHEST: u64 = (1 << BITS) - (1 << 16);
 
 /// A word that may be the address of an object or a frame: aligned, and in user space with room for any offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +145,9 @@ mod tests {
 
     #[test]
     fn what_looks_like_a_pointer() {
-        for word in [0, 1, 8, 0xfff8, 0x7fff_ffff_fff8, 0xffff_8000_0000_0000, u64::MAX, 0x5555_0000_0001] {
+        for word in
+            [0, 1, 8, 0xfff8, (1 << BITS) - 8, 1 << BITS, 0xffff_8000_0000_0000, u64::MAX, 0x5555_0000_0001]
+        {
             assert_eq!(Pointer::new(word), None, "{word:x}");
         }
         for word in [0x1_0000, 0x5555_0000_0000, 0x7fff_fffe_0000] {

@@ -30,7 +30,7 @@ use crate::naming::Here;
 use crate::threads::Thread;
 use codes::{Codes, What};
 use find::Interpreter;
-use gpumem_wire::{Layer, LayerState};
+use gpumem_wire::{Layer, LayerState, Phase};
 use memory::{Careful, Plain};
 use modules::Modules;
 use selftest::Said;
@@ -100,11 +100,18 @@ pub fn stack_text(_: &Thread, out: &mut [u8]) -> usize {
 /// For people and tests: how an allocation that this thread made now would be named, then its Python stack.
 pub fn describe(core: &Core, thread: &Thread, out: &mut [u8]) -> usize {
     let named = core.named(thread);
-    let phase = format!("{:?}\n", named.phase);
+    let phase = match named.phase {
+        Phase::Setup => "setup",
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Optimizer => "optimizer",
+        Phase::Evaluation => "evaluation",
+        _ => "unknown",
+    };
     let mut text = text::Out::new(out);
-    text.put(core.names.path(named.tag).unwrap_or_default());
-    text.put(b" ");
-    text.put(phase.to_ascii_lowercase().as_bytes());
+    for part in [core.names.path(named.tag).unwrap_or_default(), b" ", phase.as_bytes(), b"\n"] {
+        text.put(part);
+    }
     let used = text.used();
     used + stack_text(thread, &mut out[used..])
 }
@@ -116,12 +123,12 @@ pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
     out.used()
 }
 
-/// What a code object means; see `What::from_code` for `what & 255`. `what >> 8` is the number of the local variable that holds
-/// the module: 0 but where the function's own functions use it (before 3.11 it then lies behind the others).
+/// What a code object means; see `What::from_code` for `what & 127`. `what >> 8` is the number of the local variable that holds the
+/// module: 0 but where inner functions use it, before 3.11 (it then lies behind the others). Plus 128 where they do: it lies in a cell.
 pub fn say_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
-    if let Some(kind) = What::from_code(what & 255).filter(|_| core.settings.layers.frames) {
-        CODES.say(code, kind, what >> 8);
+    if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
+        CODES.say(code, kind, what >> 8, what & 128 != 0);
     }
 }
 
@@ -132,8 +139,11 @@ pub fn say_module(core: &Core, object: u64, kind: u64, parent: u64, name: &[u8])
     }
 }
 
-/// What is known before Python has said anything.
+/// What is known before Python has said anything; it may have done so before the agent connects.
 pub fn started(core: &Core) {
+    if layers::get(Layer::ModulePath).is_some() {
+        return;
+    }
     let (state, reason) = match (core.settings.layers.frames, find::present()) {
         (false, _) => (LayerState::Off, OFF),
         (true, false) => (LayerState::Absent, "no Python in this process"),

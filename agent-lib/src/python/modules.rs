@@ -140,18 +140,13 @@ impl Modules {
         None
     }
 
-    /// The tag of the path of the module `object`, whose type is `kind`. None for an object that is not the one that was said: the memory of a module that died is soon
+    /// The tag of the path of the module `object`. None for an object that is not the one that was said: the memory of a module that died is soon
     /// another object's.
     #[inline(always)]
-    pub fn tag(
-        &self,
-        names: &Names,
-        reader: &Reader<'_, impl Memory>,
-        object: u64,
-        kind: u64,
-    ) -> Option<u32> {
-        let place = self.find(self.places(), object);
+    pub fn tag(&self, names: &Names, reader: &Reader<'_, impl Memory>, object: Pointer) -> Option<u32> {
+        let place = self.find(self.places(), object.address());
         let is_it = |place: &&Place| {
+            let kind = reader.memory.word(object, layout::TYPE).unwrap_or(0);
             kind == place.kind.load(Relaxed)
                 || kind == place.also.load(Relaxed)
                 || self.derived(place, reader, kind)

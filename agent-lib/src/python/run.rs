@@ -11,7 +11,8 @@
 
 use super::bootstrap::{Ended, Functions, Namespace};
 use crate::core::Core;
-use crate::{ffi, layers, state, torch};
+use crate::env::Layers;
+use crate::{callers, ffi, layers, state, torch};
 use gpumem_wire::{Layer, LayerState};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Mutex;
@@ -77,7 +78,7 @@ impl Api {
 /// By name: of what the program and its libraries offer, else of a libpython that was loaded for one of them only.
 fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a C string; the first library that has it.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    let found = callers::in_loader(|| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })?;
     if !found.is_null() {
         return Some(found);
     }
@@ -117,14 +118,25 @@ pub fn say_roles(state: i32, reason: &[u8]) {
 
 /// The sender's: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
 pub fn look(core: &Core) {
-    if !core.settings.layers.python {
-        layers::set(Layer::Roles, LayerState::Off, "GPUMEM_PYTHON=0");
+    let may = core.settings.layers;
+    if STATE.load(Relaxed) == IDLE {
+        torch::autograd::say_absent(may);
+        say_absent(may);
+        if !torch::is_seen() {
+            return;
+        }
+    }
+    if !may.torch {
+        return;
+    }
+    torch::autograd::attach(core);
+    if !may.python {
         return;
     }
     let now = core.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
     match STATE.load(Acquire) {
-        IDLE if torch::is_seen() => ask(now),
+        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(now),
         LATER if waited > PATIENCE_NS => ask(now),
         DONE if waited > TICK_NS && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => ask(now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
@@ -134,13 +146,28 @@ pub fn look(core: &Core) {
     }
 }
 
+/// Before PyTorch is there, or if it is left alone.
+fn say_absent(may: Layers) {
+    if layers::get(Layer::Roles).is_some() {
+        return;
+    }
+    let (state, reason) = match (may.torch, may.python) {
+        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
+        (_, false) => (LayerState::Off, "switched off with GPUMEM_PYTHON=0"),
+        _ => (LayerState::Absent, "no PyTorch in this process"),
+    };
+    layers::set(Layer::Roles, state, reason);
+}
+
 fn ask(now: u64) {
     SINCE_NS.store(now, Relaxed);
     let Ok(mut held) = NAMESPACE.try_lock() else { return };
     let api = match *held {
         Some(Held(api, _)) => api,
         None => {
-            let Some(api) = Api::find() else { return };
+            let Some(api) = Api::find() else {
+                return layers::set(Layer::Roles, LayerState::Absent, "no Python in this process");
+            };
             *held = Some(Held(api, None));
             api
         }

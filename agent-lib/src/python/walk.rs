@@ -1,14 +1,14 @@
 //! The walk: from the thread's state through its frames to the first one that means something.
 //!
 //! While a thread is inside of a call, its own frames stay as they are, whoever has the GIL: so nothing is locked and no reference
-//! counted. Of each frame two words are read, its code and who called it; of a frame that means something one local variable, and that
-//! object's type. A chain that is damaged ends the walk: it is bounded, and follows only what may be a pointer.
+//! counted. Of each frame two words are read, its code and who called it; of a frame that means something one local variable, and of the
+//! module that it is the type. A chain that is damaged ends the walk: it is bounded, and follows only what may be a pointer.
 //!
 //! What runs where: a generator's or coroutine's frame is linked to whoever resumed it, as long as it runs. Greenlets have a chain each, which
 //! becomes the thread's when they are switched to: what is found is the module that the running one is in. A sub-interpreter has a
 //! state of its own; before 3.12 PyGILState knows only the first one that the thread had, so what is found is where that one called from.
 
-use super::codes::{Codes, What};
+use super::codes::{Codes, Variable, What};
 use super::layout::{self, Layout};
 use super::memory::{Memory, Pointer};
 use super::modules::Modules;
@@ -98,8 +98,8 @@ impl Known<'_> {
     #[inline(always)]
     pub fn find<M: Memory>(&self, reader: &Reader<'_, M>, state: u64) -> Option<Here> {
         for frame in reader.frames(state) {
-            if let Some((what, slot)) = self.codes.get(reader.code(frame)?) {
-                if let Some(known) = self.meets(reader, frame, what, slot) {
+            if let Some((what, variable)) = self.codes.get(reader.code(frame)?) {
+                if let Some(known) = self.meets(reader, frame, what, variable) {
                     return known;
                 }
                 return self.beyond(reader, frame, what);
@@ -115,7 +115,7 @@ impl Known<'_> {
         reader: &Reader<'_, M>,
         frame: Pointer,
         what: What,
-        slot: u16,
+        variable: Variable,
     ) -> Option<Option<Here>> {
         let phase = what.phase();
         match what {
@@ -123,7 +123,7 @@ impl Known<'_> {
             What::Boundary => Some(None),
             What::Optimizer | What::Backward => Some(Some(Here { tag: 0, phase })),
             What::Module | What::Setup => {
-                self.module(reader, frame, slot).map(|tag| Some(Here { tag, phase }))
+                self.module(reader, frame, variable).map(|tag| Some(Here { tag, phase }))
             }
         }
     }
@@ -137,8 +137,8 @@ impl Known<'_> {
         let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
         for frame in rest {
             let Some(code) = reader.code(frame) else { break };
-            let Some((what, slot)) = self.codes.get(code) else { continue };
-            if let Some(known) = self.meets(reader, frame, what, slot) {
+            let Some((what, variable)) = self.codes.get(code) else { continue };
+            if let Some(known) = self.meets(reader, frame, what, variable) {
                 let tag = known.map_or(0, |known| known.tag);
                 return match phase {
                     Some(phase) => Some(Here { tag, phase }),
@@ -152,15 +152,13 @@ impl Known<'_> {
         phase.map(|phase| Here { tag: 0, phase })
     }
 
-    /// The tag of the module that a local variable holds.
+    /// The tag of the module that a local variable holds. The object is read only once its address is known as a module's.
     #[inline(always)]
-    fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, slot: u16) -> Option<u32> {
-        let mut object = Pointer::new(reader.local(frame, slot)?)?;
-        let mut kind = reader.memory.word(object, layout::TYPE)?;
-        if kind == self.cell {
+    fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, variable: Variable) -> Option<u32> {
+        let mut object = Pointer::new(reader.local(frame, variable.slot)?)?;
+        if variable.in_cell && reader.memory.word(object, layout::TYPE)? == self.cell {
             object = reader.memory.pointer(object, layout::CELL)?;
-            kind = reader.memory.word(object, layout::TYPE)?;
         }
-        self.modules.tag(self.names, reader, object.address(), kind)
+        self.modules.tag(self.names, reader, object)
     }
 }

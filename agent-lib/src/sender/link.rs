@@ -67,13 +67,11 @@ enum To {
     File(File),
 }
 
-/// A recording beside.
+/// A recording beside: what is sent goes there, too.
 #[derive(Debug)]
 struct Beside {
     file: File,
     path: PathBuf,
-    /// What is sent goes there, too: since the state was said again.
-    begun: bool,
 }
 
 #[derive(Debug)]
@@ -134,25 +132,10 @@ impl Link {
         self.beside.is_some()
     }
 
-    /// Everything that is sent goes into it.
-    pub fn has_begun_beside(&self) -> bool {
-        self.beside.as_ref().is_some_and(|beside| beside.begun)
-    }
-
-    /// Begins a recording beside; what is sent goes there from `begin_beside` on.
-    pub fn record_beside(&mut self, core: &Core, mut file: File, path: PathBuf) -> std::io::Result<()> {
-        file.write_all(&self.head(core))?;
-        self.beside = Some(Beside { file, path, begun: false });
-        Ok(())
-    }
-
-    /// What is sent from now on can be understood without what was sent before.
-    pub fn begin_beside(&mut self) {
-        if self.beside.as_ref().is_some_and(|beside| !beside.begun) {
-            self.flush();
-        }
-        if let Some(beside) = &mut self.beside {
-            beside.begun = true;
+    /// What is sent from now on goes there, too: `state` is a link to a file that holds the state up to here.
+    pub fn record_beside(&mut self, state: Link, path: PathBuf) {
+        if let To::File(file) = state.to {
+            self.beside = Some(Beside { file, path });
         }
     }
 
@@ -319,7 +302,7 @@ impl Link {
         if self.packet.is_empty() {
             return self.is_up();
         }
-        if let Some(beside) = self.beside.as_mut().filter(|beside| beside.begun)
+        if let Some(beside) = &mut self.beside
             && beside.file.write_all(&self.packet).is_err()
         {
             self.beside = None; // a frame may be half written: nothing after it could be read

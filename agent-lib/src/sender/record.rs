@@ -11,19 +11,24 @@ use std::path::Path;
 /// Attempts to say the state while the program goes on.
 const TRIES: usize = 50;
 
+/// Another link, with the state in it.
+struct State {
+    link: Link,
+    is_whole: bool,
+    /// Records up to this one are in it.
+    taken: u64,
+    /// Names up to here.
+    names_sent: u64,
+}
+
 impl Sender {
     /// Does what is wanted; whether there was anything.
     pub(super) fn obey(&mut self) -> bool {
         let mut any = false;
-        // Only the last round's own wishes: a recording that has begun must say the state before the next one.
         while let Some((number, wish)) = control::next() {
             any = true;
-            let begins = matches!(wish, Wish::Start(_));
             let outcome = self.fulfil(wish);
             control::done(number, outcome);
-            if begins {
-                break;
-            }
         }
         self.dump_when_due();
         any
@@ -80,13 +85,38 @@ impl Sender {
             Ok(created) => created,
             Err(outcome) => return outcome,
         };
-        match self.link.record_beside(self.core, file, path.clone()) {
-            Ok(()) => {
-                self.resync = Some(self.epoch); // with the state, said again, it begins
-                Outcome::done(&path)
-            }
-            Err(error) => Outcome::failed(&path, &error),
+        self.send_new();
+        self.flush();
+        let state = match Link::to_file(self.core, file) {
+            Ok(link) => self.say_state_to(link, self.taken),
+            Err(error) => return Outcome::failed(&path, &error),
+        };
+        if !state.is_whole || !self.catch_up(state.taken) {
+            return Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO));
         }
+        // Names that came meanwhile are said twice to one of them, which does no harm.
+        self.names_sent = self.names_sent.min(state.names_sent);
+        self.link.record_beside(state.link, path.clone());
+        Outcome::done(&path)
+    }
+
+    /// The link, too, has everything up to `seq`, and nothing more; without one there is nobody who wants it.
+    fn catch_up(&mut self, seq: u64) -> bool {
+        for _ in 0..TRIES {
+            if self.taken >= seq {
+                break;
+            }
+            if self.link.is_up() {
+                self.send_records(seq);
+                self.flush();
+            } else {
+                self.taken = seq;
+            }
+        }
+        if !self.link.is_up() {
+            self.core.ring.set_sent(self.taken);
+        }
+        self.taken == seq
     }
 
     fn stop_recording(&mut self) -> Outcome {
@@ -95,9 +125,6 @@ impl Sender {
         else {
             return Outcome::done(Path::new(""));
         };
-        if let Some(epoch) = self.resync.filter(|_| !self.link.has_begun_beside()) {
-            self.say_state_again(epoch);
-        }
         let outcome = self.write_out(&path);
         let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
         match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
@@ -129,15 +156,32 @@ impl Sender {
             Err(outcome) => return outcome,
         };
         self.flush();
-        let other = match Link::to_file(self.core, file) {
-            Ok(other) => other,
+        let link = match Link::to_file(self.core, file) {
+            Ok(link) => link,
             Err(error) => return Outcome::failed(&path, &error),
         };
+        let State { mut link, is_whole, taken, .. } = self.say_state_to(link, self.core.ring.head());
+        let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
+        for body in [
+            Body::Watermark { last_seq: taken, in_flight_since_ns: 0 },
+            Body::Bye { reason: ByeReason::Requested },
+        ] {
+            link.frame(&Record { stamp, body });
+        }
+        let is_written = link.flush() && is_whole;
+        if is_written {
+            Outcome::done(&path)
+        } else {
+            Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO))
+        }
+    }
+
+    /// Says names, state, and what was recorded after `taken` to another link. The own one goes on where it was.
+    fn say_state_to(&mut self, other: Link, taken: u64) -> State {
         let link = std::mem::replace(&mut self.link, other);
         let kept = (self.names_sent, self.taken, self.losses, self.resync, self.state_said);
         let versions = (self.state_version, self.layers_version, self.muted_since);
-        (self.names_sent, self.taken, self.dumping, self.muted_since) =
-            (0, self.core.ring.head(), true, None);
+        (self.names_sent, self.taken, self.dumping, self.muted_since) = (0, taken, true, None);
         (self.state_version, self.layers_version, self.state_said) = (None, None, 0);
         self.send_state();
         self.resync = Some(self.epoch);
@@ -145,21 +189,13 @@ impl Sender {
             let Some(epoch) = self.resync else { break };
             self.say_state_again(epoch);
         }
-        let is_whole = self.resync.is_none();
-        self.send_records(self.core.ring.head());
-        let body = Body::Watermark { last_seq: self.taken, in_flight_since_ns: 0 };
-        self.say(body);
-        self.say(Body::Bye { reason: ByeReason::Requested });
-        let is_written = self.link.flush() && is_whole;
-        self.link = link;
+        let is_whole = self.resync.is_none() && self.link.flush();
+        let other = std::mem::replace(&mut self.link, link);
+        let state = State { link: other, is_whole, taken: self.taken, names_sent: self.names_sent };
         (self.names_sent, self.taken, self.losses, self.resync, self.state_said) = kept;
         (self.state_version, self.layers_version, self.muted_since) = versions;
         self.dumping = false;
-        if is_written {
-            Outcome::done(&path)
-        } else {
-            Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO))
-        }
+        state
     }
 
     fn dump_when_due(&mut self) {

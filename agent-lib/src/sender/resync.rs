@@ -44,7 +44,6 @@ impl Sender {
         }
         self.losses = false;
         self.say_skipped();
-        self.link.begin_beside();
         self.names_sent = 0;
         if !self.send_names(Flags::RESTATED) {
             return;

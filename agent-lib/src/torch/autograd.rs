@@ -13,13 +13,14 @@ use super::find::Image;
 use super::sequence::{Node, Table};
 use super::slot::{self, Taken};
 use crate::core::Core;
+use crate::env::Layers;
 use crate::naming::Here;
 use crate::threads::Thread;
 use crate::{ffi, layers};
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::ffi::{CStr, c_void};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
@@ -55,6 +56,8 @@ pub struct OfThread {
     running: AtomicU64,
     /// The last one that it ran to its end.
     last: AtomicU64,
+    /// The scope in which that node was begun.
+    scope: AtomicU32,
 }
 
 /// No thread has that many nodes.
@@ -66,6 +69,13 @@ impl OfThread {
         for word in [&self.id, &self.running, &self.last] {
             word.store(0, Relaxed);
         }
+        self.scope.store(0, Relaxed);
+    }
+
+    /// The scope that was open when the running node was begun: the node's own name stands above it.
+    #[inline(always)]
+    pub fn scope(&self) -> u32 {
+        self.scope.load(Relaxed)
     }
 }
 
@@ -85,12 +95,14 @@ struct Running {
     thread: &'static Thread,
     node: u64,
     outer: u64,
+    outer_scope: u32,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         let mine = &self.thread.autograd;
         mine.running.store(self.outer, Relaxed);
+        mine.scope.store(self.outer_scope, Relaxed);
         mine.last.store(self.node, Relaxed);
     }
 }
@@ -107,9 +119,15 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
         let number = word(offsets >> 8);
         if number < NO_NUMBER { Node::new(word(offsets), number).0 } else { mine.last.load(Relaxed).max(1) }
     };
-    let outer = mine.running.load(Relaxed);
+    let running = Running {
+        thread,
+        node: name,
+        outer: mine.running.load(Relaxed),
+        outer_scope: mine.scope.load(Relaxed),
+    };
     mine.running.store(name, Relaxed);
-    Running { thread, node: name, outer }
+    mine.scope.store(thread.scope.load(Relaxed), Relaxed);
+    running
 }
 
 /// Stands in the slot.
@@ -166,13 +184,23 @@ pub fn is_seen() -> bool {
     NEXT.load(Acquire) != 0 || slot::with(is_library, |_| ()).is_some()
 }
 
-/// Looks for the engine and takes its slot, once. Not in a hook.
-pub fn attach(core: &Core) {
-    if !core.settings.layers.autograd {
-        layers::set(Layer::Autograd, LayerState::Off, "GPUMEM_AUTOGRAD=0");
+/// Before PyTorch is there, or if it is left alone.
+pub fn say_absent(may: Layers) {
+    if layers::get(Layer::Autograd).is_some() {
         return;
     }
-    if LOOKED.load(Acquire) {
+    let (state, reason) = match (may.torch, may.autograd) {
+        (false, _) => (LayerState::Off, "switched off with GPUMEM_TORCH=0"),
+        (_, false) => (LayerState::Off, "switched off with GPUMEM_AUTOGRAD=0"),
+        _ => (LayerState::Absent, "no PyTorch in this process"),
+    };
+    layers::set(Layer::Autograd, state, reason);
+}
+
+/// Looks for the engine and takes its slot, once. Not in a hook.
+pub fn attach(core: &Core) {
+    let may = core.settings.layers;
+    if LOOKED.load(Acquire) || !may.torch || !may.autograd {
         return;
     }
     if TABLE.load(Acquire).is_null() {
@@ -226,7 +254,7 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     let found = find_offsets(objects, first, thread);
     match found {
         Some((number, thread)) => {
-            OFFSETS.store(((number * 8) << 8 | thread * 8) as u64, Release);
+            OFFSETS.store((number * 8 * 256 + thread * 8) as u64, Release);
             layers::set(Layer::Autograd, LayerState::Active, "");
         }
         None => {

@@ -249,7 +249,7 @@ impl<'a> Image<'a> {
             }
             let Some(symbol) = self.symbol(tables, (relocation.info >> 32) as usize) else { continue };
             let is_it = |names: &&[&CStr]| names.iter().any(|name| self.is_named(tables, symbol.name, name));
-            let Some(which) = wanted.iter().position(|names| is_it(names)) else { continue };
+            let Some(which) = wanted.iter().position(is_it) else { continue };
             if found[which].is_none() {
                 found[which] = self.slot(relocation.offset);
             }
@@ -302,8 +302,8 @@ impl<'a> Image<'a> {
         let table = bloom.checked_add(words as usize * 8)?;
         let start: u32 = self.read(table.checked_add((hash % buckets) as usize * 4)?)?;
         let chains = table.checked_add(buckets as usize * 4)?;
-        let mut index = start.checked_sub(first).filter(|_| start != 0)? as usize;
-        for _ in 0..CHAIN {
+        let begin = start.checked_sub(first).filter(|_| start != 0)? as usize;
+        for index in begin..begin + CHAIN {
             let link: u32 = self.read(chains.checked_add(index * 4)?)?;
             if link | 1 == hash | 1 {
                 let number = index + first as usize;
@@ -315,7 +315,6 @@ impl<'a> Image<'a> {
             if link & 1 != 0 {
                 return None;
             }
-            index += 1;
         }
         None
     }

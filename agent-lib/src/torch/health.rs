@@ -15,12 +15,10 @@ type Silent = (u32, u64);
 #[derive(Debug, Default)]
 pub struct Health {
     silent: Vec<Silent>,
-    /// It was so at two looks in a row.
+    /// It was so at two looks in a row, with no report in between.
     is_silent: bool,
-    /// Devices whose totals of segments differed at the last look.
-    differ: u64,
-    /// At two looks in a row.
-    still_differ: u64,
+    /// Reports of all devices by then.
+    reports: u64,
     /// Reports per device when totals were asked for last.
     asked_at: Vec<u64>,
 }
@@ -29,7 +27,7 @@ impl Health {
     /// With each round: files that were mapped meanwhile.
     pub fn look_for_torch(&self, core: &Core) {
         if core.settings.layers.torch && state::armed() {
-            patch::look(false);
+            patch::look(patch::met() == Met::NotYet);
         }
     }
 
@@ -74,15 +72,9 @@ impl Health {
             let torchs = thread.torch.fresh().filter(|fresh| callers::is_torch(fresh.module()));
             silent.extend(torchs.map(|fresh| (thread.id.load(Relaxed), fresh.start.load(Relaxed))));
         }
-        self.is_silent = silent.iter().any(|one| self.silent.contains(one));
-        self.silent = silent;
-        let mut differ = 0;
-        for (index, device) in core.torch.devices.iter().enumerate() {
-            let is_so = device.segments.load(Relaxed) != device.reserved.load(Relaxed);
-            differ |= u64::from(is_so) << index;
-        }
-        self.still_differ = self.differ & differ;
-        self.differ = differ;
+        let reports = core.torch.devices.iter().map(|device| device.reports.load(Relaxed)).sum();
+        self.is_silent = reports == self.reports && silent.iter().any(|one| self.silent.contains(one));
+        (self.silent, self.reports) = (silent, reports);
     }
 
     fn blocks(&self, core: &Core) -> (LayerState, String) {
@@ -132,11 +124,11 @@ impl Health {
         if older != 0 {
             doubts.push(format!("blocks of {older} bytes are older than the agent"));
         }
-        for (index, device) in
-            torch.devices.iter().enumerate().filter(|(index, _)| self.still_differ >> index & 1 != 0)
-        {
-            let (ours, its) = (device.segments.load(Relaxed), device.reserved.load(Relaxed));
-            doubts.push(format!("device {index}: segments of {ours} bytes are known, PyTorch has {its}"));
+        for (index, device) in torch.devices.iter().enumerate() {
+            let (unseen, its) = (device.unseen.load(Relaxed), device.reserved.load(Relaxed));
+            if unseen != 0 {
+                doubts.push(format!("device {index}: of {its} bytes of segments, {unseen} were not seen"));
+            }
         }
         let untold = torch.untold_pending.load(Relaxed);
         if untold != 0 {
@@ -151,12 +143,15 @@ impl Health {
 }
 
 fn out_of_memory(core: &Core) -> (LayerState, &'static str) {
+    let is_caching = core.torch.with_pools().next().is_some();
     match patch::met() {
         Met::Nothing => (LayerState::Absent, "no PyTorch with CUDA is loaded"),
-        _ if patch::is_patched(OUT_OF_MEMORY) => (LayerState::Active, ""),
-        _ if core.torch.single_tensors.load(Relaxed) != 0 => {
-            (LayerState::Degraded, "by failed driver calls alone")
+        _ if !patch::is_patched(OUT_OF_MEMORY) => {
+            (LayerState::Failed, "by failed driver calls alone: no slot for PyTorch's word was found")
         }
-        _ => (LayerState::Failed, "by failed driver calls alone: no slot for its word was found"),
+        _ if !is_caching && core.torch.single_tensors.load(Relaxed) != 0 => {
+            (LayerState::Degraded, "by failed driver calls alone: PyTorch's caching allocator is not in use")
+        }
+        _ => (LayerState::Active, ""),
     }
 }

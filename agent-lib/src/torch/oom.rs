@@ -8,10 +8,11 @@
 //! | the driver refuses, PyTorch flushes its cache and then gets memory | `AllocFailed`, `Pressure`; no `Oom` |
 //! | the driver refuses each time | `AllocFailed`, `Pressure`, perhaps again, then `Oom` with the driver's result |
 //!
-//! `Oom` says `Fatal`: the request has failed. Whether the program catches that and goes on shows only later.
-//! The cudaMallocAsync backend does not report. In 2.4.1 the driver's first refusal is its last word, in 2.15.0 it tries
-//! once more behind a flush. So there the first refusal is an `Oom` without totals whose outcome is not told, and those
-//! that follow it on the same thread, with no success in between, are the same one.
+//! `Oom` says `Fatal`: the request has failed. Whether the program catches that and goes on shows only later. Its stack is
+//! the thread's Python frames, as text.
+//!
+//! The cudaMallocAsync backend has no word for it, and neither has a PyTorch that caches nothing: there the driver's
+//! refusals are all there is, and the layer says that. (2.4.1 gives up at the first one, 2.15.0 tries again behind a flush.)
 
 use super::patch::{self, OUT_OF_MEMORY};
 use super::report::ordinal;
@@ -20,12 +21,16 @@ use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
 use crate::naming::Named;
 use crate::threads::Thread;
-use gpumem_wire::{Body, MemoryKind, OomOutcome, Reading};
+use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, Reading, Record, Stamp};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// CUDA_ERROR_OUT_OF_MEMORY.
 const REFUSED: u16 = 2;
+/// Of a stack, the innermost frames.
+const STACK_BYTES: usize = 4096;
+/// Stacks in a process's life: a program may run out of memory in a loop, on purpose.
+const STACKS: u32 = 256;
 
 type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
 
@@ -40,9 +45,18 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         let result = if thread.torch.refused.load(Relaxed) { REFUSED } else { 0 };
         thread.torch.refused.store(false, Relaxed);
         thread.torch.forget_events();
-        let (used, reserved) = (Reading::of(allocated), Reading::of(reserved));
-        let totals = (used, reserved);
-        core.out_of_memory(thread, index as u8, bytes.unsigned_abs(), totals, OomOutcome::Fatal, result);
+        let Named { tag, flags, .. } = core.named(thread);
+        let stack = core.python_stack(thread);
+        let at = At { tag, flags, stack, device: index as u8, ..At::NOWHERE };
+        let body = Body::Oom {
+            bytes: bytes.unsigned_abs(),
+            pool_used_bytes: Reading::of(allocated),
+            pool_reserved_bytes: Reading::of(reserved),
+            outcome: OomOutcome::Fatal,
+            result,
+        };
+        core.record(thread, at, body, nothing);
+        crate::sender::wake();
     });
     let next = patch::next(OUT_OF_MEMORY);
     if !next.is_null() {
@@ -52,36 +66,78 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
 }
 
 impl Core {
-    fn out_of_memory(
-        &self,
-        thread: &Thread,
-        slot: u8,
-        bytes: u64,
-        (pool_used_bytes, pool_reserved_bytes): (Reading, Reading),
-        outcome: OomOutcome,
-        result: u16,
-    ) {
-        let Named { tag, flags, .. } = self.named(thread);
-        let at = At { tag, flags, device: slot, ..At::NOWHERE };
-        let body = Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result };
-        self.record(thread, at, body, nothing);
-        crate::sender::wake();
-    }
-
     /// The driver has refused memory; told as `AllocFailed` already.
     #[cold]
     pub fn driver_refused(&self, thread: &Thread, at: At, bytes: u64, memory: MemoryKind, free: Reading) {
-        if !callers::is_torch(at.module) {
-            return;
+        thread.torch.refused.store(true, Relaxed);
+        if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
+            self.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
         }
-        let again = thread.torch.refused.swap(true, Relaxed);
-        if memory == MemoryKind::StreamOrdered {
-            if !again {
-                let totals = (Reading::ABSENT, Reading::ABSENT);
-                self.out_of_memory(thread, at.device, bytes, totals, OomOutcome::Unknown, REFUSED);
+    }
+
+    /// The number of the thread's Python stack; 0 without one, and after many.
+    #[cold]
+    fn python_stack(&self, thread: &Thread) -> u32 {
+        let mut room = [0_u8; STACK_BYTES];
+        let used = crate::python::stack_text(thread, &mut room);
+        let taken =
+            self.torch.stacks.fetch_update(Relaxed, Relaxed, |made| (made < STACKS).then_some(made + 1));
+        let (Ok(made), Some(text)) = (taken, room.get_mut(..used).filter(|text| !text.is_empty())) else {
+            return 0;
+        };
+        let frames = as_columns(text);
+        let stamp = Stamp { stack: made + 1, ..Stamp::default() };
+        let body = Body::Stack { format: FrameFormat::Text, frames };
+        self.names.add(&Record { stamp, body }).map_or(0, |_| made + 1)
+    }
+}
+
+/// Lines `function (file:line)` as `function<TAB>file<TAB>line`, in place.
+fn as_columns(text: &mut [u8]) -> &[u8] {
+    let (mut from, mut to) = (0, 0);
+    while from < text.len() {
+        let end = text[from..].iter().position(|&byte| byte == b'\n').map_or(text.len(), |at| from + at);
+        let line = &text[from..end];
+        let file = line.windows(2).position(|pair| pair == b" (").map(|at| from + at);
+        let number = line.iter().rposition(|&byte| byte == b':').map(|at| from + at);
+        let whole = line.last() == Some(&b')');
+        match (file, number) {
+            (Some(file), Some(number)) if whole && file + 2 <= number => {
+                for (start, stop, after) in
+                    [(from, file, b'\t'), (file + 2, number, b'\t'), (number + 1, end - 1, b'\n')]
+                {
+                    text.copy_within(start..stop, to);
+                    to += stop - start;
+                    text[to] = after;
+                    to += 1;
+                }
             }
-            return;
+            _ => {
+                text.copy_within(from..end, to);
+                to += end - from;
+                if to < text.len() {
+                    text[to] = b'\n';
+                    to += 1;
+                }
+            }
         }
-        self.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
+        from = end + 1;
+    }
+    &text[..to]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_become_columns() {
+        let mut text = b"forward (/a b (c)/d:e.py:12)\n? (?:?)\n<module> (x.py:3)\njunk\n".to_vec();
+        let want = b"forward\t/a b (c)/d:e.py\t12\n?\t?\t?\n<module>\tx.py\t3\njunk\n";
+        assert_eq!(as_columns(&mut text), want);
+        for odd in [&b"("[..], b" (", b" (:", b" (:)", b")", b"\n\n", b":) (", b""] {
+            let mut text = odd.to_vec();
+            assert!(as_columns(&mut text).len() <= odd.len().max(1));
+        }
     }
 }

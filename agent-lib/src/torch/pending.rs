@@ -15,28 +15,40 @@
 //! (`synchronize_and_free_events`; 2.4.1 has it inside release_cached_blocks). All of it under the device's mutex.
 //!
 //! So the report does not say it, but the calls before it do: an event that PyTorch's library recorded on this thread
-//! since its last report means that the block waits for it. Three slots of libc10_cuda tell of the events.
+//! since its last report may mean that the block waits for it. Three slots of libc10_cuda tell of the events.
 //!
-//! **What may be wrong.** c10's own events (`CUDAGuardImpl::record`, for users of c10::Event) are recorded through the same
-//! slot: if such a thread's next report is a free, that block seems to wait. It ends when that event is asked for, or at
-//! the latest when the block's memory is handed out again. Not told apart: a free during a capture, whose events come
-//! later and belong to no block that we could name (2.15.0: `deferred_blocks`, a hash table; the events are recorded
-//! under a malloc, and a malloc's report forgets them). It counts as done, so pending is too small by it while the
-//! capture lasts. None of this moves a total: a freed block is none of PyTorch's, pending or not.
+//! **Whose event.** c10's own events (`CUDAGuardImpl::record`, for users of c10::Event: autograd between streams, for one)
+//! are recorded through the same slot, and a thread's next report may be a free that has nothing to do with them. The
+//! stack tells. insert_events and the report are called by one function, so the stack pointer at cudaEventRecord is lower
+//! than at the report by the frame of insert_events, or the same if that was inlined: SPAN bytes at most. Elsewhere it
+//! is anywhere. It may lie there by chance, so a call that was elsewhere once is not believed again: its place in the
+//! code is that of other events. What is taken for pending in spite of it ends when its event is asked for, and at
+//! the latest when the block's memory is handed out again.
+//!
+//! **Not told apart:** a free during a capture, whose events come later and belong to no block that we could name
+//! (2.15.0: `deferred_blocks`, a hash table; they are recorded under a malloc, whose report forgets them). It counts as
+//! done, so pending is too small by it while the capture lasts. None of this moves a total: a freed block is none
+//! of PyTorch's, pending or not.
 
 use super::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use super::report::Report;
-use super::state::{Device, EVENTS};
+use super::state::{Device, EVENTS, Event};
 use crate::core::{At, Core};
 use crate::ffi::guard;
 use crate::live::{Beside, Key};
 use crate::threads::Thread;
 use gpumem_wire::{Body, FreeState};
+use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Blocks of a device that can wait at a time; others count as free.
 pub const MOST: usize = 1024;
+/// By how much the stack pointer at a record of insert_events can be lower than at the report: 224 bytes in 2.15.0, 208 in 2.4.1
+/// (840 and 836 frees, always the same).
+const SPAN: usize = 1024;
+/// Places in PyTorch's code that record other events.
+static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
 /// cudaErrorUnknown: a slot that held nothing is never patched.
 const UNKNOWN: c_int = 999;
 
@@ -53,21 +65,40 @@ pub struct Waiting {
 type OnStream = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> c_int;
 type OfEvent = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 
-/// cudaEventRecord, as PyTorch's library calls it.
+/// cudaEventRecord, as PyTorch's library calls it: two arguments more, where the call returns to and the stack pointer, and
+/// on to the function below as if it had been called.
 ///
 /// # Safety
 /// Its arguments.
+#[unsafe(naked)]
 pub unsafe extern "C-unwind" fn recorded(event: *mut c_void, stream: *mut c_void) -> c_int {
-    let next = patch::next(EVENT_RECORD);
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("mov rdx, [rsp]", "mov rcx, rsp", "jmp {on}", on = sym recorded_at);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("mov x2, x30", "mov x3, sp", "b {on}", on = sym recorded_at);
+}
+
+unsafe extern "C-unwind" fn recorded_at(
+    event: *mut c_void,
+    stream: *mut c_void,
+    site: usize,
+    stack: usize,
+) -> c_int {
+    let next = next(EVENT_RECORD);
     if next.is_null() {
         return UNKNOWN;
     }
     // SAFETY: what the slot held.
     let result = unsafe { std::mem::transmute::<*mut c_void, OnStream>(next)(event, stream) };
-    if result == 0 {
-        guard((), |_, thread| thread.torch.note_event(event as u64));
+    if result == 0 && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
+        guard((), |_, thread| thread.torch.note_event(event as u64, site, stack));
     }
     result
+}
+
+/// What a slot held: written before the slot was, but read on another processor, perhaps a moment too early.
+fn next(hook: usize) -> *mut c_void {
+    (0..1000).map(|_| patch::next(hook)).find(|next| !next.is_null()).unwrap_or_default()
 }
 
 /// cudaEventQuery, as PyTorch's library calls it.
@@ -90,7 +121,7 @@ pub unsafe extern "C-unwind" fn synchronized(event: *mut c_void) -> c_int {
 
 #[inline(always)]
 unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
-    let next = patch::next(hook);
+    let next = next(hook);
     if next.is_null() {
         return UNKNOWN;
     }
@@ -102,6 +133,17 @@ unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
     result
 }
 
+/// Whether insert_events can have recorded it for a report at this stack pointer.
+fn is_near(event: &Event, stack: usize) -> bool {
+    let is = stack.checked_sub(event.stack.load(Relaxed)).is_some_and(|span| span <= SPAN);
+    let site = event.site.load(Relaxed);
+    if !is && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
+        let is_taken = |other: &&AtomicUsize| other.compare_exchange(0, site, Relaxed, Relaxed).is_ok();
+        ELSEWHERE.iter().find(is_taken);
+    }
+    is
+}
+
 impl Device {
     /// Those that wait.
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
@@ -111,17 +153,22 @@ impl Device {
 }
 
 impl Core {
-    /// A block was freed behind events: it waits for them. False if there is no place to remember that.
+    /// A block was freed behind events: it waits for them. False if they are others', or if there is no place to remember it.
     #[cold]
     #[inline(never)]
     pub(super) fn wait(&self, thread: &Thread, device: &Device, pool: u64, report: &Report) -> bool {
         let address = report.address;
+        let is_its = |event: &&Event| is_near(event, report.stack);
+        if thread.torch.events().filter(is_its).count() == 0 {
+            return false;
+        }
         let free = device.waiting.iter().find(|place| place.address.load(Relaxed) == 0);
         let Some(place) = free.filter(|_| address != 0) else {
             self.torch.untold_pending.fetch_add(1, Relaxed);
             return false;
         };
-        let events = thread.torch.events().chain(std::iter::repeat(0));
+        let its = thread.torch.events().filter(is_its);
+        let events = its.map(|event| event.handle.load(Relaxed)).chain(std::iter::repeat(0));
         place.events.iter().zip(events).for_each(|(place, event)| place.store(event, Relaxed));
         place.bytes.store(report.bytes.unsigned_abs(), Relaxed);
         place.address.store(address, Release);

@@ -13,6 +13,7 @@ use crate::live::{Beside, Key};
 use crate::naming::Named;
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Role};
+use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
 
@@ -29,14 +30,17 @@ pub struct Report {
     pub reserved: u64,
     /// c10::Device: the type, and the program's number << 8.
     pub device: u16,
+    /// The stack pointer at the call.
+    pub stack: usize,
 }
 
 type Next = unsafe extern "C-unwind" fn(*mut c_void, i64, u64, u64, u16);
 
-/// Stands in the slot.
+/// Stands in the slot: one argument more, the stack pointer, and on to the function below as if it had been called.
 ///
 /// # Safety
 /// PyTorch's arguments.
+#[unsafe(naked)]
 pub unsafe extern "C-unwind" fn reported(
     address: *mut c_void,
     bytes: i64,
@@ -44,8 +48,22 @@ pub unsafe extern "C-unwind" fn reported(
     reserved: u64,
     device: u16,
 ) {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!("mov r9, rsp", "jmp {on}", on = sym reported_at);
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!("mov x5, sp", "b {on}", on = sym reported_at);
+}
+
+unsafe extern "C-unwind" fn reported_at(
+    address: *mut c_void,
+    bytes: i64,
+    allocated: u64,
+    reserved: u64,
+    device: u16,
+    stack: usize,
+) {
     guard((), |core, thread| {
-        core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device });
+        core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device, stack });
     });
     let next = patch::next(REPORT);
     if !next.is_null() {
@@ -86,6 +104,8 @@ impl Core {
             self.free_reported(thread, device, pool, &report);
         }
         thread.torch.forget_events();
+        let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
+        device.unseen.store(unseen, Relaxed);
         if device.check_due.load(Relaxed) {
             self.tell_totals(thread, device, pool, index as u8);
         }
@@ -166,6 +186,10 @@ impl Core {
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
         self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
         self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
+        let unseen = device.unseen.load(Relaxed).max(0);
+        if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
+            self.record(thread, at, Body::Baseline { bytes: unseen as u64 }, nothing);
+        }
     }
 }
 

@@ -34,9 +34,10 @@ impl Core {
         if memory == MemoryKind::Device && bytes >= SMALLEST && self.settings.layers.torch {
             super::patch::look_if_changed();
         }
-        if callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || bytes % SEGMENT_UNIT != 0) {
+        if callers::is_torch(module)
+            && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
+        {
             self.torch.single_tensors.fetch_add(1, Relaxed);
-            thread.torch.refused.store(false, Relaxed);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::pending::Waiting;
 use crate::memfd::anonymous;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.
 pub const DEVICES: usize = 64;
@@ -23,6 +23,10 @@ pub struct Device {
     pub reserved: AtomicU64,
     /// Bytes of segments that were told: equal to `reserved`, unless some are older than we are.
     pub segments: AtomicU64,
+    /// What `reserved` had more than `segments` with the last report: in between they differ while a segment comes or goes.
+    pub unseen: AtomicI64,
+    /// Of `unseen`, what was told as older than we are.
+    pub baseline: AtomicI64,
     /// Bytes of blocks that are older than we are and still live.
     pub older: AtomicU64,
     /// By how much our sum was wrong, added up.
@@ -46,10 +50,14 @@ pub struct Device {
 pub struct State {
     /// By the program's numbers of devices.
     pub devices: [Device; DEVICES],
+    /// The driver had a context before we came: segments that were not seen are older.
+    pub is_late: AtomicBool,
     /// Pools that were made.
     pub pools: AtomicU32,
     /// Allocations that are none of a caching allocator: each tensor has its own.
     pub single_tensors: AtomicU64,
+    /// Stacks that were told.
+    pub stacks: AtomicU32,
     /// Frees that found no place among those that wait.
     pub untold_pending: AtomicU64,
 }
@@ -67,6 +75,8 @@ impl State {
             sum: AtomicI64::new(0),
             reserved: AtomicU64::new(0),
             segments: AtomicU64::new(0),
+            unseen: AtomicI64::new(0),
+            baseline: AtomicI64::new(0),
             older: AtomicU64::new(0),
             drift: AtomicU64::new(0),
             reports: AtomicU64::new(0),
@@ -78,8 +88,10 @@ impl State {
         };
         Some(State {
             devices: std::array::from_fn(device),
+            is_late: AtomicBool::new(false),
             pools: AtomicU32::new(0),
             single_tensors: AtomicU64::new(0),
+            stacks: AtomicU32::new(0),
             untold_pending: AtomicU64::new(0),
         })
     }
@@ -114,13 +126,24 @@ impl Fresh {
     }
 }
 
+/// An event that PyTorch's library recorded.
+#[derive(Debug, Default)]
+pub struct Event {
+    /// cudaEvent_t.
+    pub handle: AtomicU64,
+    /// Where the call returns to.
+    pub site: AtomicUsize,
+    /// The stack pointer at the call.
+    pub stack: AtomicUsize,
+}
+
 /// Of a thread: what it did since its last report. Written by the thread alone.
 #[derive(Debug, Default)]
 pub struct Mine {
     fresh: [Fresh; FRESH],
     /// Ranges that were remembered since the last block.
     remembered: AtomicU32,
-    events: [AtomicU64; EVENTS],
+    events: [Event; EVENTS],
     recorded: AtomicU32,
     /// The driver has refused PyTorch memory since the last block.
     pub refused: AtomicBool,
@@ -174,10 +197,12 @@ impl Mine {
     }
 
     /// PyTorch's library recorded an event.
-    pub fn note_event(&self, event: u64) {
+    pub fn note_event(&self, event: u64, site: usize, stack: usize) {
         let count = self.recorded.load(Relaxed);
         if let Some(place) = self.events.get(count as usize) {
-            place.store(event, Relaxed);
+            place.handle.store(event, Relaxed);
+            place.site.store(site, Relaxed);
+            place.stack.store(stack, Relaxed);
         }
         self.recorded.store(count.saturating_add(1), Relaxed);
     }
@@ -186,10 +211,8 @@ impl Mine {
     pub fn forget_event(&self, event: u64) {
         let count = self.recorded.load(Relaxed) as usize;
         let events = &self.events[..count.min(EVENTS)];
-        let Some(place) = events.iter().rposition(|known| known.load(Relaxed) == event) else { return };
-        if count <= EVENTS {
-            events[place].store(events[count - 1].load(Relaxed), Relaxed);
-            self.recorded.store(count as u32 - 1, Relaxed);
+        for known in events.iter().filter(|known| known.handle.load(Relaxed) == event) {
+            known.handle.store(0, Relaxed);
         }
     }
 
@@ -199,10 +222,10 @@ impl Mine {
         self.recorded.load(Relaxed)
     }
 
-    /// They; not all if there are more than `EVENTS`.
-    pub fn events(&self) -> impl Iterator<Item = u64> {
-        let count = self.recorded.load(Relaxed) as usize;
-        self.events.iter().take(count).map(|event| event.load(Relaxed))
+    /// They; not all if there are more than `EVENTS`, and without those that are over.
+    pub fn events(&self) -> impl Iterator<Item = &Event> {
+        let noted = self.events.iter().take(self.recorded.load(Relaxed) as usize);
+        noted.filter(|event| event.handle.load(Relaxed) != 0)
     }
 
     /// With a report.
@@ -241,12 +264,13 @@ mod tests {
     #[test]
     fn events_come_and_go() {
         let mine = Mine::default();
-        (1..=3).for_each(|event| mine.note_event(event));
+        let handles = || mine.events().map(|event| event.handle.load(Relaxed)).collect::<Vec<_>>();
+        (1..=3).for_each(|event| mine.note_event(event, 0, 0));
         mine.forget_event(1);
         mine.forget_event(9);
-        assert_eq!(mine.events().collect::<Vec<_>>(), [3, 2]);
-        (1..=20).for_each(|event| mine.note_event(event));
-        assert_eq!((mine.recorded(), mine.events().count()), (22, EVENTS));
+        assert_eq!(handles(), [2, 3]);
+        (11..=30).for_each(|event| mine.note_event(event, 0, 0));
+        assert_eq!((mine.recorded(), handles().len()), (23, EVENTS - 1));
         mine.forget_events();
         assert_eq!(mine.events().count(), 0);
     }

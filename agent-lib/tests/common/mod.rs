@@ -3,3 +3,5 @@
 
 pub mod cupti;
 pub mod daemon;
+pub mod pythons;
+pub mod torch;

@@ -331,6 +331,9 @@ def dies():
 
 nested(dies)
 check("in a finalizer", said[-1], PATH + " forward")
+# While 3.11 takes a frame down, it is still the innermost one, and its first variable may have died before the others.
+Module.__call__(register(Module(), "dying"), lambda *_: None, Dying())
+check("in a finalizer of a frame that ends", said[-1] in (" forward", " unknown"), True)
 closed = register(Closed(), "Closed")
 check("a variable in a cell", closed(here), "Closed forward")
 

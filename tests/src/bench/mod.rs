@@ -5,16 +5,20 @@
 mod agent;
 mod cost;
 mod daemon;
+mod frames;
 mod import;
 mod ingest;
 mod kinds;
 mod ledger;
 mod node;
+mod nvtx;
 mod peer;
 pub mod player;
+mod python;
 mod report;
 mod rounds;
 mod scrape;
+mod torch;
 mod traffic;
 
 /// A measurement with a name.
@@ -34,6 +38,17 @@ pub const ALL: &[Bench] = &[
         name: "agent",
         about: "what the agent adds to a driver call, and what a scope costs",
         run: agent::run,
+    },
+    Bench { name: "nvtx", about: "what an NVTX range costs a program that annotates itself", run: nvtx::run },
+    Bench {
+        name: "frames",
+        about: "what the module path from Python frames adds to a block, by depth",
+        run: frames::run,
+    },
+    Bench {
+        name: "python",
+        about: "what a scope costs from Python, beside an empty context manager",
+        run: python::run,
     },
     Bench {
         name: "ledger",
@@ -64,5 +79,10 @@ pub const ALL: &[Bench] = &[
         name: "report",
         about: "the report of a run with 10 million events, from its recording and from the store",
         run: report::run,
+    },
+    Bench {
+        name: "torch",
+        about: "what the agent adds to a training step of PyTorch, beside torch's own history and profiler",
+        run: torch::run,
     },
 ];

@@ -29,6 +29,8 @@ pub struct Share {
     pub bytes: u64,
     /// Of those, under the module that the program says.
     pub right: u64,
+    /// Under that module, the one that it is in, or one that is in it.
+    pub near: u64,
     /// Under any name.
     pub named: u64,
     /// What was expected, what was found, and its bytes.
@@ -43,6 +45,11 @@ impl Share {
         100.0 * self.right as f64 / self.bytes.max(1) as f64
     }
 
+    /// Right bytes, or nearly, in a hundred.
+    pub fn percent_near(&self) -> f64 {
+        100.0 * self.near as f64 / self.bytes.max(1) as f64
+    }
+
     /// Named bytes in a hundred.
     pub fn percent_named(&self) -> f64 {
         100.0 * self.named as f64 / self.bytes.max(1) as f64
@@ -52,6 +59,13 @@ impl Share {
         self.bytes += bytes;
         self.count += 1;
         self.named += if found.is_empty() { 0 } else { bytes };
+        let is_in = |inner: &str, outer: &str| {
+            !outer.is_empty()
+                && inner
+                    .strip_prefix(outer)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '.']))
+        };
+        self.near += if is_in(found, expected) || is_in(expected, found) { bytes } else { 0 };
         if found == expected {
             self.right += bytes;
         } else {
@@ -69,6 +83,8 @@ pub struct Attribution {
     pub all: BTreeMap<String, Share>,
     /// Live blocks by address, at each check.
     pub live: BTreeMap<String, HashMap<u64, Block>>,
+    /// How each source of names was, the last that was said of it.
+    pub layers: BTreeMap<String, String>,
 }
 
 struct Reader {
@@ -135,6 +151,9 @@ impl Sink for Reader {
             Body::BlockFree { address, .. } => {
                 self.blocks.remove(&address);
             }
+            Body::Layer { layer, state, reason } => {
+                self.result.layers.insert(format!("{layer:?}"), format!("{state:?} {reason}"));
+            }
             Body::Retag { address, use_as: (role, phase), .. } => {
                 let tag = self.name(stamp.tag);
                 if let Some(block) = self.blocks.get_mut(&address) {
@@ -151,6 +170,39 @@ impl Sink for Reader {
     fn reject(&mut self, count: u64) {
         assert_eq!(count, 0, "rejected records");
     }
+}
+
+/// Of the tensors that a program says are there (tests/torch/said.py), those that are `what`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// How many.
+    pub count: usize,
+    /// In a live block under their own module's name, or their own.
+    pub named: usize,
+    /// In a live block with that role.
+    pub known: usize,
+    /// Some of those of which one is not so.
+    pub others: Vec<String>,
+}
+
+/// What became of them in a recording.
+pub fn owned(live: &HashMap<u64, Block>, said: &serde_json::Value, what: &str, role: Role) -> Owned {
+    let mut found = Owned::default();
+    for row in said["addresses"].as_array().into_iter().flatten().filter(|row| row[1] == what) {
+        let text = |at: usize| row[at].as_str().unwrap_or_default();
+        let address = u64::from_str_radix(text(0).trim_start_matches("0x"), 16).unwrap_or(0);
+        let (module, own) = (text(2), format!("{}/{}", text(2), text(3)));
+        let block = live.get(&address);
+        let is_named = block.is_some_and(|block| block.tag == module || block.tag == own);
+        let is_known = block.is_some_and(|block| block.role == role);
+        found.count += 1;
+        found.named += usize::from(is_named);
+        found.known += usize::from(is_known);
+        if !(is_named && is_known) && found.others.len() < 4 {
+            found.others.push(format!("{own}: {block:?}"));
+        }
+    }
+    found
 }
 
 /// Reads what a daemon recorded of a process.

@@ -5,6 +5,7 @@
 //! programs   what must be built before: the daemon, gpumemctl, the agent, the fake driver, the trainer
 //! machine    one simulated machine with its folder; programs that run on it
 //! daemon     a daemon on it
+//! examples   the project's examples, built
 //! prometheus a real Prometheus beside it
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
@@ -17,6 +18,7 @@
 pub mod attribution;
 pub mod compare;
 pub mod daemon;
+pub mod examples;
 pub mod machine;
 pub mod mixer;
 pub mod programs;

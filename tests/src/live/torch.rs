@@ -217,3 +217,22 @@ pub fn beside<'a>(moments: &'a [Moment], said: &'a [Value]) -> Vec<(&'a Moment, 
     assert_eq!(moments.iter().map(|moment| moment.name.as_str()).collect::<Vec<_>>(), names);
     moments.iter().zip(checks).collect()
 }
+
+/// Holds what was recorded of a moment against torch's own numbers, device by device and to the byte, in a process in which
+/// nothing but torch's caching allocator takes memory.
+///
+/// # Panics
+/// When they differ.
+pub fn agree(what: &str, moment: &Moment, said: &Value) {
+    let devices = said["devices"].as_array().expect("devices");
+    for (ordinal, numbers) in devices.iter().enumerate() {
+        let of = |name: &str| numbers[name].as_i64().unwrap_or_else(|| panic!("{name} of {said}"));
+        let held = moment.devices[ordinal];
+        let what = format!("{what} on device {ordinal}: {held:?} beside {numbers}");
+        assert_eq!(held.unbooked, 0, "{what}");
+        assert_eq!(held.tracked, of("reserved"), "{what}");
+        assert_eq!(held.blocks + held.idle, of("reserved"), "segments and blocks: {what}");
+        assert_eq!(held.blocks - held.pending, of("allocated"), "{what}");
+        assert_eq!(held.blocks, of("active"), "with what waits for a stream: {what}");
+    }
+}

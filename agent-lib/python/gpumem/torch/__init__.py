@@ -21,27 +21,26 @@ __all__ = ["unwatch", "watch"]
 _PRIVATE = "_gpumem_torch"
 
 
-def _core() -> Any:
+def _working() -> Any:
     """The one that works in this process; ``None`` where there is no agent."""
-    ours = sys.modules.setdefault(_PRIVATE, sys.modules[__name__])
-    if ours is not sys.modules[__name__]:
-        core = getattr(ours, "_core", None)
-        return core if core is not None and core.core() is not None else None
-    return _begun()
+    here = sys.modules[__name__]
+    one = sys.modules.setdefault(_PRIVATE, here)
+    core = getattr(one, "_core", None)
+    if core is not None and core.core() is not None:
+        return core
+    return _begin() if one is here else None
 
 
-def _begun() -> Any:
+def _begin() -> Any:
     from .. import _library
-    from . import _core as core
+    from . import _core
     from ._agent import exported
 
-    if core.core() is None:
-        found = _library.library()
-        handle = getattr(found, "handle", None)
-        if handle is None:
-            return None
-        core.start(exported(handle))
-    return core if core.core() is not None else None
+    found = _library.library()
+    if found is None:
+        return None
+    _core.start(exported(found.handle))
+    return _core if _core.core() is not None else None
 
 
 def watch(model: "torch.nn.Module", *optimizers: "torch.optim.Optimizer", name: Optional[str] = None) -> None:
@@ -52,7 +51,7 @@ def watch(model: "torch.nn.Module", *optimizers: "torch.optim.Optimizer", name: 
     of the time between two steps of an optimizer.
     """
     try:
-        core = _core()
+        core = _working()
         if core is not None:
             core.watch(model, optimizers, name)
     except Exception:
@@ -62,7 +61,7 @@ def watch(model: "torch.nn.Module", *optimizers: "torch.optim.Optimizer", name: 
 def unwatch(model: "torch.nn.Module") -> None:
     """Forgets the names of ``model`` and its parts. What was named stays named."""
     try:
-        core = _core()
+        core = _working()
         if core is not None:
             core.unwatch(model)
     except Exception:

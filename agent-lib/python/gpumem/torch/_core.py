@@ -142,10 +142,14 @@ def start(address_of: Callable[[str], int]) -> int:
             if not connect(address_of):
                 return FAILED
             begun = Core()
-            if not _codes.register():
-                begun.missing.append("modules' calls")
-            _register(torch, begun)
-            begun.modules.search()
+            try:
+                if not _codes.register():
+                    begun.missing.append("modules' calls")
+                _register(torch, begun)
+                begun.modules.search()
+            except BaseException:  # the program's own interrupt, too
+                begun.let_go()
+                raise
             _core = begun
             _say(begun)
         return _finish(torch, _core)
@@ -194,6 +198,7 @@ def watch(model: Any, optimizers: Any, name: Optional[str]) -> None:
     here = _core
     if here is None:
         return
+    here.modules.want(model)
     here.modules.learn(model)
     if name is not None:
         here.modules.root(model, name)

@@ -11,17 +11,20 @@ from types import CodeType, FrameType
 from typing import Any, Iterator
 
 MODULE, OPTIMIZER, BACKWARD, SETUP, BOUNDARY = 1, 2, 3, 4, 5
+_IN_CELL = 128
 
 
 def meaning(code: CodeType, what: int, name: str = "self") -> int:
     """The second argument of `gpumem_code`: what the code means, and which local variable of it is the module."""
     if what not in (MODULE, SETUP):
         return what
-    if name in code.co_cellvars and sys.version_info < (3, 11):
-        slot = code.co_nlocals + code.co_cellvars.index(name)  # the argument's own place is empty then
-    else:
+    if name not in code.co_cellvars:
+        return what | code.co_varnames.index(name) << 8
+    if sys.version_info >= (3, 11):
         slot = code.co_varnames.index(name)
-    return what | slot << 8
+    else:
+        slot = code.co_nlocals + code.co_cellvars.index(name)  # the argument's own place is empty
+    return what | _IN_CELL | slot << 8
 
 
 class _Probe:

@@ -76,6 +76,8 @@ class Modules:
 
     def __init__(self) -> None:
         self.known: Dict[int, Known] = {}
+        #: Modules that the program does not want to be named.
+        self.left_out: Dict[int, Any] = {}
         #: Changes: a sweep compares.
         self.version = 0
         self._numbers: Dict[str, Set[int]] = {}
@@ -127,6 +129,9 @@ class Modules:
     # Places.
 
     def _make(self, module: Any) -> Optional[Known]:
+        left_out = self.left_out.get(id(module))
+        if left_out is not None and left_out() is module:
+            return None
         try:
             known = Known(module, self._gone)
         except TypeError:  # cannot be referred to weakly: its death would not be seen
@@ -217,26 +222,33 @@ class Modules:
         """A module and everything inside of it."""
         if id(module) not in self.known:
             self.root(module)
-        todo: List[Any] = [module]
-        seen = {id(module)}
-        while todo:
-            parent = todo.pop()
+        for parent in self._within(module):
             for name, child in children(parent):
                 self.adopt(parent, name, child)
-                if id(child) not in seen:
-                    seen.add(id(child))
-                    todo.append(child)
 
     def forget(self, module: Any) -> None:
-        """A module and everything inside of it has no name any more."""
-        known = self.known.get(id(module))
-        if known is None:
-            return
-        for _, child in children(module):
-            below = self.known.get(id(child))
-            if below is not None and below.parent == known.key:
-                self.forget(child)
-        self._gone(known)
+        """A module and everything inside of it has no name any more, and gets none."""
+        for part in self._within(module):
+            key = id(part)
+            self.left_out[key] = weakref.ref(part, lambda _, key=key: self.left_out.pop(key, None))
+            known = self.known.get(key)
+            if known is not None:
+                self._gone(known)
+
+    def want(self, module: Any) -> None:
+        """The program wants it to be named after all."""
+        for part in self._within(module):
+            self.left_out.pop(id(part), None)
+
+    @staticmethod
+    def _within(module: Any) -> List[Any]:
+        found, seen = [module], {id(module)}
+        for parent in found:
+            for _, child in children(parent):
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    found.append(child)
+        return found
 
     def path(self, known: Known) -> str:
         """As the agent writes it: a number belongs to what it counts, as in ``GPT/h.3/attn``."""

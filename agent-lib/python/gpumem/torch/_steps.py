@@ -49,6 +49,7 @@ class Steps:
             return
         self._optimizers[key] = weakref.ref(optimizer)
         self._done[key] = 0
+        self.sweeper.forget()
         if self._first is None or self._first() is None:
             self._first = self._optimizers[key]
         _codes.register_optimizer(type(optimizer))

@@ -108,6 +108,10 @@ class Sweeper:
         """Whether there are modules or parameters that no sweep has seen."""
         return self._version != self.modules.version
 
+    def forget(self) -> None:
+        """What was told may be of something that is gone: its like may lie at the same address now."""
+        self._told = {}
+
     def sweep(self, optimizers: List[Any], gradients: bool) -> None:
         """Tells what is new. Gradients are new each time: a block of the same address may be another one."""
         start = time.perf_counter()
@@ -116,6 +120,8 @@ class Sweeper:
         # No mode of the program's sees what is asked here.
         with torch._C.DisableTorchFunction():
             self.modules.look_again()
+            if self._version != self.modules.version:
+                self.forget()
             self._version = self.modules.version
             self.paths = {}
             for module, known in self.modules:

@@ -156,8 +156,10 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     };
     let hello = Record::decode(slot, payload).map_err(|error| no_hello(&error))?;
     if let Body::Ask { what, options } = hello.body {
-        let claimed = option(options, "start_ticks").and_then(|ticks| ticks.parse().ok());
-        let peer = Peer::of(stream, claimed.unwrap_or(0))?;
+        let peer = match option(options, "start_ticks") {
+            Some(ticks) => Peer::of(stream, ticks.parse().unwrap_or(0))?,
+            None => Peer::unclaimed(stream)?,
+        };
         let question = Question { key: peer.key, what, options: options.to_owned() };
         // It keeps the seat of one that has not said hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);

@@ -40,6 +40,23 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// The peer of a connection that says nothing of its start. The pid may be another process's by now, but then it is one of the
+    /// same user's, who could ask about it anyway.
+    ///
+    /// # Errors
+    /// [`Unknown`].
+    pub fn unclaimed(stream: &UnixStream) -> Result<Self, Unknown> {
+        let credentials = stream.peer_cred()?;
+        let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
+        let pid = pid.ok_or(Unknown::NoPid)?;
+        let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|_| Unknown::Gone(pid))?;
+        let found = start_ticks(pid).ok_or(Unknown::Gone(pid))?;
+        if std::os::unix::fs::MetadataExt::uid(&owner) != credentials.uid() {
+            return Err(Unknown::StartTime { pid, found, claimed: 0 });
+        }
+        Peer::of(stream, found)
+    }
+
     /// The peer of a connection that says it started at `claimed_ticks`.
     ///
     /// # Errors

@@ -1,0 +1,18 @@
+"""What tests on the simulated GPU share. It imports nothing of gpumem: some begin without."""
+
+#: A driver in a few lines, for programs of their own.
+DRIVER = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+def begin():
+    assert cuda.cuInit(0) == 0
+    context = ctypes.c_void_p()
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+def take(size):
+    address = ctypes.c_uint64()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    return address.value
+def give(address):
+    assert cuda.cuMemFree_v2(ctypes.c_uint64(address)) == 0
+"""

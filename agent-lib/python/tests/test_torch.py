@@ -1,0 +1,34 @@
+"""``gpumem.torch`` where there is no agent and no PyTorch; with both: tests/torch/inside.py.
+
+python3 -m unittest discover -s agent-lib/python/tests"""
+
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from test_gpumem import PACKAGE, run  # noqa: E402
+
+
+class Inert(unittest.TestCase):
+    def test_nothing_is_there(self):
+        script = (
+            "import sys\n"
+            "import gpumem.torch\n"
+            "class Model: pass\n"
+            "model = Model()\n"
+            "print(gpumem.torch.watch(model), gpumem.torch.watch(model, model, name='a'), gpumem.torch.unwatch(model))\n"
+            "print(gpumem.watch(model, name='a'), 'torch' in sys.modules, vars(model))"
+        )
+        self.assertEqual(run(script), ["None"] * 3 + ["None", "False", "{}"])
+
+    def test_what_the_agent_carries_is_what_is_installed(self):
+        carried = (PACKAGE.parent / "src/python/bootstrap.rs").read_text()
+        for path in (PACKAGE / "gpumem/torch").glob("_*.py"):
+            if path.name != "__init__.py":
+                self.assertIn("gpumem/torch/%s\"" % path.name, carried)
+
+
+if __name__ == "__main__":
+    unittest.main()

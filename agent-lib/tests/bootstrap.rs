@@ -1,0 +1,80 @@
+//! Our code in the program's interpreter, on every CPython that is here, with a stand-in for PyTorch (tests/bootstrap/torch and
+//! tests/libtorch_cpu.cpp): names, an interrupt while it runs, and the interpreter's end.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::daemon::Folder;
+use common::pythons::{library, pythons};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn engine(folder: &Folder) -> Option<PathBuf> {
+    let file = folder.0.join("libtorch_cpu.so");
+    let mut compiler = Command::new("c++");
+    compiler.args(["-std=c++14", "-O2", "-shared", "-fPIC", "-o"]).arg(&file);
+    match compiler.arg(here("tests/libtorch_cpu.cpp")).status() {
+        Ok(status) => {
+            assert!(status.success());
+            Some(file)
+        }
+        Err(_) => {
+            println!("skipped: there is no C++ compiler here");
+            None
+        }
+    }
+}
+
+fn program(python: &Path, folder: &Folder, engine: &Path, what: &[&str]) -> Output {
+    let mut command = Command::new(python);
+    command.arg("-W").arg("error").arg(here("tests/bootstrap/program.py")).arg(library()).args(what);
+    command.env("TORCH_CPU", engine).env("GPUMEM_SOCKET", folder.0.join("nobody.sock"));
+    command.env("PYTHONPATH", here("tests/bootstrap")).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.output().expect("it runs")
+}
+
+/// It came to its end, and nothing was printed that is not its own.
+fn is_done(version: &str, output: &Output) -> String {
+    let [out, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(
+        output.status.success() && errors.is_empty(),
+        "CPython {version}: {}\n{out}{errors}",
+        output.status
+    );
+    assert!(out.ends_with("done\n"), "CPython {version}: {out}");
+    out.into_owned()
+}
+
+#[test]
+fn modules_and_optimizers_are_found_on_every_interpreter() {
+    let folder = Folder::new("bootstrap");
+    let Some(engine) = engine(&folder) else { return };
+    for (version, python) in pythons() {
+        is_done(&version, &program(&python, &folder, &engine, &["names"]));
+        println!("CPython {version}");
+    }
+}
+
+#[test]
+fn an_interrupt_while_our_code_runs_is_the_programs() {
+    let folder = Folder::new("bootstrap-interrupt");
+    let Some(engine) = engine(&folder) else { return };
+    for (version, python) in pythons() {
+        is_done(&version, &program(&python, &folder, &engine, &["interrupt"]));
+    }
+}
+
+#[test]
+fn the_interpreter_can_end_while_our_code_is_asked_for() {
+    let folder = Folder::new("bootstrap-end");
+    let Some(engine) = engine(&folder) else { return };
+    for (version, python) in pythons() {
+        for pause in ["0", "0.002", "0.01", "0.1"] {
+            is_done(&version, &program(&python, &folder, &engine, &["end", pause]));
+        }
+    }
+}

@@ -1,0 +1,125 @@
+"""program.py LIBRARY WHAT: what our code does in this CPython, with a stand-in for PyTorch. WHAT: names, interrupt or end."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+
+library = ctypes.CDLL(sys.argv[1])
+what = sys.argv[2]
+
+
+def here():
+    text = ctypes.create_string_buffer(4096)
+    library.gpumem_here(text, len(text))
+    return text.value.decode().splitlines()[0]
+
+
+def begun():
+    package = sys.modules.get("_gpumem_torch")
+    return getattr(getattr(package, "_core", None), "_core", None)
+
+
+def until(what, condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.001)
+
+
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+class Leaf(nn.Module):
+    def __init__(self, address):
+        super().__init__()
+        self._parameters["weight"] = torch.nn.Parameter(address, requires_grad=True)
+
+    def forward(self):
+        self.node = torch.zeros(1) * 1.0
+        return here()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Leaf(0x1000)
+        self.second = Leaf(0x2000)
+
+    def forward(self):
+        return [self.first(), self.second()]
+
+
+def names():
+    early = Net()
+    assert library.InitializeInjection() == 1
+    until("our code", lambda: begun() is not None and begun().calibrated is not None)
+    core = begun()
+    assert core.tested and core.calibrated and not core.missing[1:], (core.tested, core.calibrated, core.missing)
+    assert early() == ["Net/first forward", "Net/second forward"], early()
+    late = Net()
+    assert late() == ["Net#2/first forward", "Net#2/second forward"], late()
+    assert early._apply(lambda _: here()) == "Net setup"
+    optimizer = torch.optim.SGD([early.first._parameters["weight"]])
+    seen = []
+    optimizer.step(lambda: seen.append(here()))
+    assert seen == [" optimizer"], seen
+    assert here() == " unknown"
+    assert core.sweeper.found == {1: 2}, core.sweeper.found  # both have theirs at the same addresses
+    known = len(core.modules.known)
+    del early, late, optimizer
+    gc.collect()
+    assert len(core.modules.known) == known - 6, core.modules.known
+    # On a thread that Python has not made the main one, too.
+    found = []
+    net = Net()
+    thread = threading.Thread(target=lambda: found.extend(net()))
+    thread.start()
+    thread.join()
+    assert found == ["Net/first forward", "Net/second forward"], found
+
+
+def interrupt():
+    """Ctrl-C while our code runs is the program's."""
+    from torch.nn.modules import module
+
+    register, met = module.register_module_module_registration_hook, []
+
+    def interrupted(hook):
+        handle = register(hook)
+        if len(met) < 3:
+            met.append(threading.current_thread() is threading.main_thread())
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):  # the handler runs between two statements
+                pass
+        return handle
+
+    module.register_module_module_registration_hook = interrupted
+    raised = 0
+    while raised < 3:
+        try:
+            assert library.InitializeInjection() == 1
+            until("an interrupt", lambda: False)
+        except KeyboardInterrupt:
+            raised += 1
+            assert begun() is None
+    until("our code", lambda: begun() is not None and begun().calibrated is not None)
+    assert met == [True] * 3 and len(begun().handles) == 3 and len(module._hooks) <= 1 + 3, (met, module._hooks)
+
+
+def end():
+    """The interpreter ends while it was asked to run our code."""
+    net = Net()
+    assert library.InitializeInjection() == 1
+    time.sleep(float(sys.argv[3]))
+    net()
+
+
+if __name__ == "__main__":
+    {"names": names, "interrupt": interrupt, "end": end}[what]()
+    print("done")

@@ -1,0 +1,2 @@
+def backward(tensor):
+    tensor.backward()

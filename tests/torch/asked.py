@@ -1,0 +1,56 @@
+"""What gpumem says in the process, beside what torch says: live blocks, peaks of ranges, names, retags. Says `ok`."""
+
+import os
+import sys
+
+sys.path.insert(0, os.environ["GPUMEM_PACKAGE"])
+
+import torch
+
+import gpumem
+
+MIB = 1 << 20
+
+
+def device():
+    return next(device for device in gpumem.snapshot()["devices"] if device["ordinal"] == 0)
+
+
+def compare(where):
+    found = device()
+    pool = next(pool for pool in found["pools"] if pool["name"] == "torch")
+    assert pool["block_bytes"] - pool["pending_bytes"] == torch.cuda.memory_allocated(), (where, pool)
+    assert pool["segment_bytes"] == torch.cuda.memory_reserved(), (where, pool)
+    parts = ["direct_bytes", "block_bytes", "pool_idle_bytes", "opaque_bytes"]
+    assert sum(found[part] for part in parts) == found["tracked_bytes"] + found["unseen_bytes"], (where, found)
+    assert found["unseen_bytes"] == 0, (where, found)
+    return found
+
+
+with gpumem.scope("first"):
+    first = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+found = compare("first")
+assert {tag["path"]: tag["bytes"] for tag in found["tags"] if tag["of"] == "blocks"} == {"first": MIB}, found
+
+torch.cuda.reset_peak_memory_stats()
+with gpumem.peak() as whole:
+    with gpumem.scope("high"):
+        many = [torch.empty(MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    compare("many")
+    del many
+    with gpumem.peak() as part:
+        with gpumem.scope("low"):
+            kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+assert whole.block_bytes == torch.cuda.max_memory_allocated() == 9 * MIB, whole.devices
+assert whole.composition == {"high": 8 * MIB, "first": MIB}, whole.composition
+assert (part.block_bytes, part.composition) == (4 * MIB, {"low": 3 * MIB, "first": MIB}), part.devices
+compare("after")
+
+assert gpumem.retag([kept, {"again": kept}, first[100:]], "cache", role="buffer") == 2
+roles = compare("retag")["roles"]
+assert roles["buffer"] == 4 * MIB, roles
+assert gpumem.retag(torch.empty(8), "host") == 0
+del first, kept
+torch.cuda.empty_cache()
+compare("empty")
+print("ok")
