@@ -165,7 +165,10 @@ impl<'r> Report<'r> {
         for (of, names) in categories.iter_mut().enumerate() {
             let is_last_resort = |cell: &CellView| of == By::Structure as usize || cell.tag.is_none();
             for (name, cell) in names.iter_mut().zip(&cells) {
-                if name.is_none() && is_last_resort(cell) && (has_torch || of != By::Structure as usize) {
+                // NCCL's scratch is large, and no allocator of PyTorch's knows it: a row of its own.
+                let is_apart = has_torch && of == By::Structure as usize && names::is_apart(cell);
+                let is_left = name.is_none() && (has_torch || of != By::Structure as usize);
+                if is_apart || is_left && is_last_resort(cell) {
                     *name = names::by_library(cell, has_torch);
                 }
             }
