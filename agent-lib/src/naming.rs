@@ -56,8 +56,9 @@ impl Core {
             (0, tag, _) | (tag, 0, _) => (tag, Flags(0)),
             (scope, module, _) => (self.names.join(scope, module), Flags(0)),
         };
-        if tag != 0 && flags.0 == 0 {
-            torch::note_forward(thread, tag);
+        let own = if flags.0 == 0 { tag } else { 0 };
+        if own != 0 || node.is_none() {
+            torch::note_forward(thread, own);
         }
         Named { tag, flags, phase }
     }

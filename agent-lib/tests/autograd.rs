@@ -141,6 +141,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
     on_another_thread(torch);
     inside_of_each_other(torch);
     in_scopes(torch);
+    between_names(torch);
     through_exceptions(torch);
     by_thread(torch);
     // A thread that has run nodes goes on as it was.
@@ -249,6 +250,26 @@ fn in_scopes(torch: Torch) {
     // SAFETY: as above.
     within("outside", || unsafe { (torch.run)(node) });
     let expected = [backward("outside/hook/net/hooked"), backward("net/hooked")];
+    assert_eq!(std::mem::take(&mut *seen()), expected);
+}
+
+/// What was made outside of every module is not called after the last one.
+fn between_names(torch: Torch) {
+    // SAFETY: as above.
+    let make = || unsafe { (torch.make)(Some(allocate), NOTHING) };
+    let named = within("net/last", || {
+        let node = make();
+        now();
+        node
+    });
+    let view = make();
+    let loss = make();
+    now();
+    for node in [loss, view, named] {
+        // SAFETY: as above.
+        unsafe { (torch.run)(node) };
+    }
+    let expected = [backward(""), backward("net/last"), backward("net/last")];
     assert_eq!(std::mem::take(&mut *seen()), expected);
 }
 

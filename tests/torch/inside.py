@@ -268,6 +268,22 @@ class Tied(nn.Module):
 
 
 @test
+def a_model_that_takes_the_place_of_another_is_told():
+    def place():
+        net = Net().cuda()
+        with Told("retag") as calls:
+            begun().sweeper.sweep([], False)
+        wanted = {p.untyped_storage().data_ptr() for p in net.parameters()}
+        return wanted, {address for _, address, *_ in calls}
+
+    first, told = place()
+    assert first <= told
+    gc.collect()
+    second, told = place()
+    assert second <= told, "at the same addresses" if first == second else "elsewhere"
+
+
+@test
 def a_program_names_its_model():
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../agent-lib/python"))
     import gpumem.torch

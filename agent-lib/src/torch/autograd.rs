@@ -157,16 +157,20 @@ pub fn here(thread: &Thread) -> Option<Here> {
     Some(Here { tag, phase: Phase::Backward })
 }
 
-/// The thread has allocated under `tag`: so is called what it made last, unless it has a name.
+/// The thread has allocated under `tag`: so is called what it made last, unless it has a name. 0: under none, so that it does
+/// not take the name of what was made before it.
 #[inline(always)]
 pub fn note_forward(thread: &Thread, tag: u32) {
+    let mut id = thread.autograd.id.load(Relaxed);
+    if id == 0 && tag == 0 {
+        return; // maybe not one of PyTorch's
+    }
     let (Some(peek), Some(table)) = (function(&PEEK_AT), table()) else { return };
     // SAFETY: reads a word of the thread's own.
     let next = unsafe { peek() };
     if next == 0 {
         return;
     }
-    let mut id = thread.autograd.id.load(Relaxed);
     if id == 0 {
         // SAFETY: reads, or counts up, a word.
         id = function(&THREAD_AT).map_or(0, |ask| unsafe { ask() });

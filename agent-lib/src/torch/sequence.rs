@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Nodes between the forward pass that makes one and its backward pass: more lose their names. 1 MiB of words.
 const ENTRIES: usize = 1 << 17;
-/// How many numbers back a name may lie: nodes that allocate nothing (views) have none of their own.
-const BACK: u64 = 16;
+/// How many numbers away a name may lie: nodes that allocate nothing (views) have none of their own.
+const NEAR: u64 = 16;
 /// Bits of a number that are kept.
 const NUMBER_BITS: u32 = 48;
 /// Tags have fewer.
@@ -59,7 +59,7 @@ impl Table {
         Some(Table { entries: anonymous(ENTRIES)? })
     }
 
-    /// `node` is called `tag`, unless it has a name.
+    /// `node` is called `tag`, unless it has a name; 0: it is known to have none.
     #[inline(always)]
     pub fn note(&self, node: Node, tag: u32) {
         let (place, check) = node.place();
@@ -69,17 +69,24 @@ impl Table {
         }
     }
 
-    /// What `node` is called, or one of those before it; 0 for nothing.
+    /// What `node` is called; 0 for nothing. One that has no name of its own is a view. The first behind a named node is what that
+    /// node's operation ends with; those further behind are what the next operation begins with.
     #[inline]
     pub fn look_up(&self, node: Node) -> u32 {
-        for back in 0..BACK.min(node.number() + 1) {
-            let (place, check) = Node(node.0 - back).place();
-            let entry = self.entries[place].load(Relaxed);
-            if entry & CHECK == check && entry != 0 {
-                return (entry & !CHECK) as u32;
-            }
-        }
-        0
+        let own = self.name(node).or_else(|| self.before(node, 1));
+        let following = || (1..=NEAR).find_map(|ahead| self.name(Node(node.0 + ahead)));
+        own.or_else(following).or_else(|| (2..=NEAR).find_map(|back| self.before(node, back))).unwrap_or(0)
+    }
+
+    fn before(&self, node: Node, back: u64) -> Option<u32> {
+        if node.number() < back { None } else { self.name(Node(node.0 - back)) }
+    }
+
+    #[inline(always)]
+    fn name(&self, node: Node) -> Option<u32> {
+        let (place, check) = node.place();
+        let entry = self.entries[place].load(Relaxed);
+        (entry & CHECK == check && entry != 0).then_some((entry & !CHECK) as u32)
     }
 }
 
@@ -88,20 +95,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_name_stays_and_views_take_the_one_before() {
+    fn the_first_name_stays_and_views_take_that_of_a_neighbour() {
         let table = Table::new().expect("memory");
         table.note(Node::new(1, 40), 7);
         table.note(Node::new(1, 40), 8);
         table.note(Node::new(1, 43), 9);
         let of = |thread, number| table.look_up(Node::new(thread, number));
-        assert_eq!((of(1, 39), of(1, 40), of(1, 42), of(1, 43), of(1, 58), of(1, 59)), (0, 7, 7, 9, 9, 0));
+        assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 9, 9, 9, 0));
+        // Before everything: what comes next.
+        assert_eq!((of(1, 23), of(1, 24), of(1, 39)), (0, 7, 7));
         // Numbers are a thread's own.
         assert_eq!(of(2, 40), 0);
         table.note(Node::new(2, 40), 11);
         assert_eq!((of(1, 40), of(2, 40)), (7, 11));
         assert_eq!(of(1, 0), 0);
         table.note(Node::new(1, 0), 3);
-        assert_eq!((of(1, 0), of(1, 2)), (3, 3));
+        assert_eq!((of(1, 0), of(1, 1), of(1, 2)), (3, 3, 3));
+        // One that is known to have no name ends the search.
+        table.note(Node::new(1, 50), 0);
+        assert_eq!((of(1, 44), of(1, 50), of(1, 51)), (9, 0, 0));
     }
 
     #[test]

@@ -295,7 +295,7 @@ impl<'r> Report<'r> {
     }
 }
 
-/// Bytes of a moment that have a name (a tag or a role), and all that could have one: idle and opaque bytes have none.
+/// Bytes of a moment that have a name (a tag: a role is derived for bytes that nobody named too), and all that could have one: idle and opaque bytes have none.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
     let mut sums = (0_i64, 0_i64);
     for &(index, bytes) in &moment.amounts {
@@ -304,7 +304,7 @@ pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
             continue;
         };
         sums.1 = sums.1.saturating_add(bytes);
-        if cell.tag.is_some() || cell.role.is_some() {
+        if cell.tag.is_some() {
             sums.0 = sums.0.saturating_add(bytes);
         }
     }

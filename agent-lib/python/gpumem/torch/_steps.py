@@ -53,6 +53,7 @@ class Steps:
         if self._first is None or self._first() is None:
             self._first = self._optimizers[key]
         _codes.register_optimizer(type(optimizer))
+        self.sweeper.forget()
         params = (param for group in optimizer.param_groups for param in group["params"])
         if any(id(param) not in self.sweeper.paths for param in params):
             # Modules that no hook has shown: unpickled, or deep copies.

@@ -14,6 +14,8 @@ from ._modules import Known, Modules
 
 #: Of the time.
 _SHARE = 0.005
+#: Seconds for which what was told need not be told again.
+_LASTS = 10.0
 #: Tensors inside of tensors.
 _DEEPEST = 4
 
@@ -85,8 +87,10 @@ class Sweeper:
         self.modules = modules
         #: Path of each parameter, by address of the object.
         self.paths: Dict[int, str] = {}
-        #: What was told: address -> path and role.
+        #: What was told: address -> path and role. A tensor that is made anew may lie where another one of its name lay:
+        #: all is told again when modules or optimizers were, and now and then.
         self._told: Dict[int, Tuple[str, int]] = {}
+        self._forget_at = 0.0
         self._version = -1
         self._due = 0.0
         self._ended = 0.0
@@ -109,8 +113,9 @@ class Sweeper:
         return self._version != self.modules.version
 
     def forget(self) -> None:
-        """What was told may be of something that is gone: its like may lie at the same address now."""
+        """The next sweep tells everything: what was told may be of something that is gone, and its like at the same address."""
         self._told = {}
+        self._forget_at = time.perf_counter() + _LASTS
 
     def sweep(self, optimizers: List[Any], gradients: bool) -> None:
         """Tells what is new. Gradients are new each time: a block of the same address may be another one."""
@@ -120,7 +125,7 @@ class Sweeper:
         # No mode of the program's sees what is asked here.
         with torch._C.DisableTorchFunction():
             self.modules.look_again()
-            if self._version != self.modules.version:
+            if self._version != self.modules.version or start > self._forget_at:
                 self.forget()
             self._version = self.modules.version
             self.paths = {}
