@@ -1,5 +1,5 @@
 """A CPU-bound training step, timed: what `bench torch` conducts. Each line on standard input is one thing to do, each answer a
-line of JSON: nanoseconds, or null where it cannot be had.
+line of JSON: nanoseconds, of a step its time and its CPU time (all threads of the process, ours too), or null.
 
   step N        the median of N steps             pair N     a torch.empty and its end, in ns, the least of N chunks
   none N        with torch's memory history, without contexts        python N    with Python stacks
@@ -21,16 +21,16 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def step():
-    began = now()
+    began, cpu = now(), time.process_time_ns()
     loss().backward()
     optimizer.step()
     optimizer.zero_grad()
     torch.cuda.synchronize()
-    return now() - began
+    return now() - began, time.process_time_ns() - cpu
 
 
 def steps(count):
-    return statistics.median(step() for _ in range(count))
+    return [statistics.median(times) for times in zip(*(step() for _ in range(count)))]
 
 
 def history(count, context):
