@@ -105,6 +105,61 @@ fn callbacks_and_scopes_allocate_nothing() {
         })
     });
     assert_eq!(other.join().expect("no panic"), 0);
+
+    // Nor do a program's ranges: known and new names, wide ones, marks, on a thread of their own.
+    let calls = nvtx();
+    let other = std::thread::spawn(move || counted(|| ranges(calls)));
+    assert_eq!(other.join().expect("no panic"), 0);
+}
+
+/// Push, wide push, pop and mark, as NVTX gets them.
+type Nvtx = [usize; 4];
+
+fn nvtx() -> Nvtx {
+    use cupti_sys::nvtx::{Callbacks, ETID_CALLBACKS, MODULE_CORE, Table, core};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    static SLOTS: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+    static TABLE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+    unsafe extern "C" fn module(module: u32, table: *mut Table, count: *mut u32) -> i32 {
+        if module != MODULE_CORE {
+            return 0;
+        }
+        // SAFETY: the caller's places.
+        unsafe {
+            *table = TABLE.as_ptr().cast_mut().cast();
+            *count = 16;
+        }
+        1
+    }
+    static CALLBACKS: Callbacks =
+        Callbacks { struct_size: size_of::<Callbacks>(), get_module_function_table: Some(module) };
+    unsafe extern "C" fn export_table(id: u32) -> *const std::ffi::c_void {
+        if id == ETID_CALLBACKS { (&raw const CALLBACKS).cast() } else { std::ptr::null() }
+    }
+    TABLE.iter().zip(&SLOTS).for_each(|(place, slot)| place.store(slot.as_ptr() as usize, Relaxed));
+    assert_eq!(gpumem::InitializeInjectionNvtx2(Some(export_table)), 1);
+    [core::RANGE_PUSH_A, core::RANGE_PUSH_W, core::RANGE_POP, core::MARK_A]
+        .map(|id| SLOTS[id as usize].load(Relaxed))
+}
+
+fn ranges([push, push_wide, pop, mark]: Nvtx) {
+    // SAFETY: functions of these types, and texts that end with 0.
+    unsafe {
+        let push: unsafe extern "C" fn(*const c_char) -> i32 = std::mem::transmute(push);
+        let push_wide: unsafe extern "C" fn(*const u32) -> i32 = std::mem::transmute(push_wide);
+        let pop: unsafe extern "C" fn() -> i32 = std::mem::transmute(pop);
+        let mark: unsafe extern "C" fn(*const c_char) = std::mem::transmute(mark);
+        let mut name = *b"range 0000\0";
+        for n in 0..9000_u32 {
+            name[6..10].copy_from_slice(
+                &[n / 1000, n / 100 % 10, n / 10 % 10, n % 10].map(|digit| b'0' + digit as u8),
+            );
+            assert_eq!(push(name.as_ptr().cast()), 0);
+            assert_eq!(push_wide([0xe9, 0x1f600, 0].as_ptr()), 1);
+            assert_eq!((pop(), pop()), (1, 0));
+        }
+        mark(c"here".as_ptr());
+    }
 }
 
 /// What PyTorch says of its blocks, segments and events; the slots hold nothing behind us.

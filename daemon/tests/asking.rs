@@ -105,6 +105,23 @@ fn questions_take_the_seats_of_the_silent() {
     });
 }
 
+#[test]
+fn who_does_not_read_an_answer_keeps_nobody_waiting() {
+    let daemon = start("");
+    let memory = Memory::new();
+    let _peer = agent(&daemon, &memory);
+    // Answers larger than a socket holds, and questions about what never comes.
+    let idle: Vec<Peer> = (0..4).map(|_| Peer::connect(&daemon.agent_socket())).collect();
+    for (number, peer) in idle.iter().enumerate() {
+        let options =
+            if number % 2 == 0 { "format=csv\nall=1\nby=tag\n" } else { "seq=18446744073709551615\n" };
+        assert!(peer.send(&question(AskKind::ReportText, options)));
+    }
+    let started = std::time::Instant::now();
+    assert_eq!(ask(&daemon, AskKind::ReportJson, "").0, 0);
+    assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
 fn told(peer: &Peer) -> (u8, Option<String>) {
     let packet = peer.receive().expect("a command");
     let record = frame::records(&packet).next().expect("one").unwrap().unwrap();

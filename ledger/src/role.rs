@@ -34,8 +34,9 @@ use gpumem_wire::{Phase, Role, Stamp};
 
 /// Sizes of cuBLAS workspaces as PyTorch configures them: Hopper and later `:4096:8`, others `:4096:2:16:8`.
 pub(crate) const WORKSPACE_BYTES: [u64; 2] = [33_554_432, 8_519_680];
-/// Libraries whose own driver allocations are scratch, by the beginning of their file's name.
-const SCRATCH_LIBRARIES: [&str; 3] = ["libnccl", "libcublas", "libcudnn"];
+/// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: what it takes is
+/// large enough to be told by its name, which it is where no role is known.
+const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
 /// Numbers that such libraries may have: one per file.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
 /// Blocks of such a size that can be workspaces: one per handle and stream, on two threads.

@@ -366,7 +366,7 @@ fn driver_allocations_of_libraries_are_scratch() {
     check(
         |s| {
             for (module, path) in
-                [(1, "/opt/x/libnccl.so.2"), (2, "/usr/lib/libcudart.so.13"), (3, "libcublasLt.so.13")]
+                [(1, "/opt/x/libnccl.so.2"), (2, "/usr/lib/libcudnn.so.9"), (3, "libcublasLt.so.13")]
             {
                 s.push(Stamp { module, ..Stamp::default() }, Body::Module { base: 0, bytes: 0, path });
             }

@@ -130,7 +130,7 @@ impl Model {
     fn ends(&mut self, seq: u64, by_owner: bool) {
         let trained = self.trained;
         let Some(block) = self.blocks.get_mut(&seq) else { return };
-        let is_early = block.at == At::Open && !(block.born == Phase::Forward && !trained);
+        let is_early = block.at == At::Open && (trained || block.born != Phase::Forward);
         if by_owner && is_early && !block.told {
             block.role = Role::Temporary;
         }

@@ -2,12 +2,13 @@
 //! the daemon alike.
 
 use crate::growth::Growth;
+use crate::kept::{Processes, Reading, Readings};
 use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
-    AccountView, AgreedReading, ClosedSample, DeviceView, Ledger, Origin, Place, ProcessKey, ProcessView,
-    Snapshot, WINDOW_NS,
+    AccountView, ClosedSample, DeviceView, Ledger, Origin, Place, ProcessKey, ProcessView, Snapshot,
+    WINDOW_NS,
 };
 use gpumem_wire::{Absence, ClockKind, Record};
 use std::cmp::Reverse;
@@ -30,28 +31,11 @@ pub struct RunBuilder {
     source: Source,
     caveats: Vec<Caveat>,
     rejected: u64,
-    series: BTreeMap<(ProcessKey, Place), Series>,
-    /// Samples per process: all, torn.
-    samples: BTreeMap<ProcessKey, (u64, u64)>,
-    /// The last readings of each device by their number, for what a run says of its device and of others there: they
-    /// may have ended, or have newer samples, when it is made.
-    readings: BTreeMap<(usize, u64), Reading>,
+    processes: Processes,
+    readings: Readings,
     /// Width of the first buckets of series: that of the ledger's windows.
     width_ns: u64,
 }
-
-/// One reading of a device.
-#[derive(Debug, Default)]
-struct Reading {
-    /// Device memory, if it was the same before and after the list.
-    agreed: Option<AgreedReading>,
-    /// Who was listed, with how much.
-    listed: Vec<(Option<u64>, ProcessKey)>,
-}
-
-/// Readings of a device that are remembered: the sample of a process whose agent was silent is closed half a second
-/// after newer ones.
-const READINGS: usize = 64;
 
 impl RunBuilder {
     /// A builder for runs of this source.
@@ -61,9 +45,8 @@ impl RunBuilder {
             source,
             caveats: Vec::new(),
             rejected: 0,
-            series: BTreeMap::new(),
-            samples: BTreeMap::new(),
-            readings: BTreeMap::new(),
+            processes: Processes::default(),
+            readings: Readings::default(),
             width_ns: WINDOW_NS,
         }
     }
@@ -102,21 +85,8 @@ impl RunBuilder {
         else {
             return;
         };
-        self.readings.entry((device, number)).or_default().agreed = Some(agreed);
-        self.forget_readings();
-    }
-
-    /// Leaves the latest of each device; not with every reading, for counting them is a tenth of what a sample costs.
-    fn forget_readings(&mut self) {
-        let devices = self.ledger.devices().len();
-        if self.readings.len() <= READINGS * (devices + 1) {
-            return;
-        }
-        for device in 0..devices {
-            let of_device = self.readings.range((device, 0)..=(device, u64::MAX));
-            let kept = of_device.rev().nth(READINGS - 1).map(|(&at, _)| at);
-            let Some(kept) = kept else { continue };
-            self.readings.retain(|&at, _| at.0 != device || at >= kept);
+        if let Some(reading) = self.readings.entry(device, number) {
+            reading.agreed = Some(agreed);
         }
     }
 
@@ -124,21 +94,19 @@ impl RunBuilder {
     fn take(&mut self) {
         let width_ns = self.width_ns;
         for (key, place, window) in self.ledger.take_windows() {
-            let series = self.series.entry((key, place));
-            series.or_insert_with(|| Series::new(width_ns)).add_window(&window);
+            self.processes.entry(key).or_default().series_mut(place, width_ns).add_window(&window);
         }
         for (key, device, sample) in self.ledger.take_samples() {
-            let (all, torn) = self.samples.entry(key).or_default();
-            *all += 1;
-            *torn += u64::from(sample.torn);
-            if sample.used_bytes != Err(Absence::NotListed) {
-                let reading = self.readings.entry((device, sample.number)).or_default();
+            if sample.used_bytes != Err(Absence::NotListed)
+                && let Some(reading) = self.readings.entry(device, sample.number)
+            {
                 reading.listed.push((sample.used_bytes.ok(), key));
             }
-            let series = self.series.entry((key, Place::Device(device)));
-            series.or_insert_with(|| Series::new(width_ns)).add_sample(&sample);
+            let of_process = self.processes.entry(key).or_default();
+            of_process.samples += 1;
+            of_process.torn += u64::from(sample.torn);
+            of_process.series_mut(Place::Device(device), width_ns).add_sample(&sample);
         }
-        self.forget_readings();
     }
 
     /// The ledger, for views of the state of now.
@@ -154,8 +122,7 @@ impl RunBuilder {
     /// Drops a process whose run is kept elsewhere.
     pub fn forget(&mut self, key: ProcessKey) {
         self.ledger.forget(key);
-        self.series.retain(|(of, _), _| *of != key);
-        self.samples.remove(&key);
+        self.processes.remove(&key);
     }
 
     /// The runs of some processes as they stand, for who keeps them while they go on.
@@ -181,7 +148,8 @@ impl RunBuilder {
     fn run(&self, snapshot: &Snapshot, tenants: &Tenants, process: &ProcessView, goes_on: bool) -> Run {
         let coverage = &process.coverage;
         let odd = process.odd;
-        let (samples, torn_samples) = self.samples.get(&process.key).copied().unwrap_or_default();
+        let kept = self.processes.get(&process.key);
+        let (samples, torn_samples) = kept.map(|kept| (kept.samples, kept.torn)).unwrap_or_default();
         let devices: Vec<run::Device> = (0..process.accounts.len())
             .filter_map(|account| self.device(snapshot, tenants, process, account))
             .collect();
@@ -286,14 +254,15 @@ impl RunBuilder {
         of_run.details.accounted_peak_bytes = account.accounted_peak_bytes;
         // What was told before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
-        for series in places.filter_map(|place| self.series.get(&(process.key, place))) {
+        let kept = self.processes.get(&process.key);
+        for series in places.filter_map(|place| kept?.series(place)) {
             of_run.series.absorb(series);
         }
         let Some(index) = account.device else { return has_bytes(account).then_some(of_run) };
         let device = &snapshot.devices[index];
         // Others count where NVML listed them together with this process.
         let number = last.map(|sample| sample.number);
-        let remembered = number.and_then(|number| self.readings.get(&(index, number))?.agreed);
+        let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
         let agreed = remembered.or(device.agreed.filter(|agreed| Some(agreed.number) == number));
         if let Some(number) = number {
             tenants.beside(index, number, process, &mut of_run);
@@ -327,17 +296,17 @@ struct Listed {
 }
 
 impl Tenants {
-    fn of(snapshot: &Snapshot, readings: &BTreeMap<(usize, u64), Reading>) -> Self {
+    fn of(snapshot: &Snapshot, readings: &Readings) -> Self {
         let mut tenants: BTreeMap<_, Listed> = BTreeMap::new();
-        for (&at, Reading { listed, .. }) in readings {
+        for (device, number, Reading { listed, .. }) in readings.iter() {
             let sum = listed.iter().map(|(used, _)| u128::from(used.unwrap_or(0))).sum();
-            tenants.insert(at, Listed { processes: listed.clone(), sum });
+            tenants.insert((device, number), Listed { processes: listed.clone(), sum });
         }
         for process in &snapshot.processes {
             for account in &process.accounts {
                 if let (Some(device), Some(sample)) = (account.device, &account.latest)
                     && sample.used_bytes != Err(Absence::NotListed)
-                    && !readings.contains_key(&(device, sample.number))
+                    && readings.get(device, sample.number).is_none()
                 {
                     let listed = tenants.entry((device, sample.number)).or_default();
                     let used = sample.used_bytes.ok();

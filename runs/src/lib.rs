@@ -22,6 +22,7 @@ pub mod growth;
 pub mod import;
 pub mod input;
 pub mod iterations;
+mod kept;
 pub mod layers;
 pub mod oom;
 pub mod pools;

@@ -1,9 +1,9 @@
 //! The Python package with the real ones of others: IPython, JAX, mypy, PyTorch's compiler.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::torch::{VERSIONS, wheel};
+use gpumem_tests::live::{Daemon, Machine};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -92,4 +92,15 @@ fn what_it_says_is_what_torch_says() {
         let said = done(&mut command);
         assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
     }
+}
+
+#[test]
+fn an_out_of_memory_is_told_to_the_program() {
+    let machine = gpumem_tests::live::torch::machine(&[]);
+    let Some(wheel) = wheel(VERSIONS[1]) else { return };
+    let daemon = Daemon::start(&machine, "told", "");
+    let mut command = wheel.covered(&machine, &daemon.runtime, "oom_told.py", &[]);
+    command.env("GPUMEM_PACKAGE", package());
+    let said = done(&mut command);
+    assert!(said.lines().any(|line| line == "ok"), "{said}");
 }

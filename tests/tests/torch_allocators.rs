@@ -2,7 +2,7 @@
 //! marked, beside torch's own numbers of that moment and the machine's truth.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::torch::{self, Held, Moment, VERSIONS};
+use gpumem_tests::live::torch::{self, Held, Moment};
 use gpumem_tests::live::{Daemon, Job, replay};
 use serde_json::Value;
 
@@ -48,7 +48,7 @@ fn each(moments: &[Moment], said: &[Value], mut see: impl FnMut(&str, &Held, &dy
 fn the_caching_allocator_in_all_its_modes() {
     let modes =
         ["native", "two_devices", "expandable", "graph", "mempool", "pluggable_pool", "record_stream"];
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let Some((moments, said)) = run(version, &modes, &[]) else { return };
         for (moment, said) in torch::beside(&moments, &said) {
             torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
@@ -58,7 +58,7 @@ fn the_caching_allocator_in_all_its_modes() {
 
 #[test]
 fn the_drivers_own_pool() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let environment = [("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")];
         let Some((moments, said)) = run(version, &["asynchronous"], &environment) else { return };
         each(&moments, &said, |what, held, of| {
@@ -72,7 +72,7 @@ fn the_drivers_own_pool() {
 
 #[test]
 fn no_caching() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let environment = [("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")];
         let Some((moments, _)) = run(version, &["uncached"], &environment) else { return };
         // torch counts nothing in this mode: the machine's truth is all there is, and it was held against.
@@ -84,7 +84,7 @@ fn no_caching() {
 
 #[test]
 fn somebody_elses_allocator() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let Some((moments, said)) = run(version, &["pluggable"], &[]) else { return };
         for (moment, said) in torch::beside(&moments, &said) {
             let held = said["devices"][0]["held"].as_i64();

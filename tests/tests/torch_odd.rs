@@ -7,7 +7,7 @@ use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
 use gpumem_tests::live::attribution::attribution;
-use gpumem_tests::live::torch::{self, VERSIONS};
+use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, Machine, replay};
 use gpumem_wire::{Body, Record};
 use serde_json::Value;
@@ -40,7 +40,7 @@ fn run(version: &str, program: &str, arguments: &[&str], environment: &[(&str, &
 #[test]
 fn whatever_a_program_does_its_numbers_stay_right() {
     let what = ["error", "workers", "profiler", "threads", "models_die", "out_of_memory"];
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let Some(over) = run(version, "odd.py", &what, &[]) else { return };
         let moments = torch::moments(&over.recording, over.pid);
         for (moment, said) in torch::beside(&moments, &over.said) {

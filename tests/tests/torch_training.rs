@@ -3,7 +3,7 @@
 #![allow(missing_docs)]
 
 use gpumem_tests::live::attribution::{Owned, attribution, owned};
-use gpumem_tests::live::torch::{self, VERSIONS};
+use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, Machine, replay};
 use gpumem_wire::Role;
 use serde_json::Value;
@@ -49,7 +49,7 @@ fn numbers(said: &[Value]) -> Vec<(String, Value)> {
 
 #[test]
 fn every_model_trains_as_without_us_and_every_segment_is_known() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let Some(trained) = train(version, &MODELS) else { return };
         let seen = replay(&trained.recording);
         let compared = seen.compare_sums(&trained.machine.truth(), trained.pid, |_| true);
@@ -111,7 +111,7 @@ fn names_are_right(trained: &Trained) {
 #[test]
 fn the_newest_wheel_trains_too() {
     let Some(wheel) = torch::wheel("newest") else { return };
-    if VERSIONS.contains(&wheel.version.as_str()) {
+    if torch::versions().contains(&wheel.version) {
         println!("the newest is {}, which is trained with anyway", wheel.version);
         return;
     }

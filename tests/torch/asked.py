@@ -50,7 +50,13 @@ assert gpumem.retag([kept, {"again": kept}, first[100:]], "cache", role="buffer"
 roles = compare("retag")["roles"]
 assert roles["buffer"] == 4 * MIB, roles
 assert gpumem.retag(torch.empty(8), "host") == 0
-del first, kept
+model = torch.nn.Linear(256, 256).to("cuda")
+gpumem.watch(model, name="student")
+found = compare("watch")
+parameters = {tag["path"]: tag["bytes"] for tag in found["tags"] if tag["role"] == "parameter"}
+assert sum(parameters.values()) == 256 * 256 * 4 + 256 * 4, found["tags"]
+assert all("student" in path for path in parameters), parameters
+del first, kept, model
 torch.cuda.empty_cache()
 compare("empty")
 print("ok")

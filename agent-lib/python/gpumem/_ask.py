@@ -157,7 +157,12 @@ def report_json(timeout: float = 2.0) -> Optional[Dict[str, Any]]:
 
 
 def last_oom() -> Optional[Dict[str, Any]]:
-    """The last time that this process ran out of memory, as the daemon recorded it: what was asked for, where, and
-    who held what (``ooms`` in docs/report-json.md). ``None`` if it did not, or no daemon listens."""
-    found = (report_json() or {}).get("ooms")
-    return found[-1] if isinstance(found, list) and found else None
+    """The last time that this process ran out of memory, as the daemon recorded it: what was asked for, where, and who
+    held what (an entry of ``ooms[]`` in docs/report-json.md, with its ``device_name``). What the process has survived by
+    flushing a cache is none. ``None`` if it did not, or no daemon listens."""
+    last: Optional[Dict[str, Any]] = None
+    for device in (report_json() or {}).get("devices") or []:
+        for oom in device.get("ooms") or []:
+            if oom.get("what") == "oom" and (last is None or oom.get("time_ns", 0) >= last.get("time_ns", 0)):
+                last = {**oom, "device_name": device.get("name")}
+    return last

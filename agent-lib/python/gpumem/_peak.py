@@ -20,7 +20,7 @@ class peak:
 
     Exact to the byte, unless another thread allocates in the microseconds in which the first range is opened: that may
     count twice or not at all. Of a driver pool counts what it has handed out, not what it has reserved. ``device``: only
-    this CUDA ordinal; else the sum of every device's own high, which need not have come at one time.
+    this CUDA ordinal; else the sum of every device's own high, which need not have come at one time. Ordinals from 16 on are not counted.
 
     ====================== ================================================================================
     ``bytes``              highest sum of live driver allocations; ``None`` without an agent

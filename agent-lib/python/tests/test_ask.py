@@ -82,10 +82,17 @@ class Asking(unittest.TestCase):
         self.assertRegex(frame[68:].decode(), r"^start_ticks=[1-9]\d*\n")
 
     def test_json_and_the_last_oom(self):
-        told = {"devices": [{"name": "GPU-1", "last": {"predates_bytes": 5}}], "ooms": [{"asked": 1}, {"asked": 2}]}
+        first = {"what": "oom", "time_ns": 5, "asked_bytes": 1}
+        ooms = [[first, {"what": "pressure", "time_ns": 9}], [{"what": "oom", "time_ns": 7, "asked_bytes": 2}]]
+        told = {
+            "devices": [
+                {"name": "GPU-1", "last": {"predates_bytes": 5}, "ooms": ooms[0]},
+                {"name": "GPU-2", "last": None, "ooms": ooms[1]},
+            ]
+        }
         self.daemon(answer(json.dumps(told), 1))
         self.assertEqual(gpumem.report("json"), told)
-        self.assertEqual(gpumem.last_oom(), {"asked": 2})
+        self.assertEqual(gpumem.last_oom(), {**ooms[1][0], "device_name": "GPU-2"})
         self.assertEqual(_late._of_report(told), {"GPU-1": 5})
 
     def test_a_refusal_says_why(self):

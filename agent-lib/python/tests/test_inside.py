@@ -78,6 +78,12 @@ class Live(unittest.TestCase):
         tags = self.tags()
         self.assertEqual((tags["model"], tags["model/layer"]), (5 * MIB, 2 * MIB))
 
+    def test_names_of_any_kind_are_told_as_they_are(self):
+        for name in ['a "quoted" \\ name', "line\nbreak\ttab\x01", "ünï ☃ 𝔾", "x" * 300]:
+            with gpumem.scope(name):
+                self.hold(MIB)
+            self.assertEqual(self.tags()[name[:255]], MIB)
+
     def test_scopes_of_the_library_and_of_python_nest(self):
         library = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
         with gpumem.scope("python"):
@@ -297,6 +303,23 @@ class Ways(unittest.TestCase):
             GPUMEM_DISABLE="1",
         )
         self.assertEqual(said, [[False, False]])
+
+    def test_a_pool_that_is_made_before_cuda_begins(self):
+        said = run(
+            """
+            import gpumem
+            pool = gpumem.Pool("early")
+            begin()
+            start = take(1 << 20)
+            pool.add_segment(start, 1 << 20)
+            pool.add_block(start, 1 << 19)
+            device = gpumem.snapshot()["devices"][0]
+            pool.destroy()
+            pool.add_block(start, 1 << 19)
+            print(json.dumps([device["uuid"][:4], device["pools"][0]["block_bytes"], gpumem.snapshot()["devices"][0]["pools"]]))
+            """
+        )
+        self.assertEqual(said, [["GPU-", MIB // 2, []]])
 
     def test_a_forked_child_and_its_scopes(self):
         said = run(

@@ -19,15 +19,23 @@ pub struct Health {
     is_silent: bool,
     /// Reports of all devices by then.
     reports: u64,
+    /// What the layers' states hung on when they were said last: a program may run out of memory in its first second.
+    said: Option<(Met, u32, bool)>,
     /// Reports per device when totals were asked for last.
     asked_at: Vec<u64>,
 }
 
 impl Health {
     /// With each round: files that were mapped meanwhile.
-    pub fn look_for_torch(&self, core: &Core) {
+    pub fn look_for_torch(&mut self, core: &Core) {
         if core.settings.layers.torch && state::armed() {
             patch::look(patch::met() == Met::NotYet);
+            let (pools, singles) = (core.torch.pools.load(Relaxed), core.torch.single_tensors.load(Relaxed));
+            let now = Some((patch::met(), pools, singles != 0));
+            if self.said != now {
+                self.said = now;
+                self.say(core);
+            }
         }
     }
 
@@ -41,6 +49,10 @@ impl Health {
         }
         self.ask_for_totals(core, thread);
         self.look_at_segments(core);
+        self.say(core);
+    }
+
+    fn say(&self, core: &Core) {
         let (state, why) = self.blocks(core);
         layers::set(Layer::Blocks, state, &why);
         let (state, why) = out_of_memory(core);

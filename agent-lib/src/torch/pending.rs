@@ -45,7 +45,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 /// Blocks of a device that can wait at a time; others count as free.
 pub const MOST: usize = 1024;
 /// By how much the stack pointer at a record of insert_events can be lower than at the report: 224 bytes in 2.15.0, 208 in 2.4.1
-/// (840 and 836 frees, always the same).
+/// (840 and 836 frees, always the same); by their code about as many in 2.0.1 and 2.8.0. 1.13.1 has the CUDA runtime
+/// linked in, and so no such slots.
 const SPAN: usize = 1024;
 /// Places in PyTorch's code that record other events.
 static ELSEWHERE: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];

@@ -94,3 +94,14 @@ impl Sight {
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
     }
 }
+
+/// Others' processes are bytes only.
+pub(crate) fn hide_others(run: &mut gpumem_runs::run::Run) {
+    for device in &mut run.devices {
+        device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
+        let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());
+        for holder in seen.flat_map(|device| device.holders.iter_mut().skip(1)) {
+            (holder.pid, holder.user) = (0, None);
+        }
+    }
+}

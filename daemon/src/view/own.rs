@@ -1,6 +1,7 @@
 //! What a program is told about itself: the report of its own run, as it stands.
 
-use super::Sight;
+use super::{Shown, Sight};
+use crate::config::Tenants;
 use crate::core::Ask;
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_runs::report::text::{self, Layout};
@@ -37,14 +38,19 @@ pub async fn report(sight: Arc<Sight>, key: ProcessKey, wish: Wish) -> Option<St
     let (reply, runs) = oneshot::channel();
     let takes = move |process: &ProcessView| process.key == key;
     sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.ok()?;
-    let run = sight.keeper.whole(runs.await.ok()?).await.into_iter().next()?;
-    let rules = sight.shown().rules;
+    let mut run = sight.keeper.whole(runs.await.ok()?).await.into_iter().next()?;
+    let Shown { rules, tenants, .. } = sight.shown();
+    if tenants == Tenants::Anonymous {
+        super::hide_others(&mut run);
+    }
     // Beside the loop: a report of a large run takes milliseconds.
     tokio::task::spawn_blocking(move || told(&run, &rules, wish)).await.ok()
 }
 
 fn told(run: &Run, rules: &Groupings, wish: Wish) -> String {
-    let mut report = Report::new(run, rules.clone(), wish.by);
+    // Rules that somebody chose stand; `default` is what fits the run.
+    let rules = if rules.name == "default" { Groupings::of_run(run) } else { rules.clone() };
+    let mut report = Report::new(run, rules, wish.by);
     report.command = format!("gpumemctl report {}", run.process.pid);
     match wish.form {
         Form::Json => json::json(&report),

@@ -165,7 +165,10 @@ impl<'r> Report<'r> {
         for (of, names) in categories.iter_mut().enumerate() {
             let is_last_resort = |cell: &CellView| of == By::Structure as usize || cell.tag.is_none();
             for (name, cell) in names.iter_mut().zip(&cells) {
-                if name.is_none() && is_last_resort(cell) && (has_torch || of != By::Structure as usize) {
+                // NCCL's scratch is large, and no allocator of PyTorch's knows it: a row of its own.
+                let is_apart = has_torch && of == By::Structure as usize && names::is_apart(cell);
+                let is_left = name.is_none() && (has_torch || of != By::Structure as usize);
+                if is_apart || is_left && is_last_resort(cell) {
                     *name = names::by_library(cell, has_torch);
                 }
             }
@@ -292,7 +295,7 @@ impl<'r> Report<'r> {
     }
 }
 
-/// Bytes of a moment that have a name (a tag or a role), and all that could have one: idle and opaque bytes have none.
+/// Bytes of a moment that have a name (a tag: a role is derived for bytes that nobody named too), and all that could have one: idle and opaque bytes have none.
 pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
     let mut sums = (0_i64, 0_i64);
     for &(index, bytes) in &moment.amounts {
@@ -301,7 +304,7 @@ pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
             continue;
         };
         sums.1 = sums.1.saturating_add(bytes);
-        if cell.tag.is_some() || cell.role.is_some() {
+        if cell.tag.is_some() {
             sums.0 = sums.0.saturating_add(bytes);
         }
     }

@@ -29,6 +29,12 @@ pub(super) fn by_library(cell: &CellView, has_torch: bool) -> Option<String> {
     Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
 }
 
+/// NCCL's own buffers, whatever they are for.
+pub(super) fn is_apart(cell: &CellView) -> bool {
+    cell.class == gpumem_ledger::Class::Direct
+        && cell.library.as_deref().is_some_and(|path| library(path) == "libnccl")
+}
+
 /// The first components of a path; with `starred` numbers are alike, as in `GPT/h.*/attn`.
 fn group(path: &str, depth: usize, starred: bool) -> String {
     let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

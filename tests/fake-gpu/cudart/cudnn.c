@@ -186,3 +186,45 @@ EXPORT int cudnnGetRNNTempSpaceSizes(void *handle, const descriptor *d, int mode
     if (reserve) *reserve = 3 * step * (size_t)data->length * (size_t)d->layers;
     return 0;
 }
+
+/* The same before cuDNN 8's forms: the width of the input comes with its tensor. */
+EXPORT int cudnnSetRNNDescriptor_v6(void *handle, descriptor *d, int hidden, int layers, void *dropout, int input_mode,
+                                    int direction, int cell, int algorithm, int type) {
+    (void)handle;
+    return cudnnSetRNNDescriptor_v8(d, algorithm, cell, 2, direction, input_mode, type, type, 0, 0, hidden, 0, layers, dropout, 0);
+}
+EXPORT int cudnnGetRNNParamsSize(void *handle, descriptor *d, const descriptor *x, size_t *out, int type) {
+    d->type = type;
+    d->input = x->sizes[1];
+    return cudnnGetRNNWeightSpaceSize(handle, d, out);
+}
+EXPORT int cudnnGetRNNLinLayerMatrixParams(void *handle, descriptor *d, int pseudo, const descriptor *x, void *weights,
+                                           char *space, int gate, descriptor *matrix, char **at) {
+    (void)weights;
+    d->input = x->sizes[1];
+    return cudnnGetRNNWeightParams(handle, d, pseudo, 0, space, gate, matrix, at, NULL, NULL);
+}
+EXPORT int cudnnGetRNNLinLayerBiasParams(void *handle, descriptor *d, int pseudo, const descriptor *x, void *weights,
+                                         char *space, int gate, descriptor *bias, char **at) {
+    (void)weights;
+    d->input = x->sizes[1];
+    return cudnnGetRNNWeightParams(handle, d, pseudo, 0, space, gate, NULL, NULL, bias, at);
+}
+EXPORT int cudnnGetFilterNdDescriptor(const descriptor *d, int room, int *type, int *layout, int *rank, int *sizes) {
+    int strides[8];
+    *layout = 0;
+    return cudnnGetTensorNdDescriptor(d, room < 8 ? room : 8, type, rank, sizes, strides);
+}
+static int sequence_size(const descriptor *d, int length, descriptor *const *x, int times, size_t *out) {
+    size_t step = (size_t)x[0]->sizes[0] * (size_t)d->hidden * gates(d) * (size_t)d->directions * size_of(d->type);
+    *out = step * (size_t)length * (size_t)times;
+    return 0;
+}
+EXPORT int cudnnGetRNNWorkspaceSize(void *handle, const descriptor *d, int length, descriptor *const *x, size_t *out) {
+    (void)handle;
+    return sequence_size(d, length, x, 2, out);
+}
+EXPORT int cudnnGetRNNTrainingReserveSize(void *handle, const descriptor *d, int length, descriptor *const *x, size_t *out) {
+    (void)handle;
+    return sequence_size(d, length, x, 3 * d->layers, out);
+}

@@ -152,7 +152,7 @@ fn of_version(version: &str) {
 }
 
 pub(super) fn run() {
-    for version in crate::live::torch::VERSIONS {
-        of_version(version);
+    for version in crate::live::torch::versions() {
+        of_version(&version);
     }
 }

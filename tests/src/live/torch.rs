@@ -15,8 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The two that lie far apart, as they are pinned. "newest" is whatever the registry has.
+/// Two that lie far apart, as they are pinned. "newest" is whatever the registry has.
 pub const VERSIONS: [&str; 2] = ["2.4.1", "2.15.0"];
+
+/// Those, or the ones that $GPUMEM_TORCH_VERSIONS names.
+pub fn versions() -> Vec<String> {
+    let named = std::env::var("GPUMEM_TORCH_VERSIONS").unwrap_or_else(|_| VERSIONS.join(" "));
+    named.split_whitespace().map(str::to_owned).collect()
+}
 
 /// One version, installed.
 #[derive(Debug, Clone)]

@@ -17,7 +17,7 @@ const PIECE: usize = 48 << 10;
 const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time to render, and to read the answer.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Answered at a time.
+/// Rendered at a time.
 pub(super) const AT_A_TIME: usize = 2;
 
 /// Why there is no answer: an errno, and words.
@@ -55,21 +55,26 @@ impl Agents {
     /// Answers, and closes.
     pub(super) async fn answer(&self, stream: &UnixStream, question: Question) -> Result<(), Refusal> {
         let answering = async {
-            // Fails when the daemon ends.
-            let _turn = self.answering.acquire().await;
             let seq = option(&question.options, "seq").and_then(|seq| seq.parse().ok());
             if let Some(seq) = seq {
                 let _ = tokio::time::timeout(CATCH_UP, self.heard_up_to(question.key, seq)).await;
             }
-            let answer = match self.answerer.get() {
-                Some(answerer) => answerer(question.key, question.what, question.options).await,
-                None => Err(Unanswered { errno: 38, text: "this daemon answers no questions".into() }),
-            };
+            let answer = self.rendered(question).await;
             tell(stream, &answer).await
         };
         match tokio::time::timeout(LONGEST, answering).await {
             Ok(told) => told.map_err(Refusal::System),
             Err(_) => Err(Refusal::Silent(LONGEST)),
+        }
+    }
+
+    /// A turn is held while an answer is made, and not while somebody is slow to send or to read.
+    async fn rendered(&self, question: Question) -> Result<String, Unanswered> {
+        // Fails when the daemon ends.
+        let _turn = self.answering.acquire().await;
+        match self.answerer.get() {
+            Some(answerer) => answerer(question.key, question.what, question.options).await,
+            None => Err(Unanswered { errno: 38, text: "this daemon answers no questions".into() }),
         }
     }
 

@@ -85,20 +85,9 @@ pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<V
         runs.extend(over);
     }
     if !viewer.all && sight.shown().tenants == Tenants::Anonymous {
-        runs.iter_mut().for_each(hide_others);
+        runs.iter_mut().for_each(crate::view::hide_others);
     }
     Ok(runs)
-}
-
-/// Others' processes are bytes only.
-fn hide_others(run: &mut Run) {
-    for device in &mut run.devices {
-        device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
-        let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());
-        for holder in seen.flat_map(|device| device.holders.iter_mut().skip(1)) {
-            (holder.pid, holder.user) = (0, None);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -306,7 +306,7 @@ fn next(report: &Report<'_>) -> String {
         _ => "",
     };
     let has_iterations = |device: &Device| !device.details.iterations.rows.is_empty();
-    let growth = match run.devices.iter().any(has_iterations) {
+    let growth = match run.clock != Clock::Lines && run.devices.iter().any(has_iterations) {
         true => format!("{growth} | --iterations"),
         false => growth.to_owned(),
     };

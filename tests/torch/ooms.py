@@ -1,0 +1,40 @@
+"""Runs out of memory in three ways, and goes on each time: a driver that gives in once the cache is flushed, one that does
+not, and a limit of the pool's own."""
+
+import torch
+from said import check, say
+from torch import nn
+
+GIB = 1 << 30
+
+
+class Greedy(nn.Module):
+    def forward(self, size):
+        return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def ask(name, size):
+    """What became of it, and torch's own numbers of that moment."""
+    before = torch.cuda.memory_stats()
+    try:
+        kept = Greedy()(size)
+        said = len(kept) * 0 + 1
+    except torch.cuda.OutOfMemoryError:
+        kept, said = None, 0
+    after = torch.cuda.memory_stats()
+    counts = {key: after[key] - before[key] for key in ("num_alloc_retries", "num_ooms")}
+    check(name, got=said, asked=size, **counts)
+    return kept
+
+
+torch.empty(1, device="cuda")
+cached = torch.empty(9 * GIB, dtype=torch.uint8, device="cuda")
+del cached
+kept = ask("survived", 10 * GIB)
+ask("device", 8 * GIB)
+del kept
+torch.cuda.empty_cache()
+# Even a fraction of 1 is a limit: from here on the driver would not be asked any more.
+torch.cuda.set_per_process_memory_fraction(0.25)
+ask("pool", 6 * GIB)
+say(done=True)
