@@ -111,6 +111,8 @@ fn inject() {
     if core.settings.layers.torch {
         torch::patch::look(true);
     }
+    // Not left to the sender, which may come late on a busy machine: our code is to run before the program's next statement.
+    python::run::look(core);
 }
 
 /// Devices that have a context already: there were allocations that nobody saw. Inside cuInit the driver answers that it is

@@ -54,7 +54,7 @@ fn modules_and_optimizers_are_found_on_every_interpreter() {
     let folder = Folder::new("bootstrap");
     let Some(engine) = engine(&folder) else { return };
     for (version, python) in pythons() {
-        is_done(&version, &program(&python, &folder, &engine, &["names"]));
+        is_done(version, &program(python, &folder, &engine, &["names"]));
         println!("CPython {version}");
     }
 }
@@ -64,7 +64,7 @@ fn an_interrupt_while_our_code_runs_is_the_programs() {
     let folder = Folder::new("bootstrap-interrupt");
     let Some(engine) = engine(&folder) else { return };
     for (version, python) in pythons() {
-        is_done(&version, &program(&python, &folder, &engine, &["interrupt"]));
+        is_done(version, &program(python, &folder, &engine, &["interrupt"]));
     }
 }
 
@@ -74,7 +74,7 @@ fn the_interpreter_can_end_while_our_code_is_asked_for() {
     let Some(engine) = engine(&folder) else { return };
     for (version, python) in pythons() {
         for pause in ["0", "0.002", "0.01", "0.1"] {
-            is_done(&version, &program(&python, &folder, &engine, &["end", pause]));
+            is_done(version, &program(python, &folder, &engine, &["end", pause]));
         }
     }
 }

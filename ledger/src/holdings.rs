@@ -46,6 +46,8 @@ impl Row {
     pub const SEGMENT: u8 = 4;
     /// Somebody told its role.
     pub const EXACT: u8 = 8;
+    /// And by the record of its birth: no word of later takes it back.
+    pub const BORN_EXACT: u8 = 16;
 
     pub fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
@@ -356,10 +358,16 @@ impl Holdings {
     }
 
     fn retag_row(&mut self, extent: Extent, row: Row, stamp: &Stamp, use_as: (Role, Phase)) {
-        if use_as.0 != Role::Unknown {
+        let mut told = (use_as.0 != Role::Unknown).then_some(use_as.0);
+        if let Some(role) = told {
             self.row_mut(extent).into_iter().for_each(|row| row.flags |= Row::EXACT);
-            self.note_told(&row, use_as.0);
+            self.note_told(&row, role);
+        } else if stamp.flags.has(Flags::RESTATED) && row.is(Row::EXACT) && !row.is(Row::BORN_EXACT) {
+            // What was said of it never reached its row at the agent: a free was under way then, and failed.
+            self.row_mut(extent).into_iter().for_each(|row| row.flags &= !Row::EXACT);
+            told = Some(Role::Unknown);
         }
+        let use_as = (told, use_as.1);
         let to = self.renamed(row.cell, stamp, use_as);
         let peak_to = self.renamed(self.cell_at_peak(&row), stamp, use_as);
         self.recell(extent, row, (to, peak_to));
@@ -416,7 +424,8 @@ impl Holdings {
     fn retag_ghost(&mut self, seq: u64, stamp: &Stamp, use_as: (Role, Phase)) {
         for index in 0..self.ghosts.len() {
             let Some(ghost) = self.ghosts[index].get_mut(seq).copied() else { continue };
-            let to = self.renamed(ghost.cell, stamp, use_as);
+            let told = (use_as.0 != Role::Unknown).then_some(use_as.0);
+            let to = self.renamed(ghost.cell, stamp, (told, use_as.1));
             self.book(index as u8).rename_at_peak(ghost.cell, to, ghost.bytes as i64);
             if let Some(ghost) = self.ghosts[index].get_mut(seq) {
                 ghost.cell = to;
@@ -426,7 +435,7 @@ impl Holdings {
     }
 
     /// The cell that `from` becomes with what a `Retag` adds. The first tag stays as the origin.
-    fn renamed(&mut self, from: CellId, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
+    fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {
             (key.tag, key.origin) = (stamp.tag, stamp.stack);
@@ -439,11 +448,9 @@ impl Holdings {
                 key.origin = 0; // it has its first name again
             }
         }
-        if use_as.0 != Role::Unknown {
-            key.role = use_as.0;
-        }
-        if use_as.1 != Phase::Unknown {
-            key.phase = use_as.1;
+        key.role = role.unwrap_or(key.role);
+        if phase != Phase::Unknown {
+            key.phase = phase;
         }
         self.cells.intern(key)
     }

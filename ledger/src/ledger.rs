@@ -213,6 +213,7 @@ impl Ledger {
         let said = &entry.said;
         let own = said.untrackable_bytes.zip(said.predates_bytes);
         let own = own.map(|(gap, predates)| said.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
+        let least = said.tracked_bytes;
         let who = |key: ProcessKey| {
             let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
             let account = found.and_then(|process| {
@@ -222,7 +223,7 @@ impl Ledger {
             let user = found.and_then(|process| process.facts.seen.get("user").cloned());
             (user, account.and_then(|account| account.lately.growth()))
         };
-        let told = OomDevice::of(listing, self.devices[device].total_bytes, process.key, own, who);
+        let told = OomDevice::of(listing, self.devices[device].total_bytes, process.key, (own, least), who);
         if let Some(entry) = self.processes[index].ooms.entries.last_mut() {
             entry.said.device = Some(told);
         }

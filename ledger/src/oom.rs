@@ -440,19 +440,19 @@ pub(crate) struct Listing {
 }
 
 impl OomDevice {
-    /// `own`: what the process holds now, if that is known; else what was listed. `who`: user and growth of a process.
+    /// `own`: what the process holds now, if that is known, and what it holds at least. `who`: user and growth of a process.
     pub(crate) fn of(
         listing: &Listing,
         total_bytes: Option<u64>,
         key: ProcessKey,
-        own: Option<i64>,
+        own: (Option<i64>, i64),
         who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
     ) -> Self {
         let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes } = listing.agreed.reading;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let listed = |of: ProcessKey| listing.listed.iter().find(|(key, _)| *key == of);
         let read = listed(key).map_or(0, |(_, used)| signed(*used));
-        let own = own.unwrap_or(read);
+        let own = own.0.unwrap_or(read.max(own.1));
         let grown = own.saturating_sub(read);
         let mut holders: Vec<Holder> = listing
             .listed

@@ -329,7 +329,7 @@ impl Holdings {
         };
         let (idle, name) = (pool.idle, pool.cell_name);
         let cell = self.cells.cell_in(Class::Block, stamp, (role, use_as.1), name);
-        let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT };
+        let exact = if use_as.0 == Role::Unknown { 0 } else { Row::EXACT | Row::BORN_EXACT };
         let owner = match list {
             Some(list) => self.roles[usize::from(book)].young.join(list, role, (index, address), bytes),
             None => NOT_FOLLOWED,

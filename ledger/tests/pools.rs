@@ -505,3 +505,51 @@ fn many_mappings_under_one_segment_stay_cheap() {
     }
     expect(&s, &["tracked 20971520000 = idle 20971520000"]);
 }
+
+/// What reports add up must be there at any moment: bytes of a pool by its name, now and at the peak.
+#[test]
+fn cells_know_the_pool_of_their_bytes_and_what_waits_in_it() {
+    let mut s = Script::new();
+    for (pool, name, base) in [(7, "torch", 0x1000_0000), (8, "rmm", 0x9000_0000)] {
+        s.tag(name);
+        s.say(Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework });
+        s.alloc_as(base, 100, DEV, pool);
+        s.tag("w").say(Body::BlockAlloc { address: base, bytes: 60, pool, use_as: NOTHING });
+        s.tag("w").say(Body::BlockAlloc { address: base + 60, bytes: 10, pool, use_as: NOTHING });
+    }
+    s.say(Body::BlockFree { address: 0x1000_0000 + 60, pool: 7, state: FreeState::Pending });
+    let of =
+        |amounts: &[i64], process: &gpumem_ledger::ProcessView, pool: &str, wanted: (bool, bool)| -> i64 {
+            let cells = process.cells.iter().zip(amounts);
+            let is_wanted = |cell: &gpumem_ledger::CellView| {
+                cell.pool.as_deref() == Some(pool) && (cell.is_idle(), cell.pending) == wanted
+            };
+            cells.filter(|(cell, _)| is_wanted(cell)).map(|(_, bytes)| bytes).sum()
+        };
+    let process = s.process();
+    let account = &process.accounts[0];
+    for (pool, live, idle, pending) in [("torch", 60, 30, 10), ("rmm", 70, 30, 0)] {
+        let now = |wanted| of(&account.amounts, &process, pool, wanted);
+        assert_eq!(
+            (now((false, false)), now((true, false)), now((true, true))),
+            (live, idle, pending),
+            "{pool}"
+        );
+        let at_peak = |wanted| of(&account.peak.amounts, &process, pool, wanted);
+        assert_eq!((at_peak((false, false)), at_peak((true, true))), (70, 0), "{pool}: nothing waited then");
+    }
+    // What it turns out to be for is known of the peak too.
+    let seq = 4;
+    s.say(Body::Retag {
+        address: 0x1000_0000 + 60,
+        block_seq: seq,
+        pool: 7,
+        use_as: (Role::Gradient, Phase::Unknown),
+    });
+    let process = s.process();
+    let gradients = |amounts: &[i64]| -> i64 {
+        let cells = process.cells.iter().zip(amounts);
+        cells.filter(|(cell, _)| cell.role == Role::Gradient).map(|(_, bytes)| bytes).sum()
+    };
+    assert_eq!(gradients(&process.accounts[0].peak.amounts), 10);
+}

@@ -66,3 +66,38 @@ fn driver_reaches_every_kind_of_call_and_closes_samples() {
         assert!(drive.world.peak.bytes > 0 && drive.world.dead.len() > 50);
     }
 }
+
+/// A free whose begin was lost, a role said meanwhile, and the free failed: the row that comes back does not have it.
+#[test]
+fn a_role_that_never_reached_its_row_is_forgotten() {
+    let ops = [
+        (15, 0, 0),
+        (15, 0, 0),
+        (15, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (19, 0, 0),
+        (8, 615, 0),
+        (15, 0, 0),
+        (15, 0, 0),
+        (6, 0, 0),
+        (4, 0, 0),
+        (8, 16708, 0),
+        (8, 819, 0),
+        (35, 11654, 13260),
+        (8, 36812, 0),
+        (15, 0, 22193),
+        (27, 0, 0),
+        (5, 0, 0),
+        (32, 31805, 392),
+        (11, 5319, 780),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (36, 41, 0),
+    ];
+    run(&ops.map(|(what, a, b)| Op { what, a, b }), true);
+}

@@ -75,9 +75,8 @@ pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
     Some(best.unwrap_or("calling library"))
 }
 
-/// What does not work as it could, in a few words each.
-pub fn lacking(layers: &[LayerSaid]) -> Vec<String> {
-    const LONGEST: usize = 60;
+/// What does not work as it could, each with at most so many characters of its reason.
+pub fn lacking(layers: &[LayerSaid], longest: usize) -> Vec<String> {
     let words = |said: &LayerSaid| {
         let name = match said.layer.as_str() {
             "blocks" => "PyTorch's blocks",
@@ -89,7 +88,8 @@ pub fn lacking(layers: &[LayerSaid]) -> Vec<String> {
             "roles" => "roles",
             other => other,
         };
-        let reason: String = said.reason.chars().take(LONGEST).collect();
+        let cut = if said.reason.chars().count() > longest { ".." } else { "" };
+        let reason = said.reason.chars().take(longest).collect::<String>() + cut;
         let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         format!("{name} {}{reason}", said.state)
     };
@@ -113,9 +113,10 @@ mod tests {
         layers.push(said("autograd", "degraded", ""));
         assert_eq!(level(&layers), Some("scopes"));
         assert_eq!(
-            lacking(&layers),
+            lacking(&layers, 26),
             ["module path failed: CPython 3.15 is not known", "names in backward degraded"]
         );
+        assert_eq!(lacking(&layers[2..3], 7), ["module path failed: CPython.."]);
         assert_eq!(level(&layers[1..2]), Some("calling library"));
         layers[2].state = "degraded".into();
         assert_eq!(level(&layers), Some("module path"));

@@ -7,14 +7,16 @@ Answer), byte 63 a detail (Ask: 1 text, 2 JSON; Answer: 1 for the last piece), b
 import ctypes
 import json
 import os
-import socket
 import stat
 import struct
 import time
-from typing import Any, Dict, Iterator, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Union
 
 from ._library import library
 from ._snapshot import STATUS, read
+
+if TYPE_CHECKING:
+    import socket
 
 ASK, ANSWER = 118, 119
 TEXT, JSON = 1, 2
@@ -55,6 +57,8 @@ def frame(kind: int, detail: int, payload: bytes, result: int = 0) -> bytes:
 
 def ask(what: int, options: Optional[Dict[str, object]] = None, timeout: float = 10.0) -> Optional[bytes]:
     """The daemon's answer; ``None`` where there is no daemon, or none that knows the question."""
+    import socket
+
     lines = "".join("{}={}\n".format(key, value) for key, value in {**_identity(), **(options or {})}.items())
     for path in sockets():
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -85,7 +89,7 @@ def _identity() -> Dict[str, object]:
     return found
 
 
-def _answer(connection: socket.socket, deadline: float) -> Optional[bytes]:
+def _answer(connection: "socket.socket", deadline: float) -> Optional[bytes]:
     pieces: List[bytes] = []
     while True:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

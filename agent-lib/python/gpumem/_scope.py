@@ -17,12 +17,13 @@ torch.compile                          a scope inside of compiled code is not th
 
 import ctypes
 import functools
-import inspect
+import importlib.util
 import os
+import re
 import sys
 import threading
 from types import TracebackType
-from typing import Any, AsyncIterator, Callable, Dict, Generator, Optional, Type, TypeVar, cast
+from typing import Any, AsyncIterator, Callable, Dict, Generator, Optional, Tuple, Type, TypeVar, cast
 
 from ._library import library, text, when_found
 
@@ -34,6 +35,22 @@ _tags: Dict[int, Dict[str, int]] = {}
 _MOST = 100_000
 _kept = 0
 _modules = sys.modules
+
+
+def _torch_version() -> Optional[Tuple[int, int]]:
+    """Of the PyTorch that is installed, which need not be imported so far; (0, 0) if that cannot be told."""
+    try:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return None
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+            found = re.search(r"^__version__ = '(\d+)\.(\d+)", file.read(), re.M)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+    except (ImportError, OSError, ValueError, AttributeError):
+        return (0, 0)
+
+
+_TORCH = _torch_version()
 
 
 class _Thread:
@@ -81,15 +98,22 @@ class scope:
     #: While it is open, what its thread has.
     _here: Optional[_Thread]
 
-    # Not __init__: Dynamo took classes with one for no context managers until PyTorch 2.5.
-    def __new__(cls, name: str) -> "scope":
-        self = object.__new__(cls)
-        self._name = name
-        self._here = None
-        return self
+    if _TORCH is not None and _TORCH < (2, 5):
+        # Its compiler took classes with an __init__ for no context managers. This costs 75 ns more.
+        def __new__(cls, name: str) -> "scope":
+            self = object.__new__(cls)
+            self._name = name
+            self._here = None
+            return self
+
+    else:
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+            self._here = None
 
     def __enter__(self) -> "scope":
-        if _skip():
+        if _skip is not None and _skip():
             return self
         try:
             here: _Thread = _here.mine
@@ -129,6 +153,8 @@ class scope:
             _close(here, self)
 
     def __call__(self, function: _F) -> _F:
+        import inspect  # 10 ms, for those that decorate
+
         name = self._name
         wrapped: Callable[..., Any]
         if inspect.iscoroutinefunction(function):
@@ -265,9 +291,11 @@ def _intern(outer: int, name: str) -> int:
 
 def _look() -> bool:
     """At first: is there an agent?"""
+    if library() is not None:
+        return _agent_found()
     global _skip
-    _skip = _always if library() is None else _plain
-    return _skip()
+    _skip = _always
+    return True
 
 
 def _always() -> bool:
@@ -306,24 +334,29 @@ _calls = 0
 
 def _forked() -> bool:
     """A child: its agent is silent until CUDA begins in it. Looks get rarer, as in gpumem.h."""
-    global _skip, _calls
+    global _calls
     _calls += 1
     if _calls & 1023 if _calls > 1024 else _calls & (_calls - 1):
         return True
     found = library()
     if found is None or not found.available():
         return True
-    _skip = _plain
-    return _plain()
+    return _agent_found()
 
 
-_skip: Callable[[], bool] = _look
+#: ``None``: an agent, and no torch that could come.
+_skip: Optional[Callable[[], bool]] = _look
 
 
-def _agent_found() -> None:
+def _agent_found() -> bool:
     global _skip
+    _skip = None if _TORCH is None and "torch" not in _modules else _plain
+    return _skip is not None and _skip()
+
+
+def _agent_came() -> None:
     if _skip is _always:
-        _skip = _plain
+        _agent_found()
 
 
 def _after_fork() -> None:
@@ -333,6 +366,6 @@ def _after_fork() -> None:
         _skip = _forked
 
 
-when_found.append(_agent_found)
+when_found.append(_agent_came)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

@@ -356,7 +356,7 @@ class Absence(Case):
         finally:
             _library._looked = looked
         _library._found = self.library
-        _scope._agent_found()
+        _scope._agent_came()
         with gpumem.scope("a"):
             self.assertEqual(self.here(), "a")
 

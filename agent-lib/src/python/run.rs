@@ -116,7 +116,7 @@ pub fn say_roles(state: i32, reason: &[u8]) {
     layers::set(Layer::Roles, state, &String::from_utf8_lossy(reason));
 }
 
-/// The sender's: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
+/// The sender's, and at injection: asks for our code, once there is somebody to run it. Cheap when there is nothing to do.
 pub fn look(core: &Core) {
     let may = core.settings.layers;
     if STATE.load(Relaxed) == IDLE {
@@ -129,16 +129,17 @@ pub fn look(core: &Core) {
     if !may.torch {
         return;
     }
-    torch::autograd::attach(core);
     if !may.python {
-        return;
+        return torch::autograd::attach(core);
     }
     let now = core.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
     match STATE.load(Acquire) {
-        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(now),
-        LATER if waited > PATIENCE_NS => ask(now),
-        DONE if waited > TICK_NS && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => ask(now),
+        IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
+        LATER if waited > PATIENCE_NS => ask(core, now),
+        DONE if waited > TICK_NS && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => {
+            ask(core, now)
+        }
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
             layers::set(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
         }
@@ -159,13 +160,14 @@ fn say_absent(may: Layers) {
     layers::set(Layer::Roles, state, reason);
 }
 
-fn ask(now: u64) {
+fn ask(core: &Core, now: u64) {
     SINCE_NS.store(now, Relaxed);
     let Ok(mut held) = NAMESPACE.try_lock() else { return };
     let api = match *held {
         Some(Held(api, _)) => api,
         None => {
             let Some(api) = Api::find() else {
+                torch::autograd::attach(core);
                 return layers::set(Layer::Roles, LayerState::Absent, "no Python in this process");
             };
             *held = Some(Held(api, None));

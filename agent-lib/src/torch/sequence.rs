@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const ENTRIES: usize = 1 << 17;
 /// How many numbers away a name may lie: nodes that allocate nothing (views) have none of their own.
 const NEAR: u64 = 16;
+/// Nodes with which an operation ends behind the one that allocates.
+const ENDS: u64 = 2;
 /// Bits of a number that are kept.
 const NUMBER_BITS: u32 = 48;
 /// Tags have fewer.
@@ -69,13 +71,15 @@ impl Table {
         }
     }
 
-    /// What `node` is called; 0 for nothing. One that has no name of its own is a view. The first behind a named node is what that
-    /// node's operation ends with; those further behind are what the next operation begins with.
+    /// What `node` is called; 0 for nothing. One that has no name of its own is a view, or changes something in place. Those just
+    /// behind a named node are what that node's operation ends with (a bias is added to a product behind the product's view);
+    /// those further behind are what the next operation begins with, unless that is in no module.
     #[inline]
     pub fn look_up(&self, node: Node) -> u32 {
-        let own = self.name(node).or_else(|| self.before(node, 1));
+        let back = |from, to| (from..=to).find_map(|back| self.before(node, back));
         let following = || (1..=NEAR).find_map(|ahead| self.name(Node(node.0 + ahead)));
-        own.or_else(following).or_else(|| (2..=NEAR).find_map(|back| self.before(node, back))).unwrap_or(0)
+        let own = self.name(node).or_else(|| back(1, ENDS));
+        own.or_else(|| following().filter(|&tag| tag != 0)).or_else(|| back(ENDS + 1, NEAR)).unwrap_or(0)
     }
 
     fn before(&self, node: Node, back: u64) -> Option<u32> {
@@ -101,9 +105,13 @@ mod tests {
         table.note(Node::new(1, 40), 8);
         table.note(Node::new(1, 43), 9);
         let of = |thread, number| table.look_up(Node::new(thread, number));
-        assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 9, 9, 9, 0));
-        // Before everything: what comes next.
+        assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 7, 9, 9, 0));
+        // Further behind, and before everything: what comes next.
         assert_eq!((of(1, 23), of(1, 24), of(1, 39)), (0, 7, 7));
+        table.note(Node::new(1, 46), 10);
+        assert_eq!((of(1, 44), of(1, 45), of(1, 46)), (9, 9, 10));
+        table.note(Node::new(1, 37), 6);
+        assert_eq!((of(1, 38), of(1, 39)), (6, 6));
         // Numbers are a thread's own.
         assert_eq!(of(2, 40), 0);
         table.note(Node::new(2, 40), 11);

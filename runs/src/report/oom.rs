@@ -187,8 +187,13 @@ impl Own {
         let bytes: Vec<i64> = self.parts.iter().map(|(_, bytes)| *bytes).collect();
         let total = unit.round(self.total);
         let shown = unit.apportion(total, &bytes).into_iter().zip(&self.parts);
-        let shown: Vec<String> =
+        // What prints as nothing says nothing.
+        let shown = shown.filter(|(steps, _)| *steps != 0);
+        let mut shown: Vec<String> =
             shown.map(|(steps, (name, _))| format!("{name} {}", unit.print(steps))).collect();
+        if shown.is_empty() {
+            shown.push("nothing".to_owned());
+        }
         let what = if self.is_tracked_only { " tracked" } else { "" };
         format!("{} = {}{what}", shown.join(" + "), unit.print(total))
     }
@@ -384,7 +389,7 @@ pub(super) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom: &'a Oom) -
     OomJson {
         device: &device.name,
         what: if oom.is_true() { "oom" } else { "pressure" },
-        verdict: verdict(oom, bytes),
+        verdict: verdict(oom, bytes) + " (bytes)",
         oom: Oom { amounts: Vec::new(), ..oom.clone() },
         held: held.into_iter().map(|(name, bytes)| Held { name, bytes }).collect(),
     }

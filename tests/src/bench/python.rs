@@ -31,7 +31,7 @@ pub fn run() {
             .filter_map(|line| line.split_once('\t'))
             .filter_map(|(name, ns)| Some((name, ns.parse().ok()?)))
             .collect();
-        println!("{title}, ns per `with` block (lowest of 25 rounds)");
+        println!("{title}, ns per `with` block (lowest of 1,500 rounds)");
         for pair in figures.chunks(2) {
             let [(floor_name, floor), (name, ns)] = pair else { continue };
             println!("  {floor_name:26} {floor:8.1}");

@@ -66,7 +66,7 @@ fn of_layers(process: &ProcessView) -> Vec<(Level, String, Option<&'static str>)
     for said in said.iter().filter(|said| said.is_lacking()) {
         // What was switched off is as somebody wanted it.
         let level = if said.state == "off" { Level::Good } else { Level::Degraded };
-        let text = layers::lacking(std::slice::from_ref(said)).join("");
+        let text = layers::lacking(std::slice::from_ref(said), 200).join("");
         found.push((level, format!("names: {text}"), None));
     }
     found

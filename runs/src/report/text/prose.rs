@@ -259,7 +259,7 @@ fn names(run: &Run) -> Option<String> {
         1.. => format!(" ({:.1} % of bytes)", share(named, all)),
         _ => String::new(),
     };
-    let lacking = layers::lacking(layers);
+    let lacking = layers::lacking(layers, 60);
     let lacking = if lacking.is_empty() { String::new() } else { format!(" [{}]", lacking.join("; ")) };
     Some(format!("names: {level}{share}{}", clean(&lacking)))
 }
