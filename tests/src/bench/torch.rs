@@ -103,12 +103,13 @@ impl Row {
     }
 }
 
-fn trio(wheel: &Wheel, machine: &Machine, runtime: &Path) -> [Worker; 3] {
+/// Without, with, without, and one for torch's own history and profiler, which may leave something behind.
+fn workers(wheel: &Wheel, machine: &Machine, runtime: &Path) -> [Worker; 4] {
     let package =
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("agent-lib/python");
     let bare = || Worker::start(&mut wheel.bare(machine, "paces.py", &[]));
     let mut covered = wheel.covered(machine, runtime, "paces.py", &[]);
-    [bare(), Worker::start(covered.env("PYTHONPATH", package)), bare()]
+    [bare(), Worker::start(covered.env("PYTHONPATH", package)), bare(), bare()]
 }
 
 fn of_version(version: &str) {
@@ -122,7 +123,7 @@ fn of_version(version: &str) {
         (Row::default(), Row::default(), Row::default(), Row::default(), Row::default());
     let (mut pairs, mut floor_pairs, mut scopes, mut events) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     for _ in 0..TRIOS {
-        let [mut before, mut with, mut after] = trio(&wheel, &machine, &daemon.runtime);
+        let [mut before, mut with, mut after, mut other] = workers(&wheel, &machine, &daemon.runtime);
         events = with.ready["events"].as_f64().unwrap_or(1.0);
         for turn in 0..TURNS {
             let (first, ours, last) = (before.steps("step"), with.steps("step"), after.steps("step"));
@@ -130,10 +131,10 @@ fn of_version(version: &str) {
             control.add(last, first, first);
             if turn < OTHERS {
                 // In one process, between two turns without.
-                let mut first = before.steps("step");
+                let mut first = other.steps("step");
                 for (row, what) in [(&mut none, "none"), (&mut python, "python"), (&mut profile, "profile")] {
-                    let times = before.steps(what);
-                    let last = before.steps("step");
+                    let times = other.steps(what);
+                    let last = other.steps("step");
                     row.add(times, first, last);
                     first = last;
                 }
