@@ -37,6 +37,7 @@ def arguments():
     parser.add_argument("--fake", type=Path, help="simulated GPU of a dry run, where it is not in --bin")
     parser.add_argument("--out", type=Path, help="where results go")
     parser.add_argument("--dry-run", action="store_true", help="on the simulated GPU")
+    parser.add_argument("--torch", type=Path, help="of a dry run: a folder that `make -C tests/torch wheel-VERSION` made")
     parser.add_argument("--costs", type=Path, help="of a dry run: what calls cost (default: tests/fake-gpu/costs.txt)")
     parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
     parser.add_argument("--minutes", type=float, default=60, help="then the rest is skipped")
@@ -147,6 +148,8 @@ def main():
     machine = Machine(options.bin.resolve(), work, options.dry_run,
                       options.fake.resolve() if options.fake else None, sys.executable)
     machine.costs = str(options.costs.resolve()) if options.costs else None
+    if options.torch:
+        machine.torch, machine.python = str(options.torch.resolve()), str((options.torch / "venv/bin/python").absolute())
     machine.prepare({need for name in names for need in CHECKS[name].needs})
     (work / "results").mkdir(exist_ok=True)
     state = work / "state.json"

@@ -26,6 +26,7 @@ class Machine:
         self.built, self.can, self.cupti = {}, {}, None
         self.cuptis = []  # every libcupti that was found
         self.costs = None  # a table for the simulated GPU, other than its own
+        self.torch = None  # of a dry run: a folder with PyTorch, as tests/torch makes it
 
     def to_json(self):
         return json.dumps(vars(self), default=str)
@@ -34,7 +35,7 @@ class Machine:
     def from_json(cls, text):
         state = json.loads(text)
         machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
-        for name in ("built", "can", "cupti", "cuptis", "costs"):
+        for name in ("built", "can", "cupti", "cuptis", "costs", "torch"):
             setattr(machine, name, state[name])
         return machine
 
@@ -99,7 +100,7 @@ class Machine:
 
     def look_for_torch(self):
         if self.dry:
-            return "a dry run: PyTorch needs a real driver"
+            return None if self.torch else "a dry run without --torch"
         code = "import torch; print(torch.__version__, torch.cuda.is_available())"
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, timeout=300)
         if done.returncode or not done.stdout.strip().endswith("True"):
@@ -136,7 +137,8 @@ class Machine:
         clean["PYTHONUNBUFFERED"] = "1"
         clean["GPUMEM_STORE"] = str(Path(home) / "runs.sqlite")
         if self.dry:
-            clean["LD_LIBRARY_PATH"] = str(self.fake / "lib")
+            places = [self.fake / "lib", *([Path(self.torch) / "lib"] if self.torch else [])]
+            clean["LD_LIBRARY_PATH"] = ":".join(map(str, reversed(places)))
             clean["GPUMEM_SIM"] = str(Path(home) / "machine")
         return clean
 
@@ -144,4 +146,4 @@ class Machine:
         """A fresh one for a check of a dry run. What its calls cost is what tests/fake-gpu/costs.txt says."""
         keys = [f"costs={self.costs}", *keys] if self.costs else keys
         subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
-                        "cuda.version=13000", *keys], check=True)
+                        f"cuda.version={13990 if self.torch else 13000}", *keys], check=True)

@@ -14,3 +14,4 @@ from . import views  # noqa: F401
 from . import cost  # noqa: F401
 from . import nvml_cost  # noqa: F401
 from . import pytorch  # noqa: F401
+from . import names  # noqa: F401

@@ -5,7 +5,7 @@ import json
 from ..check import check
 from ..machine import PROGRAMS
 from ..stats import paired, summary
-from .common import MIB, QUICK
+from .common import MIB, QUICK, becomes
 from .cost import in_turns
 
 TORCH = ("torch", "libgpumem.so")
@@ -37,7 +37,11 @@ def allocator(t, name):
         reserved = facts["reserved"]
         # Libraries allocate outside of torch once there is work; before that every byte is torch's.
         exact = number < 2
-        row, fits = daemon.settled(p.pid, 15, **({"tracked_bytes": reserved} if exact else {}))
+        if exact:
+            row, fits = daemon.settled(p.pid, 15, tracked_bytes=reserved)
+        else:
+            becomes(lambda: ((daemon.row(p.pid) or {}).get("tracked_bytes") or 0) >= reserved, 15)
+            row = daemon.row(p.pid)
         tracked = row and row.get("tracked_bytes")
         used = t.used(p.pid)
         t.measure(facts["stage"], {"torch reserved": reserved, "torch allocated": facts["allocated"],
