@@ -91,6 +91,7 @@ impl Core {
         if pool == 0 {
             pool = self.first_report(thread, device, index as u8, &report);
         }
+        self.live.expect(Key::Block(pool, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
             device.drift.fetch_add(sum.abs_diff(report.allocated as i64), Relaxed);
@@ -152,7 +153,7 @@ impl Core {
     pub fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
         let body = Body::BlockFree { address, pool, state: FreeState::Done };
         self.record(thread, At::NOWHERE, body, |core, _| {
-            core.live.remove(Key::Block(pool, address));
+            core.live.discard(Key::Block(pool, address));
         });
     }
 

@@ -1,0 +1,149 @@
+use super::*;
+use std::collections::HashMap;
+
+fn table(rows: u64) -> Live {
+    Live::new(anonymous::<Words>(rows_for(rows) as usize).expect("memory")).expect("memory")
+}
+
+fn row(seq: u64, address: u64) -> Row {
+    [seq, 0, address, 0, 0, 0, 0, 0]
+}
+
+#[test]
+fn it_is_a_map() {
+    let live = table(700);
+    let mut model = HashMap::new();
+    let mut random = 1_u64;
+    for seq in 1..200_000 {
+        random = mix(random, seq);
+        let address = random % 900 * 512;
+        let key = Key::Allocation(address);
+        if random >> 40 & 1 == 0 && model.len() < 850 {
+            assert!(live.insert(key, &row(seq, address), Beside::default()));
+            model.insert(address, seq);
+        } else {
+            assert_eq!(live.remove(key).map(|taken| taken.seq()), model.remove(&address));
+        }
+    }
+    let mut found: Vec<_> = live.scan().map(|taken| (taken.row[2], taken.seq())).collect();
+    let mut expected: Vec<_> = model.into_iter().collect();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected);
+    for (address, _) in expected {
+        live.remove(Key::Allocation(address)).expect("bound");
+    }
+    assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
+    assert_eq!(live.refused.load(Relaxed), 0);
+}
+
+#[test]
+fn a_large_table_fills_to_nine_tenths() {
+    let live = table(1 << 16);
+    let most = live.rows.len() as u64 * 9 / 10;
+    for seq in 1..=most {
+        assert!(live.insert(Key::Allocation(seq << 9), &row(seq, seq << 9), Beside::default()), "{seq}");
+    }
+    assert_eq!(live.scan().count() as u64, most);
+    for seq in 1..=most {
+        assert_eq!(live.remove(Key::Allocation(seq << 9)).map(|taken| taken.seq()), Some(seq));
+    }
+    assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
+}
+
+#[test]
+fn a_full_table_refuses_and_recovers() {
+    let live = table(1);
+    for address in 1..=7 {
+        assert!(live.insert(Key::Allocation(address), &row(address, address), Beside::default()));
+    }
+    assert!(!live.insert(Key::Allocation(8), &row(8, 8), Beside::default()));
+    assert_eq!(live.refused.load(Relaxed), 1);
+    assert_eq!(live.remove(Key::Allocation(3)).map(|taken| taken.seq()), Some(3));
+    assert!(live.insert(Key::Allocation(8), &row(8, 8), Beside::default()));
+    assert_eq!(live.scan().count(), 7);
+}
+
+#[test]
+fn one_address_in_several_spaces() {
+    let live = table(100);
+    let keys = [
+        Key::Allocation(5),
+        Key::Handle(5),
+        Key::Backing(5),
+        Key::Mapping(5),
+        Key::Pool(5),
+        Key::Segment(1, 5),
+        Key::Segment(2, 5),
+        Key::Block(1, 5),
+        Key::Block(2, 5),
+    ];
+    for (seq, key) in (1..).zip(keys) {
+        assert!(live.insert(key, &row(seq, 5), Beside::default()));
+    }
+    for (seq, key) in (1..).zip(keys) {
+        assert_eq!(live.remove(key).map(|taken| taken.seq()), Some(seq));
+    }
+    assert_eq!(live.scan().count(), 0);
+}
+
+#[test]
+fn what_lies_beside_goes_with_its_row() {
+    let live = table(10);
+    let beside = Beside { references: 1, flags: Beside::RETAGGED, first_tag: 7, ..Beside::default() };
+    assert!(live.insert(Key::Handle(1), &row(1, 1), beside));
+    assert_eq!(live.count(Key::Handle(1), 1, 1).map(|row| row.beside.references), Some(2));
+    assert_eq!(live.count(Key::Handle(1), -2, 0).map(|row| row.beside.mappings), Some(1));
+    let taken = live.remove(Key::Handle(1)).expect("bound");
+    assert_eq!(taken.beside, Beside { references: 0, mappings: 1, ..beside });
+    assert!(live.insert(Key::Handle(1), &row(2, 1), Beside::default()));
+    assert_eq!(live.get(Key::Handle(1)).map(|row| row.beside), Some(Beside::default()));
+}
+
+#[test]
+fn threads_with_keys_of_their_own_do_not_disturb_each_other() {
+    let live = table(4_000);
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let live = &live;
+            scope.spawn(move || {
+                for round in 0..20_000_u64 {
+                    let address = (thread << 32) | (round % 500);
+                    let key = Key::Allocation(address);
+                    let seq = 1 + (thread << 40) + round;
+                    if let Some(old) = live.remove(key) {
+                        assert_eq!(old.row[2], address);
+                        assert_eq!(old.seq(), seq - 500);
+                    }
+                    assert!(live.insert(key, &row(seq, address), Beside::default()));
+                }
+            });
+        }
+    });
+    assert_eq!(live.scan().count(), 2_000);
+}
+
+#[test]
+fn what_is_discarded_is_gone_wherever_it_lay() {
+    let live = table(4096);
+    let key = |number: u64| Key::Block(7, number << 9);
+    let count = 4000; // far more than the chunks that are tried first hold
+    for number in 1..=count {
+        live.expect(key(number));
+        let beside = if number % 3 == 0 {
+            Beside { flags: Beside::RETAGGED, ..Beside::default() }
+        } else {
+            Beside::default()
+        };
+        assert!(live.insert(key(number), &row(number, number << 9), beside));
+    }
+    live.discard(key(count + 1)); // was never there
+    assert_eq!(live.scan().count() as u64, count);
+    for number in 1..=count {
+        live.discard(key(number));
+        assert!(live.get(key(number)).is_none());
+        assert!(number == count || live.get(key(number + 1)).is_some(), "its neighbours stay");
+    }
+    assert_eq!(live.scan().count(), 0);
+    assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0), "nothing is left behind");
+}
