@@ -11,6 +11,7 @@ import gc
 import sys
 import time
 import weakref
+from itertools import chain, compress, starmap
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from ._agent import functions, text
@@ -57,9 +58,30 @@ def _module_class() -> Any:
     return getattr(getattr(torch, "nn", None), "Module", None)
 
 
-def _is_module_class(kind: type, module_class: Any) -> bool:
-    """By the class's ancestors themselves: what a class says of itself may run code."""
-    return module_class in type.__dict__["__mro__"].__get__(kind)
+def _classes(module_class: Any) -> List[type]:
+    """The class of modules and all that are derived from it, without running any code of theirs."""
+    found, seen = [module_class], {id(module_class)}
+    for kind in found:
+        for derived in type.__subclasses__(kind):
+            if id(derived) not in seen:
+                seen.add(id(derived))
+                found.append(derived)
+    return found
+
+
+def _instances(kinds: List[type]) -> List[Any]:
+    """All objects of exactly these classes.
+
+    Among all objects are tuples that somebody is just filling, and growing one that anybody else refers to raises a
+    SystemError there. So they are taken, looked through and let go in one call made of functions in C: no other thread runs
+    meanwhile.
+    """
+    wanted = set(map(id, kinds))
+    things: List[Any] = []
+    taking = map(things.extend, map(gc.get_objects, (None,)))
+    found = compress(things, map(wanted.__contains__, map(id, map(type, things))))
+    letting_go = starmap(things.clear, ((),))
+    return list(chain(taking, found, letting_go))[1:-1]
 
 
 def children(module: Any) -> Iterator[Tuple[str, Any]]:
@@ -276,10 +298,7 @@ class Modules:
         if module_class is None:
             return 0
         start = time.perf_counter()
-        things = gc.get_objects()
-        kinds = {kind for kind in set(map(type, things)) if _is_module_class(kind, module_class)}
-        found = [thing for thing in things if type(thing) in kinds and self._is_whole(thing)] if kinds else []
-        del things
+        found = [module for module in _instances(_classes(module_class)) if self._is_whole(module)]
         new = [module for module in found if id(module) not in self.known]
         parts = {id(child) for module in found for _, child in children(module)}
         roots = [module for module in new if id(module) not in parts]
