@@ -47,6 +47,30 @@ print(len(failed), len(modules.known))
         )
         self.assertEqual(run(script), ["0", "1"])
 
+    def test_one_among_many_objects_is_not_soon_followed_by_another(self):
+        script = TORCH + (
+            "modules.searches, modules.search_seconds, modules.searched_at = 1, 1.0, time.perf_counter() - 10\n"
+            "print(modules.is_due())\n"
+            "modules.search_seconds = 0.001\n"
+            "print(modules.is_due())"
+        )
+        self.assertEqual(run(script), ["False", "True"])
+
+
+class Roots(unittest.TestCase):
+    def test_many_at_a_time_are_numbered_in_one_pass_each(self):
+        """Blocks are roots until their list takes them: a model may have tens of thousands."""
+        script = TORCH + (
+            "blocks = [Block() for _ in range(50000)]\n"
+            "start = time.perf_counter()\n"
+            "for block in blocks: modules.root(block)\n"
+            "print(time.perf_counter() - start < 10, modules.known[id(blocks[-1])].number)\n"
+            "del block, blocks[3], blocks[1]\n"
+            "late = [Block() for _ in range(3)]\n"
+            "print(*(modules.root(block).number for block in late))"
+        )
+        self.assertEqual(run(script), ["True", "50000", "2", "4", "50001"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -11,8 +11,9 @@ import gc
 import sys
 import time
 import weakref
+from heapq import heappop, heappush
 from itertools import chain, compress, starmap
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._agent import functions, text
 
@@ -28,8 +29,8 @@ _WRAPPERS = {
 _INNER = frozenset(name for name in _WRAPPERS.values() if name.startswith("_"))
 #: Of the time, for searches.
 _SHARE = 0.005
-#: Searches in the beginning, and seconds between them.
-_EARLY, _PAUSE = 4, 0.5
+#: Searches in the beginning, their share of the time, and seconds between two.
+_EARLY, _EARLY_SHARE, _PAUSE = 4, 0.05, 0.5
 #: Modules inside of each other; more are a cycle.
 _DEEPEST = 100
 
@@ -102,7 +103,9 @@ class Modules:
         self.left_out: Dict[int, Any] = {}
         #: Changes: a sweep compares.
         self.version = 0
-        self._numbers: Dict[str, Set[int]] = {}
+        #: Of roots, by name: the largest number so far, and those below it that are free, as a heap.
+        self._numbers: Dict[str, int] = {}
+        self._free: Dict[str, List[int]] = {}
         #: Searches among all objects, seconds that the last one took, and when it ended.
         self.searches = 0
         self.search_seconds = 0.0
@@ -136,16 +139,16 @@ class Modules:
 
     def _let_go(self, known: Known) -> None:
         if known.number:
-            self._numbers.get(known.name, set()).discard(known.number)
+            heappush(self._free[known.name], known.number)
             known.number = 0
 
     def _take(self, known: Known, name: str) -> None:
         self._let_go(known)
-        taken = self._numbers.setdefault(name, set())
-        number = 1
-        while number in taken:
-            number += 1
-        taken.add(number)
+        free = self._free.setdefault(name, [])
+        if free:
+            number = heappop(free)
+        else:
+            number = self._numbers[name] = self._numbers.get(name, 0) + 1
         known.name, known.number, known.parent = name, number, 0
 
     # Places.
@@ -289,8 +292,8 @@ class Modules:
 
     def is_due(self) -> bool:
         """Whether there was time enough since the last search; the first ones need not wait that long."""
-        pause = self.search_seconds / _SHARE if self.searches > _EARLY else _PAUSE
-        return time.perf_counter() >= self.searched_at + pause
+        pause = self.search_seconds / (_SHARE if self.searches > _EARLY else _EARLY_SHARE)
+        return time.perf_counter() >= self.searched_at + max(pause, _PAUSE)
 
     def search(self) -> int:
         """Looks for modules among all objects; how many are new."""
