@@ -72,5 +72,31 @@ class Roots(unittest.TestCase):
         self.assertEqual(run(script), ["True", "50000", "2", "4", "50001"])
 
 
+class Optimizers(unittest.TestCase):
+    def test_many_new_ones_wait_until_sweeps_are_paid_for(self):
+        script = TORCH + """
+from gpumem.torch import _steps
+from gpumem.torch._sweep import Sweeper
+class Dear(Sweeper):
+    def sweep(self, optimizers, gradients):
+        self.count += 1
+        self.seconds, self._due = 0.3, time.perf_counter() + 60
+    def forget(self): pass
+class Optimizer:
+    def __init__(self): self.param_groups = [{"params": [object()]}]
+def search():
+    searches.append(1)
+    modules.searches, modules.search_seconds, modules.searched_at = 9, 0.3, time.perf_counter()
+modules.search, searches, sweeper = search, [], Dear(modules)
+steps = _steps.Steps(modules, sweeper)
+for _ in range(100):
+    optimizer = Optimizer()
+    steps.before(optimizer)
+    steps.after(optimizer)
+print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()), len(steps._optimizers), len(steps._done))
+"""
+        self.assertEqual(run(script), ["True", "True", "1", "1", "1"])
+
+
 if __name__ == "__main__":
     unittest.main()
