@@ -98,5 +98,22 @@ print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()),
         self.assertEqual(run(script), ["True", "True", "1", "1", "1"])
 
 
+class Ticks(unittest.TestCase):
+    def test_one_that_fails_is_told_and_made_again(self):
+        script = TORCH + """
+from gpumem.torch import _core
+_core.functions.roles = lambda state, reason: told.append(state)
+here, told = _core.Core(), []
+here.tested, here.calibrated, _core._core = True, True, here
+def fails(): raise RuntimeError("dictionary changed size during iteration")
+fine = here.sweeper.is_due = lambda: False
+print(_core.tick(), *told)
+for due in (fails, fine, fails, fails, fails):
+    here.sweeper.is_due = due
+    print(_core.tick(), told[-1])
+"""
+        self.assertEqual(run(script), ["0"] + ["0", "2", "0", "1", "0", "2", "0", "2", "2", "2"])
+
+
 if __name__ == "__main__":
     unittest.main()
