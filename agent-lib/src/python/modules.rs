@@ -222,7 +222,7 @@ impl Modules {
         tag
     }
 
-    /// The tag of names, the outermost last. A number belongs to what it counts: `h.3`.
+    /// The tag of names, the outermost last; of those only that have room. A number belongs to what it counts: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
         for &name in chain.iter().rev() {
@@ -233,7 +233,10 @@ impl Modules {
                 len = (len + 1).min(MAX_TAG_BYTES);
             } else {
                 if len > 0 {
-                    tag = names.intern(tag, &component[..len]);
+                    match names.intern(tag, &component[..len]) {
+                        0 => return tag,
+                        inner => tag = inner,
+                    }
                 }
                 len = 0;
             }
@@ -241,7 +244,10 @@ impl Modules {
             component[len..len + room].copy_from_slice(&name[..room]);
             len += room;
         }
-        if len > 0 { names.intern(tag, &component[..len]) } else { tag }
+        match if len > 0 { names.intern(tag, &component[..len]) } else { 0 } {
+            0 => tag,
+            inner => inner,
+        }
     }
 
     fn name(&self, at: u64) -> &'static [u8] {

@@ -251,3 +251,15 @@ fn names_that_are_said_again_take_no_more_room() {
     assert!(used < 200_000, "{used} bytes for 10,000 names");
     assert_eq!(bench.path(at(1)).as_deref(), Some("last1"));
 }
+
+#[test]
+fn without_room_for_names_a_module_has_that_of_the_nearest_one_outside() {
+    let bench = Bench::new();
+    bench.say(at(1), 0, "Net");
+    bench.say(at(2), at(1), "layer");
+    assert_eq!(bench.path(at(1)).as_deref(), Some("Net"));
+    let fills = |number: &u32| bench.names.intern(0, format!("{number}{}", "x".repeat(200)).as_bytes()) == 0;
+    (0..100_000).find(fills).expect("a full table");
+    while bench.names.intern(0, format!("{}", bench.names.end()).as_bytes()) != 0 {}
+    assert_eq!(bench.path(at(2)).as_deref(), Some("Net"));
+}
