@@ -8,6 +8,7 @@ use crate::book::{self, kind, kind_of, memory_of};
 use crate::core::Core;
 use crate::counters;
 use crate::live::Taken;
+use crate::snapshot::quoted;
 use gpumem_wire::{AskKind, MemoryKind, NONE_DEVICE, PoolOwner, Role};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -266,22 +267,6 @@ fn json(core: &Core, lines: &[(Key, Sum)]) -> String {
     out
 }
 
-/// A JSON string.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => out.extend(['\\', character]),
-            character if character.is_control() => {
-                let _ = write!(out, "\\u{:04x}", u32::from(character));
-            }
-            character => out.push(character),
-        }
-    }
-    out.push('"');
-    out
-}
-
 /// How much of a device is free, and how large it is, as the driver says. `None`: it has no context that could be asked, neither the calling
 /// thread's own nor the primary one.
 pub fn memory_info(core: &Core, ordinal: i32) -> Option<(u64, u64)> {
@@ -320,15 +305,5 @@ pub fn handed(text: &str) -> *mut std::ffi::c_char {
             *place.add(text.len()) = 0;
         }
         place.cast()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn texts_are_json() {
-        assert_eq!(quoted("a\"b\\c\n\u{e9}"), "\"a\\\"b\\\\c\\u000a\u{e9}\"");
     }
 }

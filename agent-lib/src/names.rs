@@ -199,12 +199,16 @@ impl Names {
         key[..4].copy_from_slice(&inner.to_le_bytes());
         let Some(place) = self.place(hash(outer, &key)) else { return outer };
         if self.paths[place].load(Relaxed) == 0 {
-            return self.introduce(place, outer, self.path(inner).unwrap_or(b"?"));
+            return match self.introduce(place, outer, self.path(inner).unwrap_or(b"?")) {
+                0 => outer,
+                tag => tag,
+            };
         }
         place as u32 + 1
     }
 
-    /// Writes the name of a new tag. Two threads may do so for one tag: saying a name twice does no harm.
+    /// Writes the name of a new tag; 0 if there is no room for it, since a number without a name would tell nobody anything. Two
+    /// threads may do so for one tag: saying a name twice does no harm.
     #[cold]
     #[inline(never)]
     fn introduce(&self, place: usize, parent: u32, name: &[u8]) -> u32 {
@@ -233,10 +237,13 @@ impl Names {
         let text = std::str::from_utf8(&path[..len]).unwrap_or("?");
         let stamp = Stamp { tag, ..Stamp::default() };
         let offset = self.add(&Record { stamp, body: Body::Tag { path: text } });
-        if let Some(offset) = offset {
-            self.paths[place].store(offset << 16 | text.len() as u64, Release);
+        match offset {
+            Some(offset) => {
+                self.paths[place].store(offset << 16 | text.len() as u64, Release);
+                tag
+            }
+            None => 0,
         }
-        tag
     }
 
     /// The path of a tag.
@@ -267,4 +274,26 @@ fn hash(parent: u32, name: &[u8]) -> u64 {
 fn fold(hash: u64, word: u64) -> u64 {
     let product = u128::from(hash ^ word ^ 0xa076_1d64_78bd_642f) * 0xe703_7ed1_a0b4_28db;
     (product as u64 ^ (product >> 64) as u64).wrapping_add(word.rotate_left(23))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memfd::Sizes;
+
+    #[test]
+    fn a_name_without_room_is_none() {
+        let sizes = Sizes { ring_slots: 2, live_rows: 64, name_bytes: 4096 };
+        let shared = Shared::create(c"names-test", sizes, 1, 2).expect("memory");
+        let names = Names::new(&shared).expect("memory");
+        let (outer, module) = (names.intern(0, b"outer"), names.intern(0, b"module"));
+        let all: Vec<u32> =
+            (0..100).map(|number: u32| names.intern(0, format!("step {number}").as_bytes())).collect();
+        let known = all.iter().filter(|&&tag| tag != 0).count();
+        assert!((20..80).contains(&known), "{known}");
+        assert!(all.iter().all(|&tag| tag == 0 || names.path(tag).is_some()), "numbers without names");
+        assert_eq!(names.intern(0, b"step 99"), 0);
+        assert_eq!(names.join(outer, module), outer);
+        assert_eq!(names.intern(0, b"module"), module);
+    }
 }

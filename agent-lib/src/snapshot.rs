@@ -53,7 +53,7 @@ pub unsafe fn copy(text: &str, buffer: *mut std::ffi::c_char, capacity: u64) -> 
 }
 
 /// A string as JSON has it.
-fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for char in text.chars() {
         match char {
@@ -430,5 +430,15 @@ impl Device {
             list(self.pools.iter().cloned()),
             list(tags)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn texts_are_json() {
+        assert_eq!(quoted("a\"b\\c\n\u{e9}"), "\"a\\\"b\\\\c\\u000a\u{e9}\"");
     }
 }

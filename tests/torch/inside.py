@@ -378,9 +378,16 @@ def a_program_that_records_what_it_computes_is_left_alone():
     assert core._is_quiet(torch)
     with FakeTensorMode():
         assert not core._is_quiet(torch)
-    with torch.device("meta"):
-        assert not core._is_quiet(torch)
     seen = []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), named=None):
+            seen.append(function)
+            return function(*arguments, **(named or {}))
+
+    with torch.device("meta"), Seeing():  # set_default_device is such a mode, and stays
+        assert core._is_quiet(torch) and core._calibrate(torch)
+    assert not seen, seen
     vmap(lambda x: (seen.append(core._is_quiet(torch)), x)[1])(torch.ones(2))
     assert seen == [False]
     torch.jit.trace(lambda x: (seen.append(core._is_quiet(torch)), x + 1)[1], torch.ones(2), check_trace=False)

@@ -2,10 +2,9 @@
 
 import contextlib
 import ctypes
-import itertools
 import threading
 from types import TracebackType
-from typing import Any, Dict, Iterator, Optional, Type
+from typing import Any, Dict, Iterator, List, Optional, Set, Type
 
 from ._library import library, text
 from ._scope import in_compiled_code
@@ -169,19 +168,23 @@ def retag(what: Any, path: Optional[str] = None, role: Optional[str] = None, pha
 
 
 def addresses(what: Any) -> Iterator[int]:
-    """Where on a device it lies."""
-    if isinstance(what, bool) or what is None or isinstance(what, (str, bytes)):
-        return
-    if isinstance(what, int):
-        yield what
-    elif isinstance(what, dict):
-        yield from itertools.chain.from_iterable(map(addresses, what.values()))
-    elif isinstance(what, (list, tuple, set, frozenset)):
-        yield from itertools.chain.from_iterable(map(addresses, what))
-    else:
-        address = _address(what)
-        if address:
-            yield address
+    """Where on a device it lies. What holds itself is looked into once."""
+    left: List[Any] = [what]
+    opened: Set[int] = set()
+    while left:
+        one = left.pop()
+        if isinstance(one, bool) or one is None or isinstance(one, (str, bytes)):
+            continue
+        if isinstance(one, int):
+            yield one
+        elif isinstance(one, (dict, list, tuple, set, frozenset)):
+            if id(one) not in opened:
+                opened.add(id(one))
+                left.extend(reversed(list(one.values() if isinstance(one, dict) else one)))
+        else:
+            address = _address(one)
+            if address:
+                yield address
 
 
 def _address(what: Any) -> int:

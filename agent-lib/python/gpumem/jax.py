@@ -11,6 +11,7 @@ not a stream: what lives between two looks is not seen, nor what an executable u
 tells that), nor executables themselves. What JAX took and no array covers stays a driver allocation of its own.
 """
 
+import contextlib
 import threading
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -141,7 +142,9 @@ class _Looker(threading.Thread):
 
     def run(self) -> None:
         while not self.over.wait(self.every):
-            look()
+            # The program changes what is looked at, and JAX may be ending: the next look sees what is there then.
+            with contextlib.suppress(Exception):
+                look()
 
 
 def watch(every: float = 1.0) -> None:

@@ -284,6 +284,20 @@ class JAX(Case):
             gpumem.jax.unwatch()
         self.assertEqual(self.agent.blocks[1], {0x100: 64})
 
+    def test_a_look_that_fails_is_followed_by_others(self):
+        looks, seen = iter([RuntimeError("deleted"), None]), threading.Event()
+
+        def look():
+            error = next(looks, None)
+            if error is not None:
+                raise error
+            seen.set()
+
+        with mock.patch.object(gpumem.jax, "look", look):
+            gpumem.jax.watch(every=0.001)
+            self.assertTrue(seen.wait(10))
+            gpumem.jax.unwatch()
+
 
 class TensorFlow(unittest.TestCase):
     def test_the_variable_is_set_unless_another_is(self):

@@ -35,6 +35,10 @@ const GONE: u64 = 1;
 const TEXT_BYTES: usize = 4 << 20;
 /// Of one name.
 const NAME_BYTES: usize = 120;
+/// Names that are found again: a program that makes modules without end gives them the same names again and again.
+const NAMES: usize = 1 << 16;
+/// Places a name is looked for at.
+const NEAR: usize = 8;
 
 /// A module's place. Written under the lock but for `also` and `cached`.
 #[derive(Debug, Default)]
@@ -65,8 +69,8 @@ pub struct Modules {
     spaces: [AtomicPtr<Place>; 2 * SIZES],
     text: AtomicPtr<u8>,
     text_used: AtomicUsize,
-    /// Where names lie that were said lately, by their hash.
-    said: [AtomicU64; 512],
+    /// `NAMES` words: where names lie that were said before, by their hash.
+    said: AtomicPtr<AtomicU64>,
     turn: Turn,
     /// Changes when a path may have changed. Never 0.
     epoch: AtomicU32,
@@ -90,7 +94,7 @@ impl Modules {
             spaces: [const { AtomicPtr::new(std::ptr::null_mut()) }; 2 * SIZES],
             text: AtomicPtr::new(std::ptr::null_mut()),
             text_used: AtomicUsize::new(0),
-            said: [const { AtomicU64::new(0) }; 512],
+            said: AtomicPtr::new(std::ptr::null_mut()),
             turn: Turn::new(),
             epoch: AtomicU32::new(1),
             number: AtomicU32::new(0),
@@ -218,7 +222,7 @@ impl Modules {
         tag
     }
 
-    /// The tag of names, the outermost last. A number belongs to what it counts: `h.3`.
+    /// The tag of names, the outermost last; of those only that have room. A number belongs to what it counts: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
         for &name in chain.iter().rev() {
@@ -229,7 +233,10 @@ impl Modules {
                 len = (len + 1).min(MAX_TAG_BYTES);
             } else {
                 if len > 0 {
-                    tag = names.intern(tag, &component[..len]);
+                    match names.intern(tag, &component[..len]) {
+                        0 => return tag,
+                        inner => tag = inner,
+                    }
                 }
                 len = 0;
             }
@@ -237,7 +244,10 @@ impl Modules {
             component[len..len + room].copy_from_slice(&name[..room]);
             len += room;
         }
-        if len > 0 { names.intern(tag, &component[..len]) } else { tag }
+        match if len > 0 { names.intern(tag, &component[..len]) } else { 0 } {
+            0 => tag,
+            inner => inner,
+        }
     }
 
     fn name(&self, at: u64) -> &'static [u8] {
@@ -249,22 +259,28 @@ impl Modules {
         unsafe { std::slice::from_raw_parts(text.add((at >> 16) as usize), (at & 0xffff) as usize) }
     }
 
-    /// Under the lock: where a name lies. Of those said lately the same one; 0 (for `?`) if there is no room.
+    /// Under the lock: where a name lies; 0 (for `?`) if there is no room.
     fn keep(&self, name: &[u8]) -> u64 {
         let name = &name[..name.len().min(NAME_BYTES)];
-        if name.is_empty() {
+        if name.is_empty() || !self.has_text() {
             return 0;
         }
+        // SAFETY: `has_text` put there so many, which stay mapped.
+        let said = unsafe { std::slice::from_raw_parts(self.said.load(Relaxed).cast_const(), NAMES) };
         let hash =
             name.iter().fold(0_u64, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-        let said = &self.said[(hash ^ hash >> 32) as usize % self.said.len()];
-        let at = said.load(Relaxed);
-        if at != 0 && self.name(at) == name {
-            return at;
-        }
-        if self.text.load(Relaxed).is_null() {
-            let Some(text) = anonymous::<u8>(TEXT_BYTES) else { return 0 };
-            self.text.store(text.as_ptr().cast_mut(), Release);
+        let home = (hash ^ hash >> 32) as usize;
+        let mut place = &said[home % NAMES];
+        for probe in 0..NEAR {
+            let next = &said[(home + probe) % NAMES];
+            let at = next.load(Relaxed);
+            if at == 0 {
+                place = next;
+                break;
+            }
+            if self.name(at) == name {
+                return at;
+            }
         }
         let start = self.text_used.load(Relaxed);
         if start + name.len() > TEXT_BYTES {
@@ -277,8 +293,21 @@ impl Modules {
             std::ptr::copy_nonoverlapping(name.as_ptr(), to, name.len());
         }
         let at = (start as u64) << 16 | name.len() as u64;
-        said.store(at, Relaxed);
+        place.store(at, Relaxed);
         at
+    }
+
+    /// Under the lock: whether there is room for names at all.
+    fn has_text(&self) -> bool {
+        if self.said.load(Relaxed).is_null() {
+            let Some(said) = anonymous::<AtomicU64>(NAMES) else { return false };
+            self.said.store(said.as_ptr().cast_mut(), Relaxed);
+        }
+        if self.text.load(Relaxed).is_null() {
+            let Some(text) = anonymous::<u8>(TEXT_BYTES) else { return false };
+            self.text.store(text.as_ptr().cast_mut(), Release);
+        }
+        true
     }
 
     /// Paths are asked for anew.

@@ -236,3 +236,30 @@ fn readers_go_on_while_it_changes() {
         readers.into_iter().for_each(|reader| reader.join().expect("no panic"));
     });
 }
+
+/// Roots have numbers, and numbers come back: names must not take room each time that they are said.
+#[test]
+fn names_that_are_said_again_take_no_more_room() {
+    let bench = Bench::new();
+    for round in 0..20 {
+        for number in 0..10_000 {
+            bench.say(at(1), 0, &format!("Block#{number}"));
+        }
+        bench.say(at(1), 0, &format!("last{}", round % 2));
+    }
+    let used = bench.modules.text_used.load(Relaxed);
+    assert!(used < 200_000, "{used} bytes for 10,000 names");
+    assert_eq!(bench.path(at(1)).as_deref(), Some("last1"));
+}
+
+#[test]
+fn without_room_for_names_a_module_has_that_of_the_nearest_one_outside() {
+    let bench = Bench::new();
+    bench.say(at(1), 0, "Net");
+    bench.say(at(2), at(1), "layer");
+    assert_eq!(bench.path(at(1)).as_deref(), Some("Net"));
+    let fills = |number: &u32| bench.names.intern(0, format!("{number}{}", "x".repeat(200)).as_bytes()) == 0;
+    (0..100_000).find(fills).expect("a full table");
+    while bench.names.intern(0, format!("{}", bench.names.end()).as_bytes()) != 0 {}
+    assert_eq!(bench.path(at(2)).as_deref(), Some("Net"));
+}

@@ -118,7 +118,8 @@ impl Sender {
             }
         }
         let refused = self.core.live.refused.load(Relaxed) + threads::REFUSED.load(Relaxed);
-        let told = (self.core.astray.load(Relaxed), refused);
+        let is_full = self.core.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
+        let told = (self.core.astray.load(Relaxed), refused, is_full);
         let version = state::version();
         if self.state_version == Some(version) && self.told == told {
             return;
@@ -130,11 +131,13 @@ impl Sender {
 
     /// What the agent has said about itself after the number `after`.
     pub(super) fn say_state(&mut self, after: u64) {
-        let (astray, refused) = self.told;
+        let (astray, refused, is_full) = self.told;
         let said = state::said_after(after);
         for (index, Said { number, time_ns, state, result, mut detail }) in said.iter().cloned().enumerate() {
-            if refused + astray > 0 && index + 1 == said.len() {
-                let more = format!("{} rows found no place: the state is not whole", refused + astray);
+            let rows = format!("{} rows found no place: the state is not whole", refused + astray);
+            let names = "the table of names is full: new ones are left out".to_owned();
+            let more = [(refused + astray > 0, rows), (is_full, names)];
+            for (_, more) in more.into_iter().filter(|(so, _)| *so && index + 1 == said.len()) {
                 detail = if detail.is_empty() { more } else { format!("{detail}; {more}") };
             }
             self.state_said = number;

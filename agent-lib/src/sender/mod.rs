@@ -61,8 +61,8 @@ struct Sender {
     taken: u64,
     /// Records were found missing since the last resync.
     losses: bool,
-    /// Counts of `Core::astray` and `Live::refused` that were told.
-    told: (u64, u64),
+    /// Counts of `Core::astray` and `Live::refused` that were told, and whether names have found no room.
+    told: (u64, u64, bool),
     /// Asked for, with its number.
     resync: Option<u64>,
     epoch: u64,
@@ -177,7 +177,7 @@ impl Sender {
             names_sent: 0,
             taken: 0,
             losses: false,
-            told: (0, 0),
+            told: (0, 0, false),
             resync: None,
             epoch: 0,
             state_version: None,

@@ -139,10 +139,22 @@ unsafe extern "C-unwind" fn evaluate(
     queue: *mut c_void,
 ) {
     let _running = ffi::guard(None, |_, thread| Some(enter(thread, node)));
-    // SAFETY: set before the slot was; the same arguments.
+    // SAFETY: what the slot held; the same arguments.
     unsafe {
-        let next: Evaluate = std::mem::transmute(NEXT.load(Relaxed));
+        let next: Evaluate = std::mem::transmute(next());
         next(engine, task, node, inputs, queue);
+    }
+}
+
+/// What the slot held: written before the slot was, but read on another processor, perhaps a moment too early.
+#[inline(always)]
+fn next() -> usize {
+    loop {
+        let next = NEXT.load(Relaxed);
+        if next != 0 {
+            return next;
+        }
+        std::hint::spin_loop();
     }
 }
 

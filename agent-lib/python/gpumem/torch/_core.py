@@ -21,6 +21,8 @@ DONE, LATER, FAILED = 0, 1, 2
 _AGE = 2.0
 #: Nodes that the numbers of autograd are looked for in.
 _NODES = 4
+#: Ticks that may fail before no more are made.
+_FAILURES = 3
 
 
 class Core:
@@ -40,7 +42,9 @@ class Core:
         self.calibrated: Optional[bool] = None
         #: Calls of modules that nobody had said, at the last look.
         self.unknown = 0
-
+        #: Ticks that have failed; the last one did.
+        self.failures = 0
+        self.is_failing = False
 
     def let_go(self) -> None:
         """Takes the hooks back."""
@@ -67,7 +71,12 @@ def _is_ready(torch: Any) -> bool:
 def _is_quiet(torch: Any) -> bool:
     """No mode of the program's would see, record or change what is computed now."""
     c = torch._C
-    for name in ("_len_torch_dispatch_stack", "_len_torch_function_stack"):
+    stacks = ["_len_torch_dispatch_stack"]
+    if not hasattr(c, "DisableTorchFunctionSubclass"):
+        # Before PyTorch 2.0 DisableTorchFunction did not disable modes. Since then set_default_device is such a mode, which
+        # stays for as long as the program runs: see _calibrate.
+        stacks.append("_len_torch_function_stack")
+    for name in stacks:
         count = getattr(c, name, None)
         if count is not None and count() != 0:
             return False
@@ -87,7 +96,7 @@ def _calibrate(torch: Any) -> bool:
     """Makes a few nodes of autograd, whose numbers are known, and shows them to the agent. No graph is run."""
     first = functions.autograd_number()
     nodes: List[Any] = []
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
         value = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
         first = functions.autograd_number()
         for _ in range(_NODES):
@@ -138,21 +147,22 @@ def start(address_of: Callable[[str], int]) -> int:
         if _core is not None and _core.process != os.getpid():
             _core.let_go()
             _core = None  # of the parent: its agent was another one
-        if _core is None:
-            if not connect(address_of):
-                return FAILED
-            begun = Core()
-            try:
-                if not _codes.register():
-                    begun.missing.append("modules' calls")
-                _register(torch, begun)
-                begun.modules.search()
-            except BaseException:  # the program's own interrupt, too
-                begun.let_go()
-                raise
-            _core = begun
-            _say(begun)
-        return _finish(torch, _core)
+        if _core is not None:
+            return tick()
+        if not connect(address_of):
+            return FAILED
+        begun = Core()
+        try:
+            if not _codes.register():
+                begun.missing.append("modules' calls")
+            _register(torch, begun)
+            begun.modules.search()
+        except BaseException:  # the program's own interrupt, too
+            begun.let_go()
+            raise
+        _core = begun
+        _say(begun)
+        return _finish(torch, begun)
     except Exception as error:
         functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
         return FAILED
@@ -188,9 +198,22 @@ def tick() -> int:
             modules.search()
         if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
             sweeper.sweep(here.steps.optimizers(), False)
+        if here.is_failing:
+            here.is_failing = False
+            _say(here)
         return answer
-    except Exception:
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    """Something else may have changed what was looked at, such as a thread that makes modules: once more, a few times."""
+    functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
+    if _core is None or _core.failures >= _FAILURES:
         return FAILED
+    _core.failures += 1
+    _core.is_failing = True
+    return DONE
 
 
 def watch(model: Any, optimizers: Any, name: Optional[str]) -> None:

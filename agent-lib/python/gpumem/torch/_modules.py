@@ -11,7 +11,9 @@ import gc
 import sys
 import time
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from heapq import heappop, heappush
+from itertools import chain, compress, starmap
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._agent import functions, text
 
@@ -27,8 +29,8 @@ _WRAPPERS = {
 _INNER = frozenset(name for name in _WRAPPERS.values() if name.startswith("_"))
 #: Of the time, for searches.
 _SHARE = 0.005
-#: Searches in the beginning, and seconds between them.
-_EARLY, _PAUSE = 4, 0.5
+#: Searches in the beginning, their share of the time, and seconds between two.
+_EARLY, _EARLY_SHARE, _PAUSE = 4, 0.05, 0.5
 #: Modules inside of each other; more are a cycle.
 _DEEPEST = 100
 
@@ -57,9 +59,30 @@ def _module_class() -> Any:
     return getattr(getattr(torch, "nn", None), "Module", None)
 
 
-def _is_module_class(kind: type, module_class: Any) -> bool:
-    """By the class's ancestors themselves: what a class says of itself may run code."""
-    return module_class in type.__dict__["__mro__"].__get__(kind)
+def _classes(module_class: Any) -> List[type]:
+    """The class of modules and all that are derived from it, without running any code of theirs."""
+    found, seen = [module_class], {id(module_class)}
+    for kind in found:
+        for derived in type.__subclasses__(kind):
+            if id(derived) not in seen:
+                seen.add(id(derived))
+                found.append(derived)
+    return found
+
+
+def _instances(kinds: List[type]) -> List[Any]:
+    """All objects of exactly these classes.
+
+    Among all objects are tuples that somebody is just filling, and growing one that anybody else refers to raises a
+    SystemError there. So they are taken, looked through and let go in one call made of functions in C: no other thread runs
+    meanwhile.
+    """
+    wanted = set(map(id, kinds))
+    things: List[Any] = []
+    taking = map(things.extend, map(gc.get_objects, (None,)))
+    found = compress(things, map(wanted.__contains__, map(id, map(type, things))))
+    letting_go = starmap(things.clear, ((),))
+    return list(chain(taking, found, letting_go))[1:-1]
 
 
 def children(module: Any) -> Iterator[Tuple[str, Any]]:
@@ -80,7 +103,9 @@ class Modules:
         self.left_out: Dict[int, Any] = {}
         #: Changes: a sweep compares.
         self.version = 0
-        self._numbers: Dict[str, Set[int]] = {}
+        #: Of roots, by name: the largest number so far, and those below it that are free, as a heap.
+        self._numbers: Dict[str, int] = {}
+        self._free: Dict[str, List[int]] = {}
         #: Searches among all objects, seconds that the last one took, and when it ended.
         self.searches = 0
         self.search_seconds = 0.0
@@ -114,16 +139,16 @@ class Modules:
 
     def _let_go(self, known: Known) -> None:
         if known.number:
-            self._numbers.get(known.name, set()).discard(known.number)
+            heappush(self._free[known.name], known.number)
             known.number = 0
 
     def _take(self, known: Known, name: str) -> None:
         self._let_go(known)
-        taken = self._numbers.setdefault(name, set())
-        number = 1
-        while number in taken:
-            number += 1
-        taken.add(number)
+        free = self._free.setdefault(name, [])
+        if free:
+            number = heappop(free)
+        else:
+            number = self._numbers[name] = self._numbers.get(name, 0) + 1
         known.name, known.number, known.parent = name, number, 0
 
     # Places.
@@ -267,8 +292,8 @@ class Modules:
 
     def is_due(self) -> bool:
         """Whether there was time enough since the last search; the first ones need not wait that long."""
-        pause = self.search_seconds / _SHARE if self.searches > _EARLY else _PAUSE
-        return time.perf_counter() >= self.searched_at + pause
+        pause = self.search_seconds / (_SHARE if self.searches > _EARLY else _EARLY_SHARE)
+        return time.perf_counter() >= self.searched_at + max(pause, _PAUSE)
 
     def search(self) -> int:
         """Looks for modules among all objects; how many are new."""
@@ -276,10 +301,7 @@ class Modules:
         if module_class is None:
             return 0
         start = time.perf_counter()
-        things = gc.get_objects()
-        kinds = {kind for kind in set(map(type, things)) if _is_module_class(kind, module_class)}
-        found = [thing for thing in things if type(thing) in kinds and self._is_whole(thing)] if kinds else []
-        del things
+        found = [module for module in _instances(_classes(module_class)) if self._is_whole(module)]
         new = [module for module in found if id(module) not in self.known]
         parts = {id(child) for module in found for _, child in children(module)}
         roots = [module for module in new if id(module) not in parts]

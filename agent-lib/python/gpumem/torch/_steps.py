@@ -12,6 +12,9 @@ from ._sweep import Sweeper
 
 #: Steps of an optimizer after which everything was seen that it will make.
 _FIRST = 3
+#: Seconds in the process's life for sweeps and searches that are made at once, because an optimizer is new, and not when
+#: the time since the last one has paid for them: a program may make an optimizer for each parameter, or for each step.
+_AT_ONCE = 2.0
 
 
 def _never() -> bool:
@@ -30,6 +33,8 @@ class Steps:
         self._first: Optional[Any] = None
         self.count = 0
         self._inside = False
+        #: What is left of _AT_ONCE.
+        self._left = _AT_ONCE
         #: A forked child does nothing: the agent is silent there.
         self.process = os.getpid()
         torch = sys.modules.get("torch")
@@ -47,20 +52,39 @@ class Steps:
         known = self._optimizers.get(key)
         if known is not None and known() is optimizer:
             return
-        self._optimizers[key] = weakref.ref(optimizer)
+        self._optimizers[key] = weakref.ref(optimizer, lambda gone: self._gone(key, gone))
         self._done[key] = 0
-        self.sweeper.forget()
         if self._first is None or self._first() is None:
             self._first = self._optimizers[key]
         _codes.register_optimizer(type(optimizer))
         self.sweeper.forget()
-        params = (param for group in optimizer.param_groups for param in group["params"])
-        if any(id(param) not in self.sweeper.paths for param in params):
+        if self._has_unknown(optimizer):
+            self._sweep([], False)
             # Modules that no hook has shown: unpickled, or deep copies.
-            self.sweeper.sweep([], False)
-            params = (param for group in optimizer.param_groups for param in group["params"])
-            if any(id(param) not in self.sweeper.paths for param in params):
+            if self._has_unknown(optimizer) and (self._left > 0 or self.modules.is_due()):
                 self.modules.search()
+                self._left -= self.modules.search_seconds
+
+    def _gone(self, key: int, reference: Any) -> None:
+        """An optimizer has died, possibly while the interpreter ends."""
+        try:
+            if self._optimizers.get(key) is reference:
+                del self._optimizers[key], self._done[key]
+        except Exception:  # names of this module may be gone by now
+            pass
+
+    def _has_unknown(self, optimizer: Any) -> bool:
+        """Whether it has parameters that no sweep has seen."""
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        return any(id(param) not in self.sweeper.paths for param in params)
+
+    def _sweep(self, optimizers: List[Any], gradients: bool) -> None:
+        """Now, if that is paid for, or as long as the program's first optimizers may have it for nothing."""
+        is_due = self.sweeper.is_due()
+        if is_due or self._left > 0:
+            self.sweeper.sweep(optimizers, gradients)
+            if not is_due:
+                self._left -= self.sweeper.seconds
 
     def before(self, optimizer: Any) -> None:
         """A step begins."""
@@ -71,7 +95,7 @@ class Steps:
         try:
             self.add(optimizer)
             if self._done[id(optimizer)] < _FIRST or self.sweeper.is_due():
-                self.sweeper.sweep(self.optimizers(), True)
+                self._sweep(self.optimizers(), True)
         finally:
             self._inside = False
 
@@ -88,7 +112,7 @@ class Steps:
             done = self._done.get(id(optimizer), 0)
             self._done[id(optimizer)] = done + 1
             if done < _FIRST:  # states are made in the first step
-                self.sweeper.sweep(self.optimizers(), False)
+                self._sweep(self.optimizers(), False)
         finally:
             self._inside = False
 

@@ -66,7 +66,11 @@ inference_mode = enable_grad = _Mode
 
 
 class _C:
-    DisableTorchFunction = _Mode
+    DisableTorchFunction = DisableTorchFunctionSubclass = _Mode
+
+    @staticmethod
+    def _len_torch_function_stack():
+        return 1  # set_default_device was called
 
 
 from . import autograd, nn, optim  # noqa: E402, F401

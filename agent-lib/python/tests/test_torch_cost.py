@@ -1,0 +1,119 @@
+"""What ``gpumem.torch`` costs the program, with a stand-in for PyTorch and no agent.
+
+python3 -m unittest discover -s agent-lib/python/tests"""
+
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from test_gpumem import run  # noqa: E402
+
+TORCH = """
+import sys, threading, time, types
+class Module:
+    def __init__(self):
+        self.__dict__.update(_modules={}, _parameters={}, _buffers={})
+torch = sys.modules["torch"] = types.ModuleType("torch")
+torch.nn = types.SimpleNamespace(Module=Module)
+from gpumem.torch import _modules
+modules = _modules.Modules()
+class Block(Module): pass
+"""
+
+
+class Searches(unittest.TestCase):
+    def test_tuples_that_others_are_filling_are_left_alone(self):
+        script = (
+            TORCH
+            + """
+ended, failed = threading.Event(), []
+def fill():
+    while not ended.is_set():
+        try:
+            tuple(number for number in range(300))
+        except SystemError as error:
+            failed.append(error)
+threads = [threading.Thread(target=fill) for _ in range(3)]
+kept = [Block()] + [[number] for number in range(100000)]
+sys.setswitchinterval(1e-4)
+for thread in threads: thread.start()
+for _ in range(10): modules.search()
+ended.set()
+for thread in threads: thread.join()
+print(len(failed), len(modules.known))
+"""
+        )
+        self.assertEqual(run(script), ["0", "1"])
+
+    def test_one_among_many_objects_is_not_soon_followed_by_another(self):
+        script = TORCH + (
+            "modules.searches, modules.search_seconds, modules.searched_at = 1, 1.0, time.perf_counter() - 10\n"
+            "print(modules.is_due())\n"
+            "modules.search_seconds = 0.001\n"
+            "print(modules.is_due())"
+        )
+        self.assertEqual(run(script), ["False", "True"])
+
+
+class Roots(unittest.TestCase):
+    def test_many_at_a_time_are_numbered_in_one_pass_each(self):
+        """Blocks are roots until their list takes them: a model may have tens of thousands."""
+        script = TORCH + (
+            "blocks = [Block() for _ in range(50000)]\n"
+            "start = time.perf_counter()\n"
+            "for block in blocks: modules.root(block)\n"
+            "print(time.perf_counter() - start < 10, modules.known[id(blocks[-1])].number)\n"
+            "del block, blocks[3], blocks[1]\n"
+            "late = [Block() for _ in range(3)]\n"
+            "print(*(modules.root(block).number for block in late))"
+        )
+        self.assertEqual(run(script), ["True", "50000", "2", "4", "50001"])
+
+
+class Optimizers(unittest.TestCase):
+    def test_many_new_ones_wait_until_sweeps_are_paid_for(self):
+        script = TORCH + """
+from gpumem.torch import _steps
+from gpumem.torch._sweep import Sweeper
+class Dear(Sweeper):
+    def sweep(self, optimizers, gradients):
+        self.count += 1
+        self.seconds, self._due = 0.3, time.perf_counter() + 60
+    def forget(self): pass
+class Optimizer:
+    def __init__(self): self.param_groups = [{"params": [object()]}]
+def search():
+    searches.append(1)
+    modules.searches, modules.search_seconds, modules.searched_at = 9, 0.3, time.perf_counter()
+modules.search, searches, sweeper = search, [], Dear(modules)
+steps = _steps.Steps(modules, sweeper)
+for _ in range(100):
+    optimizer = Optimizer()
+    steps.before(optimizer)
+    steps.after(optimizer)
+print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()), len(steps._optimizers), len(steps._done))
+"""
+        self.assertEqual(run(script), ["True", "True", "1", "1", "1"])
+
+
+class Ticks(unittest.TestCase):
+    def test_one_that_fails_is_told_and_made_again(self):
+        script = TORCH + """
+from gpumem.torch import _core
+_core.functions.roles = lambda state, reason: told.append(state)
+here, told = _core.Core(), []
+here.tested, here.calibrated, _core._core = True, True, here
+def fails(): raise RuntimeError("dictionary changed size during iteration")
+fine = here.sweeper.is_due = lambda: False
+print(_core.tick(), *told)
+for due in (fails, fine, fails, fails, fails):
+    here.sweeper.is_due = due
+    print(_core.tick(), told[-1])
+"""
+        self.assertEqual(run(script), ["0"] + ["0", "2", "0", "1", "0", "2", "0", "2", "2", "2"])
+
+
+if __name__ == "__main__":
+    unittest.main()
