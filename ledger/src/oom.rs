@@ -13,7 +13,9 @@ use crate::holdings::Holdings;
 use crate::observation::ProcessKey;
 use crate::process::Process;
 use crate::snapshot::{AgreedReading, DeviceReading};
-use gpumem_wire::{Body, FrameFormat, Layer, LayerState, OomOutcome, Phase, PoolOwner, Reading, Stamp};
+use gpumem_wire::{
+    Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, Phase, PoolOwner, Reading, Stamp,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -138,6 +140,8 @@ pub struct OomView {
     pub device: Option<OomDevice>,
     /// No framework of the process says when it gives up: a refusal may have been the end.
     pub is_unheard: bool,
+    /// The thread that was told has got memory since: it went on.
+    pub went_on: bool,
 }
 
 /// Refusals that are this near to each other, and to the word that follows, belong together: making room may take a while.
@@ -164,6 +168,8 @@ pub(crate) struct Ooms {
     stacks: VecDeque<(u32, Arc<str>)>,
     /// Records that must have come before the next composition is taken.
     next_at: u64,
+    /// Whether the thread of an entry goes on is not known yet.
+    pub is_watched: bool,
     pub phase: Phase,
     pub step: Option<u64>,
 }
@@ -198,6 +204,17 @@ impl Ooms {
             ..entry.said.clone()
         };
         self.entries.iter().map(|entry| (usize::from(entry.book), named(entry))).collect()
+    }
+
+    /// A thread got memory.
+    #[cold]
+    pub fn went_on(&mut self, stamp: &Stamp) {
+        let waiting = |entry: &&mut Entry| !entry.said.went_on && entry.said.kind != OomKind::Pressure;
+        self.is_watched = false;
+        for entry in self.entries.iter_mut().filter(waiting) {
+            entry.said.went_on = entry.stamp.thread == stamp.thread;
+            self.is_watched |= !entry.said.went_on;
+        }
     }
 
     /// The newest entry if it is of the same time.
@@ -264,6 +281,14 @@ impl Said {
 }
 
 impl Process {
+    /// Memory was handed out: whoever had run out of it goes on.
+    #[inline(always)]
+    pub fn note_going_on(&mut self, stamp: &Stamp) {
+        if self.ooms.is_watched && !stamp.flags.has(Flags::RESTATED) {
+            self.ooms.went_on(stamp);
+        }
+    }
+
     /// Takes a record that memory ran out.
     #[cold]
     pub fn run_out(&mut self, stamp: &Stamp, body: &Body<'_>) {
@@ -320,6 +345,7 @@ impl Process {
     fn gave_up(&mut self, said: &Said, stamp: &Stamp, place: Place) {
         let pressure = if said.result == 0 { None } else { self.ooms.pressure(place) };
         let mut refusals = (0, None, None);
+        let mut was_looked_at = false;
         if let Some(at) = pressure {
             let entry = &mut self.ooms.entries[at];
             let view = &mut entry.said;
@@ -327,7 +353,8 @@ impl Process {
             (view.count, view.refusals) = (view.count - 1, view.refusals.saturating_sub(entry.fresh));
             entry.fresh = 0;
             if view.count == 0 {
-                self.ooms.entries.remove(at); // it becomes what follows
+                // It becomes what follows, and so does the look that was taken for it.
+                was_looked_at = !self.ooms.entries.remove(at).said.amounts.is_empty();
             }
         }
         let kind = if said.result == 0 { OomKind::Pool } else { OomKind::Device };
@@ -341,9 +368,15 @@ impl Process {
             entry.count += 1;
             entry.last_ns = place.time_ns;
             entry.refusals += refusals.0;
+            entry.went_on = false;
+            self.ooms.is_watched = true;
             return;
         }
+        if was_looked_at {
+            self.ooms.next_at = 0;
+        }
         self.enter(kind, said, stamp, place);
+        self.ooms.is_watched = true;
         if let Some(Entry { said: entry, .. }) = self.ooms.entries.last_mut() {
             (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
         }

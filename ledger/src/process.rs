@@ -325,10 +325,12 @@ impl Process {
             Body::AllocEnd { address, bytes, pool, memory, .. } => {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
+                self.note_going_on(stamp);
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);
             }
             Body::BlockAlloc { address, bytes, pool, use_as } => {
                 let book = self.book(stamp.device);
+                self.note_going_on(stamp);
                 self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
             }
             Body::FreeBegin { address } => self.holdings.free_begin(address, stamp.seq),

@@ -259,3 +259,39 @@ fn a_refusal_of_which_nobody_knows_the_end_says_so() {
     let [one] = &found[..] else { panic!("{found:?}") };
     assert_eq!((one.kind, one.refusals, one.is_unheard), (OomKind::Pressure, 1, true));
 }
+
+/// A look costs what there is to look at, so refusals in a row are not all looked at; the end is.
+#[test]
+fn the_end_has_its_composition_however_much_there_is() {
+    let mut s = script();
+    for at in 0..20_000 {
+        let (address, bytes) = (0x1000_0000 + 90 * MIB + at * 512, 512);
+        s.say(Body::BlockAlloc { address, bytes, pool: POOL, use_as: NOTHING });
+    }
+    refuse(&mut s, 40 * MIB);
+    refuse(&mut s, 40 * MIB);
+    gave_up(&mut s, "GPT/h.1", 40 * MIB, 2);
+    let found = ooms(&s);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.refusals, one.tracked_bytes), (OomKind::Device, 2, 100 << 20));
+    assert_eq!(one.amounts.iter().sum::<i64>(), 100 << 20);
+}
+
+#[test]
+fn who_gets_memory_afterwards_went_on() {
+    let mut s = script();
+    let block = |s: &mut Script, at: u64| {
+        let address = 0x1000_0000 + at * MIB;
+        s.say(Body::BlockAlloc { address, bytes: MIB, pool: POOL, use_as: NOTHING });
+    };
+    let went_on = |s: &Script| ooms(s).iter().map(|oom| oom.went_on).collect::<Vec<_>>();
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    assert_eq!(went_on(&s), [false]);
+    s.say(Body::BlockFree { address: 0x1000_0000, pool: POOL, state: FreeState::Done });
+    assert_eq!(went_on(&s), [false], "what is freed while the error is passed on says nothing");
+    block(&mut s, 0);
+    assert_eq!(went_on(&s), [true]);
+    // The same again, and no word after it.
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    assert_eq!(went_on(&s), [false]);
+}

@@ -150,6 +150,7 @@ impl Oom {
     pub(crate) fn of(oom: &ledger::OomView, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Self {
         let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
         let fate = match ended {
+            _ if oom.went_on => Fate::Survived,
             Some((_, Some(0))) => Fate::Survived,
             Some((time_ns, status)) if after(time_ns) <= OPEN_FATE_NS => {
                 Fate::Fatal { after_ns: after(time_ns), status }

@@ -3,7 +3,7 @@
 
 use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn unittest(command: &mut Command) -> String {
@@ -25,11 +25,9 @@ fn the_packages_own_tests_pass_without_an_agent() {
 /// The oldest that is promised, and what lies between it and the newest: those that are on PATH or that pyenv has.
 #[test]
 fn they_pass_on_every_python_that_is_there() {
-    let pyenv = std::env::var_os("PYENV_ROOT").map(Into::into).or_else(|| {
-        let home = std::env::var_os("HOME")?;
-        Some(Path::new(&home).join(".pyenv"))
-    });
-    let pyenv = pyenv.unwrap_or_else(|| Path::new("/root/.pyenv").to_owned()).join("versions");
+    let pyenv = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+    let pyenv = pyenv.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".pyenv")));
+    let pyenv = pyenv.unwrap_or_default().join("versions");
     let mut found = 0;
     for minor in 9..=14 {
         let name = format!("3.{minor}");
