@@ -22,14 +22,16 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     assert_eq!(seen.rejected, 0);
     let process = seen.process(job.pid());
     let truths = machine.truth();
-    // The reservation of a driver's pool is asked for now and then: samples in between lag behind it.
-    if !modes.contains(&"asynchronous") {
+    // The reservation of a driver's pool is asked for now and then: what is known in between lags behind it.
+    let is_polled = modes.contains(&"asynchronous");
+    if !is_polled {
         let compared = seen.compare_sums(&truths, job.pid(), |_| true);
         println!("torch {version} {modes:?}: {compared:?}");
     }
     let held: i64 = process.accounts.iter().map(|account| account.tracked_bytes).sum();
     let ends = truths.iter().filter(|truth| truth.is_end() && truth.pid == job.pid());
-    assert_eq!(held, ends.map(|end| end.tracked).sum::<i64>(), "at its end");
+    let end = ends.map(|end| end.tracked).sum::<i64>();
+    assert!(held == end || is_polled && held > end, "at its end: {held}, in truth {end}");
     assert_eq!(process.odd, Default::default(), "nothing odd");
     assert!(process.coverage.covered && process.coverage.partial.is_none(), "{:?}", process.coverage);
     assert_eq!(process.coverage.lost, 0);
