@@ -368,25 +368,37 @@ impl Live {
 
     #[inline]
     fn take(&self, hash: u64) -> Option<Taken> {
-        let (distance, at, place) = self.find(hash)?;
-        let key = &self.chunks[at].keys[place];
-        // Two frees of one address: one of them gets the row.
-        key.compare_exchange(hash, WRITING, AcqRel, Relaxed).ok()?;
-        let index = at * KEYS + place;
-        let row = std::array::from_fn(|word| u64::from_le(self.rows[index][word].load(Relaxed)));
+        let found = self.seize(hash)?;
+        let (_, at, place) = found;
+        let row = std::array::from_fn(|word| u64::from_le(self.rows[at * KEYS + place][word].load(Relaxed)));
         let beside = self.read_beside(at, place);
-        if self.chunks[at].has_beside(place) {
-            self.chunks[at].passed.fetch_and(!beside_bit(place), AcqRel);
-        }
-        self.rows[index][0].store(0, Release);
-        key.store(FREE, Release);
-        if distance > 0 {
-            self.unpass(hash, distance);
-        }
+        self.vacate(hash, found);
         if peak::open() {
             peak::gone(&row);
         }
         Some(Taken { row, beside })
+    }
+
+    /// Where the row of `hash` is, for the caller alone: of two frees of one address one gets it.
+    #[inline(always)]
+    fn seize(&self, hash: u64) -> Option<(usize, usize, usize)> {
+        let (distance, at, place) = self.find(hash)?;
+        self.chunks[at].keys[place].compare_exchange(hash, WRITING, AcqRel, Relaxed).ok()?;
+        Some((distance, at, place))
+    }
+
+    /// The place of a row that was seized is free.
+    #[inline(always)]
+    fn vacate(&self, hash: u64, (distance, at, place): (usize, usize, usize)) {
+        let chunk = &self.chunks[at];
+        if chunk.has_beside(place) {
+            chunk.passed.fetch_and(!beside_bit(place), AcqRel);
+        }
+        self.rows[at * KEYS + place][0].store(0, Release);
+        chunk.keys[place].store(FREE, Release);
+        if distance > 0 {
+            self.unpass(hash, distance);
+        }
     }
 
     /// Unbinds `key`. Its row is not looked at: it mostly lies in another core's cache, and waiting for it would be half of
@@ -398,18 +410,8 @@ impl Live {
             self.take(hash);
             return;
         }
-        let Some((distance, at, place)) = self.find(hash) else { return };
-        let key = &self.chunks[at].keys[place];
-        if key.compare_exchange(hash, WRITING, AcqRel, Relaxed).is_err() {
-            return;
-        }
-        if self.chunks[at].has_beside(place) {
-            self.chunks[at].passed.fetch_and(!beside_bit(place), AcqRel);
-        }
-        self.rows[at * KEYS + place][0].store(0, Release);
-        key.store(FREE, Release);
-        if distance > 0 {
-            self.unpass(hash, distance);
+        if let Some(found) = self.seize(hash) {
+            self.vacate(hash, found);
         }
     }
 
