@@ -3,32 +3,11 @@
 
 mod common;
 
+use common::counting::{Counting, counted};
 use common::daemon::{Folder, agent};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::process::Command;
 use std::sync::Mutex;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-// SAFETY: hands everything to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get().map(|count| count + 1)));
-        // SAFETY: as our caller says.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get().map(|count| count + 1)));
-        // SAFETY: as our caller says.
-        unsafe { System.dealloc(at, layout) };
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -39,9 +18,8 @@ static SEEN: Mutex<Vec<(u64, String)>> = Mutex::new(Vec::new());
 /// Called by Python, inside of modules.
 extern "C" fn measure() {
     let mut room = [0_u8; 4096];
-    ALLOCATIONS.set(Some(0));
     // SAFETY: a C string, and room of that size.
-    let length = unsafe {
+    let (count, length) = counted(|| unsafe {
         let pool = gpumem::gpumem_pool_create(c"pool".as_ptr(), 0, 0);
         for n in 0..100 {
             gpumem::gpumem_block_alloc(pool, (1 << 40) + n * 512, 512, 0);
@@ -49,8 +27,7 @@ extern "C" fn measure() {
         }
         gpumem::gpumem_pool_destroy(pool);
         gpumem::gpumem_here(room.as_mut_ptr().cast::<c_char>(), room.len() as u64)
-    };
-    let count = ALLOCATIONS.replace(None).expect("counting");
+    });
     let text = String::from_utf8_lossy(&room[..length as usize]).into_owned();
     SEEN.lock().expect("nobody panicked").push((count, text));
 }

@@ -3,40 +3,17 @@
 
 mod common;
 
+use common::counting::{self, Counting};
 use common::cupti::*;
 use common::daemon::{Folder, agent};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::ffi::c_char;
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<Option<u64>> = const { Cell::new(None) };
-}
-
-// SAFETY: hands everything to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get().map(|count| count + 1)));
-        // SAFETY: as our caller says.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        let _ = ALLOCATIONS.try_with(|count| count.set(count.get().map(|count| count + 1)));
-        // SAFETY: as our caller says.
-        unsafe { System.dealloc(at, layout) };
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
 /// Allocations and deallocations of this thread during `work`.
 fn counted(work: impl FnOnce()) -> u64 {
-    ALLOCATIONS.set(Some(0));
-    work();
-    ALLOCATIONS.replace(None).expect("counting")
+    counting::counted(work).0
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the tests share: CUPTI's side and the daemon's side of the agent.
 #![allow(dead_code, missing_docs)]
 
+pub mod counting;
 pub mod cupti;
 pub mod daemon;
 pub mod pythons;
