@@ -318,19 +318,24 @@ pub fn look(core: &Core) -> bool {
     looked
 }
 
-/// Turns that a thread of the host's waits for its place in `in_loader`.
-const PATIENCE: u32 = 1 << 10;
+/// How often a thread of the host's asks for its place in `in_loader`: at first it only lets others run, for the sender is
+/// inside for microseconds; then it sleeps, for the sender may have lost its core in there.
+const PATIENCE: u32 = 320;
+const AWAKE: u32 = 64;
+const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
 /// Runs `work`, which uses dl_iterate_phdr, while nobody forks; `None` if it could not after a moment.
 pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
-    for _ in 0..PATIENCE {
+    for turn in 0..PATIENCE {
         if !GATE.swap(true, Acquire) {
             let result = work();
             GATE.store(false, Release);
             return Some(result);
         }
-        // SAFETY: no arguments.
-        unsafe { libc::sched_yield() };
+        // SAFETY: nothing is written.
+        unsafe {
+            if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) }
+        };
     }
     None
 }
