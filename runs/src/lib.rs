@@ -32,3 +32,4 @@ pub mod rules;
 pub mod run;
 pub mod series;
 pub mod store;
+pub mod timeline;

@@ -11,6 +11,7 @@ pub use crate::layers::LayerSaid;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 pub use crate::pools::Pool;
 use crate::series::Series;
+pub use crate::timeline::Timeline;
 use gpumem_ledger as ledger;
 use gpumem_wire::{Absence, ClockKind, Phase, Role};
 use serde::{Deserialize, Serialize};
@@ -255,6 +256,8 @@ pub struct Details {
     pub steps: Vec<Step>,
     /// Points by which growth is judged.
     pub growth: Growth,
+    /// What was held over time, by cell; empty in runs of older versions.
+    pub timeline: Timeline,
     /// What each training step held.
     pub iterations: Iterations,
     /// Pools that lived when the run was told.

@@ -5,6 +5,7 @@ use gpumem_runs::growth::{Axis, Growth};
 use gpumem_runs::run::*;
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError};
+use gpumem_runs::timeline::Point;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option::of;
 use proptest::prelude::*;
@@ -188,6 +189,16 @@ fn iteration() -> impl Strategy<Value = Iteration> {
     })
 }
 
+fn timeline(cells: usize) -> impl Strategy<Value = Timeline> {
+    let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..4);
+    let point = (any::<u64>(), amounts, any::<i64>()).prop_map(|(time_ns, amounts, rest_bytes)| Point {
+        time_ns,
+        amounts: amounts.into_iter().collect(),
+        rest_bytes,
+    });
+    (any::<u64>(), vec(point, 0..3)).prop_map(|(width_ns, points)| Timeline { width_ns, points })
+}
+
 fn iterations() -> impl Strategy<Value = Iterations> {
     (vec(iteration(), 0..3), of(iteration())).prop_map(|(rows, open)| Iterations { rows, open })
 }
@@ -294,11 +305,11 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let tables = (iterations(), vec(pool(), 0..3), vec(oom(cells), 0..3));
+    let tables = (iterations(), vec(pool(), 0..3), vec(oom(cells), 0..3), timeline(cells));
     let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells), tables));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, (accounted_peak_bytes, steps, growth, (iterations, pools, ooms))) = rest;
+        let (rest, (accounted_peak_bytes, steps, growth, (iterations, pools, ooms, timeline))) = rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -314,7 +325,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes, steps, growth, iterations, pools, ooms },
+            details: Details { accounted_peak_bytes, steps, growth, timeline, iterations, pools, ooms },
         }
     })
 }
