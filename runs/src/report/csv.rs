@@ -70,7 +70,7 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
 
 /// A text as one field, without control characters. What a spreadsheet would run as a formula gets an
 /// apostrophe in front.
-pub(super) fn field(text: &str) -> String {
+pub(crate) fn field(text: &str) -> String {
     let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
     let text = text.replace(char::is_control, "\u{fffd}");
     let text = if formula { format!("'{text}") } else { text };

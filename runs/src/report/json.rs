@@ -188,7 +188,7 @@ pub fn json(report: &Report<'_>) -> String {
 }
 
 /// The control characters that JSON allows and terminals act on, escaped. Only strings can hold them.
-pub(super) fn harmless(json: String) -> String {
+pub(crate) fn harmless(json: String) -> String {
     use std::fmt::Write;
     let acts = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
     if !json.contains(acts) {

@@ -66,13 +66,13 @@ fn civil(day: i128) -> (i128, i128, i128) {
 
 /// The times of one report: with the day, where they are of several days.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
+pub(crate) struct Times {
     clock: Clock,
     dated: bool,
 }
 
 impl Times {
-    pub(super) fn of(run: &Run) -> Self {
+    pub(crate) fn of(run: &Run) -> Self {
         let end = match run.state {
             State::Closed { time_ns, .. } => Some(time_ns),
             State::Open | State::Interrupted => None,
@@ -94,7 +94,7 @@ impl Times {
         Times { clock, dated: false }
     }
 
-    pub(super) fn time(self, time_ns: u64) -> String {
+    pub(crate) fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),
             None => self.clock.time(time_ns),

@@ -22,7 +22,7 @@ pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
 }
 
 /// A name from strangers: clean, and without blanks at its ends, which would forge indentation.
-pub(super) fn clean_name(name: &str) -> String {
+pub(crate) fn clean_name(name: &str) -> String {
     let name = clean(name);
     match name.trim() {
         "" => "(blank)".to_owned(),
@@ -31,24 +31,24 @@ pub(super) fn clean_name(name: &str) -> String {
 }
 
 /// Lines of a report. Whatever goes in comes out clean.
-pub(super) struct Lines {
-    pub(super) lines: Vec<String>,
+pub(crate) struct Lines {
+    pub(crate) lines: Vec<String>,
     /// Columns of the terminal, if there is one.
-    pub(super) width: Option<usize>,
+    pub(crate) width: Option<usize>,
 }
 
 impl Lines {
-    pub(super) fn new(width: Option<usize>) -> Self {
+    pub(crate) fn new(width: Option<usize>) -> Self {
         Lines { lines: Vec::new(), width }
     }
 
     /// A line as it is.
-    pub(super) fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         self.lines.push(clean(line).trim_end().to_owned());
     }
 
     /// A sentence: it goes on in the next line, indented, where the terminal ends.
-    pub(super) fn prose(&mut self, text: &str) {
+    pub(crate) fn prose(&mut self, text: &str) {
         let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
         wrap(text, width).iter().for_each(|line| self.line(line));
     }
@@ -56,7 +56,7 @@ impl Lines {
 
 impl Lines {
     /// A sentence that belongs to the line above it.
-    pub(super) fn inset(&mut self, text: &str) {
+    pub(crate) fn inset(&mut self, text: &str) {
         const INSET: &str = "  ";
         let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - INSET.len());
         wrap(text, width).iter().for_each(|line| self.line(&format!("{INSET}{line}")));

@@ -17,14 +17,15 @@ mod overview;
 mod prose;
 mod table;
 
+pub(crate) use lines::{Lines, clean_name};
 pub use lines::{clean, wrapped};
-pub(super) use prose::{device_name, device_title, exit};
+pub(crate) use prose::{device_name, device_title, exit};
 pub use prose::{label, short_command};
+pub(crate) use table::{printed, shorten};
 
 use super::Report;
 use super::time::Times;
 use crate::run::Device;
-use lines::Lines;
 
 /// How much is printed, and where.
 #[derive(Debug, Clone, Copy)]

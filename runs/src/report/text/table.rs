@@ -16,7 +16,7 @@ const NOTE: &str = "upper bound";
 const WORTH_A_LINE: usize = 13;
 
 /// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
-fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
+pub(crate) fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
     let mut steps: Vec<Vec<Option<i64>>> = statement
         .rows
         .iter()
@@ -154,7 +154,7 @@ fn carried(device: &Device, statement: &Statement, row: usize, column: usize) ->
 }
 
 /// A name in `width` columns: of a path its end, which tells more, of others the beginning.
-fn shorten(name: &str, width: usize, end: bool) -> String {
+pub(crate) fn shorten(name: &str, width: usize, end: bool) -> String {
     let length = name.chars().count();
     let kept = width.saturating_sub(1);
     if length <= width {
