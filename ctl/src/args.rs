@@ -1,5 +1,9 @@
 //! What can be typed.
 
+mod compare;
+
+pub use compare::Diff;
+
 use crate::exit::NoStore;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -26,6 +30,8 @@ pub enum Command {
     Report(Report),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
+    /// Tell what one run holds more than another, and why; a gate for tests
+    Diff(Diff),
     /// Look for what does not work, and say what to do
     Doctor(Doctor),
     /// List the runs in the store

@@ -22,6 +22,11 @@ pub const DAEMON: u8 = 6;
 /// The daemon does not allow it.
 pub const REFUSED: u8 = 7;
 
+/// Of `diff --fail-above`: B exceeds A by more than it may.
+pub const ABOVE: u8 = 8;
+/// Of `diff --fail-above`: what is known does not tell.
+pub const UNJUDGED: u8 = 9;
+
 /// Of `run`: what it should do for the command it could not do. As env(1), timeout(1) and nohup(1) have it.
 pub const RUN_OWN: u8 = 125;
 /// Of `run`: the command is there and cannot be executed.
@@ -35,6 +40,10 @@ pub const RUN_SIGNAL: u8 = 128;
 pub const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
 4 input is not what it should be, 5 run store cannot be read or written, 6 no daemon answers, \
 7 the daemon refuses";
+/// Shown by `diff --help`.
+pub const DIFF_HELP: &str = "Exit codes: 0 done, and within the limit; 8 B exceeds A by more than --fail-above allows, \
+9 what is known does not tell; 1 failure, 2 wrong command line, 3 no such file, run, process or category, 4 input is not \
+what it should be, 5 run store cannot be read, 6 no daemon answers, 7 the daemon refuses";
 /// Shown by `run --help`.
 pub const RUN_HELP: &str = "Exit codes: that of the command, 128+N when signal N ended it; 125 gpumemctl's own \
 failure, 126 the command cannot be executed, 127 it was not found";
@@ -137,6 +146,23 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+/// A limit of `diff --fail-above` that does not hold, or of which nobody knows whether it does.
+#[derive(Debug)]
+pub struct Gate {
+    /// It does not hold.
+    pub is_above: bool,
+    /// What, and by how much.
+    pub text: String,
+}
+
+impl std::fmt::Display for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Gate {}
+
 /// The code of an error: that of the first cause that has one.
 pub fn code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(known).unwrap_or(FAILURE)
@@ -165,6 +191,9 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             rules::Error::Open { source, .. } if source.kind() == ErrorKind::PermissionDenied => FAILURE,
             _ => BAD_INPUT,
         });
+    }
+    if let Some(gate) = cause.downcast_ref::<Gate>() {
+        return Some(if gate.is_above { ABOVE } else { UNJUDGED });
     }
     let is = [
         (cause.is::<NotFound>(), NOT_FOUND),

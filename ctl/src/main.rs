@@ -45,6 +45,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Record(record) => command::record::run(&record),
         args::Command::Report(report) => command::report::run(&report),
         args::Command::Oom(oom) => command::report::oom(&oom),
+        args::Command::Diff(diff) => command::diff::run(&diff),
         args::Command::Runs(runs) => command::runs::run(&runs),
     };
     match done {

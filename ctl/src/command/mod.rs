@@ -1,5 +1,6 @@
 //! One file or folder per command.
 
+pub mod diff;
 pub mod doctor;
 pub mod import;
 pub mod nvml;

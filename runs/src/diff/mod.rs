@@ -21,7 +21,7 @@ mod words;
 
 pub use doubt::Doubt;
 
-use crate::report::{By, Part, Report, Statement};
+use crate::report::{By, Part, Report, Row, Statement};
 use crate::rules::Groupings;
 use crate::run::{Class, Device, Moment, Run};
 use gpumem_ledger::category::OTHERS;
@@ -257,6 +257,18 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
             if moment.tracked_bytes.is_none() && row.part != Part::Used {
                 *bytes = None;
             }
+        }
+    }
+    // A row of nothing says nothing; what one knows of itself the other need not say of itself.
+    let is_nothing = |row: &Row| {
+        let of_side =
+            |(bytes, moment): (&Option<i64>, &&Moment)| *bytes == Some(0) || moment.tracked_bytes.is_none();
+        row.part == Part::Predates && row.bytes.iter().zip(&moments).all(of_side)
+    };
+    if let Some(index) = statement.rows.iter().position(is_nothing) {
+        statement.rows.remove(index);
+        for row in &mut statement.rows {
+            row.parent = row.parent.map(|parent| if parent > index { parent - 1 } else { parent });
         }
     }
     let first = statement.rows.iter().position(|row| row.part == Part::Category).unwrap_or(0);

@@ -2,7 +2,7 @@
 //! other grouping, the tags that differ most.
 
 use super::{Diff, Pair, SIDES, Table, difference, nameless, words};
-use crate::report::text::{Lines, clean, clean_name, device_name, label, printed, shorten};
+use crate::report::text::{Lines, clean, clean_name, device_name, label, shorten};
 use crate::report::units::{Unit, thousands};
 use crate::report::{By, Part, Row, Statement};
 use crate::run::Moment;
@@ -29,15 +29,25 @@ pub(super) struct Shown {
     pub(super) statement: Statement,
     pub(super) unit: Unit,
     pub(super) only: Vec<Option<usize>>,
-    steps: Vec<Vec<Option<i64>>>,
+    steps: Vec<[Option<i64>; 2]>,
 }
 
 impl Shown {
     /// At most `limit` categories, the unchanged ones as one row, the smaller differences as another.
     pub(super) fn of(table: &Table, limit: usize) -> Self {
         let unit = unit(&table.statement);
-        let (statement, only) = folded(table, limit, if limit == usize::MAX { 0 } else { unit.smallest() });
-        let steps = printed(&statement, unit);
+        let (statement, only) = folded(table, limit, unit.smallest());
+        Shown::from(statement, unit, only, None)
+    }
+
+    /// With the steps of the first row where another table has them.
+    fn from(
+        statement: Statement,
+        unit: Unit,
+        only: Vec<Option<usize>>,
+        head: Option<[Option<i64>; 2]>,
+    ) -> Self {
+        let steps = steps(&statement, unit, head);
         Shown { statement, unit, only, steps }
     }
 
@@ -49,6 +59,57 @@ impl Shown {
     pub(super) fn difference(&self, row: usize) -> Option<i64> {
         Some(self.cell(row, 1)? - self.cell(row, 0)?)
     }
+}
+
+/// Amounts in steps of the unit. Column A is apportioned from the top, and so are the differences, B is their sum: all
+/// three columns add up, and what is unchanged reads so.
+fn steps(statement: &Statement, unit: Unit, head: Option<[Option<i64>; 2]>) -> Vec<[Option<i64>; 2]> {
+    let bytes = |row: &Row| [0, 1].map(|column| row.bytes.get(column).copied().flatten());
+    let bytes: Vec<[Option<i64>; 2]> = statement.rows.iter().map(bytes).collect();
+    let mut steps: Vec<[Option<i64>; 2]> =
+        bytes.iter().map(|row| row.map(|bytes| bytes.map(|bytes| unit.round(bytes)))).collect();
+    if let (Some(first), Some(head)) = (steps.first_mut(), head) {
+        *first = head;
+    }
+    for parent in 0..steps.len() {
+        let [total_a, total_b] = steps.get(parent).copied().unwrap_or_default();
+        let rows = statement.rows.iter().enumerate().filter(|(_, row)| row.parent == Some(parent));
+        let rows: Vec<usize> = rows.map(|(index, _)| index).collect();
+        let mut share = |total: Option<i64>, of: &dyn Fn([Option<i64>; 2]) -> Option<i64>, column: usize| {
+            let part = |index: &usize| Some((*index, of(*bytes.get(*index)?)?));
+            let parts: Vec<(usize, i64)> = rows.iter().filter_map(part).collect();
+            let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+            for ((row, _), shown) in parts.iter().zip(spread(unit, total, &amounts)) {
+                if let Some([a, b]) = steps.get_mut(*row) {
+                    match column {
+                        0 => *a = Some(shown),
+                        1 => *b = Some(shown),
+                        _ => *b = a.map(|a| a + shown),
+                    }
+                }
+            }
+        };
+        share(total_a, &|[a, _]| a, 0);
+        let is_both =
+            |index: &usize| bytes.get(*index).is_some_and(|row| row[0].is_some() == row[1].is_some());
+        match (total_a, total_b) {
+            (Some(a), Some(b)) if rows.iter().all(is_both) => share(Some(b - a), &|row| difference(&row), 2),
+            _ => share(total_b, &|[_, b]| b, 1),
+        }
+    }
+    steps
+}
+
+/// Parts of a total as they are printed: they add up to it, whatever it is.
+fn spread(unit: Unit, total: Option<i64>, parts: &[i64]) -> Vec<i64> {
+    let Some(total) = total else { return Vec::new() };
+    let mut steps = unit.apportion(total, parts);
+    let left = total - steps.iter().sum::<i64>();
+    let largest = (0..parts.len()).max_by_key(|index| parts.get(*index).map(|bytes| bytes.unsigned_abs()));
+    if let Some(steps) = largest.and_then(|index| steps.get_mut(index)) {
+        *steps += left;
+    }
+    steps
 }
 
 fn unit(statement: &Statement) -> Unit {
@@ -67,15 +128,15 @@ fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<
     let count = rows.iter().filter(|row| row.part == Part::Category).count();
     let (before, rest) = rows.split_at(first);
     let (categories, after) = rest.split_at(count.min(rest.len()));
-    let is_same = |row: &Row| difference(&row.bytes).is_some_and(|bytes| bytes.saturating_abs() < smallest);
     // One side alone has nothing to be the same as.
-    let same: Vec<&Row> = categories.iter().filter(|row| is_same(row)).collect();
-    let differ: Vec<&Row> = categories.iter().filter(|row| !is_same(row)).collect();
-    let (named, smaller) = if differ.len() > limit {
-        differ.split_at(limit.saturating_sub(1))
-    } else {
-        (differ.as_slice(), &[][..])
-    };
+    let (same, differ): (Vec<&Row>, Vec<&Row>) =
+        categories.iter().partition(|row| difference(&row.bytes) == Some(0));
+    let is_large =
+        |row: &&&Row| difference(&row.bytes).is_none_or(|bytes| bytes.saturating_abs() >= smallest);
+    let large = differ.iter().take_while(is_large).count();
+    let named =
+        if large.min(limit) < differ.len() { large.min(limit.saturating_sub(1)) } else { differ.len() };
+    let (named, smaller) = differ.split_at(named);
     let mut statement = Statement { rows: before.to_vec() };
     statement.rows.extend(named.iter().map(|row| (*row).clone()));
     for (what, group) in [("smaller differences", smaller), ("unchanged", &same)] {
@@ -130,6 +191,7 @@ pub fn text(diff: &Diff<'_>, layout: Layout) -> String {
 
 fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> Vec<String> {
     let mut out = Lines::new(layout.width);
+    let mut page = Page::default();
     for (side, name) in diff.sides.iter().zip(SIDES) {
         let run = side.run;
         let mut parts = vec![name.to_owned(), label(run)];
@@ -154,24 +216,26 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
     out.prose(&words::sentence(diff, whole, &shown));
     words::shift(&shown).iter().for_each(|line| out.prose(line));
     if diff.pairs.len() > 1 {
-        devices(diff, &mut out);
+        devices(diff, &mut page);
     }
-    out.line("");
-    table(diff, whole, &shown, by, &mut out);
+    page.rows.push(None);
+    table(diff, whole, &shown, by, &mut page);
     if !layout.tags {
         for (of, limit) in [(other(diff.by), second), (By::Tag, tags)] {
             if of != diff.by && has_names(whole.table(of)) {
-                composition(whole, of, limit, layout, &mut out);
+                composition(whole, &shown, of, limit, layout, &mut page);
             }
         }
     }
     if layout.all && diff.pairs.len() > 1 {
         for pair in &diff.pairs {
-            out.line("");
-            words::paired(diff, pair).iter().for_each(|line| out.prose(line));
-            table(diff, pair, &Shown::of(pair.table(by), usize::MAX), by, &mut out);
+            page.rows.push(None);
+            page.rows
+                .extend(words::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })));
+            table(diff, pair, &Shown::of(pair.table(by), usize::MAX), by, &mut page);
         }
     }
+    page.print(&mut out);
     words::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
     out.prose(&next(diff));
     out.lines
@@ -186,7 +250,7 @@ fn has_names(table: &Table) -> bool {
 }
 
 /// A row per pair of devices, and their sums.
-fn devices(diff: &Diff<'_>, out: &mut Lines) {
+fn devices(diff: &Diff<'_>, page: &mut Page) {
     let part = match diff.whole().map(|pair| pair.table(diff.by).bytes(Part::Used)) {
         Some([Some(_), Some(_)]) => Part::Used,
         _ => Part::Tracked,
@@ -214,19 +278,41 @@ fn devices(diff: &Diff<'_>, out: &mut Lines) {
     let statement = Statement { rows: std::iter::once(head).chain(rows).collect() };
     let only = vec![None; statement.rows.len()];
     let unit = unit(&statement);
-    let steps = printed(&statement, unit);
-    out.line("");
-    print(&Shown { statement, unit, only, steps }, By::Structure, &[], &[], out);
+    page.rows.push(None);
+    let cells = [SIDES[0].to_owned(), SIDES[1].to_owned(), "B - A".to_owned()];
+    page.rows.push(Some(Line { name: unit.name.to_owned(), cells, ..Line::default() }));
+    page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
 }
 
 /// The identity of both sides.
-fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, out: &mut Lines) {
-    let times = words::times(diff, pair);
-    print(shown, by, &times, &pair.moments.each_ref(), out);
+fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
+    let head = |name: &str, [a, b]: [&str; 2], differs: &str| {
+        let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
+        Some(Line { name: name.to_owned(), cells, ..Line::default() })
+    };
+    page.rows.push(head(shown.unit.name, SIDES, "B - A"));
+    let [a, b] = words::times(diff, pair);
+    if !a.is_empty() || !b.is_empty() {
+        page.rows.push(head("", [&a, &b], ""));
+    }
+    page.take(shown, by, &pair.moments.each_ref());
+}
+
+/// What a table says of direct and block bytes together.
+fn apart(shown: &Shown) -> [Option<i64>; 2] {
+    let of = |part: Part, column: usize| {
+        let row = shown.statement.rows.iter().position(|row| row.part == part);
+        row.map(|row| shown.cell(row, column))
+    };
+    [0, 1].map(|column| {
+        let tracked = of(Part::Tracked, column)??;
+        let pools = [Part::PoolIdle, Part::Opaque].into_iter().filter_map(|part| of(part, column)?);
+        Some(tracked - pools.sum::<i64>())
+    })
 }
 
 /// Direct and block bytes by another grouping, by how much they differ.
-fn composition(pair: &Pair, by: By, limit: usize, layout: Layout, out: &mut Lines) {
+fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout, page: &mut Page) {
     let table = pair.table(by);
     let is_named = |row: &&Row| matches!(row.part, Part::Category | Part::Others);
     let named: Vec<&Row> = table.statement.rows.iter().filter(is_named).collect();
@@ -246,8 +332,7 @@ fn composition(pair: &Pair, by: By, limit: usize, layout: Layout, out: &mut Line
     let limit = if layout.all { usize::MAX } else { limit };
     let unit = unit(&table.statement);
     let (statement, only) = folded(&Table { statement: Statement { rows }, only }, limit, unit.smallest());
-    let steps = printed(&statement, unit);
-    let mut shown = Shown { statement, unit, only, steps };
+    let mut shown = Shown::from(statement, unit, only, Some(apart(above)));
     // A row of nothing says nothing.
     let is_nothing = |row: &Row| row.part == Part::Others && row.bytes.iter().all(|bytes| *bytes == Some(0));
     if let Some(index) = shown.statement.rows.iter().position(is_nothing) {
@@ -255,78 +340,92 @@ fn composition(pair: &Pair, by: By, limit: usize, layout: Layout, out: &mut Line
         shown.steps.remove(index);
         shown.only.remove(index);
     }
-    print(&shown, by, &[], &[], out);
+    page.take(&shown, by, &[]);
 }
 
-/// Rows with A, B and the difference; the unit and times above them where there are times.
-fn print(shown: &Shown, by: By, times: &[String], moments: &[&Moment], out: &mut Lines) {
-    let Shown { statement, unit, only, .. } = shown;
-    let is_carried = |row: &Row, column: usize| {
-        let rests_on_gap = !matches!(
-            row.part,
-            Part::Tracked | Part::Predates | Part::Category | Part::Others | Part::PoolIdle | Part::Opaque
-        );
-        let near = |moment: &&Moment| moment.gap_distance_ns != 0 || moment.stale;
-        rests_on_gap && moments.get(column).is_some_and(near)
-    };
-    let cell = |index: usize, row: &Row, column: usize| match shown.cell(index, column) {
-        None => "-".to_owned(),
-        Some(steps) if is_carried(row, column) => format!("~{}", unit.print(steps)),
-        Some(steps) => unit.print(steps),
-    };
-    let mut rows: Vec<(usize, String, [String; 3], String)> = Vec::new();
-    if !moments.is_empty() {
-        rows.push((
-            0,
-            unit.name.to_owned(),
-            [SIDES[0].to_owned(), SIDES[1].to_owned(), "B - A".to_owned()],
-            String::new(),
-        ));
-        if let [a, b] = times
-            && !(a.is_empty() && b.is_empty())
-        {
-            rows.push((0, String::new(), [a.clone(), b.clone(), String::new()], String::new()));
-        }
-    }
-    for (index, row) in statement.rows.iter().enumerate() {
-        let mut depth = 0;
-        let mut at = row;
-        while let Some(parent) = at.parent.and_then(|parent| statement.rows.get(parent)).filter(|_| depth < 8)
-        {
-            (at, depth) = (parent, depth + 1);
-        }
-        let differs = shown.difference(index).map_or("-".to_owned(), |steps| words::signed(*unit, steps));
-        let note = match only.get(index).copied().flatten() {
-            Some(0) => "in A, not in B",
-            Some(_) => "in B, not in A",
-            None => "",
+/// A row on its way to the terminal: name, A, B and the difference, and what is to be said of it.
+#[derive(Default)]
+struct Line {
+    depth: usize,
+    name: String,
+    /// Of a long path the end tells more.
+    is_path: bool,
+    cells: [String; 3],
+    note: &'static str,
+}
+
+/// Rows of all tables, so that their columns stand under each other; `None` is an empty line.
+#[derive(Default)]
+struct Page {
+    rows: Vec<Option<Line>>,
+}
+
+impl Page {
+    fn take(&mut self, shown: &Shown, by: By, moments: &[&Moment]) {
+        let is_carried = |row: &Row, column: usize| {
+            let is_tracked = matches!(
+                row.part,
+                Part::Tracked
+                    | Part::Predates
+                    | Part::Category
+                    | Part::Others
+                    | Part::PoolIdle
+                    | Part::Opaque
+            );
+            !is_tracked
+                && moments.get(column).is_some_and(|moment| moment.gap_distance_ns != 0 || moment.stale)
         };
-        let cells = [cell(index, row, 0), cell(index, row, 1), differs];
-        let name = if row.part == Part::Others { nameless(by).to_owned() } else { clean_name(&row.name) };
-        rows.push((depth, name, cells, note.to_owned()));
+        let rows = &shown.statement.rows;
+        for (index, row) in rows.iter().enumerate() {
+            let cell = |column: usize| match shown.cell(index, column) {
+                None => "-".to_owned(),
+                Some(steps) if is_carried(row, column) => format!("~{}", shown.unit.print(steps)),
+                Some(steps) => shown.unit.print(steps),
+            };
+            let differs =
+                shown.difference(index).map_or("-".to_owned(), |steps| words::signed(shown.unit, steps));
+            let parent = |row: &Row| rows.get(row.parent?).filter(|parent| !std::ptr::eq(*parent, row));
+            let depth = std::iter::successors(parent(row), |row| parent(row)).take(4).count();
+            let note = match (shown.only.get(index).copied().flatten(), row.part) {
+                (Some(0), _) => "in A, not in B",
+                (Some(_), _) => "in B, not in A",
+                (None, Part::Context) => "measured",
+                (None, Part::Modules) => "upper bound",
+                (None, Part::LocalMemory | Part::Heaps) => "model",
+                (None, Part::Unexplained) => "at least",
+                _ => "",
+            };
+            let name = if row.part == Part::Others { nameless(by).to_owned() } else { clean_name(&row.name) };
+            let is_path = by != By::Structure && name.contains('/');
+            self.rows.push(Some(Line { depth, name, is_path, cells: [cell(0), cell(1), differs], note }));
+        }
     }
-    let widest = |column: usize| {
-        rows.iter().filter_map(|row| row.2.get(column)).map(|cell| cell.chars().count()).max()
-    };
-    let widths = [0, 1, 2].map(|column| widest(column).unwrap_or(0).max(9));
-    let numbers: usize = widths.iter().map(|width| width + 2).sum();
-    let room = out.width.map_or(usize::MAX, |width| width.saturating_sub(numbers)).clamp(16, 44);
-    let names = rows
-        .iter()
-        .map(|(depth, name, ..)| depth + name.chars().count())
-        .max()
-        .unwrap_or(0)
-        .clamp(24, 44)
-        .min(room);
-    for (depth, name, cells, note) in &rows {
-        let end = by != By::Structure && name.contains('/');
-        let name = " ".repeat(*depth) + &shorten(name, names.saturating_sub(*depth), end);
-        let [a, b, differs] = cells;
-        let [wa, wb, wd] = widths;
-        let line = format!("{name:<names$}  {a:>wa$}  {b:>wb$}  {differs:>wd$}");
-        let fits = |note: &str| out.width.is_none_or(|width| line.chars().count() + 2 + note.len() <= width);
-        let line = if !note.is_empty() && fits(note) { format!("{line}  {note}") } else { line };
-        out.line(&line);
+
+    fn print(&self, out: &mut Lines) {
+        let lines = || self.rows.iter().flatten();
+        let widest = |column: usize| {
+            lines().filter_map(|line| line.cells.get(column)).map(|cell| cell.chars().count()).max()
+        };
+        let [a_width, b_width, width] = [0, 1, 2].map(|column| widest(column).unwrap_or(0));
+        let numbers = a_width + b_width + width + 6;
+        let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(numbers)).clamp(16, 44);
+        let tables = lines().filter(|line| !line.cells.concat().is_empty());
+        let names = tables.map(|line| line.depth + line.name.chars().count()).max().unwrap_or(0).min(room);
+        for line in &self.rows {
+            let Some(Line { depth, name, is_path, cells: [a, b, differs], note }) = line else {
+                out.line("");
+                continue;
+            };
+            if a.is_empty() && b.is_empty() && differs.is_empty() {
+                out.prose(name);
+                continue;
+            }
+            let name = " ".repeat(*depth) + &shorten(name, names.saturating_sub(*depth), *is_path);
+            let line = format!("{name:<names$}  {a:>a_width$}  {b:>b_width$}  {differs:>width$}");
+            let with_note = format!("{line}  {note}");
+            let fits = out.width.is_none_or(|terminal| with_note.chars().count() <= terminal);
+            out.line(if fits { &with_note } else { &line });
+        }
     }
 }
 

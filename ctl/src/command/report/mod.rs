@@ -61,6 +61,21 @@ fn found(args: &Args) -> Result<Found> {
     Ok(Found { what, command })
 }
 
+/// One process, for commands that tell of it in their own way: the run, its name in the store, and what is typed to get it.
+pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
+    let Found { what, command } = found(args)?;
+    let typed: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    match what {
+        What::One(one) => Ok((one.run, one.id, typed.join(" "))),
+        What::Group(title, runs) => {
+            let pids: Vec<String> = runs.iter().map(|run| run.process.pid.to_string()).collect();
+            let asked = args.run.as_deref().map(clean).unwrap_or_default();
+            let text = format!("{asked} is {}: give one of them, {}", clean(&title), pids.join(", "));
+            Err(NotFound(text).into())
+        }
+    }
+}
+
 /// Prints when memory ran out in a process, or in each of several.
 pub fn oom(args: &Oom) -> Result<()> {
     let args = args.report();

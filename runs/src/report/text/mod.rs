@@ -21,7 +21,7 @@ pub(crate) use lines::{Lines, clean_name};
 pub use lines::{clean, wrapped};
 pub(crate) use prose::{device_name, device_title, exit};
 pub use prose::{label, short_command};
-pub(crate) use table::{printed, shorten};
+pub(crate) use table::shorten;
 
 use super::Report;
 use super::time::Times;

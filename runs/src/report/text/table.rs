@@ -16,7 +16,7 @@ const NOTE: &str = "upper bound";
 const WORTH_A_LINE: usize = 13;
 
 /// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
-pub(crate) fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
+fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
     let mut steps: Vec<Vec<Option<i64>>> = statement
         .rows
         .iter()

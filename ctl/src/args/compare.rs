@@ -1,0 +1,69 @@
+//! Arguments of the commands that compare runs, explain words, list runs and move them.
+
+use super::{Output, Rows, SocketPath, StorePath, formats};
+use clap::Args;
+use gpumem_runs::diff::gate::Limit;
+use gpumem_runs::import::Format;
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::DIFF_HELP)]
+pub struct Diff {
+    /// What is compared with: a process by its pid, a run of the store (r7), or a file (./FILE)
+    #[arg(value_name = "A")]
+    pub a: String,
+    /// What is compared: what it has more is positive
+    #[arg(value_name = "B")]
+    pub b: String,
+    /// Compare the last moments instead of the peaks
+    #[arg(long)]
+    pub now: bool,
+    /// Rows of the table [default: those that name the difference best]
+    #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
+    pub by: Option<Rows>,
+    /// Rows are tags, and every tag has one
+    #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
+    pub tags: bool,
+    /// Every category, tag and device
+    #[arg(long, conflicts_with_all = ["json", "csv"])]
+    pub all: bool,
+    /// Only this device: NVML's index, or the beginning of its UUID; A's, else B's
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// One JSON document (docs/diff-json.md)
+    #[arg(long, group = "form")]
+    pub json: bool,
+    /// One line per device, grouping and name, in bytes
+    #[arg(long, group = "form")]
+    pub csv: bool,
+    /// Fail (exit code 8) where B exceeds A by more than a size (500MiB) or a share of A (2%)
+    #[arg(long, value_name = "SIZE|PCT")]
+    pub fail_above: Option<Limit>,
+    /// What --fail-above judges: used, tracked, gap, idle, a category or a tag [default: used, where it is not known tracked]
+    #[arg(long, value_name = "WHAT", requires = "fail_above")]
+    pub of: Option<String>,
+    /// Rules that name categories: default, mxnet, tbd, torch, or a file [default: what fits the runs]
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub rules: Option<String>,
+    /// Read files as this format instead of guessing
+    #[arg(long, value_parser = formats())]
+    pub format: Option<&'static Format>,
+    #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
+    pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+impl Diff {
+    /// How one of the two is found: as a report would.
+    pub fn side(&self, name: &str) -> super::Report {
+        super::Report {
+            run: Some(name.to_owned()),
+            format: self.format,
+            store: self.store.clone(),
+            socket: self.socket.clone(),
+            ..super::Report::default()
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! `gpumemctl diff A B`: what B holds more than A, and whether it may.
+
+use crate::args::Diff as Args;
+use crate::command::{ps::names_device, report};
+use crate::exit::{Gate, NotFound};
+use crate::output::{deliver, width};
+use anyhow::Result;
+use gpumem_runs::diff::gate::{self, Of, Outcome, Verdict};
+use gpumem_runs::diff::text::{Layout, text};
+use gpumem_runs::diff::{At, Diff, Side, csv, json};
+use gpumem_runs::report::text::clean;
+use gpumem_runs::rules::Groupings;
+
+/// Compares, tells, and judges at last: what was asked for is printed in any case.
+pub fn run(args: &Args) -> Result<()> {
+    let side = |name: &str| report::single(&args.side(name));
+    let [a, b] = [side(&args.a)?, side(&args.b)?];
+    let sides = [&a, &b].map(|(run, id, typed)| Side { run, id: id.clone(), typed: typed.clone() });
+    let groupings = args.rules.as_deref().map(Groupings::load).transpose()?;
+    let at = if args.now { At::Now } else { At::Peak };
+    let mut diff = Diff::new(sides, at, groupings, args.by.map(Into::into));
+    if let Some(device) = &args.device
+        && !diff.only(|of| names_device(device, Some(u32::from(of.ordinal)), &of.name))
+    {
+        return Err(NotFound(no_device(&diff, device)).into());
+    }
+    let verdict = verdict(&diff, args)?;
+    let told = if args.json {
+        json::json(&diff, verdict.as_ref())
+    } else if args.csv {
+        csv::csv(&diff)
+    } else {
+        let width = if args.output.path().is_some() { None } else { width() };
+        text(&diff, Layout { width, all: args.all, tags: args.tags })
+    };
+    deliver(told.as_bytes(), &args.output)?;
+    match verdict {
+        Some(Verdict { outcome: Outcome::Above, text, .. }) => Err(Gate { is_above: true, text }.into()),
+        Some(Verdict { outcome: Outcome::Unknown, text, .. }) => Err(Gate { is_above: false, text }.into()),
+        _ => Ok(()),
+    }
+}
+
+fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {
+    let Some(limit) = args.fail_above else { return Ok(None) };
+    let of = match &args.of {
+        None => Of::Peak,
+        Some(word) => Of::find(word, diff).ok_or_else(|| {
+            let known = Of::words(diff).join(", ");
+            NotFound(format!(
+                "--of {}: neither run has anything of that name; there are: {known}",
+                clean(word)
+            ))
+        })?,
+    };
+    Ok(Some(gate::judge(diff, &of, limit)))
+}
+
+fn no_device(diff: &Diff<'_>, device: &str) -> String {
+    let mut known: Vec<String> = Vec::new();
+    for of in diff.sides.iter().flat_map(|side| &side.run.devices) {
+        let name = format!("{} ({})", of.ordinal, clean(&of.name));
+        if !known.contains(&name) {
+            known.push(name);
+        }
+    }
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    format!("{} is not one of the devices compared; there are: {known}", clean(device))
+}
