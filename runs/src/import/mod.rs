@@ -1,5 +1,9 @@
 //! Files of other tools -> observations. One table of formats; each format is one file.
 
+mod csv;
+mod feed;
+mod level;
+mod mxnet2_csv;
 pub mod tbd_log;
 
 use crate::builder::{RunBuilder, Sink};
@@ -42,6 +46,13 @@ pub const FORMATS: &[Format] = &[
         looks_like: tbd_log::looks_like,
         read: tbd_log::read,
         preset: Some("tbd"),
+    },
+    Format {
+        name: "mxnet2-csv",
+        about: "GPU memory profile of MXNet 2.0 (gpu_memory_profile-pid_PID.csv)",
+        looks_like: mxnet2_csv::looks_like,
+        read: mxnet2_csv::read,
+        preset: Some(mxnet2_csv::PRESET),
     },
 ];
 
