@@ -72,14 +72,20 @@ impl<'s> Feed<'s> {
         Feed::new(sink, ClockKind::Ordinal, 0)
     }
 
-    /// Times are nanoseconds since `wall_ns`, which are nanoseconds since 1970.
-    pub fn since(sink: &'s mut dyn Sink, wall_ns: u64) -> Self {
-        Feed::new(sink, ClockKind::Wall, wall_ns)
+    /// Times are nanoseconds since `wall_ns`, which are nanoseconds since 1970; since when is not known without.
+    pub fn since(sink: &'s mut dyn Sink, wall_ns: Option<u64>) -> Self {
+        match wall_ns {
+            Some(wall_ns) => Feed::new(sink, ClockKind::Wall, wall_ns),
+            None => Feed::silent(sink),
+        }
+    }
+
+    fn silent(sink: &'s mut dyn Sink) -> Self {
+        Feed { sink, time_ns: 0, rejects: Rejects::default(), is_named: [false; 256], sample: 0 }
     }
 
     fn new(sink: &'s mut dyn Sink, clock: ClockKind, realtime_ns: u64) -> Self {
-        let mut feed =
-            Feed { sink, time_ns: 0, rejects: Rejects::default(), is_named: [false; 256], sample: 0 };
+        let mut feed = Feed::silent(sink);
         feed.host(Stamp::default(), Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
         feed
     }
@@ -145,6 +151,12 @@ impl<'s> Feed<'s> {
     pub fn reject(&mut self, place: u64) {
         self.rejects.add(place);
         self.sink.reject(1);
+    }
+
+    /// As many more, whose places nobody kept.
+    pub fn rejected_more(&mut self, count: u64) {
+        self.rejects.count += count;
+        self.sink.reject(count);
     }
 
     /// Tells what was rejected, if anything was. `what` is one of those, `place` what their numbers count.

@@ -7,10 +7,14 @@ use super::feed::{Feed, Piece, Speaker};
 use gpumem_wire::Role;
 use std::collections::BTreeMap;
 
+/// Rows that a total has at most.
+const MAX_ROWS: usize = 1 << 16;
+
 /// A total, as a counter tells it. Each rise is taken for an allocation, each fall for the end of one.
 #[derive(Debug, Default)]
 pub(super) struct Total {
     bytes: u64,
+    live: usize,
     /// Addresses of live rows by their size.
     rows: BTreeMap<u64, Vec<u64>>,
 }
@@ -27,11 +31,35 @@ impl Total {
         speaker.keep(feed, slot, bytes);
     }
 
-    fn rise(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
+    fn rise(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, slot: u8, mut bytes: u64) {
+        // Of too many rows the smallest becomes part of the new one.
+        if self.live == MAX_ROWS
+            && let Some((size, address)) = self.smallest()
+        {
+            speaker.give(feed, slot, address);
+            bytes = bytes.saturating_add(size);
+        }
         if bytes > 0 {
+            self.live += 1;
             let address = speaker.take(feed, Piece::new(slot, bytes, 0, Role::Unknown));
             self.rows.entry(bytes).or_default().push(address);
         }
+    }
+
+    fn smallest(&mut self) -> Option<(u64, u64)> {
+        let size = *self.rows.keys().next()?;
+        Some((size, self.take(size)?))
+    }
+
+    /// The address of a row of that size, which is none of ours any more.
+    fn take(&mut self, size: u64) -> Option<u64> {
+        let rows = self.rows.get_mut(&size)?;
+        let address = rows.pop()?;
+        if rows.is_empty() {
+            self.rows.remove(&size);
+        }
+        self.live -= 1;
+        Some(address)
     }
 
     /// Rows of that size if there is one, else the largest until it is enough; what was too much comes back.
@@ -40,10 +68,7 @@ impl Total {
         while left > 0 {
             let found = self.rows.range(..=left).next_back().or_else(|| self.rows.iter().next());
             let Some((&size, _)) = found else { break };
-            let Some(address) = self.rows.get_mut(&size).and_then(Vec::pop) else { break };
-            if self.rows.get(&size).is_some_and(Vec::is_empty) {
-                self.rows.remove(&size);
-            }
+            let Some(address) = self.take(size) else { break };
             speaker.give(feed, slot, address);
             if size > left {
                 self.rise(speaker, feed, slot, size - left);

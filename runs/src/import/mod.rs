@@ -3,7 +3,10 @@
 mod csv;
 mod feed;
 mod level;
+mod mxnet1_table;
+mod mxnet1_trace;
 mod mxnet2_csv;
+mod objects;
 pub mod tbd_log;
 
 use crate::builder::{RunBuilder, Sink};
@@ -53,6 +56,20 @@ pub const FORMATS: &[Format] = &[
         looks_like: mxnet2_csv::looks_like,
         read: mxnet2_csv::read,
         preset: Some(mxnet2_csv::PRESET),
+    },
+    Format {
+        name: "mxnet1-trace",
+        about: "chrome trace of MXNet 1.x's profiler, with memory counters",
+        looks_like: mxnet1_trace::looks_like,
+        read: mxnet1_trace::read,
+        preset: Some("mxnet"),
+    },
+    Format {
+        name: "mxnet1-table",
+        about: "aggregate statistics of MXNet 1.x's profiler, text or JSON",
+        looks_like: mxnet1_table::looks_like,
+        read: mxnet1_table::read,
+        preset: Some("mxnet"),
     },
 ];
 
