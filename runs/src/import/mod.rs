@@ -7,6 +7,7 @@ mod mxnet1_table;
 mod mxnet1_trace;
 mod mxnet2_csv;
 mod objects;
+mod tbd_analysis;
 pub mod tbd_log;
 
 use crate::builder::{RunBuilder, Sink};
@@ -70,6 +71,13 @@ pub const FORMATS: &[Format] = &[
         looks_like: mxnet1_table::looks_like,
         read: mxnet1_table::read,
         preset: Some("mxnet"),
+    },
+    Format {
+        name: "tbd-analysis",
+        about: "sums of categories, as the TBD suite's memory_analysis.py writes them",
+        looks_like: tbd_analysis::looks_like,
+        read: tbd_analysis::read,
+        preset: Some("tbd"),
     },
 ];
 

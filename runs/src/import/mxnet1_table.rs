@@ -22,7 +22,7 @@ use crate::report::units::{plural, thousands};
 use gpumem_wire::Role;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::io::{BufRead, Read};
+use std::io::Read;
 
 const FORMAT: &str = "mxnet1-table";
 const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
