@@ -1,5 +1,13 @@
 //! Files of other tools -> observations. One table of formats; each format is one file.
 
+mod csv;
+mod feed;
+mod level;
+mod mxnet1_table;
+mod mxnet1_trace;
+mod mxnet2_csv;
+mod objects;
+mod tbd_analysis;
 pub mod tbd_log;
 
 use crate::builder::{RunBuilder, Sink};
@@ -41,6 +49,34 @@ pub const FORMATS: &[Format] = &[
         about: "training log with the TBD suite's MXNet memory annotations",
         looks_like: tbd_log::looks_like,
         read: tbd_log::read,
+        preset: Some("tbd"),
+    },
+    Format {
+        name: "mxnet2-csv",
+        about: "GPU memory profile of MXNet 2.0 (gpu_memory_profile-pid_PID.csv)",
+        looks_like: mxnet2_csv::looks_like,
+        read: mxnet2_csv::read,
+        preset: Some(mxnet2_csv::PRESET),
+    },
+    Format {
+        name: "mxnet1-trace",
+        about: "chrome trace of MXNet 1.x's profiler, with memory counters",
+        looks_like: mxnet1_trace::looks_like,
+        read: mxnet1_trace::read,
+        preset: Some("mxnet"),
+    },
+    Format {
+        name: "mxnet1-table",
+        about: "aggregate statistics of MXNet 1.x's profiler, text or JSON",
+        looks_like: mxnet1_table::looks_like,
+        read: mxnet1_table::read,
+        preset: Some("mxnet"),
+    },
+    Format {
+        name: "tbd-analysis",
+        about: "sums of categories, as the TBD suite's memory_analysis.py writes them",
+        looks_like: tbd_analysis::looks_like,
+        read: tbd_analysis::read,
         preset: Some("tbd"),
     },
 ];
