@@ -88,6 +88,28 @@ pub enum Error {
         /// Ours.
         supported: u16,
     },
+    /// An exported run that is not whole.
+    #[error("{path}: damaged at byte {offset}: {what}")]
+    Damaged {
+        /// As given.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// An exported run of a newer program.
+    #[error(
+        "{path}: run of format {found}, this program reads up to {supported}; use a gpumemctl that is as new"
+    )]
+    Newer {
+        /// As given.
+        path: PathBuf,
+        /// Version in the file.
+        found: u64,
+        /// Ours.
+        supported: u64,
+    },
     /// Reading failed half-way.
     #[error("{path}: at byte {offset}: {source}")]
     Read {

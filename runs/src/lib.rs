@@ -7,6 +7,7 @@
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! iterations, pools            what each training step held; pools and what their owners say
 //! rules                      rules files and presets: names of categories
+//! export                     a run as a file, for another machine
 //! diff                       two runs beside each other
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! store                      runs in an SQLite file, checkpointed while they go on
@@ -19,6 +20,7 @@
 mod blind;
 pub mod builder;
 pub mod diff;
+pub mod export;
 pub mod gap;
 pub mod growth;
 pub mod import;

@@ -87,7 +87,7 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
     let [more, less] = if tracked > 0 { ["B", "A"] } else { ["A", "B"] };
     let amount = shown.unit.print(i64::try_from(both).unwrap_or(i64::MAX));
     Some(format!(
-        "{more} records {amount} {} more than its use differs by: {less} has as much in Untrackable, by no name",
+        "{amount} {} may be a matter of recording, not of use: {more} tracks about as much more as {less} has in Untrackable",
         shown.unit.name
     ))
 }

@@ -12,8 +12,8 @@ pub mod tbd_log;
 
 use crate::builder::{RunBuilder, Sink};
 use crate::input::{Error, Input};
-use crate::recording;
 use crate::run::{Run, Source};
+use crate::{export, recording};
 use std::path::Path;
 
 /// A format that can be read.
@@ -42,6 +42,13 @@ pub const FORMATS: &[Format] = &[
         about: "gpumemd's own recording (gpumemctl run --record, GPUMEM_RECORD, the daemon's `record`)",
         looks_like: recording::looks_like,
         read: recording::read,
+        preset: None,
+    },
+    Format {
+        name: export::FORMAT,
+        about: "a run that was exported (gpumemctl export)",
+        looks_like: export::looks_like,
+        read: no_records,
         preset: None,
     },
     Format {
@@ -92,6 +99,9 @@ pub fn format(name: &str) -> Option<&'static Format> {
 /// See [`Error`]: each says what, where, and what would be right.
 pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
     let (input, format) = open(path, forced)?;
+    if format.name == export::FORMAT {
+        return Ok(vec![export::read(input)?.run]);
+    }
     let mut builder = RunBuilder::new(Source {
         kind: format.name.into(),
         origin: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
@@ -108,6 +118,12 @@ pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run
 pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn Sink) -> Result<(), Error> {
     let (input, format) = open(path, forced)?;
     (format.read)(input, sink)
+}
+
+/// An exported run is what others are made into.
+fn no_records(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
+    let what = "is a run already, and has no records to play: report or import it".to_owned();
+    Err(Error::Damaged { path: input.path, offset: 0, what })
 }
 
 fn open(path: &Path, forced: Option<&'static Format>) -> Result<(Input, &'static Format), Error> {
