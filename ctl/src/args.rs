@@ -2,7 +2,7 @@
 
 mod compare;
 
-pub use compare::Diff;
+pub use compare::{Diff, Export, Import};
 
 use crate::exit::NoStore;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -36,8 +36,10 @@ pub enum Command {
     Doctor(Doctor),
     /// List the runs in the store
     Runs(Runs),
-    /// Read a file of another tool, or a recording, into the run store
+    /// Read a file of another tool, a recording or an exported run into the run store
     Import(Import),
+    /// Write a run into a file, to be imported or reported on another machine
+    Export(Export),
     /// Make a running process write recordings, or keep its history back
     Record(Record),
     /// Let go of the driver for a while
@@ -191,19 +193,6 @@ fn job_name(name: &str) -> Result<String, String> {
         return Err("a name is 1 to 64 letters, digits and . _ - + @ :".into());
     }
     Ok(name.to_owned())
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
-pub struct Import {
-    /// Format of the files
-    #[arg(value_parser = formats())]
-    pub format: &'static Format,
-    /// Files to read
-    #[arg(required = true)]
-    pub files: Vec<PathBuf>,
-    #[command(flatten)]
-    pub store: StorePath,
 }
 
 #[derive(Debug, Default, Args)]

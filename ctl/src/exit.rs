@@ -88,6 +88,18 @@ impl std::fmt::Display for NotFound {
 
 impl std::error::Error for NotFound {}
 
+/// Words that mean nothing together.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
 /// No daemon could be asked.
 #[derive(Debug)]
 pub struct Unreachable {
@@ -197,6 +209,7 @@ fn known(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     let is = [
         (cause.is::<NotFound>(), NOT_FOUND),
+        (cause.is::<Usage>(), USAGE),
         (cause.is::<NoProcess>(), BAD_INPUT),
         (cause.is::<NoStore>(), STORE),
         (cause.is::<Unreachable>() || cause.is::<NoAnswer>() || cause.is::<TooOld>(), DAEMON),

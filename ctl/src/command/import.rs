@@ -1,10 +1,12 @@
-//! `gpumemctl import FORMAT FILE...`
+//! `gpumemctl import [FORMAT] FILE...`
 
 use crate::args::Import;
 use crate::exit::NoProcess;
 use crate::output::{complain, is_broken_pipe, print};
 use anyhow::Result;
-use gpumem_runs::import::read_file;
+use gpumem_runs::export;
+use gpumem_runs::import::{Format, read_file};
+use gpumem_runs::input::Input;
 use gpumem_runs::report::text::label;
 use gpumem_runs::report::units::thousands;
 use gpumem_runs::run::Run;
@@ -17,9 +19,10 @@ use std::path::Path;
 /// read does not stop the others, and neither does a reader of our output that goes.
 pub fn run(args: &Import) -> Result<()> {
     let path = args.store.path()?;
+    let (format, files) = args.files()?;
     let (mut first_error, mut heard) = (None, true);
-    for file in &args.files {
-        let error = match import(args, &path, file) {
+    for file in files {
+        let error = match import(args, format, &path, file) {
             Ok(summary) if heard => print(&summary).err(),
             Ok(_) => None,
             Err(error) => Some(error),
@@ -36,22 +39,43 @@ pub fn run(args: &Import) -> Result<()> {
     first_error.map_or(Ok(()), Err)
 }
 
-fn import(args: &Import, store_path: &Path, file: &Path) -> Result<String> {
-    let runs = read_file(file, Some(args.format))?;
+fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, file: &Path) -> Result<String> {
+    let runs = read(file, format)?;
     if runs.is_empty() {
         return Err(NoProcess(file.to_owned()).into());
     }
-    let content = digest(file)?;
     let mut store = Store::open(store_path)?;
     let mut text = String::new();
-    for run in &runs {
-        let process = &run.process;
-        let uid = format!("{}:{content:016x}:{}:{}", run.source.kind, process.pid, process.start_ticks);
-        let (id, new) = store.insert(run, &uid)?;
+    for (run, uid) in &runs {
+        let (id, new) = store.insert(run, uid)?;
         text += &summary(run, &id.to_string(), new);
         text += &format!("    next: gpumemctl report {id}{}\n", args.store.typed());
     }
     Ok(text)
+}
+
+/// The runs of a file, each with what it is called in any store: an exported one brings that along.
+fn read(file: &Path, format: Option<&'static Format>) -> Result<Vec<(Run, String)>> {
+    let is_exported = |input: &Input| export::looks_like(input.head());
+    if format.is_none_or(|format| format.name == export::FORMAT) {
+        let input = Input::open(file)?;
+        if format.is_some() || is_exported(&input) {
+            let read = export::read(input)?;
+            return Ok(vec![(read.run, read.uid)]);
+        }
+    }
+    let runs = read_file(file, format)?;
+    let content = digest(file)?;
+    let named = |run: Run| {
+        let uid = uid(&run, content);
+        (run, uid)
+    };
+    Ok(runs.into_iter().map(named).collect())
+}
+
+/// What a run of a file is called: the same for the same content.
+pub fn uid(run: &Run, content: u64) -> String {
+    format!("{}:{content:016x}:{}:{}", run.source.kind, run.process.pid, run.process.start_ticks)
 }
 
 fn summary(run: &Run, id: &str, new: bool) -> String {
@@ -76,7 +100,7 @@ fn summary(run: &Run, id: &str, new: bool) -> String {
 
 /// What makes two files the same: their bytes, eight at a time (a variant of FNV-1a that will not change),
 /// and their length.
-fn digest(path: &Path) -> Result<u64> {
+pub fn digest(path: &Path) -> Result<u64> {
     const PRIME: u64 = 0x0100_0000_01b3;
     let mut file = File::open(path)?;
     let (mut hash, mut length) = (0xcbf2_9ce4_8422_2325_u64, 0_u64);

@@ -2,6 +2,7 @@
 
 pub mod diff;
 pub mod doctor;
+pub mod export;
 pub mod import;
 pub mod nvml;
 pub mod ps;

@@ -1,0 +1,64 @@
+//! `gpumemctl export RUN -o FILE`: a run as a file, for another machine.
+
+use super::import::{digest, uid};
+use crate::args::Export as Args;
+use crate::command::report;
+use crate::exit::Usage;
+use crate::output::deliver;
+use anyhow::Result;
+use gpumem_runs::export::{self, From};
+use gpumem_runs::report::text::{clean, label};
+use gpumem_runs::report::units::thousands;
+use gpumem_runs::run::Run;
+use gpumem_runs::store::{RunId, Store};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Writes the run, and says on standard error what to do with it.
+pub fn run(args: &Args) -> Result<()> {
+    if args.output.path().is_none() && std::io::stdout().is_terminal() {
+        return Err(Usage("an exported run is no text for a terminal: give a file (-o FILE)".into()).into());
+    }
+    let (run, id, _) = report::single(&args.report())?;
+    let uid = name(&run, id.as_deref(), args)?;
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let from = From {
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        id,
+        time_s: i64::try_from(now_s).unwrap_or(i64::MAX),
+        program: concat!("gpumemctl ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let file = export::write(&run, &uid, &from)?;
+    deliver(&file, &args.output)?;
+    if let Some(path) = args.output.path() {
+        let path = clean(&path.display().to_string());
+        eprintln!(
+            "{path}: {} ({} bytes); there: gpumemctl import {path}, or gpumemctl report {path}",
+            label(&run),
+            thousands(file.len() as u64)
+        );
+    }
+    Ok(())
+}
+
+/// What the run is called in every store.
+fn name(run: &Run, id: Option<&str>, args: &Args) -> Result<String> {
+    let file = Path::new(&args.run);
+    let is_number = args.run.parse::<u32>().is_ok();
+    if id.is_none() && !is_number && file.exists() {
+        return Ok(uid(run, digest(file)?));
+    }
+    // A store may be another daemon's: the run there must be of this process.
+    let number: Option<RunId> = id.and_then(|id| id.parse().ok());
+    if let (Some(number), Ok(store)) = (number, Store::open_read_only(args.store.readable()?)) {
+        let is_it =
+            |stored: &&gpumem_runs::store::RunSummary| stored.id == number && stored.pid == run.process.pid;
+        if let Some(stored) = store.list()?.iter().find(is_it) {
+            return Ok(stored.uid.clone());
+        }
+    }
+    // As the daemon calls it.
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Ok(format!("{}:{}:{}", boot.trim_end(), run.process.pid, run.process.start_ticks))
+}
