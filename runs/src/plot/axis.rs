@@ -23,6 +23,7 @@ pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
 /// From the lowest to the highest amount, both on a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
+    /// What it is printed in.
     pub(super) unit: Unit,
     low: f64,
     high: f64,
@@ -56,23 +57,34 @@ impl Axis {
         plot.y + plot.height * (self.high - bytes) / (self.high - self.low)
     }
 
-    /// The grid, and the scale to its left, with the unit above it.
-    pub(super) fn draw(&self, plot: Rect, out: &mut Drawing) {
+    /// Amounts on steps, and how they are printed.
+    pub(super) fn steps(&self) -> Vec<(f64, String)> {
         let one = self.unit.bytes() as f64;
-        let steps = ((self.high - self.low) / self.step).round();
-        let mut number = 0.0;
-        while number <= steps {
-            let bytes = self.low + number * self.step;
+        let steps = ((self.high - self.low) / self.step).round() as i64;
+        let label = |bytes: f64| {
+            let label = format!("{:.*}", self.decimals, bytes / one);
+            let is_zero = label.trim_start_matches('-').chars().all(|letter| "0.".contains(letter));
+            if is_zero { "0".to_owned() } else { label }
+        };
+        let amounts = (0..=steps).map(|step| self.low + step as f64 * self.step);
+        amounts.map(|bytes| (bytes, label(bytes))).collect()
+    }
+
+    /// Lines across at each step.
+    pub(super) fn grid(&self, plot: Rect, out: &mut Drawing) {
+        for (bytes, _) in self.steps() {
             let y = self.y(plot, bytes);
             out.line(vec![(plot.x, y), (plot.x + plot.width, y)], GRID, 0.6);
-            let label = format!("{:.*}", self.decimals, bytes / one);
-            let label =
-                if label.trim_start_matches('-').chars().all(|c| "0.".contains(c)) { "0" } else { &label };
-            let anchor = Anchor::End;
-            out.text(Text { anchor, ..words(label, plot.x - 5.0, y + SMALL * 0.36, SMALL) });
-            number += 1.0;
         }
-        let unit = words(self.unit.name, plot.x - 5.0, plot.y - 10.0, SMALL);
+    }
+
+    /// The numbers to the left, with their unit above them.
+    pub(super) fn scale(&self, plot: Rect, out: &mut Drawing) {
+        for (bytes, label) in self.steps() {
+            let y = self.y(plot, bytes) + SMALL * 0.36;
+            out.text(Text { anchor: Anchor::End, ..words(&label, plot.x - 5.0, y, SMALL) });
+        }
+        let unit = words(self.unit.name, plot.x - 5.0, plot.y - 12.0, SMALL);
         out.text(Text { anchor: Anchor::End, color: GREY, ..unit });
     }
 
@@ -80,6 +92,11 @@ impl Axis {
     pub(super) fn zero(&self, plot: Rect, out: &mut Drawing) {
         let y = self.y(plot, 0.0);
         out.line(vec![(plot.x, y), (plot.x + plot.width, y)], BLACK, 0.9);
+    }
+
+    /// How far from the left an amount is, of this width.
+    pub(super) fn along(&self, width: f64, bytes: f64) -> f64 {
+        width * (bytes - self.low) / (self.high - self.low)
     }
 }
 
