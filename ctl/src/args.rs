@@ -190,12 +190,13 @@ fn job_name(name: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Import {
-    /// Format of the files
-    #[arg(value_parser = formats())]
-    pub format: &'static Format,
-    /// Files to read
-    #[arg(required = true)]
+    /// Files to read; their format is guessed from what is in them. A format's name before them forces it,
+    /// like --format
+    #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    /// Read the files as this format instead of guessing
+    #[arg(long, value_parser = formats())]
+    pub format: Option<&'static Format>,
     #[command(flatten)]
     pub store: StorePath,
 }
