@@ -8,6 +8,7 @@
 //! iterations, pools            what each training step held; pools and what their owners say
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
+//! plot                       pictures of reports: SVG, PDF, PNG
 //! store                      runs in an SQLite file, checkpointed while they go on
 //! ```
 //!
@@ -25,6 +26,7 @@ pub mod iterations;
 mod kept;
 pub mod layers;
 pub mod oom;
+pub mod plot;
 pub mod pools;
 pub mod recording;
 pub mod report;
