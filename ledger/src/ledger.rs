@@ -11,6 +11,7 @@ use crate::oom::{Listing, OomDevice};
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
+use crate::timeline::TimelineView;
 use crate::trend::TrendView;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
@@ -535,6 +536,12 @@ impl Ledger {
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
         process.map(|process| process.trend_view(account)).unwrap_or_default()
+    }
+
+    /// What an account held over time, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn timeline(&self, key: ProcessKey, account: usize) -> TimelineView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        process.map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
     /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).

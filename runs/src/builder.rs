@@ -245,6 +245,7 @@ impl RunBuilder {
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: Growth::of(self.ledger.trend(process.key, index)),
+                timeline: self.ledger.timeline(process.key, index).into(),
                 iterations: self.ledger.iterations(process.key, index).into(),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
                 ooms: ooms_of(process, index, snapshot.now_ns),
