@@ -204,6 +204,7 @@ impl RunBuilder {
                 steps: coverage.steps,
                 layers: process.layers.iter().map(run::LayerSaid::from).collect(),
                 ooms_dropped: process.ooms_dropped,
+                part: None,
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),

@@ -105,6 +105,25 @@ pub enum State {
     /// Nobody watches any more: the daemon died, or the recording stops. The numbers are those of the
     /// last checkpoint or record.
     Interrupted,
+    /// The process went on: a run that lasts for days is kept in parts, and the next part begins here.
+    Rolled {
+        /// When.
+        time_ns: u64,
+    },
+}
+
+/// Which part of a process's life a run is, where that is kept in parts. Peaks, series, timeline, iterations, times at
+/// which memory ran out and counts are those of the part; the gap's steps and the points of growth are those of the whole
+/// life so far, because they explain what is held now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// 2 for the first part after the beginning.
+    pub number: u32,
+    /// When it began, with what was held then.
+    pub began_ns: u64,
+    /// Ordered records, applied or lost, that the parts before had seen.
+    #[serde(default)]
+    pub events_before: u64,
 }
 
 /// How much of the truth the numbers are. Kept as JSON in the store: fields that are added read as their
@@ -158,6 +177,8 @@ pub struct Coverage {
     pub layers: Vec<LayerSaid>,
     /// Times at which memory ran out that are in no device's list: there were too many.
     pub ooms_dropped: u64,
+    /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
+    pub part: Option<Part>,
 }
 
 /// Something a reader must know.
