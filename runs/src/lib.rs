@@ -6,6 +6,7 @@
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! iterations, pools            what each training step held; pools and what their owners say
+//! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! store                      runs in an SQLite file, checkpointed while they go on
@@ -25,6 +26,7 @@ pub mod iterations;
 mod kept;
 pub mod layers;
 pub mod oom;
+mod part;
 pub mod pools;
 pub mod recording;
 pub mod report;

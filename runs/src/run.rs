@@ -9,6 +9,7 @@ use crate::growth::Growth;
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+pub use crate::part::Part;
 pub use crate::pools::Pool;
 use crate::series::Series;
 pub use crate::timeline::Timeline;
@@ -110,20 +111,6 @@ pub enum State {
         /// When.
         time_ns: u64,
     },
-}
-
-/// Which part of a process's life a run is, where that is kept in parts. Peaks, series, timeline, iterations, times at
-/// which memory ran out and counts are those of the part; the gap's steps and the points of growth are those of the whole
-/// life so far, because they explain what is held now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    /// 2 for the first part after the beginning.
-    pub number: u32,
-    /// When it began, with what was held then.
-    pub began_ns: u64,
-    /// Ordered records, applied or lost, that the parts before had seen.
-    #[serde(default)]
-    pub events_before: u64,
 }
 
 /// How much of the truth the numbers are. Kept as JSON in the store: fields that are added read as their

@@ -22,6 +22,7 @@
 //! - `writer_*` name the process that checkpoints the run; null as soon as nobody does.
 //! - Deleting a run deletes all of it. `amount.cell` is an index into `cell` without a foreign key: it
 //!   would need an index of its own, or deleting a run of n cells would scan its amounts n times.
+//! - `detail` has rowids: bodies of 1 to 5 KB would each take overflow pages of their own without them.
 //! - `run.id` is AUTOINCREMENT: people quote `r7`, so it must never become another run.
 //!
 //! A change of the schema appends a step to [`STEPS`] and never edits one: files in the field hold the
@@ -164,7 +165,7 @@ CREATE TABLE detail (
     body   ANY NOT NULL,
     PRIMARY KEY (run, device, name, seq),
     FOREIGN KEY (run, device) REFERENCES device (run, idx) ON DELETE CASCADE
-) STRICT, WITHOUT ROWID;
+) STRICT;
 INSERT INTO detail SELECT run, idx, 'rest', 0, details FROM device;
 ALTER TABLE device DROP COLUMN details;
 
