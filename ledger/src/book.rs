@@ -467,6 +467,16 @@ impl Book {
         self.unnamed_bytes
     }
 
+    /// The peak is that of the time from now on; `None`: it is not known what is held now, and the next record will tell.
+    pub fn restart_peak(&mut self, time_ns: Option<u64>) {
+        let epoch = self.peak.epoch.wrapping_add(1);
+        let now = time_ns.filter(|_| self.tracked > 0);
+        self.peak = Peak { epoch, ..Peak::default() };
+        if let Some(time_ns) = now {
+            self.peak = Peak { bytes: self.tracked, time_ns, unnamed: self.unnamed(), epoch };
+        }
+    }
+
     /// The epoch from which on a row that is made now is live at the peak.
     #[inline]
     pub fn next_epoch(&self) -> u32 {

@@ -498,6 +498,18 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
+    /// From now on a process is told of in a new part: peaks begin with what is held now, and iterations and times at which
+    /// memory ran out with those that are not over. What explains the present goes on: causes of the gap, points of
+    /// growth, names and counts.
+    pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
+        if let Some(process) = process {
+            process.holdings.begin_part(now_ns);
+            process.accounts.iter_mut().for_each(Account::restart_peaks);
+            process.ooms.restart(now_ns);
+        }
+    }
+
     /// Devices, as in the snapshot.
     pub fn devices(&self) -> &[DeviceView] {
         &self.devices

@@ -7,6 +7,7 @@
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
+//! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! plot                       pictures of reports: SVG, PDF, PNG
@@ -29,6 +30,7 @@ mod kept;
 pub mod layers;
 pub mod oom;
 pub mod plot;
+mod part;
 pub mod pools;
 pub mod recording;
 pub mod report;
