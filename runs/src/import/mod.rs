@@ -1,6 +1,7 @@
 //! Files of other tools -> observations. One table of formats; each format is one file.
 
 pub mod tbd_log;
+pub mod torch_snapshot;
 
 use crate::builder::{RunBuilder, Sink};
 use crate::input::{Error, Input};
@@ -42,6 +43,13 @@ pub const FORMATS: &[Format] = &[
         looks_like: tbd_log::looks_like,
         read: tbd_log::read,
         preset: Some("tbd"),
+    },
+    Format {
+        name: "torch-snapshot",
+        about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
+        looks_like: torch_snapshot::looks_like,
+        read: torch_snapshot::read,
+        preset: None,
     },
 ];
 
