@@ -96,10 +96,11 @@ fn caveats(unpickled: &Unpickled, snapshot: &Snapshot, told: &Told) -> Vec<(&'st
              (torch.cuda.memory._record_memory_history() records one)"
                 .into(),
         ),
+        _ if told.start_bytes == 0 => {}
         _ => add(
             "partial_history",
             format!(
-                "the history begins in the middle of the run, with {} bytes in use, and has {} s: what was before is not known",
+                "the history begins in the middle of the run, with {} bytes in use, and has {} s: peaks before it are not known",
                 thousands(told.start_bytes),
                 seconds(told.history_ns)
             ),

@@ -55,6 +55,8 @@ enum Hint {
     Optimizer,
     /// An optimizer makes its state.
     OptimizerState,
+    /// A module is made, or brought to the device.
+    Parameter,
 }
 
 /// What a stack says.
@@ -103,6 +105,8 @@ impl Stacks {
                 Hint::Forward => phase = Phase::Forward,
                 Hint::Optimizer => phase = Phase::Optimizer,
                 Hint::OptimizerState => (phase, role) = (Phase::Optimizer, Role::OptimizerState),
+                Hint::Parameter if role == Role::Unknown => role = Role::Parameter,
+                Hint::Parameter => {}
             }
             if frame.worth == Worth::Nothing || frame.worth < worth {
                 continue;
@@ -221,6 +225,8 @@ fn python(fields: &Fields<'_>) -> Frame {
                 _ => Hint::Optimizer,
             },
             "_call_impl" | "_wrapped_call_impl" if inside == "nn/modules/module.py" => Hint::Forward,
+            "_apply" | "convert" if inside == "nn/modules/module.py" => Hint::Parameter,
+            "__init__" if inside.starts_with("nn/modules/") => Hint::Parameter,
             _ => Hint::Nothing,
         };
         let is_glue =
