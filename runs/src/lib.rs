@@ -5,11 +5,14 @@
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
 //! layers, oom                  how memory got its names; what is known of memory that ran out
+//! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
+//! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! export                     a run as a file, for another machine
 //! diff                       two runs beside each other
 //! report                     Run + rules -> one statement -> text, JSON, CSV
+//! plot                       pictures of reports: SVG, PDF, PNG
 //! store                      runs in an SQLite file, checkpointed while they go on
 //! ```
 //!
@@ -20,6 +23,7 @@
 mod blind;
 pub mod builder;
 pub mod diff;
+pub mod ending;
 pub mod export;
 pub mod gap;
 pub mod growth;
@@ -29,6 +33,8 @@ pub mod iterations;
 mod kept;
 pub mod layers;
 pub mod oom;
+pub mod plot;
+mod part;
 pub mod pools;
 pub mod recording;
 pub mod report;

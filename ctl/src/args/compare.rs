@@ -1,11 +1,9 @@
 //! Arguments of the commands that compare runs, explain words, list runs and move them.
 
 use super::{Output, Rows, SocketPath, StorePath, formats};
-use crate::exit::Usage;
 use clap::Args;
 use gpumem_runs::diff::gate::Limit;
-use gpumem_runs::import::{FORMATS, Format};
-use std::path::PathBuf;
+use gpumem_runs::import::Format;
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::DIFF_HELP)]
@@ -97,40 +95,5 @@ impl Export {
             socket: self.socket.clone(),
             ..super::Report::default()
         }
-    }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP, override_usage = "gpumemctl import [OPTIONS] [FORMAT] FILE...")]
-pub struct Import {
-    /// Files to read: recordings, exported runs, files of other tools; a format before them is the same as --format
-    #[arg(required = true, value_name = "FILE")]
-    pub words: Vec<PathBuf>,
-    /// Format of the files [default: what each looks like]
-    #[arg(long, value_parser = formats())]
-    pub format: Option<&'static Format>,
-    #[command(flatten)]
-    pub store: StorePath,
-}
-
-impl Import {
-    /// The format, if one is forced, and the files.
-    ///
-    /// # Errors
-    /// What stands where a format may is none, and no file.
-    pub fn files(&self) -> anyhow::Result<(Option<&'static Format>, &[PathBuf])> {
-        let (None, Some((first, files @ [_, ..]))) = (self.format, self.words.split_first()) else {
-            return Ok((self.format, &self.words));
-        };
-        let word = first.to_string_lossy();
-        if let Some(format) = gpumem_runs::import::format(&word) {
-            return Ok((Some(format), files));
-        }
-        if first.exists() || word.contains(['.', '/']) {
-            return Ok((None, &self.words));
-        }
-        let known: Vec<&str> = FORMATS.iter().map(|format| format.name).collect();
-        Err(Usage(format!("{word} is neither a format nor a file; possible values: {}", known.join(", ")))
-            .into())
     }
 }

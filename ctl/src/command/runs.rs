@@ -53,6 +53,7 @@ fn state(state: State) -> &'static str {
     match state {
         State::Open => "running",
         State::Closed { .. } => "ended",
+        State::Rolled { .. } => "continued",
         State::Interrupted => "interrupted",
     }
 }

@@ -69,25 +69,19 @@ pub(super) struct Feed<'s> {
 impl<'s> Feed<'s> {
     /// Times are positions in the file.
     pub fn of_lines(sink: &'s mut dyn Sink) -> Self {
-        Feed::new(sink, ClockKind::Ordinal, 0)
+        let mut feed = Feed::silent(sink);
+        feed.anchor(ClockKind::Ordinal, 0);
+        feed
     }
 
-    /// Times are nanoseconds since `wall_ns`, which are nanoseconds since 1970; since when is not known without.
-    pub fn since(sink: &'s mut dyn Sink, wall_ns: Option<u64>) -> Self {
-        match wall_ns {
-            Some(wall_ns) => Feed::new(sink, ClockKind::Wall, wall_ns),
-            None => Feed::silent(sink),
-        }
-    }
-
-    fn silent(sink: &'s mut dyn Sink) -> Self {
+    /// What times mean is not said yet; if it never is, they are nanoseconds since the first one.
+    pub fn silent(sink: &'s mut dyn Sink) -> Self {
         Feed { sink, time_ns: 0, rejects: Rejects::default(), is_named: [false; 256], sample: 0 }
     }
 
-    fn new(sink: &'s mut dyn Sink, clock: ClockKind, realtime_ns: u64) -> Self {
-        let mut feed = Feed::silent(sink);
-        feed.host(Stamp::default(), Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
-        feed
+    /// What times mean: with [`ClockKind::Wall`] time 0 is so many nanoseconds after 1970.
+    pub fn anchor(&mut self, clock: ClockKind, realtime_ns: u64) {
+        self.host(Stamp::default(), Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
     }
 
     fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {

@@ -15,7 +15,7 @@ use crate::builder::Sink;
 use crate::input::{Error, Input};
 use crate::report::units::{plural, thousands};
 use crate::run::Clock;
-use gpumem_wire::{MemoryKind, Role};
+use gpumem_wire::{ClockKind, MemoryKind, Role};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -192,8 +192,11 @@ impl<'s> Trace<'s> {
         if let (Some(sink), Some(first)) = (self.sink.take(), now.first()) {
             self.first_us = first.time_us;
             self.told_us = first.time_us;
-            let wall_ns = (first.time_us >= FIRST_WALL_US).then(|| first.time_us.saturating_mul(1000));
-            self.feed = Some(Feed::since(sink, wall_ns));
+            let mut feed = Feed::silent(sink);
+            if first.time_us >= FIRST_WALL_US {
+                feed.anchor(ClockKind::Wall, first.time_us.saturating_mul(1000));
+            }
+            self.feed = Some(feed);
         }
         let Some(feed) = &mut self.feed else { return };
         for reading in now {

@@ -3,20 +3,24 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! oom       when memory ran out, of any of them
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod live;
+mod oom;
 mod stored;
 
-use crate::args::{Oom, Report as Args};
+pub use oom::{moment, oom};
+
+use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
 use crate::output::{deliver, print, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, oom, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -74,28 +78,6 @@ pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
             Err(NotFound(text).into())
         }
     }
-}
-
-/// Prints when memory ran out in a process, or in each of several.
-pub fn oom(args: &Oom) -> Result<()> {
-    let args = args.report();
-    let told = |run: &Run, id: Option<&String>| -> Result<String> {
-        let mut report = report(run, &args)?;
-        report.id = id.cloned();
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, args.all) })
-    };
-    print(&match found(&args)?.what {
-        What::One(one) => told(&one.run, one.id.as_ref())?,
-        What::Group(_, runs) => {
-            let each: Vec<String> = runs.iter().map(|run| told(run, None)).collect::<Result<_>>()?;
-            if args.json {
-                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
-                format!("[{}]\n", each.join(",\n"))
-            } else {
-                each.join("\n")
-            }
-        }
-    })
 }
 
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
