@@ -53,7 +53,7 @@ fn state(state: State) -> &'static str {
     match state {
         State::Open => "running",
         State::Closed { .. } => "ended",
-        State::Rolled { .. } => "continued",
+        State::Rolled { .. } => "rolled",
         State::Interrupted => "interrupted",
     }
 }
