@@ -104,6 +104,7 @@ pub const FORMATS: &[Format] = &[
         read: mxnet1_csv::read,
         preset: Some("mxnet"),
     },
+    Format {
         name: "torch-snapshot",
         about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
         looks_like: torch_snapshot::looks_like,
