@@ -55,6 +55,7 @@ fn state(state: State) -> &'static str {
         State::Closed { .. } => "ended",
         State::Rolled { .. } => "rolled",
         State::Interrupted => "interrupted",
+        State::Rolled { .. } => "rolled",
     }
 }
 
