@@ -2,7 +2,7 @@
 
 mod compare;
 
-pub use compare::{Diff, Export};
+pub use compare::{Diff, Export, Runs};
 
 use crate::exit::NoStore;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -330,16 +330,6 @@ impl Oom {
             ..Report::default()
         }
     }
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
-pub struct Runs {
-    /// One JSON array
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub store: StorePath,
 }
 
 #[derive(Debug, Clone, Default, Args)]

@@ -171,6 +171,10 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     if run.state == State::Open {
         run.state = State::Interrupted;
     }
+    if run.source.kind == "daemon" {
+        // It is no run of the daemon here: what that may delete, or whose pids are of this machine.
+        run.source.kind = FORMAT.to_owned();
+    }
     if !run.caveats.iter().any(|caveat| caveat.code == MOVED) {
         run.caveats.push(Caveat { code: MOVED.into(), text: origin(&from) });
     }

@@ -51,6 +51,13 @@ pub struct Source {
     pub preset: Option<String>,
 }
 
+impl Source {
+    /// A daemon watched the process, here or on another machine: `origin` is the machine.
+    pub fn is_watched(&self) -> bool {
+        self.kind == "daemon" || self.kind == crate::export::FORMAT
+    }
+}
+
 /// What record times mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]

@@ -1,9 +1,11 @@
 //! Arguments of the commands that compare runs, explain words, list runs and move them.
 
 use super::{Output, Rows, SocketPath, StorePath, formats};
-use clap::Args;
+use crate::when::When;
+use clap::{Args, ValueEnum};
 use gpumem_runs::diff::gate::Limit;
 use gpumem_runs::import::Format;
+use gpumem_runs::store::{STATES, Sort};
 
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::DIFF_HELP)]
@@ -94,6 +96,67 @@ impl Export {
             store: self.store.clone(),
             socket: self.socket.clone(),
             ..super::Report::default()
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Runs {
+    /// One JSON array
+    #[arg(long)]
+    pub json: bool,
+    /// Only those of this user: name or uid
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// Only those of this job: its id, or the name that `run --name` gave it
+    #[arg(long, value_name = "ID")]
+    pub job: Option<String>,
+    /// Only those with memory on this device: NVML's index, or the beginning of its UUID
+    #[arg(long, value_name = "N|UUID")]
+    pub device: Option<String>,
+    /// Only those that had not ended before: 2h ago, 10:30, 2026-11-20T10:30, @seconds
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<When>,
+    /// Only those that had begun by then
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<When>,
+    /// Only those that are so
+    #[arg(long, value_parser = STATES)]
+    pub state: Option<String>,
+    /// Only those in which memory ran out, or is suspected to have
+    #[arg(long)]
+    pub oom: bool,
+    /// Only those with this in their command, file or job; with * and ? all of one of them
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+    /// Order: the newest or largest first
+    #[arg(long, value_name = "BY", default_value = "stored")]
+    pub sort: Order,
+    /// Not more than so many
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    #[command(flatten)]
+    pub store: StorePath,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Order {
+    Stored,
+    Started,
+    Peak,
+    Events,
+    Label,
+}
+
+impl From<Order> for Sort {
+    fn from(order: Order) -> Sort {
+        match order {
+            Order::Stored => Sort::Stored,
+            Order::Started => Sort::Started,
+            Order::Peak => Sort::Peak,
+            Order::Events => Sort::Events,
+            Order::Label => Sort::Label,
         }
     }
 }

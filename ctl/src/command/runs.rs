@@ -1,77 +1,146 @@
-//! `gpumemctl runs`
+//! `gpumemctl runs`: what the store holds, or those of it that are asked for.
 
 use crate::args::Runs;
-use crate::output::print;
+use crate::exit::Usage;
+use crate::output::{print, width};
+use crate::when::When;
 use anyhow::Result;
 use gpumem_runs::report::text::{clean, short_command};
 use gpumem_runs::report::time::date_minute;
-use gpumem_runs::report::units::{Unit, thousands};
-use gpumem_runs::run::State;
-use gpumem_runs::store::{RunSummary, Store};
+use gpumem_runs::report::units::{Unit, plural};
+use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Lists what the store holds, newest first.
+/// Lists runs.
 pub fn run(args: &Runs) -> Result<()> {
     let store = Store::open_read_only(args.store.readable()?)?;
-    let runs = store.list()?;
+    let runs = store.select(&filter(args)?)?;
     if args.json {
         let list: Vec<_> = runs.iter().map(line_json).collect();
         return print(&(serde_json::to_string_pretty(&list)? + "\n"));
     }
-    let largest = runs.iter().filter_map(|run| run.peak_tracked_bytes).max().unwrap_or(0);
-    let unit = Unit::for_largest(largest);
-    let mut out = format!(
-        "{:<6} {:<17} {:>8} {:<11} {:>10} {:>12}  LABEL\n",
-        "RUN", "STORED", "PID", "STATE", "PEAK", "EVENTS"
-    );
-    for run in &runs {
-        out += &format!(
-            "{:<6} {:<17} {:>8} {:<11} {:>10} {:>12}  {}\n",
+    let size = store.room()?.file_bytes;
+    print(&table(&runs, size, width()))
+}
+
+fn filter(args: &Runs) -> Result<Filter> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let now = i64::try_from(now).unwrap_or(i64::MAX);
+    let at = |when: &Option<When>, option: &str| -> Result<Option<i64>> {
+        let Some(when) = when else { return Ok(None) };
+        Ok(Some(when.unix_ns(now).map_err(|why| Usage(format!("{option} {why}")))?))
+    };
+    Ok(Filter {
+        user: args.user.clone(),
+        job: args.job.clone(),
+        device: args.device.clone(),
+        since_ns: at(&args.since, "--since")?,
+        until_ns: at(&args.until, "--until")?,
+        state: args.state.as_deref().and_then(|asked| STATES.into_iter().find(|state| *state == asked)),
+        oom: args.oom,
+        label: args.label.clone(),
+        sort: args.sort.into(),
+        limit: args.limit,
+    })
+}
+
+fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
+    let peak = |listed: &Listed| listed.run.peak_tracked_bytes.or(listed.peak_used_bytes);
+    let unit = Unit::for_largest(runs.iter().filter_map(peak).max().unwrap_or(0));
+    let mut rows = vec![["RUN", "STORED", "PID", "USER", "STATE", "PEAK", "OOM", "LABEL"].map(str::to_owned)];
+    for listed in runs {
+        let run = &listed.run;
+        let is_used = run.peak_tracked_bytes.is_none();
+        rows.push([
             run.id.to_string(),
             date_minute(run.stored_s),
             if run.pid == 0 { "-".to_owned() } else { run.pid.to_string() },
-            state(run.state),
-            run.peak_tracked_bytes.map_or("-".to_owned(), |bytes| unit.amount(bytes)),
-            thousands(i64::try_from(run.events).unwrap_or(i64::MAX)),
-            label(run)
-        );
+            listed
+                .user
+                .as_deref()
+                .map(clean)
+                .or(listed.uid.map(|uid| uid.to_string()))
+                .unwrap_or_else(|| "-".into()),
+            state_name(run.state).to_owned(),
+            peak(listed).map_or("-".to_owned(), |bytes| unit.amount(bytes) + if is_used { "*" } else { "" }),
+            if listed.ooms == 0 { String::new() } else { listed.ooms.to_string() },
+            label(listed),
+        ]);
     }
-    out += &format!("peak of tracked in {}; next: gpumemctl report RUN\n", unit.name);
-    print(&out)
+    const RIGHT: [bool; 8] = [false, false, true, false, false, true, true, false];
+    let widths: [usize; 8] =
+        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let mut out = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = if column + 1 == row.len() { 0 } else { widths[column] };
+            line += &if RIGHT[column] { format!("{cell:>width$}  ") } else { format!("{cell:<width$}  ") };
+        }
+        let columns = terminal.unwrap_or(usize::MAX);
+        out += line.chars().take(columns).collect::<String>().trim_end();
+        out.push('\n');
+    }
+    let used = if runs.iter().any(|listed| listed.run.peak_tracked_bytes.is_none() && peak(listed).is_some())
+    {
+        ", * of used"
+    } else {
+        ""
+    };
+    let size = Unit::for_largest(i64::try_from(store_bytes).unwrap_or(i64::MAX));
+    out + &format!(
+        "{}, peak of tracked in {}{used}; the store takes {} {}; next: gpumemctl report RUN | diff RUN RUN\n",
+        plural(runs.len() as u64, "run"),
+        unit.name,
+        size.amount(i64::try_from(store_bytes).unwrap_or(i64::MAX)),
+        size.name
+    )
 }
 
-/// The command, and the file it came from.
-fn label(run: &RunSummary) -> String {
+/// The command, the file it came from, rank and job.
+fn label(listed: &Listed) -> String {
+    let run = &listed.run;
     let (label, origin) = (short_command(&run.label), clean(&run.source_origin));
-    match run.source_kind.as_str() {
+    let mut label = match run.source_kind.as_str() {
         "daemon" => label,
         _ if label == origin => label,
         _ => format!("{label} ({origin})"),
+    };
+    if let Some(rank) = &listed.rank {
+        label += &format!(" rank {}", clean(rank));
     }
+    if let Some(job) = &listed.job {
+        label += &format!(" [{}]", clean(job));
+    }
+    if run.part > 1 {
+        label += &format!(" part {}", run.part);
+    }
+    label
 }
 
-fn state(state: State) -> &'static str {
-    match state {
-        State::Open => "running",
-        State::Closed { .. } => "ended",
-        State::Rolled { .. } => "rolled",
-        State::Interrupted => "interrupted",
-        State::Rolled { .. } => "rolled",
-    }
-}
-
-fn line_json(run: &RunSummary) -> serde_json::Value {
+fn line_json(listed: &Listed) -> serde_json::Value {
+    let run = &listed.run;
     serde_json::json!({
         "run": run.id.to_string(),
         "uid": run.uid,
         "label": run.label,
         "pid": run.pid,
+        "user": listed.user,
+        "owner_uid": listed.uid,
+        "job": listed.job,
+        "rank": listed.rank,
+        "devices": listed.devices,
         "source": run.source_kind,
         "origin": run.source_origin,
-        "state": state(run.state),
+        "state": state_name(run.state),
+        "part": run.part,
+        "continues": run.continues.map(|id| id.to_string()),
         "stored_s": run.stored_s,
         "started_ns": run.started_ns,
         "last_ns": run.last_ns,
         "peak_tracked_bytes": run.peak_tracked_bytes,
+        "peak_used_bytes": listed.peak_used_bytes,
+        "ooms": listed.ooms,
         "events": run.events,
     })
 }

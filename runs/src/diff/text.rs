@@ -200,7 +200,7 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
             parts.push(format!("pid {}", run.process.pid));
         }
         parts.push(match run.source.kind.as_str() {
-            "daemon" => format!("on {}", run.source.origin),
+            _ if run.source.is_watched() => format!("on {}", run.source.origin),
             kind => format!("from {kind} {}", run.source.origin),
         });
         out.prose(&parts.join("  "));

@@ -6,6 +6,7 @@
 //! rows, moments       Run <-> rows
 //! details, packed     what explains a device, in rows of which those that differ are written
 //! room                deleting what is old, and giving the space back
+//! select              runs that are asked for
 //! columns             values that SQLite has no type for
 //! writer              who writes a run, and whether that process lives
 //! error               StoreError
@@ -24,11 +25,13 @@ mod packed;
 mod room;
 mod rows;
 mod schema;
+mod select;
 mod writer;
 
 pub use error::StoreError;
 pub use room::{Over, Room};
 pub use schema::VERSION;
+pub use select::{Filter, Listed, STATES, Sort, state_name};
 
 use crate::run::{Clock, Run, State};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};

@@ -15,7 +15,7 @@ pub fn label(run: &Run) -> String {
     let facts = &run.process.facts;
     match facts.get("command") {
         Some(command) => short_command(command),
-        None if run.source.kind == "daemon" => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
+        None if run.source.is_watched() => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
         None => clean(&run.source.origin),
     }
 }
@@ -177,7 +177,7 @@ fn provenance(run: &Run, times: Times) -> String {
         }
     };
     let origin = match run.source.kind.as_str() {
-        "daemon" => format!("on {}", run.source.origin),
+        _ if run.source.is_watched() => format!("on {}", run.source.origin),
         kind => format!("from {kind} {}", run.source.origin),
     };
     format!("{origin}; {state}")
@@ -233,7 +233,7 @@ fn coverage(run: &Run, times: Times) -> String {
         plural(coverage.allocated_bytes, "byte")
     ));
     parts.push(plural(coverage.lost, "event") + " lost");
-    if run.source.kind != "daemon" {
+    if !run.source.is_watched() {
         parts.push(thousands(coverage.rejected) + " rejected");
     }
     parts.push(match coverage.samples {
