@@ -2,7 +2,7 @@
 
 mod compare;
 
-pub use compare::{Diff, Export, Runs};
+pub use compare::{Diff, Explain, Export, Runs};
 
 use crate::exit::NoStore;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -30,6 +30,8 @@ pub enum Command {
     Report(Report),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
+    /// Say what a word of a report means, with the numbers of a run
+    Explain(Explain),
     /// Tell what one run holds more than another, and why; a gate for tests
     Diff(Diff),
     /// Look for what does not work, and say what to do

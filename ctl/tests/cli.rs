@@ -350,6 +350,7 @@ fn help_reads_as_it_was_approved() {
         &["import"],
         &["export"],
         &["diff"],
+        &["explain"],
     ] {
         let help =
             command(&[args, &["--help"]].concat()).env_remove("COLUMNS").output().expect("help").stdout;

@@ -40,7 +40,7 @@ pub const PRESETS: [(&str, &str); 4] = [
 /// Largest rules file that is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Names of rows that reports make themselves.
-const RESERVED: [&str; 8] = [
+pub(crate) const RESERVED: [&str; 8] = [
     OTHERS,
     "tracked",
     "pool idle",

@@ -115,7 +115,7 @@ pub struct Runs {
     /// Only those with memory on this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
-    /// Only those that had not ended before: 2h ago, 10:30, 2026-11-20T10:30, @seconds
+    /// Only those that had not ended before: 2h (ago), 10:30, 2026-11-20T10:30, @seconds
     #[arg(long, value_name = "TIME")]
     pub since: Option<When>,
     /// Only those that had begun by then
@@ -157,6 +157,35 @@ impl From<Order> for Sort {
             Order::Peak => Sort::Peak,
             Order::Events => Sort::Events,
             Order::Label => Sort::Label,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Explain {
+    /// As a report, a table or JSON prints it: Untrackable, pool idle, used_bytes, a category, a tag; all words if left out
+    pub word: Option<String>,
+    /// Whose numbers are shown [default: the live process with most memory, else the latest run]
+    #[arg(value_name = "PID|RUN|FILE")]
+    pub run: Option<String>,
+    /// Rules that name categories: default, mxnet, tbd, torch, or a file [default: what fits the run]
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub rules: Option<String>,
+    #[command(flatten)]
+    pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+impl Explain {
+    /// How the run is found: as a report would.
+    pub fn report(&self) -> super::Report {
+        super::Report {
+            run: self.run.clone(),
+            store: self.store.clone(),
+            socket: self.socket.clone(),
+            ..super::Report::default()
         }
     }
 }

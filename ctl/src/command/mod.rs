@@ -2,6 +2,7 @@
 
 pub mod diff;
 pub mod doctor;
+pub mod explain;
 pub mod export;
 pub mod import;
 pub mod nvml;

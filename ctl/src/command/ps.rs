@@ -57,7 +57,7 @@ pub fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
 }
 
 /// Right-aligned columns.
-const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "GAP"];
+pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "GAP"];
 /// Those that are left-aligned.
 const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 

@@ -52,7 +52,7 @@ pub struct Line {
 }
 
 /// Names of the columns with amounts; `predates` only where it is not nothing.
-const COLUMNS: [&str; 5] = ["used", "predates", "tracked", "idle", "gap"];
+pub(crate) const COLUMNS: [&str; 5] = ["used", "predates", "tracked", "idle", "gap"];
 const PREDATES: usize = 1;
 /// Its index of `tracked`.
 const TRACKED: usize = 2;

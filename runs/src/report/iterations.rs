@@ -13,10 +13,10 @@ use std::fmt::Write;
 const MOST_ROWS: usize = 40;
 
 /// A column: its name for people, and its amount.
-type Column = (&'static str, fn(&Iteration) -> i64);
+pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
 /// Peaks of what comes and goes, last values of what stays.
-const COLUMNS: [Column; 10] = [
+pub(crate) const COLUMNS: [Column; 10] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
     ("params", |row| row.parameters.last_bytes),

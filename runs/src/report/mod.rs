@@ -4,6 +4,7 @@
 pub mod bridge;
 pub mod brief;
 pub mod csv;
+pub mod explain;
 pub mod group;
 pub mod growth;
 pub mod iterations;

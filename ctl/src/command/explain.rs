@@ -1,0 +1,85 @@
+//! `gpumemctl explain WORD [PID|RUN|FILE]`: what a word of a report means, with the numbers of a run.
+
+use crate::args::Explain as Args;
+use crate::client::{Daemon, Told, Which};
+use crate::command::report;
+use crate::exit::NotFound;
+use crate::output::{print, width};
+use anyhow::Result;
+use gpumem_runs::report::Report;
+use gpumem_runs::report::explain::{explain, list};
+use gpumem_runs::report::text::clean;
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::Run;
+use gpumem_runs::store::Store;
+
+/// Explains a word, or lists them.
+pub fn run(args: &Args) -> Result<()> {
+    let Some(word) = &args.word else { return print(&list(width())) };
+    let found = match &args.run {
+        Some(_) => {
+            let (run, id, _) = report::single(&args.report())?;
+            Some((run, id))
+        }
+        None => largest(args),
+    };
+    let told = match &found {
+        Some((run, id)) => {
+            let groupings = match &args.rules {
+                Some(rules) => Groupings::load(rules)?,
+                None => Groupings::of_run(run),
+            };
+            let mut report = Report::new(run, groupings, None);
+            report.id.clone_from(id);
+            explain(word, Some(&report), width())
+        }
+        None => explain(word, None, width()),
+    };
+    match told {
+        Ok(text) => print(&text),
+        Err(nearest) => {
+            let near = match nearest[..] {
+                [] => String::new(),
+                _ => format!(" did you mean {}?", clean(&nearest.join(", "))),
+            };
+            let text = format!("no word of a report: {};{near} gpumemctl explain lists them", clean(word));
+            Err(NotFound(text).into())
+        }
+    }
+}
+
+/// The live process with most memory, else the latest stored run. A word is explained without either, too.
+fn largest(args: &Args) -> Option<(Run, Option<String>)> {
+    let live = Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(Which::Live).ok());
+    let used = |told: &Told| {
+        let moments = told.run.devices.iter().map(|device| &device.last);
+        moments.filter_map(|moment| moment.used_bytes().or(moment.tracked_bytes)).max()
+    };
+    let most = live.into_iter().flatten().filter(|told| !told.run.devices.is_empty()).max_by_key(used);
+    most.map(|told| (told.run, told.id)).or_else(|| {
+        let store = Store::open_read_only(args.store.readable().ok()?).ok()?;
+        let id = store.latest().ok()??;
+        Some((store.load(id).ok()?, Some(id.to_string())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::command::ps;
+    use gpumem_runs::report::explain::is_known;
+    use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+
+    #[test]
+    fn what_ps_prints_is_explained() {
+        let listed = Ps { devices: vec![DeviceRow::default()], processes: vec![ProcessRow::default()] };
+        let value = serde_json::to_value(&listed).expect("JSON");
+        let rows = ["devices", "processes"].map(|list| value[list][0].as_object().expect("a row").clone());
+        let keys = rows.iter().flat_map(|row| row.keys().cloned());
+        // As the documentation of `ProcessRow::flags` has them.
+        let flags =
+            ["covered", "uncovered", "late", "blocked", "partial", "stale", "paused", "free", "NOT FRESH"];
+        let all = keys.chain(ps::HEADS.map(str::to_owned)).chain(flags.map(str::to_owned));
+        let unknown: Vec<String> = all.filter(|word| !is_known(word)).collect();
+        assert!(unknown.is_empty(), "not explained: {unknown:?}");
+    }
+}

@@ -1,0 +1,214 @@
+//! What each word of a report means, with the numbers of a run, and what to do about it.
+//!
+//! ```text
+//! amounts, coverage, names, events, forms     the words, by subject: one table in five parts
+//! here                                        numbers of a run, or of none
+//! nearest                                     what may have been meant
+//! ```
+//!
+//! A word is what any form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
+//! rules and the run themselves.
+
+mod amounts;
+mod coverage;
+mod events;
+mod forms;
+mod here;
+mod names;
+mod nearest;
+
+use super::text::{Lines, clean};
+use super::{By, Report};
+use crate::rules::{Groupings, PRESETS};
+use gpumem_ledger::category::Rules;
+use here::Here;
+
+/// A word, or several for one thing.
+#[derive(Debug, Clone, Copy)]
+struct Word {
+    /// As people meet them; the first is what it is called.
+    names: &'static [&'static str],
+    /// What it is.
+    means: &'static str,
+    /// Its numbers in a run, where it has any there.
+    here: fn(&Here<'_>) -> Option<String>,
+    /// What to do about it; empty where there is nothing.
+    todo: &'static str,
+}
+
+const fn word(
+    names: &'static [&'static str],
+    means: &'static str,
+    here: fn(&Here<'_>) -> Option<String>,
+    todo: &'static str,
+) -> Word {
+    Word { names, means, here, todo }
+}
+
+/// All tables, in the order in which they should be read.
+fn words() -> impl Iterator<Item = (&'static str, &'static Word)> {
+    let tables: [(&str, &[Word]); 5] = [
+        ("amounts", amounts::WORDS),
+        ("how sure a number is", coverage::WORDS),
+        ("how memory is named", names::WORDS),
+        ("what happens", events::WORDS),
+        ("forms", forms::WORDS),
+    ];
+    tables.into_iter().flat_map(|(subject, words)| words.iter().map(move |word| (subject, word)))
+}
+
+/// A word as it is looked for: the units of keys and how words are joined make no difference.
+fn plain(whole: &str) -> String {
+    let mut word = whole.trim().trim_end_matches([':', '*']).trim_start_matches('~').to_lowercase();
+    for suffix in ["_bytes", "_ns", "_s", "_ms"] {
+        if let Some(stem) = word.strip_suffix(suffix).filter(|stem| !stem.is_empty()) {
+            word = stem.to_owned();
+            break;
+        }
+    }
+    let joined = word.split(['_', '-', ' ']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ");
+    // Signs are words too: `~`, `-`.
+    if joined.is_empty() { whole.trim().to_owned() } else { joined }
+}
+
+fn find(word: &str) -> Option<&'static Word> {
+    let word = plain(word);
+    words().map(|(_, entry)| entry).find(|entry| entry.names.iter().any(|name| plain(name) == word))
+}
+
+/// Whether a word is explained without a run.
+pub fn is_known(word: &str) -> bool {
+    find(word).is_some() || preset_category(word).is_some()
+}
+
+/// A word, or `Err` with those that are nearest. `report`: the run whose numbers are shown, if there is one.
+pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) -> Result<String, Vec<String>> {
+    let here = report.and_then(Here::of);
+    let mut out = Lines::new(width);
+    if let Some(entry) = find(word) {
+        let [name, others @ ..] = entry.names else { return Err(Vec::new()) };
+        let also = if others.is_empty() { String::new() } else { format!("  (also: {})", others.join(", ")) };
+        out.prose(&format!("{name}{also}"));
+        out.inset(entry.means);
+        let numbers = here.as_ref().and_then(|here| Some((here, (entry.here)(here)?)));
+        if let Some((here, numbers)) = numbers {
+            out.inset(&format!("here: {numbers}  ({})", here.whose()));
+        }
+        if !entry.todo.is_empty() {
+            out.inset(&format!("do: {}", entry.todo));
+        }
+    } else if let Some(lines) = category(word, report, here.as_ref()).or_else(|| tag(word, here.as_ref())) {
+        let mut lines = lines.iter();
+        lines.by_ref().take(1).for_each(|line| out.prose(line));
+        lines.for_each(|line| out.inset(line));
+    } else {
+        let known = words().flat_map(|(_, entry)| entry.names.iter().map(|name| (*name).to_owned()));
+        let known: Vec<String> = known.chain(categories(report)).collect();
+        return Err(nearest::nearest(word, &known));
+    }
+    Ok(out.lines.join("\n") + "\n")
+}
+
+/// All words by subject.
+pub fn list(width: Option<usize>) -> String {
+    let mut out = Lines::new(width);
+    out.prose(
+        "gpumemctl explain WORD [PID|RUN|FILE] says what a word of a report means, with the numbers of a run",
+    );
+    let mut subjects: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (subject, entry) in words() {
+        match subjects.last_mut().filter(|(last, _)| *last == subject) {
+            Some((_, names)) => names.extend(entry.names.first()),
+            None => subjects.push((subject, entry.names.first().copied().into_iter().collect())),
+        }
+    }
+    for (subject, names) in subjects {
+        out.line("");
+        out.line(subject);
+        out.inset(&names.join(", "));
+    }
+    out.line("");
+    out.prose("also every category of the presets and of your rules, every tag of the run, every key of the JSON forms");
+    out.lines.join("\n") + "\n"
+}
+
+/// Names of categories of the presets and of the run.
+fn categories(report: Option<&Report<'_>>) -> Vec<String> {
+    let of = |groupings: &Groupings| -> Vec<String> {
+        let rules = groupings.layer.rules.iter().chain(&groupings.structure.rules);
+        rules.map(|rule| rule.name.clone()).collect()
+    };
+    let presets = PRESETS.iter().flat_map(|(name, _)| of(&Groupings::preset(Some(name))));
+    let own = report.map(|report| of(&report.groupings)).unwrap_or_default();
+    let mut all: Vec<String> = presets.chain(own).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Which presets have a category of that name, and in which grouping.
+fn preset_category(word: &str) -> Option<Vec<String>> {
+    let has = |rules: &Rules| rules.rules.iter().any(|rule| plain(&rule.name) == plain(word));
+    let mut found = Vec::new();
+    for (name, _) in PRESETS {
+        let groupings = Groupings::preset(Some(name));
+        for (what, rules) in [("layer", &groupings.layer), ("structure", &groupings.structure)] {
+            if has(rules) {
+                found.push(format!("{name} (by {what})"));
+            }
+        }
+    }
+    (!found.is_empty()).then_some(found)
+}
+
+/// A category of the presets, of the run's rules, or one that a report made of a path or a library.
+fn category(word: &str, report: Option<&Report<'_>>, here: Option<&Here<'_>>) -> Option<Vec<String>> {
+    let presets = preset_category(word);
+    let of_run = here.and_then(|here| here.category(&|name: &str| plain(name) == plain(word)));
+    if presets.is_none() && of_run.is_none() {
+        return None;
+    }
+    let name = of_run.as_ref().map_or(word.to_owned(), |(name, ..)| name.clone());
+    let mut lines = vec![clean(&name)];
+    lines.push(match (&presets, report) {
+        (Some(presets), _) => format!(
+            "A category: tracked bytes that a rule of this name takes, the first that matches. In the presets {}.",
+            presets.join(", ")
+        ),
+        (None, Some(report)) if is_ruled(report, &name) => {
+            format!("A category of the rules {}: bytes that a rule of this name takes, the first that matches.", clean(&report.groupings.name))
+        }
+        _ => "A name that no rule gave: tags rolled up to where a table can hold them, or the library that asked.".to_owned(),
+    });
+    if let (Some((_, by, numbers)), Some(here)) = (of_run, here) {
+        let by = match by {
+            By::Layer => "by layer",
+            By::Structure => "by structure",
+            By::Tag => "by tag",
+        };
+        lines.push(format!("here: {numbers}, {by}  ({})", here.whose()));
+    }
+    lines.push("do: its tags are in gpumemctl report --tags; your own rules: --rules FILE".to_owned());
+    Some(lines)
+}
+
+fn is_ruled(report: &Report<'_>, name: &str) -> bool {
+    let rules = report.groupings.layer.rules.iter().chain(&report.groupings.structure.rules);
+    rules.into_iter().any(|rule| rule.name == name)
+}
+
+/// A tag of the run.
+fn tag(word: &str, here: Option<&Here<'_>>) -> Option<Vec<String>> {
+    let here = here?;
+    let (name, numbers) = here.tag(word)?;
+    Some(vec![
+        clean(&name),
+        "A tag: the path under which these bytes were allocated (scopes, ranges, modules), innermost last."
+            .to_owned(),
+        format!("here: {numbers}  ({})", here.whose()),
+        "do: gpumemctl report --tags lists all of them, --growth says which grow".to_owned(),
+    ])
+}
+
+#[cfg(test)]
+mod tests;
