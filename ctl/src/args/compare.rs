@@ -37,6 +37,15 @@ pub struct Diff {
     /// One line per device, grouping and name, in bytes
     #[arg(long, group = "form")]
     pub csv: bool,
+    /// A picture: A's bar beside B's, the same colours for the same categories
+    #[arg(long, group = "form")]
+    pub svg: bool,
+    /// The picture as PDF
+    #[arg(long, group = "form")]
+    pub pdf: bool,
+    /// The picture as PNG
+    #[arg(long, group = "form")]
+    pub png: bool,
     /// Fail (exit code 8) where B exceeds A by more than a size (500MiB) or a share of A (2%)
     #[arg(long, value_name = "SIZE|PCT")]
     pub fail_above: Option<Limit>,

@@ -7,7 +7,7 @@ use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::diff::gate::{self, Of, Outcome, Verdict};
 use gpumem_runs::diff::text::{Layout, text};
-use gpumem_runs::diff::{At, Diff, Side, csv, json};
+use gpumem_runs::diff::{At, Diff, Side, csv, json, plot};
 use gpumem_runs::report::text::clean;
 use gpumem_runs::rules::Groupings;
 
@@ -26,19 +26,31 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let verdict = verdict(&diff, args)?;
     let told = if args.json {
-        json::json(&diff, verdict.as_ref())
+        json::json(&diff, verdict.as_ref()).into_bytes()
     } else if args.csv {
-        csv::csv(&diff)
+        csv::csv(&diff).into_bytes()
+    } else if args.svg || args.pdf || args.png {
+        picture(&diff, args)?
     } else {
         let width = if args.output.path().is_some() { None } else { width() };
-        text(&diff, Layout { width, all: args.all, tags: args.tags })
+        text(&diff, Layout { width, all: args.all, tags: args.tags }).into_bytes()
     };
-    deliver(told.as_bytes(), &args.output)?;
+    deliver(&told, &args.output)?;
     match verdict {
         Some(Verdict { outcome: Outcome::Above, text, .. }) => Err(Gate { is_above: true, text }.into()),
         Some(Verdict { outcome: Outcome::Unknown, text, .. }) => Err(Gate { is_above: false, text }.into()),
         _ => Ok(()),
     }
+}
+
+fn picture(diff: &Diff<'_>, args: &Args) -> Result<Vec<u8>> {
+    let none = || NotFound("neither A nor B has memory on a GPU: there is nothing to draw".into());
+    let drawing = plot::picture(diff).ok_or_else(none)?;
+    Ok(match (args.svg, args.pdf) {
+        (true, _) => drawing.svg().into_bytes(),
+        (_, true) => drawing.pdf(),
+        _ => drawing.png()?,
+    })
 }
 
 fn verdict(diff: &Diff<'_>, args: &Args) -> Result<Option<Verdict>> {

@@ -5,7 +5,7 @@
 //! doubt     what makes a number less than exact, and between what it lies
 //! gate      whether B exceeds A by more than it may
 //! words     the first sentence, and what stands around the tables
-//! text, json, csv     forms
+//! text, json, csv, plot     forms
 //! ```
 //!
 //! In every row A + difference = B; in every table the rows add up to its totals, in all three columns. A row is not
@@ -16,6 +16,7 @@ mod doubt;
 pub mod gate;
 mod joint;
 pub mod json;
+pub mod plot;
 pub mod text;
 mod words;
 

@@ -10,18 +10,18 @@ const LINE: f64 = 13.0;
 
 /// What stands around pictures.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Frame {
+pub(crate) struct Frame {
     /// In large letters.
-    pub(super) title: String,
+    pub(crate) title: String,
     /// Below the title.
-    pub(super) lines: Vec<String>,
+    pub(crate) lines: Vec<String>,
     /// Below the pictures.
-    pub(super) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Frame {
     /// Pictures in a grid of so many columns, with their words.
-    pub(super) fn around(self, pictures: Vec<Drawing>, columns: usize) -> Drawing {
+    pub(crate) fn around(self, pictures: Vec<Drawing>, columns: usize) -> Drawing {
         /// For the words, where the pictures are narrow.
         const NARROWEST: f64 = 420.0;
         let columns = columns.max(1);

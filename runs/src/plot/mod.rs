@@ -29,5 +29,6 @@ mod timeline;
 pub use bar::{Bar, Kind, Segment};
 pub use bars::bars;
 pub use drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
+pub(crate) use frame::Frame;
 pub use of_report::{Nothing, Options, Picture, bar, draw};
 pub use png::TooLarge;

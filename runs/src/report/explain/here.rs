@@ -94,10 +94,16 @@ impl<'r> Here<'r> {
     }
 
     pub(super) fn role(&self, name: &str) -> Option<String> {
+        if self.run.cells.iter().all(|cell| cell.role.is_none()) {
+            return Some("nobody said what blocks are for".to_owned());
+        }
         self.cells(|cell| cell.role.as_deref() == Some(name))
     }
 
     pub(super) fn phase(&self, name: &str) -> Option<String> {
+        if self.run.cells.iter().all(|cell| cell.phase.is_none()) {
+            return Some("nobody said when blocks were made".to_owned());
+        }
         self.cells(|cell| cell.phase.as_deref() == Some(name))
     }
 
