@@ -66,7 +66,7 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
     }
     match (parts.is_empty(), steps) {
         (true, 0) => format!("{total}, and so does every part"),
-        (true, _) => format!("{total}; of what is not known"),
+        (true, _) => format!("{total}; {}", known_of(pair)),
         (false, 0) => format!("{total}, its parts do not: {}", parts.join(", ")),
         (false, _) => format!("{total}: {}", parts.join(", ")),
     }
@@ -90,6 +90,15 @@ pub(super) fn shift(shown: &Shown) -> Option<String> {
         "{amount} {} may be a matter of recording, not of use: {more} tracks about as much more as {less} has in Untrackable",
         shown.unit.name
     ))
+}
+
+/// Whose bytes have names.
+fn known_of(pair: &Pair) -> String {
+    match pair.moments.each_ref().map(|moment| moment.tracked_bytes.is_some()) {
+        [true, false] => "what it is made of is known of A only".to_owned(),
+        [false, true] => "what it is made of is known of B only".to_owned(),
+        _ => "what it is made of is not known".to_owned(),
+    }
 }
 
 fn unknown(pair: &Pair) -> String {
