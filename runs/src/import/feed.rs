@@ -392,8 +392,7 @@ impl Speaker {
     }
 }
 
-/// Hands out the lines of a file with their numbers; a mark of its encoding before the first one is taken
-/// off. Says how many there were.
+/// Hands out the lines of a file with their numbers. Says how many there were.
 pub(super) fn lines(
     input: Input,
     feed: &mut Feed<'_>,
@@ -410,8 +409,7 @@ pub(super) fn lines(
             None => break,
             Some(Line::Text(text)) => {
                 not_utf8 += u64::from(matches!(text, Cow::Owned(_)));
-                let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { &*text };
-                each(feed, number, text);
+                each(feed, number, &text);
             }
             Some(Line::Endless) => {
                 feed.reject(number);
