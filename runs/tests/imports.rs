@@ -84,7 +84,15 @@ const SCALAR: &str =
 const TAGS: &str =
     "in_arg:fc_weight,3.814697\ndata_entry:conv_oedge0,100.5\nworkspace:a.cc+3:b.cc+7:Forward,0.25\n";
 
-const ALL: [(&str, &str); 9] = [
+const LOG: &str = "[INFO] Command: /usr/bin/train.py --batch 3
+[mem] Allocate 4096 bytes GPU memory (in_arg:w).
+[mem] 1000 MB GPU global memory free, total 1200 MB.
+x Allocate 3 MB GPU memory (proposal).
+Batch [50] Memory Usage: python3-pid_12898=200 Xorg-pid_7=4
+";
+
+const ALL: [(&str, &str); 10] = [
+    ("tbd-log", LOG),
     ("mxnet2-csv", MXNET2),
     ("mxnet1-trace", TRACE),
     ("mxnet1-table", TABLE),

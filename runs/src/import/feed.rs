@@ -129,6 +129,13 @@ impl<'s> Feed<'s> {
         self.host(stamp, Body::SampleEnd { number, result: 0 });
     }
 
+    /// Memory of a device as a whole.
+    pub fn device_memory(&mut self, slot: u8, total_bytes: u64, free_bytes: u64) {
+        let used_bytes = total_bytes.saturating_sub(free_bytes);
+        let body = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT };
+        self.host(Stamp { device: slot, ..Stamp::default() }, body);
+    }
+
     /// `key=value` of a process, without line ends in it.
     pub fn fact(&mut self, of: ProcessKey, key: &str, value: &str) {
         let facts: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
