@@ -76,6 +76,24 @@ pub enum Error {
         /// Its encoding.
         encoding: &'static str,
     },
+    /// A binary format is broken somewhere.
+    #[error("{path}: at byte {offset}: {what}")]
+    Malformed {
+        /// As given.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// It can be read, and is not what it should be.
+    #[error("{path}: {what}")]
+    Unfit {
+        /// As given.
+        path: PathBuf,
+        /// What it is, and what would be right.
+        what: String,
+    },
     /// A recording of another major version.
     #[error(
         "{path}: recording of format {found}, this program reads {supported}; use a gpumemctl of that version"

@@ -12,6 +12,7 @@ mod objects;
 mod tbd_analysis;
 pub mod tbd_log;
 mod tbd_mem_csv;
+pub mod torch_snapshot;
 
 use crate::builder::{RunBuilder, Sink};
 use crate::input::{Error, Input};
@@ -102,6 +103,13 @@ pub const FORMATS: &[Format] = &[
         looks_like: mxnet1_csv::looks_like,
         read: mxnet1_csv::read,
         preset: Some("mxnet"),
+    },
+    Format {
+        name: "torch-snapshot",
+        about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
+        looks_like: torch_snapshot::looks_like,
+        read: torch_snapshot::read,
+        preset: None,
     },
 ];
 

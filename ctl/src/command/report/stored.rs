@@ -6,7 +6,8 @@ use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
 use gpumem_runs::import::read_file;
-use gpumem_runs::run::Run;
+use gpumem_runs::report::oom::at::Around;
+use gpumem_runs::run::{Clock, Run};
 use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
@@ -63,6 +64,31 @@ pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
     for summary in store.list()?.into_iter().take(NEWEST).filter(|run| run.source_kind == "daemon") {
         let run = store.load(summary.id)?;
         if run.process.claims.get("job").is_some_and(|claim| gpumem_runs::run::is_job(claim, job)) {
+            found.push(Told { id: Some(summary.id.to_string()), run });
+        }
+    }
+    Ok(found)
+}
+
+/// Those whose process ended, or ran out of memory, around a time.
+pub fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
+    let store = Store::open_read_only(&args.store.readable()?)?;
+    let mut found = Vec::new();
+    for summary in store.list()? {
+        let wall_ns = |time_ns: Option<u64>| match summary.clock {
+            Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
+            Clock::Lines => None,
+        };
+        // A run that cannot have been there need not be read.
+        let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
+            continue;
+        };
+        let is_before = last.saturating_add(around.for_ns) < around.at_ns;
+        if is_before || first.saturating_sub(around.for_ns) > around.at_ns {
+            continue;
+        }
+        let run = store.load(summary.id)?;
+        if around.concerns(&run) {
             found.push(Told { id: Some(summary.id.to_string()), run });
         }
     }
