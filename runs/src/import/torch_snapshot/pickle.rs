@@ -248,17 +248,17 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// Text of protocols 0 and 1: a quoted literal, or one with `\u` escapes. Names have none; others are kept as they are.
+    /// Text of protocol 0: Python 2's quoted literal, whose escapes are kept (names have none), or Latin-1 with `\u` escapes.
     fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
-        let mut text = self.piece.as_slice();
-        if is_quoted {
-            text = match text {
-                [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => inner,
+        let text = if is_quoted {
+            match self.piece.as_slice() {
+                [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => self.arena.new_text(inner),
                 _ => return Err(self.bytes.bad("a string without its quotes")),
-            };
-        }
-        let text = self.arena.new_text(text);
+            }
+        } else {
+            self.arena.new_text(unescaped(&self.piece).as_bytes())
+        };
         self.made(text)?;
         self.look()
     }
@@ -421,4 +421,25 @@ impl<R: Read> Machine<R> {
         }
         refusal(opcode, &name)
     }
+}
+
+/// Latin-1 with `\uXXXX` and `\UXXXXXXXX` for letters that it has not.
+fn unescaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        let digits = match (byte, after.first()) {
+            (b'\\', Some(b'u')) => after.get(1..5),
+            (b'\\', Some(b'U')) => after.get(1..9),
+            _ => None,
+        };
+        let letter = digits.and_then(|digits| {
+            let number = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+            rest = after.get(digits.len() + 1..)?;
+            char::from_u32(number)
+        });
+        text.push(letter.unwrap_or(byte.into()));
+    }
+    text
 }
