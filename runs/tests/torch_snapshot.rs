@@ -437,7 +437,7 @@ fn what_is_small_in_a_file_stays_small() {
     assert!(error.is_err() || error.is_ok_and(|run| run.coverage.rejected > 0));
 
     // A segment with 10,000 blocks, 10,000 times; a history of 10,000 entries, on 10,000 devices.
-    let text = |text: &str| [&[b'X'], &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
+    let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let mut segment = b"}".to_vec();
     for (key, number) in [("address", AT), ("total_size", 20 * MIB)] {
         segment.extend(text(key));
