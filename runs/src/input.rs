@@ -60,6 +60,14 @@ pub enum Error {
         /// A line as it should be.
         example: &'static str,
     },
+    /// A file of a format that is known, without what a run is made of.
+    #[error("{path}: {what}")]
+    NoMemory {
+        /// As given.
+        path: PathBuf,
+        /// What is missing, and what would be right.
+        what: String,
+    },
     /// The text is not UTF-8 but something that can be converted.
     #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
     Encoding {
