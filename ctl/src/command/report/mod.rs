@@ -3,11 +3,14 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! several   more than one of these; picture: as a drawing
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod live;
+mod picture;
+mod several;
 mod stored;
 
 use crate::args::{Oom, Report as Args};
@@ -83,15 +86,26 @@ pub fn oom(args: &Oom) -> Result<()> {
     })
 }
 
-/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
+/// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
+/// all as one picture.
 pub fn run(args: &Args) -> Result<()> {
+    let told = match (args.picture.is_asked(), args.more.is_empty()) {
+        (true, _) => picture::draw(args)?,
+        (false, true) => one(args)?,
+        (false, false) => several::each(args)?,
+    };
+    deliver(&told, &args.output)
+}
+
+/// The report of what is asked for.
+fn one(args: &Args) -> Result<Vec<u8>> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
-    let told: Vec<u8> = match &what {
+    Ok(match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
             report.id.clone_from(&one.id);
@@ -101,8 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
             tell(&report, args).into_bytes()
         }
         What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
-    };
-    deliver(&told, &args.output)
+    })
 }
 
 /// A pid is a number; a file may be called like a run or a number, and is then `./7`.

@@ -1,0 +1,33 @@
+//! `gpumemctl report A B C`: each as if it had been asked for alone.
+
+use super::one;
+use crate::args::Report as Args;
+use anyhow::{Context, Result, bail};
+
+/// The arguments for each alone.
+pub fn alone(args: &Args) -> Vec<Args> {
+    let names = args.run.iter().chain(&args.more);
+    let alone: Vec<Args> =
+        names.map(|name| Args { run: Some(name.clone()), more: Vec::new(), ..args.clone() }).collect();
+    // None was named: it is the latest run.
+    if alone.is_empty() { vec![args.clone()] } else { alone }
+}
+
+/// All reports in their order: texts below each other, documents as one array.
+pub fn each(args: &Args) -> Result<Vec<u8>> {
+    let Args { csv, traced, .. } = args;
+    if *csv || traced.chrome_trace || traced.collapsed || traced.treemap {
+        bail!("this form is of one run: name one, or take text, --json or a picture");
+    }
+    let mut told = Vec::new();
+    for alone in alone(args) {
+        let name = alone.run.clone().unwrap_or_default();
+        told.push(String::from_utf8(one(&alone)?).with_context(|| name)?);
+    }
+    Ok(if args.json {
+        let documents: Vec<&str> = told.iter().map(|document| document.trim_end()).collect();
+        format!("[{}]\n", documents.join(",\n")).into_bytes()
+    } else {
+        told.join("\n").into_bytes()
+    })
+}
