@@ -409,13 +409,13 @@ impl Book {
     /// The fullest moment of the open slot.
     pub fn high_moment(&self) -> Option<Moment> {
         let High { bytes, time_ns, unnamed } = self.high?;
-        Some(Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_rest: false })
+        Some(Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true })
     }
 
     /// The last state, if it is another one than the fullest moment of the open slot.
     pub fn present(&self) -> Option<Moment> {
         let (bytes, unnamed) = (self.tracked, self.unnamed());
-        let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_rest: true };
+        let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
         (self.high.is_some() && !self.is_at_high).then_some(moment)
     }
 
@@ -424,10 +424,9 @@ impl Book {
         (self.high, self.slot_end_ns) = (None, 0);
     }
 
-    /// A moment that is neither peak nor high becomes a point.
-    pub fn next_moment(&mut self) -> u32 {
-        self.epoch = self.epoch.wrapping_add(1);
-        self.epoch
+    /// A moment of this epoch, which is neither peak nor high, becomes a point.
+    pub fn reach_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
     }
 
     /// Value of a cell at the fullest moment of the open slot.
@@ -466,6 +465,16 @@ impl Book {
     #[inline]
     pub fn unnamed(&self) -> i64 {
         self.unnamed_bytes
+    }
+
+    /// The peak is that of the time from now on; `None`: it is not known what is held now, and the next record will tell.
+    pub fn restart_peak(&mut self, time_ns: Option<u64>) {
+        let epoch = self.peak.epoch.wrapping_add(1);
+        let now = time_ns.filter(|_| self.tracked > 0);
+        self.peak = Peak { epoch, ..Peak::default() };
+        if let Some(time_ns) = now {
+            self.peak = Peak { bytes: self.tracked, time_ns, unnamed: self.unnamed(), epoch };
+        }
     }
 
     /// The epoch from which on a row that is made now is live at the peak.

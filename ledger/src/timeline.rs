@@ -51,19 +51,21 @@ pub(crate) struct Point {
     unnamed: i64,
     /// Of the moment: rows of this and earlier epochs that still live were live then.
     epoch: u32,
-    /// The state that a silence began with, not the fullest moment of a slot.
-    is_rest: bool,
+    /// The fullest moment of its slot.
+    is_high: bool,
+    /// The state that a silence of more than a slot began with.
+    is_held: bool,
     /// Cells that are not among its amounts are in sums.
     is_folded: bool,
 }
 
 impl Point {
     fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
-        let Moment { time_ns, bytes, unnamed, epoch, is_rest } = moment;
+        let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
         let is_folded = amounts.len() > MAX_POINT_CELLS;
         let (amounts, rest_bytes) = if is_folded { folded(amounts, cells) } else { (amounts, 0) };
         let said = TimelinePoint { time_ns, amounts, rest_bytes };
-        Point { said, bytes, unnamed, epoch, is_rest, is_folded }
+        Point { said, bytes, unnamed, epoch, is_high, is_held: !is_high, is_folded }
     }
 
     fn is_fuller(&self, than: &Point) -> bool {
@@ -90,13 +92,13 @@ impl Point {
                     }
                 }
             }
-            // A sum that is not there may be in the rest.
-            Err((id, at)) if amounts.len() < MAX_POINT_CELLS && self.said.rest_bytes == 0 => {
+            Err((id, at)) => {
                 amounts.insert(at, (id, bytes));
-            }
-            Err(_) => {
-                self.said.rest_bytes = self.said.rest_bytes.wrapping_add(bytes);
-                self.is_folded = true;
+                if amounts.len() > MAX_POINT_CELLS {
+                    let (fewer, rest_bytes) = folded(std::mem::take(amounts), cells);
+                    (*amounts, self.is_folded) = (fewer, true);
+                    self.said.rest_bytes = self.said.rest_bytes.wrapping_add(rest_bytes);
+                }
             }
         }
     }
@@ -121,7 +123,13 @@ fn folded(mut amounts: Vec<(CellId, i64)>, cells: &CellTable) -> (Vec<(CellId, i
     sums.sort_unstable_by_key(largest);
     let beyond = sums.split_off(sums.len().min(MAX_POINT_CELLS - NAMED));
     rest_bytes = beyond.iter().fold(rest_bytes, |sum, (_, bytes)| sum.wrapping_add(*bytes));
-    amounts.extend(sums.into_iter().filter(|(_, bytes)| *bytes != 0));
+    for (fold, bytes) in sums {
+        match amounts.iter_mut().find(|(id, _)| *id == fold) {
+            Some((_, sum)) => *sum = sum.wrapping_add(bytes), // it was among the largest, from an earlier time
+            None => amounts.push((fold, bytes)),
+        }
+    }
+    amounts.retain(|(_, bytes)| *bytes != 0);
     amounts.sort_unstable_by_key(|&(id, _)| id);
     (amounts, rest_bytes)
 }
@@ -133,7 +141,8 @@ pub(crate) struct Moment {
     pub bytes: i64,
     pub unnamed: i64,
     pub epoch: u32,
-    pub is_rest: bool,
+    /// The fullest of its slot; else the state that a silence began with.
+    pub is_high: bool,
 }
 
 /// The points of a book.
@@ -159,8 +168,10 @@ impl Timeline {
     /// A moment that is not before the last one, with its cells by id.
     pub fn push(&mut self, moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) {
         let point = Point::of(moment, amounts, cells);
+        let slot = |point: &Point| point.said.time_ns / self.width_ns.max(1);
         match self.points.last_mut() {
-            Some(last) if !point.is_rest && !last.is_rest && same_slot(last, &point, self.width_ns) => {
+            Some(last) if point.is_held && last.epoch == point.epoch => last.is_held = true, // the same moment
+            Some(last) if point.is_high && last.is_high && !last.is_held && slot(last) == slot(&point) => {
                 if point.is_fuller(last) {
                     *last = point;
                 }
@@ -174,27 +185,30 @@ impl Timeline {
 
     fn widen(&mut self) {
         self.width_ns = self.width_ns.saturating_mul(2);
-        let mut old = std::mem::take(&mut self.points).into_iter().peekable();
-        while let Some(point) = old.next() {
-            if point.is_rest {
-                // Only a silence that is longer than a slot has a point of its own.
-                let until_ns = old.peek().map_or(u64::MAX, |next| next.said.time_ns);
-                if until_ns - point.said.time_ns >= self.width_ns {
-                    self.points.push(point);
-                }
+        let mut points = std::mem::take(&mut self.points);
+        // Only a silence that is longer than a slot has a point of its own.
+        let mut until_ns = u64::MAX;
+        for point in points.iter_mut().rev() {
+            point.is_held &= until_ns - point.said.time_ns >= self.width_ns;
+            until_ns = point.said.time_ns;
+        }
+        let slot = |point: &Point| point.said.time_ns / self.width_ns.max(1);
+        let mut high: Option<usize> = None;
+        for at in 0..points.len() {
+            if !points[at].is_high {
                 continue;
             }
-            let width_ns = self.width_ns;
-            match self.points.iter().rposition(|last| !last.is_rest) {
-                Some(at) if same_slot(&self.points[at], &point, width_ns) => {
-                    if point.is_fuller(&self.points[at]) {
-                        self.points.remove(at);
-                        self.points.push(point);
-                    }
+            if let Some(other) = high.filter(|&other| slot(&points[other]) == slot(&points[at])) {
+                let is_fuller = points[at].is_fuller(&points[other]);
+                points[if is_fuller { other } else { at }].is_high = false;
+                if !is_fuller {
+                    continue;
                 }
-                _ => self.points.push(point),
             }
+            high = Some(at);
         }
+        points.retain(|point| point.is_high || point.is_held);
+        self.points = points;
     }
 
     /// Bytes of a row that was made at `first_epoch` and still lives turn out to have had another name.
@@ -223,10 +237,6 @@ pub(crate) struct Change {
     pub unnamed: i64,
 }
 
-fn same_slot(one: &Point, other: &Point, width_ns: u64) -> bool {
-    one.said.time_ns / width_ns.max(1) == other.said.time_ns / width_ns.max(1)
-}
-
 impl Book {
     /// The open slot is over.
     #[cold]
@@ -243,11 +253,14 @@ impl Book {
         if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
             return;
         }
-        let present = self.present();
+        // Rows of now were live then.
+        let held = match (self.present(), self.high_moment()) {
+            (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
+            (None, high) => high.map(|high| Moment { is_high: false, ..high }),
+        };
         self.end_slot(cells);
-        if let Some(moment) = present {
-            // Rows of now were live then.
-            let moment = Moment { epoch: self.next_moment(), ..moment };
+        if let Some(moment) = held {
+            self.reach_epoch(moment.epoch);
             let amounts = self.sparse(|id| self.now(id));
             self.past.push(moment, amounts, cells);
         }
@@ -261,10 +274,10 @@ impl Book {
         let present = self.present().filter(|_| is_known);
         let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
         let points = self.past.points.iter().cloned().chain(high).chain(present);
-        let said = points.map(|point| match point.epoch == self.peak.epoch && !point.is_rest {
+        let said = points.map(|point| match point.epoch == self.peak.epoch && point.is_high {
             true => {
-                let Point { bytes, unnamed, epoch, is_rest, .. } = point;
-                let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_rest };
+                let Point { bytes, unnamed, epoch, is_high, .. } = point;
+                let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_high };
                 Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).said
             }
             false => point.said,

@@ -3,23 +3,27 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! oom       when memory ran out, of any of them
 //! several   more than one of these; picture: as a drawing
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod live;
+mod oom;
 mod picture;
 mod several;
 mod stored;
 
-use crate::args::{Oom, Report as Args};
+pub use oom::{moment, oom};
+
+use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{deliver, print, width};
+use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, oom, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -64,41 +68,19 @@ fn found(args: &Args) -> Result<Found> {
     Ok(Found { what, command })
 }
 
-/// Prints when memory ran out in a process, or in each of several.
-pub fn oom(args: &Oom) -> Result<()> {
-    let args = args.report();
-    let told = |run: &Run, id: Option<&String>| -> Result<String> {
-        let mut report = report(run, &args)?;
-        report.id = id.cloned();
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, args.all) })
-    };
-    print(&match found(&args)?.what {
-        What::One(one) => told(&one.run, one.id.as_ref())?,
-        What::Group(_, runs) => {
-            let each: Vec<String> = runs.iter().map(|run| told(run, None)).collect::<Result<_>>()?;
-            if args.json {
-                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
-                format!("[{}]\n", each.join(",\n"))
-            } else {
-                each.join("\n")
-            }
-        }
-    })
-}
-
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
 /// all as one picture.
 pub fn run(args: &Args) -> Result<()> {
     let told = match (args.picture.is_asked(), args.more.is_empty()) {
         (true, _) => picture::draw(args)?,
-        (false, true) => one(args)?,
-        (false, false) => several::each(args)?,
+        (false, true) => one(args)?.into_bytes(),
+        (false, false) => several::each(args)?.into_bytes(),
     };
     deliver(&told, &args.output)
 }
 
 /// The report of what is asked for.
-fn one(args: &Args) -> Result<Vec<u8>> {
+fn one(args: &Args) -> Result<String> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
@@ -112,9 +94,9 @@ fn one(args: &Args) -> Result<Vec<u8>> {
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
             report.command = command;
-            tell(&report, args).into_bytes()
+            tell(&report, args)
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
     })
 }
 

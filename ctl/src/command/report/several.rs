@@ -2,7 +2,7 @@
 
 use super::one;
 use crate::args::Report as Args;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 /// The arguments for each alone.
 pub fn alone(args: &Args) -> Vec<Args> {
@@ -14,20 +14,16 @@ pub fn alone(args: &Args) -> Vec<Args> {
 }
 
 /// All reports in their order: texts below each other, documents as one array.
-pub fn each(args: &Args) -> Result<Vec<u8>> {
+pub fn each(args: &Args) -> Result<String> {
     let Args { csv, traced, .. } = args;
     if *csv || traced.chrome_trace || traced.collapsed || traced.treemap {
         bail!("this form is of one run: name one, or take text, --json or a picture");
     }
-    let mut told = Vec::new();
-    for alone in alone(args) {
-        let name = alone.run.clone().unwrap_or_default();
-        told.push(String::from_utf8(one(&alone)?).with_context(|| name)?);
-    }
+    let told: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;
     Ok(if args.json {
         let documents: Vec<&str> = told.iter().map(|document| document.trim_end()).collect();
-        format!("[{}]\n", documents.join(",\n")).into_bytes()
+        format!("[{}]\n", documents.join(",\n"))
     } else {
-        told.join("\n").into_bytes()
+        told.join("\n")
     })
 }
