@@ -266,13 +266,13 @@ pub struct Report {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Picture {
     /// A picture for pages
-    #[arg(long, groups = ["form", "drawn"])]
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
     pub svg: bool,
     /// The same for print
-    #[arg(long, groups = ["form", "drawn"])]
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
     pub pdf: bool,
     /// The same as pixels
-    #[arg(long, groups = ["form", "drawn"])]
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
     pub png: bool,
     /// What it shows [default: peak; of several runs compare]
     #[arg(long, value_name = "WHAT", requires = "drawn")]
@@ -327,14 +327,21 @@ fn percent(text: &str) -> Result<f64, String> {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Traced {
     /// A trace for Perfetto and chrome://tracing
-    #[arg(long, group = "form")]
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
     pub chrome_trace: bool,
     /// Stacks at the peak for flame graphs: frames;of;a;path bytes
-    #[arg(long, group = "form")]
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
     pub collapsed: bool,
     /// Nested JSON of the peak for treemaps: {name, children} or {name, value}
-    #[arg(long, group = "form")]
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
     pub treemap: bool,
+}
+
+impl Traced {
+    /// Whether one is asked for.
+    pub fn is_asked(&self) -> bool {
+        self.chrome_trace || self.collapsed || self.treemap
+    }
 }
 
 /// Where a report goes.

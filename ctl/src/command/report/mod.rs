@@ -24,6 +24,7 @@ use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
+use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -132,6 +133,12 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
             (_, true) => iterations::csv(report),
             _ => iterations::text(report),
         }
+    } else if args.traced.chrome_trace {
+        trace::json(report)
+    } else if args.traced.collapsed {
+        collapsed::collapsed(report)
+    } else if args.traced.treemap {
+        treemap::json(report)
     } else if args.json {
         json::json(report)
     } else if args.csv {
@@ -147,6 +154,9 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+    if args.traced.is_asked() {
+        anyhow::bail!("this form is of one process; these are {}: give the pid of one", runs.len());
+    }
     let borrowed: Vec<&Run> = runs.iter().collect();
     if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));
