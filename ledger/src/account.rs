@@ -58,6 +58,13 @@ impl Account {
         Account { device, ..Account::default() }
     }
 
+    /// Peaks are those of the time from now on.
+    pub fn restart_peaks(&mut self) {
+        (self.before_peak, self.after_peak) = (None, None);
+        let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
+        self.peak_used = read;
+    }
+
     /// Remembers a sample's gap if it can become the peak's.
     pub fn note_gap(&mut self, sample: &ClosedSample, peak: &Peak) {
         let (Some(untrackable), Some(tracked)) = (sample.untrackable_bytes(), sample.tracked_bytes) else {

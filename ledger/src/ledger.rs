@@ -11,6 +11,7 @@ use crate::oom::Listing;
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
+use crate::timeline::TimelineView;
 use crate::trend::TrendView;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
@@ -497,6 +498,18 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
+    /// From now on a process is told of in a new part: peaks begin with what is held now, and iterations and times at which
+    /// memory ran out with those that are not over. What explains the present goes on: causes of the gap, points of
+    /// growth, names and counts.
+    pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
+        if let Some(process) = process {
+            process.holdings.begin_part(now_ns);
+            process.accounts.iter_mut().for_each(Account::restart_peaks);
+            process.ooms.restart(now_ns);
+        }
+    }
+
     /// Devices, as in the snapshot.
     pub fn devices(&self) -> &[DeviceView] {
         &self.devices
@@ -511,6 +524,12 @@ impl Ledger {
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
         process.map(|process| process.trend_view(account)).unwrap_or_default()
+    }
+
+    /// What an account held over time, by its place in [`ProcessView::accounts`](crate::ProcessView).
+    pub fn timeline(&self, key: ProcessKey, account: usize) -> TimelineView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        process.map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
     /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).

@@ -171,6 +171,13 @@ impl Ooms {
         self.stacks.push_back((id, text.into()));
     }
 
+    /// Only entries whose end is not known yet, and what comes.
+    pub fn restart(&mut self, now_ns: u64) {
+        self.entries.retain(|entry| now_ns.saturating_sub(entry.said.last_ns) < TOGETHER_NS);
+        self.dropped = 0;
+        self.wants_holders &= !self.entries.is_empty();
+    }
+
     /// Another program numbers its own.
     pub fn forget_stacks(&mut self) {
         self.stacks.clear();

@@ -338,6 +338,10 @@ impl Holdings {
             let book = self.book(row.book);
             book.shift(row.cell, cell, take as i64);
             book.rename_at_peak(peak_cell, cell, at_peak as i64);
+            if new {
+                let book = &mut self.books[usize::from(row.book)];
+                book.rename_past(row.first_epoch, (row.cell, cell), take as i64, &self.cells);
+            }
         }
     }
 

@@ -2,13 +2,14 @@
 //! the daemon alike.
 
 use crate::growth::Growth;
-use crate::kept::{Processes, Reading, Readings};
+use crate::kept::{OfProcess, Processes, Reading, Readings};
+use crate::part::Before;
 use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Origin, Place, ProcessKey, ProcessView, Snapshot,
-    WINDOW_NS,
+    WINDOW_NS, Window,
 };
 use gpumem_wire::{Absence, ClockKind, Record};
 use std::cmp::Reverse;
@@ -135,6 +136,31 @@ impl RunBuilder {
         wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
     }
 
+    /// Ends the parts of some processes: their runs up to now, which go on in new ones.
+    pub fn roll(&mut self, keys: &[ProcessKey], now_ns: u64) -> Vec<(ProcessKey, Run)> {
+        let mut runs = self.runs_of(keys, true);
+        for (key, run) in &mut runs {
+            run.state = State::Rolled { time_ns: now_ns };
+            let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
+            let before = Before::after(before, &run.coverage, now_ns);
+            self.processes.insert(*key, OfProcess::of_part(before));
+            self.ledger.begin_part(*key, now_ns);
+        }
+        // A series begins with what is held, whether or not it changes soon.
+        for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
+            let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {
+                continue;
+            };
+            for (index, account) in process.accounts.iter().enumerate() {
+                let place = account.device.map_or(Place::Unnamed(index), Place::Device);
+                let tracked = account.tracked_bytes;
+                let held = Window { start_ns: now_ns, min: tracked, max: tracked, last: tracked };
+                kept.series_mut(place, self.width_ns).add_window(&held);
+            }
+        }
+        runs
+    }
+
     /// The runs as they stand; `goes_on` says whether more observations may come.
     pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
         self.ledger.end_windows();
@@ -154,7 +180,8 @@ impl RunBuilder {
             .filter_map(|account| self.device(snapshot, tenants, process, account))
             .collect();
         let own = caveats_of(process).into_iter().chain(devices.iter().filter_map(disagreement));
-        Run {
+        let before = kept.and_then(|kept| kept.before.as_deref());
+        let mut run = Run {
             source: self.source.clone(),
             clock: Clock::of(snapshot),
             process: run::Process {
@@ -204,11 +231,19 @@ impl RunBuilder {
                 steps: coverage.steps,
                 layers: process.layers.iter().map(run::LayerSaid::from).collect(),
                 ooms_dropped: process.ooms_dropped,
+                part: None,
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
+        };
+        if let Some(before) = before {
+            before.leave_out(&mut run.coverage);
+            let text = "the process began earlier: peaks, series and counts are those since its run rolled; \
+                        gpumemctl runs lists the parts before";
+            run.caveats.insert(0, Caveat { code: "part".into(), text: text.into() });
         }
+        run
     }
 
     fn device(
@@ -245,16 +280,19 @@ impl RunBuilder {
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: Growth::of(self.ledger.trend(process.key, index)),
+                timeline: self.ledger.timeline(process.key, index).into(),
                 iterations: self.ledger.iterations(process.key, index).into(),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
                 ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()
             },
         };
-        of_run.details.accounted_peak_bytes = account.accounted_peak_bytes;
+        let kept = self.processes.get(&process.key);
+        // The driver's word is of the whole life: beside the peak of a part it would seem to disagree.
+        let is_whole = kept.is_none_or(|kept| kept.before.is_none());
+        of_run.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
         // What was told before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
-        let kept = self.processes.get(&process.key);
         for series in places.filter_map(|place| kept?.series(place)) {
             of_run.series.absorb(series);
         }

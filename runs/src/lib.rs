@@ -7,8 +7,10 @@
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
+//! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
+//! plot                       pictures of reports: SVG, PDF, PNG
 //! store                      runs in an SQLite file, checkpointed while they go on
 //! ```
 //!
@@ -27,6 +29,8 @@ pub mod iterations;
 mod kept;
 pub mod layers;
 pub mod oom;
+mod part;
+pub mod plot;
 pub mod pools;
 pub mod recording;
 pub mod report;

@@ -17,7 +17,7 @@ pub use oom::{moment, oom};
 use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{print, width};
+use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
@@ -73,17 +73,18 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
-    print(&match &what {
+    let told: Vec<u8> = match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
             report.id.clone_from(&one.id);
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
             report.command = command;
-            tell(&report, args)
+            tell(&report, args).into_bytes()
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
-    })
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
+    };
+    deliver(&told, &args.output)
 }
 
 /// A pid is a number; a file may be called like a run or a number, and is then `./7`.

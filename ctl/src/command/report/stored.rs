@@ -117,7 +117,8 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
     pids.sort_unstable();
     pids.dedup();
     let peak = |run: &Run| {
-        let peaks = run.devices.iter().filter_map(|device| device.peak.tracked_bytes);
+        let peaks =
+            run.devices.iter().filter_map(|device| device.peak.tracked_bytes.or(device.peak.used_bytes()));
         peaks.fold(0, i64::saturating_add)
     };
     let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));

@@ -172,6 +172,9 @@ fn provenance(run: &Run, times: Times) -> String {
             format!("ended at {} ({})", times.time(time_ns), exit(status))
         }
         State::Interrupted => "interrupted: the numbers are the last ones kept".to_owned(),
+        State::Rolled { time_ns } => {
+            format!("goes on after {} in the next part of its life", times.time(time_ns))
+        }
     };
     let origin = match run.source.kind.as_str() {
         "daemon" => format!("on {}", run.source.origin),
@@ -192,7 +195,7 @@ pub(crate) fn exit(status: u64) -> String {
 fn blind(run: &Run, times: Times) -> Option<String> {
     let coverage = &run.coverage;
     let end_ns = match run.state {
-        State::Closed { time_ns, .. } => time_ns,
+        State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
         State::Open | State::Interrupted => {
             run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
         }
