@@ -177,6 +177,13 @@ impl Store {
         Ok(run)
     }
 
+    /// The same without cells and devices: for who searches.
+    pub fn load_head(&self, id: RunId) -> Result<Run> {
+        let (mut run, writer) = self.sql(|db| rows::read_run(db, id.0))?.ok_or_else(|| self.unknown(id))?;
+        run.state = state_now(run.state, writer.as_ref());
+        Ok(run)
+    }
+
     /// All runs, the newest first.
     pub fn list(&self) -> Result<Vec<RunSummary>> {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,

@@ -104,7 +104,8 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
     Ok(changed == 1)
 }
 
-fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
+/// The run without cells and devices.
+pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
     let sql = "SELECT source_kind, source_origin, source_preset, pid, start_ticks, owner_uid, facts, claims,
             coverage, caveats, clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
             writer_pid, writer_start, writer_boot FROM run WHERE id = ?";
