@@ -6,6 +6,7 @@
 //! client     asking the daemon
 //! command    one file or folder per command
 //! output     standard output: a terminal or a pipe
+//! when       times as people type them
 //! ```
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod client;
 mod command;
 mod exit;
 mod output;
+mod when;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -3,8 +3,10 @@
 use crate::book::Peak;
 use crate::cause::{Causes, Parts};
 use crate::gap::{ClosedSample, PeakGap};
+use crate::oom::Listing;
 use crate::recent::Lately;
 use crate::trend::GapTrend;
+use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -20,6 +22,8 @@ pub(crate) struct Account {
     pub gaps: GapTrend,
     /// `used` in the last minute.
     pub lately: Lately,
+    /// Without an agent: the last reading in which it was listed; set with each, goes with the process.
+    pub listing: Option<Arc<Listing>>,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.

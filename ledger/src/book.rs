@@ -3,13 +3,15 @@
 //!
 //! **Peak without copying.** The composition at the peak is kept by copy on write: a new peak is one
 //! increment of `epoch`; a cell keeps its old value the first time it changes after that. Reading the
-//! peak takes the kept value where `Cell::epoch` is the current one, and the value of now elsewhere.
+//! peak takes the kept value where `Cell::epoch` is not older than the peak's, and the value of now elsewhere.
+//! The fullest moment of the open slot of the timeline (timeline.rs) is kept in the same way: every peak is one.
 //! Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework
 //! pool stays at its highest reservation for hours, and people ask what filled it. (Opaque too: a pool
 //! whose first block has not come yet is opaque until then.)
 
 use crate::Map;
 use crate::rounding::Rounding;
+use crate::timeline::{Change, Moment, NAMED, Timeline};
 use crate::trail::Trail;
 use gpumem_wire::{Phase, Role, Stamp};
 use std::sync::Arc;
@@ -71,12 +73,16 @@ pub(crate) const OVERFLOW: CellId = 2;
 const MAX_CELLS: usize = 65_536;
 /// The tag that [`OVERFLOW`] shows.
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
+/// The tag of sums of smaller cells in a timeline.
+pub(crate) const OTHERS_TAG: u32 = u32::MAX - 1;
 
 /// The cells of a process, interned: a row holds a [`CellId`].
 #[derive(Debug)]
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
     ids: Map<CellKey, CellId>,
+    /// Of each key, the cell that has the sum of those with the same use; none while there are few.
+    folds: Vec<CellId>,
     /// Bookings that found the table full.
     pub overflowed: u64,
 }
@@ -88,7 +94,7 @@ impl CellTable {
             CellKey::plain(Class::Opaque),
             CellKey { tag: OVERFLOW_TAG, ..CellKey::plain(Class::Direct) },
         ];
-        CellTable { keys, ids: Map::default(), overflowed: 0 }
+        CellTable { keys, ids: Map::default(), folds: Vec::new(), overflowed: 0 }
     }
 
     /// The cell of what `stamp` speaks of.
@@ -124,15 +130,34 @@ impl CellTable {
         let id = self.keys.len() as CellId;
         self.keys.push(key);
         self.ids.insert(key, id);
+        while self.keys.len() > NAMED
+            && let Some(&key) = self.keys.get(self.folds.len())
+        {
+            let fold = CellKey { tag: OTHERS_TAG, origin: 0, ..key };
+            let known = self.ids.get(&fold).copied();
+            let id = known.unwrap_or(self.keys.len() as CellId);
+            if known.is_none() {
+                self.keys.push(fold);
+                self.ids.insert(fold, id);
+            }
+            self.folds.push(id);
+        }
         id
+    }
+
+    /// The cell that has the sum of those with the same use as this one.
+    pub fn fold(&self, id: CellId) -> Option<CellId> {
+        self.folds.get(id as usize).copied()
     }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Cell {
     now: i64,
-    /// Value at the peak, if `epoch` is the peak's.
+    /// Value at the peak, if `epoch` is not older than the peak's.
     at_peak: i64,
+    /// Value at the latest high, if `epoch` is the latest.
+    at_high: i64,
     epoch: u32,
     /// Of idle or opaque bytes.
     unnamed: bool,
@@ -147,8 +172,17 @@ pub(crate) struct Peak {
     pub time_ns: u64,
     /// Idle and opaque bytes in it.
     pub unnamed: i64,
-    /// Grows with every new peak.
+    /// When it was taken, as [`Book::epoch`] counts.
     pub epoch: u32,
+}
+
+/// The fullest moment of the timeline's open slot.
+#[derive(Debug, Clone, Copy, Default)]
+struct High {
+    bytes: i64,
+    time_ns: u64,
+    /// Idle and opaque bytes in it.
+    unnamed: i64,
 }
 
 /// Lowest and highest of a signed amount.
@@ -203,6 +237,18 @@ pub(crate) struct Book {
     /// Of the direct allocations in it.
     pub rounding: Rounding,
     pub peak: Peak,
+    /// Grows with every new peak, and with every moment that may become a point of the timeline.
+    epoch: u32,
+    /// Of the open slot; `None` between two.
+    high: Option<High>,
+    /// Nothing has been booked since.
+    is_at_high: bool,
+    /// When that slot ends.
+    slot_end_ns: u64,
+    /// When something was booked last.
+    pub touched_ns: u64,
+    /// The points of the timeline.
+    pub past: Timeline,
     /// Extremes in the open window.
     window: Range,
     window_start_ns: u64,
@@ -232,6 +278,12 @@ impl Book {
             most: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
+            epoch: 0,
+            high: None,
+            is_at_high: false,
+            slot_end_ns: 0,
+            touched_ns: 0,
+            past: Timeline::default(),
             window: Range::at(0),
             window_start_ns: 0,
             window_end_ns: 0,
@@ -252,9 +304,12 @@ impl Book {
             self.cells.iter_mut().take(2).for_each(|cell| cell.unnamed = true); // idle and opaque
         }
         let cell = &mut self.cells[index];
-        if cell.epoch != self.peak.epoch {
-            cell.epoch = self.peak.epoch;
-            cell.at_peak = cell.now;
+        if cell.epoch != self.epoch {
+            if cell.epoch < self.peak.epoch {
+                cell.at_peak = cell.now;
+            }
+            cell.at_high = cell.now;
+            cell.epoch = self.epoch;
         }
         cell.now = cell.now.wrapping_add(delta);
         if cell.unnamed {
@@ -304,7 +359,31 @@ impl Book {
         }
     }
 
-    /// Called once after each record that changed the book: only whole records count for the peak.
+    /// Bytes of a row that was made at `first_epoch` and still lives turn out to have had another name: the points of
+    /// the timeline since then are corrected.
+    pub fn rename_past(
+        &mut self,
+        first_epoch: u32,
+        (from, to): (CellId, CellId),
+        bytes: i64,
+        cells: &CellTable,
+    ) {
+        if self.high.is_some() && first_epoch <= self.epoch {
+            for (id, delta) in [(from, bytes.wrapping_neg()), (to, bytes)] {
+                self.change(id, 0); // keeps the value of the high, if it is not kept yet
+                let cell = &mut self.cells[id as usize];
+                cell.at_high = cell.at_high.wrapping_add(delta);
+            }
+        }
+        let unnamed = |id| if self.is_unnamed(id) { bytes } else { 0 };
+        let unnamed = unnamed(to).wrapping_sub(unnamed(from));
+        if let Some(high) = self.high.as_mut().filter(|_| first_epoch <= self.epoch) {
+            high.unnamed = high.unnamed.wrapping_add(unnamed);
+        }
+        self.past.rename(first_epoch, (from, to), Change { bytes, unnamed }, cells);
+    }
+
+    /// Called once after each record that changed the book: only whole records count for the peak and for highs.
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> bool {
         if self.tracked != self.settled {
@@ -312,15 +391,53 @@ impl Book {
             self.window.include(self.tracked);
             self.most = self.most.max(self.tracked);
         }
-        if self.tracked < self.peak.bytes || self.tracked <= 0 {
+        (self.touched_ns, self.is_at_high) = (time_ns, false);
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unnamed < of;
+        let is_peak = bytes > 0 && exceeds(self.peak.bytes, self.peak.unnamed);
+        if !is_peak && self.high.is_some_and(|high| !exceeds(high.bytes, high.unnamed)) {
             return false;
         }
-        let unnamed = self.unnamed();
-        if self.tracked == self.peak.bytes && unnamed >= self.peak.unnamed {
-            return false;
+        self.epoch = self.epoch.wrapping_add(1);
+        (self.high, self.is_at_high) = (Some(High { bytes, time_ns, unnamed }), true);
+        if is_peak {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
         }
-        self.peak = Peak { bytes: self.tracked, time_ns, unnamed, epoch: self.peak.epoch.wrapping_add(1) };
-        true
+        is_peak
+    }
+
+    /// The fullest moment of the open slot.
+    pub fn high_moment(&self) -> Option<Moment> {
+        let High { bytes, time_ns, unnamed } = self.high?;
+        Some(Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true })
+    }
+
+    /// The last state, if it is another one than the fullest moment of the open slot.
+    pub fn present(&self) -> Option<Moment> {
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        let moment = Moment { time_ns: self.touched_ns, bytes, unnamed, epoch: self.epoch, is_high: false };
+        (self.high.is_some() && !self.is_at_high).then_some(moment)
+    }
+
+    /// No slot is open: whatever is booked next is the fullest moment of a new one.
+    pub fn close_high(&mut self) {
+        (self.high, self.slot_end_ns) = (None, 0);
+    }
+
+    /// A moment of this epoch, which is neither peak nor high, becomes a point.
+    pub fn reach_epoch(&mut self, epoch: u32) {
+        self.epoch = epoch;
+    }
+
+    /// Value of a cell at the fullest moment of the open slot.
+    pub fn at_high(&self, id: CellId) -> i64 {
+        let cell = self.cells.get(id as usize);
+        cell.map_or(0, |cell| if cell.epoch == self.epoch { cell.at_high } else { cell.now })
+    }
+
+    /// Cells with their amounts, without zeros.
+    pub fn sparse(&self, amount: impl Fn(CellId) -> i64) -> Vec<(CellId, i64)> {
+        (0..self.cells.len() as CellId).map(|id| (id, amount(id))).filter(|(_, bytes)| *bytes != 0).collect()
     }
 
     /// A cell of idle bytes.
@@ -363,7 +480,7 @@ impl Book {
     /// The epoch from which on a row that is made now is live at the peak.
     #[inline]
     pub fn next_epoch(&self) -> u32 {
-        self.peak.epoch.wrapping_add(1)
+        self.epoch.wrapping_add(1)
     }
 
     /// Whether a row made at `first_epoch` (see [`Book::next_epoch`]) and still live was live at the peak.
@@ -400,7 +517,7 @@ impl Book {
     pub fn at_peak(&self, id: CellId) -> i64 {
         self.cells
             .get(id as usize)
-            .map_or(0, |cell| if cell.epoch == self.peak.epoch { cell.at_peak } else { cell.now })
+            .map_or(0, |cell| if cell.epoch >= self.peak.epoch { cell.at_peak } else { cell.now })
     }
 
     /// Cells by id, as they are now.
@@ -422,10 +539,14 @@ impl Book {
         self.cells.len()
     }
 
-    /// Opens the window of `time_ns`; says the one that is over. Comes before [`Book::settle`] of the
-    /// record that lies past the end of the open one.
+    /// Opens the window of `time_ns`, and the timeline's slot; says the window that is over. Comes before
+    /// [`Book::settle`] of the record that lies past the end of the open one.
     #[cold]
-    pub fn roll(&mut self, time_ns: u64, width_ns: u64) -> Option<Window> {
+    pub fn roll(&mut self, time_ns: u64, width_ns: u64, cells: &CellTable) -> Option<Window> {
+        if time_ns >= self.slot_end_ns {
+            self.end_slot(cells);
+            self.slot_end_ns = self.past.slot_end_ns(time_ns, width_ns);
+        }
         let over = self.take_window();
         self.is_told = false;
         self.window_start_ns = time_ns - time_ns % width_ns;

@@ -291,7 +291,7 @@ impl Holdings {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             if time_ns >= self.books[book].window_end_ns
-                && let Some(over) = self.books[book].roll(time_ns, self.window_ns)
+                && let Some(over) = self.books[book].roll(time_ns, self.window_ns, &self.cells)
             {
                 self.windows.push((book as u8, over));
             }
@@ -300,6 +300,15 @@ impl Holdings {
             }
         }
         touched
+    }
+
+    /// Before a record of `time_ns` is booked: books that were not touched for long.
+    #[cold]
+    pub fn end_silences(&mut self, time_ns: u64) -> u64 {
+        if !self.mixed {
+            self.books.iter_mut().for_each(|book| book.end_silence(time_ns, &self.cells));
+        }
+        time_ns.saturating_add(self.window_ns)
     }
 
     /// A row leaves its cell's name behind for the peak's composition, unless somebody told its role.
@@ -411,10 +420,15 @@ impl Holdings {
             let now = row.bytes.saturating_sub(carved.map_or(0, Carved::total));
             let at_peak = row.bytes.saturating_sub(carved.map_or(0, |carved| carved.at_peak(book)));
             let live = book.live_at_peak(row.first_epoch);
+            let is_whole = carved.is_none() && !row.is(Row::PENDING);
             let book = self.book(row.book);
             book.shift(row.cell, to, now as i64);
             if live {
                 book.rename_at_peak(peak_cell, peak_to, at_peak as i64);
+            }
+            if is_whole {
+                let book = &mut self.books[usize::from(row.book)];
+                book.rename_past(row.first_epoch, (row.cell, to), now as i64, &self.cells);
             }
         }
     }

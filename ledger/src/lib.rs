@@ -20,6 +20,7 @@
 //!   layer       how each way of naming memory is
 //!   oom         running out: the request, who had the device, what the process held
 //! recent        extremes of the last minute
+//! timeline      what was held over time, by cell, in a bounded number of exact points
 //! trend         what stays from step to step, and as time passes
 //! category      ordered rules that name cells; never part of a total
 //! snapshot      what views read
@@ -86,6 +87,7 @@ mod rounding;
 mod segment;
 mod slot;
 mod snapshot;
+mod timeline;
 mod trail;
 mod trend;
 mod vmm;
@@ -101,13 +103,14 @@ pub use iteration::{Iteration, IterationsView, Level, MAX_ITERATIONS, ROLES};
 pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use observation::{Origin, ProcessKey};
-pub use oom::{Holder, OomDevice, OomKind, OomView};
+pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
+pub use timeline::{MAX_POINT_CELLS, MAX_POINTS, TimelinePoint, TimelineView};
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 
 /// A hash map that a hostile peer's keys cannot slow down.

@@ -114,6 +114,8 @@ pub(crate) struct Process {
     pub last_seq: u64,
     /// Latest time of a record.
     pub applied_ns: u64,
+    /// When books are looked at next for silences that are over.
+    look_ns: u64,
     /// All records up to this time have been applied.
     pub done_ns: u64,
     pub pending: Vec<Pending>,
@@ -165,6 +167,7 @@ impl Process {
             ended: None,
             last_seq: 0,
             applied_ns: 0,
+            look_ns: 0,
             done_ns: 0,
             pending: Vec::new(),
             boundary_ns: u64::MAX,
@@ -245,6 +248,9 @@ impl Process {
         } else if stamp.time_ns > self.applied_ns && (stamp.seq != 0 || !self.has_watermarks) {
             // (What the agent says of itself has its sender's time; the ring may be behind that, and watermarks say so.)
             self.applied_ns = stamp.time_ns;
+            if stamp.time_ns >= self.look_ns {
+                self.look_ns = self.holdings.end_silences(stamp.time_ns);
+            }
             if self.applied_ns > self.boundary_ns {
                 self.note_in_flight(record);
                 self.mark_begun(self.applied_ns - 1);

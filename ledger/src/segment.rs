@@ -22,6 +22,13 @@ pub(crate) struct Segment {
     pub generation: u8,
 }
 
+impl Segment {
+    /// Its memory was mapped there, piece by piece: it can grow.
+    pub fn is_mapped(&self) -> bool {
+        self.parts.iter().any(|(extent, _)| matches!(extent, Extent::Backing(_)))
+    }
+}
+
 /// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment,
 /// gone with the extent.
 #[derive(Debug)]
@@ -331,6 +338,10 @@ impl Holdings {
             let book = self.book(row.book);
             book.shift(row.cell, cell, take as i64);
             book.rename_at_peak(peak_cell, cell, at_peak as i64);
+            if new {
+                let book = &mut self.books[usize::from(row.book)];
+                book.rename_past(row.first_epoch, (row.cell, cell), take as i64, &self.cells);
+            }
         }
     }
 

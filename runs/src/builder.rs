@@ -280,6 +280,7 @@ impl RunBuilder {
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: Growth::of(self.ledger.trend(process.key, index)),
+                timeline: self.ledger.timeline(process.key, index).into(),
                 iterations: self.ledger.iterations(process.key, index).into(),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
                 ooms: ooms_of(process, index, snapshot.now_ns),
@@ -297,6 +298,7 @@ impl RunBuilder {
         }
         let Some(index) = account.device else { return has_bytes(account).then_some(of_run) };
         let device = &snapshot.devices[index];
+        of_run.details.faults = faults_of(process, device);
         // Others count where NVML listed them together with this process.
         let number = last.map(|sample| sample.number);
         let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
@@ -318,8 +320,24 @@ impl RunBuilder {
 
 /// When memory ran out on one of its devices.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
-    let here = process.ooms.iter().filter(|(of, _)| *of == account);
-    here.map(|(_, oom)| run::Oom::of(oom, process.ended, now_ns.max(process.heard_ns))).collect()
+    let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
+    let ending = |(time_ns, status)| run::Ending::of_facts(&process.facts.seen, time_ns, status);
+    if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
+        // It ended of something else, so it has survived each of them; and nothing is suspected.
+        let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);
+        return here.map(|oom| run::Oom::of(oom, None, u64::MAX)).collect();
+    }
+    here.map(|oom| run::Oom::of(oom, process.ended, now_ns.max(process.heard_ns))).collect()
+}
+
+/// Faults of a device in the last minute of a process.
+fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
+    let Some((ended_ns, _)) = process.ended else { return Vec::new() };
+    let near = device.faults.latest().iter().filter(|fault| {
+        fault.time_ns <= ended_ns.saturating_add(1_000_000_000)
+            && ended_ns.saturating_sub(fault.time_ns) <= gpumem_ledger::RECENT_NS
+    });
+    near.map(|fault| (fault.time_ns, fault.xid)).collect()
 }
 
 /// The processes of each reading of a device.

@@ -4,6 +4,7 @@
 //! `predates + tracked + untrackable` wherever all of them are known.
 
 pub use crate::blind::BlindWindow;
+pub use crate::ending::{Cause, Ending};
 pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 pub use crate::iterations::{Iteration, Iterations, Level};
@@ -272,6 +273,8 @@ pub struct Details {
     pub pools: Vec<Pool>,
     /// Times at which memory ran out or nearly did, in their order.
     pub ooms: Vec<Oom>,
+    /// Faults that the driver told of the device shortly before the end of the process: when, and which (Xid).
+    pub faults: Vec<(u64, u64)>,
 }
 
 /// What the driver's own accounting and we say of the highest `used`.

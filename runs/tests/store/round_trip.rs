@@ -231,7 +231,8 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
         Just(Fate::Survived),
         any::<(u64, Option<u64>)>().prop_map(|(after_ns, status)| Fate::Fatal { after_ns, status }),
     ];
-    let kind = prop::sample::select(vec![OomKind::Pressure, OomKind::Pool, OomKind::Device]);
+    let kind =
+        prop::sample::select(vec![OomKind::Pressure, OomKind::Pool, OomKind::Device, OomKind::Suspected]);
     let holder = (any::<u32>(), of(text()), any::<i64>(), any::<Option<i64>>(), any::<Option<u64>>())
         .prop_map(|(pid, user, used_bytes, growth_bytes, growth_ns)| Holder {
             pid,
@@ -281,7 +282,9 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 predates_bytes,
                 untrackable_bytes,
                 idle_bytes: maybe[5],
+                idle_pieces: maybe[4],
                 largest_idle_bytes: maybe[6],
+                is_expandable: is_unheard,
                 device,
                 is_unheard,
             }
@@ -328,7 +331,16 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes, steps, growth, timeline, iterations, pools, ooms },
+            details: Details {
+                accounted_peak_bytes,
+                steps,
+                growth,
+                timeline,
+                iterations,
+                pools,
+                ooms,
+                faults: peak_used.into_iter().collect(),
+            },
         }
     })
 }

@@ -75,7 +75,10 @@ fn ooms(report: &Report<'_>) -> String {
     let all = run.devices.iter().flat_map(|device| &device.details.ooms);
     let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
     let count = |entries: &[&Oom]| entries.iter().map(|oom| oom.count).sum::<u64>();
+    let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
+        pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
+        _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
         _ if !run.coverage.covered || run.clock == Clock::Lines => String::new(),
         (0, 0) => "    oom: none".to_owned(),
         (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),

@@ -1,0 +1,294 @@
+//! What a book held over time: a bounded number of points that goes on for ever, each exact.
+//!
+//! **Which moments.** Time is cut into slots. Of each slot in which the book was touched the fullest moment stays: the
+//! highest `tracked`, and among equal ones that with the least idle and opaque bytes (a framework's pool stays at its
+//! highest reservation for hours). When silence follows that is longer than a slot, the last state stays too: it is
+//! what was held meanwhile. When all points are taken, slots become twice as wide, and of two the fuller one
+//! stays: no peak is ever lost, and the point at the peak of the whole run is always there.
+//!
+//! **What it costs.** The composition at a slot's fullest moment is kept by copy on write like the peak's, with the
+//! same epochs (book.rs), so an event costs no more than without it. Cells are walked once per slot; n slots' worth of time cost some
+//! hundred times log n walks.
+//!
+//! **What arrives later** corrects points as it corrects the peak, as long as the row lives: one that was made in epoch e was
+//! live at every point since.
+
+use crate::book::{Book, CellId, CellTable};
+use crate::holdings::Holdings;
+
+/// Points at most.
+pub const MAX_POINTS: usize = 256;
+/// Cells of a point at most.
+pub const MAX_POINT_CELLS: usize = 64;
+/// Of these, cells with their own names where there are more; the others are summed by use.
+pub(crate) const NAMED: usize = 40;
+
+/// What was held at a moment: `amounts` and `rest_bytes` sum to `tracked`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TimelinePoint {
+    /// When.
+    pub time_ns: u64,
+    /// Bytes by index of `ProcessView::cells`, in its order, without zeros.
+    pub amounts: Vec<(CellId, i64)>,
+    /// What no amount names.
+    pub rest_bytes: i64,
+}
+
+/// What was held over time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TimelineView {
+    /// Width of the slots of which each point is the fullest moment.
+    pub width_ns: u64,
+    /// By time.
+    pub points: Vec<TimelinePoint>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Point {
+    said: TimelinePoint,
+    bytes: i64,
+    /// Idle and opaque bytes in it.
+    unnamed: i64,
+    /// Of the moment: rows of this and earlier epochs that still live were live then.
+    epoch: u32,
+    /// The fullest moment of its slot.
+    is_high: bool,
+    /// The state that a silence of more than a slot began with.
+    is_held: bool,
+    /// Cells that are not among its amounts are in sums.
+    is_folded: bool,
+}
+
+impl Point {
+    fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
+        let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
+        let is_folded = amounts.len() > MAX_POINT_CELLS;
+        let (amounts, rest_bytes) = if is_folded { folded(amounts, cells) } else { (amounts, 0) };
+        let said = TimelinePoint { time_ns, amounts, rest_bytes };
+        Point { said, bytes, unnamed, epoch, is_high, is_held: !is_high, is_folded }
+    }
+
+    fn is_fuller(&self, than: &Point) -> bool {
+        (self.bytes, than.unnamed) > (than.bytes, self.unnamed)
+    }
+
+    /// Adds to a cell, or to the sum that it is in.
+    fn add(&mut self, id: CellId, bytes: i64, cells: &CellTable) {
+        let amounts = &mut self.said.amounts;
+        let find = |amounts: &[(CellId, i64)], id| amounts.binary_search_by_key(&id, |&(id, _)| id);
+        let mut place = find(amounts, id).map_err(|at| (id, at));
+        if self.is_folded
+            && place.is_err()
+            && let Some(fold) = cells.fold(id)
+        {
+            place = find(amounts, fold).map_err(|at| (fold, at));
+        }
+        match place {
+            Ok(at) => {
+                if let Some((_, amount)) = amounts.get_mut(at) {
+                    *amount = amount.wrapping_add(bytes);
+                    if *amount == 0 {
+                        amounts.remove(at);
+                    }
+                }
+            }
+            Err((id, at)) => {
+                amounts.insert(at, (id, bytes));
+                if amounts.len() > MAX_POINT_CELLS {
+                    let (fewer, rest_bytes) = folded(std::mem::take(amounts), cells);
+                    (*amounts, self.is_folded) = (fewer, true);
+                    self.said.rest_bytes = self.said.rest_bytes.wrapping_add(rest_bytes);
+                }
+            }
+        }
+    }
+}
+
+/// The largest, the sums of the others by use, and what no sum has room for.
+fn folded(mut amounts: Vec<(CellId, i64)>, cells: &CellTable) -> (Vec<(CellId, i64)>, i64) {
+    let largest = |&(id, bytes): &(CellId, i64)| (std::cmp::Reverse(bytes.unsigned_abs()), id);
+    amounts.sort_unstable_by_key(largest);
+    let others = amounts.split_off(NAMED.min(amounts.len()));
+    let mut rest_bytes = 0_i64;
+    let mut sums: Vec<(CellId, i64)> = Vec::new();
+    for (id, bytes) in others {
+        match cells.fold(id) {
+            Some(fold) => match sums.iter_mut().find(|(of, _)| *of == fold) {
+                Some((_, sum)) => *sum = sum.wrapping_add(bytes),
+                None => sums.push((fold, bytes)),
+            },
+            None => rest_bytes = rest_bytes.wrapping_add(bytes),
+        }
+    }
+    sums.sort_unstable_by_key(largest);
+    let beyond = sums.split_off(sums.len().min(MAX_POINT_CELLS - NAMED));
+    rest_bytes = beyond.iter().fold(rest_bytes, |sum, (_, bytes)| sum.wrapping_add(*bytes));
+    for (fold, bytes) in sums {
+        match amounts.iter_mut().find(|(id, _)| *id == fold) {
+            Some((_, sum)) => *sum = sum.wrapping_add(bytes), // it was among the largest, from an earlier time
+            None => amounts.push((fold, bytes)),
+        }
+    }
+    amounts.retain(|(_, bytes)| *bytes != 0);
+    amounts.sort_unstable_by_key(|&(id, _)| id);
+    (amounts, rest_bytes)
+}
+
+/// A moment that becomes a point.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    pub time_ns: u64,
+    pub bytes: i64,
+    pub unnamed: i64,
+    pub epoch: u32,
+    /// The fullest of its slot; else the state that a silence began with.
+    pub is_high: bool,
+}
+
+/// The points of a book.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// 0 until the first slot.
+    width_ns: u64,
+    points: Vec<Point>,
+}
+
+impl Timeline {
+    /// The end of the slot of `time_ns`; slots are at least `least_ns` wide.
+    pub fn slot_end_ns(&mut self, time_ns: u64, least_ns: u64) -> u64 {
+        self.width_ns = self.width_ns.max(least_ns).max(1);
+        (time_ns - time_ns % self.width_ns).saturating_add(self.width_ns)
+    }
+
+    /// Whether a silence of this length has a point of its own.
+    pub fn is_long(&self, silence_ns: u64) -> bool {
+        silence_ns >= self.width_ns
+    }
+
+    /// A moment that is not before the last one, with its cells by id.
+    pub fn push(&mut self, moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) {
+        let point = Point::of(moment, amounts, cells);
+        let slot = |point: &Point| point.said.time_ns / self.width_ns.max(1);
+        match self.points.last_mut() {
+            Some(last) if point.is_held && last.epoch == point.epoch => last.is_held = true, // the same moment
+            Some(last) if point.is_high && last.is_high && !last.is_held && slot(last) == slot(&point) => {
+                if point.is_fuller(last) {
+                    *last = point;
+                }
+            }
+            _ => self.points.push(point),
+        }
+        while self.points.len() > MAX_POINTS - 2 {
+            self.widen(); // a view adds the open slot's moment and the present
+        }
+    }
+
+    fn widen(&mut self) {
+        self.width_ns = self.width_ns.saturating_mul(2);
+        let mut points = std::mem::take(&mut self.points);
+        // Only a silence that is longer than a slot has a point of its own.
+        let mut until_ns = u64::MAX;
+        for point in points.iter_mut().rev() {
+            point.is_held &= until_ns - point.said.time_ns >= self.width_ns;
+            until_ns = point.said.time_ns;
+        }
+        let slot = |point: &Point| point.said.time_ns / self.width_ns.max(1);
+        let mut high: Option<usize> = None;
+        for at in 0..points.len() {
+            if !points[at].is_high {
+                continue;
+            }
+            if let Some(other) = high.filter(|&other| slot(&points[other]) == slot(&points[at])) {
+                let is_fuller = points[at].is_fuller(&points[other]);
+                points[if is_fuller { other } else { at }].is_high = false;
+                if !is_fuller {
+                    continue;
+                }
+            }
+            high = Some(at);
+        }
+        points.retain(|point| point.is_high || point.is_held);
+        self.points = points;
+    }
+
+    /// Bytes of a row that was made at `first_epoch` and still lives turn out to have had another name.
+    pub fn rename(
+        &mut self,
+        first_epoch: u32,
+        (from, to): (CellId, CellId),
+        change: Change,
+        cells: &CellTable,
+    ) {
+        for point in self.points.iter_mut().rev() {
+            if point.epoch < first_epoch {
+                break;
+            }
+            point.add(from, change.bytes.wrapping_neg(), cells);
+            point.add(to, change.bytes, cells);
+            point.unnamed = point.unnamed.wrapping_add(change.unnamed);
+        }
+    }
+}
+
+/// Bytes that change their name, and how many more of them are idle or opaque by that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Change {
+    pub bytes: i64,
+    pub unnamed: i64,
+}
+
+impl Book {
+    /// The open slot is over.
+    #[cold]
+    pub fn end_slot(&mut self, cells: &CellTable) {
+        if let Some(moment) = self.high_moment() {
+            let amounts = self.sparse(|id| self.at_high(id));
+            self.past.push(moment, amounts, cells);
+        }
+        self.close_high();
+    }
+
+    /// Before a record of `now_ns` is booked: if the book had not been touched for long, its last state is a point.
+    pub fn end_silence(&mut self, now_ns: u64, cells: &CellTable) {
+        if self.high_moment().is_none() || !self.past.is_long(now_ns.saturating_sub(self.touched_ns)) {
+            return;
+        }
+        // Rows of now were live then.
+        let held = match (self.present(), self.high_moment()) {
+            (Some(present), _) => Some(Moment { epoch: self.next_epoch(), ..present }),
+            (None, high) => high.map(|high| Moment { is_high: false, ..high }),
+        };
+        self.end_slot(cells);
+        if let Some(moment) = held {
+            self.reach_epoch(moment.epoch);
+            let amounts = self.sparse(|id| self.now(id));
+            self.past.push(moment, amounts, cells);
+        }
+    }
+
+    /// The points so far, with the fullest moment of the open slot and the last state, if it `is_known`. The point at the
+    /// peak is what is known of the peak by now.
+    pub fn timeline(&self, cells: &CellTable, is_known: bool) -> TimelineView {
+        let high =
+            self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));
+        let present = self.present().filter(|_| is_known);
+        let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
+        let points = self.past.points.iter().cloned().chain(high).chain(present);
+        let said = points.map(|point| match point.epoch == self.peak.epoch && point.is_high {
+            true => {
+                let Point { bytes, unnamed, epoch, is_high, .. } = point;
+                let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_high };
+                Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).said
+            }
+            false => point.said,
+        });
+        TimelineView { width_ns: self.past.width_ns, points: said.collect() }
+    }
+}
+
+impl Holdings {
+    /// What was held over time on a device.
+    pub fn timeline(&self, book: usize) -> TimelineView {
+        self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
+    }
+}
