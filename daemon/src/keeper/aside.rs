@@ -10,21 +10,27 @@ const TRIES: u32 = 3;
 /// Names to try for the file.
 const NAMES: u32 = 100;
 
-/// Whether it is.
+/// Whether it is; begun anew by each write that works.
 #[derive(Debug, Default)]
-pub(super) struct Broken(u32);
+pub(super) struct Broken {
+    /// Failures in a row.
+    failures: u32,
+    /// The store was set aside, and the new one has not worked yet: it is not the file that is at fault.
+    is_new: bool,
+}
 
 impl Broken {
     /// After this error.
     pub(super) fn is_beyond_repair(&mut self, error: &StoreError) -> bool {
-        match error {
-            StoreError::Damaged { .. } => true,
-            StoreError::Unreadable { .. } => {
-                self.0 += 1;
-                self.0 >= TRIES
-            }
-            _ => false,
-        }
+        let tries = match error {
+            StoreError::Damaged { .. } => 1,
+            StoreError::Unreadable { .. } => TRIES,
+            _ => return false,
+        };
+        self.failures += 1;
+        let is_beyond = !self.is_new && self.failures >= tries;
+        self.is_new |= is_beyond;
+        is_beyond
     }
 }
 

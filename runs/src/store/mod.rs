@@ -208,7 +208,7 @@ impl Store {
         part: u32,
         writer: Option<Writer>,
     ) -> Result<(RunId, bool)> {
-        self.check(run)?;
+        self.check_run(run)?;
         let uid = uid_of(life, part);
         self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
@@ -230,7 +230,7 @@ impl Store {
     }
 
     fn replace(&mut self, id: RunId, run: &Run, writer: Option<Writer>) -> Result<()> {
-        self.check(run)?;
+        self.check_run(run)?;
         let known = self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
             let known = rows::write(&transaction, id.0, run)?;
@@ -242,7 +242,7 @@ impl Store {
     }
 
     /// What the tables cannot hold is refused before anything is written.
-    fn check(&self, run: &Run) -> Result<()> {
+    fn check_run(&self, run: &Run) -> Result<()> {
         let known = run.cells.len();
         for device in &run.devices {
             let points = device.details.timeline.points.iter().map(|point| ("timeline", &point.amounts));
