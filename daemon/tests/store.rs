@@ -4,6 +4,8 @@
 mod common;
 #[path = "store/faults.rs"]
 mod faults;
+#[path = "store/kept.rs"]
+mod kept;
 #[path = "store/kills.rs"]
 mod kills;
 #[path = "store/program.rs"]

@@ -139,7 +139,7 @@ fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )?;
     for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
-        // Not an upsert: examples/store_cost took 65 us a row with it, and takes 6 with the two.
+        // Not an upsert: that took 65 us a row, and the two take 6.
         if idx < stored.len() {
             delete.execute(params![id, idx as i64])?;
         }
