@@ -31,7 +31,7 @@ pub struct Diff {
     /// Only this device: NVML's index, or the beginning of its UUID; A's, else B's
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
-    /// One JSON document (docs/diff-json.md)
+    /// One JSON document (docs/compare.md)
     #[arg(long, group = "form")]
     pub json: bool,
     /// One line per device, grouping and name, in bytes

@@ -112,8 +112,10 @@ fn label(listed: &Listed) -> String {
     if let Some(job) = &listed.job {
         label += &format!(" [{}]", clean(job));
     }
-    if run.part > 1 {
-        label += &format!(" part {}", run.part);
+    match run.continues {
+        Some(before) => label += &format!("  part {} of its life, after {before}", run.part),
+        None if run.part > 1 => label += &format!("  part {} of its life", run.part),
+        None => {}
     }
     label
 }

@@ -1,4 +1,4 @@
-//! The comparison for programs, documented in docs/diff-json.md. All amounts are bytes as integers; what is not known is
+//! The comparison for programs, documented in docs/compare.md. All amounts are bytes as integers; what is not known is
 //! null, never 0. Fields are added, never changed; otherwise `version` grows.
 
 use super::gate::Verdict;

@@ -98,7 +98,7 @@ pub(super) const WORDS: &[Word] = &[
         &["gate", "limit", "outcome", "within", "above", "unknown outcome", "of"],
         "Of diff --fail-above: exit code 8 where B exceeds A by more than it may, 9 where what is known does not tell. Bounds count as bounds.",
         none,
-        "docs/diff-json.md has an example for CI",
+        "docs/compare.md has an example for CI",
     ),
     word(
         &["idle apart", "by layer", "by structure", "by tag"],
