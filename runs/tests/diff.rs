@@ -325,7 +325,7 @@ fn the_gate_knows_what_is_not_known() {
     assert_eq!(judged(&a, &lossy, "Weights", "1MiB").0, Outcome::Unknown);
 
     // What is not there at all.
-    let mut unread = b.clone();
+    let mut unread = b;
     unread.devices[0].peak.untrackable_bytes = None;
     let (outcome, text) = judged(&a, &unread, "used", "1GiB");
     assert_eq!(outcome, Outcome::Unknown);
