@@ -208,7 +208,7 @@ fn any_run() -> impl Strategy<Value = Run> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn any_two_runs_add_up_in_every_form(a in any_run(), b in any_run(), now in any::<bool>()) {
         let diff = diff(&a, &b, if now { At::Now } else { At::Peak });

@@ -58,6 +58,9 @@ pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at:
 fn of_device(side: &'static str, coverage: &Coverage, device: &Device, at: At, doubts: &mut Vec<Doubt>) {
     let moment = compared(device, at);
     let mut say = |code: &'static str, text: String| doubts.push(Doubt { side, code, text });
+    if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_true() || oom.is_suspected()) {
+        say("oom", "memory ran out: its peak is what it got, not what it wanted".into());
+    }
     if !coverage.covered {
         let why = match coverage.blocked_by {
             Some(_) => "blocked: its agent was never let in, so only NVML's word is known",
