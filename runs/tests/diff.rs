@@ -350,6 +350,10 @@ fn several_devices_are_paired_and_summed() {
     assert!(told.contains("2 devices (1 by UUID, 1 in their order)"), "{told}");
     assert!(told.contains("B's peak is 50.0 MiB higher"), "{told}");
     assert_text_adds_up(&told);
+    let worst = gate::judge(&both, &Of::Peak, Limit::Bytes(55 * MIB));
+    assert_eq!(worst.outcome, Outcome::Above, "together they are within, one is not");
+    assert_eq!(worst.text, "B's used on GPU 1 exceeds A's by 60.0 MiB, more than 55.0 MiB");
+    assert_eq!(gate::judge(&both, &Of::Peak, Limit::Bytes(60 * MIB)).outcome, Outcome::Within);
     let is_b = |device: &gpumem_runs::run::Device| device.name == "GPU-b";
     assert!(!both.only(|device| device.name == "GPU-z"));
     assert!(both.only(is_b));

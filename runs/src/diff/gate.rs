@@ -82,7 +82,7 @@ pub enum Of {
 }
 
 /// Words for parts, as they are typed.
-const PARTS: [(&str, Part); 11] = [
+const PARTS: [(&str, Part); 13] = [
     ("used", Part::Used),
     ("tracked", Part::Tracked),
     ("gap", Part::Untrackable),
@@ -93,6 +93,8 @@ const PARTS: [(&str, Part); 11] = [
     ("others", Part::Others),
     ("context", Part::Context),
     ("modules", Part::Modules),
+    ("local memory", Part::LocalMemory),
+    ("heaps + rounding", Part::Heaps),
     ("unexplained", Part::Unexplained),
 ];
 
