@@ -104,6 +104,8 @@ pub struct Diff<'r> {
     pub pairs: Vec<Pair>,
     /// All of them together, where there are several.
     pub total: Option<Pair>,
+    /// The rows that were asked for.
+    asked: Option<By>,
 }
 
 /// B less A, if both are known.
@@ -178,7 +180,7 @@ impl<'r> Diff<'r> {
             doubts.dedup();
             Pair { doubts, ..pair(usize::MAX, &device) }
         });
-        let mut diff = Diff { sides, at, rules, by: By::Structure, pairs, total };
+        let mut diff = Diff { sides, at, rules, by: By::Structure, pairs, total, asked: by };
         diff.by = by.unwrap_or_else(|| diff.telling());
         diff
     }
@@ -204,6 +206,7 @@ impl<'r> Diff<'r> {
         let [index] = meant[..] else { return false };
         self.pairs = vec![self.pairs.swap_remove(index)];
         self.total = None;
+        self.by = self.asked.unwrap_or_else(|| self.telling());
         true
     }
 

@@ -21,9 +21,12 @@ pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
         Some(format!("{}  {}{id}", SIDES.get(side)?, label(told.run)))
     };
     let both = [0, 1].map(|side| bar(pair, diff.by, side, title(side).unwrap_or_default()));
-    let heading = [0, 1].map(|side| diff.sides.get(side).map(|side| label(side.run)).unwrap_or_default());
+    let heading = diff.sides.each_ref().map(|side| match &side.id {
+        Some(id) => format!("{} {id}", label(side.run)),
+        None => label(side.run),
+    });
     let frame = Frame {
-        title: format!("{} and {}", heading[0], heading[1]),
+        title: heading.join(" and "),
         lines: vec![clean(&words::sentence(diff, pair, &shown)), format!("{}; {by}", words::basis(diff))],
         notes: words::shift(&shown).into_iter().chain(words::doubts(pair)).collect(),
     };

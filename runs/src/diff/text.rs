@@ -21,7 +21,7 @@ pub struct Layout {
 /// Lines of a comparison, if fewer rows can bring it there.
 const MOST_LINES: usize = 35;
 /// Rows of categories: of the first table, of the other grouping, and tags; each at least the second number.
-const ROWS: [(usize, usize); 3] = [(9, 4), (5, 2), (6, 2)];
+const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
 
 /// A table as it is printed: folded, in one unit, each column apportioned from the top. A difference is that of the
 /// printed numbers, so rows add up across as well.
