@@ -107,7 +107,8 @@ fn unsafe_code_is_where_it_must_be() {
     let ctl = fs::read_to_string(root().join("ctl/src/main.rs")).expect("main.rs");
     assert!(ctl.contains("#![forbid(unsafe_code)]"));
     for (path, text) in sources("daemon") {
-        let may = path.ends_with("source/nvml/raw.rs");
+        // What the safe crates lack: calls of NVML, and one of pidfds.
+        let may = path.ends_with("source/nvml/raw.rs") || path.ends_with("source/process/ending.rs");
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         let words = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern", "allow(unsafe_code)"];
         let is_unsafe = |line: &&str| words.iter().any(|word| line.contains(word));
