@@ -148,6 +148,12 @@ impl<'s> Feed<'s> {
         );
     }
 
+    /// A process has ended.
+    pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
+        let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
+        self.host(Stamp { thread: pid, ..Stamp::default() }, body);
+    }
+
     /// Something at this place cannot be read.
     pub fn reject(&mut self, place: u64) {
         self.rejects.add(place);
@@ -413,9 +419,7 @@ impl Speaker {
             feed.caveat("many_names", text);
         }
         self.say(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
-        let ProcessKey { pid, start_ticks } = self.key;
-        let gone = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
-        feed.host(Stamp { thread: pid, ..Stamp::default() }, gone);
+        feed.gone(self.key);
     }
 }
 
