@@ -72,7 +72,8 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
         let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
-        if share.abs() < LABELLED {
+        // Beside a far larger bar there may be no room for it.
+        if share.abs() < LABELLED || at.height < SMALL * 0.6 {
             continue;
         }
         let y = at.y + at.height / 2.0 + SMALL * 0.36;

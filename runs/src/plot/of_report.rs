@@ -13,6 +13,9 @@ use crate::report::{By, Report};
 use crate::run::{Device, Moment};
 use gpumem_ledger::category::OTHERS;
 
+/// Categories that a picture names at most: a page.
+const MOST_ROWS: usize = 60;
+
 /// What a picture shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Picture {
@@ -120,6 +123,8 @@ fn categories(report: &Report<'_>, options: &Options) -> Drawing {
     let pictures = report.run.devices.iter().map(|device| {
         let what = titled(report, device, &by_name(report.by));
         let bar = hidden.hide(bar(report, &device.peak, report.by, &what), options);
+        let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
+        let bar = bar::folded(&bar, &kept);
         let all = std::slice::from_ref(&bar);
         let (low, high) = bar.parts_span();
         let rows = Rows {

@@ -70,32 +70,39 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     Some(out)
 }
 
-/// The timeline's points and the peak, which may lie between two of them.
+/// The timeline's points. The peak is one of them, but in runs of older versions, where it is put in.
 fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     let kept = &device.details.timeline.points;
+    let peak = &device.peak;
     let mut points: Vec<At> = Vec::with_capacity(kept.len() + 1);
-    for point in kept.iter().filter(|point| point.time_ns != device.peak.time_ns) {
+    for point in kept {
         let (small, amounts): (Vec<_>, Vec<_>) =
             point.amounts.iter().copied().partition(|(cell, _)| is_sum(report, *cell, by));
         let small = small.iter().map(|(_, bytes)| *bytes).fold(point.rest_bytes, i64::saturating_add);
+        let is_peak = point.time_ns == peak.time_ns;
         let moment = Moment {
             time_ns: point.time_ns,
             tracked_bytes: Some(point.tracked_bytes()),
             amounts,
-            untrackable_bytes: untrackable_at(device, point.time_ns),
-            predates_bytes: device.peak.predates_bytes,
+            untrackable_bytes: match is_peak {
+                true => peak.untrackable_bytes,
+                false => untrackable_at(device, point.time_ns),
+            },
+            predates_bytes: peak.predates_bytes,
             ..Moment::default()
         };
         let mut bar = super::of_report::bar(report, &moment, by, "");
+        bar.total_bytes = bar.total_bytes.saturating_add(small);
         bar.segments.push(Segment { name: "(smaller)".into(), bytes: small, kind: Kind::Smaller });
         points.push(At { time_ns: point.time_ns, bar });
     }
-    if points.is_empty() || device.peak.tracked_bytes.is_none() {
+    let has_peak = points.iter().any(|point| point.time_ns == peak.time_ns);
+    if points.is_empty() || has_peak || peak.tracked_bytes.is_none() {
         return points;
     }
-    let at = points.partition_point(|point| point.time_ns < device.peak.time_ns);
-    let bar = super::of_report::bar(report, &device.peak, by, "at the peak of tracked");
-    points.insert(at, At { time_ns: device.peak.time_ns, bar });
+    let at = points.partition_point(|point| point.time_ns < peak.time_ns);
+    let bar = super::of_report::bar(report, peak, by, "");
+    points.insert(at, At { time_ns: peak.time_ns, bar });
     points
 }
 
