@@ -5,9 +5,10 @@ use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list};
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
 use super::palette::{BLACK, Color, WHITE};
+use crate::report::By;
 use crate::report::Report;
 use crate::report::text::device_title;
-use crate::report::{By, units::thousands};
+use crate::report::units::{Unit, thousands};
 use crate::run::{Clock, Device, Moment};
 
 const WIDTH: f64 = 560.0;
@@ -34,7 +35,9 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     }
     let first = points.first()?.time_ns;
     let readings = readings(device);
-    let last = points.last()?.time_ns.max(readings.last().map_or(0, |reading| reading.0)).max(first + 1);
+    // A point is what was held for a while.
+    let held = points.last()?.time_ns.saturating_add(device.details.timeline.width_ns.max(1));
+    let last = readings.last().map_or(held, |reading| reading.0.max(held));
     let first = readings.first().map_or(first, |reading| reading.0.min(first));
 
     let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
@@ -66,7 +69,11 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     axis.zero(plot, &mut out);
     times(report, (first, last), plot, &mut out);
     ooms(device, plot, &x, &mut out);
-    key(report, &points, peak, &ranks, &axis, plot, !readings.is_empty(), &mut out);
+    if let Some(at) = points.get(peak) {
+        let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
+        let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
+        key(at, &heading, &ranks, axis.unit, beside, &mut out);
+    }
     Some(out)
 }
 
@@ -278,23 +285,10 @@ fn ooms(device: &Device, plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) 
     }
 }
 
-/// What the areas are, with what they were at the peak.
-#[allow(clippy::too_many_arguments)]
-fn key(
-    report: &Report<'_>,
-    points: &[At],
-    peak: usize,
-    ranks: &[String],
-    axis: &Axis,
-    plot: Rect,
-    is_read: bool,
-    out: &mut Drawing,
-) {
-    let Some(at) = points.get(peak) else { return };
-    let x = plot.x + plot.width + 24.0;
-    let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
-    let beside = Rect { x, y: plot.y + ROW, width: LIST, height: plot.height - ROW };
-    out.text(Text { color: GREY, ..words(&heading, x, plot.y + SMALL, SMALL) });
+/// What the areas are, with what they were at the peak, below a heading.
+fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: &mut Drawing) {
+    let Rect { x, y, .. } = beside;
+    out.text(Text { color: GREY, ..words(heading, x, y + SMALL, SMALL) });
     let mut parts: Vec<(&Segment, Fill)> = at
         .bar
         .segments
@@ -303,10 +297,8 @@ fn key(
         .map(|part| (part, part.kind.fill(rank(part, ranks))))
         .collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
-    if is_read {
-        let y = plot.y + ROW + SMALL;
-        out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
-        out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
-    }
-    list(&at.bar, &parts, axis.unit, beside, out);
+    let line = y + ROW + SMALL;
+    out.line(vec![(x, line - 3.0), (x + 11.0, line - 3.0)], BLACK, 1.5);
+    out.text(words("used, as NVML read it", x + 16.0, line, SMALL));
+    list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
 }
