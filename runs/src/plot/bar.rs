@@ -108,8 +108,11 @@ pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
 
 /// The bar with all categories that have no rank in one part.
 pub(super) fn folded(bar: &Bar, ranks: &[String]) -> Bar {
-    fold_into(bar, |name| ranks.iter().any(|rank| rank == name), "smaller")
+    fold_into(bar, |name| ranks.iter().any(|rank| rank == name), SMALLER)
 }
+
+/// What a part is called that is several categories.
+const SMALLER: &str = "smaller";
 
 fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
     let is_small = |part: &Segment| part.kind == Kind::Category && !is_kept(&part.name);
@@ -117,7 +120,11 @@ fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
         bar.segments.iter().cloned().partition(is_small);
     if !small.is_empty() {
         let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
-        let name = format!("({} {what})", thousands(small.len() as u64));
+        // One alone keeps its name, if not its colour.
+        let name = match small.as_slice() {
+            [one] if what == SMALLER => one.name.clone(),
+            _ => format!("({} {what})", thousands(small.len() as u64)),
+        };
         segments.push(Segment { name, bytes, kind: Kind::Smaller });
     }
     Bar { segments, ..bar.clone() }

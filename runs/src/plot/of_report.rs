@@ -73,7 +73,7 @@ pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
         }
     };
     if moment.tracked_bytes.is_none() {
-        push("used, nothing known of it (no agent)", moment.used_bytes().unwrap_or(0), Kind::Opaque);
+        push("used (no agent)", moment.used_bytes().unwrap_or(0), Kind::Opaque);
         return Bar::of(title, segments);
     }
     let composition = report.composition(moment, by);
@@ -102,7 +102,7 @@ fn peak(report: &Report<'_>, options: &Options) -> Drawing {
         let names = |by: By| !report.composition(&device.peak, by).categories.is_empty();
         by.retain(|(by, _)| names(*by));
         if by.is_empty() {
-            by.push((By::Tag, "by tag"));
+            by.push((By::Tag, if device.peak.tracked_bytes.is_some() { "by tag" } else { "used" }));
         }
         let all: Vec<Bar> = by
             .iter()
@@ -153,7 +153,7 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
     }
     if pictures.is_empty() {
         return Err(Nothing(
-            "the run kept no timeline (it is of an older version, or nothing was tracked)".into(),
+            "nothing was kept over time: the run is of an older version, or nothing was seen of it".into(),
         ));
     }
     frame.notes.extend(hidden.note(options));

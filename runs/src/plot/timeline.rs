@@ -33,12 +33,17 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     for at in &mut points {
         at.bar = merged(folded(&at.bar, &ranks));
     }
-    let first = points.first()?.time_ns;
     let readings = readings(device);
+    // Without an agent there are readings alone.
+    let seen = |at: fn(u64, u64) -> u64| -> Option<u64> {
+        let points = points.iter().map(|at| at.time_ns);
+        points.chain(readings.iter().map(|reading| reading.0)).reduce(at)
+    };
+    let first = seen(u64::min)?;
     // A point is what was held for a while.
-    let held = points.last()?.time_ns.saturating_add(device.details.timeline.width_ns.max(1));
-    let last = readings.last().map_or(held, |reading| reading.0.max(held));
-    let first = readings.first().map_or(first, |reading| reading.0.min(first));
+    let width_ns = device.details.timeline.width_ns.max(1);
+    let held = points.last().map_or(0, |at| at.time_ns.saturating_add(width_ns));
+    let last = seen(u64::max)?.max(held).max(first.saturating_add(1));
 
     let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
     let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
@@ -56,8 +61,8 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
         plot.x + WIDTH * share.min(1.0)
     };
     let peak = points.iter().position(|at| at.time_ns == device.peak.time_ns).unwrap_or(0);
-    let mut layers = layers(&points, &ranks);
-    areas(&points, &mut layers, &ranks, peak, (&axis, plot, &x, last), &mut out);
+    let place = Place { name: &device_title(device), axis: &axis, plot, x: &x, last };
+    areas(&points, &layers(&points, &ranks), &ranks, peak, &place, &mut out);
     for piece in pieces(device, &readings) {
         let points: Vec<(f64, f64)> =
             piece.iter().map(|(time, bytes)| (x(*time), axis.y(plot, *bytes as f64))).collect();
@@ -73,6 +78,11 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
         let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
         let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
         key(at, &heading, &ranks, axis.unit, beside, &mut out);
+    }
+    if !readings.is_empty() {
+        let (x, y) = (plot.x + WIDTH + 24.0, plot.y + ROW + SMALL);
+        out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
+        out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
     }
     Some(out)
 }
@@ -137,17 +147,30 @@ fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
     layers
 }
 
-type Place<'p> = (&'p Axis, Rect, &'p dyn Fn(u64) -> f64, u64);
+/// Where times and amounts are.
+struct Place<'p> {
+    /// Of the device.
+    name: &'p str,
+    axis: &'p Axis,
+    plot: Rect,
+    x: &'p dyn Fn(u64) -> f64,
+    /// Until when the last point holds.
+    last: u64,
+}
 
 /// An area per layer, in steps: what was held stays until the next point.
 fn areas(
     points: &[At],
-    layers: &mut [Segment],
+    layers: &[Segment],
     ranks: &[String],
     peak: usize,
-    (axis, plot, x, last): Place<'_>,
+    place: &Place<'_>,
     out: &mut Drawing,
 ) {
+    let Place { axis, plot, x, last, .. } = *place;
+    if points.is_empty() {
+        return;
+    }
     let mut floor: Vec<i64> = vec![0; points.len()];
     for layer in layers {
         let of = |at: &At| -> i64 {
@@ -170,9 +193,11 @@ fn areas(
         let outline: Vec<(f64, f64)> =
             steps(&top).into_iter().chain(steps(&floor).into_iter().rev()).collect();
         let bytes = amounts.get(peak).copied().unwrap_or(0);
-        let data = Data { of: "at the peak".into(), name: layer.name.clone(), bytes };
+        let data = Data { of: place.name.into(), name: layer.name.clone(), bytes };
         let fill = layer.kind.fill(rank(layer, ranks));
-        out.items.push(Item::Shape { points: outline, fill, stroke: Some((WHITE, 0.25)), data: Some(data) });
+        // What has no colour needs an edge.
+        let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
+        out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data: Some(data) });
         floor = top;
     }
     let spans =
@@ -297,8 +322,5 @@ fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: 
         .map(|part| (part, part.kind.fill(rank(part, ranks))))
         .collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
-    let line = y + ROW + SMALL;
-    out.line(vec![(x, line - 3.0), (x + 11.0, line - 3.0)], BLACK, 1.5);
-    out.text(words("used, as NVML read it", x + 16.0, line, SMALL));
     list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
 }
