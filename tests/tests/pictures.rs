@@ -106,14 +106,8 @@ fn two_devices() -> Run {
 }
 
 fn all() -> Vec<Run> {
-    let logs = [
-        "tbd-log/iwslt15-vi_en-tbd-partial_fw_prop-memory_profile.with-nvidia-smi.log",
-        "tbd-log/iwslt15-vi_en-groundhog-memory_profile.log",
-    ];
-    let logs = logs
-        .iter()
-        .filter_map(|name| sample(name))
-        .map(|path| read_file(&path, None).expect("a log").remove(0));
+    let log = sample("tbd-log/iwslt15-vi_en-tbd-partial_fw_prop-memory_profile.with-nvidia-smi.log");
+    let logs = log.map(|path| read_file(&path, None).expect("a log").remove(0));
     node_runs()
         .into_iter()
         .chain([small_train(), crowded(3), crowded(30), crowded(200), two_devices()])
@@ -383,4 +377,16 @@ fn readers_of_pdf_png_and_svg_take_them() {
     says("mutool", &["draw", "-q", "-o", &folder.join("a.ppm").to_string_lossy(), &png]);
     says("rsvg-convert", &["-o", &folder.join("b.png").to_string_lossy(), &svg]);
     std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+#[test]
+fn a_flame_graph_tool_finds_every_byte() {
+    let run = small_train();
+    let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
+    std::fs::write(&file, collapsed::collapsed(&report(&run, None))).expect("written");
+    let graph = says("inferno-flamegraph", &["--countname", "bytes", &file.to_string_lossy()]);
+    std::fs::remove_file(&file).expect("removed");
+    if let Some(graph) = graph {
+        assert!(graph.contains(&format!("total_samples=\"{}\"", known_at_peak(&run))), "all of them");
+    }
 }

@@ -145,11 +145,14 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
     let mut frame = frame(report, options);
     let mut hidden = Hidden::default();
     let mut pictures = Vec::new();
+    // One scale of time for all devices.
+    let spans = report.run.devices.iter().filter_map(timeline::span);
+    let span = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
     for device in &report.run.devices {
         let peak = bar(report, &device.peak, report.by, &titled(report, device, ""));
         hidden.hide(peak, options);
         let names: Vec<String> = hidden.names.iter().map(|(name, _)| name.clone()).collect();
-        pictures.extend(timeline::timeline(report, device, report.by, &names));
+        pictures.extend(timeline::timeline(report, device, report.by, &names, span));
     }
     if pictures.is_empty() {
         return Err(Nothing(

@@ -24,8 +24,29 @@ struct At {
     bar: Bar,
 }
 
+/// From the first to the last that is known of a device over time.
+pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
+    let points = &device.details.timeline.points;
+    let peak = (!points.is_empty() && device.peak.tracked_bytes.is_some()).then_some(device.peak.time_ns);
+    let readings = readings(device);
+    let seen = || {
+        let points = points.iter().map(|point| point.time_ns).chain(peak);
+        points.chain(readings.iter().map(|reading| reading.0))
+    };
+    // A point is what was held for a while.
+    let width_ns = device.details.timeline.width_ns.max(1);
+    let held = points.last().map_or(0, |point| point.time_ns.saturating_add(width_ns));
+    Some((seen().min()?, seen().max()?.max(held)))
+}
+
 /// One device; `None` where nothing was kept over time. `hidden` are categories that are not shown by themselves.
-pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[String]) -> Option<Drawing> {
+pub(super) fn timeline(
+    report: &Report<'_>,
+    device: &Device,
+    by: By,
+    hidden: &[String],
+    (first, last): (u64, u64),
+) -> Option<Drawing> {
     let mut points = points(report, device, by);
     let bars: Vec<Bar> = points.iter().map(|at| at.bar.clone()).collect();
     let mut ranks = largest(&bars);
@@ -34,16 +55,9 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
         at.bar = merged(folded(&at.bar, &ranks));
     }
     let readings = readings(device);
-    // Without an agent there are readings alone.
-    let seen = |at: fn(u64, u64) -> u64| -> Option<u64> {
-        let points = points.iter().map(|at| at.time_ns);
-        points.chain(readings.iter().map(|reading| reading.0)).reduce(at)
-    };
-    let first = seen(u64::min)?;
-    // A point is what was held for a while.
-    let width_ns = device.details.timeline.width_ns.max(1);
-    let held = points.last().map_or(0, |at| at.time_ns.saturating_add(width_ns));
-    let last = seen(u64::max)?.max(held).max(first.saturating_add(1));
+    if points.is_empty() && readings.is_empty() {
+        return None;
+    }
 
     let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
     let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
@@ -73,7 +87,7 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     }
     axis.zero(plot, &mut out);
     times(report, (first, last), plot, &mut out);
-    ooms(device, plot, &x, &mut out);
+    ooms(device, (first, last), plot, &x, &mut out);
     if let Some(at) = points.get(peak) {
         let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
         let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
@@ -296,9 +310,10 @@ fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut D
 }
 
 /// When memory ran out.
-fn ooms(device: &Device, plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) {
+fn ooms(device: &Device, (first, last): (u64, u64), plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) {
     let mut labelled = f64::NEG_INFINITY;
-    for oom in device.details.ooms.iter().filter(|oom| oom.is_true()) {
+    for oom in device.details.ooms.iter().filter(|oom| oom.is_true() && (first..=last).contains(&oom.time_ns))
+    {
         let x = x(oom.time_ns);
         let points = vec![(x, plot.y), (x, plot.y + plot.height)];
         out.items.push(Item::Line { points, color: ALARM, width: 1.2, dashed: true, data: None });
