@@ -57,7 +57,8 @@ pub fn text(report: &Report<'_>, all: bool) -> String {
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
 
-fn one(
+/// One entry as lines.
+pub(super) fn one(
     report: &Report<'_>,
     device: &Device,
     oom: &Oom,
@@ -197,6 +198,11 @@ impl Own {
         let what = if self.is_tracked_only { " tracked" } else { "" };
         format!("{} = {}{what}", shown.join(" + "), unit.print(total))
     }
+}
+
+/// What the process held then, largest first.
+pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
+    composition(report, oom).parts
 }
 
 fn composition(report: &Report<'_>, oom: &Oom) -> Own {

@@ -16,7 +16,7 @@ use crate::exit::NotFound;
 use crate::output::{deliver, print, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, oom, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, oom, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -131,7 +131,9 @@ fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
 
 fn tell(report: &Report<'_>, args: &Args) -> String {
     let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
-    if args.iterations {
+    if args.html {
+        html::html(report)
+    } else if args.iterations {
         match (args.json, args.csv) {
             (true, _) => iterations::json(report),
             (_, true) => iterations::csv(report),
@@ -153,6 +155,10 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     let borrowed: Vec<&Run> = runs.iter().collect();
+    if args.html {
+        let reports: Vec<Report<'_>> = runs.iter().map(|run| report(run, args)).collect::<Result<_>>()?;
+        return Ok(html::group(title, &reports, command));
+    }
     if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));
     }
