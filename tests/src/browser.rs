@@ -40,6 +40,7 @@ pub struct Browser {
     dir: PathBuf,
     session: Option<String>,
     last_id: u64,
+    is_loaded: bool,
     /// URLs that the page asked for since it was last opened.
     pub requests: Vec<String>,
     /// What it logged, and errors of its script.
@@ -94,6 +95,7 @@ impl Browser {
             dir,
             session: None,
             last_id: 0,
+            is_loaded: false,
             requests: Vec::new(),
             logged: Vec::new(),
         };
@@ -141,6 +143,7 @@ impl Browser {
             Some("Network.requestWillBeSent") => {
                 self.requests.push(params["request"]["url"].as_str().unwrap_or_default().to_owned());
             }
+            Some("Page.loadEventFired") => self.is_loaded = true,
             Some("Runtime.consoleAPICalled") => self.logged.push(params["args"].to_string()),
             Some("Runtime.exceptionThrown") => self.logged.push(params["exceptionDetails"].to_string()),
             Some("Log.entryAdded") => self.logged.push(params["entry"]["text"].to_string()),
@@ -156,11 +159,11 @@ impl Browser {
     pub fn open(&mut self, file: &Path) {
         self.requests.clear();
         self.logged.clear();
-        self.call("Page.navigate", json!({"url": "about:blank"}));
+        self.is_loaded = false;
         self.call("Page.navigate", json!({"url": format!("file://{}", file.display())}));
-        while self.next("a loaded page")["method"] != "Page.loadEventFired"
-            || self.eval("location.href") == json!("about:blank")
-        {}
+        while !self.is_loaded {
+            self.next("a loaded page");
+        }
     }
 
     /// The value of an expression in the page.

@@ -84,6 +84,10 @@ fn cells(layers: u32) -> Vec<(Cell, i64, bool)> {
     };
     let nccl = Cell { class: Class::Direct, library: text("/usr/lib/libnccl.so.2"), ..Cell::default() };
     let idle = Cell { class: Class::PoolIdle, pool: text("torch"), ..Cell::default() };
+    for (role, phase, ..) in ROLES {
+        let cell = Cell { phase: text(phase), ..block("(smaller ones)", role) };
+        all.push((cell, 0, false));
+    }
     all.push((block("GPT/embed", "parameter"), 96 * MIB, false));
     all.push((block("GPT/lm_head", "activation"), 300 * MIB, true));
     all.push((block("optimizer", "workspace"), 32 * MIB, true));
@@ -159,12 +163,23 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
     };
     let gap =
         |part: u64, parts: usize| (498 + if part * 3 > parts as u64 { 412 } else { 0 }) * MIB + 216 * MIB;
+    let sums =
+        cells.iter().enumerate().filter(|(_, (cell, ..))| cell.tag.as_deref() == Some("(smaller ones)"));
+    let sums: BTreeMap<&Option<String>, u32> = sums.map(|(at, (cell, ..))| (&cell.role, at as u32)).collect();
+    let fold_of = |cell: u32| sums.get(&cells[cell as usize].0.role).copied().unwrap_or(cell);
     let point = |part: u64| {
         let mut amounts = amounts(cells, eighths(part, of.points));
         amounts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        let rest = amounts.split_off(amounts.len().min(64));
+        // Small ones are summed by role.
+        for (cell, bytes) in amounts.split_off(amounts.len().min(40)) {
+            let sum = fold_of(cell);
+            match amounts.iter_mut().find(|(cell, _)| *cell == sum) {
+                Some((_, sum)) => *sum += bytes,
+                None => amounts.push((sum, bytes)),
+            }
+        }
         amounts.sort_unstable();
-        Point { time_ns: at(part, of.points), amounts, rest_bytes: sum(&rest) }
+        Point { time_ns: at(part, of.points), amounts, rest_bytes: 0 }
     };
     let points: Vec<Point> = (0..of.points as u64).map(point).collect();
     let bucket = |part: u64| {

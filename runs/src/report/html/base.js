@@ -8,7 +8,7 @@ const [OTHERS, SMALLER] = [-1, -2];
 const COLORS = 12;
 
 // What is shown: rows by which grouping, at which moment (0 the end, 1 the peak), in bytes or the page's unit, of which device.
-const state = { by: DATA.by, moment: 1, exact: false, place: 0, picked: null };
+const state = { by: DATA.by, moment: 1, exact: false, place: 0, picked: null, starred: null };
 
 // An element of a space: attributes, handlers (on...), then children, which are elements or text.
 function element(space, name, attributes, children) {

@@ -14,7 +14,7 @@ use crate::report::text::{self, clean, clean_name};
 use crate::report::time::Times;
 use crate::report::units::Unit;
 use crate::report::{By, Part, Report, iterations};
-use crate::run::{Clock, Device, Iteration, Oom, State};
+use crate::run::{Clock, Device, Iteration, Oom, OomDevice, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -53,12 +53,12 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Half of everything; `None` where that would show nothing.
+    /// Half of everything, but of nothing so little that it shows nothing; `None` where that is reached.
     pub fn halved(self) -> Option<Self> {
-        (self.points > 8).then(|| Limits {
-            holdings: self.holdings / 2,
-            points: self.points / 2,
-            buckets: self.buckets / 2,
+        (self.holdings > 8 || self.devices > 8).then(|| Limits {
+            holdings: (self.holdings / 2).max(8),
+            points: (self.points / 2).max(8),
+            buckets: (self.buckets / 2).max(16),
             steps: (self.steps / 2).max(16),
             ooms: (self.ooms / 2).max(4),
             devices: (self.devices / 2).max(8),
@@ -208,7 +208,7 @@ struct OomJson {
     lines: Vec<String>,
     /// By name.
     held: Vec<(String, i64)>,
-    /// Who, bytes, growth in the time before.
+    /// Who, bytes, growth in the time before: together the device.
     holders: Vec<(String, i64, Option<i64>)>,
 }
 
@@ -500,17 +500,34 @@ fn oom(
 ) -> OomJson {
     let mut lines = Vec::new();
     one(report, device, oom, number, times, &mut lines);
-    let holders = oom.device.iter().flat_map(|device| &device.holders).map(|holder| {
-        let user = holder.user.as_deref().map_or("another process".to_owned(), clean_name);
-        let who = if holder.pid == 0 { user } else { format!("{user} {}", holder.pid) };
-        (who, holder.used_bytes, holder.growth_bytes)
-    });
     OomJson {
         t: since.t(oom.time_ns),
         is_true: oom.is_true(),
         count: oom.count,
         lines: lines.iter().map(|line| clean(line).trim_end().to_owned()).collect(),
         held: held(report, oom).into_iter().map(|(name, bytes)| (clean_name(&name), bytes)).collect(),
-        holders: holders.collect(),
+        holders: oom.device.as_ref().map(|device| holders(oom, device)).unwrap_or_default(),
     }
+}
+
+/// Who had the device: processes, what nobody owns, the driver's share, and what was free.
+fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let holders = device.holders.iter().map(|holder| {
+        let user = holder.user.as_deref().map_or("another process".to_owned(), clean_name);
+        let who = if holder.pid == 0 { user } else { format!("{user} {}", holder.pid) };
+        (who, holder.used_bytes, holder.growth_bytes)
+    });
+    // The driver's own word of what was free is newer than the reading: others have moved since.
+    let free = oom.device_free_bytes.map_or(device.free_bytes, signed);
+    let (more, more_bytes) = device.others;
+    let beside = [
+        (format!("{more} other processes"), more_bytes),
+        ("others since".to_owned(), device.free_bytes.saturating_sub(free)),
+        ("unaccounted".to_owned(), device.unaccounted_bytes),
+        ("system".to_owned(), device.system_bytes.map_or(0, signed)),
+        ("free".to_owned(), free),
+    ];
+    let beside = beside.into_iter().filter(|(name, bytes)| *bytes != 0 || name == "free");
+    holders.chain(beside.map(|(name, bytes)| (name, bytes, None))).collect()
 }

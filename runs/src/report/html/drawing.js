@@ -31,7 +31,7 @@ function draw(all, width) {
   let free = -Infinity;
   for (const [t, label] of timeTicks(process.clock, from, to, plotted.right - plotted.left)) {
     const half = textWidth(label) / 2;
-    if (x(t) - half < free + 8 || x(t) + half > width) continue;
+    if (x(t) - half < free + 8 || x(t) + half > width - 2) continue;
     free = x(t) + half;
     svg.append(s("path", { class: "axis", d: `M${n(x(t))} ${plotted.bottom}v4` }));
     svg.append(s("text", { x: n(x(t)), y: plotted.bottom + 15, "text-anchor": "middle" }, label));
@@ -53,7 +53,7 @@ function draw(all, width) {
   lines(svg, course, x, y, to, n);
   if (hasSize) {
     svg.append(s("path", { class: "size", d: `M${plotted.left} ${n(y(device.total))}H${plotted.right}` }));
-    svg.append(s("text", { x: plotted.right, y: n(y(device.total)) - 4, "text-anchor": "end" }, `size of the device ${withUnit(device.total)}`));
+    svg.append(s("text", { class: "onplot", x: plotted.right, y: n(y(device.total)) - 4, "text-anchor": "end" }, `size of the device ${withUnit(device.total)}`));
   }
   if (device.peak_tracked !== null) {
     const label = `peak of tracked ${amount(device.peak_tracked)}`;
@@ -62,7 +62,7 @@ function draw(all, width) {
     svg.append(s("path", { class: "peak", d: `M${n(x(device.peak_t))} ${plotted.top - 6}V${plotted.bottom}` }));
     // Above everything, where the size of the device is told below its line.
     if (!hasSize || y(device.total) > plotted.top + 12 || x(device.peak_t) + half < plotted.right - 200) {
-      svg.append(s("text", { x: n(middle), y: 11, "text-anchor": "middle" }, label));
+      svg.append(s("text", { class: "onplot", x: n(middle), y: 11, "text-anchor": "middle" }, label));
     }
   }
   lanes.forEach(([kind, name], lane) => {
@@ -99,17 +99,26 @@ function lines(svg, course, x, y, to, n) {
   const line = (which, of, className, shadow) => {
     const known = course.buckets.filter((bucket) => bucket[which]);
     if (known.length === 0) return;
-    if (shadow && known.some((bucket) => bucket[which][0] !== bucket[which][1])) {
-      const upper = known.map((bucket) => `L${n(middle(bucket))} ${n(y(bucket[which][1]))}`).join("");
-      const lower = known.map((bucket) => `L${n(middle(bucket))} ${n(y(bucket[which][0]))}`).reverse().join("");
+    // As many as can be told apart: of each column its highest, its lowest, and its highest of what is drawn.
+    const columns = new Map();
+    for (const bucket of known) {
+      const column = Math.round(middle(bucket) / 2);
+      const [low, high, drawn] = [bucket[which][0], bucket[which][1], bucket[which][of]];
+      const there = columns.get(column);
+      columns.set(column, there ? { ...there, low: Math.min(there.low, low), high: Math.max(there.high, high), drawn: Math.max(there.drawn, drawn) } : { x: middle(bucket), low, high, drawn });
+    }
+    const all = [...columns.values()];
+    if (shadow && all.some((column) => column.low !== column.high)) {
+      const upper = all.map((column) => `L${n(column.x)} ${n(y(column.high))}`).join("");
+      const lower = all.map((column) => `L${n(column.x)} ${n(y(column.low))}`).reverse().join("");
       svg.append(s("path", { class: "range", d: "M" + (upper + lower).slice(1) + "Z" }));
     }
-    const path = known.map((bucket) => `L${n(middle(bucket))} ${n(y(bucket[which][of]))}`).join("").slice(1);
-    svg.append(s("path", { class: className, d: known.length === 1 ? `M${path}h4` : "M" + path }));
+    const path = all.map((column) => `L${n(column.x)} ${n(y(column.drawn))}`).join("").slice(1);
+    svg.append(s("path", { class: className, d: all.length === 1 ? `M${path}h4` : "M" + path }));
   };
   line(2, 1, "tracked", course.t.length === 0);
-  if (course.t.length === 0) line(3, 2, "gapline", true);
-  line(1, 2, "used", true);
+  if (course.t.length === 0) line(3, 1, "gapline", true);
+  line(1, 1, "used", course.t.length === 0);
 }
 
 function glyph(event, x, y) {

@@ -4,8 +4,16 @@
 const DEEPEST = 14;
 const ROW = 24;
 
+// As in the text: what differs in its number only is alike.
+const starred = (part) => (/^\d+$/.test(part) ? "*" : part.replace(/\.\d+$/, ".*"));
+// Where a picture of every number shows nothing but numbers.
+function wantsStars(detail) {
+  const paths = new Set(detail.tags);
+  return paths.size > 200 && new Set([...paths].map((path) => path.split("/").map(starred).join("/"))).size * 4 <= paths.size;
+}
+
 // A tree of the holdings of a moment. Leaves are categories of a grouping, so that colours are exact there.
-function treeOf(detail, by) {
+function treeOf(detail, by, isStarred) {
   const separator = detail.tags.some((tag) => tag.includes("/")) ? "/" : ":";
   const root = { name: "tracked", path: [], bytes: 0, children: new Map(), code: null };
   for (const holding of detail.holdings) {
@@ -16,7 +24,7 @@ function treeOf(detail, by) {
     if (typeof code === "string") path = [nameOf(by, code)];
     else if (holding[H_TAG] === SMALLER) path = ["(small ones)"];
     else if (holding[H_TAG] < 0) path = holding[H_LIBRARY] < 0 ? ["(no tag)"] : ["(no tag)", detail.libraries[holding[H_LIBRARY]]];
-    else path = detail.tags[holding[H_TAG]].split(separator).slice(0, 64);
+    else path = detail.tags[holding[H_TAG]].split(separator).slice(0, 64).map((part) => (isStarred ? starred(part) : part));
     let node = root;
     node.bytes += bytes;
     for (const part of path) {
@@ -27,7 +35,6 @@ function treeOf(detail, by) {
     node.own.set(code, (node.own.get(code) ?? 0) + bytes);
   }
   finish(root, by, separator);
-  root.separator = separator;
   return root;
 }
 
@@ -39,7 +46,8 @@ function finish(node, by, separator) {
   if (own.length === 1 && children.length === 0) node.code = own[0][0];
   else {
     for (const [code, bytes] of own) {
-      children.push({ name: nameOf(by, code), path: [...node.path, nameOf(by, code)], bytes, children: [], parent: node, code, isKind: true });
+      const path = [...node.path, nameOf(by, code)];
+      children.push({ name: nameOf(by, code), path, label: path.join(separator), bytes, children: [], parent: node, code });
     }
   }
   node.label = node.path.join(separator);
@@ -49,7 +57,8 @@ function finish(node, by, separator) {
 function icicle(device) {
   const { detail } = device;
   const by = state.by !== TAG ? state.by : DATA.groupings[STRUCTURE].names.length ? STRUCTURE : LAYER;
-  const root = treeOf(detail, by);
+  state.starred ??= wantsStars(detail);
+  const root = treeOf(detail, by, state.starred);
   const total = root.bytes;
   let zoomed = root;
   let word = "";
@@ -140,8 +149,9 @@ function icicle(device) {
   search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; word = ""; layout(); tell(zoomed); } });
   const made = section("paths", "Paths", `Paths of tags ${MOMENTS[state.moment]}`,
     total <= 0 ? h("p", { class: "soft" }, "No bytes with a path.") : [
-      h("div", { class: "buttons" }, h("label", {}, "search ", search), h("button", { type: "button", onclick: () => zoom(root) }, "all of it"),
-        h("span", { class: "soft screen" }, "click or Enter zooms, Escape goes back")),
+      h("div", { class: "buttons" }, h("label", {}, "search ", search),
+        h("label", {}, h("input", { type: "checkbox", id: "starred", checked: state.starred, onchange: (event) => { state.starred = event.target.checked; render({ focus: "starred" }); } }), " numbers alike (layers.* for layers.0, layers.1 …)"), h("button", { type: "button", onclick: () => zoom(root) }, "all of it"),
+        h("span", { class: "soft screen optional" }, "click or Enter zooms, Escape goes back")),
       board, crumbs, folded("The picture as a table", () => pathTable(root, total))]);
   return { made, redraw: () => { layout(); tell(zoomed); } };
 }

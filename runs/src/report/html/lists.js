@@ -1,17 +1,22 @@
 // What is told in lists: who has the device, from torch to nvidia-smi, steps of the gap, iterations, OOM records, words.
 
-const DEVICE_COLORS = { "this process": "c0", unaccounted: "predates", system: "opaque", free: "free" };
+const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", free: "free" };
 
+// The whole device as one bar, this process in it as its table has it.
 function deviceStrip(detail) {
   const parts = detail.device;
   if (!parts) return null;
   const total = sum(parts.map(([, bytes]) => bytes));
   if (total <= 0) return null;
   const steps = apportion(round(total), parts.map(([, bytes]) => bytes));
-  const color = (name) => DEVICE_COLORS[name] ?? "c1";
+  const color = (name) => DEVICE_COLORS[name] ?? "smaller";
+  const rows = detail.statements[state.by];
+  const mine = rows.filter((row, at) => row.bytes[0] !== null && (row.part === "untrackable" || !rows.some((other) => other.parent === at)) && rows[row.parent]?.part !== "untrackable");
+  const piece = (className, bytes, ...inside) => sized(h("span", { class: className }, inside), { flex: `${Math.max(0, bytes)} 1 0` });
   return h("figure", {},
-    h("div", { class: "strip", "aria-hidden": "true" }, parts.map(([name, bytes]) => sized(h("span", { class: color(name) }), { flex: `${Math.max(0, bytes)} 1 0` }))),
-    h("figcaption", { class: "keys" }, parts.map(([name, bytes], at) => h("span", {}, swatch(color(name)), `${name} `, h("b", { "data-bytes": String(bytes) }, print(steps[at])))),
+    h("div", { class: "strip", "aria-hidden": "true" }, parts.map(([name, bytes], at) =>
+      at === 0 ? piece("mine", bytes, mine.map((row) => piece(colorClass(ROW_COLOR[row.part] ?? row.code ?? "others"), row.bytes[0]))) : piece(color(name), bytes))),
+    h("figcaption", { class: "keys" }, parts.map(([name, bytes], at) => h("span", {}, color(name) === "none" ? null : swatch(color(name)), `${name} `, h("b", { "data-bytes": String(bytes) }, print(steps[at])))),
       h("span", {}, "= the device ", h("b", {}, `${print(round(total))} ${unit().name}`))));
 }
 
@@ -91,7 +96,8 @@ function ooms(process, device) {
   const all = device.detail.ooms;
   const dropped = process.ooms_dropped;
   if (all.length === 0 && dropped === 0) return null;
-  const table = (title, rows) => {
+  const ranked = (name) => { const rank = DATA.groupings[DATA.by].names.indexOf(name); return { Untrackable: "untrackable", idle: "idle" }[name] ?? (rank < 0 ? SMALLER : rank); };
+  const table = (title, rows, colors) => {
     const total = sum(rows.map(([, bytes]) => bytes));
     const steps = apportion(round(total), rows.map(([, bytes]) => bytes));
     const hasGrowth = rows.some((row) => row[2] !== undefined && row[2] !== null);
@@ -99,14 +105,14 @@ function ooms(process, device) {
     return h("div", { class: "scroll" }, h("table", { class: "bars" }, h("caption", {}, `${title}, ${unit().name}`),
       hasGrowth ? h("thead", {}, h("tr", {}, h("th", {}, "who"), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { class: "n" }, "holds"), h("th", { class: "n" }, "grew by"))) : null,
       h("tbody", {}, rows.map(([name, bytes, growth], at) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name)),
-        h("td", { class: "barcell", "aria-hidden": "true" }, sized(h("span", { class: "bar " + (name === "Untrackable" ? "untrackable" : name === "idle" ? "idle" : "c0") }), { width: `${Math.max(0, (100 * bytes) / most)}%` })),
+        h("td", { class: "barcell", "aria-hidden": "true" }, sized(h("span", { class: "bar " + colorClass(colors(name)) }), { width: `${Math.max(0, (100 * bytes) / most)}%` })),
         number(steps[at], bytes), hasGrowth ? h("td", { class: "n" }, growth === null ? "-" : signed(growth)) : null))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td"), number(round(total), total), hasGrowth ? h("td") : null))));
   };
   const one = (oom, isOpen) => h("details", { open: isOpen, class: "oomrecord" }, h("summary", {}, h("bdi", {}, oom.lines[0] ?? "")),
     h("pre", { tabindex: "0" }, oom.lines.slice(1).join("\n")),
-    h("div", { class: "pair even" }, oom.held.length ? table("what this process held then", oom.held) : null,
-      oom.holders.length ? table("who held the device then", oom.holders) : null));
+    h("div", { class: "pair even" }, oom.held.length ? table("what this process held then", oom.held, ranked) : null,
+      oom.holders.length ? table("who held the device then", oom.holders, (name) => DEVICE_COLORS[name] ?? SMALLER) : null));
   // The last true one is what people come for.
   const last = all.findLastIndex((oom) => oom.is_true);
   return section("oom", "Out of memory", "When memory ran out", all.map((oom, at) => one(oom, at === last)), dropped ? h("p", {}, `${thousands(dropped)} more are not kept.`) : null);

@@ -72,7 +72,8 @@ function statement(process, device) {
   const rows = statementRows(detail, state.by);
   const columns = [0, 1].map((column) => rows.map((row) => row.bytes[column]));
   const steps = columns.map((bytes) => printedSteps(rows, bytes));
-  const head = (text, t, extra) => h("th", { class: "n" + extra, scope: "col" }, text, h("br"), h("span", { class: "soft" }, t));
+  const when = (t) => time(process.clock, t).split(" ").flatMap((word) => [h("br"), h("span", { class: "soft" }, word)]);
+  const head = (text, t) => h("th", { class: "n", scope: "col" }, text, when(t));
   const cursorHead = h("th", { class: "n cursor", scope: "col" });
   const cursorCells = [];
   const body = rows.map((row, at) => {
@@ -80,21 +81,20 @@ function statement(process, device) {
     const cell = h("td", { class: "n cursor" });
     cursorCells.push(cell);
     const total = row.part === "used" || row.part === "tracked" || row.part === "untrackable";
-    const name = h("th", { scope: "row" }, swatch(ROW_COLOR[row.part] ?? row.code), h("bdi", { title: row.name }, row.name));
+    const name = h("th", { scope: "row" }, swatch(ROW_COLOR[row.part] ?? row.code), h("bdi", { title: row.name }, row.name), row.note ? h("span", { class: "soft note" }, row.note) : null);
     return h("tr", { class: `d${depthOf(rows, at)}${total ? " total" : ""}`, "data-part": row.part },
-      name, cells, cell, h("td", { class: "soft optional" }, row.note));
+      name, cells, cell);
   });
-  const table = h("table", { id: "statement" },
-    h("caption", {}, `${unit().name}; every column adds up as printed${rows.some((row) => row.carried[0] || row.carried[1]) ? "; ~ rests on a gap that was measured at another time" : ""}`),
+  const isCarried = rows.some((row) => row.carried[0] || row.carried[1]);
+  const table = h("table", { id: "statement", "aria-describedby": "statement-note" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, unit().name),
-      head(process.open ? "now" : "last", time(process.clock, device.last_t), ""),
-      head("at peak", time(process.clock, device.peak_t), ""), cursorHead, h("th", { class: "optional" }, h("span", { class: "hidden" }, "how it is known")))),
+      head(process.open ? "now" : "last", device.last_t), head("at peak", device.peak_t), cursorHead)),
     h("tbody", {}, body));
   const move = (at) => {
     const bytes = at === null ? rows.map(() => null) : rowsAt(detail, state.by, rows, at);
     const shown = printedSteps(rows, bytes);
     const carried = new Set(["used", "untrackable"]);
-    cursorHead.replaceChildren("at cursor", h("br"), h("span", { class: "soft" }, at === null ? "" : time(process.clock, at.t)));
+    cursorHead.replaceChildren(...(at === null ? [h("span", { class: "soft" }, "at cursor")] : ["at cursor", ...when(at.t)]));
     rows.forEach((row, index) => {
       const mark = at !== null && at.isCarried && carried.has(row.part) ? "~" : "";
       cursorCells[index].textContent = shown[index] === null ? (at === null ? "" : "-") : mark + print(shown[index]);
@@ -103,5 +103,6 @@ function statement(process, device) {
     });
   };
   move(null);
-  return { table: h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "summary" }, table), move };
+  const note = h("p", { class: "soft", id: "statement-note" }, "Every column adds up as printed.", isCarried ? " ~ rests on a gap that was measured at another time." : "");
+  return { table: h("div", {}, h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "summary" }, table), note), move };
 }

@@ -14,7 +14,7 @@ function niceStep(span, ticks) {
 const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
 function timeTicks(clock, from, to, width) {
-  const most = Math.max(2, Math.floor(width / (clock.dated ? 150 : 90)));
+  const most = Math.max(2, Math.floor(width / 90));
   if (clock.kind === "lines") {
     const step = Math.max(1, niceStep(to - from, most));
     const first = Math.ceil((from + clock.base) / step) * step - clock.base;
@@ -25,8 +25,17 @@ function timeTicks(clock, from, to, width) {
   const step = span / most < 1 ? niceStep(span, most) : whole;
   const zero = clock.base + clock.base_ns / 1e9;
   const first = Math.ceil((zero + from / 1e9) / step) * step;
+  let lastDay = "";
   const label = (seconds) => {
     const t = (seconds - zero) * 1e9;
+    if (step >= 1 && clock.kind === "wall") {
+      // The day where it is another than that of the tick before, seconds where they are not all the same.
+      const [day, clockTime] = wallParts(clock, t + 1);
+      const isNew = clock.dated && day !== lastDay;
+      lastDay = day;
+      if (step >= 86400) return day.slice(5);
+      return (isNew ? day.slice(5) + " " : "") + (step % 60 === 0 ? clockTime.slice(0, 5) + "Z" : clockTime);
+    }
     if (step >= 1) return time(clock, t + 1);
     const decimals = Math.max(0, Math.ceil(-Math.log10(step)));
     return clock.kind === "seconds" ? "+" + seconds.toFixed(decimals) + " s" : wallParts(clock, t + 1)[1].slice(3, 8) + (seconds % 1).toFixed(decimals).slice(1) + " s";

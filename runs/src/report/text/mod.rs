@@ -122,8 +122,8 @@ pub(super) fn words(report: &Report<'_>) -> Words {
     };
     let heading = clean(&prose::heading(report));
     let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| clean(line)).collect();
-    let mut coverage = part(&|out| prose::head(report, times, out));
-    coverage.retain(|line| *line != heading && !warnings.contains(line));
+    // The head begins with both, a line each.
+    let coverage = part(&|out| prose::head(report, times, out)).split_off(1 + warnings.len());
     let devices = report.run.devices.iter();
     let facts = devices.map(|device| part(&|out| facts::facts(report, device, times, out))).collect();
     Words { heading, warnings, coverage, facts, tail: part(&|out| prose::tail(report, out)) }
