@@ -467,6 +467,23 @@ impl Book {
         self.unnamed_bytes
     }
 
+    /// Peak and timeline are those of the time from now on, and begin with what is held; `None`: that is not known, and the
+    /// next record will tell.
+    pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
+        self.past = Timeline::default();
+        self.close_high();
+        self.epoch = self.epoch.wrapping_add(1);
+        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+        let Some(time_ns) = time_ns else { return };
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
+        (self.high, self.is_at_high, self.touched_ns) =
+            (Some(High { bytes, time_ns, unnamed }), true, time_ns);
+        if bytes > 0 {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+        }
+    }
+
     /// The epoch from which on a row that is made now is live at the peak.
     #[inline]
     pub fn next_epoch(&self) -> u32 {

@@ -60,6 +60,14 @@ pub enum Error {
         /// A line as it should be.
         example: &'static str,
     },
+    /// A file of a format that is known, without what a run is made of.
+    #[error("{path}: {what}")]
+    NoMemory {
+        /// As given.
+        path: PathBuf,
+        /// What is missing, and what would be right.
+        what: String,
+    },
     /// The text is not UTF-8 but something that can be converted.
     #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
     Encoding {
@@ -67,6 +75,24 @@ pub enum Error {
         path: PathBuf,
         /// Its encoding.
         encoding: &'static str,
+    },
+    /// A binary format is broken somewhere.
+    #[error("{path}: at byte {offset}: {what}")]
+    Malformed {
+        /// As given.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// It can be read, and is not what it should be.
+    #[error("{path}: {what}")]
+    Unfit {
+        /// As given.
+        path: PathBuf,
+        /// What it is, and what would be right.
+        what: String,
     },
     /// A recording of another major version.
     #[error(
@@ -117,6 +143,10 @@ impl Input {
         let mut head = Vec::new();
         let read = file.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|source| Error::Read { path: path.into(), offset: 0, source })?;
+        // Editors of Windows begin UTF-8 with a mark; no format has it.
+        if head.starts_with(b"\xef\xbb\xbf") {
+            head.drain(..3);
+        }
         if head.is_empty() {
             return Err(Error::Empty { path: path.into() });
         }

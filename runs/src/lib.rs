@@ -5,7 +5,9 @@
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
 //! layers, oom                  how memory got its names; what is known of memory that ran out
+//! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
+//! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
 //! plot                       pictures of reports: SVG, PDF, PNG
@@ -18,6 +20,7 @@
 
 mod blind;
 pub mod builder;
+pub mod ending;
 pub mod gap;
 pub mod growth;
 pub mod import;
@@ -26,6 +29,7 @@ pub mod iterations;
 mod kept;
 pub mod layers;
 pub mod oom;
+mod part;
 pub mod plot;
 pub mod pools;
 pub mod recording;

@@ -4,11 +4,13 @@
 //! `predates + tracked + untrackable` wherever all of them are known.
 
 pub use crate::blind::BlindWindow;
+pub use crate::ending::{Cause, Ending};
 pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+pub use crate::part::Part;
 pub use crate::pools::Pool;
 use crate::series::Series;
 pub use crate::timeline::Timeline;
@@ -105,6 +107,11 @@ pub enum State {
     /// Nobody watches any more: the daemon died, or the recording stops. The numbers are those of the
     /// last checkpoint or record.
     Interrupted,
+    /// The process went on: a run that lasts for days is kept in parts, and the next part begins here.
+    Rolled {
+        /// When.
+        time_ns: u64,
+    },
 }
 
 /// How much of the truth the numbers are. Kept as JSON in the store: fields that are added read as their
@@ -158,6 +165,8 @@ pub struct Coverage {
     pub layers: Vec<LayerSaid>,
     /// Times at which memory ran out that are in no device's list: there were too many.
     pub ooms_dropped: u64,
+    /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
+    pub part: Option<Part>,
 }
 
 /// Something a reader must know.
@@ -170,7 +179,7 @@ pub struct Caveat {
 }
 
 /// Name of a cell.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cell {
     /// `direct`, `block`, `pool_idle` or `opaque`.
     pub class: Class,
@@ -264,6 +273,8 @@ pub struct Details {
     pub pools: Vec<Pool>,
     /// Times at which memory ran out or nearly did, in their order.
     pub ooms: Vec<Oom>,
+    /// Faults that the driver told of the device shortly before the end of the process: when, and which (Xid).
+    pub faults: Vec<(u64, u64)>,
 }
 
 /// What the driver's own accounting and we say of the highest `used`.

@@ -3,7 +3,7 @@
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
 use crate::report::text::clean;
-use crate::report::units::Unit;
+use crate::report::units::{Unit, thousands};
 
 /// Letters of scales and lists.
 pub(super) const SMALL: f64 = 9.0;
@@ -23,6 +23,7 @@ pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
 /// From the lowest to the highest amount, both on a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis {
+    /// What it is printed in.
     pub(super) unit: Unit,
     low: f64,
     high: f64,
@@ -56,23 +57,37 @@ impl Axis {
         plot.y + plot.height * (self.high - bytes) / (self.high - self.low)
     }
 
-    /// The grid, and the scale to its left, with the unit above it.
-    pub(super) fn draw(&self, plot: Rect, out: &mut Drawing) {
+    /// Amounts on steps, and how they are printed.
+    pub(super) fn steps(&self) -> Vec<(f64, String)> {
         let one = self.unit.bytes() as f64;
-        let steps = ((self.high - self.low) / self.step).round();
-        let mut number = 0.0;
-        while number <= steps {
-            let bytes = self.low + number * self.step;
+        let steps = ((self.high - self.low) / self.step).round() as i64;
+        let label = |bytes: f64| {
+            let label = match self.decimals {
+                0 => thousands((bytes / one).round() as i64),
+                decimals => format!("{:.decimals$}", bytes / one),
+            };
+            let is_zero = label.trim_start_matches('-').chars().all(|letter| "0.".contains(letter));
+            if is_zero { "0".to_owned() } else { label }
+        };
+        let amounts = (0..=steps).map(|step| self.low + step as f64 * self.step);
+        amounts.map(|bytes| (bytes, label(bytes))).collect()
+    }
+
+    /// Lines across at each step.
+    pub(super) fn grid(&self, plot: Rect, out: &mut Drawing) {
+        for (bytes, _) in self.steps() {
             let y = self.y(plot, bytes);
             out.line(vec![(plot.x, y), (plot.x + plot.width, y)], GRID, 0.6);
-            let label = format!("{:.*}", self.decimals, bytes / one);
-            let label =
-                if label.trim_start_matches('-').chars().all(|c| "0.".contains(c)) { "0" } else { &label };
-            let anchor = Anchor::End;
-            out.text(Text { anchor, ..words(label, plot.x - 5.0, y + SMALL * 0.36, SMALL) });
-            number += 1.0;
         }
-        let unit = words(self.unit.name, plot.x - 5.0, plot.y - 10.0, SMALL);
+    }
+
+    /// The numbers to the left, with their unit above them.
+    pub(super) fn scale(&self, plot: Rect, out: &mut Drawing) {
+        for (bytes, label) in self.steps() {
+            let y = self.y(plot, bytes) + SMALL * 0.36;
+            out.text(Text { anchor: Anchor::End, ..words(&label, plot.x - 5.0, y, SMALL) });
+        }
+        let unit = words(self.unit.name, plot.x - 5.0, plot.y - 12.0, SMALL);
         out.text(Text { anchor: Anchor::End, color: GREY, ..unit });
     }
 
@@ -81,6 +96,16 @@ impl Axis {
         let y = self.y(plot, 0.0);
         out.line(vec![(plot.x, y), (plot.x + plot.width, y)], BLACK, 0.9);
     }
+
+    /// How far from the left an amount is, of this width.
+    pub(super) fn along(&self, width: f64, bytes: f64) -> f64 {
+        width * (bytes - self.low) / (self.high - self.low)
+    }
+}
+
+/// An amount as printed in a list; what is there and too small for it is not nothing.
+pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
+    if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
 }
 
 /// Percent with one digit behind the point that add up to 100 as printed; `None` where there is nothing to be a part of.
@@ -101,11 +126,14 @@ pub(super) fn percents(total: i64, parts: &[i64]) -> Option<Vec<String>> {
             step.0 += 1;
         }
     }
-    let print = |(steps, _): &(i128, i128)| {
+    let print = |((steps, _), bytes): (&(i128, i128), &i64)| {
+        if *steps == 0 && *bytes > 0 {
+            return "<0.1 %".to_owned();
+        }
         let sign = if *steps < 0 { "-" } else { "" };
         format!("{sign}{}.{} %", steps.abs() / 10, steps.abs() % 10)
     };
-    Some(steps.iter().map(print).collect())
+    Some(steps.iter().zip(parts).map(print).collect())
 }
 
 #[cfg(test)]
@@ -131,6 +159,7 @@ mod tests {
     fn percents_add_up_as_printed() {
         assert_eq!(percents(3, &[1, 1, 1]).expect("some"), ["33.4 %", "33.3 %", "33.3 %"]);
         assert_eq!(percents(100, &[130, -30]).expect("some"), ["130.0 %", "-30.0 %"]);
+        assert_eq!(percents(100_000, &[99_999, 1]).expect("some"), ["100.0 %", "<0.1 %"]);
         assert_eq!(percents(0, &[0]), None);
     }
 }

@@ -106,43 +106,6 @@ fn a_newer_store_is_refused() {
 }
 
 #[test]
-fn an_older_store_is_brought_up_to_date_by_a_writer_only() {
-    let dir = TempDir::new();
-    let plain = |mut run: Run| {
-        run.devices.iter_mut().for_each(|device| device.details = Default::default());
-        run.devices
-            .iter_mut()
-            .flat_map(|device| [&mut device.last, &mut device.peak])
-            .for_each(|m| m.parts = None);
-        for cell in &mut run.cells {
-            (cell.pool, cell.pending) = (None, false);
-        }
-        run
-    };
-    let before = plain(finished(&dir));
-    let load = || {
-        let store = Store::open_read_only(dir.store()).unwrap();
-        store.load(store.list().unwrap()[0].id).unwrap()
-    };
-    let db = rusqlite::Connection::open(dir.store()).unwrap();
-    // As version 1 had made it.
-    db.execute_batch(
-        "ALTER TABLE moment DROP COLUMN parts; ALTER TABLE device DROP COLUMN details;
-        ALTER TABLE cell DROP COLUMN pool; ALTER TABLE cell DROP COLUMN pending;",
-    )
-    .unwrap();
-    db.pragma_update(None, "user_version", 1).unwrap();
-    drop(db);
-    let StoreError::OlderVersion { found, supported, .. } = refused(Store::open_read_only(dir.store()))
-    else {
-        panic!("read without what it needs")
-    };
-    assert_eq!((found, supported), (1, VERSION));
-    drop(Store::open(dir.store()).unwrap());
-    assert_eq!(load(), before);
-}
-
-#[test]
 fn places_where_nothing_can_be_made() {
     let dir = TempDir::new();
     fs::write(dir.path().join("file"), "").unwrap();
@@ -201,6 +164,10 @@ fn rows_that_contradict_each_other_are_damage() {
         "DELETE FROM cell WHERE idx = 3",
         "DELETE FROM cell WHERE idx > 3",
         "DELETE FROM bucket WHERE seq = 3",
+        "DELETE FROM detail WHERE name = 'timeline' AND seq = 0",
+        "UPDATE detail SET body = x'ff' WHERE name = 'timeline' AND seq = 1",
+        "UPDATE detail SET body = '[' WHERE name = 'rest'",
+        "UPDATE detail SET body = 7 WHERE name = 'growth'",
         "UPDATE bucket SET samples = -1",
         "UPDATE bucket SET tracked_max = NULL",
     ] {
@@ -219,7 +186,7 @@ fn deleting_a_run_deletes_all_of_it() {
     finished(&dir);
     let db = rusqlite::Connection::open(dir.store()).unwrap();
     db.execute_batch("PRAGMA foreign_keys = ON; DELETE FROM run").unwrap();
-    for table in ["cell", "device", "moment", "amount", "bucket"] {
+    for table in ["cell", "device", "moment", "amount", "bucket", "detail"] {
         let rows: i64 = db.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap();
         assert_eq!(rows, 0, "{table}");
     }
@@ -278,6 +245,29 @@ fn side_files_that_cannot_be_made() {
     assert!(matches!(error, StoreError::UnmergedLog { .. }), "{error:?}");
 }
 
+/// What a reader says who may read the file, and may write neither it nor its directory.
+pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
+    let of_all = |name: &str, mode| {
+        let path = dir.path().join(name);
+        if path.exists() {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    ["runs.db", "runs.db-wal", "runs.db-shm"].iter().for_each(|name| of_all(name, 0o644));
+    of_all("", 0o555);
+    let mut reader = Command::new(std::env::current_exe().unwrap());
+    reader
+        .args(["--exact", "files::a_reader_without_rights_to_the_directory", "--nocapture"])
+        .env(CHILD, dir.store());
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        // Nobody: root may write everywhere.
+        reader.uid(65534).gid(65534);
+    }
+    let output = reader.output();
+    of_all("", 0o755);
+    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Reads as a user who may read the file, and may write neither it nor its directory: after a clean
 /// close, and beside a living writer.
 #[test]
@@ -290,28 +280,13 @@ fn a_reader_without_rights_to_the_directory() {
     }
     let dir = TempDir::new();
     finished(&dir);
-    fs::set_permissions(dir.store(), fs::Permissions::from_mode(0o644)).unwrap();
-    let read = || {
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
-        let mut reader = Command::new(std::env::current_exe().unwrap());
-        reader
-            .args(["--exact", "files::a_reader_without_rights_to_the_directory", "--nocapture"])
-            .env(CHILD, dir.store());
-        if fs::metadata("/proc/self").unwrap().uid() == 0 {
-            // Nobody: root may write everywhere.
-            reader.uid(65534).gid(65534);
-        }
-        let output = reader.output();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
-    };
-    match read() {
+    match read_without_rights(&dir) {
         Ok(said) => assert!(said.contains("events 60\n"), "{said}"),
         // As root, but not allowed to become another, or the other may not run this program.
         Err(error) => return println!("skipped: cannot start a reader as another user: {error}"),
     }
     let mut writer = Store::open(dir.store()).unwrap();
     writer.insert(&run_at(61), "b").unwrap();
-    let said = read().unwrap();
+    let said = read_without_rights(&dir).unwrap();
     assert!(said.contains("events 61\n"), "{said}");
 }

@@ -3,20 +3,28 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! oom       when memory ran out, of any of them
+//! several   more than one of these; picture: as a drawing
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod live;
+mod oom;
+mod picture;
+mod several;
 mod stored;
 
-use crate::args::{Oom, Report as Args};
+pub use oom::{moment, oom};
+
+use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{deliver, print, width};
+use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, oom, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, steps};
+use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -61,48 +69,36 @@ fn found(args: &Args) -> Result<Found> {
     Ok(Found { what, command })
 }
 
-/// Prints when memory ran out in a process, or in each of several.
-pub fn oom(args: &Oom) -> Result<()> {
-    let args = args.report();
-    let told = |run: &Run, id: Option<&String>| -> Result<String> {
-        let mut report = report(run, &args)?;
-        report.id = id.cloned();
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, args.all) })
+/// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
+/// all as one picture.
+pub fn run(args: &Args) -> Result<()> {
+    let told = match (args.picture.is_asked(), args.more.is_empty()) {
+        (true, _) => picture::draw(args)?,
+        (false, true) => one(args)?.into_bytes(),
+        (false, false) => several::each(args)?.into_bytes(),
     };
-    print(&match found(&args)?.what {
-        What::One(one) => told(&one.run, one.id.as_ref())?,
-        What::Group(_, runs) => {
-            let each: Vec<String> = runs.iter().map(|run| told(run, None)).collect::<Result<_>>()?;
-            if args.json {
-                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
-                format!("[{}]\n", each.join(",\n"))
-            } else {
-                each.join("\n")
-            }
-        }
-    })
+    deliver(&told, &args.output)
 }
 
-/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
-pub fn run(args: &Args) -> Result<()> {
+/// The report of what is asked for.
+fn one(args: &Args) -> Result<String> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
-    let told: Vec<u8> = match &what {
+    Ok(match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
             report.id.clone_from(&one.id);
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
             report.command = command;
-            tell(&report, args).into_bytes()
+            tell(&report, args)
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
-    };
-    deliver(&told, &args.output)
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
+    })
 }
 
 /// A pid is a number; a file may be called like a run or a number, and is then `./7`.
@@ -139,6 +135,12 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
             (_, true) => iterations::csv(report),
             _ => iterations::text(report),
         }
+    } else if args.traced.chrome_trace {
+        trace::json(report)
+    } else if args.traced.collapsed {
+        collapsed::collapsed(report)
+    } else if args.traced.treemap {
+        treemap::json(report)
     } else if args.json {
         json::json(report)
     } else if args.csv {
@@ -154,6 +156,9 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+    if args.traced.is_asked() {
+        anyhow::bail!("this form is of one process; these are {}: give the pid of one", runs.len());
+    }
     let borrowed: Vec<&Run> = runs.iter().collect();
     if args.html {
         let reports: Vec<Report<'_>> = runs.iter().map(|run| report(run, args)).collect::<Result<_>>()?;

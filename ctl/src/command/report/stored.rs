@@ -6,8 +6,9 @@ use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
 use gpumem_runs::import::read_file;
-use gpumem_runs::run::Run;
-use gpumem_runs::store::{RunId, Store};
+use gpumem_runs::report::oom::at::Around;
+use gpumem_runs::run::{Clock, Run, State};
+use gpumem_runs::store::{RunId, RunSummary, Store};
 use std::path::Path;
 
 /// A run by its name, a file, or the latest run.
@@ -60,9 +61,36 @@ pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
     }
     let store = Store::open_read_only(&path)?;
     let mut found = Vec::new();
-    for summary in store.list()?.into_iter().take(NEWEST).filter(|run| run.source_kind == "daemon") {
+    // Of a life in parts the newest part speaks.
+    let speaks = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
+    for summary in store.list()?.into_iter().take(NEWEST).filter(speaks) {
         let run = store.load(summary.id)?;
         if run.process.claims.get("job").is_some_and(|claim| gpumem_runs::run::is_job(claim, job)) {
+            found.push(Told { id: Some(summary.id.to_string()), run });
+        }
+    }
+    Ok(found)
+}
+
+/// Those whose process ended, or ran out of memory, around a time.
+pub fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
+    let store = Store::open_read_only(&args.store.readable()?)?;
+    let mut found = Vec::new();
+    for summary in store.list()? {
+        let wall_ns = |time_ns: Option<u64>| match summary.clock {
+            Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
+            Clock::Lines => None,
+        };
+        // A run that cannot have been there need not be read.
+        let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
+            continue;
+        };
+        let is_before = last.saturating_add(around.for_ns) < around.at_ns;
+        if is_before || first.saturating_sub(around.for_ns) > around.at_ns {
+            continue;
+        }
+        let run = store.load(summary.id)?;
+        if around.concerns(&run) {
             found.push(Told { id: Some(summary.id.to_string()), run });
         }
     }
@@ -91,7 +119,8 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
     pids.sort_unstable();
     pids.dedup();
     let peak = |run: &Run| {
-        let peaks = run.devices.iter().filter_map(|device| device.peak.tracked_bytes);
+        let peaks =
+            run.devices.iter().filter_map(|device| device.peak.tracked_bytes.or(device.peak.used_bytes()));
         peaks.fold(0, i64::saturating_add)
     };
     let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));

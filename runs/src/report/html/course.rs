@@ -9,6 +9,9 @@ use crate::timeline::Point;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+/// Tag of a timeline's sums: a role may name them, no rule of tags can.
+const SUM: &str = "(smaller ones)";
+
 #[derive(Debug, Serialize)]
 pub(super) struct Course {
     /// Times of the points. At each, the rows of a stack with `idle` and `opaque` are `tracked`.
@@ -49,6 +52,9 @@ impl Course {
         let timeline = &device.details.timeline;
         let points: Vec<&Point> = thinned(&timeline.points, limits.points);
         let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);
+        let is_sum = |cell: u32| {
+            report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref() == Some(SUM))
+        };
         let of_class = |wanted: Class| {
             let sum = |point: &&Point| {
                 let amounts = point.amounts.iter().filter(|(cell, _)| class(*cell) == Some(wanted));
@@ -69,6 +75,7 @@ impl Course {
                         continue;
                     }
                     let row = match report.category(cell, by) {
+                        None if is_sum(cell) => &mut smaller,
                         None => &mut others,
                         Some(name) => match place.get(name).and_then(|row| rows.get_mut(*row)) {
                             Some(row) => row,

@@ -8,13 +8,13 @@ use super::course::Course;
 use super::holdings::{Holding, holdings};
 use crate::report::bridge::Bridge;
 use crate::report::group::Amounts;
-use crate::report::oom::{held, one};
+use crate::report::oom::{held, sentence, told};
 use crate::report::steps::{grouped, weight, what};
 use crate::report::text::{self, clean, clean_name};
 use crate::report::time::Times;
 use crate::report::units::Unit;
 use crate::report::{By, Part, Report, iterations};
-use crate::run::{Clock, Device, Iteration, Oom, OomDevice, State};
+use crate::run::{Clock, Device, Ending, Iteration, Oom, OomDevice, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -108,6 +108,8 @@ struct Process {
     tail: Vec<String>,
     clock: ClockJson,
     ooms_dropped: u64,
+    /// What ended it, where that is known and was not its own doing.
+    ending: Option<String>,
     devices: Vec<DeviceJson>,
 }
 
@@ -165,6 +167,8 @@ struct Detail {
     other_steps: (i64, usize),
     iterations: Option<IterationsJson>,
     ooms: Vec<OomJson>,
+    /// How many more there were before.
+    earlier_ooms: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -203,8 +207,8 @@ struct IterationsJson {
 #[derive(Debug, Serialize)]
 struct OomJson {
     t: i64,
-    is_true: bool,
-    count: u64,
+    /// `oom`, `suspected`, or `refused` where that was pressure only.
+    kind: &'static str,
     lines: Vec<String>,
     /// By name.
     held: Vec<(String, i64)>,
@@ -359,6 +363,7 @@ fn process(report: &Report<'_>, ranks: &[Ranks; 3], unit: Unit, limits: Limits, 
         tail: words.tail,
         clock: since.clock(run.clock, Times::of(run).is_dated()),
         ooms_dropped: run.coverage.ooms_dropped,
+        ending: Ending::of(run).map(|ending| clean(&sentence(&ending))),
         devices,
     }
 }
@@ -383,9 +388,8 @@ fn detail(
     );
     let (tags, libraries, holdings) = holdings(report, device, ranks, limits.holdings);
     let (steps, other_steps) = steps(device, unit, limits.steps, since);
-    let times = Times::of(report.run);
-    let ooms =
-        device.details.ooms.iter().enumerate().skip(device.details.ooms.len().saturating_sub(limits.ooms));
+    let entries = told(report, device);
+    let earlier = entries.len().saturating_sub(limits.ooms);
     Detail {
         facts,
         device: text::device_parts(device),
@@ -398,7 +402,12 @@ fn detail(
         steps,
         other_steps,
         iterations: iterations_of(device),
-        ooms: ooms.map(|(number, entry)| oom(report, device, entry, number + 1, times, since)).collect(),
+        ooms: entries
+            .into_iter()
+            .skip(earlier)
+            .map(|(entry, lines)| oom(report, entry, lines, since))
+            .collect(),
+        earlier_ooms: earlier,
     }
 }
 
@@ -490,21 +499,15 @@ fn iterations_of(device: &Device) -> Option<IterationsJson> {
     })
 }
 
-fn oom(
-    report: &Report<'_>,
-    device: &Device,
-    oom: &Oom,
-    number: usize,
-    times: Times,
-    since: Since,
-) -> OomJson {
-    let mut lines = Vec::new();
-    one(report, device, oom, number, times, &mut lines);
+fn oom(report: &Report<'_>, oom: &Oom, lines: Vec<String>, since: Since) -> OomJson {
     OomJson {
         t: since.t(oom.time_ns),
-        is_true: oom.is_true(),
-        count: oom.count,
-        lines: lines.iter().map(|line| clean(line).trim_end().to_owned()).collect(),
+        kind: match (oom.is_true(), oom.is_suspected()) {
+            (true, _) => "oom",
+            (_, true) => "suspected",
+            _ => "refused",
+        },
+        lines,
         held: held(report, oom).into_iter().map(|(name, bytes)| (clean_name(&name), bytes)).collect(),
         holders: oom.device.as_ref().map(|device| holders(oom, device)).unwrap_or_default(),
     }
@@ -523,7 +526,7 @@ fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
     let (more, more_bytes) = device.others;
     let beside = [
         (format!("{more} other processes"), more_bytes),
-        ("others since".to_owned(), device.free_bytes.saturating_sub(free)),
+        ("allocated since".to_owned(), device.free_bytes.saturating_sub(free)),
         ("unaccounted".to_owned(), device.unaccounted_bytes),
         ("system".to_owned(), device.system_bytes.map_or(0, signed)),
         ("free".to_owned(), free),

@@ -3,7 +3,7 @@
 function draw(all, width) {
   const { process, device, course, positions, events, end } = all;
   const bands = stacked(all.bands, positions.length);
-  const lanes = [["gap", "gap"], ["mark", "marks"], ["oom", "OOM"], ["pressure", "refused"]].filter(([kind]) => events.some((event) => event.kind === kind));
+  const lanes = [["gap", "gap"], ["mark", "marks"], ["oom", "OOM"], ["suspected", "suspect"], ["refused", "refused"]].filter(([kind]) => events.some((event) => event.kind === kind));
   const height = HEIGHT + lanes.length * LANE;
   const plotted = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: HEIGHT - MARGIN.bottom };
   const times = [...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0]), ...events.map((event) => event.t), end, device.peak_t];
@@ -72,7 +72,7 @@ function draw(all, width) {
     let named = -Infinity;
     for (const event of events.filter((event) => event.kind === kind)) {
       const at = n(x(event.t));
-      if (kind === "oom") svg.append(s("path", { class: "oomline", d: `M${at} ${plotted.top}V${middle}` }));
+      if (kind === "oom" || kind === "suspected") svg.append(s("path", { class: "oomline", d: `M${at} ${plotted.top}V${middle}` }));
       svg.append(glyph(event, at, middle));
       if (kind === "mark") {
         const shown = event.name.length > 18 ? event.name.slice(0, 17) + "…" : event.name;
@@ -125,7 +125,7 @@ function glyph(event, x, y) {
   switch (event.kind) {
     case "gap": return s("path", { class: "event", d: event.up ? `M${x - 4} ${y + 4}L${x} ${y - 4}L${x + 4} ${y + 4}Z` : `M${x - 4} ${y - 4}L${x} ${y + 4}L${x + 4} ${y - 4}Z` });
     case "mark": return s("path", { class: "event", d: `M${x - 1} ${y - 6}h6l-2 3 2 3h-5v6h-1Z` });
-    case "oom": return s("path", { class: "oom", "stroke-width": 2.5, d: `M${x - 4} ${y - 4}L${x + 4} ${y + 4}M${x - 4} ${y + 4}L${x + 4} ${y - 4}` });
+    case "oom": case "suspected": return s("path", { class: "oom", "stroke-width": 2.5, d: `M${x - 4} ${y - 4}L${x + 4} ${y + 4}M${x - 4} ${y + 4}L${x + 4} ${y - 4}` });
     default: return s("path", { class: "event", d: `M${x - 4} ${y}L${x} ${y - 4}L${x + 4} ${y}L${x} ${y + 4}Z` });
   }
 }

@@ -94,7 +94,7 @@ function iterations(device) {
 
 function ooms(process, device) {
   const all = device.detail.ooms;
-  const dropped = process.ooms_dropped;
+  const dropped = process.ooms_dropped + device.detail.earlier_ooms;
   if (all.length === 0 && dropped === 0) return null;
   const ranked = (name) => { const rank = DATA.groupings[DATA.by].names.indexOf(name); return { Untrackable: "untrackable", idle: "idle" }[name] ?? (rank < 0 ? SMALLER : rank); };
   const table = (title, rows, colors) => {
@@ -114,8 +114,8 @@ function ooms(process, device) {
     h("div", { class: "pair even" }, oom.held.length ? table("what this process held then", oom.held, ranked) : null,
       oom.holders.length ? table("who held the device then", oom.holders, (name) => DEVICE_COLORS[name] ?? SMALLER) : null));
   // The last true one is what people come for.
-  const last = all.findLastIndex((oom) => oom.is_true);
-  return section("oom", "Out of memory", "When memory ran out", all.map((oom, at) => one(oom, at === last)), dropped ? h("p", {}, `${thousands(dropped)} more are not kept.`) : null);
+  const last = all.findLastIndex((oom) => oom.kind !== "refused");
+  return section("oom", "Out of memory", "When memory ran out", all.map((oom, at) => one(oom, at === last)), dropped ? h("p", {}, `${thousands(dropped)} more are not told here.`) : null);
 }
 
 function words(process, device) {

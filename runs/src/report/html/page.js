@@ -70,7 +70,7 @@ function overview() {
 function verdict(process, device) {
   const detail = device.detail;
   if (!detail) return null;
-  const last = detail.ooms.findLast((oom) => oom.is_true);
+  const last = detail.ooms.findLast((oom) => oom.kind !== "refused");
   const reading = device.peak_used ? ` NVML's highest reading was ${withUnit(device.peak_used[0])} at ${time(process.clock, device.peak_used[1])}.` : "";
   const [row] = detail.statements[state.by];
   const size = device.total === null ? "" : ` of ${withUnit(device.total)}`;
@@ -78,7 +78,8 @@ function verdict(process, device) {
   const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
     : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak of what is tracked, ${time(process.clock, device.peak_t)}.`}`;
   return [
-    last ? h("p", { class: "alert", role: "note" }, h("b", {}, "Memory ran out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
+    process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
+    last ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
       h("a", { href: "#oom" }, "the record")) : null,
     h("p", {}, said + reading),
   ];

@@ -72,7 +72,7 @@ function statement(process, device) {
   const rows = statementRows(detail, state.by);
   const columns = [0, 1].map((column) => rows.map((row) => row.bytes[column]));
   const steps = columns.map((bytes) => printedSteps(rows, bytes));
-  const when = (t) => time(process.clock, t).split(" ").flatMap((word) => [h("br"), h("span", { class: "soft" }, word)]);
+  const when = (t) => (process.clock.kind === "wall" ? time(process.clock, t).split(" ") : [time(process.clock, t)]).flatMap((word) => [h("br"), h("span", { class: "soft" }, word)]);
   const head = (text, t) => h("th", { class: "n", scope: "col" }, text, when(t));
   const cursorHead = h("th", { class: "n cursor", scope: "col" });
   const cursorCells = [];

@@ -57,10 +57,14 @@ function courseOf(process, device) {
     for (const bucket of buckets) if (best === null || Math.abs(bucket[0] - t) < Math.abs(best[0] - t)) best = bucket;
     return best;
   };
-  // A gap that was measured far away says nothing of a moment.
+  // A gap that was measured long before or after says nothing of a moment.
   const span = Math.max(device.last_t, ...course.t) - Math.min(0, ...course.t);
   const near = Math.max(2 * course.width, span / 20);
-  const gapAt = course.t.map((t) => nearest(gaps, t)).map((bucket, at) => (bucket && Math.abs(bucket[0] - course.t[at]) <= near ? bucket : null));
+  const gapAt = course.t.map((t) => nearest(gaps, t)).map((bucket, at) => {
+    const t = course.t[at];
+    const isBetween = gaps.length > 1 && t >= gaps[0][0] && t <= gaps[gaps.length - 1][0];
+    return bucket && (isBetween || Math.abs(bucket[0] - t) <= near) ? bucket : null;
+  });
   const positions = course.t.length
     ? course.t.map((t, point) => {
       const bucket = gapAt[point];
@@ -77,7 +81,7 @@ function courseOf(process, device) {
   const most = (row) => Math.max(...row.bytes);
   rows.sort((a, b) => least(b) - least(a) || most(b) - most(a));
   const bands = rows.concat([
-    { code: SMALLER, bytes: stack.smaller, name: "smaller ones" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
+    { code: SMALLER, bytes: stack.smaller, name: "other names" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
     { code: "opaque", bytes: course.opaque, name: "opaque pools" }, { code: "idle", bytes: course.idle, name: "pool idle" },
     { code: "predates", bytes: positions.map(() => (course.t.length ? predates ?? 0 : 0)), name: "predates the agent" },
     { code: "untrackable", bytes: positions.map((at) => (course.t.length ? at.gap ?? 0 : 0)), name: "Untrackable" },
@@ -85,7 +89,7 @@ function courseOf(process, device) {
   const events = [
     ...detail.steps.map((step) => ({ kind: "gap", t: step.t, text: `gap ${signed(step.bytes)} ${unit().name}: ${step.what}`, up: step.bytes >= 0 })),
     ...(detail.marks || []).map((mark) => ({ kind: "mark", t: mark.t, text: "mark: " + mark.name, name: mark.name })),
-    ...detail.ooms.map((oom) => ({ kind: oom.is_true ? "oom" : "pressure", t: oom.t, text: oom.lines[0] ?? "out of memory" })),
+    ...detail.ooms.map((oom) => ({ kind: oom.kind, t: oom.t, text: oom.lines[0] ?? "out of memory" })),
   ].sort((a, b) => a.t - b.t);
   return { process, device, course, positions, bands, events, nearest, end: device.last_t };
 }
@@ -171,7 +175,7 @@ function timeline(process, device, move) {
     h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null),
     h("p", { class: "keys" }, legendOf(all)),
     folded("The picture as a table", () => courseTable(all)),
-    events.length ? folded(`${thousands(events.length)} events as a table`, () => eventTable(all)) : null);
+    events.length ? folded(`${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);
   return { figure, redraw };
 }
 

@@ -20,7 +20,8 @@ mod table;
 pub(super) use facts::device_parts;
 pub(super) use lines::clean_name;
 pub use lines::{clean, wrapped};
-pub(super) use prose::{device_name, device_title, exit};
+pub(crate) use prose::device_title;
+pub(super) use prose::{device_name, exit};
 pub use prose::{label, short_command};
 pub(super) use table::{is_carried, note};
 
