@@ -21,6 +21,7 @@ mod wake;
 pub use link::{close_in_child, connect_anew, connected};
 pub use wake::wake;
 
+use crate::callers::sites::Sites;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
@@ -85,6 +86,7 @@ struct Sender {
     next_dump_ns: u64,
     client: Client,
     torch: Health,
+    sites: Sites,
 }
 
 /// Starts it, once in a process.
@@ -191,6 +193,7 @@ impl Sender {
             next_dump_ns: 0,
             client: Client::default(),
             torch: Health::default(),
+            sites: Sites::default(),
         }
     }
 
@@ -223,6 +226,9 @@ impl Sender {
         self.look_around();
         if state::armed() {
             python::run::look(self.core);
+        }
+        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+            self.sites.name(self.core, thread);
         }
         if !self.link.has_main() {
             self.connect();
