@@ -217,6 +217,9 @@ pub struct Report {
     /// One line per name and moment, in bytes
     #[arg(long, group = "form")]
     pub csv: bool,
+    /// A page for a browser, in one file that asks for nothing else (docs/report-html.md)
+    #[arg(long, group = "form", conflicts_with_all = ["all", "steps", "growth", "iterations"])]
+    pub html: bool,
     /// Rows of the table [default: the first that names something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
     pub by: Option<Rows>,

@@ -86,7 +86,7 @@ fn ooms(report: &Report<'_>) -> String {
     }
 }
 
-fn heading(report: &Report<'_>) -> String {
+pub(super) fn heading(report: &Report<'_>) -> String {
     let run = report.run;
     let mut parts = vec![label(run)];
     if let Some(id) = &report.id {
@@ -134,7 +134,7 @@ fn titled(device: &Device, model: &str) -> String {
 const HELD: u16 = 39;
 
 /// Why the sums are less than the truth: each on a line of its own, above everything else.
-fn warnings(run: &Run) -> Vec<String> {
+pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
     match (&coverage.blocked_by, coverage.blocked_code) {
