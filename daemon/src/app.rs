@@ -81,7 +81,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let recorder = record(&settings, &stats)?;
     let listeners = Listeners::open(&setup, &settings)?;
 
-    let (keeper, keeper_thread) = Keeper::start(settings.store.clone(), Arc::clone(&stats))?;
+    let (keeper, keeper_thread) =
+        Keeper::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
     let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
     let (asks, asked) = mpsc::channel(16);
     let (orders, ordered) = mpsc::channel(16);
@@ -272,6 +273,9 @@ impl Live {
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
         self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
         let _ = self.orders.send(Order::Pace(new.pace)).await;
+        if self.settings.retention != new.retention {
+            self.sight.keeper.retain(new.retention);
+        }
         match (at_once.is_empty(), later.is_empty()) {
             (true, true) => tracing::info!("the configuration was read again: nothing changed"),
             (false, _) => tracing::info!(changed = at_once.join(", "), "the configuration was read again"),

@@ -7,6 +7,7 @@
 mod check;
 
 use crate::core::Pace;
+use crate::keeper::Retention;
 use crate::source::agent::Limits;
 use crate::source::{kernel, nvml};
 use serde::Deserialize;
@@ -99,6 +100,12 @@ pub struct Runs {
     pub store: Option<PathBuf>,
     #[serde(deserialize_with = "check::seconds")]
     pub checkpoint_every_s: f64,
+    #[serde(deserialize_with = "check::roll")]
+    pub roll_every_s: f64,
+    #[serde(deserialize_with = "check::days")]
+    pub keep_days: f64,
+    #[serde(deserialize_with = "check::whole")]
+    pub max_size_mib: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -177,7 +184,13 @@ impl Default for Kernel {
 
 impl Default for Runs {
     fn default() -> Self {
-        Runs { store: None, checkpoint_every_s: 5.0 }
+        Runs {
+            store: None,
+            checkpoint_every_s: 5.0,
+            roll_every_s: 86_400.0,
+            keep_days: 90.0,
+            max_size_mib: 2048,
+        }
     }
 }
 
@@ -305,8 +318,10 @@ pub struct Settings {
     pub private: bool,
     /// Where runs are kept.
     pub store: PathBuf,
-    /// How often they are written.
+    /// How often they are written, and when they roll.
     pub pace: Pace,
+    /// How long they are kept.
+    pub retention: Retention,
     /// Where what is seen is recorded.
     pub record: Option<PathBuf>,
     /// What others see.
@@ -345,6 +360,11 @@ impl Settings {
             pace: Pace {
                 checkpoint: seconds(config.runs.checkpoint_every_s),
                 rows_per_process: agent.rows_per_process,
+                roll: not_zero(config.runs.roll_every_s).map(seconds),
+            },
+            retention: Retention {
+                age: not_zero(config.runs.keep_days).map(|days| seconds(days * 86_400.0)),
+                bytes: (config.runs.max_size_mib > 0).then_some(config.runs.max_size_mib << 20),
             },
             record: config.record.clone(),
             tenants: config.tenants,
@@ -385,6 +405,9 @@ impl Settings {
         let differ = [
             (self.limits != other.limits, "agent", true),
             (self.pace.checkpoint != other.pace.checkpoint, "runs.checkpoint_every_s", true),
+            (self.pace.roll != other.pace.roll, "runs.roll_every_s", true),
+            (self.retention.age != other.retention.age, "runs.keep_days", true),
+            (self.retention.bytes != other.retention.bytes, "runs.max_size_mib", true),
             (self.pace.rows_per_process != other.pace.rows_per_process, "agent.rows_per_process", true),
             (self.record != other.record, "record", true),
             (self.tenants != other.tenants, "tenants", true),
@@ -401,4 +424,9 @@ impl Settings {
         let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);
         (of(true).map(|(_, name, _)| *name).collect(), of(false).map(|(_, name, _)| *name).collect())
     }
+}
+
+/// Zero means never.
+fn not_zero(value: f64) -> Option<f64> {
+    (value > 0.0).then_some(value)
 }

@@ -69,10 +69,18 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
     findings.push(match store.reason {
         Some(reason) => {
             let text = format!("{reason}; {} runs wait in memory", store.waiting);
-            finding(Level::Bad, "store", text, Some("it is tried again by itself"))
+            finding(Level::Bad, "store", text, store.remedy)
         }
         None => finding(Level::Good, "store", store.path.display().to_string(), None),
     });
+    if let Some(aside) = &store.set_aside {
+        let text = format!("it was damaged, is now {}, and a new one was begun", aside.display());
+        findings.push(finding(Level::Degraded, "store", text, Some("look into the file system's log")));
+    }
+    if store.is_too_large {
+        let text = "it is larger than runs.max_size_mib, and all that is in it is of living processes or was imported";
+        findings.push(finding(Level::Degraded, "store", text, Some("raise runs.max_size_mib")));
+    }
     findings.extend(of_agents(sight));
     findings.sort_by_key(|finding| finding.level);
     facts.push(("devices".to_owned(), published.snapshot.devices.len().to_string()));
