@@ -117,7 +117,10 @@ fn trainer(machine: &Machine, daemon: &Daemon) -> Job {
 }
 
 fn steps(run: &Run) -> Vec<u64> {
-    let rows = run.devices.iter().flat_map(|device| &device.details.iterations.rows);
+    let rows = run.devices.iter().flat_map(|device| {
+        let iterations = &device.details.iterations;
+        iterations.rows.iter().chain(&iterations.open)
+    });
     rows.flat_map(|row| row.first..=row.last).collect()
 }
 
