@@ -352,7 +352,7 @@ fn the_other_ranks_of_the_job_are_one_line() {
     for words in [
         "; ran out too 6 (",
         "; ended before 5 (the first 0.4 s before)",
-        "; 1 rank of them ended after it, the first 1.2 s later",
+        "; 1 of them ended after it, the first 1.2 s later",
     ] {
         assert!(line.contains(words), "{words} in {line}");
     }
