@@ -9,7 +9,7 @@ mod check;
 use crate::core::Pace;
 use crate::keeper::Retention;
 use crate::source::agent::Limits;
-use crate::source::nvml;
+use crate::source::{kernel, nvml};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,7 @@ pub struct Config {
     pub tenants: Tenants,
     pub agent: Agent,
     pub nvml: Nvml,
+    pub kernel: Kernel,
     pub runs: Runs,
     pub metrics: Metrics,
     pub private: Private,
@@ -87,6 +88,14 @@ pub struct Nvml {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
+pub struct Kernel {
+    pub log: PathBuf,
+    pub control_groups: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
 pub struct Runs {
     pub store: Option<PathBuf>,
     #[serde(deserialize_with = "check::seconds")]
@@ -130,6 +139,7 @@ impl Default for Config {
             tenants: Tenants::Named,
             agent: Agent::default(),
             nvml: Nvml::default(),
+            kernel: Kernel::default(),
             runs: Runs::default(),
             metrics: Metrics::default(),
             private: Private::default(),
@@ -163,6 +173,12 @@ impl Default for Nvml {
             hang_retry_s: 60.0,
             trust_pids: false,
         }
+    }
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Kernel { log: "/dev/kmsg".into(), control_groups: "/sys/fs/cgroup".into() }
     }
 }
 
@@ -314,6 +330,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How NVML is read.
     pub nvml: nvml::Settings,
+    /// Where the kernel speaks.
+    pub kernel: kernel::Settings,
     /// Where metrics are served.
     pub listen: Option<SocketAddr>,
     /// Connections for metrics at once.
@@ -369,6 +387,10 @@ impl Settings {
                 trust_pids: nvml.trust_pids,
                 program: None,
             },
+            kernel: kernel::Settings {
+                log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
+                groups: config.kernel.control_groups.clone(),
+            },
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
             max_series: config.metrics.max_series,
@@ -396,6 +418,7 @@ impl Settings {
             (self.runtime_dir != other.runtime_dir, "runtime_dir", false),
             (self.store != other.store, "runs.store", false),
             (self.nvml != other.nvml, "nvml", false),
+            (self.kernel != other.kernel, "kernel", false),
             (self.listen != other.listen, "metrics.listen", false),
         ];
         let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);

@@ -3,6 +3,7 @@
 
 pub mod bridge;
 pub mod brief;
+pub mod collapsed;
 pub mod csv;
 pub mod group;
 pub mod growth;
@@ -13,6 +14,9 @@ pub mod oom;
 pub mod steps;
 pub mod text;
 pub mod time;
+pub mod trace;
+mod tree;
+pub mod treemap;
 pub mod units;
 
 use crate::rules::{Groupings, cell_view};

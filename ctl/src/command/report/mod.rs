@@ -4,12 +4,15 @@
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
 //! oom       when memory ran out, of any of them
+//! several   more than one of these; picture: as a drawing
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod live;
 mod oom;
+mod picture;
+mod several;
 mod stored;
 
 pub use oom::{moment, oom};
@@ -21,6 +24,7 @@ use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
+use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -65,26 +69,36 @@ fn found(args: &Args) -> Result<Found> {
     Ok(Found { what, command })
 }
 
-/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
+/// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
+/// all as one picture.
 pub fn run(args: &Args) -> Result<()> {
+    let told = match (args.picture.is_asked(), args.more.is_empty()) {
+        (true, _) => picture::draw(args)?,
+        (false, true) => one(args)?.into_bytes(),
+        (false, false) => several::each(args)?.into_bytes(),
+    };
+    deliver(&told, &args.output)
+}
+
+/// The report of what is asked for.
+fn one(args: &Args) -> Result<String> {
     let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
-    let told: Vec<u8> = match &what {
+    Ok(match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
             report.id.clone_from(&one.id);
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
             report.command = command;
-            tell(&report, args).into_bytes()
+            tell(&report, args)
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
-    };
-    deliver(&told, &args.output)
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
+    })
 }
 
 /// A pid is a number; a file may be called like a run or a number, and is then `./7`.
@@ -119,6 +133,12 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
             (_, true) => iterations::csv(report),
             _ => iterations::text(report),
         }
+    } else if args.traced.chrome_trace {
+        trace::json(report)
+    } else if args.traced.collapsed {
+        collapsed::collapsed(report)
+    } else if args.traced.treemap {
+        treemap::json(report)
     } else if args.json {
         json::json(report)
     } else if args.csv {
@@ -134,6 +154,9 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+    if args.traced.is_asked() {
+        anyhow::bail!("this form is of one process; these are {}: give the pid of one", runs.len());
+    }
     let borrowed: Vec<&Run> = runs.iter().collect();
     if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));

@@ -64,6 +64,7 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         sees: gpus::Sees::now(),
     };
     health.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
+    findings.extend(of_kernel(&health));
     let store = sight.keeper.status();
     findings.push(match store.reason {
         Some(reason) => {
@@ -93,6 +94,23 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         uptime_s: now_ns.saturating_sub(sight.stats.started_ns) / 1_000_000_000,
         facts,
         findings,
+    })
+}
+
+/// Whether ends by the kernel and the driver can be told from ends for want of GPU memory.
+fn of_kernel(health: &Health) -> Option<Finding> {
+    let log = health.kernel_log.as_ref()?.display();
+    Some(match &health.kernel_problem {
+        None => finding(Level::Good, "kernel log", format!("{log}"), None),
+        Some(why) => {
+            let text = format!(
+                "{log}: {why}; who was killed for host memory is known only from control groups, and whose a fault (Xid) was \
+                 is not"
+            );
+            let remedy =
+                "let the daemon read it (CAP_SYSLOG), or name a copy: [kernel] log = \"/var/log/kern.log\"";
+            finding(Level::Degraded, "kernel log", text, Some(remedy))
+        }
     })
 }
 
