@@ -253,7 +253,7 @@ fn known_names(report: &Report<'_>, joint: &Joint, by: By) -> [BTreeSet<String>;
 
 /// The statement of a joint device: its two moments are A's and B's.
 fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>; 2]) -> Table {
-    let mut statement = report.statement_by(device, by, usize::MAX, 0);
+    let mut statement = report.statement_by(by, device, usize::MAX, 0);
     let moments = [&device.last, &device.peak];
     for row in &mut statement.rows {
         for (bytes, moment) in row.bytes.iter_mut().zip(moments) {

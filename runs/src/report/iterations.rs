@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::fmt::Write;
 
 /// Rows of a table for people; more become one per group of neighbours.
-const MOST_ROWS: usize = 40;
+pub(super) const MOST_ROWS: usize = 40;
 
 /// A column: its name for people, and its amount.
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
@@ -84,7 +84,7 @@ fn rows(table: &Iterations) -> String {
     out
 }
 
-fn number(row: &Iteration) -> String {
+pub(super) fn number(row: &Iteration) -> String {
     match row.count {
         0 | 1 => thousands(row.first),
         _ => format!("{}-{}", thousands(row.first), thousands(row.last)),
@@ -92,7 +92,7 @@ fn number(row: &Iteration) -> String {
 }
 
 /// Neighbours as one: the highest peaks, the last values.
-fn merged(rows: &[Iteration]) -> Iteration {
+pub(super) fn merged(rows: &[Iteration]) -> Iteration {
     let mut rows = rows.iter().copied();
     let Some(mut sum) = rows.next() else { return Iteration::default() };
     for row in rows {

@@ -8,6 +8,7 @@ pub mod csv;
 pub mod explain;
 pub mod group;
 pub mod growth;
+pub mod html;
 pub mod iterations;
 pub mod json;
 pub mod names;
@@ -248,11 +249,11 @@ impl<'r> Report<'r> {
     /// The identity of a device: the last moment, and the peak. At most `limit` categories are named, and
     /// none that is smaller than `smallest` bytes at both; the rest is one row.
     pub fn statement(&self, device: &Device, limit: usize, smallest: i64) -> Statement {
-        self.statement_by(device, self.by, limit, smallest)
+        self.statement_by(self.by, device, limit, smallest)
     }
 
-    /// The same with other rows.
-    pub fn statement_by(&self, device: &Device, by: By, limit: usize, smallest: i64) -> Statement {
+    /// The same with these rows.
+    pub fn statement_by(&self, by: By, device: &Device, limit: usize, smallest: i64) -> Statement {
         let moments = [&device.last, &device.peak];
         let compositions = moments.map(|moment| self.composition(moment, by));
         let mut statement = Statement { rows: Vec::new() };

@@ -26,7 +26,7 @@ impl<'r> Here<'r> {
             of.into_iter().flatten().max()
         };
         let device = report.run.devices.iter().max_by_key(most)?;
-        let statement = report.statement_by(device, report.by, usize::MAX, 0);
+        let statement = report.statement_by(report.by, device, usize::MAX, 0);
         let unit = Unit::for_largest(most(&device).unwrap_or(0));
         Some(Here { report, run: report.run, device, statement, unit })
     }
