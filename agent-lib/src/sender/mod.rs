@@ -31,6 +31,7 @@ use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 
@@ -84,6 +85,12 @@ struct Sender {
     dumping: bool,
     /// 0: none is due.
     next_dump_ns: u64,
+    /// When the recording beside ends by itself; 0: it does not.
+    record_until_ns: u64,
+    /// A recording that waits for its first step.
+    window: Option<record::Window>,
+    /// One that has ended by itself, until somebody asks.
+    ended: Option<PathBuf>,
     client: Client,
     torch: Health,
     sites: Sites,
@@ -191,6 +198,9 @@ impl Sender {
             muted_by_daemon: false,
             dumping: false,
             next_dump_ns: 0,
+            record_until_ns: 0,
+            window: None,
+            ended: None,
             client: Client::default(),
             torch: Health::default(),
             sites: Sites::default(),

@@ -154,7 +154,7 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
 /// Without an entry: what that means.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
-        (true, _) => "memory has not run out",
+        (true, _) => "GPU memory has not run out",
         (false, crate::run::State::Closed { .. }) => {
             "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"
         }

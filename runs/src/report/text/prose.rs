@@ -78,6 +78,9 @@ fn ooms(report: &Report<'_>) -> String {
     let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
         pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
+        (0, _) if crate::run::Ending::of(run).is_some() => {
+            format!("    oom: none, ended by something else ({asked})")
+        }
         _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
         _ if !run.coverage.covered || run.clock == Clock::Lines => String::new(),
         (0, 0) => "    oom: none".to_owned(),
