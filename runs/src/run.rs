@@ -166,6 +166,7 @@ pub struct Coverage {
     /// Times at which memory ran out that are in no device's list: there were too many.
     pub ooms_dropped: u64,
     /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
 
