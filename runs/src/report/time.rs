@@ -94,6 +94,11 @@ impl Times {
         Times { clock, dated: false }
     }
 
+    /// Whether they are of several days.
+    pub(super) fn is_dated(self) -> bool {
+        self.dated
+    }
+
     pub(super) fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),
