@@ -34,6 +34,8 @@ pub enum Command {
     Import(Import),
     /// Make a running process write recordings, or keep its history back
     Record(Record),
+    /// Give this moment a name, in the runs of live processes
+    Mark(Mark),
     /// Let go of the driver for a while
     Nvml(Nvml),
     /// Starts the program in a session of its own
@@ -125,6 +127,21 @@ impl Verb {
             Verb::Dump => "dump",
         }
     }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Mark {
+    /// The name: reports take it as a time
+    pub name: String,
+    /// A process by its pid, or what a launcher started; all that you may see if left out
+    #[arg(value_name = "PID|all")]
+    pub pid: Option<crate::command::mark::Pid>,
+    /// The processes of this job
+    #[arg(long, value_name = "ID", conflicts_with = "pid")]
+    pub job: Option<String>,
+    #[command(flatten)]
+    pub socket: SocketPath,
 }
 
 #[derive(Debug, Args)]

@@ -16,7 +16,8 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 
 /// What can be typed, for errors.
-pub const FORMS: &str = "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
+pub const FORMS: &str =
+    "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
 
 const SECOND_NS: i128 = 1_000_000_000;
 const DAY_NS: i128 = 86_400 * SECOND_NS;
@@ -58,7 +59,9 @@ impl std::str::FromStr for When {
         let wrong = || format!("`{text}` is no time: {FORMS}");
         if let Some(seconds) = text.strip_prefix('@') {
             let at = decimal_ns(seconds, SECOND_NS).and_then(|ns| i64::try_from(ns).ok());
-            return at.map(When::At).ok_or_else(|| format!("`{text}`: after @ come seconds since 1970, as @1795170600"));
+            return at
+                .map(When::At)
+                .ok_or_else(|| format!("`{text}`: after @ come seconds since 1970, as @1795170600"));
         }
         if let Some(length) = text.strip_prefix('+') {
             return length_ns(length).map(When::Record).ok_or_else(wrong);
@@ -86,7 +89,8 @@ fn length_ns(text: &str) -> Option<u64> {
     }
     while !rest.is_empty() {
         let (number, after) = rest.split_at(rest.find(|c: char| c.is_ascii_alphabetic())?);
-        let (unit, after) = after.split_at(after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len()));
+        let (unit, after) =
+            after.split_at(after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len()));
         let scale = match unit {
             "ms" => SECOND_NS / 1000,
             "s" | "sec" => SECOND_NS,
@@ -151,7 +155,9 @@ impl When {
             When::At(at_ns) => Ok(*at_ns),
             When::OfDay(time, zone) => latest(*time, *zone, now_ns),
             When::Line(line) => Err(format!("`{line}` has no unit: {FORMS}")),
-            When::Record(_) => Err(format!("times that begin with + are of runs without a wall clock: {FORMS}")),
+            When::Record(_) => {
+                Err(format!("times that begin with + are of runs without a wall clock: {FORMS}"))
+            }
             When::Mark(name) => Err(format!("`{name}` is no time: {FORMS}")),
         }
     }
@@ -260,7 +266,13 @@ mod tests {
 
     #[test]
     fn moments_have_their_zone() {
-        for text in ["2026-11-20T10:30:00Z", "2026-11-20T10:30Z", "2026-11-20T11:30+01:00", "2026-11-20 10:30:00Z", "@1795170600"] {
+        for text in [
+            "2026-11-20T10:30:00Z",
+            "2026-11-20T10:30Z",
+            "2026-11-20T11:30+01:00",
+            "2026-11-20 10:30:00Z",
+            "@1795170600",
+        ] {
             assert_eq!(unix(text), Ok(NOW), "{text}");
         }
         assert_eq!(unix("@1795170600.5"), Ok(NOW + S / 2));
@@ -277,12 +289,31 @@ mod tests {
         assert_eq!(unix(&text), Ok(NOW), "{text}");
         assert_eq!(unix(&local.strftime("%H:%M").to_string()), Ok(NOW));
         let midnight = zone.to_timestamp(local.date().at(0, 0, 0, 0)).expect("a midnight");
-        assert_eq!(unix(&local.strftime("%Y-%m-%d").to_string()).map(i128::from), Ok(midnight.as_nanosecond()));
+        assert_eq!(
+            unix(&local.strftime("%Y-%m-%d").to_string()).map(i128::from),
+            Ok(midnight.as_nanosecond())
+        );
     }
 
     #[test]
     fn what_is_no_time_says_what_would_be() {
-        for text in ["", "-5m", "5x", "10:61", "25:00", "2026-13-01", "2026-11-20T", "@", "@x", "+", "1h30", "7", "99999999999999999999d", "morning", "1..5h"] {
+        for text in [
+            "",
+            "-5m",
+            "5x",
+            "10:61",
+            "25:00",
+            "2026-13-01",
+            "2026-11-20T",
+            "@",
+            "@x",
+            "+",
+            "1h30",
+            "7",
+            "99999999999999999999d",
+            "morning",
+            "1..5h",
+        ] {
             let error = unix(text).expect_err(text);
             assert!(error.contains("10:30") || error.contains("@1795170600"), "{text}: {error}");
         }
@@ -292,7 +323,13 @@ mod tests {
     #[test]
     fn runs_have_clocks_and_marks_of_their_own() {
         let run = |clock| Run { clock, ..crate::when::tests::run() };
-        let at = |text: &str, clock| text.parse::<When>()?.in_run(&run(clock), 100 * S as u64, &[("warm".into(), 7), ("warm".into(), 9), ("10:30".into(), 11)]);
+        let at = |text: &str, clock| {
+            text.parse::<When>()?.in_run(
+                &run(clock),
+                100 * S as u64,
+                &[("warm".into(), 7), ("warm".into(), 9), ("10:30".into(), 11)],
+            )
+        };
         let lines = Clock::Lines;
         assert_eq!(at("12", lines), Ok(12));
         assert!(at("10m", lines).is_err_and(|error| error.contains("lines of its log")));

@@ -6,6 +6,7 @@ use crate::book::{WINDOW_NS, Window};
 use crate::fault::Faults;
 use crate::gap::ClosedSample;
 use crate::iteration::IterationsView;
+use crate::mark::MarkView;
 use crate::observation::{Origin, ProcessKey};
 use crate::oom::{Listing, OomDevice};
 use crate::process::{Process, parse_lines};
@@ -328,6 +329,11 @@ impl Ledger {
                 seen.uid = uid.0.or(seen.uid);
                 seen.parent_pid = Some(parent_pid).filter(|&pid| pid != 0);
                 seen.seen.extend(parse_lines(facts));
+            }
+            Body::ProcessMark { start_ticks, name } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let mark = MarkView { time_ns: stamp.time_ns, name: Some(name.into()), from_outside: true };
+                self.processes[index].marks.add(mark);
             }
             Body::ProcessGone { start_ticks, status } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });

@@ -4,6 +4,7 @@
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
+//! timeline, marks              what was held over time, by cell; moments with names
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! iterations, pools            what each training step held; pools and what their owners say
 //! rules                      rules files and presets: names of categories
@@ -24,6 +25,7 @@ pub mod input;
 pub mod iterations;
 mod kept;
 pub mod layers;
+pub mod marks;
 pub mod oom;
 pub mod pools;
 pub mod recording;

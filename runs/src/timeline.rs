@@ -16,7 +16,8 @@ pub struct Timeline {
     /// those with the least idle ones. What was held when a silence of more than a width began is a point too. 0
     /// where there are none.
     pub width_ns: u64,
-    /// By time.
+    /// By time. Where at least one whole slot lies between two of them, nothing happened in it: what the first one held was held
+    /// until the slot of the second. Other points are true of their own moment alone.
     pub points: Vec<Point>,
 }
 

@@ -2,6 +2,7 @@
 
 pub mod doctor;
 pub mod import;
+pub mod mark;
 pub mod nvml;
 pub mod ps;
 pub mod record;

@@ -63,6 +63,8 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         steps: counts[7],
         layers,
         ooms_dropped: counts[13],
+        marks: Vec::new(),
+        marks_dropped: counts[9],
     })
 }
 

@@ -210,7 +210,7 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=-".contains(character);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// Which runs are wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Which {
+pub(super) enum Which {
     Live,
     Pid(u32),
     Tree(u32),
@@ -22,7 +22,7 @@ enum Which {
 }
 
 impl Which {
-    fn of(query: &str) -> Result<Self, Refused> {
+    pub(super) fn of(query: &str) -> Result<Self, Refused> {
         only(query, &["pid", "tree", "job"])?;
         let pid = |key| -> Result<Option<u32>, Refused> {
             let pid = number(query, key)?;
@@ -39,7 +39,12 @@ impl Which {
         }
     }
 
-    fn takes(&self, pid: u32, facts: &BTreeMap<String, String>, claims: &BTreeMap<String, String>) -> bool {
+    pub(super) fn takes(
+        &self,
+        pid: u32,
+        facts: &BTreeMap<String, String>,
+        claims: &BTreeMap<String, String>,
+    ) -> bool {
         match self {
             Which::Live => true,
             Which::Pid(wanted) => pid == *wanted,
