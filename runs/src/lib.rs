@@ -4,7 +4,8 @@
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
-//! timeline, marks              what was held over time, by cell; moments with names
+//! timeline, marks            what was held over time, by cell; moments with names
+//! window                     a run as it was in a part of its life
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! iterations, pools            what each training step held; pools and what their owners say
 //! rules                      rules files and presets: names of categories
@@ -35,3 +36,4 @@ pub mod run;
 pub mod series;
 pub mod store;
 pub mod timeline;
+pub mod window;

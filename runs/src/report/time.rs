@@ -39,6 +39,12 @@ impl Clock {
     }
 }
 
+/// `12.0 s before`: where a time is, seen from another one.
+pub(crate) fn apart(clock: Clock, time_ns: u64, from_ns: u64) -> String {
+    let side = if time_ns < from_ns { "before" } else { "after" };
+    format!("{} {side}", clock.distance(time_ns.abs_diff(from_ns)))
+}
+
 /// Seconds since 1970 as day and minute, in UTC.
 pub fn date_minute(seconds: i64) -> String {
     let seconds = i128::from(seconds);
@@ -66,13 +72,13 @@ fn civil(day: i128) -> (i128, i128, i128) {
 
 /// The times of one report: with the day, where they are of several days.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
+pub(crate) struct Times {
     clock: Clock,
     dated: bool,
 }
 
 impl Times {
-    pub(super) fn of(run: &Run) -> Self {
+    pub(crate) fn of(run: &Run) -> Self {
         let end = match run.state {
             State::Closed { time_ns, .. } => Some(time_ns),
             State::Open | State::Interrupted => None,
@@ -94,7 +100,12 @@ impl Times {
         Times { clock, dated: false }
     }
 
-    pub(super) fn time(self, time_ns: u64) -> String {
+    /// Its clock.
+    pub(crate) fn clock(self) -> Clock {
+        self.clock
+    }
+
+    pub(crate) fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),
             None => self.clock.time(time_ns),
