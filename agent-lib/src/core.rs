@@ -155,9 +155,13 @@ impl Core {
         keep(self, &row);
         self.ring.put(&row);
         thread.making.store(0, Release);
+        self.ring.expect(seq + AHEAD);
         seq
     }
 }
+
+/// How far ahead of the records slots are fetched.
+const AHEAD: u64 = 2;
 
 /// Nothing to keep.
 #[inline(always)]

@@ -16,7 +16,7 @@
 //! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
 //! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
 
-use crate::memfd::{Words, anonymous};
+use crate::memfd::{Words, anonymous, fetch_to_write};
 use crate::peak;
 use crate::ring::Row;
 use gpumem_wire::Slot;
@@ -418,14 +418,7 @@ impl Live {
     /// `key` will be bound or unbound soon.
     #[inline(always)]
     pub fn expect(&self, key: Key) {
-        let chunk: *const Chunk = &self.chunks[self.chunk_at(key.hash(), 0)];
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint; it reads nothing.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(chunk.cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = chunk;
+        fetch_to_write(&self.chunks[self.chunk_at(key.hash(), 0)]);
     }
 
     /// The row of `key`, if it is bound.

@@ -143,3 +143,36 @@ impl Shared {
         unsafe { self.base.add(self.header.names_offset().unwrap_or(0) as usize) }
     }
 }
+
+/// Tells the processor that a line will be written soon.
+#[inline(always)]
+pub fn fetch_to_write<T>(line: &T) {
+    // The intrinsic becomes a fetch to read, unless all code is compiled for newer processors. Those that do not know this
+    // instruction, none of them with a GPU, do nothing.
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+}
+
+/// Tells the processor that a line will be read soon.
+#[inline(always)]
+pub fn fetch_to_read<T>(line: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<{ _MM_HINT_T0 }>(std::ptr::from_ref(line).cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint; it reads nothing.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+}

@@ -5,7 +5,7 @@
 //! claim: number n may write only when n - slots was sent, and the sender passes a number only when its writer is done
 //! (threads.rs tells).
 
-use crate::memfd::{Shared, Words};
+use crate::memfd::{Shared, Words, fetch_to_read, fetch_to_write};
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// A slot as words; word 0 is `seq`.
@@ -64,6 +64,19 @@ impl Ring {
             word.store(value.to_le(), Relaxed);
         }
         slot[0].store(seq.to_le(), Release);
+    }
+
+    /// Fetches the slot of a record that will come soon: the sender has it, and a program's next locked instruction would
+    /// wait until it is here.
+    #[inline(always)]
+    pub fn expect(&self, seq: u64) {
+        fetch_to_write(&self.slots[((seq - 1) & self.mask) as usize]);
+    }
+
+    /// As `expect`, for the reader.
+    #[inline(always)]
+    pub fn expect_to_read(&self, seq: u64) {
+        fetch_to_read(&self.slots[((seq - 1) & self.mask) as usize]);
     }
 
     /// Record `seq`, if it is there.

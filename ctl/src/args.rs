@@ -207,12 +207,13 @@ fn job_name(name: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Import {
-    /// Format of the files
-    #[arg(value_parser = formats())]
-    pub format: &'static Format,
-    /// Files to read
-    #[arg(required = true)]
+    /// Files to read; their format is guessed from what is in them. A format's name before them forces it,
+    /// like --format
+    #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+    /// Read the files as this format instead of guessing
+    #[arg(long, value_parser = formats())]
+    pub format: Option<&'static Format>,
     #[command(flatten)]
     pub store: StorePath,
 }
@@ -225,10 +226,10 @@ pub struct Report {
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
     /// One JSON document (docs/report-json.md)
-    #[arg(long, conflicts_with = "csv")]
+    #[arg(long, group = "form")]
     pub json: bool,
     /// One line per name and moment, in bytes
-    #[arg(long)]
+    #[arg(long, group = "form")]
     pub csv: bool,
     /// Rows of the table [default: the first that names something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
@@ -264,9 +265,29 @@ pub struct Report {
     #[arg(long, value_parser = formats())]
     pub format: Option<&'static Format>,
     #[command(flatten)]
+    pub output: Output,
+    #[command(flatten)]
     pub store: StorePath,
     #[command(flatten)]
     pub socket: SocketPath,
+}
+
+/// Where a report goes.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Output {
+    /// Write it to this file (-: standard output)
+    #[arg(long = "output", short = 'o', value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Replace the file if there is one
+    #[arg(long, requires = "file")]
+    pub force: bool,
+}
+
+impl Output {
+    /// The file, unless it is standard output.
+    pub fn path(&self) -> Option<&Path> {
+        self.file.as_deref().filter(|path| *path != Path::new("-"))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -276,14 +297,20 @@ pub struct Oom {
     /// (./FILE); the latest run if left out
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
-    /// One JSON document (docs/report-json.md)
+    /// One JSON document (docs/oom.md)
     #[arg(long)]
     pub json: bool,
     /// All of them in full, and refusals that were survived
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with_all = ["json", "at"])]
     pub all: bool,
+    /// Instead of a process: who ended, or ran out of memory, around this time
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::command::report::moment)]
+    pub at: Option<i64>,
+    /// With --at: so long before and after it
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = crate::command::nvml::seconds)]
+    pub within_s: u64,
     /// Only this device: NVML's index, or the beginning of its UUID
-    #[arg(long, value_name = "N|UUID")]
+    #[arg(long, visible_alias = "gpu", value_name = "N|UUID")]
     pub device: Option<String>,
     /// The processes of this job
     #[arg(long, value_name = "ID", conflicts_with = "run")]

@@ -206,7 +206,8 @@ fn wrong_words_are_answered() {
         (&["report", "r0"][..], 3, "runs are named r1"),
         (&["report", "r99999999999999999999"][..], 3, "runs are named r1"),
         (&["report"][..], 3, "run store"),
-        (&["import", "csv", "x"][..], 2, "possible values: recording, tbd-log"),
+        (&["import", "--format", "csv", "x"][..], 2, "possible values: recording, tbd-log"),
+        (&["import", "csv", "x"][..], 3, "csv: No such file"),
         (&["report", "--json", "--csv"][..], 2, "cannot be used with"),
         (&["frobnicate"][..], 2, "unrecognized subcommand"),
     ] {

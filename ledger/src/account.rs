@@ -3,8 +3,10 @@
 use crate::book::Peak;
 use crate::cause::{Causes, Parts};
 use crate::gap::{ClosedSample, PeakGap};
+use crate::oom::Listing;
 use crate::recent::Lately;
 use crate::trend::GapTrend;
+use std::sync::Arc;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
@@ -20,6 +22,8 @@ pub(crate) struct Account {
     pub gaps: GapTrend,
     /// `used` in the last minute.
     pub lately: Lately,
+    /// Without an agent: the last reading in which it was listed; set with each, goes with the process.
+    pub listing: Option<Arc<Listing>>,
     /// Highest `used` and when.
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.
@@ -52,6 +56,13 @@ impl SampleGap {
 impl Account {
     pub fn new(device: Option<usize>) -> Self {
         Account { device, ..Account::default() }
+    }
+
+    /// Peaks are those of the time from now on.
+    pub fn restart_peaks(&mut self) {
+        (self.before_peak, self.after_peak) = (None, None);
+        let read = self.latest.as_ref().and_then(|sample| Some((sample.used_bytes.ok()?, sample.t0_ns)));
+        self.peak_used = read;
     }
 
     /// Remembers a sample's gap if it can become the peak's.

@@ -467,6 +467,22 @@ impl Book {
         self.unnamed_bytes
     }
 
+    /// The peak and the timeline are those of the time from now on; `None`: it is not known what is held now, and the next record will tell.
+    pub fn restart_peak(&mut self, time_ns: Option<u64>) {
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        self.epoch = self.epoch.wrapping_add(1);
+        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+        self.past = Timeline::default();
+        self.close_high();
+        if let Some(time_ns) = time_ns {
+            if bytes > 0 {
+                self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
+            }
+            self.high = (!self.cells.is_empty()).then_some(High { bytes, time_ns, unnamed });
+            (self.touched_ns, self.is_at_high) = (time_ns, true);
+        }
+    }
+
     /// The epoch from which on a row that is made now is live at the peak.
     #[inline]
     pub fn next_epoch(&self) -> u32 {

@@ -180,6 +180,14 @@ impl Iterations {
         self.rows.push(row);
     }
 
+    /// Only what is under way, and what comes.
+    pub fn restart(&mut self) {
+        // Between two of a program that does not number them the last one tells the next one's number.
+        let kept = usize::from(self.open.is_none());
+        self.rows.drain(..self.rows.len().saturating_sub(kept));
+        self.stride = 0;
+    }
+
     /// Another program: nothing of the last one's iteration goes on.
     pub fn end(&mut self, time_ns: u64, book: &Book) {
         if let Some(open) = self.close(time_ns, book) {

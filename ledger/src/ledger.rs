@@ -6,9 +6,9 @@ use crate::book::{WINDOW_NS, Window};
 use crate::fault::Faults;
 use crate::gap::ClosedSample;
 use crate::iteration::IterationsView;
-use crate::mark::MarkView;
+use crate::mark::{MarkView, Marks};
 use crate::observation::{Origin, ProcessKey};
-use crate::oom::{Listing, OomDevice};
+use crate::oom::Listing;
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
@@ -17,6 +17,7 @@ use crate::trend::TrendView;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
@@ -80,7 +81,7 @@ fn place(accounts: &[Account], book: u8) -> Place {
 }
 
 /// The process's book of a device.
-fn book_on(process: &Process, device: usize) -> Option<u8> {
+pub(crate) fn book_on(process: &Process, device: usize) -> Option<u8> {
     process.accounts.iter().position(|account| account.device == Some(device)).map(|book| book as u8)
 }
 
@@ -115,11 +116,11 @@ pub struct Ledger {
     /// Readings that have begun and not ended, by device.
     open: Map<usize, OpenReading>,
     /// The last reading of each device that agreed, with whom it listed.
-    listings: Map<usize, Listing>,
+    pub(crate) listings: Map<usize, Arc<Listing>>,
     pub(crate) processes: Vec<Process>,
-    by_key: Map<ProcessKey, usize>,
+    pub(crate) by_key: Map<ProcessKey, usize>,
     /// By device, the processes that have an account on it: a reading concerns no others.
-    members: Vec<Vec<usize>>,
+    pub(crate) members: Vec<Vec<usize>>,
     /// The host's device slots.
     host_slots: Map<u8, usize>,
     pub(crate) now_ns: u64,
@@ -197,37 +198,6 @@ impl Ledger {
                     }
                 }
             }
-        }
-    }
-
-    /// Memory ran out in a process: who had the device.
-    #[cold]
-    fn tell_holders(&mut self, index: usize) {
-        self.processes[index].ooms.wants_holders = false;
-        let process = &self.processes[index];
-        let Some(entry) = process.ooms.entries.last() else { return };
-        let account = &process.accounts[usize::from(entry.book)];
-        let Some((device, listing)) =
-            account.device.and_then(|device| Some((device, self.listings.get(&device)?)))
-        else {
-            return;
-        };
-        let said = &entry.said;
-        let own = said.untrackable_bytes.zip(said.predates_bytes);
-        let own = own.map(|(gap, predates)| said.tracked_bytes.wrapping_add(gap).wrapping_add(predates));
-        let least = said.tracked_bytes;
-        let who = |key: ProcessKey| {
-            let found = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-            let account = found.and_then(|process| {
-                let book = book_on(process, device)?;
-                Some(&process.accounts[usize::from(book)])
-            });
-            let user = found.and_then(|process| process.facts.seen.get("user").cloned());
-            (user, account.and_then(|account| account.lately.growth()))
-        };
-        let told = OomDevice::of(listing, self.devices[device].total_bytes, process.key, (own, least), who);
-        if let Some(entry) = self.processes[index].ooms.entries.last_mut() {
-            entry.said.device = Some(told);
         }
     }
 
@@ -337,8 +307,12 @@ impl Ledger {
             }
             Body::ProcessGone { start_ticks, status } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let is_news = self.processes[index].ended.is_none();
                 self.processes[index].end(stamp.time_ns, status.0);
                 self.take_closed(index);
+                if is_news {
+                    self.suspect(index, stamp.time_ns, status.0);
+                }
             }
             _ => {}
         }
@@ -452,7 +426,9 @@ impl Ledger {
             _ => None,
         };
         if let Some(agreed) = self.devices[device].agreed {
-            self.listings.insert(device, Listing { agreed, listed: reading.processes });
+            let listing = Arc::new(Listing { agreed, listed: reading.processes });
+            self.remember_listing(device, &listing);
+            self.listings.insert(device, listing);
         }
         let members = std::mem::take(&mut self.members[device]);
         for &index in &members {
@@ -526,6 +502,19 @@ impl Ledger {
             .collect();
         self.samples.retain(|(of, ..)| *of != key);
         self.windows.retain(|(of, ..)| *of != key);
+    }
+
+    /// From now on a process is told of in a new part: peaks and timelines begin with what is held now, marks with those to come, and iterations and times at which
+    /// memory ran out with those that are not over. What explains the present goes on: causes of the gap, points of
+    /// growth, names and counts.
+    pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get_mut(index));
+        if let Some(process) = process {
+            process.holdings.begin_part(now_ns);
+            process.accounts.iter_mut().for_each(Account::restart_peaks);
+            process.ooms.restart(now_ns);
+            process.marks = Marks::default();
+        }
     }
 
     /// Devices, as in the snapshot.

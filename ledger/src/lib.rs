@@ -106,7 +106,7 @@ pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use mark::{MAX_MARKS, MarkView};
 pub use observation::{Origin, ProcessKey};
-pub use oom::{Holder, OomDevice, OomKind, OomView};
+pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use recent::{RECENT_NS, Recent};
 pub use snapshot::{

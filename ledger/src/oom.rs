@@ -5,17 +5,28 @@
 //! without a result is a limit of the **pool**, which did not ask. Whether the process survived is judged by what
 //! follows, by who makes runs.
 //!
+//! A process without an agent says nothing: if it ends while its device is nearly full, that is **suspected**.
+//!
+//! ```text
+//! idle      what pools hold and nobody uses
+//! device    who had the device, of one reading
+//! tell      which reading that is
+//! ```
+//!
 //! Entries are few: what is said again and again is one, the most are capped, and the cost of taking one
 //! (a copy of the cells, a look at every block) is spread over the records in between.
 
+mod device;
+mod idle;
+mod tell;
+
+pub(crate) use device::Listing;
+pub use device::{Holder, OomDevice};
+pub use idle::Idle;
+
 use crate::cause::Names;
-use crate::holdings::Holdings;
-use crate::observation::ProcessKey;
 use crate::process::Process;
-use crate::snapshot::{AgreedReading, DeviceReading};
-use gpumem_wire::{
-    Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, Phase, PoolOwner, Reading, Stamp,
-};
+use gpumem_wire::{Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, Phase, Reading, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,38 +40,8 @@ pub enum OomKind {
     Pool,
     /// It gave up after the driver had refused.
     Device,
-}
-
-/// Who had memory of the device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Who.
-    pub key: ProcessKey,
-    /// Its user, as /proc said.
-    pub user: Option<String>,
-    /// What NVML charged; of the process itself with what it has allocated since.
-    pub used_bytes: i64,
-    /// What it grew by, and in how long a time: a minute, or as long as it is known.
-    pub growth: Option<(i64, u64)>,
-}
-
-/// The device when memory ran out. The holders, what nobody owns, the driver's share and what is free are its size.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OomDevice {
-    /// When NVML was read.
-    pub read_ns: u64,
-    /// Size.
-    pub total_bytes: u64,
-    /// Free then, without what the process has allocated since.
-    pub free_bytes: i64,
-    /// The driver's share, where NVML tells it apart.
-    pub system_bytes: Option<u64>,
-    /// Device used minus the sum over its processes.
-    pub unaccounted_bytes: i64,
-    /// The process itself, then others, the largest first.
-    pub holders: Vec<Holder>,
-    /// How many more there are, and their used bytes.
-    pub others: (u32, i64),
+    /// Nobody said anything: a process without an agent ended while its device was nearly full.
+    Suspected,
 }
 
 /// One entry, as it is kept: names are ids.
@@ -70,9 +51,9 @@ pub(crate) struct Entry {
     pub stamp: Stamp,
     pub said: OomView,
     /// Refusals since somebody got memory.
-    fresh: u64,
+    pub fresh: u64,
     /// Allocations of the process at the last refusal.
-    at_allocations: u64,
+    pub at_allocations: u64,
 }
 
 /// Where and when it is said.
@@ -134,8 +115,8 @@ pub struct OomView {
     pub predates_bytes: Option<i64>,
     /// As at the last sample.
     pub untrackable_bytes: Option<i64>,
-    /// Idle bytes of framework pools, and the largest piece of them; absent where none reports its blocks.
-    pub idle: Option<(u64, u64)>,
+    /// Idle bytes of framework pools; absent where none reports its blocks.
+    pub idle: Option<Idle>,
     /// Absent where NVML was not read.
     pub device: Option<OomDevice>,
     /// No framework of the process says when it gives up: a refusal may have been the end.
@@ -160,10 +141,12 @@ const OUT_OF_MEMORY: u16 = 2;
 #[derive(Debug, Default)]
 pub(crate) struct Ooms {
     pub entries: Vec<Entry>,
-    /// Entries that were left out.
+    /// Times of the entries that were left out.
     pub dropped: u64,
     /// The newest entry waits for who had the device.
     pub wants_holders: bool,
+    /// A reading up to then may be nearer to the newest entry; 0: none is waited for.
+    pub reading_until_ns: u64,
     /// Text of recent stacks.
     stacks: VecDeque<(u32, Arc<str>)>,
     /// Records that must have come before the next composition is taken.
@@ -186,6 +169,13 @@ impl Ooms {
             self.stacks.pop_front();
         }
         self.stacks.push_back((id, text.into()));
+    }
+
+    /// Only entries whose end is not known yet, and what comes.
+    pub fn restart(&mut self, now_ns: u64) {
+        self.entries.retain(|entry| now_ns.saturating_sub(entry.said.last_ns) < TOGETHER_NS);
+        self.dropped = 0;
+        self.wants_holders &= !self.entries.is_empty();
     }
 
     /// Another program numbers its own.
@@ -229,11 +219,11 @@ impl Ooms {
         })
     }
 
-    fn push(&mut self, entry: Entry) {
+    pub fn push(&mut self, entry: Entry) {
         if self.entries.len() >= MAX_ENTRIES {
-            self.dropped += 1;
             let oldest = self.entries.iter().position(|entry| entry.said.kind == OomKind::Pressure);
-            self.entries.remove(oldest.unwrap_or(MAX_ENTRIES / 2));
+            let dropped = self.entries.remove(oldest.unwrap_or(MAX_ENTRIES / 2));
+            self.dropped += dropped.said.count;
         }
         self.entries.push(entry);
         self.wants_holders = true;
@@ -425,98 +415,9 @@ impl Process {
         let sample = self.accounts[book].complete.as_ref();
         said.untrackable_bytes = sample.and_then(|sample| sample.untrackable_bytes());
         said.predates_bytes = if self.coverage.late { self.accounts[book].predates } else { Some(0) };
-        said.idle = idle(&self.holdings, newest.book);
+        said.idle = idle::idle(&self.holdings, newest.book);
         self.ooms.wants_holders = true;
         let cost = ((self.holdings.rows() + self.holdings.cells.keys.len()) / 16) as u64;
         self.ooms.next_at = self.coverage.events.saturating_add(cost.min(100_000));
-    }
-}
-
-/// Segment bytes without a block of the framework pools on a device, and the largest piece of them.
-fn idle(holdings: &Holdings, book: u8) -> Option<(u64, u64)> {
-    let reports = |pool: &&crate::pool::Pool| {
-        pool.book == book && pool.owner == PoolOwner::Framework && !pool.opaque && !pool.segments.is_empty()
-    };
-    let mut found = None;
-    for pool in holdings.pools.iter().filter(reports) {
-        let mut blocks: Vec<(u64, u64)> =
-            pool.blocks.iter().map(|(&address, row)| (address, row.bytes)).collect();
-        blocks.sort_unstable();
-        let (mut sum, mut largest) = found.unwrap_or((0_u64, 0_u64));
-        let mut blocks = blocks.into_iter().peekable();
-        for (&start, segment) in &pool.segments {
-            let end = start.saturating_add(segment.bytes);
-            let mut at = start;
-            let mut gap = |from: u64, to: u64| {
-                sum = sum.saturating_add(to.saturating_sub(from));
-                largest = largest.max(to.saturating_sub(from));
-            };
-            while let Some(&(address, bytes)) = blocks.peek()
-                && address < end
-            {
-                gap(at, address);
-                at = at.max(address.saturating_add(bytes));
-                blocks.next();
-            }
-            gap(at, end);
-        }
-        found = Some((sum, largest));
-    }
-    found
-}
-
-/// A device as a reading had it, and who was listed with how much.
-#[derive(Debug, Clone)]
-pub(crate) struct Listing {
-    pub agreed: AgreedReading,
-    pub listed: Vec<(ProcessKey, u64)>,
-}
-
-impl OomDevice {
-    /// `own`: what the process holds now, if that is known, and what it holds at least. `who`: user and growth of a process.
-    pub(crate) fn of(
-        listing: &Listing,
-        total_bytes: Option<u64>,
-        key: ProcessKey,
-        own: (Option<i64>, i64),
-        who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
-    ) -> Self {
-        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes } = listing.agreed.reading;
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let listed = |of: ProcessKey| listing.listed.iter().find(|(key, _)| *key == of);
-        let read = listed(key).map_or(0, |(_, used)| signed(*used));
-        let own = own.0.unwrap_or(read.max(own.1));
-        let grown = own.saturating_sub(read);
-        let mut holders: Vec<Holder> = listing
-            .listed
-            .iter()
-            .filter(|(other, _)| *other != key)
-            .map(|&(key, used)| {
-                let (user, growth) = who(key);
-                Holder { key, user, used_bytes: signed(used), growth }
-            })
-            .collect();
-        holders.sort_by_key(|holder| (std::cmp::Reverse(holder.used_bytes), holder.key));
-        let more = holders.split_off(holders.len().min(MAX_HOLDERS));
-        let rest = more.iter().fold(0_i64, |sum, holder| sum.saturating_add(holder.used_bytes));
-        let (user, growth) = who(key);
-        let growth = growth.map(|(bytes, in_ns)| (bytes.saturating_add(grown), in_ns));
-        holders.insert(0, Holder { key, user, used_bytes: own, growth });
-        let system = system_reserved_bytes.unwrap_or(0);
-        let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
-        // The size that NVML tells may differ from the sum by what it calls nothing: that is nobody's.
-        let total_bytes = total_bytes.unwrap_or(known);
-        OomDevice {
-            read_ns: time_ns,
-            total_bytes,
-            free_bytes: signed(free_bytes).saturating_sub(grown),
-            system_bytes: system_reserved_bytes,
-            unaccounted_bytes: listing
-                .agreed
-                .unaccounted_bytes
-                .saturating_add(signed(total_bytes).saturating_sub(signed(known))),
-            holders,
-            others: (more.len() as u32, rest),
-        }
     }
 }

@@ -22,6 +22,13 @@ pub(crate) struct Segment {
     pub generation: u8,
 }
 
+impl Segment {
+    /// Its memory was mapped there, piece by piece: it can grow.
+    pub fn is_mapped(&self) -> bool {
+        self.parts.iter().any(|(extent, _)| matches!(extent, Extent::Backing(_)))
+    }
+}
+
 /// What segments took from an extent: the other side of `Segment::parts`. Made with the first segment,
 /// gone with the extent.
 #[derive(Debug)]

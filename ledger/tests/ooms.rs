@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use gpumem_ledger::{OomKind, OomView, Origin, ProcessKey};
+use gpumem_ledger::{Idle, OomDevice, OomKind, OomView, Origin, ProcessKey};
 use gpumem_wire::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -75,7 +75,8 @@ fn a_limit_of_the_pool_needs_no_driver_call() {
     assert_eq!((one.kind, one.refusals, one.tag.as_deref()), (OomKind::Pool, 0, Some("GPT/h.1")));
     assert_eq!((one.phase, one.step), (Phase::Backward, Some(18_221)));
     assert_eq!((one.pool_used_bytes, one.pool_reserved_bytes), (Some(60 * MIB), Some(100 * MIB)));
-    assert_eq!(one.idle, Some((40 * MIB, 20 * MIB)), "between the blocks and behind them");
+    let idle = Idle { bytes: 40 * MIB, pieces: 3, largest_bytes: 20 * MIB, is_expandable: false };
+    assert_eq!(one.idle, Some(idle), "between the blocks and behind them");
     assert_eq!(one.tracked_bytes, 100 << 20);
     assert_eq!(one.amounts.iter().sum::<i64>(), 100 << 20);
     assert_eq!(one.device, None, "NVML was not read");
@@ -136,47 +137,54 @@ fn a_flood_costs_no_more_than_what_lies_between() {
     assert_eq!(found.iter().map(|oom| oom.count).sum::<u64>(), 50, "and all are counted");
 }
 
-#[test]
-fn the_holders_and_what_is_free_are_the_device() {
-    let other = ProcessKey { pid: 52, start_ticks: 3 };
-    let mut s = script();
-    s.host_as(
-        52,
-        Body::ProcessFacts {
-            start_ticks: 3,
-            uid: Reading::of(7),
-            parent_pid: 1,
-            facts: "user=bob\ncomm=secret",
+const BOB: ProcessKey = ProcessKey { pid: 52, start_ticks: 3 };
+
+/// Bob has no agent.
+fn bob(s: &mut Script) {
+    let facts = "user=bob\ncomm=secret";
+    s.host_as(52, Body::ProcessFacts { start_ticks: 3, uid: Reading::of(7), parent_pid: 1, facts });
+}
+
+/// A reading of a device of 16 GiB.
+fn sample(s: &mut Script, at_ns: u64, own: u64, bob: u64) {
+    listed(s, at_ns, &[(KEY, own), (BOB, bob)], own + bob);
+}
+
+fn listed(s: &mut Script, at_ns: u64, processes: &[(ProcessKey, u64)], sum: u64) {
+    s.time_ns = at_ns;
+    let used_bytes = sum + 64 * MIB;
+    let free_bytes = 16 * 1024 * MIB - used_bytes - 623 * MIB;
+    let device = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::of(623 * MIB) };
+    s.host(Body::SampleBegin { number: at_ns });
+    s.host(device);
+    for &(key, used) in processes {
+        let (used_bytes, start_ticks) = (Reading::of(used), key.start_ticks);
+        s.host_as(
+            key.pid,
+            Body::ProcessSample { start_ticks, used_bytes, absence: Absence::Unknown, lists: 1 },
+        );
+    }
+    s.host(device);
+    s.host(Body::SampleEnd { number: at_ns, result: 0 });
+    s.ledger.observe(
+        Origin::Process(KEY),
+        &Record {
+            stamp: Stamp { time_ns: at_ns + 5, ..s.stamp },
+            body: Body::Watermark { last_seq: s.seq, in_flight_since_ns: 0 },
         },
     );
-    let sample = |s: &mut Script, at_ns: u64, own: u64, bob: u64| {
-        s.time_ns = at_ns;
-        let total = 16 * 1024 * MIB;
-        let used = own + bob + 64 * MIB;
-        let device = Body::DeviceSample {
-            used_bytes: used,
-            free_bytes: total - used - 623 * MIB,
-            reserved_bytes: Reading::of(623 * MIB),
-        };
-        s.host(Body::SampleBegin { number: at_ns });
-        s.host(device);
-        for (key, used) in [(KEY, own), (other, bob)] {
-            let (used_bytes, start_ticks) = (Reading::of(used), key.start_ticks);
-            s.host_as(
-                key.pid,
-                Body::ProcessSample { start_ticks, used_bytes, absence: Absence::Unknown, lists: 1 },
-            );
-        }
-        s.host(device);
-        s.host(Body::SampleEnd { number: at_ns, result: 0 });
-        s.ledger.observe(
-            Origin::Process(KEY),
-            &Record {
-                stamp: Stamp { time_ns: at_ns + 5, ..s.stamp },
-                body: Body::Watermark { last_seq: s.seq, in_flight_since_ns: 0 },
-            },
-        );
-    };
+}
+
+fn sum(device: &OomDevice) -> i64 {
+    let holders = device.holders.iter().map(|holder| holder.used_bytes);
+    let beside = device.others.1 + device.unaccounted_bytes + device.free_bytes;
+    holders.sum::<i64>() + beside + device.system_bytes.unwrap_or(0) as i64
+}
+
+#[test]
+fn the_holders_and_what_is_free_are_the_device() {
+    let mut s = script();
+    bob(&mut s);
     sample(&mut s, 100 * SECOND, 500 * MIB, 1000 * MIB);
     sample(&mut s, 140 * SECOND, 500 * MIB, 4334 * MIB);
     s.alloc(0xa_0000_0000, 50 * MIB);
@@ -189,9 +197,7 @@ fn the_holders_and_what_is_free_are_the_device() {
     assert_eq!(device.holders[0].growth, Some((50 << 20, 40 * SECOND)));
     assert_eq!(device.holders[1].growth, Some((3334 << 20, 40 * SECOND)));
     assert_eq!(device.unaccounted_bytes, 64 << 20);
-    let sum: i64 = device.holders.iter().map(|holder| holder.used_bytes).sum();
-    let rest = device.others.1 + device.unaccounted_bytes + device.free_bytes + (623 << 20);
-    assert_eq!(sum + rest, device.total_bytes as i64);
+    assert_eq!(sum(device), device.total_bytes as i64);
     assert_eq!((found[0].untrackable_bytes, found[0].predates_bytes), (Some(400 << 20), Some(0)));
 }
 
@@ -294,4 +300,75 @@ fn who_gets_memory_afterwards_went_on() {
     // The same again, and no word after it.
     give_up(&mut s, "GPT/h.1", 45 * MIB);
     assert_eq!(went_on(&s), [false]);
+}
+
+#[test]
+fn the_reading_that_is_nearest_tells_who_had_the_device() {
+    let mut s = script();
+    bob(&mut s);
+    sample(&mut s, 100 * SECOND, 500 * MIB, 1000 * MIB);
+    s.time_ns = 101 * SECOND;
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    let bobs = |s: &Script| {
+        let device = ooms(s)[0].device.clone().expect("it was read");
+        assert_eq!(sum(&device), device.total_bytes as i64);
+        (device.read_ns / SECOND, device.holders[0].used_bytes >> 20, device.holders[1].used_bytes >> 20)
+    };
+    assert_eq!(bobs(&s), (100, 500, 1000));
+    sample(&mut s, 101 * SECOND + 1000, 500 * MIB, 9000 * MIB);
+    assert_eq!(bobs(&s), (101, 500, 9000), "a moment after it");
+    sample(&mut s, 102 * SECOND, 500 * MIB, 50 * MIB);
+    assert_eq!(bobs(&s), (101, 500, 9000), "once");
+    // One in which the process is no more tells of another time.
+    let mut s = script();
+    sample(&mut s, 100 * SECOND, 500 * MIB, 1000 * MIB);
+    s.time_ns = 101 * SECOND;
+    give_up(&mut s, "GPT/h.1", 45 * MIB);
+    listed(&mut s, 101 * SECOND + 1000, &[(BOB, 9000 * MIB)], 9000 * MIB);
+    assert_eq!(bobs(&s), (100, 500, 1000));
+}
+
+/// Bob's memory at the last reading but one, at the last, his status, and what is found of him.
+fn suspected(before: u64, last: u64, status: Reading) -> Vec<OomView> {
+    let mut s = script();
+    bob(&mut s);
+    sample(&mut s, 100 * SECOND, 500 * MIB, before * MIB);
+    sample(&mut s, 140 * SECOND, 3500 * MIB, last * MIB);
+    // Others' lists, in which he is no more.
+    listed(&mut s, 141 * SECOND, &[(KEY, 3500 * MIB)], 3500 * MIB);
+    s.time_ns = 141 * SECOND;
+    s.host_as(52, Body::ProcessGone { start_ticks: 3, status });
+    s.process_of(BOB).ooms.into_iter().map(|(_, oom)| oom).collect()
+}
+
+#[test]
+fn who_ends_without_a_word_near_a_full_device_is_suspected() {
+    let found = suspected(1000, 12_000, Reading::ABSENT);
+    let [one] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((one.kind, one.asked_bytes, one.is_unheard), (OomKind::Suspected, 0, true));
+    assert_eq!(one.time_ns, 141 * SECOND);
+    let device = one.device.as_ref().expect("it was listed");
+    let holders: Vec<_> = device
+        .holders
+        .iter()
+        .map(|holder| (holder.key.pid, holder.used_bytes >> 20, holder.growth.map(|(bytes, _)| bytes >> 20)))
+        .collect();
+    assert_eq!(holders, [(52, 12_000, Some(11_000)), (42, 3500, Some(3000))]);
+    assert_eq!(sum(device), device.total_bytes as i64);
+    assert_eq!(one.device_free_bytes, Some((16 * 1024 - 15_500 - 64 - 623) * MIB));
+    assert_eq!(suspected(1000, 12_000, Reading::of(256)).len(), 1, "a failure");
+    assert_eq!(suspected(1000, 12_000, Reading::of(0)).len(), 0, "a good end");
+    assert_eq!(suspected(1000, 5000, Reading::ABSENT).len(), 0, "there was room");
+}
+
+#[test]
+fn what_is_not_kept_is_counted_in_times() {
+    let mut s = script();
+    for number in 0..50 {
+        s.time_ns += 60 * SECOND;
+        give_up(&mut s, &format!("m/{number}"), 1000);
+        give_up(&mut s, &format!("m/{number}"), 1000);
+    }
+    let kept: u64 = ooms(&s).iter().map(|oom| oom.count).sum();
+    assert_eq!((ooms(&s).len(), kept + s.process().ooms_dropped), (32, 100));
 }

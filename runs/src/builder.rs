@@ -2,13 +2,14 @@
 //! the daemon alike.
 
 use crate::growth::Growth;
-use crate::kept::{Processes, Reading, Readings};
+use crate::kept::{OfProcess, Processes, Reading, Readings};
+use crate::part::Before;
 use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Origin, Place, ProcessKey, ProcessView, Snapshot,
-    WINDOW_NS,
+    WINDOW_NS, Window,
 };
 use gpumem_wire::{Absence, ClockKind, Record};
 use std::cmp::Reverse;
@@ -135,6 +136,31 @@ impl RunBuilder {
         wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
     }
 
+    /// Ends the parts of some processes: their runs up to now, which go on in new ones.
+    pub fn roll(&mut self, keys: &[ProcessKey], now_ns: u64) -> Vec<(ProcessKey, Run)> {
+        let mut runs = self.runs_of(keys, true);
+        for (key, run) in &mut runs {
+            run.state = State::Rolled { time_ns: now_ns };
+            let before = self.processes.get(key).and_then(|kept| kept.before.as_deref());
+            let before = Before::after(before, &run.coverage, now_ns);
+            self.processes.insert(*key, OfProcess::of_part(before));
+            self.ledger.begin_part(*key, now_ns);
+        }
+        // A series begins with what is held, whether or not it changes soon.
+        for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
+            let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {
+                continue;
+            };
+            for (index, account) in process.accounts.iter().enumerate() {
+                let place = account.device.map_or(Place::Unnamed(index), Place::Device);
+                let tracked = account.tracked_bytes;
+                let held = Window { start_ns: now_ns, min: tracked, max: tracked, last: tracked };
+                kept.series_mut(place, self.width_ns).add_window(&held);
+            }
+        }
+        runs
+    }
+
     /// The runs as they stand; `goes_on` says whether more observations may come.
     pub fn runs(&mut self, goes_on: bool) -> Vec<Run> {
         self.ledger.end_windows();
@@ -154,7 +180,8 @@ impl RunBuilder {
             .filter_map(|account| self.device(snapshot, tenants, process, account))
             .collect();
         let own = caveats_of(process).into_iter().chain(devices.iter().filter_map(disagreement));
-        Run {
+        let before = kept.and_then(|kept| kept.before.as_deref());
+        let mut run = Run {
             source: self.source.clone(),
             clock: Clock::of(snapshot),
             process: run::Process {
@@ -206,11 +233,19 @@ impl RunBuilder {
                 ooms_dropped: process.ooms_dropped,
                 marks: process.marks.iter().map(run::Mark::from).collect(),
                 marks_dropped: process.marks_dropped,
+                part: None,
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
+        };
+        if let Some(before) = before {
+            before.leave_out(&mut run.coverage);
+            let text = "the process began earlier: peaks, series and counts are those since its run rolled; \
+                        gpumemctl runs lists the parts before";
+            run.caveats.insert(0, Caveat { code: "part".into(), text: text.into() });
         }
+        run
     }
 
     fn device(
@@ -254,15 +289,18 @@ impl RunBuilder {
                 ..run::Details::default()
             },
         };
-        of_run.details.accounted_peak_bytes = account.accounted_peak_bytes;
+        let kept = self.processes.get(&process.key);
+        // The driver's word is of the whole life: beside the peak of a part it would seem to disagree.
+        let is_whole = kept.is_none_or(|kept| kept.before.is_none());
+        of_run.details.accounted_peak_bytes = account.accounted_peak_bytes.filter(|_| is_whole);
         // What was told before the device had its name.
         let places = [Place::Unnamed(index)].into_iter().chain(account.device.map(Place::Device));
-        let kept = self.processes.get(&process.key);
         for series in places.filter_map(|place| kept?.series(place)) {
             of_run.series.absorb(series);
         }
         let Some(index) = account.device else { return has_bytes(account).then_some(of_run) };
         let device = &snapshot.devices[index];
+        of_run.details.faults = faults_of(process, device);
         // Others count where NVML listed them together with this process.
         let number = last.map(|sample| sample.number);
         let remembered = number.and_then(|number| self.readings.get(index, number)?.agreed);
@@ -284,8 +322,24 @@ impl RunBuilder {
 
 /// When memory ran out on one of its devices.
 fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> {
-    let here = process.ooms.iter().filter(|(of, _)| *of == account);
-    here.map(|(_, oom)| run::Oom::of(oom, process.ended, now_ns.max(process.heard_ns))).collect()
+    let here = process.ooms.iter().filter(|(of, _)| *of == account).map(|(_, oom)| oom);
+    let ending = |(time_ns, status)| run::Ending::of_facts(&process.facts.seen, time_ns, status);
+    if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
+        // It ended of something else, so it has survived each of them; and nothing is suspected.
+        let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);
+        return here.map(|oom| run::Oom::of(oom, None, u64::MAX)).collect();
+    }
+    here.map(|oom| run::Oom::of(oom, process.ended, now_ns.max(process.heard_ns))).collect()
+}
+
+/// Faults of a device in the last minute of a process.
+fn faults_of(process: &ProcessView, device: &DeviceView) -> Vec<(u64, u64)> {
+    let Some((ended_ns, _)) = process.ended else { return Vec::new() };
+    let near = device.faults.latest().iter().filter(|fault| {
+        fault.time_ns <= ended_ns.saturating_add(1_000_000_000)
+            && ended_ns.saturating_sub(fault.time_ns) <= gpumem_ledger::RECENT_NS
+    });
+    near.map(|fault| (fault.time_ns, fault.xid)).collect()
 }
 
 /// The processes of each reading of a device.

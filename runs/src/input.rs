@@ -60,6 +60,14 @@ pub enum Error {
         /// A line as it should be.
         example: &'static str,
     },
+    /// A file of a format that is known, without what a run is made of.
+    #[error("{path}: {what}")]
+    NoMemory {
+        /// As given.
+        path: PathBuf,
+        /// What is missing, and what would be right.
+        what: String,
+    },
     /// The text is not UTF-8 but something that can be converted.
     #[error("{path}: is {encoding} text, UTF-8 is read; convert it: iconv -f {encoding} -t UTF-8")]
     Encoding {
@@ -67,6 +75,24 @@ pub enum Error {
         path: PathBuf,
         /// Its encoding.
         encoding: &'static str,
+    },
+    /// A binary format is broken somewhere.
+    #[error("{path}: at byte {offset}: {what}")]
+    Malformed {
+        /// As given.
+        path: PathBuf,
+        /// Where.
+        offset: u64,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// It can be read, and is not what it should be.
+    #[error("{path}: {what}")]
+    Unfit {
+        /// As given.
+        path: PathBuf,
+        /// What it is, and what would be right.
+        what: String,
     },
     /// A recording of another major version.
     #[error(

@@ -3,6 +3,7 @@
 //! A daemon asks once per process of each reading, a hundred times a second if it is told to: one look-up by process,
 //! and the latest reading of a device first.
 
+use crate::part::Before;
 use crate::series::Series;
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
 use std::collections::{HashMap, VecDeque};
@@ -18,11 +19,18 @@ pub(crate) struct OfProcess {
     pub samples: u64,
     /// Of those, torn.
     pub torn: u64,
+    /// What was counted in the parts before, where its run has rolled.
+    pub before: Option<Box<Before>>,
     /// A few: one per device, and one more for each that was told of before it had its name.
     series: Vec<(Place, Series)>,
 }
 
 impl OfProcess {
+    /// Nothing yet of a new part.
+    pub fn of_part(before: Before) -> Self {
+        OfProcess { before: Some(Box::new(before)), ..OfProcess::default() }
+    }
+
     /// The series of that account, which begins with buckets of this width.
     pub fn series_mut(&mut self, place: Place, width_ns: u64) -> &mut Series {
         let at = match self.series.iter().position(|(known, _)| *known == place) {

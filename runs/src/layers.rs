@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LayerSaid {
-    /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd` or `roles`.
+    /// `blocks`, `out_of_memory`, `scopes`, `nvtx`, `module_path`, `autograd`, `roles` or `stacks`.
     pub layer: String,
     /// `active`, `degraded`, `absent` (nothing to do for it), `off` or `failed`.
     pub state: String,
@@ -26,6 +26,7 @@ pub fn layer_name(layer: Layer) -> &'static str {
         Layer::ModulePath => "module_path",
         Layer::Autograd => "autograd",
         Layer::Roles => "roles",
+        Layer::Stacks => "stacks",
         Layer::Unknown => "unknown",
     }
 }
@@ -70,7 +71,12 @@ pub fn level(layers: &[LayerSaid]) -> Option<&'static str> {
         return None;
     }
     let works = |name: &str| layers.iter().any(|said| said.layer == name && said.works());
-    let levels = [("module_path", "module path"), ("nvtx", "NVTX ranges"), ("scopes", "scopes")];
+    let levels = [
+        ("module_path", "module path"),
+        ("nvtx", "NVTX ranges"),
+        ("scopes", "scopes"),
+        ("stacks", "Python stacks"),
+    ];
     let best = levels.into_iter().find(|(layer, _)| works(layer)).map(|(_, level)| level);
     Some(best.unwrap_or("calling library"))
 }

@@ -7,9 +7,12 @@
 //! timeline, marks            what was held over time, by cell; moments with names
 //! window                     a run as it was in a part of its life
 //! layers, oom                  how memory got its names; what is known of memory that ran out
+//! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
+//! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! report                     Run + rules -> one statement -> text, JSON, CSV
+//! plot                       pictures of reports: SVG, PDF, PNG
 //! store                      runs in an SQLite file, checkpointed while they go on
 //! ```
 //!
@@ -19,6 +22,7 @@
 
 mod blind;
 pub mod builder;
+pub mod ending;
 pub mod gap;
 pub mod growth;
 pub mod import;
@@ -28,6 +32,8 @@ mod kept;
 pub mod layers;
 pub mod marks;
 pub mod oom;
+mod part;
+pub mod plot;
 pub mod pools;
 pub mod recording;
 pub mod report;

@@ -17,6 +17,8 @@ pub enum OomKind {
     Pool,
     /// It gave up after the driver had refused.
     Device,
+    /// Nobody said anything: a process without an agent ended while its device was nearly full.
+    Suspected,
 }
 
 /// What followed.
@@ -54,11 +56,12 @@ pub struct Oom {
     pub count: u64,
     /// Failed driver calls.
     pub refusals: u64,
-    /// Of the pool where it gave up, else of the driver.
+    /// Of the pool where it gave up, else of the driver; absent in JSON, and 0 here, where it is not known (`suspected`).
+    #[serde(skip_serializing_if = "is_unknown")]
     pub asked_bytes: u64,
     /// Of the driver, where it refused.
     pub driver_asked_bytes: Option<u64>,
-    /// Free on the device right after the driver had refused.
+    /// Free on the device right after the driver had refused; of `suspected`, the least in the seconds before the end.
     pub device_free_bytes: Option<u64>,
     /// The pool's own word of what it had handed out.
     pub pool_used_bytes: Option<u64>,
@@ -89,8 +92,12 @@ pub struct Oom {
     pub untrackable_bytes: Option<i64>,
     /// Idle bytes of framework pools.
     pub idle_bytes: Option<u64>,
-    /// Their largest piece.
+    /// Pieces that they are in.
+    pub idle_pieces: Option<u64>,
+    /// The largest of them.
     pub largest_idle_bytes: Option<u64>,
+    /// A segment of those pools grows by mapping: PyTorch's expandable segments are on.
+    pub is_expandable: bool,
     /// Absent where NVML was not read.
     pub device: Option<OomDevice>,
     /// No framework of the process said that it would say when it gives up.
@@ -137,7 +144,16 @@ impl Oom {
     /// Whether it is one, and not only pressure: a refusal that nobody would have spoken of was one if the process ended
     /// with it.
     pub fn is_true(&self) -> bool {
-        self.kind != OomKind::Pressure || self.is_unheard && matches!(self.fate, Fate::Fatal { .. })
+        match self.kind {
+            OomKind::Pool | OomKind::Device => true,
+            OomKind::Pressure => self.is_unheard && matches!(self.fate, Fate::Fatal { .. }),
+            OomKind::Suspected => false,
+        }
+    }
+
+    /// Whether it is no more than a suspicion.
+    pub fn is_suspected(&self) -> bool {
+        self.kind == OomKind::Suspected
     }
 
     /// Free bytes at the time: the driver's own word, else what NVML said before.
@@ -146,7 +162,7 @@ impl Oom {
         said.or(self.device.as_ref().map(|device| device.free_bytes))
     }
 
-    /// `ended`: when the process ended, and its status; `now_ns`: the latest that is known.
+    /// `ended`: when the process ended of it, as far as is known, and its status; `now_ns`: the latest that is known.
     pub(crate) fn of(oom: &ledger::OomView, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Self {
         let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
         let fate = match ended {
@@ -165,6 +181,7 @@ impl Oom {
                 ledger::OomKind::Pressure => OomKind::Pressure,
                 ledger::OomKind::Pool => OomKind::Pool,
                 ledger::OomKind::Device => OomKind::Device,
+                ledger::OomKind::Suspected => OomKind::Suspected,
             },
             fate,
             time_ns: oom.time_ns,
@@ -191,8 +208,10 @@ impl Oom {
             amounts: sparse(&oom.amounts),
             predates_bytes: oom.predates_bytes,
             untrackable_bytes: oom.untrackable_bytes,
-            idle_bytes: oom.idle.map(|(sum, _)| sum),
-            largest_idle_bytes: oom.idle.map(|(_, largest)| largest),
+            idle_bytes: oom.idle.map(|idle| idle.bytes),
+            idle_pieces: oom.idle.map(|idle| idle.pieces),
+            largest_idle_bytes: oom.idle.map(|idle| idle.largest_bytes),
+            is_expandable: oom.idle.is_some_and(|idle| idle.is_expandable),
             device: oom.device.as_ref().map(OomDevice::from),
             is_unheard: oom.is_unheard,
         }
@@ -218,4 +237,8 @@ impl From<&ledger::OomDevice> for OomDevice {
             others: device.others,
         }
     }
+}
+
+fn is_unknown(asked_bytes: &u64) -> bool {
+    *asked_bytes == 0
 }

@@ -4,12 +4,14 @@
 //! `predates + tracked + untrackable` wherever all of them are known.
 
 pub use crate::blind::BlindWindow;
+pub use crate::ending::{Cause, Ending};
 pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
 pub use crate::marks::Mark;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+pub use crate::part::Part;
 pub use crate::pools::Pool;
 use crate::series::Series;
 pub use crate::timeline::Timeline;
@@ -106,6 +108,11 @@ pub enum State {
     /// Nobody watches any more: the daemon died, or the recording stops. The numbers are those of the
     /// last checkpoint or record.
     Interrupted,
+    /// The process went on: a run that lasts for days is kept in parts, and the next part begins here.
+    Rolled {
+        /// When.
+        time_ns: u64,
+    },
 }
 
 /// How much of the truth the numbers are. Kept as JSON in the store: fields that are added read as their
@@ -163,6 +170,8 @@ pub struct Coverage {
     pub marks: Vec<Mark>,
     /// More of them: there were too many.
     pub marks_dropped: u64,
+    /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
+    pub part: Option<Part>,
 }
 
 /// Something a reader must know.
@@ -269,6 +278,8 @@ pub struct Details {
     pub pools: Vec<Pool>,
     /// Times at which memory ran out or nearly did, in their order.
     pub ooms: Vec<Oom>,
+    /// Faults that the driver told of the device shortly before the end of the process: when, and which (Xid).
+    pub faults: Vec<(u64, u64)>,
 }
 
 /// What the driver's own accounting and we say of the highest `used`.

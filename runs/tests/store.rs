@@ -4,7 +4,11 @@
 mod crash;
 #[path = "store/files.rs"]
 mod files;
+#[path = "store/room.rs"]
+mod room;
 #[path = "store/round_trip.rs"]
 mod round_trip;
+#[path = "store/schemas.rs"]
+mod schemas;
 #[path = "store/support.rs"]
 mod support;

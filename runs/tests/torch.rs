@@ -5,7 +5,7 @@
 mod machine;
 
 use gpumem_runs::report::bridge::{Bridge, Source};
-use gpumem_runs::report::oom;
+use gpumem_runs::report::oom::{self, Form};
 use gpumem_runs::report::text::{Layout, text};
 use gpumem_runs::report::{By, Report, csv, json};
 use gpumem_runs::rules::Groupings;
@@ -173,7 +173,7 @@ fn an_oom_is_told_with_who_had_the_device() {
     let mut said = Machine::new();
     said.train();
     said.run_out();
-    let text = oom::text(&report(&said.run(), None), false);
+    let text = oom::text(&report(&said.run(), None), Form::default());
     assert_eq!(
         text,
         "\
@@ -185,7 +185,7 @@ holders  alice 41873  73,126  (+1,922 in 60 s)
          unaccounted 64 + system 623 + free 1,102 = 81,559 with above
 you      optimizer state 26,952 + gradients 13,476 + parameters 13,476 + activations 5,120 + libnccl (outside torch) 1,264 \
 + workspace (cuBLAS etc.) 768 + Others 214 + idle 10,570 + Untrackable 1,286 = 73,126
-idle     10,470, largest block 8,548 >= 2,048
+idle     10,470 in 2 pieces, largest block 8,548 >= 2,048
 verdict  fits without bob's growth (4,436 free)
 "
     );
@@ -220,7 +220,7 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
         ooms.iter().map(|oom| (oom.kind, oom.is_true())).collect::<Vec<_>>(),
         [(OomKind::Pressure, false), (OomKind::Pool, true),]
     );
-    let text = oom::text(&report(&run, None), false);
+    let text = oom::text(&report(&run, None), Form::default());
     assert!(text.starts_with("OOM #1 "), "{text}");
     for expected in [
         " pid 41873 survived  (MiB)\n",
@@ -230,7 +230,7 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
-    let all = oom::text(&report(&run, None), true);
+    let all = oom::text(&report(&run, None), Form { all: true, ..Form::default() });
     assert!(all.starts_with("PRESSURE #1 ") && all.contains("\nOOM #2 "), "{all}");
 }
 

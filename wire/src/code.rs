@@ -251,6 +251,8 @@ codes! {
         Autograd = 6,
         /// Modules, parameters and optimizers as Python knows them.
         Roles = 7,
+        /// Stacks of Python frames that the framework itself took (imports).
+        Stacks = 8,
     }
 
     /// Whether a layer of names is at work.

@@ -3,8 +3,9 @@
 //! ```text
 //! GET  /v1/ps                  Ps
 //! GET  /v1/runs?...            array of runs (gpumem-runs' Run as JSON), newest first; pid=N: of that process;
-//!                              tree=N: of that process and its descendants; job=ID: of that job; none: all
-//!                              that are live
+//!                              tree=N: of that process and its descendants; job=ID: of that job;
+//!                              around=NS&within=NS: that ended, or ran out of memory, within that of a time since 1970;
+//!                              none: all that are live
 //! GET  /v1/doctor[?pid=N]      Doctor
 //! POST /v1/nvml/release?for_s=N   Released: NVML is closed until then, so that a GPU can be reset
 //! POST /v1/record?pid=N&do=start|stop|pause|resume|dump[&output=FILE]   Recorded: the process's agent has done so; FILE is

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// How long a thread may take to finish a record before the rest is sent without it, later.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How far ahead of the reader slots are fetched: they lie in the caches of other cores.
+const AHEAD: u64 = 8;
 /// Records in a round, so that a busy program does not keep the watermark waiting.
 const ROUND: u64 = 16 * 1024;
 
@@ -86,6 +88,7 @@ impl Sender {
         let mut quiet = 0;
         while self.taken < until {
             let seq = self.taken + 1;
+            self.core.ring.expect_to_read(seq + AHEAD);
             let mut row = self.core.ring.get(seq);
             if row.is_none() && quiet < seq {
                 // Still being made, or dropped: once no thread is at a number up to `until`, it is known.

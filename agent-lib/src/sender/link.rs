@@ -290,10 +290,11 @@ impl Link {
         if frame::PREFIX_BYTES + SLOT_BYTES > self.room() && !self.flush() {
             return false;
         }
-        self.packet.extend_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
-        for word in row {
-            self.packet.extend_from_slice(&word.to_le_bytes());
-        }
+        let mut frame = [0; frame::PREFIX_BYTES + SLOT_BYTES];
+        let (prefix, slot) = frame.split_at_mut(frame::PREFIX_BYTES);
+        prefix.copy_from_slice(&(SLOT_BYTES as u32).to_le_bytes());
+        slot.copy_from_slice(&crate::live::slot_of(row));
+        self.packet.extend_from_slice(&frame);
         true
     }
 

@@ -33,8 +33,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// While there is something to send.
-const BUSY: Duration = Duration::from_millis(5);
+/// While there is something to send: in this time a program that does nothing but allocate fills an eighth of the ring.
+const BUSY: Duration = Duration::from_millis(10);
 /// Else: the heartbeat.
 const IDLE: Duration = Duration::from_millis(100);
 /// How long the exit waits.

@@ -12,6 +12,7 @@ pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling}
 
 use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
+use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
 use gpumem_wire::control::{Doctor, Marked, Ps, Recorded, Refusal, Released};
 use hyper::{Method, StatusCode};
@@ -47,6 +48,8 @@ pub enum Which<'a> {
     Tree(u32),
     /// Those of a job.
     Job(&'a str),
+    /// Those whose process ended, or ran out of memory, around a time.
+    Around(Around),
 }
 
 /// A run as the daemon tells it.
@@ -106,6 +109,7 @@ impl Daemon {
             Which::Pid(pid) => format!("?pid={pid}"),
             Which::Tree(pid) => format!("?tree={pid}"),
             Which::Job(job) => format!("?job={}", percent(job)),
+            Which::Around(Around { at_ns, for_ns }) => format!("?around={at_ns}&within={for_ns}"),
         };
         let list: Vec<Value> = self.get(&format!("/v1/runs{query}"), RUNS)?;
         list.into_iter().map(|told| self.told(told)).collect()

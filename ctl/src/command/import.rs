@@ -1,25 +1,26 @@
-//! `gpumemctl import FORMAT FILE...`
+//! `gpumemctl import FILE...`, and `gpumemctl import FORMAT FILE...` as it was.
 
 use crate::args::Import;
 use crate::exit::NoProcess;
 use crate::output::{complain, is_broken_pipe, print};
 use anyhow::Result;
-use gpumem_runs::import::read_file;
+use gpumem_runs::import::{Format, format, read_file};
 use gpumem_runs::report::text::label;
 use gpumem_runs::report::units::thousands;
 use gpumem_runs::run::Run;
 use gpumem_runs::store::Store;
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Reads each file and stores its runs; reading the same file again changes nothing. A file that cannot be
 /// read does not stop the others, and neither does a reader of our output that goes.
 pub fn run(args: &Import) -> Result<()> {
     let path = args.store.path()?;
+    let (format, files) = meant(args);
     let (mut first_error, mut heard) = (None, true);
-    for file in &args.files {
-        let error = match import(args, &path, file) {
+    for file in files {
+        let error = match import(args, format, &path, file) {
             Ok(summary) if heard => print(&summary).err(),
             Ok(_) => None,
             Err(error) => Some(error),
@@ -36,8 +37,21 @@ pub fn run(args: &Import) -> Result<()> {
     first_error.map_or(Ok(()), Err)
 }
 
-fn import(args: &Import, store_path: &Path, file: &Path) -> Result<String> {
-    let runs = read_file(file, Some(args.format))?;
+/// The first word is a format, where it is called like one, files follow, and there is no such file.
+fn meant(args: &Import) -> (Option<&'static Format>, &[PathBuf]) {
+    match args.files.split_first() {
+        Some((name, files)) if args.format.is_none() && !files.is_empty() && !name.exists() => {
+            match name.to_str().and_then(format) {
+                Some(format) => (Some(format), files),
+                None => (None, &args.files),
+            }
+        }
+        _ => (args.format, &args.files),
+    }
+}
+
+fn import(args: &Import, format: Option<&'static Format>, store_path: &Path, file: &Path) -> Result<String> {
+    let runs = read_file(file, format)?;
     if runs.is_empty() {
         return Err(NoProcess(file.to_owned()).into());
     }

@@ -54,6 +54,7 @@ fn state(state: State) -> &'static str {
         State::Open => "running",
         State::Closed { .. } => "ended",
         State::Interrupted => "interrupted",
+        State::Rolled { .. } => "rolled",
     }
 }
 

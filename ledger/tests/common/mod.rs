@@ -204,8 +204,11 @@ impl Script {
     }
 
     pub fn process(&self) -> ProcessView {
+        self.process_of(KEY)
+    }
+    pub fn process_of(&self, key: ProcessKey) -> ProcessView {
         let snapshot = self.ledger.snapshot();
-        snapshot.processes.into_iter().find(|process| process.key == KEY).expect("the process has spoken")
+        snapshot.processes.into_iter().find(|process| process.key == key).expect("it is known")
     }
     pub fn account(&self) -> AccountView {
         self.process().accounts.remove(0)

@@ -1,6 +1,18 @@
 //! Files of other tools -> observations. One table of formats; each format is one file.
 
+mod csv;
+mod feed;
+mod level;
+mod mxnet1_csv;
+mod mxnet1_table;
+mod mxnet1_trace;
+mod mxnet2_csv;
+mod nvidia_smi;
+mod objects;
+mod tbd_analysis;
 pub mod tbd_log;
+mod tbd_mem_csv;
+pub mod torch_snapshot;
 
 use crate::builder::{RunBuilder, Sink};
 use crate::input::{Error, Input};
@@ -42,6 +54,62 @@ pub const FORMATS: &[Format] = &[
         looks_like: tbd_log::looks_like,
         read: tbd_log::read,
         preset: Some("tbd"),
+    },
+    Format {
+        name: "mxnet2-csv",
+        about: "GPU memory profile of MXNet 2.0 (gpu_memory_profile-pid_PID.csv)",
+        looks_like: mxnet2_csv::looks_like,
+        read: mxnet2_csv::read,
+        preset: Some(mxnet2_csv::PRESET),
+    },
+    Format {
+        name: "mxnet1-trace",
+        about: "chrome trace of MXNet 1.x's profiler, with memory counters",
+        looks_like: mxnet1_trace::looks_like,
+        read: mxnet1_trace::read,
+        preset: Some("mxnet"),
+    },
+    Format {
+        name: "mxnet1-table",
+        about: "aggregate statistics of MXNet 1.x's profiler, text or JSON",
+        looks_like: mxnet1_table::looks_like,
+        read: mxnet1_table::read,
+        preset: Some("mxnet"),
+    },
+    Format {
+        name: "tbd-analysis",
+        about: "sums of categories, as the TBD suite's memory_analysis.py writes them",
+        looks_like: tbd_analysis::looks_like,
+        read: tbd_analysis::read,
+        preset: Some("tbd"),
+    },
+    Format {
+        name: "tbd-mem-csv",
+        about: "CSV of the TBD suite's pytorch_mem_profiler",
+        looks_like: tbd_mem_csv::looks_like,
+        read: tbd_mem_csv::read,
+        preset: None,
+    },
+    Format {
+        name: "nvidia-smi-csv",
+        about: "used memory of processes as nvidia-smi said it: --query-compute-apps, or a scalar's CSV",
+        looks_like: nvidia_smi::looks_like,
+        read: nvidia_smi::read,
+        preset: None,
+    },
+    Format {
+        name: "mxnet1-csv",
+        about: "tags and MiB of the GPU memory profiler proposed for MXNet 1.x",
+        looks_like: mxnet1_csv::looks_like,
+        read: mxnet1_csv::read,
+        preset: Some("mxnet"),
+    },
+    Format {
+        name: "torch-snapshot",
+        about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
+        looks_like: torch_snapshot::looks_like,
+        read: torch_snapshot::read,
+        preset: None,
     },
 ];
 

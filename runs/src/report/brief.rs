@@ -189,6 +189,7 @@ fn end(run: &Run) -> String {
         State::Closed { status: None, .. } => String::new(),
         State::Open => "  still running".to_owned(),
         State::Interrupted => "  not watched to its end".to_owned(),
+        State::Rolled { .. } => "  goes on in the next part".to_owned(),
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) struct Times {
 impl Times {
     pub(crate) fn of(run: &Run) -> Self {
         let end = match run.state {
-            State::Closed { time_ns, .. } => Some(time_ns),
+            State::Closed { time_ns, .. } | State::Rolled { time_ns } => Some(time_ns),
             State::Open | State::Interrupted => None,
         };
         let told = run.devices.iter().flat_map(|device| {

@@ -22,6 +22,20 @@ impl Unit {
         }
     }
 
+    /// The unit of a picture's scale: the largest that the amount is four of.
+    pub fn for_axis(bytes: i64) -> Self {
+        const UNITS: [(&str, u32, u32); 4] =
+            [("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1), ("bytes", 0, 0)];
+        let (name, power, decimals) =
+            UNITS.into_iter().find(|(_, power, _)| bytes >> power >= 4).unwrap_or(UNITS[3]);
+        Unit { name, bytes: 1 << power, decimals }
+    }
+
+    /// Bytes of one.
+    pub fn bytes(self) -> i64 {
+        self.bytes
+    }
+
     /// Bytes per last printed digit, as numerator and denominator: 0.1 MiB is no whole number of bytes.
     fn step(self) -> (i64, i64) {
         (self.bytes, 10_i64.pow(self.decimals))

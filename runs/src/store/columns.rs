@@ -5,6 +5,7 @@ use crate::run::{Class, Clock, State};
 use rusqlite::types::Type;
 use rusqlite::{Connection, Error, Params, Result, Row};
 use serde::{Serialize, de::DeserializeOwned};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Runs one statement, prepared once per connection; rows changed.
 pub(super) fn execute(db: &Connection, sql: &str, params: impl Params) -> Result<usize> {
@@ -56,8 +57,16 @@ pub(super) fn clock(row: &Row<'_>, at: usize) -> Result<Clock> {
     }
 }
 
-/// State from the columns state, closed_ns, closed_status.
+/// Seconds since 1970.
+pub(super) fn now_s() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())
+}
+
+/// State from the columns state, closed_ns, closed_status, rolled_ns.
 pub(super) fn state(row: &Row<'_>, at: usize) -> Result<State> {
+    if let Some(time_ns) = maybe_unsigned(row, at + 3)? {
+        return Ok(State::Rolled { time_ns });
+    }
     match row.get_ref(at)?.as_str()? {
         "open" => Ok(State::Open),
         "closed" => {

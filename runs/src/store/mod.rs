@@ -4,6 +4,8 @@
 //! ```text
 //! schema              tables, versions, what makes a file a store
 //! rows, moments       Run <-> rows
+//! details, packed     what explains a device, in rows of which those that differ are written
+//! room                deleting what is old, and giving the space back
 //! columns             values that SQLite has no type for
 //! writer              who writes a run, and whether that process lives
 //! error               StoreError
@@ -14,14 +16,18 @@
 //! the last few may be gone (`synchronous=NORMAL`), but no run is torn.
 
 mod columns;
+mod details;
 mod error;
 mod moments;
 mod open;
+mod packed;
+mod room;
 mod rows;
 mod schema;
 mod writer;
 
 pub use error::StoreError;
+pub use room::{Over, Room};
 pub use schema::VERSION;
 
 use crate::run::{Clock, Run, State};
@@ -29,7 +35,6 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::{SystemTime, UNIX_EPOCH};
 use writer::Writer;
 
 /// A store file, open.
@@ -57,6 +62,10 @@ pub struct RunSummary {
     pub uid: String,
     /// When it was first stored: seconds since 1970.
     pub stored_s: i64,
+    /// Which part of its process's life it is, from 1.
+    pub part: u32,
+    /// The part before, where that is still here.
+    pub continues: Option<RunId>,
     /// The command, or where that is not known the source's origin.
     pub label: String,
     /// Pid in the daemon's namespace; 0 where it is not known.
@@ -77,6 +86,17 @@ pub struct RunSummary {
     pub peak_tracked_bytes: Option<i64>,
     /// Ordered records applied.
     pub events: u64,
+}
+
+/// The newest part of a life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Newest {
+    /// In this store.
+    pub id: RunId,
+    /// From 1.
+    pub part: u32,
+    /// The next part has begun, or is to.
+    pub is_rolled: bool,
 }
 
 type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -109,11 +129,24 @@ impl Store {
     /// Stores a new run that this process goes on to checkpoint. `uid` names it for good: the same for the
     /// same life of the same process, also from a restarted daemon.
     pub fn begin(&mut self, run: &Run, uid: &str) -> Result<RunId> {
+        self.begin_part(run, uid, 1)
+    }
+
+    /// The same for a later part of the life whose first part has, or had, the uid `life`.
+    pub fn begin_part(&mut self, run: &Run, life: &str, part: u32) -> Result<RunId> {
         let writer = Some(self.this_writer()?);
-        match self.store_new(run, uid, writer)? {
+        match self.store_new(run, life, part, writer)? {
             (id, true) => Ok(id),
-            (id, false) => Err(StoreError::KnownUid { path: self.path.clone(), uid: uid.to_owned(), id }),
+            (id, false) => Err(StoreError::KnownUid { path: self.path.clone(), uid: uid_of(life, part), id }),
         }
+    }
+
+    /// The newest part of the life whose first part has, or had, that uid.
+    pub fn newest(&self, life: &str) -> Result<Option<Newest>> {
+        let sql = "SELECT id, part, rolled_ns IS NOT NULL FROM run WHERE life = ? ORDER BY part DESC LIMIT 1";
+        let newest =
+            |row: &Row<'_>| Ok(Newest { id: RunId(row.get(0)?), part: row.get(1)?, is_rolled: row.get(2)? });
+        self.sql(|db| db.prepare_cached(sql)?.query_row([life], newest).optional())
     }
 
     /// Replaces what is stored of the run. The run is then written by this process, whoever began it.
@@ -131,7 +164,7 @@ impl Store {
     /// Stores a run that is over, such as an import. Where the uid is known nothing changes: the known
     /// run's id, and false.
     pub fn insert(&mut self, run: &Run, uid: &str) -> Result<(RunId, bool)> {
-        self.store_new(run, uid, None)
+        self.store_new(run, uid, 1, None)
     }
 
     /// The run as it was last stored; but one that is [`State::Open`] and whose writer does not live any
@@ -148,8 +181,9 @@ impl Store {
     pub fn list(&self) -> Result<Vec<RunSummary>> {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
                 (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
-                clock, wall_offset_ns, state, closed_ns, closed_status,
-                writer_pid, writer_start, writer_boot, source_origin
+                clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
+                writer_pid, writer_start, writer_boot, source_origin, part,
+                (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1)
             FROM run ORDER BY id DESC";
         self.sql(|db| db.prepare_cached(sql)?.query_map([], summary)?.collect())
     }
@@ -160,19 +194,25 @@ impl Store {
         Ok(id.map(RunId))
     }
 
-    fn store_new(&mut self, run: &Run, uid: &str, writer: Option<Writer>) -> Result<(RunId, bool)> {
+    fn store_new(
+        &mut self,
+        run: &Run,
+        life: &str,
+        part: u32,
+        writer: Option<Writer>,
+    ) -> Result<(RunId, bool)> {
         self.check(run)?;
-        let stored_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        let uid = uid_of(life, part);
         self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
             let known = "SELECT id FROM run WHERE uid = ?";
-            if let Some(id) = transaction.query_row(known, [uid], |row| row.get(0)).optional()? {
+            if let Some(id) = transaction.query_row(known, [&uid], |row| row.get(0)).optional()? {
                 return Ok((RunId(id), false));
             }
             columns::execute(
                 &transaction,
-                "INSERT INTO run (uid, stored_s) VALUES (?, ?)",
-                params![uid, stored_s],
+                "INSERT INTO run (uid, stored_s, life, part) VALUES (?, ?, ?, ?)",
+                params![uid, columns::now_s(), life, part],
             )?;
             let id = transaction.last_insert_rowid();
             rows::write(&transaction, id, run)?;
@@ -198,9 +238,11 @@ impl Store {
     fn check(&self, run: &Run) -> Result<()> {
         let known = run.cells.len();
         for device in &run.devices {
-            for (kind, moment) in [("last", &device.last), ("peak", &device.peak)] {
-                let rising = moment.amounts.is_sorted_by(|(earlier, _), (later, _)| earlier < later);
-                let highest = moment.amounts.last().map_or(0, |&(cell, _)| cell as usize + 1);
+            let points = device.details.timeline.points.iter().map(|point| ("timeline", &point.amounts));
+            let moments = [("last", &device.last.amounts), ("peak", &device.peak.amounts)];
+            for (kind, amounts) in moments.into_iter().chain(points) {
+                let rising = amounts.is_sorted_by(|(earlier, _), (later, _)| earlier < later);
+                let highest = amounts.last().map_or(0, |&(cell, _)| cell as usize + 1);
                 if !rising || highest > known {
                     let what = format!(
                         "the {kind} amounts of device {:?} must name each of its {known} cells at most once, \
@@ -227,6 +269,11 @@ impl Store {
     }
 }
 
+/// What the writer calls a part of a life.
+fn uid_of(life: &str, part: u32) -> String {
+    if part == 1 { life.to_owned() } else { format!("{life}/{part}") }
+}
+
 fn set_writer(db: &Connection, id: i64, writer: Option<&Writer>) -> rusqlite::Result<()> {
     let sql = "UPDATE run SET writer_pid = ?, writer_start = ?, writer_boot = ? WHERE id = ?";
     let pid = writer.map(|writer| writer.pid);
@@ -250,13 +297,15 @@ fn summary(row: &Row<'_>) -> rusqlite::Result<RunSummary> {
         label: row.get(3)?,
         pid: row.get(4)?,
         source_kind: row.get(5)?,
-        source_origin: row.get(18)?,
+        source_origin: row.get(19)?,
+        part: row.get(20)?,
+        continues: row.get::<_, Option<i64>>(21)?.map(RunId),
         started_ns: columns::maybe_unsigned(row, 6)?,
         last_ns: columns::maybe_unsigned(row, 7)?,
         events: columns::unsigned(row, 8)?,
         peak_tracked_bytes: row.get(9)?,
         clock: columns::clock(row, 10)?,
-        state: state_now(columns::state(row, 12)?, columns::writer(row, 15)?.as_ref()),
+        state: state_now(columns::state(row, 12)?, columns::writer(row, 16)?.as_ref()),
     })
 }
 

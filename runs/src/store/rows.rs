@@ -2,12 +2,13 @@
 //! hardly changed dirties few pages, and what is read back equals what was given, whatever came before.
 
 use super::columns::{
-    bits, class_name, class_of, clock, damaged, dense, execute, from_json, json, maybe_unsigned, state,
-    unsigned, writer,
+    bits, class_name, class_of, clock, damaged, dense, execute, from_json, json, maybe_unsigned, now_s,
+    state, unsigned, writer,
 };
+use super::details;
 use super::moments::{read_buckets, read_moment, write_buckets, write_moment};
 use super::writer::Writer;
-use crate::run::{Cell, Clock, Device, Moment, Process, Run, Source, State};
+use crate::run::{Cell, Clock, Details, Device, Moment, Process, Run, Source, State};
 use crate::series::Series;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
@@ -22,6 +23,7 @@ pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         write_moment(db, id, idx, "last", &device.last)?;
         write_moment(db, id, idx, "peak", &device.peak)?;
         write_buckets(db, id, idx, &device.series.buckets)?;
+        details::write(db, id, idx, &device.details)?;
     }
     execute(db, "DELETE FROM device WHERE run = ? AND idx >= ?", params![id, run.devices.len() as i64])?;
     Ok(true)
@@ -36,8 +38,10 @@ pub(super) fn read(db: &Connection, id: i64) -> Result<Option<(Run, Option<Write
         device.last = read_moment(db, id, idx, "last")?;
         device.peak = read_moment(db, id, idx, "peak")?;
         device.series.buckets = read_buckets(db, id, idx)?;
+        device.details = details::read(db, id, idx)?;
         let known = run.cells.len() as u32;
-        let mut amounts = device.last.amounts.iter().chain(&device.peak.amounts);
+        let over_time = device.details.timeline.points.iter().flat_map(|point| &point.amounts);
+        let mut amounts = device.last.amounts.iter().chain(&device.peak.amounts).chain(over_time);
         if let Some((cell, _)) = amounts.find(|(cell, _)| *cell >= known) {
             return Err(damaged(format!("run {id}: an amount of cell {cell} of {known}")));
         }
@@ -54,7 +58,10 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         State::Open => ("open", None),
         State::Closed { time_ns, status } => ("closed", Some((time_ns, status))),
         State::Interrupted => ("interrupted", None),
+        // The column knows three words; `rolled_ns` says the fourth.
+        State::Rolled { .. } => ("interrupted", None),
     };
+    let rolled_ns = if let State::Rolled { time_ns } = run.state { Some(time_ns) } else { None };
     let facts = &run.process.facts;
     let origin = if run.source.kind == "daemon" { "(unknown)" } else { &run.source.origin };
     let label = facts.get("command").or_else(|| facts.get("comm")).map_or(origin, String::as_str);
@@ -68,7 +75,7 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         "UPDATE run SET label = ?, source_kind = ?, source_origin = ?, source_preset = ?, clock = ?,
             wall_offset_ns = ?, pid = ?, start_ticks = ?, owner_uid = ?, state = ?, closed_ns = ?,
             closed_status = ?, started_ns = ?, last_ns = ?, events = ?, facts = ?, claims = ?,
-            coverage = ?, caveats = ? WHERE id = ?",
+            coverage = ?, caveats = ?, rolled_ns = ?, written_s = ? WHERE id = ?",
         params![
             label,
             run.source.kind,
@@ -83,12 +90,14 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
             closed.map(|(time_ns, _)| bits(time_ns)),
             closed.and_then(|(_, status)| status).map(bits),
             firsts.map(|bucket| bucket.time_ns).min().map(bits),
-            lasts.chain(closed.map(|(time_ns, _)| time_ns)).max().map(bits),
+            lasts.chain(closed.map(|(time_ns, _)| time_ns)).chain(rolled_ns).max().map(bits),
             bits(run.coverage.events),
             json(facts)?,
             json(&run.process.claims)?,
             json(&run.coverage)?,
             json(&run.caveats)?,
+            rolled_ns.map(bits),
+            now_s(),
             id,
         ],
     )?;
@@ -97,7 +106,7 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
 
 fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
     let sql = "SELECT source_kind, source_origin, source_preset, pid, start_ticks, owner_uid, facts, claims,
-            coverage, caveats, clock, wall_offset_ns, state, closed_ns, closed_status,
+            coverage, caveats, clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
             writer_pid, writer_start, writer_boot FROM run WHERE id = ?";
     let run = |row: &Row<'_>| {
         let run = Run {
@@ -116,7 +125,7 @@ fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
             cells: Vec::new(),
             devices: Vec::new(),
         };
-        Ok((run, writer(row, 15)?))
+        Ok((run, writer(row, 16)?))
     };
     db.prepare_cached(sql)?.query_row([id], run).optional()
 }
@@ -164,14 +173,14 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
     // Not REPLACE: that deletes the row first, and with it all that refers to it.
     let sql = "INSERT INTO device (run, idx, name, ordinal, model, total_bytes, peak_used_bytes,
             peak_used_ns, unaccounted_bytes, series_width_ns, beside, reading, tenants,
-            other_tenants, details)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+            other_tenants)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET name = excluded.name, ordinal = excluded.ordinal,
             model = excluded.model, total_bytes = excluded.total_bytes,
             peak_used_bytes = excluded.peak_used_bytes, peak_used_ns = excluded.peak_used_ns,
             unaccounted_bytes = excluded.unaccounted_bytes, series_width_ns = excluded.series_width_ns,
             beside = excluded.beside, reading = excluded.reading, tenants = excluded.tenants,
-            other_tenants = excluded.other_tenants, details = excluded.details";
+            other_tenants = excluded.other_tenants";
     let values = params![
         id,
         idx as i64,
@@ -187,16 +196,15 @@ fn write_device(db: &Connection, id: i64, idx: usize, device: &Device) -> Result
         device.reading.as_ref().map(json).transpose()?,
         json(&device.tenants)?,
         json(&device.other_tenants)?,
-        json(&device.details)?,
     ];
     execute(db, sql, values)?;
     Ok(())
 }
 
-/// The devices but for what has tables of its own: moments and buckets.
+/// The devices but for what has tables of its own: moments, buckets and details.
 fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
     let sql = "SELECT name, ordinal, model, total_bytes, peak_used_bytes, peak_used_ns, unaccounted_bytes,
-            series_width_ns, beside, reading, tenants, other_tenants, idx, details
+            series_width_ns, beside, reading, tenants, other_tenants, idx
         FROM device WHERE run = ? ORDER BY run, idx";
     let device = |row: &Row<'_>| {
         let reading = row.get_ref(9)?.as_str_or_null()?;
@@ -212,7 +220,7 @@ fn read_devices(db: &Connection, id: i64) -> Result<Vec<Device>> {
             reading: if reading.is_some() { Some(from_json(row, 9)?) } else { None },
             tenants: from_json(row, 10)?,
             other_tenants: from_json(row, 11)?,
-            details: from_json(row, 13)?,
+            details: Details::default(),
             last: Moment::default(),
             peak: Moment::default(),
         };

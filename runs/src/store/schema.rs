@@ -7,18 +7,22 @@
 //! moment   (run, device, kind)               Device::last and Device::peak: the scalars
 //! amount   (run, device, moment, cell)       Moment::amounts: the bytes
 //! bucket   (run, device, seq)                Series::buckets
+//! detail   (run, device, name, seq)          Device::details: see `details`
 //! ```
 //!
 //! - All sizes are bytes; columns ending in `_ns` are record time, which is wall clock only together with
-//!   `wall_offset_ns`; `stored_s` is seconds since 1970.
+//!   `wall_offset_ns`; `stored_s` and `written_s`, its first and last write, are seconds since 1970.
 //! - A u64 is stored as the same 64 bits: what is above i64::MAX (a damaged recording, a hostile peer)
 //!   survives, and looks negative to other readers of the file. Nothing is ordered or summed by such a
 //!   column here: buckets are ordered by `seq`.
 //! - `run.label`, `started_ns`, `last_ns` and `events` repeat what is said elsewhere, so that a list of
 //!   runs reads this table and the scalars of moments only.
+//! - `life` is the uid of the first part of a process's life, `part` counts from 1; `rolled_ns` is when the next part
+//!   began, and goes before `state`.
 //! - `writer_*` name the process that checkpoints the run; null as soon as nobody does.
 //! - Deleting a run deletes all of it. `amount.cell` is an index into `cell` without a foreign key: it
 //!   would need an index of its own, or deleting a run of n cells would scan its amounts n times.
+//! - `detail` has rowids: bodies of 1 to 5 KB would each take overflow pages of their own without them.
 //! - `run.id` is AUTOINCREMENT: people quote `r7`, so it must never become another run.
 //!
 //! A change of the schema appends a step to [`STEPS`] and never edits one: files in the field hold the
@@ -35,7 +39,7 @@ pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 pub const VERSION: i64 = STEPS.len() as i64;
 
 /// `STEPS[n]` makes version n+1 of version n.
-const STEPS: [&str; 3] = [
+const STEPS: [&str; 4] = [
     "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -151,6 +155,26 @@ ALTER TABLE device ADD COLUMN details TEXT NOT NULL DEFAULT '{}';
     "
 ALTER TABLE cell ADD COLUMN pool TEXT;
 ALTER TABLE cell ADD COLUMN pending INTEGER NOT NULL DEFAULT 0;
+",
+    "
+CREATE TABLE detail (
+    run    INTEGER NOT NULL,
+    device INTEGER NOT NULL,
+    name   TEXT NOT NULL,
+    seq    INTEGER NOT NULL,
+    body   ANY NOT NULL,
+    PRIMARY KEY (run, device, name, seq),
+    FOREIGN KEY (run, device) REFERENCES device (run, idx) ON DELETE CASCADE
+) STRICT;
+INSERT INTO detail SELECT run, idx, 'rest', 0, details FROM device;
+ALTER TABLE device DROP COLUMN details;
+
+ALTER TABLE run ADD COLUMN life TEXT NOT NULL DEFAULT '';
+ALTER TABLE run ADD COLUMN part INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE run ADD COLUMN rolled_ns INTEGER;
+ALTER TABLE run ADD COLUMN written_s INTEGER NOT NULL DEFAULT 0;
+UPDATE run SET life = uid, written_s = stored_s;
+CREATE UNIQUE INDEX run_life ON run (life, part);
 ",
 ];
 

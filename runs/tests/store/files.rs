@@ -106,43 +106,6 @@ fn a_newer_store_is_refused() {
 }
 
 #[test]
-fn an_older_store_is_brought_up_to_date_by_a_writer_only() {
-    let dir = TempDir::new();
-    let plain = |mut run: Run| {
-        run.devices.iter_mut().for_each(|device| device.details = Default::default());
-        run.devices
-            .iter_mut()
-            .flat_map(|device| [&mut device.last, &mut device.peak])
-            .for_each(|m| m.parts = None);
-        for cell in &mut run.cells {
-            (cell.pool, cell.pending) = (None, false);
-        }
-        run
-    };
-    let before = plain(finished(&dir));
-    let load = || {
-        let store = Store::open_read_only(dir.store()).unwrap();
-        store.load(store.list().unwrap()[0].id).unwrap()
-    };
-    let db = rusqlite::Connection::open(dir.store()).unwrap();
-    // As version 1 had made it.
-    db.execute_batch(
-        "ALTER TABLE moment DROP COLUMN parts; ALTER TABLE device DROP COLUMN details;
-        ALTER TABLE cell DROP COLUMN pool; ALTER TABLE cell DROP COLUMN pending;",
-    )
-    .unwrap();
-    db.pragma_update(None, "user_version", 1).unwrap();
-    drop(db);
-    let StoreError::OlderVersion { found, supported, .. } = refused(Store::open_read_only(dir.store()))
-    else {
-        panic!("read without what it needs")
-    };
-    assert_eq!((found, supported), (1, VERSION));
-    drop(Store::open(dir.store()).unwrap());
-    assert_eq!(load(), before);
-}
-
-#[test]
 fn places_where_nothing_can_be_made() {
     let dir = TempDir::new();
     fs::write(dir.path().join("file"), "").unwrap();
@@ -201,6 +164,10 @@ fn rows_that_contradict_each_other_are_damage() {
         "DELETE FROM cell WHERE idx = 3",
         "DELETE FROM cell WHERE idx > 3",
         "DELETE FROM bucket WHERE seq = 3",
+        "DELETE FROM detail WHERE name = 'timeline' AND seq = 0",
+        "UPDATE detail SET body = x'ff' WHERE name = 'timeline' AND seq = 1",
+        "UPDATE detail SET body = '[' WHERE name = 'rest'",
+        "UPDATE detail SET body = 7 WHERE name = 'growth'",
         "UPDATE bucket SET samples = -1",
         "UPDATE bucket SET tracked_max = NULL",
     ] {
@@ -219,7 +186,7 @@ fn deleting_a_run_deletes_all_of_it() {
     finished(&dir);
     let db = rusqlite::Connection::open(dir.store()).unwrap();
     db.execute_batch("PRAGMA foreign_keys = ON; DELETE FROM run").unwrap();
-    for table in ["cell", "device", "moment", "amount", "bucket"] {
+    for table in ["cell", "device", "moment", "amount", "bucket", "detail"] {
         let rows: i64 = db.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0)).unwrap();
         assert_eq!(rows, 0, "{table}");
     }

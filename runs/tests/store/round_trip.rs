@@ -28,6 +28,7 @@ fn state() -> impl Strategy<Value = State> {
         Just(State::Open),
         any::<(u64, Option<u64>)>().prop_map(|(time_ns, status)| State::Closed { time_ns, status }),
         Just(State::Interrupted),
+        any::<u64>().prop_map(|time_ns| State::Rolled { time_ns }),
     ]
 }
 
@@ -65,6 +66,7 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         ooms_dropped: counts[13],
         marks: Vec::new(),
         marks_dropped: counts[9],
+        part: flags[0].then_some(Part { number: 3, began_ns: counts[2], events_before: counts[0] }),
     })
 }
 
@@ -193,12 +195,13 @@ fn iteration() -> impl Strategy<Value = Iteration> {
 
 fn timeline(cells: usize) -> impl Strategy<Value = Timeline> {
     let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..4);
-    let point = (any::<u64>(), amounts, any::<i64>()).prop_map(|(time_ns, amounts, rest_bytes)| Point {
+    let point = (any::<u64>(), amounts, any::<i64>()).prop_map(move |(time_ns, amounts, rest_bytes)| Point {
         time_ns,
-        amounts: amounts.into_iter().collect(),
+        amounts: amounts.into_iter().filter(|&(cell, _)| (cell as usize) < cells).collect(),
         rest_bytes,
     });
-    (any::<u64>(), vec(point, 0..3)).prop_map(|(width_ns, points)| Timeline { width_ns, points })
+    let points = prop_oneof![4 => vec(point.clone(), 0..3), 1 => vec(point, 15..40)];
+    (any::<u64>(), points).prop_map(|(width_ns, points)| Timeline { width_ns, points })
 }
 
 fn iterations() -> impl Strategy<Value = Iterations> {
@@ -230,7 +233,8 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
         Just(Fate::Survived),
         any::<(u64, Option<u64>)>().prop_map(|(after_ns, status)| Fate::Fatal { after_ns, status }),
     ];
-    let kind = prop::sample::select(vec![OomKind::Pressure, OomKind::Pool, OomKind::Device]);
+    let kind =
+        prop::sample::select(vec![OomKind::Pressure, OomKind::Pool, OomKind::Device, OomKind::Suspected]);
     let holder = (any::<u32>(), of(text()), any::<i64>(), any::<Option<i64>>(), any::<Option<u64>>())
         .prop_map(|(pid, user, used_bytes, growth_bytes, growth_ns)| Holder {
             pid,
@@ -280,7 +284,9 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
                 predates_bytes,
                 untrackable_bytes,
                 idle_bytes: maybe[5],
+                idle_pieces: maybe[4],
                 largest_idle_bytes: maybe[6],
+                is_expandable: is_unheard,
                 device,
                 is_unheard,
             }
@@ -327,7 +333,16 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
             tenants,
             other_tenants,
             series,
-            details: Details { accounted_peak_bytes, steps, growth, timeline, iterations, pools, ooms },
+            details: Details {
+                accounted_peak_bytes,
+                steps,
+                growth,
+                timeline,
+                iterations,
+                pools,
+                ooms,
+                faults: peak_used.into_iter().collect(),
+            },
         }
     })
 }

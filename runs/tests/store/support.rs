@@ -7,6 +7,7 @@ use gpumem_runs::run::{
 };
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{Store, StoreError};
+use gpumem_runs::timeline::{Point, Timeline};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -81,6 +82,11 @@ pub fn run_at(n: u64) -> Run {
         let bucket = Bucket { time_ns: bucket * 10, tracked: Some(tracked), samples: 1, ..Bucket::default() };
         series.buckets.push(bucket);
     }
+    let at = |point: u64, cells: u64| Point {
+        time_ns: point * 10,
+        amounts: (0..cells as u32).map(|cell| (cell, i64::from(cell) + 1 + point as i64 / 7)).collect(),
+        rest_bytes: point as i64 % 3,
+    };
     let device = |ordinal: u16| Device {
         name: format!("GPU-{ordinal}"),
         ordinal,
@@ -98,6 +104,10 @@ pub fn run_at(n: u64) -> Run {
         details: Details {
             accounted_peak_bytes: Some(n),
             growth: Growth { stride: n, named: vec![n as i64; (n % 64) as usize], ..Growth::default() },
+            timeline: Timeline {
+                width_ns: 10,
+                points: (0..n.min(256)).map(|point| at(point, cells.len() as u64)).collect(),
+            },
             ..Details::default()
         },
     };

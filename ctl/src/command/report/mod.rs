@@ -3,20 +3,24 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! oom       when memory ran out, of any of them
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
 
 mod live;
+mod oom;
 mod stored;
 
-use crate::args::{Oom, Report as Args};
+pub use oom::{moment, oom};
+
+use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{print, width};
+use crate::output::{deliver, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, oom, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 
@@ -61,28 +65,6 @@ fn found(args: &Args) -> Result<Found> {
     Ok(Found { what, command })
 }
 
-/// Prints when memory ran out in a process, or in each of several.
-pub fn oom(args: &Oom) -> Result<()> {
-    let args = args.report();
-    let told = |run: &Run, id: Option<&String>| -> Result<String> {
-        let mut report = report(run, &args)?;
-        report.id = id.cloned();
-        Ok(if args.json { oom::json(&report) } else { oom::text(&report, args.all) })
-    };
-    print(&match found(&args)?.what {
-        What::One(one) => told(&one.run, one.id.as_ref())?,
-        What::Group(_, runs) => {
-            let each: Vec<String> = runs.iter().map(|run| told(run, None)).collect::<Result<_>>()?;
-            if args.json {
-                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
-                format!("[{}]\n", each.join(",\n"))
-            } else {
-                each.join("\n")
-            }
-        }
-    })
-}
-
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
 pub fn run(args: &Args) -> Result<()> {
     let Found { what, mut command } = found(args)?;
@@ -91,17 +73,18 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
-    print(&match &what {
+    let told: Vec<u8> = match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
             report.id.clone_from(&one.id);
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
             report.command = command;
-            tell(&report, args)
+            tell(&report, args).into_bytes()
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
-    })
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
+    };
+    deliver(&told, &args.output)
 }
 
 /// A pid is a number; a file may be called like a run or a number, and is then `./7`.

@@ -6,7 +6,8 @@ use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
 use gpumem_runs::import::read_file;
-use gpumem_runs::run::Run;
+use gpumem_runs::report::oom::at::Around;
+use gpumem_runs::run::{Clock, Run};
 use gpumem_runs::store::{RunId, Store};
 use std::path::Path;
 
@@ -69,6 +70,31 @@ pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
     Ok(found)
 }
 
+/// Those whose process ended, or ran out of memory, around a time.
+pub fn around(around: Around, args: &Args) -> Result<Vec<Told>> {
+    let store = Store::open_read_only(&args.store.readable()?)?;
+    let mut found = Vec::new();
+    for summary in store.list()? {
+        let wall_ns = |time_ns: Option<u64>| match summary.clock {
+            Clock::Monotonic { wall_offset_ns } => i64::try_from(time_ns?).ok()?.checked_add(wall_offset_ns?),
+            Clock::Lines => None,
+        };
+        // A run that cannot have been there need not be read.
+        let (Some(first), Some(last)) = (wall_ns(summary.started_ns), wall_ns(summary.last_ns)) else {
+            continue;
+        };
+        let is_before = last.saturating_add(around.for_ns) < around.at_ns;
+        if is_before || first.saturating_sub(around.for_ns) > around.at_ns {
+            continue;
+        }
+        let run = store.load(summary.id)?;
+        if around.concerns(&run) {
+            found.push(Told { id: Some(summary.id.to_string()), run });
+        }
+    }
+    Ok(found)
+}
+
 fn command(id: RunId, args: &Args, path: &Path) -> Vec<String> {
     let mut command = vec![id.to_string()];
     if !args.store.typed().is_empty() {
@@ -91,7 +117,8 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
     pids.sort_unstable();
     pids.dedup();
     let peak = |run: &Run| {
-        let peaks = run.devices.iter().filter_map(|device| device.peak.tracked_bytes);
+        let peaks =
+            run.devices.iter().filter_map(|device| device.peak.tracked_bytes.or(device.peak.used_bytes()));
         peaks.fold(0, i64::saturating_add)
     };
     let asked_for = runs.into_iter().filter(|run| args.pid.is_none_or(|pid| run.process.pid == pid));

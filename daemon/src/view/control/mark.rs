@@ -26,7 +26,7 @@ pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<M
     let missing = match &which {
         Which::Pid(pid) | Which::Tree(pid) => format!("pid {pid} is no process that uses a GPU"),
         Which::Job(job) => format!("no process of job {job} uses a GPU"),
-        Which::Live => "no process of yours uses a GPU".to_owned(),
+        Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
     };
     let takes = move |process: &ProcessView| {
         let facts = &process.facts;

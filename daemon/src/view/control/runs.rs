@@ -6,6 +6,7 @@ use crate::config::Tenants;
 use crate::core::Ask;
 use crate::view::Sight;
 use gpumem_ledger::ProcessView;
+use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
 use hyper::StatusCode;
 use std::cmp::Reverse;
@@ -19,11 +20,20 @@ pub(super) enum Which {
     Pid(u32),
     Tree(u32),
     Job(String),
+    /// That ended, or ran out of memory, within this of that time: ns since 1970, and ns.
+    Around(Around),
 }
 
 impl Which {
     pub(super) fn of(query: &str) -> Result<Self, Refused> {
-        only(query, &["pid", "tree", "job"])?;
+        only(query, &["pid", "tree", "job", "around", "within"])?;
+        if let Some(at_ns) = number(query, "around")? {
+            let within = number(query, "within")?.and_then(|within| i64::try_from(within).ok());
+            return match (i64::try_from(at_ns), within) {
+                (Ok(at_ns), Some(for_ns)) => Ok(Which::Around(Around { at_ns, for_ns })),
+                _ => Err(Refused::new(StatusCode::BAD_REQUEST, "around=NS (since 1970) wants within=NS")),
+            };
+        }
         let pid = |key| -> Result<Option<u32>, Refused> {
             let pid = number(query, key)?;
             let no_pid = |_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}: no pid is that large"));
@@ -35,8 +45,13 @@ impl Which {
             (Some(pid), None, None) => Ok(Which::Pid(pid)),
             (None, Some(pid), None) => Ok(Which::Tree(pid)),
             (None, None, Some(job)) => Ok(Which::Job(job)),
-            _ => Err(Refused::new(StatusCode::BAD_REQUEST, "give one of pid, tree and job")),
+            _ => Err(Refused::new(StatusCode::BAD_REQUEST, "give one of pid, tree, job and around")),
         }
+    }
+
+    /// Of a run, what its process alone does not tell.
+    fn is_then(&self, run: &Run) -> bool {
+        !matches!(self, Which::Around(around) if !around.concerns(run))
     }
 
     pub(super) fn takes(
@@ -46,7 +61,7 @@ impl Which {
         claims: &BTreeMap<String, String>,
     ) -> bool {
         match self {
-            Which::Live => true,
+            Which::Live | Which::Around(_) => true,
             Which::Pid(wanted) => pid == *wanted,
             Which::Tree(root) => {
                 let ancestors = facts.get("ancestors").map(String::as_str).unwrap_or_default();
@@ -74,10 +89,13 @@ pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<V
     let Ok(runs) = live.await else { return Err(ended) };
     let mut runs = sight.keeper.whole(runs).await;
     if which != Which::Live {
+        runs.retain(|run| which.is_then(run));
         let of = |run: &Run| run.devices.iter().map(|device| device.last.time_ns).max();
         let wanted = move |run: &Run| {
             let process = &run.process;
-            viewer.sees(process.uid) && which.takes(process.pid, &process.facts, &process.claims)
+            viewer.sees(process.uid)
+                && which.takes(process.pid, &process.facts, &process.claims)
+                && which.is_then(run)
         };
         let over = sight.keeper.find(Box::new(wanted)).await;
         runs.sort_by_key(|run| Reverse(of(run)));
@@ -105,7 +123,11 @@ mod tests {
         assert_eq!(Which::of("pid=7").ok(), Some(Which::Pid(7)));
         assert_eq!(Which::of("tree=7").ok(), Some(Which::Tree(7)));
         assert_eq!(Which::of("job=8812.0").ok(), Some(Which::Job("8812.0".into())));
-        for bad in ["pid=x", "pid=4294967296", "pid=1&tree=2", "pdi=1", "pid"] {
+        let around = Around { at_ns: 70, for_ns: 5 };
+        assert_eq!(Which::of("around=70&within=5").ok(), Some(Which::Around(around)));
+        for bad in
+            ["around=70", "around=70&within=x", "pid=x", "pid=4294967296", "pid=1&tree=2", "pdi=1", "pid"]
+        {
             assert!(Which::of(bad).is_err() || bad == "pid", "{bad}");
         }
     }

@@ -39,7 +39,7 @@ pub fn looks_like(head: &[u8]) -> bool {
 }
 
 /// Role that a tag's prefix tells.
-fn role(tag: &str) -> Role {
+pub(super) fn role(tag: &str) -> Role {
     let prefixes = [
         ("in_arg:", Role::Parameter),
         ("arg_grad:", Role::Gradient),

@@ -18,7 +18,8 @@ mod prose;
 mod table;
 
 pub use lines::{clean, wrapped};
-pub(super) use prose::{device_name, device_title, exit};
+pub(crate) use prose::device_title;
+pub(super) use prose::{device_name, exit};
 pub use prose::{label, short_command};
 
 use super::Report;

@@ -75,7 +75,10 @@ fn ooms(report: &Report<'_>) -> String {
     let all = run.devices.iter().flat_map(|device| &device.details.ooms);
     let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
     let count = |entries: &[&Oom]| entries.iter().map(|oom| oom.count).sum::<u64>();
+    let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
+        pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
+        _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
         _ if !run.coverage.covered || run.clock == Clock::Lines => String::new(),
         (0, 0) => "    oom: none".to_owned(),
         (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),
@@ -169,6 +172,9 @@ fn provenance(run: &Run, times: Times) -> String {
             format!("ended at {} ({})", times.time(time_ns), exit(status))
         }
         State::Interrupted => "interrupted: the numbers are the last ones kept".to_owned(),
+        State::Rolled { time_ns } => {
+            format!("goes on after {} in the next part of its life", times.time(time_ns))
+        }
     };
     let origin = match run.source.kind.as_str() {
         "daemon" => format!("on {}", run.source.origin),
@@ -189,7 +195,7 @@ pub(crate) fn exit(status: u64) -> String {
 fn blind(run: &Run, times: Times) -> Option<String> {
     let coverage = &run.coverage;
     let end_ns = match run.state {
-        State::Closed { time_ns, .. } => time_ns,
+        State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
         State::Open | State::Interrupted => {
             run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
         }

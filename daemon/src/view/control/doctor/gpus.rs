@@ -192,7 +192,7 @@ impl Asked<'_> {
         let named = counts.iter().map(|&(xid, count)| match xid {
             Some(xid) => format!(
                 "{count} x {xid}{}",
-                xid_words(xid).map(|words| format!(" ({words})")).unwrap_or_default()
+                gpumem_runs::ending::xid_words(xid).map(|words| format!(" ({words})")).unwrap_or_default()
             ),
             None => format!("{count} of other numbers"),
         });
@@ -395,25 +395,6 @@ pub(super) fn why_absent(
         Absence::NotSupported => ("its GPU or driver has no process lists", None),
         _ => ("NVML's last list failed", Some("see what is said of the GPU")),
     }
-}
-
-/// NVIDIA's numbers that people meet.
-fn xid_words(xid: u64) -> Option<&'static str> {
-    Some(match xid {
-        13 => "a program's kernel failed",
-        31 => "a program's kernel touched memory that is not mapped",
-        43 | 45 => "a program was ended",
-        48 => "uncorrectable memory error",
-        61 | 62 => "the GPU's own controller failed",
-        63 | 64 => "memory rows were retired",
-        74 => "NVLink",
-        79 => "the GPU has fallen off the bus",
-        92 => "many corrected memory errors",
-        94 => "memory error, one program concerned",
-        95 => "memory error, all programs concerned",
-        119 | 120 => "the GPU's system processor does not answer",
-        _ => return None,
-    })
 }
 
 /// Faults that a program's own error makes.

@@ -1,0 +1,81 @@
+//! `gpumemctl oom [PID|RUN|FILE]`, and `gpumemctl oom --at TIME --gpu N`.
+
+use super::{What, found, report, stored};
+use crate::args::{Oom, Report as Args};
+use crate::client::{Daemon, Told, Which};
+use crate::command::ps::names_device;
+use crate::output::print;
+use anyhow::Result;
+use gpumem_runs::report::oom::at::{self, Around, Seen};
+use gpumem_runs::report::oom::{self, Form};
+use gpumem_runs::run::{Device, Run};
+
+/// Prints when memory ran out in a process, or in each of several; or on a device around a time.
+pub fn oom(args: &Oom) -> Result<()> {
+    if let Some(at) = args.at {
+        return around(args, at);
+    }
+    let all = args.all;
+    let args = args.report();
+    let told = |run: &Run, id: Option<&String>, job: &[Run]| -> Result<String> {
+        let mut report = report(run, &args)?;
+        report.id = id.cloned();
+        Ok(if args.json { oom::json(&report) } else { oom::text(&report, Form { all, job }) })
+    };
+    print(&match found(&args)?.what {
+        What::One(one) => {
+            let job = if args.json || !has_entries(&one.run) { Vec::new() } else { job_of(&one.run, &args) };
+            told(&one.run, one.id.as_ref(), &job)?
+        }
+        What::Group(_, runs) => {
+            let each: Vec<String> = runs.iter().map(|run| told(run, None, &runs)).collect::<Result<_>>()?;
+            if args.json {
+                let each: Vec<&str> = each.iter().map(|document| document.trim_end()).collect();
+                format!("[{}]\n", each.join(",\n"))
+            } else {
+                each.join("\n")
+            }
+        }
+    })
+}
+
+fn has_entries(run: &Run) -> bool {
+    run.devices.iter().any(|device| !device.details.ooms.is_empty())
+}
+
+/// The runs of its job, as far as somebody tells: without them a line is missing.
+fn job_of(run: &Run, args: &Args) -> Vec<Run> {
+    let Some(job) = run.process.claims.get("job").or_else(|| run.process.claims.get("slurm_job_id")) else {
+        return Vec::new();
+    };
+    let asked =
+        Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(Which::Job(job)).ok());
+    let told = asked.filter(|told| !told.is_empty()).or_else(|| stored::of_job(job, args).ok());
+    told.unwrap_or_default().into_iter().map(|Told { run, .. }| run).collect()
+}
+
+/// Who ended on a device around a time: of the daemon, else of the store.
+fn around(args: &Oom, at_ns: i64) -> Result<()> {
+    let around = Around {
+        at_ns,
+        for_ns: i64::try_from(args.within_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000),
+    };
+    let report = args.report();
+    let told = match Daemon::find(args.socket.as_deref()) {
+        Ok(daemon) if args.store.typed().is_empty() => daemon.runs(Which::Around(around))?,
+        Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
+        _ => stored::around(around, &report)?,
+    };
+    let seen: Vec<Seen> = told.into_iter().map(|Told { id, run }| Seen { id, run }).collect();
+    let is_it = |device: &Device| {
+        args.device
+            .as_deref()
+            .is_none_or(|name| names_device(name, Some(device.ordinal.into()), &device.name))
+    };
+    print(&if args.json { at::json(&seen, &is_it, around) } else { at::text(&seen, &is_it, around) })
+}
+
+/// A time as people type it, in ns since 1970.
+pub fn moment(text: &str) -> Result<i64, String> {
+    text.parse().map_err(|_| "a time is ...".to_owned())
+}

@@ -1,0 +1,99 @@
+//! Who had the device when memory ran out: as a reading had it, brought up to the moment.
+
+use super::MAX_HOLDERS;
+use crate::observation::ProcessKey;
+use crate::snapshot::{AgreedReading, DeviceReading};
+
+/// Who had memory of the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Who.
+    pub key: ProcessKey,
+    /// Its user, as /proc said.
+    pub user: Option<String>,
+    /// What NVML charged; of the process itself with what it has allocated since.
+    pub used_bytes: i64,
+    /// What it grew by, and in how long a time: a minute, or as long as it is known.
+    pub growth: Option<(i64, u64)>,
+}
+
+/// The device when memory ran out. The holders, what nobody owns, the driver's share and what is free are its size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OomDevice {
+    /// When NVML was read.
+    pub read_ns: u64,
+    /// Size.
+    pub total_bytes: u64,
+    /// Free then, without what the process has allocated since.
+    pub free_bytes: i64,
+    /// The driver's share, where NVML tells it apart.
+    pub system_bytes: Option<u64>,
+    /// Device used minus the sum over its processes.
+    pub unaccounted_bytes: i64,
+    /// The process itself, then others, the largest first.
+    pub holders: Vec<Holder>,
+    /// How many more there are, and their used bytes.
+    pub others: (u32, i64),
+}
+
+/// A device as a reading had it, and who was listed with how much.
+#[derive(Debug, Clone)]
+pub(crate) struct Listing {
+    pub agreed: AgreedReading,
+    pub listed: Vec<(ProcessKey, u64)>,
+}
+
+impl Listing {
+    /// What a process was listed with.
+    pub fn of(&self, key: ProcessKey) -> Option<u64> {
+        self.listed.iter().find(|(of, _)| *of == key).map(|(_, used)| *used)
+    }
+}
+
+impl OomDevice {
+    /// `own`: what the process holds now, if that is known, and what it holds at least. `who`: user and growth of a process.
+    pub(crate) fn of(
+        listing: &Listing,
+        total_bytes: Option<u64>,
+        key: ProcessKey,
+        own: (Option<i64>, i64),
+        who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
+    ) -> Self {
+        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes } = listing.agreed.reading;
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let read = listing.of(key).map_or(0, signed);
+        let own = own.0.unwrap_or(read.max(own.1));
+        let grown = own.saturating_sub(read);
+        let mut holders: Vec<Holder> = listing
+            .listed
+            .iter()
+            .filter(|(other, _)| *other != key)
+            .map(|&(key, used)| {
+                let (user, growth) = who(key);
+                Holder { key, user, used_bytes: signed(used), growth }
+            })
+            .collect();
+        holders.sort_by_key(|holder| (std::cmp::Reverse(holder.used_bytes), holder.key));
+        let more = holders.split_off(holders.len().min(MAX_HOLDERS));
+        let rest = more.iter().fold(0_i64, |sum, holder| sum.saturating_add(holder.used_bytes));
+        let (user, growth) = who(key);
+        let growth = growth.map(|(bytes, in_ns)| (bytes.saturating_add(grown), in_ns));
+        holders.insert(0, Holder { key, user, used_bytes: own, growth });
+        let system = system_reserved_bytes.unwrap_or(0);
+        let known = used_bytes.saturating_add(free_bytes).saturating_add(system);
+        // The size that NVML tells may differ from the sum by what it calls nothing: that is nobody's.
+        let total_bytes = total_bytes.unwrap_or(known);
+        OomDevice {
+            read_ns: time_ns,
+            total_bytes,
+            free_bytes: signed(free_bytes).saturating_sub(grown),
+            system_bytes: system_reserved_bytes,
+            unaccounted_bytes: listing
+                .agreed
+                .unaccounted_bytes
+                .saturating_add(signed(total_bytes).saturating_sub(signed(known))),
+            holders,
+            others: (more.len() as u32, rest),
+        }
+    }
+}

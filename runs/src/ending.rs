@@ -1,0 +1,228 @@
+//! What ended a process that did not run out of GPU memory: the kernel, for host memory, or a fault of the driver's.
+//!
+//! The daemon writes what it found into the process's facts (`daemon/src/source/kernel`), so that a recording says it, too:
+//!
+//! ```text
+//! host_oom            host: the kernel's log names the process, the machine was out of memory
+//!                     cgroup: the same, a limit of a control group was reached
+//!                     count: the log cannot be read; its group counted one more process killed while it ran
+//! host_oom_ns         when that was heard of
+//! host_oom_line       the kernel's line
+//! host_oom_cgroup     the group whose limit it was
+//! host_oom_limit      that limit, in bytes
+//! xid xid_ns xid_line the fault in whose line the process stands
+//! ```
+
+use crate::run::{Run, State};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A fault so long before the end of its process may have ended it: programs notice at their next synchronisation.
+const FAULT_NS: u64 = 60_000_000_000;
+/// SIGKILL, as a status of waitpid.
+const KILLED: u64 = 9;
+
+/// What it was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "cause")]
+pub enum Cause {
+    /// The machine had no host memory left.
+    HostMemory,
+    /// A control group had reached its limit of host memory.
+    CgroupMemory {
+        /// Its path, where it is known.
+        cgroup: Option<String>,
+        /// Whose it is: `Slurm job 8812`.
+        owner: Option<String>,
+        /// The limit.
+        limit_bytes: Option<u64>,
+    },
+    /// The driver told of a fault.
+    Xid {
+        /// NVIDIA's number.
+        xid: u64,
+        /// What people call it.
+        words: Option<&'static str>,
+    },
+}
+
+/// Why a process ended, beside its GPU memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ending {
+    /// What.
+    #[serde(flatten)]
+    pub cause: Cause,
+    /// When it was heard of.
+    pub time_ns: u64,
+    /// The source names the process; else only its group or its device.
+    pub is_named: bool,
+    /// What the kernel wrote.
+    pub line: Option<String>,
+}
+
+impl Ending {
+    /// Of a process that has ended: what is known of it.
+    pub fn of(run: &Run) -> Option<Ending> {
+        let State::Closed { time_ns, status } = run.state else { return None };
+        let named = Ending::of_facts(&run.process.facts, time_ns, status);
+        let heard = run.devices.iter().flat_map(|device| &device.details.faults);
+        let near = heard.filter(|(fault_ns, _)| status != Some(0) && is_near(*fault_ns, time_ns));
+        // 43 and 45 follow from others.
+        let fault = near.min_by_key(|(fault_ns, xid)| (matches!(xid, 43 | 45), *fault_ns));
+        named.or_else(|| {
+            let &(time_ns, xid) = fault?;
+            let cause = Cause::Xid { xid, words: xid_words(xid) };
+            Some(Ending { cause, time_ns, is_named: false, line: None })
+        })
+    }
+
+    /// From what the daemon wrote.
+    pub(crate) fn of_facts(
+        facts: &BTreeMap<String, String>,
+        ended_ns: u64,
+        status: Option<u64>,
+    ) -> Option<Ending> {
+        if status == Some(0) {
+            return None;
+        }
+        let text = |key: &str| facts.get(key).filter(|text| !text.is_empty()).cloned();
+        let number = |key: &str| facts.get(key).and_then(|text| text.parse::<u64>().ok());
+        let killed = facts.get("host_oom").and_then(|how| {
+            let cgroup = text("host_oom_cgroup");
+            let owner = cgroup.as_deref().and_then(owner);
+            let cause = match how.as_str() {
+                "host" => Cause::HostMemory,
+                _ => Cause::CgroupMemory { cgroup, owner, limit_bytes: number("host_oom_limit") },
+            };
+            let is_named = how != "count";
+            // Somebody of its group was killed; who says with which status it ended says whether it was this one.
+            let is_its = is_named || status.is_none_or(|status| status & 0x7f == KILLED);
+            let time_ns = number("host_oom_ns").unwrap_or(ended_ns);
+            is_its.then(|| Ending { cause, time_ns, is_named, line: text("host_oom_line") })
+        });
+        killed.or_else(|| {
+            let (xid, time_ns) = (number("xid")?, number("xid_ns")?);
+            let cause = Cause::Xid { xid, words: xid_words(xid) };
+            let ending = Ending { cause, time_ns, is_named: true, line: text("xid_line") };
+            is_near(time_ns, ended_ns).then_some(ending)
+        })
+    }
+}
+
+fn is_near(fault_ns: u64, ended_ns: u64) -> bool {
+    // It may be heard of a little late.
+    fault_ns <= ended_ns.saturating_add(1_000_000_000) && ended_ns.saturating_sub(fault_ns) <= FAULT_NS
+}
+
+/// Whose a control group is, by the names that batch systems and container runtimes give.
+fn owner(cgroup: &str) -> Option<String> {
+    let parts: Vec<&str> = cgroup.split('/').collect();
+    let is_slurm = parts.iter().any(|part| part.starts_with("slurm"));
+    let number = |part: &&str, head: &str| {
+        let number = part.strip_prefix(head)?;
+        (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then(|| number.to_owned())
+    };
+    if let Some(job) = parts.iter().find_map(|part| number(part, "job_")).filter(|_| is_slurm) {
+        let step = parts.iter().find_map(|part| part.strip_prefix("step_"));
+        return Some(match step {
+            Some(step) => format!("step {step} of Slurm job {job}"),
+            None => format!("Slurm job {job}"),
+        });
+    }
+    let pod = |part: &&str| {
+        let (_, uid) = part.rsplit_once("pod")?;
+        let uid = uid.trim_end_matches(".slice").replace('_', "-");
+        (uid.len() == 36).then_some(uid)
+    };
+    if let Some(uid) = parts.iter().find_map(pod) {
+        return Some(format!("a container of pod {uid}"));
+    }
+    let is_hex = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let scope = |part: &&str| part.trim_end_matches(".scope").rsplit('-').next().map(str::to_owned);
+    let container = parts.iter().filter_map(scope).find(|part| is_hex(&part.as_str()));
+    if let Some(id) = container.as_deref().and_then(|id| id.get(..12)) {
+        return Some(format!("container {id}"));
+    }
+    let unit = |part: &&&str| part.ends_with(".service") || part.ends_with(".scope");
+    parts.iter().rev().find(unit).map(|unit| format!("unit {unit}"))
+}
+
+/// NVIDIA's numbers that people meet.
+pub fn xid_words(xid: u64) -> Option<&'static str> {
+    Some(match xid {
+        13 => "a program's kernel failed",
+        31 => "MMU fault: a program's kernel touched memory that is not mapped",
+        43 | 45 => "a program was ended",
+        48 => "uncorrectable memory error",
+        61 | 62 => "the GPU's own controller failed",
+        63 | 64 => "memory rows were retired",
+        74 => "NVLink",
+        79 => "the GPU has fallen off the bus",
+        92 => "many corrected memory errors",
+        94 => "memory error, one program concerned",
+        95 => "memory error, all programs concerned",
+        119 | 120 => "the GPU's system processor does not answer",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(facts: &[(&str, &str)], status: Option<u64>) -> Option<Ending> {
+        let facts = facts.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Ending::of_facts(&facts, 100_000_000_000, status)
+    }
+
+    #[test]
+    fn the_owner_of_a_limit_is_named() {
+        let names = [
+            ("/slurm/uid_1000/job_8812/step_0/task_0", Some("step 0 of Slurm job 8812")),
+            ("/slurm_n1/uid_0/job_7", Some("Slurm job 7")),
+            (
+                "/system.slice/slurmstepd.scope/job_8812/step_batch/user/task_0",
+                Some("step batch of Slurm job 8812"),
+            ),
+            ("/job_1/x", None),
+            (
+                "/kubepods-burstable.slice/kubepods-burstable-pod0f5c1a2b_1111_2222_3333_444444444444.slice/x",
+                Some("a container of pod 0f5c1a2b-1111-2222-3333-444444444444"),
+            ),
+            ("/user.slice/user-1000.slice/user@1000.service/app.scope", Some("unit app.scope")),
+            ("/", None),
+        ];
+        for (path, name) in names {
+            assert_eq!(owner(path).as_deref(), name, "{path}");
+        }
+        let docker = format!("/system.slice/docker-{}.scope", "ab".repeat(32));
+        assert_eq!(owner(&docker).as_deref(), Some("container abababababab"));
+    }
+
+    #[test]
+    fn a_good_end_has_no_cause() {
+        let host = [("host_oom", "host"), ("host_oom_ns", "99000000000")];
+        assert!(of(&host, None).is_some_and(|ending| ending.cause == Cause::HostMemory && ending.is_named));
+        assert_eq!(of(&host, Some(0)), None);
+        assert_eq!(of(&[], None), None);
+    }
+
+    #[test]
+    fn a_count_concerns_who_was_killed() {
+        let count = [("host_oom", "count"), ("host_oom_cgroup", "/slurm/job_1"), ("host_oom_limit", "4096")];
+        assert!(of(&count, Some(9)).is_some_and(|ending| !ending.is_named));
+        assert!(of(&count, None).is_some());
+        assert_eq!(of(&count, Some(256)), None, "it ended with exit 1: another one was killed");
+    }
+
+    #[test]
+    fn a_fault_of_long_ago_did_not_end_it() {
+        let xid = |ns: &str| of(&[("xid", "31"), ("xid_ns", ns)], Some(256));
+        assert!(matches!(
+            xid("99000000000"),
+            Some(Ending { cause: Cause::Xid { xid: 31, words: Some(_) }, .. })
+        ));
+        assert_eq!(xid("30000000000"), None);
+        assert_eq!(of(&[("xid", "x"), ("xid_ns", "1")], None), None);
+    }
+}

@@ -1,0 +1,76 @@
+//! One line of comma-separated values.
+
+use std::borrow::Cow;
+
+/// The fields of a line, without quotes and the blanks around them; `None` where a quote is not closed, or
+/// something follows one that is.
+pub(super) fn fields(line: &str) -> Option<Vec<Cow<'_, str>>> {
+    let mut fields = Vec::new();
+    let mut rest = line.trim();
+    loop {
+        let field = match rest.strip_prefix('"') {
+            Some(quoted) => {
+                let (field, after) = unquote(quoted)?;
+                rest = after.trim_start();
+                if !rest.is_empty() && !rest.starts_with(',') {
+                    return None;
+                }
+                field
+            }
+            None => {
+                let (field, after) = rest.split_at(rest.find(',').unwrap_or(rest.len()));
+                rest = after;
+                Cow::Borrowed(field.trim_end())
+            }
+        };
+        fields.push(field);
+        match rest.strip_prefix(',') {
+            Some(next) => rest = next.trim_start(),
+            None => return Some(fields),
+        }
+    }
+}
+
+/// What stands before the closing quote (two of them are one that closes nothing), and what after.
+fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
+    let mut from = 0;
+    loop {
+        let at = from + text.get(from..)?.find('"')?;
+        let after = text.get(at + 1..)?;
+        if !after.starts_with('"') {
+            let field = text.get(..at)?;
+            let field =
+                if from == 0 { Cow::Borrowed(field) } else { Cow::Owned(field.replace("\"\"", "\"")) };
+            return Some((field, after));
+        }
+        from = at + 2;
+    }
+}
+
+/// The first line of a file's beginning that says something, without a mark of its encoding; `None` if it is cut
+/// there, or not text.
+pub(super) fn first_line(head: &[u8]) -> Option<&str> {
+    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
+    let start = head.iter().position(|byte| !byte.is_ascii_whitespace())?;
+    let line = head.get(start..)?;
+    let end = line.iter().position(|&byte| byte == b'\n' || byte == b'\r').unwrap_or(line.len());
+    std::str::from_utf8(line.get(..end)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_every_kind_of_line() {
+        let of = |line| fields(line).map(|fields| fields.join("|"));
+        assert_eq!(of("a,b, c ").as_deref(), Some("a|b|c"));
+        assert_eq!(of("\"a,b\",\"c\"\"d\" ,e").as_deref(), Some("a,b|c\"d|e"));
+        assert_eq!(of("").as_deref(), Some(""));
+        assert_eq!(of(",").as_deref(), Some("|"));
+        assert_eq!(of("\"\",x").as_deref(), Some("|x"));
+        for bad in ["\"a", "\"a\"b,c", "a,\"b", "\"\"\""] {
+            assert_eq!(of(bad), None, "{bad}");
+        }
+    }
+}

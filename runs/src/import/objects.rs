@@ -1,0 +1,174 @@
+//! The objects of a JSON array, one after another, from a file that need not be JSON as a whole: a trace that is still
+//! being written has no end, one that was begun twice has two beginnings, one that was cut ends inside an object.
+
+use std::io::{self, BufRead};
+
+/// Longest object that is read.
+const MAX_OBJECT_BYTES: usize = 1 << 20;
+/// Bytes in a row that belong to no object; more is a hole, and what is behind it not worth the time.
+const MAX_BETWEEN_BYTES: u64 = 256 << 20;
+
+/// What comes next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The bytes of an object, in [`Objects::bytes`].
+    Object,
+    /// Something that began like an object and is none.
+    Bad,
+    /// The file ends, in an object or before the array does.
+    Cut,
+    /// Nothing but bytes outside objects for very long.
+    Hole,
+    /// The file ends behind the array.
+    End,
+}
+
+/// Walks through a file.
+pub(super) struct Objects<R> {
+    reader: R,
+    /// Before the array of this name there is nothing to read.
+    key: &'static [u8],
+    /// How much of `key` the last bytes are; none of it inside the array.
+    matched: Option<usize>,
+    pub bytes: Vec<u8>,
+    /// Bytes consumed.
+    pub offset: u64,
+}
+
+/// Where in an object we are.
+#[derive(Clone, Copy)]
+struct Inside {
+    depth: u32,
+    text: bool,
+    escaped: bool,
+}
+
+impl<R: BufRead> Objects<R> {
+    /// Objects of the array `key` (with its quotes); of the file itself, if it is an array.
+    pub fn new(reader: R, key: &'static [u8], is_array: bool) -> Self {
+        let matched = if is_array { None } else { Some(0) };
+        Objects { reader, key, matched, bytes: Vec::new(), offset: 0 }
+    }
+
+    /// What comes next.
+    pub fn next(&mut self) -> io::Result<Next> {
+        self.bytes.clear();
+        let mut inside: Option<Inside> = None;
+        let mut between = 0_u64;
+        loop {
+            let buffer = match self.reader.fill_buf() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                other => other?,
+            };
+            if buffer.is_empty() {
+                let is_open = inside.is_some() || self.matched.is_none();
+                return Ok(if is_open { Next::Cut } else { Next::End });
+            }
+            let mut used = 0;
+            let mut found = None;
+            for &byte in buffer {
+                used += 1;
+                found = match &mut inside {
+                    Some(state) => {
+                        self.bytes.push(byte);
+                        step(state, byte)
+                            .or_else(|| (self.bytes.len() >= MAX_OBJECT_BYTES).then_some(Next::Bad))
+                    }
+                    None => {
+                        between += 1;
+                        match (&mut self.matched, byte) {
+                            (None, b'{') => {
+                                self.bytes.push(byte);
+                                inside = Some(Inside { depth: 1, text: false, escaped: false });
+                            }
+                            (None, b']') => self.matched = Some(0),
+                            (None, _) => {}
+                            (Some(matched), byte) => {
+                                if seek(self.key, matched, byte) {
+                                    self.matched = None;
+                                }
+                            }
+                        }
+                        (between > MAX_BETWEEN_BYTES).then_some(Next::Hole)
+                    }
+                };
+                if found.is_some() {
+                    break;
+                }
+            }
+            self.reader.consume(used);
+            self.offset += used as u64;
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+    }
+}
+
+/// One byte of an object; says when it is over.
+fn step(state: &mut Inside, byte: u8) -> Option<Next> {
+    let is_control = byte < b' ' && (state.text || !matches!(byte, b'\t' | b'\n' | b'\r'));
+    match byte {
+        _ if is_control => return Some(Next::Bad),
+        _ if state.escaped => state.escaped = false,
+        b'\\' if state.text => state.escaped = true,
+        b'"' => state.text = !state.text,
+        _ if state.text => {}
+        b'{' | b'[' => state.depth += 1,
+        b'}' | b']' => {
+            state.depth -= 1;
+            if state.depth == 0 {
+                return Some(if byte == b'}' { Next::Object } else { Next::Bad });
+            }
+        }
+        _ => {}
+    }
+    None
+}
+
+/// One byte while the key, a colon and a bracket are looked for; says when they are found.
+fn seek(key: &[u8], matched: &mut usize, byte: u8) -> bool {
+    let blank = byte.is_ascii_whitespace();
+    match (*matched).checked_sub(key.len()) {
+        None if key.get(*matched) == Some(&byte) => *matched += 1,
+        Some(0) if byte == b':' => *matched += 1,
+        Some(_) if blank => {}
+        Some(1) if byte == b'[' => return true,
+        _ => *matched = usize::from(key.first() == Some(&byte)),
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(text: &[u8], is_array: bool) -> Vec<String> {
+        let mut objects = Objects::new(text, b"\"events\"", is_array);
+        let mut found = Vec::new();
+        loop {
+            match objects.next().expect("memory") {
+                Next::Object => found.push(String::from_utf8_lossy(&objects.bytes).into_owned()),
+                Next::Bad => found.push("bad".into()),
+                end => {
+                    found.push(format!("{end:?}"));
+                    return found;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn objects_of_whole_and_broken_files() {
+        let whole = br#"{"x":{"y":[1]}, "events" : [ {"a":"}\"{"} , {"b":[{}]}], "z":{}}"#;
+        assert_eq!(all(whole, false), [r#"{"a":"}\"{"}"#, r#"{"b":[{}]}"#, "End"]);
+        assert_eq!(all(b"[,{},\n{}", true), ["{}", "{}", "Cut"]);
+        assert_eq!(all(b"[{\"a", true), ["Cut"]);
+        assert_eq!(all(b"{\"events\":[{}]}{\"events\":[{}", false), ["{}", "{}", "Cut"]);
+        assert_eq!(all(b"[{\"a\n{}]", true), ["bad", "{}", "End"]);
+        assert_eq!(all(b"[{\"a\":1]}]", true), ["bad", "End"], "a bracket ends the array");
+        assert_eq!(all(b"nothing", false), ["End"]);
+        let long = [b"[{\"a\":\"", vec![b'x'; 3 << 20].as_slice(), b"\"},{}]"].concat();
+        assert_eq!(all(&long, true).last().map(String::as_str), Some("End"));
+    }
+}

@@ -1,0 +1,138 @@
+//! A file as its reader of opcodes wants it: byte by byte, with the position known, and no length believed.
+
+use std::io::{self, Read};
+
+/// Longest string, number or line that is read: a snapshot's longest names have some kilobytes.
+pub(super) const MAX_PIECE_BYTES: u64 = 1 << 20;
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// Why reading stopped.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The file is not what it should be: where, and what is wrong.
+    Bad { offset: u64, what: String },
+    /// The system refused.
+    Io { offset: u64, source: io::Error },
+}
+
+/// Bytes of a file, from the first one on.
+#[derive(Debug)]
+pub(super) struct Bytes<R> {
+    reader: R,
+    buffer: Vec<u8>,
+    at: usize,
+    /// Where the buffer begins.
+    base: u64,
+}
+
+impl<R: Read> Bytes<R> {
+    pub fn new(reader: R) -> Self {
+        Bytes { reader, buffer: Vec::new(), at: 0, base: 0 }
+    }
+
+    /// Bytes that were read.
+    pub fn offset(&self) -> u64 {
+        self.base + self.at as u64
+    }
+
+    /// Of this, at the place that was read last.
+    pub fn bad(&self, what: impl Into<String>) -> Fault {
+        Fault::Bad { offset: self.offset(), what: what.into() }
+    }
+
+    /// Whether there is more; then some of it is in the buffer.
+    pub fn has_more(&mut self) -> Result<bool, Fault> {
+        if self.at < self.buffer.len() {
+            return Ok(true);
+        }
+        self.base += self.buffer.len() as u64;
+        self.at = 0;
+        self.buffer.resize(BUFFER_BYTES, 0);
+        loop {
+            match self.reader.read(&mut self.buffer) {
+                Ok(read) => {
+                    self.buffer.truncate(read);
+                    return Ok(read > 0);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    self.buffer.clear();
+                    return Err(Fault::Io { offset: self.base, source });
+                }
+            }
+        }
+    }
+
+    /// The next byte, or `None` at the end.
+    #[inline]
+    pub fn next(&mut self) -> Result<Option<u8>, Fault> {
+        if self.at >= self.buffer.len() && !self.has_more()? {
+            return Ok(None);
+        }
+        let byte = self.buffer.get(self.at).copied();
+        self.at += 1;
+        Ok(byte)
+    }
+
+    fn ends(&self) -> Fault {
+        self.bad("the file ends here, in the middle of a value: it was cut off")
+    }
+
+    #[inline]
+    pub fn byte(&mut self) -> Result<u8, Fault> {
+        self.next()?.ok_or_else(|| self.ends())
+    }
+
+    /// So many bytes of a number.
+    #[inline]
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+        if let Some(found) = self.buffer.get(self.at..).and_then(|rest| rest.first_chunk::<N>()) {
+            self.at += N;
+            return Ok(*found);
+        }
+        let mut array = [0; N];
+        for byte in &mut array {
+            *byte = self.byte()?;
+        }
+        Ok(array)
+    }
+
+    /// `len` bytes into `piece`, which takes no more memory than there are bytes.
+    pub fn piece(&mut self, len: u64, piece: &mut Vec<u8>) -> Result<(), Fault> {
+        if len > MAX_PIECE_BYTES {
+            let what = format!("a value of {len} bytes: at most {MAX_PIECE_BYTES} are read");
+            return Err(self.bad(what));
+        }
+        piece.clear();
+        let mut left = len as usize;
+        while left > 0 {
+            if !self.has_more()? {
+                return Err(self.ends());
+            }
+            let rest = self.buffer.get(self.at..).unwrap_or_default();
+            let found = rest.get(..left.min(rest.len())).unwrap_or_default();
+            piece.extend_from_slice(found);
+            self.at += found.len();
+            left -= found.len();
+        }
+        Ok(())
+    }
+
+    /// The rest of a line, without its end.
+    pub fn line(&mut self, piece: &mut Vec<u8>) -> Result<(), Fault> {
+        piece.clear();
+        loop {
+            match self.byte()? {
+                b'\n' => break,
+                byte => piece.push(byte),
+            }
+            if piece.len() as u64 > MAX_PIECE_BYTES {
+                return Err(self.bad(format!("a line of more than {MAX_PIECE_BYTES} bytes")));
+            }
+        }
+        if piece.last() == Some(&b'\r') {
+            piece.pop();
+        }
+        Ok(())
+    }
+}

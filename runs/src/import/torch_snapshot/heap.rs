@@ -1,0 +1,229 @@
+//! What a device's allocator has: pieces of memory from the driver, and blocks in them. The same for going back from the snapshot to
+//! the beginning of its history, and forward again.
+//!
+//! The history is a ring: it begins in the middle of the run. So the beginning is the end with every entry undone, the last
+//! first; what an entry says that cannot have been is counted and left out.
+
+use super::arena::{NONE, Ref};
+use super::model::{Action, Event};
+use super::rounding::Settings;
+use std::collections::BTreeMap;
+
+/// Memory from the driver. An expandable segment is many pieces, for parts of it come and go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub bytes: u64,
+    pub is_expandable: bool,
+}
+
+/// A block in use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Live {
+    /// 0 where that is not known yet.
+    pub bytes: u64,
+    pub requested: u64,
+    pub is_pending: bool,
+    pub stream: u32,
+    pub frames: Ref,
+    pub seq: u64,
+}
+
+/// Pieces and blocks by address. Pieces do not overlap, nor do blocks; each block lies in pieces.
+#[derive(Debug, Clone)]
+pub(super) struct Heap {
+    pub pieces: BTreeMap<u64, Piece>,
+    pub blocks: BTreeMap<u64, Live>,
+    /// What is left of [`MOST_STEPS`].
+    steps: u64,
+    /// What is left of [`MOST_PARTS`].
+    parts: u64,
+}
+
+impl Default for Heap {
+    fn default() -> Self {
+        Heap { pieces: BTreeMap::new(), blocks: BTreeMap::new(), steps: MOST_STEPS, parts: MOST_PARTS }
+    }
+}
+
+/// How expandable segments of small blocks grow, and those of large ones.
+const SMALL_PART: u64 = 2 << 20;
+const LARGE_PART: u64 = 20 << 20;
+/// Pieces beyond the first that ranges are cut into, all in all: 320 GiB of large parts, sixteen times.
+const MOST_PARTS: u64 = 1 << 18;
+/// And of one range.
+const MOST_PARTS_AT_ONCE: u64 = 1 << 14;
+/// Pieces that are walked along, all in all: a real history walks along a few for each entry.
+const MOST_STEPS: u64 = 1 << 28;
+
+impl Heap {
+    /// The piece at an address: where it begins.
+    fn piece_at(&self, address: u64) -> Option<(u64, Piece)> {
+        let (&start, &piece) = self.pieces.range(..=address).next_back()?;
+        (address - start < piece.bytes).then_some((start, piece))
+    }
+
+    /// Whether no piece is in a range.
+    pub fn has_room(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        self.piece_at(address).is_none() && self.pieces.range(address..end).next().is_none()
+    }
+
+    /// Starts of the pieces that lie in a range, if they do so wholly and fill it.
+    pub fn pieces_in(&mut self, address: u64, bytes: u64) -> Option<Vec<u64>> {
+        let end = address.checked_add(bytes).filter(|_| bytes > 0)?;
+        let (mut at, mut found) = (address, Vec::new());
+        while at < end {
+            let piece = self.pieces.get(&at)?;
+            self.steps = self.steps.checked_sub(1)?;
+            found.push(at);
+            at = at.checked_add(piece.bytes)?;
+        }
+        (at == end).then_some(found)
+    }
+
+    /// Whether pieces fill a range without a hole, wherever they are cut.
+    pub fn covers(&mut self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        let Some((start, piece)) = self.piece_at(address) else { return false };
+        let mut at = start + piece.bytes;
+        while at < end {
+            let Some(piece) = self.pieces.get(&at).filter(|_| self.steps > 0) else { return false };
+            self.steps -= 1;
+            at += piece.bytes;
+        }
+        true
+    }
+
+    /// Whether a block is in a range.
+    pub fn is_used(&self, address: u64, bytes: u64) -> bool {
+        let before = self.blocks.range(..address).next_back();
+        let reaches = before.is_some_and(|(start, live)| start + live.bytes.max(live.requested) > address);
+        reaches || self.blocks.range(address..address.saturating_add(bytes)).next().is_some()
+    }
+
+    /// Free bytes from an address on, in one segment, and whether it is expandable; of that kind not many more than are
+    /// `wanted`. `None` where there are none.
+    pub fn room(&mut self, address: u64, wanted: u64) -> Option<(u64, bool)> {
+        let (start, piece) = self.piece_at(address)?;
+        if let Some((before, live)) = self.blocks.range(..=address).next_back()
+            && before + live.bytes.max(1) > address
+        {
+            return None;
+        }
+        let next = self.blocks.range(address..).next().map_or(u64::MAX, |(&start, _)| start);
+        let mut end = start + piece.bytes;
+        // Neighbours are one segment where it is expandable.
+        while piece.is_expandable
+            && end < next
+            && end - address <= wanted.saturating_add(SMALL_PART)
+            && let Some(more) = self.pieces.get(&end).filter(|more| more.is_expandable && self.steps > 0)
+        {
+            self.steps -= 1;
+            end += more.bytes;
+        }
+        Some((end.min(next) - address, piece.is_expandable))
+    }
+
+    /// The piece of an expandable segment that an address is in the middle of, and what is to become of it.
+    pub fn cut_at(&self, address: u64) -> Option<[(u64, Piece); 2]> {
+        let (start, piece) = self.piece_at(address)?;
+        let left = address - start;
+        let of = |bytes| Piece { bytes, ..piece };
+        (piece.is_expandable && left > 0).then(|| [(start, of(left)), (address, of(piece.bytes - left))])
+    }
+
+    fn cut(&mut self, address: u64) {
+        if let Some(two) = self.cut_at(address) {
+            self.pieces.extend(two);
+        }
+    }
+
+    /// The pieces that a new range is kept as: parts of an expandable segment come and go.
+    pub fn cuts(&mut self, address: u64, bytes: u64, is_expandable: bool, is_small: bool) -> Vec<(u64, u64)> {
+        let part = if is_small || !bytes.is_multiple_of(LARGE_PART) { SMALL_PART } else { LARGE_PART };
+        let more = bytes.div_ceil(part).saturating_sub(1);
+        if !is_expandable || more > MOST_PARTS_AT_ONCE || more > self.parts {
+            return vec![(address, bytes)];
+        }
+        self.parts -= more;
+        (0..=more).map(|nth| (address + nth * part, part.min(bytes - nth * part))).collect()
+    }
+
+    pub fn add(&mut self, address: u64, bytes: u64, is_expandable: bool, is_small: bool) {
+        for (start, bytes) in self.cuts(address, bytes, is_expandable, is_small) {
+            self.pieces.insert(start, Piece { bytes, is_expandable });
+        }
+    }
+
+    /// Takes the entries of a history back, the last first. Gives for each the size of its block, where the end tells it.
+    /// What cannot have been is passed over; it is counted when it comes again on the way forward.
+    pub fn rewind(&mut self, events: &[Event], settings: &Settings) -> Vec<u64> {
+        let mut sizes = vec![0; events.len()];
+        for (event, size) in events.iter().zip(&mut sizes).rev() {
+            self.undo(event, size);
+        }
+        self.estimate(settings);
+        sizes
+    }
+
+    /// False where it cannot have been.
+    fn undo(&mut self, event: &Event, size: &mut u64) -> bool {
+        let &Event { action, address, bytes, .. } = event;
+        match action {
+            Action::Alloc => match self.blocks.get(&address).copied() {
+                Some(live) if !live.is_pending && live.requested == bytes => {
+                    self.blocks.remove(&address);
+                    *size = live.bytes;
+                }
+                _ => return false,
+            },
+            Action::FreeCompleted => {
+                if self.is_used(address, bytes.max(1)) || self.piece_at(address).is_none() {
+                    return false;
+                }
+                let live = Live {
+                    bytes: 0,
+                    requested: bytes,
+                    is_pending: true,
+                    stream: event.stream,
+                    frames: NONE,
+                    seq: 0,
+                };
+                self.blocks.insert(address, live);
+            }
+            Action::FreeRequested => match self.blocks.get_mut(&address).filter(|live| live.is_pending) {
+                Some(live) => live.is_pending = false,
+                None => return false,
+            },
+            Action::SegmentAlloc | Action::SegmentMap => {
+                self.cut(address);
+                self.cut(address.saturating_add(bytes));
+                let is_used = self.is_used(address, bytes);
+                let Some(found) = self.pieces_in(address, bytes).filter(|_| !is_used) else { return false };
+                for start in found {
+                    self.pieces.remove(&start);
+                }
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                if bytes == 0 || !self.has_room(address, bytes) {
+                    return false;
+                }
+                self.add(address, bytes, action == Action::SegmentUnmap, false);
+            }
+            Action::Oom | Action::Annotate | Action::Snapshot => {}
+        }
+        true
+    }
+
+    /// Sizes of blocks that were there at the beginning and are no more.
+    fn estimate(&mut self, settings: &Settings) {
+        let unknown: Vec<u64> =
+            self.blocks.iter().filter(|(_, live)| live.bytes == 0).map(|(&address, _)| address).collect();
+        for address in unknown {
+            let Some(live) = self.blocks.remove(&address) else { continue };
+            let Some((room, is_expandable)) = self.room(address, live.requested) else { continue };
+            let bytes = settings.block(live.requested, room, is_expandable).min(room);
+            self.blocks.insert(address, Live { bytes, ..live });
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! Values of the pickle -> what the allocator had and did. Keys that are not known are passed over, rows that cannot be are
+//! counted and named by their place.
+//!
+//! ```text
+//! {segments: [{device, address, total_size, allocated_size, requested_size, stream, segment_type, segment_pool_id,
+//!              is_expandable, blocks: [{address, size, requested_size, state, frames: [{name, filename, line}]}]}],
+//!  device_traces: [[{action, addr, size, stream, time_us, frames, user_metadata, device_free}]],
+//!  external_annotations: [{stage, name, device, time_us}], allocator_settings: {...},
+//!  host_segments: [...], host_traces: [...]}
+//! ```
+//!
+//! Older ones are a bare list of segments, have no `address` in blocks, and `history` where `frames` is.
+//!
+//! Through its memo a small file can say the same million blocks a million times. So each look at a value costs one of as many
+//! looks as the file has items, some times over, and when they are spent it is refused.
+
+use super::arena::{Arena, Kind, NONE, Ref};
+use super::rounding::Settings;
+use super::stack::part;
+use std::cell::Cell;
+
+/// Devices are numbered below this.
+const MAX_DEVICES: i64 = 64;
+/// Addresses and their ends: no GPU has more bits.
+const MAX_ADDRESS: i64 = 1 << 56;
+/// The largest segment or block (as in the ledger).
+const MAX_BYTES: i64 = 1 << 48;
+/// Rows that are named; all are counted.
+const NAMED: usize = 5;
+/// Fields of a record that are looked at: a dict with more is no record.
+const MAX_FIELDS: usize = 256;
+
+/// A segment as it was when the snapshot was taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Segment {
+    pub device: u8,
+    pub address: u64,
+    pub bytes: u64,
+    /// Its own word of what is handed out.
+    pub allocated: Option<u64>,
+    pub is_expandable: bool,
+    /// For small blocks.
+    pub is_small: bool,
+    /// Of a pool of its own (a graph's, a `MemPool`'s).
+    pub is_private: bool,
+    /// In page-locked host memory.
+    pub is_host: bool,
+}
+
+/// A block in use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    pub device: u8,
+    pub address: u64,
+    pub bytes: u64,
+    pub requested: u64,
+    pub stream: u32,
+    /// Let go, and waiting for a stream.
+    pub is_pending: bool,
+    pub frames: Ref,
+    pub is_host: bool,
+}
+
+/// What the allocator did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Alloc,
+    FreeRequested,
+    FreeCompleted,
+    SegmentAlloc,
+    SegmentFree,
+    /// Of expandable segments: a part of them.
+    SegmentMap,
+    SegmentUnmap,
+    Oom,
+    Annotate,
+    Snapshot,
+}
+
+/// One entry of a trace.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Event {
+    pub action: Action,
+    /// Of an `Oom` what the device had free, if that was said.
+    pub address: u64,
+    /// Asked for, not rounded.
+    pub bytes: u64,
+    pub time_us: u64,
+    pub stream: u32,
+    pub frames: Ref,
+    /// The program's own word.
+    pub metadata: Ref,
+}
+
+/// A range of the profiler begins or ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Annotation {
+    pub begins: bool,
+    pub name: Ref,
+    pub device: u8,
+    pub time_us: u64,
+}
+
+/// What cannot be used: how many, and where the first are.
+#[derive(Debug, Default)]
+pub(super) struct Rejects {
+    pub count: u64,
+    pub named: Vec<String>,
+}
+
+impl Rejects {
+    fn add(&mut self, place: impl FnOnce() -> String) {
+        self.count += 1;
+        if self.named.len() < NAMED {
+            self.named.push(place());
+        }
+    }
+}
+
+/// All of a snapshot.
+#[derive(Debug, Default)]
+pub(super) struct Snapshot {
+    pub segments: Vec<Segment>,
+    pub blocks: Vec<Block>,
+    pub idle_blocks: u64,
+    /// By device, oldest first.
+    pub traces: Vec<Vec<Event>>,
+    pub annotations: Vec<Annotation>,
+    pub settings: Settings,
+    pub rejects: Rejects,
+    /// Entries whose action is not known: how many, and one of the actions.
+    pub unknown_actions: (u64, String),
+    /// Blocks in a state that is not known, taken as in use, and one of the states.
+    pub unknown_states: (u64, String),
+    /// Entries of host memory's own history, which are not replayed.
+    pub host_entries: u64,
+    pub streams: Streams,
+}
+
+/// Streams are addresses: here they have small numbers, 0 for the default stream.
+#[derive(Debug, Default)]
+pub(super) struct Streams(std::collections::HashMap<i64, u32>);
+
+impl Streams {
+    fn number(&mut self, stream: i64) -> u32 {
+        if stream == 0 {
+            return 0;
+        }
+        let next = self.0.len() as u32 + 1;
+        *self.0.entry(stream).or_insert(next)
+    }
+}
+
+/// Why a pickle is no snapshot.
+#[derive(Debug)]
+pub(super) struct Unfit(pub String);
+
+/// Fields of a dict by the names that are asked for.
+type Fields<const N: usize> = [Ref; N];
+
+/// The way through the values, so many steps long.
+struct Walk<'a> {
+    arena: &'a Arena,
+    left: Cell<u64>,
+}
+
+impl<'a> Walk<'a> {
+    fn spend(&self, count: usize) -> Result<(), Unfit> {
+        let left = self.left.get().checked_sub(count as u64 + 1);
+        self.left.set(left.ok_or_else(|| {
+            Unfit("its lists and dicts refer to each other so often that reading them would not end".into())
+        })?);
+        Ok(())
+    }
+
+    /// Values under these names, [`NONE`] where there are none; `None` for what is no dict.
+    fn fields<const N: usize>(&self, dict: Ref, names: [&[u8]; N]) -> Result<Option<Fields<N>>, Unfit> {
+        if self.arena.kind(dict) != Some(Kind::Dict) {
+            return Ok(None);
+        }
+        let mut found = [NONE; N];
+        let mut seen = 0;
+        for run in self.arena.runs(dict) {
+            self.spend(run.len())?;
+            for pair in run.chunks_exact(2) {
+                let (&[key, value], true) = (pair, seen < MAX_FIELDS) else { return Ok(Some(found)) };
+                seen += 1;
+                let key = self.arena.bytes_of(key);
+                let slot = names.iter().zip(&mut found).find(|(name, _)| Some(**name) == key);
+                if let Some((_, slot)) = slot {
+                    *slot = value;
+                }
+            }
+        }
+        Ok(Some(found))
+    }
+
+    /// What a list or tuple has; nothing for what is none.
+    fn each(&self, list: Ref, mut visit: impl FnMut(usize, Ref) -> Result<(), Unfit>) -> Result<(), Unfit> {
+        if !matches!(self.arena.kind(list), Some(Kind::List | Kind::Tuple)) {
+            return Ok(());
+        }
+        let mut index = 0;
+        for run in self.arena.runs(list) {
+            self.spend(run.len())?;
+            for &item in run {
+                visit(index, item)?;
+                index += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn size(&self, value: Ref) -> Option<u64> {
+        self.arena.int(value).filter(|bytes| (0..=MAX_BYTES).contains(bytes)).map(|bytes| bytes as u64)
+    }
+
+    fn address(&self, value: Ref) -> Option<u64> {
+        self.arena
+            .int(value)
+            .filter(|address| (1..MAX_ADDRESS).contains(address))
+            .map(|address| address as u64)
+    }
+
+    fn device(&self, value: Ref) -> Option<u8> {
+        self.arena.int(value).filter(|device| (0..MAX_DEVICES).contains(device)).map(|device| device as u8)
+    }
+
+    fn time(&self, value: Ref) -> u64 {
+        // In nanoseconds it must fit too.
+        self.arena.int(value).filter(|us| (0..i64::MAX / 2000).contains(us)).map_or(0, |us| us as u64)
+    }
+
+    fn is(&self, value: Ref, text: &str) -> bool {
+        self.arena.bytes_of(value) == Some(text.as_bytes())
+    }
+}
+
+/// Reads the snapshot that is `root`.
+pub(super) fn read(arena: &Arena, root: Ref) -> Result<Snapshot, Unfit> {
+    let walk = Walk { arena, left: Cell::new(arena.filled.saturating_mul(8).saturating_add(10_000)) };
+    let mut snapshot = Snapshot::default();
+    let top = [
+        b"segments".as_slice(),
+        b"device_traces",
+        b"external_annotations",
+        b"allocator_settings",
+        b"host_segments",
+        b"host_traces",
+    ];
+    let is_snapshot = |segments: Ref, traces: Ref| {
+        [segments, traces].iter().any(|&value| arena.kind(value) == Some(Kind::List))
+    };
+    match (arena.kind(root), walk.fields(root, top)?) {
+        (_, Some([segments, traces, annotations, settings, host_segments, host_traces]))
+            if is_snapshot(segments, traces) =>
+        {
+            snapshot.settings = read_settings(&walk, settings)?;
+            walk.each(segments, |index, segment| snapshot.segment(&walk, index, segment, false))?;
+            walk.each(host_segments, |index, segment| snapshot.segment(&walk, index, segment, true))?;
+            walk.each(traces, |device, trace| snapshot.trace(&walk, device, trace))?;
+            walk.each(host_traces, |_, entry| {
+                // A list of entries, or of such lists.
+                let mut count = u64::from(arena.kind(entry) == Some(Kind::Dict));
+                walk.each(entry, |_, _| {
+                    count += 1;
+                    Ok(())
+                })?;
+                snapshot.host_entries += count;
+                Ok(())
+            })?;
+            walk.each(annotations, |index, annotation| snapshot.annotation(&walk, index, annotation))?;
+        }
+        (Some(Kind::List), _) => {
+            walk.each(root, |index, segment| snapshot.segment(&walk, index, segment, false))?;
+            if snapshot.segments.is_empty() {
+                return Err(Unfit("is a pickle of a list without a segment of PyTorch's allocator".into()));
+            }
+        }
+        _ => {
+            let what = arena.describe(root);
+            return Err(Unfit(format!(
+                "is a pickle of {what}; a snapshot is a dict with the lists `segments` and `device_traces`, as \
+                 torch.cuda.memory._dump_snapshot() writes it"
+            )));
+        }
+    }
+    Ok(snapshot)
+}
+
+fn read_settings(walk: &Walk<'_>, settings: Ref) -> Result<Settings, Unfit> {
+    let names = [b"roundup_power2_divisions".as_slice(), b"expandable_segments", b"max_split_size"];
+    let Some([divisions, _, max_split]) = walk.fields(settings, names)? else {
+        return Ok(Settings::default());
+    };
+    let mut read = Settings::default();
+    if let Some(bytes) = walk.arena.int(max_split).filter(|&bytes| bytes > 0) {
+        read.max_split_bytes = Some(bytes as u64);
+    }
+    let sizes: [&[u8]; 16] = [
+        b"1", b"2", b"4", b"8", b"16", b"32", b"64", b"128", b"256", b"512", b"1024", b"2048", b"4096",
+        b"8192", b"16384", b"32768",
+    ];
+    if let Some(found) = walk.fields(divisions, sizes)? {
+        for (to, from) in read.divisions.iter_mut().zip(found) {
+            *to = walk.arena.int(from).and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+        }
+    }
+    Ok(read)
+}
+
+impl Snapshot {
+    fn segment(&mut self, walk: &Walk<'_>, index: usize, segment: Ref, is_host: bool) -> Result<(), Unfit> {
+        let names = [
+            b"device".as_slice(),
+            b"address",
+            b"total_size",
+            b"allocated_size",
+            b"stream",
+            b"segment_pool_id",
+            b"is_expandable",
+            b"segment_type",
+            b"blocks",
+        ];
+        let list = if is_host { "host segment" } else { "segment" };
+        let fields = walk.fields(segment, names)?;
+        let [device, address, total, allocated, stream, pool, expandable, kind, blocks] =
+            fields.unwrap_or([NONE; 9]);
+        let device = if is_host || device == NONE { Some(0) } else { walk.device(device) };
+        let (Some(device), Some(address), Some(bytes)) = (device, walk.address(address), walk.size(total))
+        else {
+            self.rejects.add(|| format!("{list} {index} (device, address or total_size)"));
+            return Ok(());
+        };
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut is_private = false;
+        walk.each(pool, |_, part| {
+            is_private |= walk.arena.int(part).is_some_and(|part| part != 0);
+            Ok(())
+        })?;
+        let stream = self.streams.number(walk.arena.int(stream).unwrap_or(0));
+        self.segments.push(Segment {
+            device,
+            address,
+            bytes,
+            allocated: walk.size(allocated),
+            is_expandable: walk.arena.is_true(expandable),
+            is_small: walk.is(kind, "small"),
+            is_private,
+            is_host,
+        });
+        let mut next = address;
+        walk.each(blocks, |place, block| {
+            let here = Block {
+                device,
+                address: next,
+                bytes: 0,
+                requested: 0,
+                stream,
+                is_pending: false,
+                frames: NONE,
+                is_host,
+            };
+            let end = self.block(walk, block, here, address.saturating_add(bytes))?;
+            match end {
+                Some(end) => next = end,
+                None => self.rejects.add(|| format!("{list} {index}, block {place} (address or size)")),
+            }
+            Ok(())
+        })
+    }
+
+    /// `here`: where it lies if it does not say so. Gives its end, or `None` for what cannot be.
+    fn block(&mut self, walk: &Walk<'_>, block: Ref, here: Block, limit: u64) -> Result<Option<u64>, Unfit> {
+        let names = [b"address".as_slice(), b"size", b"requested_size", b"state", b"frames", b"history"];
+        let Some([address, size, requested, state, frames, history]) = walk.fields(block, names)? else {
+            return Ok(None);
+        };
+        let address = if address == NONE { Some(here.address) } else { walk.address(address) };
+        let (Some(address), Some(bytes)) = (address, walk.size(size)) else { return Ok(None) };
+        let end = address.saturating_add(bytes);
+        if end > limit || address < here.address || bytes == 0 {
+            return Ok(None); // blocks lie in their segment, by address
+        }
+        let is_pending = walk.is(state, "active_pending_free") || walk.is(state, "active_awaiting_free");
+        if walk.is(state, "inactive") {
+            self.idle_blocks += 1;
+            return Ok(Some(end));
+        }
+        if !is_pending && !walk.is(state, "active_allocated") {
+            self.unknown_states.0 += 1;
+            if self.unknown_states.1.is_empty() {
+                self.unknown_states.1 = part(&walk.arena.text(state).unwrap_or("none".into()));
+            }
+        }
+        let (mut frames, mut requested) = (frames, walk.size(requested));
+        let mut first = true;
+        walk.each(history, |_, told| {
+            if std::mem::take(&mut first)
+                && let Some([of, real]) = walk.fields(told, [b"frames", b"real_size"])?
+            {
+                (frames, requested) = (of, walk.size(real).or(requested));
+            }
+            Ok(())
+        })?;
+        let requested = requested.filter(|&requested| requested <= bytes).unwrap_or(bytes);
+        self.blocks.push(Block { address, bytes, requested, is_pending, frames, ..here });
+        Ok(Some(end))
+    }
+
+    fn trace(&mut self, walk: &Walk<'_>, device: usize, trace: Ref) -> Result<(), Unfit> {
+        let mut events = Vec::new();
+        walk.each(trace, |index, entry| {
+            let names = [
+                b"action".as_slice(),
+                b"addr",
+                b"size",
+                b"stream",
+                b"time_us",
+                b"frames",
+                b"user_metadata",
+                b"device_free",
+            ];
+            let place = || format!("device {device}, trace entry {index} (action, addr or size)");
+            let Some([action, addr, size, stream, time, frames, metadata, free]) =
+                walk.fields(entry, names)?
+            else {
+                self.rejects.add(place);
+                return Ok(());
+            };
+            let known = ACTIONS.iter().find(|(name, _)| walk.is(action, name));
+            let (Some(&(_, action)), true) = (known, (device as i64) < MAX_DEVICES) else {
+                match walk.arena.text(action) {
+                    Some(name) if known.is_none() => {
+                        self.unknown_actions.0 += 1;
+                        if self.unknown_actions.1.is_empty() {
+                            self.unknown_actions.1 = part(&name);
+                        }
+                    }
+                    _ => self.rejects.add(place),
+                }
+                return Ok(());
+            };
+            let address = match action {
+                Action::Oom => Some(walk.size(free).unwrap_or(u64::MAX)),
+                Action::Snapshot => Some(0),
+                _ => walk.address(addr),
+            };
+            let bytes =
+                walk.size(size).or((action == Action::Snapshot || action == Action::Annotate).then_some(0));
+            let (Some(address), Some(bytes)) = (address, bytes) else {
+                self.rejects.add(place);
+                return Ok(());
+            };
+            events.push(Event {
+                action,
+                address,
+                bytes,
+                time_us: walk.time(time),
+                stream: self.streams.number(walk.arena.int(stream).unwrap_or(0)),
+                frames,
+                metadata,
+            });
+            Ok(())
+        })?;
+        if (device as i64) < MAX_DEVICES {
+            self.traces.push(events);
+        }
+        Ok(())
+    }
+
+    fn annotation(&mut self, walk: &Walk<'_>, index: usize, annotation: Ref) -> Result<(), Unfit> {
+        let names = [b"stage".as_slice(), b"name", b"device", b"time_us"];
+        let fields = walk.fields(annotation, names)?;
+        let [stage, name, device, time] = fields.unwrap_or([NONE; 4]);
+        let begins = walk.is(stage, "START");
+        match walk.device(device) {
+            Some(device) if begins || walk.is(stage, "END") => {
+                self.annotations.push(Annotation { begins, name, device, time_us: walk.time(time) });
+            }
+            _ => self.rejects.add(|| format!("external annotation {index} (stage or device)")),
+        }
+        Ok(())
+    }
+}
+
+const ACTIONS: [(&str, Action); 10] = [
+    ("alloc", Action::Alloc),
+    ("free_requested", Action::FreeRequested),
+    ("free_completed", Action::FreeCompleted),
+    ("segment_alloc", Action::SegmentAlloc),
+    ("segment_free", Action::SegmentFree),
+    ("segment_map", Action::SegmentMap),
+    ("segment_unmap", Action::SegmentUnmap),
+    ("oom", Action::Oom),
+    ("annotate", Action::Annotate),
+    ("snapshot", Action::Snapshot),
+];

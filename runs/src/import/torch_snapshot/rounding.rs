@@ -1,0 +1,96 @@
+//! How large a block is that was asked for with so many bytes. The history has only what was asked for; what lives at the end has
+//! both, and is what this is measured against.
+
+/// Blocks are multiples of this.
+const BLOCK_BYTES: u64 = 512;
+/// Requests up to this come from segments of small blocks.
+const SMALL_BYTES: u64 = 1 << 20;
+/// Segments of small blocks.
+const SMALL_SEGMENT: u64 = 2 << 20;
+/// Requests below this come from segments of [`LARGE_SEGMENT`], larger ones from segments of whole [`SMALL_SEGMENT`].
+const LARGE_FROM: u64 = 10 << 20;
+const LARGE_SEGMENT: u64 = 20 << 20;
+
+/// What of the allocator's settings decides on sizes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Settings {
+    /// Parts that powers of two are divided in, by the request's size from 1 MiB on; 0 and 1 for none.
+    pub divisions: [u32; 16],
+    /// Larger blocks are never split.
+    pub max_split_bytes: Option<u64>,
+}
+
+impl Settings {
+    /// The least block for a request.
+    pub fn rounded(&self, requested: u64) -> u64 {
+        if requested <= BLOCK_BYTES {
+            return BLOCK_BYTES;
+        }
+        let log = requested.ilog2();
+        let divisions = self.divisions.get(log.saturating_sub(20).min(15) as usize).copied().unwrap_or(0);
+        if divisions > 1 && requested > BLOCK_BYTES * u64::from(divisions) {
+            let floor = 1_u64 << log;
+            let part = floor >> divisions.ilog2();
+            return if requested == floor || part == 0 { floor } else { requested.next_multiple_of(part) };
+        }
+        requested.next_multiple_of(BLOCK_BYTES)
+    }
+
+    /// The block that a request gets of `room` free bytes. What is left over is split off if it is worth it.
+    pub fn block(&self, requested: u64, room: u64, is_expandable: bool) -> u64 {
+        let rounded = self.rounded(requested);
+        let Some(rest) = room.checked_sub(rounded) else { return rounded };
+        let is_split = if is_expandable || rounded <= SMALL_BYTES {
+            rest >= BLOCK_BYTES
+        } else {
+            rest > SMALL_BYTES && self.max_split_bytes.is_none_or(|max| rounded < max)
+        };
+        if is_split { rounded } else { room }
+    }
+
+    /// What the driver is asked for.
+    pub fn segment(&self, requested: u64) -> u64 {
+        match self.rounded(requested) {
+            ..=SMALL_BYTES => SMALL_SEGMENT,
+            ..LARGE_FROM => LARGE_SEGMENT,
+            rounded => rounded.next_multiple_of(SMALL_SEGMENT),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn requests_are_rounded_as_the_allocator_does() {
+        let plain = Settings::default();
+        for (requested, bytes) in
+            [(0, 512), (1, 512), (513, 1024), (20_480_000, 20_480_000), (MIB + 1, MIB + 512)]
+        {
+            assert_eq!(plain.rounded(requested), bytes, "{requested}");
+        }
+        let divided = Settings { divisions: [4; 16], ..plain };
+        assert_eq!(divided.rounded(1200), 1536, "below 512 * 4");
+        assert_eq!(divided.rounded(1025 * 1024), 1280 * 1024);
+        assert_eq!(divided.rounded(4 * MIB), 4 * MIB);
+    }
+
+    #[test]
+    fn a_small_rest_stays_with_the_block() {
+        let settings = Settings::default();
+        assert_eq!(settings.block(20_480_000, 20 * MIB, false), 20 * MIB, "a rest below 1 MiB");
+        assert_eq!(settings.block(20_480_000, 20 * MIB, true), 20_480_000);
+        assert_eq!(settings.block(4 * MIB, 20 * MIB, false), 4 * MIB);
+        assert_eq!(settings.block(1024, 1536, false), 1024);
+        assert_eq!(settings.block(2 * MIB, MIB, false), 2 * MIB, "not where there is too little room");
+        let unsplit = Settings { max_split_bytes: Some(8 * MIB), ..settings };
+        assert_eq!(unsplit.block(10 * MIB, 20 * MIB, false), 20 * MIB);
+        assert_eq!(
+            [1, 2 * MIB, 11 * MIB].map(|bytes| settings.segment(bytes)),
+            [2 * MIB, 20 * MIB, 12 * MIB]
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! Frames -> a tag that people know their program by, and what the frames say of phase and role.
+//!
+//! A stack of PyTorch has some 60 frames, innermost first, C++ and Python mixed; the tag is the path of its useful ones, outermost first:
+//! Python outside of PyTorch and the standard library, each `file.py:line(function)`. Where there are none (the threads
+//! of autograd have no Python frames) it is `backward/NODE`, else PyTorch's own innermost Python frame, else its operator.
+
+use super::arena::{Arena, Kind, NONE, Ref};
+use gpumem_wire::{MAX_TAG_BYTES, Phase, Role};
+use std::collections::HashMap;
+
+/// Frames that a tag has at most, the innermost ones.
+const MAX_PARTS: usize = 12;
+/// Of one frame in a tag.
+const MAX_PART_BYTES: usize = 80;
+/// Text of a stack that is kept whole (for running out of memory).
+const MAX_TEXT_BYTES: usize = 2048;
+
+/// What one frame is.
+#[derive(Debug, Clone, Default)]
+struct Frame {
+    /// What it adds to a tag, and how good that is.
+    part: String,
+    worth: Worth,
+    hint: Hint,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Worth {
+    /// Glue of the interpreter and of the allocator.
+    #[default]
+    Nothing,
+    /// An operator in C++.
+    Operator,
+    /// PyTorch's own Python.
+    Torch,
+    /// A node of the backward graph.
+    Node,
+    /// The program's, or a library's.
+    Program,
+    /// The same, where a file is run: said only where nothing else is.
+    Module,
+}
+
+/// What a frame says beyond its name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Hint {
+    #[default]
+    Nothing,
+    /// A module is called.
+    Forward,
+    /// The engine of autograd is at work.
+    Backward,
+    /// It stores a gradient.
+    Gradient,
+    Optimizer,
+    /// An optimizer makes its state.
+    OptimizerState,
+    /// A module is made, or brought to the device.
+    Parameter,
+}
+
+/// What a stack says.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Said {
+    /// Empty where it says nothing.
+    pub path: String,
+    pub phase: Phase,
+    pub role: Role,
+}
+
+/// Stacks by their numbers: each is looked at once.
+#[derive(Debug, Default)]
+pub(super) struct Stacks {
+    frames: HashMap<Ref, Frame>,
+    said: HashMap<u32, Said>,
+}
+
+impl Stacks {
+    /// What the frames of a list say; `None` where there are none.
+    pub fn said(&mut self, arena: &Arena, frames: Ref) -> Option<&Said> {
+        if arena.kind(frames) != Some(Kind::List) {
+            return None;
+        }
+        let extent = arena.extent(frames)?;
+        if !self.said.contains_key(&extent) {
+            let said = self.look(arena, frames);
+            self.said.insert(extent, said);
+        }
+        self.said.get(&extent)
+    }
+
+    fn look(&mut self, arena: &Arena, frames: Ref) -> Said {
+        let mut parts: Vec<String> = Vec::new();
+        let mut worth = Worth::Nothing;
+        let (mut phase, mut role) = (Phase::Unknown, Role::Unknown);
+        let mut in_backward = false;
+        for &frame in arena.runs(frames).flatten() {
+            let frame = self.frames.entry(frame).or_insert_with(|| look_at(arena, frame));
+            match frame.hint {
+                Hint::Nothing => {}
+                Hint::Backward => in_backward = true,
+                Hint::Gradient => (in_backward, role) = (true, Role::Gradient),
+                // The innermost one says what is going on.
+                _ if phase != Phase::Unknown => {}
+                Hint::Forward => phase = Phase::Forward,
+                Hint::Optimizer => phase = Phase::Optimizer,
+                Hint::OptimizerState => (phase, role) = (Phase::Optimizer, Role::OptimizerState),
+                Hint::Parameter if role == Role::Unknown => role = Role::Parameter,
+                Hint::Parameter => {}
+            }
+            if frame.worth == Worth::Nothing || frame.worth < worth {
+                continue;
+            }
+            let adds = match (frame.worth, worth) {
+                // Of what is no program's the innermost one is enough.
+                (Worth::Program, Worth::Program) => parts.len() < MAX_PARTS,
+                (Worth::Module, Worth::Program) => false,
+                (new, old) => new != old,
+            };
+            if adds {
+                if frame.worth != worth {
+                    parts.clear();
+                }
+                worth = frame.worth.min(Worth::Program);
+                parts.push(frame.part.clone());
+            }
+        }
+        // A recomputation in backward is part of it.
+        if in_backward {
+            phase = Phase::Backward;
+        }
+        let mut path = String::new();
+        for part in parts {
+            let longer = if path.is_empty() { part } else { format!("{part}/{path}") };
+            if longer.len() > MAX_TAG_BYTES {
+                break;
+            }
+            path = longer;
+        }
+        Said { path, phase, role }
+    }
+
+    /// A stack's Python frames as text, innermost first: `function<TAB>file<TAB>line`.
+    pub fn text(arena: &Arena, frames: Ref) -> String {
+        let mut text = String::new();
+        if arena.kind(frames) != Some(Kind::List) {
+            return text;
+        }
+        for &frame in arena.runs(frames).flatten() {
+            let Some(fields) = Fields::of(arena, frame).filter(|fields| fields.is_python()) else { continue };
+            let clean = |text: &str| text.replace(|letter: char| letter.is_control(), " ");
+            let line = format!("{}\t{}\t{}", clean(&fields.name), clean(&fields.file), fields.line);
+            if text.len() + line.len() > MAX_TEXT_BYTES {
+                break;
+            }
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&line);
+        }
+        text
+    }
+}
+
+/// Of a frame's dict.
+struct Fields<'a> {
+    name: std::borrow::Cow<'a, str>,
+    file: std::borrow::Cow<'a, str>,
+    line: i64,
+}
+
+impl<'a> Fields<'a> {
+    fn of(arena: &'a Arena, frame: Ref) -> Option<Self> {
+        if arena.kind(frame) != Some(Kind::Dict) {
+            return None;
+        }
+        let (mut name, mut file, mut line) = (NONE, NONE, NONE);
+        // A frame with more fields than this is none.
+        for pair in arena.runs(frame).flat_map(|run| run.chunks_exact(2)).take(32) {
+            let &[key, value] = pair else { continue };
+            match arena.bytes_of(key) {
+                Some(b"name") => name = value,
+                Some(b"filename") => file = value,
+                Some(b"line") => line = value,
+                _ => {}
+            }
+        }
+        let text = |value| arena.text(value).unwrap_or_default();
+        Some(Fields { name: text(name), file: text(file), line: arena.int(line).unwrap_or(0) })
+    }
+
+    fn is_python(&self) -> bool {
+        self.file.ends_with(".py") || (self.file.starts_with('<') && self.file.ends_with('>'))
+    }
+}
+
+/// A piece of a path: no separators and nothing that a terminal would act on.
+pub(super) fn part(text: &str) -> String {
+    let clean = text.chars().map(|letter| if letter == '/' || letter.is_control() { '.' } else { letter });
+    let mut part = String::new();
+    for letter in clean {
+        if part.len() + letter.len_utf8() > MAX_PART_BYTES {
+            break;
+        }
+        part.push(letter);
+    }
+    part
+}
+
+fn look_at(arena: &Arena, frame: Ref) -> Frame {
+    let Some(fields) = Fields::of(arena, frame) else { return Frame::default() };
+    if fields.is_python() { python(&fields) } else { native(&fields.name) }
+}
+
+fn python(fields: &Fields<'_>) -> Frame {
+    let (file, name) = (&*fields.file, &*fields.name);
+    let told = |short: &str| part(&format!("{short}:{}({name})", fields.line));
+    if let Some(inside) = in_torch(file) {
+        let hint = match name {
+            "_engine_run_backward" => Hint::Backward,
+            "backward" if inside.starts_with("autograd/") => Hint::Backward,
+            _ if inside.starts_with("optim/") && !inside.contains("lr_scheduler") => match name {
+                "_init_group" | "_init_state" | "init_state" => Hint::OptimizerState,
+                "zero_grad" => Hint::Nothing,
+                _ => Hint::Optimizer,
+            },
+            "_call_impl" | "_wrapped_call_impl" if inside == "nn/modules/module.py" => Hint::Forward,
+            "_apply" | "convert" if inside == "nn/modules/module.py" => Hint::Parameter,
+            "__init__" if inside.starts_with("nn/modules/") => Hint::Parameter,
+            _ => Hint::Nothing,
+        };
+        let is_glue =
+            matches!(name, "_call_impl" | "_wrapped_call_impl" | "decorate_context" | "_fn" | "inner");
+        let worth = if is_glue { Worth::Nothing } else { Worth::Torch };
+        return Frame { part: told(&format!("torch.{}", inside.replace('/', "."))), worth, hint };
+    }
+    let is_standard = file.starts_with("<frozen")
+        || file.contains("/lib/python3") && !file.contains("-packages/")
+        || file.contains("/lib64/python3") && !file.contains("-packages/");
+    let worth = match name {
+        _ if is_standard => Worth::Nothing,
+        "<module>" => Worth::Module,
+        _ => Worth::Program,
+    };
+    let mut short = file.rsplit('/');
+    let last = short.next().unwrap_or(file);
+    let short = match (last, short.next()) {
+        // All packages have one of that name.
+        ("__init__.py", Some(package)) => format!("{package}.{last}"),
+        _ => last.to_owned(),
+    };
+    Frame { part: told(&short), worth, hint: Hint::Nothing }
+}
+
+/// The place of a file in PyTorch's package.
+fn in_torch(file: &str) -> Option<&str> {
+    let (_, inside) = file.rsplit_once("-packages/torch/").or_else(|| {
+        // A checkout: `torch/` alone is many things.
+        let (before, inside) = file.rsplit_once("/torch/")?;
+        let parts = ["nn/", "optim/", "autograd/", "utils/", "_", "cuda/", "distributed/", "functional.py"];
+        parts.iter().any(|part| inside.starts_with(part)).then_some((before, inside))
+    })?;
+    Some(inside)
+}
+
+/// A function in C++, as it is demangled.
+fn native(name: &str) -> Frame {
+    if name.contains("torch::autograd::AccumulateGrad::") {
+        return Frame { part: "backward/AccumulateGrad".into(), worth: Worth::Node, hint: Hint::Gradient };
+    }
+    if let Some(node) = between(name, "torch::autograd::generated::", "::apply") {
+        return Frame { part: format!("backward/{}", part(node)), worth: Worth::Node, hint: Hint::Backward };
+    }
+    if name.contains("torch::autograd::Engine::") {
+        return Frame { hint: Hint::Backward, ..Frame::default() };
+    }
+    match between(name, "at::_ops::", "::call") {
+        Some(operator) => {
+            Frame { part: format!("op/{}", part(operator)), worth: Worth::Operator, hint: Hint::Nothing }
+        }
+        None => Frame::default(),
+    }
+}
+
+fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
+    let (_, rest) = text.split_once(before)?;
+    let (found, _) = rest.split_once(after)?;
+    (found.len() <= MAX_PART_BYTES && !found.is_empty()).then_some(found)
+}

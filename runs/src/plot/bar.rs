@@ -1,0 +1,184 @@
+//! What a picture of sums is made of: bars with parts, which categories have colours, and what is folded into one part.
+
+use super::drawing::Fill;
+use super::palette::{self, RANKS, Theme};
+use crate::report::units::thousands;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A bar: its parts add up to its total.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bar {
+    /// What stands above it.
+    pub title: String,
+    /// Sum of its parts.
+    pub total_bytes: i64,
+    /// Its parts, in any order.
+    pub segments: Vec<Segment>,
+}
+
+/// A part of a bar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// The same name has the same colour in all bars of a picture.
+    pub name: String,
+    /// May be negative: it is drawn below zero.
+    pub bytes: i64,
+    /// What it is.
+    pub kind: Kind,
+}
+
+/// What a part of a bar is, from below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A colour of its own, the largest lowest.
+    Category,
+    /// Several categories in one, plain grey.
+    Smaller,
+    /// What no rule takes, white.
+    Others,
+    /// What pools hold and nobody uses, hatched lightly.
+    Idle,
+    /// Pools that report no blocks.
+    Opaque,
+    /// Older than the agent.
+    Predates,
+    /// What nothing tracks, hatched.
+    Untrackable,
+}
+
+impl Kind {
+    /// How it is drawn; `rank` is that of a category.
+    pub(super) fn fill(self, rank: Option<usize>) -> Fill {
+        let theme = Theme::Light;
+        match (self, rank) {
+            (Kind::Category, Some(rank)) => Fill::Solid(palette::category(rank, theme)),
+            (Kind::Category, None) | (Kind::Smaller, _) => palette::smaller(theme).into(),
+            (Kind::Others, _) => palette::others(theme).into(),
+            (Kind::Idle, _) => palette::idle(theme).into(),
+            (Kind::Opaque, _) => palette::opaque(theme).into(),
+            (Kind::Predates, _) => palette::predates(theme).into(),
+            (Kind::Untrackable, _) => palette::untrackable(theme).into(),
+        }
+    }
+}
+
+/// The part's rank, where it has a colour of its own.
+pub(super) fn rank(part: &Segment, ranks: &[String]) -> Option<usize> {
+    (part.kind == Kind::Category).then(|| ranks.iter().position(|name| *name == part.name)).flatten()
+}
+
+/// Of each bar the categories that have colours of their own, the largest first: where bars share names, those of all
+/// together, so that a name has one colour and one place in all of them.
+pub(super) fn ranks(bars: &[Bar]) -> Vec<Vec<String>> {
+    let mut seen = BTreeSet::new();
+    let is_shared = bars.iter().any(|bar| {
+        let own: BTreeSet<&str> = categories(bar).map(|part| part.name.as_str()).collect();
+        let is_shared = own.iter().any(|name| seen.contains(name));
+        seen.extend(own);
+        is_shared
+    });
+    match is_shared {
+        true => vec![largest(bars); bars.len()],
+        false => bars.iter().map(|bar| largest(std::slice::from_ref(bar))).collect(),
+    }
+}
+
+pub(super) fn categories(bar: &Bar) -> impl Iterator<Item = &Segment> {
+    bar.segments.iter().filter(|part| part.kind == Kind::Category)
+}
+
+/// The categories of all these bars that have colours of their own, the largest first.
+pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
+    let mut all: BTreeMap<&str, i64> = BTreeMap::new();
+    for part in bars.iter().flat_map(categories) {
+        let weight = all.entry(&part.name).or_default();
+        *weight = (*weight).max(part.bytes.saturating_abs());
+    }
+    let mut all: Vec<(&str, i64)> = all.into_iter().collect();
+    all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
+    // What is folded needs a place too.
+    let named = if all.len() > RANKS { RANKS - 1 } else { all.len() };
+    all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
+}
+
+/// The bar with all categories that have no rank in one part.
+pub(super) fn folded(bar: &Bar, ranks: &[String]) -> Bar {
+    fold_into(bar, ranks, "smaller")
+}
+
+fn fold_into(bar: &Bar, kept: &[String], what: &str) -> Bar {
+    let is_small = |part: &Segment| part.kind == Kind::Category && !kept.contains(&part.name);
+    let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
+        bar.segments.iter().cloned().partition(is_small);
+    if !small.is_empty() {
+        let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
+        let name = format!("({} {what})", thousands(small.len() as u64));
+        segments.push(Segment { name, bytes, kind: Kind::Smaller });
+    }
+    Bar { segments, ..bar.clone() }
+}
+
+impl Bar {
+    /// A bar that is the sum of these.
+    pub fn of(title: impl Into<String>, segments: Vec<Segment>) -> Self {
+        let total_bytes = segments.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
+        Bar { title: title.into(), total_bytes, segments }
+    }
+
+    /// Lowest and highest of what is stacked: negative parts are below zero.
+    pub(super) fn span(&self) -> (i64, i64) {
+        let sum = |is: fn(&i64) -> bool| {
+            let bytes = self.segments.iter().map(|part| part.bytes);
+            bytes.filter(is).fold(0, i64::saturating_add)
+        };
+        (sum(|bytes| *bytes < 0), sum(|bytes| *bytes > 0))
+    }
+
+    /// Lowest and highest part, or zero.
+    pub(super) fn parts_span(&self) -> (i64, i64) {
+        let bytes = || self.segments.iter().map(|part| part.bytes);
+        (bytes().min().unwrap_or(0).min(0), bytes().max().unwrap_or(0).max(0))
+    }
+}
+
+/// The bars with the categories that are at most this share of each bar, in percent, as one part; and what these are, with
+/// their largest amounts, the largest first.
+pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>) {
+    let is_small = |bar: &Bar, part: &Segment| {
+        let share = part.bytes.saturating_abs() as f64 * 100.0 / bar.total_bytes.max(1) as f64;
+        share <= percent
+    };
+    let mut all: BTreeMap<String, (bool, i64)> = BTreeMap::new();
+    for bar in bars {
+        for part in categories(bar) {
+            let known = all.entry(part.name.clone()).or_insert((true, 0));
+            known.0 &= is_small(bar, part);
+            known.1 = known.1.max(part.bytes);
+        }
+    }
+    let mut hidden: Vec<(String, i64)> = all
+        .into_iter()
+        .filter(|(_, (is_small, _))| *is_small)
+        .map(|(name, (_, bytes))| (name, bytes))
+        .collect();
+    hidden.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let kept: Vec<String> = bars
+        .iter()
+        .flat_map(categories)
+        .map(|part| part.name.clone())
+        .filter(|name| hidden.iter().all(|(other, _)| other != name))
+        .collect();
+    let bars = bars.iter().map(|bar| fold_into(bar, &kept, "hidden")).collect();
+    (bars, hidden)
+}
+
+/// All small parts of a bar as one, whatever is in it.
+pub(super) fn merged(bar: Bar) -> Bar {
+    let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
+        bar.segments.into_iter().partition(|part| part.kind == Kind::Smaller);
+    let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
+    if bytes != 0 {
+        segments.push(Segment { name: "(smaller)".into(), bytes, kind: Kind::Smaller });
+    }
+    Bar { segments, ..bar }
+}

@@ -1,0 +1,147 @@
+//! Stacked bars side by side on one scale, each with a list of its parts: layers beside data structures, before beside
+//! after.
+
+use super::axis::{Axis, GREY, LARGE, SMALL, percents, words};
+use super::bar::{Bar, Segment, folded, rank, ranks};
+use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
+use super::helvetica::fitted;
+use super::palette::BLACK;
+use crate::report::units::{Unit, thousands};
+
+pub(super) const MARGIN: f64 = 16.0;
+/// For the numbers of the scale.
+const SCALE: f64 = 44.0;
+const BAR: f64 = 84.0;
+/// Beside a bar, for the shares of thin parts.
+const SIDE: f64 = 44.0;
+pub(super) const LIST: f64 = 214.0;
+const HEIGHT: f64 = 330.0;
+/// A line of a list.
+pub(super) const ROW: f64 = 15.0;
+/// Parts below this share have no label, and below [`THIN`] one beside them.
+const LABELLED: f64 = 0.05;
+/// Parts below this share have their label beside them, on either side in turn.
+const THIN: f64 = 0.10;
+
+/// Bars on one scale.
+pub fn bars(bars: &[Bar]) -> Drawing {
+    let ranks = ranks(bars);
+    let bars: Vec<Bar> = bars.iter().zip(&ranks).map(|(bar, ranks)| folded(bar, ranks)).collect();
+    let column = SIDE + BAR + SIDE + LIST;
+    let plot = Rect {
+        x: MARGIN + SCALE,
+        y: MARGIN + 58.0,
+        width: column * bars.len().max(1) as f64,
+        height: HEIGHT,
+    };
+    let titles: Vec<&str> = bars.iter().map(|bar| bar.title.as_str()).collect();
+    let mut out =
+        Drawing::new(titles.join(", "), plot.x + plot.width + MARGIN, plot.y + HEIGHT + 2.0 * MARGIN);
+    let low = bars.iter().map(|bar| bar.span().0).min().unwrap_or(0);
+    let high = bars.iter().map(|bar| bar.span().1).max().unwrap_or(0);
+    let axis = Axis::new(low, high);
+    axis.scale(plot, &mut out);
+    for (index, (bar, ranks)) in bars.iter().zip(&ranks).enumerate() {
+        let x = plot.x + column * index as f64;
+        one(bar, ranks, &axis, Rect { x, width: column, ..plot }, &mut out);
+    }
+    out
+}
+
+/// One bar with its title, labels and list.
+fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) {
+    let parts = bar.segments.iter().filter(|part| part.bytes != 0);
+    let mut parts: Vec<(&Segment, Fill)> =
+        parts.map(|part| (part, part.kind.fill(rank(part, ranks)))).collect();
+    parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
+    let x = plot.x + SIDE;
+    // No line behind the list.
+    let lined = Rect { width: SIDE + BAR + SIDE - 8.0, ..plot };
+    axis.grid(lined, out);
+    let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
+    let shares = percents(bar.total_bytes, &amounts);
+    let (mut top, mut bottom) = (0_i64, 0_i64);
+    let mut is_left = false;
+    for (index, (part, fill)) in parts.iter().enumerate() {
+        let edge = if part.bytes > 0 { &mut top } else { &mut bottom };
+        let from = *edge;
+        *edge = edge.saturating_add(part.bytes);
+        let (a, b) = (axis.y(plot, from as f64), axis.y(plot, *edge as f64));
+        let at = Rect { x, y: a.min(b), width: BAR, height: (a - b).abs() };
+        let data = Data { of: bar.title.clone(), name: part.name.clone(), bytes: part.bytes };
+        out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
+        let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
+        let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
+        if share.abs() < LABELLED {
+            continue;
+        }
+        let y = at.y + at.height / 2.0 + SMALL * 0.36;
+        let label = words(label, x + BAR / 2.0, y, SMALL);
+        if share.abs() >= THIN && at.height > SMALL * 1.4 {
+            let color = match fill {
+                Fill::Solid(color) => color.text(),
+                _ => BLACK,
+            };
+            let label = Text { anchor: Anchor::Middle, color, ..label };
+            if let Fill::Hatched(pattern) = fill {
+                // Words on lines are hard to read: a piece of plain ground behind them.
+                let width = label.width() + 6.0;
+                let behind = Rect { x: label.x - width / 2.0, y: y - SMALL, width, height: SMALL * 1.35 };
+                out.rect(behind, Fill::Solid(pattern.ground), None, None);
+            }
+            out.text(label);
+        } else if is_left {
+            out.text(Text { anchor: Anchor::End, x: x - 4.0, ..label });
+            is_left = false;
+        } else {
+            out.text(Text { x: x + BAR + 4.0, ..label });
+            is_left = true;
+        }
+    }
+    axis.zero(lined, out);
+    let beside = Rect { x: x + BAR + SIDE, width: LIST, ..plot };
+    list(bar, &parts, axis.unit, beside, out);
+    let room = plot.width - SIDE - 8.0;
+    let title = fitted(&bar.title, LARGE, true, room);
+    out.text(Text { bold: true, ..words(&title, x, plot.y - 32.0, LARGE) });
+    let total = format!("{} {}", axis.unit.amount(bar.total_bytes), axis.unit.name);
+    let total = match parts.iter().map(|(part, _)| part.bytes).fold(0, i64::saturating_add) {
+        sum if sum == bar.total_bytes => format!("{total} ({} bytes)", thousands(bar.total_bytes)),
+        // Nobody should be able to make such a bar. Who does is told.
+        sum => format!("{total}; its parts are {} bytes off", thousands(sum.saturating_sub(bar.total_bytes))),
+    };
+    out.text(Text { color: GREY, ..words(&total, x, plot.y - 17.0, SMALL) });
+}
+
+/// What the parts are, in the order in which they are stacked, and that they add up.
+pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, out: &mut Drawing) {
+    let amounts: Vec<i64> = parts.iter().map(|(part, _)| part.bytes).collect();
+    let shares = percents(bar.total_bytes, &amounts);
+    let total = unit.round(bar.total_bytes);
+    let printed = unit.apportion(total, &amounts);
+    let (amounts_at, shares_at) = (at.x + at.width - 58.0, at.x + at.width - 12.0);
+    // Beside the middle of the bar, not above its top.
+    let height = ROW * (parts.len() as f64 + 1.0);
+    let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
+    let right = |text: &str, x: f64, y: f64| Text { anchor: Anchor::End, ..words(text, x, y, SMALL) };
+    for (index, (part, fill)) in parts.iter().enumerate().rev() {
+        let swatch = Rect { x: at.x, y: y - SMALL * 0.8, width: 11.0, height: 9.0 };
+        out.rect(swatch, *fill, Some((BLACK, 0.5)), None);
+        let amount = printed.get(index).map(|&steps| unit.print(steps)).unwrap_or_default();
+        let amount = right(&amount, amounts_at, y);
+        let room = amounts_at - amount.width() - at.x - 22.0;
+        out.text(words(&fitted(&part.name, SMALL, false, room), at.x + 16.0, y, SMALL));
+        out.text(amount);
+        if let Some(share) = shares.as_ref().and_then(|shares| shares.get(index)) {
+            out.text(right(share, shares_at, y));
+        }
+        y += ROW;
+    }
+    out.line(vec![(at.x, y - ROW * 0.72), (shares_at, y - ROW * 0.72)], GREY, 0.5);
+    let sum = format!("total {}", unit.name);
+    out.text(words(&sum, at.x + 16.0, y, SMALL));
+    out.text(right(&unit.print(total), amounts_at, y));
+    if shares.is_some() {
+        out.text(right("100.0 %", shares_at, y));
+    }
+}

@@ -1,0 +1,241 @@
+//! A picture before it has a format: shapes and words at their places, in points, y downwards. What writes a format
+//! decides nothing about the picture, so that all three show the same.
+
+use super::helvetica;
+use super::palette::{Color, Pattern};
+
+/// A finished picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Drawing {
+    /// What it shows, for those who cannot see it.
+    pub title: String,
+    /// Points.
+    pub width: f64,
+    /// Points.
+    pub height: f64,
+    /// In the order in which they are painted.
+    pub items: Vec<Item>,
+}
+
+/// A thing in a picture.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Item {
+    /// A closed outline.
+    Shape {
+        /// Its corners.
+        points: Vec<(f64, f64)>,
+        /// What is inside.
+        fill: Fill,
+        /// Colour and width of the outline.
+        stroke: Option<(Color, f64)>,
+        /// What it stands for.
+        data: Option<Data>,
+    },
+    /// A line through points.
+    Line {
+        /// At least two.
+        points: Vec<(f64, f64)>,
+        /// Its ink.
+        color: Color,
+        /// Points.
+        width: f64,
+        /// Broken, not solid.
+        dashed: bool,
+        /// What it stands for.
+        data: Option<Data>,
+    },
+    /// One line of words.
+    Text(Text),
+}
+
+/// Words at a place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Text {
+    /// Harmless to print; as it was said otherwise.
+    pub text: String,
+    /// Of the anchor.
+    pub x: f64,
+    /// Of the line that letters stand on.
+    pub y: f64,
+    /// Height of the letters' body, in points.
+    pub size: f64,
+    /// What of the text is at `x`.
+    pub anchor: Anchor,
+    /// Heavier.
+    pub bold: bool,
+    /// Turned against the clock, in degrees, around its anchor.
+    pub turned: f64,
+    /// Its ink.
+    pub color: Color,
+}
+
+/// What of a text is at its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Anchor {
+    /// Where it begins.
+    Start,
+    /// Its middle.
+    Middle,
+    /// Where it ends.
+    End,
+}
+
+impl Text {
+    /// How wide it is, in points.
+    pub fn width(&self) -> f64 {
+        helvetica::width(&self.text, self.size, self.bold)
+    }
+
+    /// How far its beginning is before `x`.
+    pub(super) fn before(&self) -> f64 {
+        match self.anchor {
+            Anchor::Start => 0.0,
+            Anchor::Middle => self.width() / 2.0,
+            Anchor::End => self.width(),
+        }
+    }
+}
+
+/// What is inside a shape.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fill {
+    /// What is behind it.
+    None,
+    /// A colour.
+    Solid(Color),
+    /// A ground with lines.
+    Hatched(Pattern),
+}
+
+impl From<Pattern> for Fill {
+    fn from(pattern: Pattern) -> Fill {
+        if pattern.ink.is_some() { Fill::Hatched(pattern) } else { Fill::Solid(pattern.ground) }
+    }
+}
+
+/// What a shape stands for: a name and its bytes, for programs that read the picture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Data {
+    /// Of which bar, panel or series.
+    pub of: String,
+    /// Of the part.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: i64,
+}
+
+impl Drawing {
+    /// An empty picture.
+    pub fn new(title: impl Into<String>, width: f64, height: f64) -> Self {
+        Drawing { title: title.into(), width, height, items: Vec::new() }
+    }
+
+    /// A rectangle; `x`, `y` is its upper left corner.
+    pub fn rect(&mut self, at: Rect, fill: Fill, stroke: Option<(Color, f64)>, data: Option<Data>) {
+        let Rect { x, y, width, height } = at;
+        let points = vec![(x, y), (x + width, y), (x + width, y + height), (x, y + height)];
+        self.items.push(Item::Shape { points, fill, stroke, data });
+    }
+
+    /// A solid line.
+    pub fn line(&mut self, points: Vec<(f64, f64)>, color: Color, width: f64) {
+        self.items.push(Item::Line { points, color, width, dashed: false, data: None });
+    }
+
+    /// Words.
+    pub fn text(&mut self, text: Text) {
+        self.items.push(Item::Text(text));
+    }
+
+    /// All of another picture, moved.
+    pub fn place(&mut self, other: Drawing, x: f64, y: f64) {
+        let moved = |points: Vec<(f64, f64)>| points.into_iter().map(|(px, py)| (px + x, py + y)).collect();
+        self.items.extend(other.items.into_iter().map(|item| match item {
+            Item::Shape { points, fill, stroke, data } => {
+                Item::Shape { points: moved(points), fill, stroke, data }
+            }
+            Item::Line { points, color, width, dashed, data } => {
+                Item::Line { points: moved(points), color, width, dashed, data }
+            }
+            Item::Text(text) => Item::Text(Text { x: text.x + x, y: text.y + y, ..text }),
+        }));
+    }
+}
+
+/// A place with a size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rect {
+    /// Left.
+    pub x: f64,
+    /// Top.
+    pub y: f64,
+    /// Points.
+    pub width: f64,
+    /// Points.
+    pub height: f64,
+}
+
+/// A stroke from one point to another.
+pub(super) type Stroke = ((f64, f64), (f64, f64));
+
+/// The lines of a pattern inside an outline (even-odd). They lie on one grid for the whole picture, so that neighbours
+/// with the same pattern meet, and no format needs to know clipping.
+pub(super) fn hatch(points: &[(f64, f64)], pattern: &Pattern) -> Vec<Stroke> {
+    /// More than any picture needs: a page full at the closest spacing.
+    const MAX_LINES: f64 = 4096.0;
+    let angle = pattern.degrees.to_radians();
+    let (sin, cos) = angle.sin_cos();
+    // Turned so that the lines are level.
+    let level = |(x, y): (f64, f64)| (x * cos - y * sin, x * sin + y * cos);
+    let back = |(x, y): (f64, f64)| (x * cos + y * sin, y * cos - x * sin);
+    let turned: Vec<(f64, f64)> = points.iter().map(|&point| level(point)).collect();
+    let low = turned.iter().map(|point| point.1).fold(f64::INFINITY, f64::min);
+    let high = turned.iter().map(|point| point.1).fold(f64::NEG_INFINITY, f64::max);
+    let spacing = pattern.spacing;
+    if spacing <= 0.0 || !low.is_finite() || !high.is_finite() || (high - low) / spacing > MAX_LINES {
+        return Vec::new();
+    }
+    let mut strokes = Vec::new();
+    let mut line = (low / spacing).ceil();
+    while line * spacing <= high {
+        let y = line * spacing;
+        let edges = turned.iter().zip(turned.iter().cycle().skip(1));
+        let crossed = edges.filter(|(a, b)| (a.1 <= y) != (b.1 <= y));
+        let mut at: Vec<f64> = crossed.map(|(a, b)| a.0 + (y - a.1) / (b.1 - a.1) * (b.0 - a.0)).collect();
+        at.sort_by(f64::total_cmp);
+        for pair in at.chunks_exact(2) {
+            if let [from, to] = *pair
+                && to - from > 0.05
+            {
+                strokes.push((back((from, y)), back((to, y))));
+            }
+        }
+        line += 1.0;
+    }
+    strokes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::palette::{BLACK, WHITE};
+    use super::*;
+
+    #[test]
+    fn a_hatch_stays_inside_and_fills() {
+        let square = [(10.0, 10.0), (50.0, 10.0), (50.0, 30.0), (10.0, 30.0)];
+        for degrees in [0.0, 45.0, -45.0, 90.0] {
+            let pattern = Pattern { ground: WHITE, ink: Some(BLACK), degrees, spacing: 4.0 };
+            let strokes = hatch(&square, &pattern);
+            assert!(strokes.len() >= 5, "{degrees}: {strokes:?}");
+            for ((ax, ay), (bx, by)) in strokes {
+                for (x, y) in [(ax, ay), (bx, by)] {
+                    assert!((9.99..=50.01).contains(&x) && (9.99..=30.01).contains(&y), "{degrees}: {x} {y}");
+                }
+            }
+        }
+        let endless = [(0.0, 0.0), (1e12, 0.0), (1e12, 1e12)];
+        let pattern = Pattern { ground: WHITE, ink: Some(BLACK), degrees: 45.0, spacing: 1.0 };
+        assert!(hatch(&endless, &pattern).is_empty(), "bounded");
+        assert!(hatch(&[], &pattern).is_empty());
+    }
+}

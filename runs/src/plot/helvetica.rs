@@ -1,0 +1,109 @@
+//! How wide Helvetica's letters are (Adobe's metrics, in thousandths of the size). Every PDF reader has this font and most
+//! machines have one with the same widths (Arial, Liberation Sans), so all formats are laid out by it.
+
+/// Widths of U+0020 to U+007E.
+const ASCII: [u16; 95] = [
+    278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278, 556, 556, 556, 556, 556,
+    556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556, 1015, 667, 667, 722, 722, 667, 611, 778, 722, 278,
+    500, 667, 556, 833, 722, 778, 667, 778, 722, 667, 611, 722, 667, 944, 667, 667, 611, 278, 278, 278, 469,
+    556, 333, 556, 556, 500, 556, 556, 278, 556, 556, 222, 222, 500, 222, 833, 556, 556, 556, 556, 333, 500,
+    278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584,
+];
+
+/// The same of Helvetica-Bold.
+const ASCII_BOLD: [u16; 95] = [
+    278, 333, 474, 556, 556, 889, 722, 238, 333, 333, 389, 584, 278, 333, 278, 278, 556, 556, 556, 556, 556,
+    556, 556, 556, 556, 556, 333, 333, 584, 584, 584, 611, 975, 722, 722, 722, 722, 667, 611, 778, 722, 278,
+    556, 722, 611, 833, 722, 778, 667, 778, 722, 667, 611, 722, 667, 944, 667, 667, 611, 333, 278, 333, 584,
+    556, 333, 556, 611, 556, 611, 556, 333, 611, 611, 278, 278, 556, 278, 889, 611, 611, 611, 611, 389, 556,
+    333, 611, 556, 778, 556, 556, 500, 389, 280, 389, 584,
+];
+
+/// Widths of U+00A0 to U+00FF, the same letters with accents being as wide as those without.
+const LATIN_1: [u16; 96] = [
+    278, 333, 556, 556, 556, 556, 260, 556, 333, 737, 370, 556, 584, 333, 737, 333, 400, 584, 333, 333, 333,
+    556, 537, 278, 333, 333, 365, 556, 834, 834, 834, 611, 667, 667, 667, 667, 667, 667, 1000, 722, 667, 667,
+    667, 667, 278, 278, 278, 278, 722, 722, 778, 778, 778, 778, 778, 584, 778, 722, 722, 722, 722, 667, 667,
+    611, 556, 556, 556, 556, 556, 556, 889, 500, 556, 556, 556, 556, 278, 278, 278, 278, 556, 556, 556, 556,
+    556, 556, 556, 584, 611, 556, 556, 556, 556, 500, 556, 500,
+];
+
+/// What stands where a font has no letter: it is seen, and it is not taken for one.
+pub const REPLACEMENT: char = '\u{bf}';
+
+/// A character as the base fonts have it, or [`REPLACEMENT`].
+pub fn shown(character: char) -> char {
+    match character {
+        ' '..='~' | '\u{a0}'..='\u{ff}' => character,
+        '\u{2013}' | '\u{2014}' | '\u{2212}' => '-',
+        '\u{2018}' | '\u{2019}' => '\'',
+        '\u{201c}' | '\u{201d}' => '"',
+        _ => REPLACEMENT,
+    }
+}
+
+/// Width of one character in thousandths of the size. Those of other scripts are taken for as wide as they come.
+pub fn advance(character: char, bold: bool) -> u16 {
+    let code = u32::from(character) as usize;
+    let of = |table: &[u16], first: usize| table.get(code.wrapping_sub(first)).copied();
+    let ascii = if bold { &ASCII_BOLD } else { &ASCII };
+    of(ascii, 0x20).or_else(|| of(&LATIN_1, 0xa0)).unwrap_or(1000)
+}
+
+/// Width of a text in points.
+pub fn width(text: &str, size: f64, bold: bool) -> f64 {
+    let thousandths: f64 = text.chars().map(|character| f64::from(advance(character, bold))).sum();
+    thousandths * size / 1000.0
+}
+
+/// The text, or as much of it as fits with two dots. Paths differ at their end, other names at their beginning: what goes is
+/// the middle.
+pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
+    if width(text, size, bold) <= room {
+        return text.to_owned();
+    }
+    let letters: Vec<char> = text.chars().collect();
+    // Half of the room for each end; the first that does not fit ends it.
+    let dots = width("..", size, bold);
+    let fits = |letters: &mut dyn Iterator<Item = &char>| {
+        let mut left = (room - dots).max(0.0) / 2.0;
+        let fits = |letter: &&char| {
+            left -= f64::from(advance(**letter, bold)) * size / 1000.0;
+            left >= 0.0
+        };
+        letters.take_while(fits).count()
+    };
+    let (head, tail) = (fits(&mut letters.iter()), fits(&mut letters.iter().rev()));
+    let head = letters.iter().take(head);
+    let tail = letters.iter().skip(letters.len().saturating_sub(tail));
+    head.chain(&['.', '.']).chain(tail).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths_are_those_of_the_font() {
+        // "Hello" is 722 + 556 + 222 + 222 + 556.
+        assert!((width("Hello", 10.0, false) - 22.78).abs() < 1e-9);
+        assert!((width("Hello", 10.0, true) - 24.45).abs() < 1e-9);
+        assert_eq!(advance('~', false), 584);
+        assert_eq!(advance('\u{ff}', false), 500);
+        assert_eq!(advance('\u{e9}', false), advance('e', false));
+        assert_eq!(shown('\u{4e2d}'), '\u{bf}');
+    }
+
+    #[test]
+    fn what_is_too_long_keeps_both_ends() {
+        let name = "model/layers.17/self_attention/output_projection/weight";
+        let short = fitted(name, 9.0, false, 120.0);
+        assert!(width(&short, 9.0, false) <= 120.0, "{short}");
+        assert!(
+            short.starts_with("model/la") && short.ends_with("weight") && short.contains(".."),
+            "{short}"
+        );
+        assert_eq!(fitted("short", 9.0, false, 120.0), "short");
+        assert_eq!(fitted("anything", 9.0, false, 0.0), "..");
+    }
+}

@@ -1,0 +1,214 @@
+//! Colours of categories, by rank: the largest has the first. They stay apart for the colour-blind (hues of Okabe and
+//! Ito, neighbours far apart in lightness too, so that they differ on a grey printer), and pictures and pages share them.
+//!
+//! Meaning never hangs on colour alone: every form names its parts in the order in which they are stacked, and what is no
+//! category has a pattern or no colour at all.
+
+/// Red, green, blue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Color(pub u8, pub u8, pub u8);
+
+impl Color {
+    /// As CSS and SVG write it: `#0072b2`.
+    pub fn hex(self) -> String {
+        format!("#{:02x}{:02x}{:02x}", self.0, self.1, self.2)
+    }
+
+    /// How light it is, 0 to 1, as the eye weighs the three (WCAG's relative luminance).
+    pub fn luminance(self) -> f64 {
+        let linear = |part: u8| {
+            let part = f64::from(part) / 255.0;
+            if part <= 0.040_45 { part / 12.92 } else { ((part + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * linear(self.0) + 0.7152 * linear(self.1) + 0.0722 * linear(self.2)
+    }
+
+    /// Black or white, whichever is read better on it.
+    pub fn text(self) -> Color {
+        if self.luminance() > 0.179 { BLACK } else { WHITE }
+    }
+}
+
+/// What is drawn on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Theme {
+    /// Paper.
+    Light,
+    /// A dark page.
+    Dark,
+}
+
+/// Ink on paper.
+pub const BLACK: Color = Color(0, 0, 0);
+/// Paper, and the ground of `Others` on it.
+pub const WHITE: Color = Color(255, 255, 255);
+
+/// Categories that have a colour of their own; what is smaller than these belongs in one row `(N smaller)`.
+pub const RANKS: usize = 12;
+
+/// On paper: each is lighter or darker than the next by half at least.
+const LIGHT: [Color; RANKS] = [
+    Color(0x00, 0x72, 0xb2), // blue
+    Color(0xf0, 0xb4, 0x40), // orange
+    Color(0x00, 0x7d, 0x5a), // green
+    Color(0xf0, 0xe4, 0x6a), // yellow
+    Color(0xb8, 0x4a, 0x00), // vermillion
+    Color(0x8c, 0xcf, 0xf2), // sky
+    Color(0x9a, 0x3f, 0x78), // purple
+    Color(0xa6, 0xd9, 0xb8), // mint
+    Color(0x3b, 0x3f, 0x8c), // indigo
+    Color(0xc0, 0x9c, 0x84), // tan
+    Color(0x6b, 0x54, 0x2a), // brown
+    Color(0x6a, 0x9a, 0xe8), // periwinkle
+];
+
+/// On a dark page: the same hues, the dark ones lifted off the ground.
+const DARK: [Color; RANKS] = [
+    Color(0x2f, 0x8f, 0xd0),
+    Color(0xf0, 0xb4, 0x40),
+    Color(0x0f, 0x9b, 0x73),
+    Color(0xf0, 0xe4, 0x6a),
+    Color(0xd8, 0x6a, 0x1e),
+    Color(0x8c, 0xcf, 0xf2),
+    Color(0xba, 0x5c, 0x97),
+    Color(0xa6, 0xd9, 0xb8),
+    Color(0x7a, 0x5c, 0xc8),
+    Color(0xd8, 0xb4, 0x8c),
+    Color(0x94, 0x78, 0x44),
+    Color(0xd2, 0xfa, 0xa2),
+];
+
+/// The colour of a category by its rank, 0 the largest. Beyond [`RANKS`] they come again.
+pub fn category(rank: usize, theme: Theme) -> Color {
+    let colors = match theme {
+        Theme::Light => &LIGHT,
+        Theme::Dark => &DARK,
+    };
+    colors.get(rank % RANKS).copied().unwrap_or(BLACK)
+}
+
+/// How what is no category is drawn: a ground and, where it has a pattern, the ink of its lines.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pattern {
+    /// Behind the lines.
+    pub ground: Color,
+    /// Of the lines; `None` for a plain ground.
+    pub ink: Option<Color>,
+    /// How the lines run, in degrees from the horizontal, against the clock.
+    pub degrees: f64,
+    /// From line to line, in points (pixels at 96 to the inch, times 0.75).
+    pub spacing: f64,
+}
+
+/// What no rule takes: white on paper, grey on a dark page.
+pub fn others(theme: Theme) -> Pattern {
+    let ground = match theme {
+        Theme::Light => WHITE,
+        Theme::Dark => Color(0xb4, 0xb8, 0xbe),
+    };
+    Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
+}
+
+/// The sum of categories too small for a row: plain grey.
+pub fn smaller(theme: Theme) -> Pattern {
+    let ground = match theme {
+        Theme::Light => Color(0xd6, 0xd6, 0xd6),
+        Theme::Dark => Color(0x7d, 0x82, 0x8a),
+    };
+    Pattern { ground, ink: None, degrees: 0.0, spacing: 0.0 }
+}
+
+/// What pools hold and no block uses: a light hatch, falling.
+pub fn idle(theme: Theme) -> Pattern {
+    let (ground, ink) = match theme {
+        Theme::Light => (Color(0xf4, 0xf4, 0xf4), Color(0xa8, 0xa8, 0xa8)),
+        Theme::Dark => (Color(0x33, 0x37, 0x3d), Color(0x7d, 0x82, 0x8a)),
+    };
+    Pattern { ground, ink: Some(ink), degrees: -45.0, spacing: 6.0 }
+}
+
+/// What pools hold whose owner reports no blocks: lines across.
+pub fn opaque(theme: Theme) -> Pattern {
+    Pattern { degrees: 0.0, spacing: 4.0, ..idle(theme) }
+}
+
+/// What is older than the agent: upright lines.
+pub fn predates(theme: Theme) -> Pattern {
+    Pattern { degrees: 90.0, spacing: 4.0, ..idle(theme) }
+}
+
+/// What nothing tracks: a strong hatch, rising.
+pub fn untrackable(theme: Theme) -> Pattern {
+    let (ground, ink) = match theme {
+        Theme::Light => (WHITE, Color(0x3c, 0x3c, 0x3c)),
+        Theme::Dark => (Color(0x1c, 0x1f, 0x24), Color(0xd0, 0xd4, 0xda)),
+    };
+    Pattern { ground, ink: Some(ink), degrees: 45.0, spacing: 4.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an eye without one kind of cone sees (Viénot, Brettel and Mollon 1999, in linear light).
+    fn seen_by(kind: &str, color: Color) -> [f64; 3] {
+        let linear = |part: u8| (f64::from(part) / 255.0).powf(2.2);
+        let (r, g, b) = (linear(color.0), linear(color.1), linear(color.2));
+        let (l, m, s) = (
+            17.8824 * r + 43.5161 * g + 4.11935 * b,
+            3.45565 * r + 27.1554 * g + 3.86714 * b,
+            0.029_956_6 * r + 0.184_309 * g + 1.467_09 * b,
+        );
+        let (l, m, s) = match kind {
+            "protan" => (2.02344 * m - 2.52581 * s, m, s),
+            "deutan" => (l, 0.494_207 * l + 1.248_27 * s, s),
+            _ => (l, m, s),
+        };
+        [
+            0.080_944_4 * l - 0.130_504 * m + 0.116_721 * s,
+            -0.010_248_5 * l + 0.054_019_3 * m - 0.113_615 * s,
+            -0.000_365_3 * l - 0.004_121_6 * m + 0.693_511 * s,
+        ]
+        .map(|part| part.clamp(0.0, 1.0).powf(1.0 / 2.2))
+    }
+
+    #[test]
+    fn neighbours_differ_for_every_eye_and_without_colour() {
+        for theme in [Theme::Light, Theme::Dark] {
+            for rank in 0..RANKS {
+                let (one, next) = (category(rank, theme), category(rank + 1, theme));
+                for kind in ["all", "protan", "deutan"] {
+                    let (a, b) = (seen_by(kind, one), seen_by(kind, next));
+                    let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                    assert!(far > 0.25, "{theme:?} {rank} {kind}: {far}");
+                }
+                let (a, b) = (one.luminance() + 0.05, next.luminance() + 0.05);
+                assert!(a.max(b) / a.min(b) > 1.5, "{theme:?} {rank} in grey: {}", a.max(b) / a.min(b));
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_categories_look_the_same() {
+        for theme in [Theme::Light, Theme::Dark] {
+            for kind in ["all", "protan", "deutan"] {
+                for (rank, other) in (0..RANKS).flat_map(|rank| (0..rank).map(move |other| (rank, other))) {
+                    let (a, b) =
+                        (seen_by(kind, category(rank, theme)), seen_by(kind, category(other, theme)));
+                    let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                    assert!(far > 0.1, "{theme:?} {kind}: {rank} and {other} are {far} apart");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn text_on_a_colour_can_be_read() {
+        for rank in 0..RANKS {
+            let color = category(rank, Theme::Light);
+            let (a, b) = (color.luminance() + 0.05, color.text().luminance() + 0.05);
+            assert!(a.max(b) / a.min(b) > 4.5, "{rank}");
+        }
+        assert_eq!(category(0, Theme::Light).hex(), "#0072b2");
+    }
+}

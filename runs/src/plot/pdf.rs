@@ -1,0 +1,144 @@
+//! A picture as PDF 1.4: one page, its own size, vectors, text that can be searched and copied. The fonts are two of the
+//! fourteen that every reader has, so none is embedded, and they have the letters of Latin-1; what is none of these is
+//! shown as [`REPLACEMENT`](super::helvetica::REPLACEMENT).
+//!
+//! The same picture makes the same bytes: there is no date in it.
+
+use super::drawing::{Drawing, Fill, Item, Text, hatch};
+use super::helvetica::shown;
+use super::palette::Color;
+use super::svg::number;
+use std::fmt::Write;
+
+/// Characters of the title that are kept.
+const TITLE: usize = 200;
+
+impl Drawing {
+    /// As PDF.
+    pub fn pdf(&self) -> Vec<u8> {
+        let content = self.content();
+        let title: String = self.title.chars().take(TITLE).collect();
+        let (width, height) = (number(self.width), number(self.height));
+        let font =
+            |name: &str| format!("<</Type/Font/Subtype/Type1/BaseFont/{name}/Encoding/WinAnsiEncoding>>");
+        let objects = [
+            "<</Type/Catalog/Pages 2 0 R>>".to_owned(),
+            "<</Type/Pages/Kids[3 0 R]/Count 1>>".to_owned(),
+            format!(
+                "<</Type/Page/Parent 2 0 R/MediaBox[0 0 {width} {height}]/Contents 4 0 R\
+                 /Resources<</Font<</R 5 0 R/B 6 0 R>>>>>>"
+            ),
+            format!("<</Length {}>>\nstream\n{content}\nendstream", content.len()),
+            font("Helvetica"),
+            font("Helvetica-Bold"),
+            format!("<</Title{}/Producer(gpumemd)>>", utf16(&title)),
+        ];
+        let mut out = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n".to_vec();
+        let mut places = Vec::new();
+        for (index, object) in objects.iter().enumerate() {
+            places.push(out.len());
+            out.extend_from_slice(format!("{} 0 obj\n{object}\nendobj\n", index + 1).as_bytes());
+        }
+        let table = out.len();
+        let count = objects.len() + 1;
+        let mut tail = format!("xref\n0 {count}\n0000000000 65535 f \n");
+        for place in places {
+            let _ = writeln!(tail, "{place:010} 00000 n ");
+        }
+        let _ = writeln!(
+            tail,
+            "trailer\n<</Size {count}/Root 1 0 R/Info {} 0 R>>\nstartxref\n{table}\n%%EOF",
+            objects.len()
+        );
+        out.extend_from_slice(tail.as_bytes());
+        out
+    }
+
+    /// The page's operators. All of it is ASCII: letters beyond are octal.
+    fn content(&self) -> String {
+        // Pictures have y downwards, pages upwards.
+        let up = |y: f64| self.height - y;
+        let point = |&(x, y): &(f64, f64)| format!("{} {}", number(x), number(up(y)));
+        let path = |points: &[(f64, f64)]| {
+            let mut out = String::new();
+            for (index, at) in points.iter().enumerate() {
+                let _ = write!(out, "{} {} ", point(at), if index == 0 { 'm' } else { 'l' });
+            }
+            out
+        };
+        let mut out = String::from("1 1 1 rg 0 0 ");
+        let _ = writeln!(out, "{} {} re f\n0 J 1 j", number(self.width), number(self.height));
+        for item in &self.items {
+            match item {
+                Item::Shape { points, fill, stroke, .. } => {
+                    let outline = path(points);
+                    let ground = match fill {
+                        Fill::None => None,
+                        Fill::Solid(color) => Some(*color),
+                        Fill::Hatched(pattern) => Some(pattern.ground),
+                    };
+                    if let Some(ground) = ground {
+                        let _ = writeln!(out, "{} rg {outline}h f*", color(ground));
+                    }
+                    if let Fill::Hatched(pattern) = fill
+                        && let Some(ink) = pattern.ink
+                    {
+                        let lines = hatch(points, pattern);
+                        let lines: String = lines.iter().map(|(from, to)| path(&[*from, *to])).collect();
+                        let _ = writeln!(out, "{} RG 0.7 w {lines}S", color(ink));
+                    }
+                    if let Some((ink, width)) = stroke {
+                        let _ = writeln!(out, "{} RG {} w {outline}h S", color(*ink), number(*width));
+                    }
+                }
+                Item::Line { points, color: ink, width, dashed, .. } => {
+                    let dash = if *dashed { ("[4 3] 0 d ", " [] 0 d") } else { ("", "") };
+                    let (ink, width, line) = (color(*ink), number(*width), path(points));
+                    let _ = writeln!(out, "{ink} RG {width} w {}{line}S{}", dash.0, dash.1);
+                }
+                Item::Text(text) => self.words(text, &mut out),
+            }
+        }
+        out
+    }
+
+    fn words(&self, text: &Text, out: &mut String) {
+        let (sin, cos) = text.turned.to_radians().sin_cos();
+        // The text begins before its anchor, in its own direction.
+        let shown: Text = Text { text: text.text.chars().map(shown).collect(), ..text.clone() };
+        let before = shown.before();
+        let (x, y) = (text.x - before * cos, self.height - text.y - before * sin);
+        let mut letters = String::new();
+        for letter in shown.text.chars() {
+            match letter {
+                '(' | ')' | '\\' => letters.extend(['\\', letter]),
+                ' '..='~' => letters.push(letter),
+                letter => {
+                    let _ = write!(letters, "\\{:03o}", u32::from(letter) & 0xff);
+                }
+            }
+        }
+        let font = if text.bold { 'B' } else { 'R' };
+        let (ink, size) = (color(text.color), number(text.size));
+        let turn = [cos, sin, -sin, cos].map(|part| format!("{part:.4}")).join(" ");
+        let _ = writeln!(
+            out,
+            "BT {ink} rg /{font} {size} Tf {turn} {} {} Tm ({letters}) Tj ET",
+            number(x),
+            number(y)
+        );
+    }
+}
+
+fn color(Color(red, green, blue): Color) -> String {
+    [red, green, blue].map(|part| format!("{:.3}", f64::from(part) / 255.0)).join(" ")
+}
+
+/// A string of any characters.
+fn utf16(text: &str) -> String {
+    let mut out = String::from("<FEFF");
+    for unit in text.encode_utf16() {
+        let _ = write!(out, "{unit:04X}");
+    }
+    out + ">"
+}

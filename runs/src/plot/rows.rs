@@ -1,0 +1,126 @@
+//! Categories as bars that lie, one a row, with their names: any number of them, however long.
+
+use super::axis::{Axis, GREY, GRID, LARGE, SMALL, percents, words};
+use super::bar::{Bar, Segment, rank};
+use super::bars::MARGIN;
+use super::drawing::{Anchor, Data, Drawing, Rect, Text};
+use super::helvetica::{fitted, width};
+use super::palette::BLACK;
+
+/// A row.
+const ROW: f64 = 17.0;
+/// For an amount and its share.
+const AMOUNT: f64 = 104.0;
+
+/// What the panels of a picture share.
+pub(super) struct Rows<'p> {
+    /// Rows from above, by name; what of them a panel lacks is a dash there.
+    pub(super) names: &'p [Segment],
+    /// Names that have colours.
+    pub(super) ranks: &'p [String],
+    pub(super) axis: Axis,
+    /// For the longest bar.
+    pub(super) width: f64,
+    /// For names at most.
+    pub(super) longest: f64,
+}
+
+impl Rows<'_> {
+    /// One panel.
+    pub(super) fn panel(&self, bar: &Bar) -> Drawing {
+        let widths = self.names.iter().map(|part| width(&part.name, SMALL, false));
+        let names = widths.fold(60.0, f64::max).min(self.longest) + 8.0;
+        let unit = self.axis.unit;
+        let plot = Rect {
+            x: MARGIN + names,
+            y: MARGIN + 44.0,
+            width: self.width,
+            height: ROW * self.names.len() as f64 + 4.0,
+        };
+        let mut out = Drawing::new(
+            bar.title.clone(),
+            plot.x + plot.width + AMOUNT + MARGIN,
+            plot.y + plot.height + 26.0,
+        );
+        let room = plot.x + plot.width + AMOUNT - MARGIN;
+        let title = fitted(&bar.title, LARGE, true, room);
+        out.text(Text { bold: true, ..words(&title, MARGIN, MARGIN + LARGE, LARGE) });
+        let total = format!(
+            "total {} {} ({} bytes)",
+            unit.amount(bar.total_bytes),
+            unit.name,
+            crate::report::units::thousands(bar.total_bytes)
+        );
+        out.text(Text { color: GREY, ..words(&total, MARGIN, MARGIN + LARGE + 14.0, SMALL) });
+        for (bytes, label) in self.axis.steps() {
+            let x = plot.x + self.axis.along(plot.width, bytes);
+            let bottom = plot.y + plot.height;
+            out.line(vec![(x, plot.y), (x, bottom)], GRID, 0.6);
+            out.text(Text { anchor: Anchor::Middle, ..words(&label, x, bottom + 12.0, SMALL) });
+        }
+        let x = plot.x + plot.width + 12.0;
+        out.text(Text { color: GREY, ..words(unit.name, x, plot.y + plot.height + 12.0, SMALL) });
+        self.fill(bar, plot, &mut out);
+        let zero = plot.x + self.axis.along(plot.width, 0.0);
+        out.line(vec![(zero, plot.y), (zero, plot.y + plot.height)], BLACK, 0.9);
+        out
+    }
+
+    fn fill(&self, bar: &Bar, plot: Rect, out: &mut Drawing) {
+        let amounts: Vec<Option<i64>> = self
+            .names
+            .iter()
+            .map(|row| {
+                let mut own =
+                    bar.segments.iter().filter(|part| (&part.name, part.kind) == (&row.name, row.kind));
+                own.next().map(|part| part.bytes)
+            })
+            .collect();
+        let known: Vec<i64> = amounts.iter().map(|bytes| bytes.unwrap_or(0)).collect();
+        let shares = percents(bar.total_bytes, &known);
+        let printed = self.axis.unit.apportion(self.axis.unit.round(bar.total_bytes), &known);
+        let zero = plot.x + self.axis.along(plot.width, 0.0);
+        for (index, (row, bytes)) in self.names.iter().zip(&amounts).enumerate() {
+            let top = plot.y + 2.0 + ROW * index as f64;
+            let y = top + ROW * 0.68;
+            let name = fitted(&row.name, SMALL, false, self.longest);
+            out.text(Text { anchor: Anchor::End, ..words(&name, plot.x - 6.0, y, SMALL) });
+            let Some(bytes) = bytes else {
+                out.text(Text { color: GREY, ..words("-", zero + 5.0, y, SMALL) });
+                continue;
+            };
+            let end = plot.x + self.axis.along(plot.width, *bytes as f64);
+            let at = Rect {
+                x: zero.min(end),
+                y: top + 2.5,
+                width: (end - zero).abs().max(0.3),
+                height: ROW - 5.0,
+            };
+            let data = Data { of: bar.title.clone(), name: row.name.clone(), bytes: *bytes };
+            out.rect(at, row.kind.fill(rank(row, self.ranks)), Some((BLACK, 0.5)), Some(data));
+            let amount = printed.get(index).map(|&steps| self.axis.unit.print(steps)).unwrap_or_default();
+            let share =
+                shares.as_ref().and_then(|shares| shares.get(index)).map(String::as_str).unwrap_or("");
+            let label = format!("{amount}  {share}");
+            out.text(words(label.trim_end(), at.x + at.width + 5.0, y, SMALL));
+        }
+    }
+}
+
+/// Rows for these bars: categories by their largest amount, then what is none.
+pub(super) fn rows_of(bars: &[Bar]) -> Vec<Segment> {
+    let mut rows: Vec<Segment> = Vec::new();
+    for part in bars.iter().flat_map(|bar| &bar.segments) {
+        match rows.iter_mut().find(|row| (&row.name, row.kind) == (&part.name, part.kind)) {
+            Some(row) => row.bytes = row.bytes.max(part.bytes),
+            None => rows.push(part.clone()),
+        }
+    }
+    rows.retain(|row| {
+        bars.iter().any(|bar| bar.segments.iter().any(|part| part.name == row.name && part.bytes != 0))
+    });
+    rows.sort_by(|a, b| {
+        a.kind.cmp(&b.kind).then_with(|| b.bytes.cmp(&a.bytes)).then_with(|| a.name.cmp(&b.name))
+    });
+    rows
+}

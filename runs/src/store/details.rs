@@ -1,0 +1,193 @@
+//! What explains a device, in rows of which a checkpoint writes those that differ.
+//!
+//! ```text
+//! name        seq                 body
+//! rest        0                   JSON of Details without the lists below
+//! growth      0                   JSON of Details::growth without its columns
+//! columns     0                   Growth::cells, packed (see `packed`)
+//! timeline    0, 1, ...           16 points each, packed
+//! iterations  0, 1, ...           16 rows each, JSON
+//! steps       0, 1, ...           16 each, JSON
+//! ooms        0, 1, ...           one each, JSON
+//! ```
+//!
+//! A list is as long as its rows say; one that is empty has none. Runs of schemas 2 and 3 have everything in `rest`.
+
+use super::columns::{damaged, execute, json};
+use super::packed;
+use crate::growth::Growth;
+use crate::run::{Details, Iteration, Oom, Step};
+use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
+use rusqlite::{Connection, Result, params};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
+
+/// Elements of a row: what grows at its end dirties one row, and the first of a packed row costs most.
+const CHUNK: usize = 16;
+
+const NAMES: [&str; 7] = ["rest", "growth", "columns", "timeline", "iterations", "steps", "ooms"];
+
+enum Body {
+    Text(String),
+    Packed(Vec<u8>),
+}
+
+impl Body {
+    fn is(&self, stored: ValueRef<'_>) -> bool {
+        match (self, stored) {
+            (Body::Text(text), ValueRef::Text(stored)) => text.as_bytes() == stored,
+            (Body::Packed(bytes), ValueRef::Blob(stored)) => bytes == stored,
+            _ => false,
+        }
+    }
+}
+
+impl ToSql for Body {
+    fn to_sql(&self) -> Result<ToSqlOutput<'_>> {
+        match self {
+            Body::Text(text) => text.to_sql(),
+            Body::Packed(bytes) => bytes.to_sql(),
+        }
+    }
+}
+
+pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) -> Result<()> {
+    let mut rows = rows(details)?;
+    let mut gone = Vec::new();
+    {
+        let sql = "SELECT name, seq, body FROM detail WHERE run = ? AND device = ?";
+        let mut stored = db.prepare_cached(sql)?;
+        let mut stored = stored.query(params![id, device as i64])?;
+        while let Some(row) = stored.next()? {
+            let (name, seq) = (row.get_ref(0)?.as_str()?, row.get::<_, i64>(1)?);
+            let key = NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
+            match key.and_then(|key| Some((key, rows.get(&key)?))) {
+                Some((key, body)) if body.is(row.get_ref(2)?) => drop(rows.remove(&key)),
+                Some(_) => {}
+                None => gone.push((name.to_owned(), seq)),
+            }
+        }
+    }
+    for (name, seq) in gone {
+        let sql = "DELETE FROM detail WHERE run = ? AND device = ? AND name = ? AND seq = ?";
+        execute(db, sql, params![id, device as i64, name, seq])?;
+    }
+    let mut write = db.prepare_cached(
+        "INSERT INTO detail (run, device, name, seq, body) VALUES (?, ?, ?, ?, ?)
+        ON CONFLICT DO UPDATE SET body = excluded.body",
+    )?;
+    for ((name, seq), body) in rows {
+        write.execute(params![id, device as i64, name, seq, body])?;
+    }
+    Ok(())
+}
+
+/// All rows, by name and seq.
+fn rows(details: &Details) -> Result<BTreeMap<(&'static str, i64), Body>> {
+    let mut rows = BTreeMap::new();
+    let mut rest = details.clone();
+    let points = std::mem::take(&mut rest.timeline.points);
+    for (seq, chunk) in (0..).zip(points.chunks(CHUNK)) {
+        rows.insert(("timeline", seq), Body::Packed(packed::pack_points(chunk)));
+    }
+    let mut growth = std::mem::take(&mut rest.growth);
+    let columns = std::mem::take(&mut growth.cells);
+    if !columns.is_empty() {
+        rows.insert(("columns", 0), Body::Packed(packed::pack_columns(&columns)));
+    }
+    if growth != Growth::default() {
+        rows.insert(("growth", 0), Body::Text(json(&growth)?));
+    }
+    list(&mut rows, "iterations", &std::mem::take(&mut rest.iterations.rows), CHUNK)?;
+    list(&mut rows, "steps", &std::mem::take(&mut rest.steps), CHUNK)?;
+    list(&mut rows, "ooms", &std::mem::take(&mut rest.ooms), 1)?;
+    rows.insert(("rest", 0), Body::Text(json(&rest)?));
+    Ok(rows)
+}
+
+fn list<T: Serialize>(
+    rows: &mut BTreeMap<(&'static str, i64), Body>,
+    name: &'static str,
+    elements: &[T],
+    in_a_row: usize,
+) -> Result<()> {
+    for (seq, chunk) in (0..).zip(elements.chunks(in_a_row)) {
+        rows.insert((name, seq), Body::Text(json(&chunk)?));
+    }
+    Ok(())
+}
+
+pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
+    let mut stored = Stored::read(db, id, device)?;
+    let mut details: Details = stored.text("rest")?.unwrap_or_default();
+    if let Some(growth) = stored.text("growth")? {
+        details.growth = growth;
+    }
+    // What an earlier schema kept in `rest` stays where it is.
+    details.growth.cells.extend(stored.packed("columns", packed::unpack_columns)?);
+    details.timeline.points.extend(stored.packed("timeline", packed::unpack_points)?);
+    details.iterations.rows.extend(stored.list::<Iteration>("iterations")?);
+    details.steps.extend(stored.list::<Step>("steps")?);
+    details.ooms.extend(stored.list::<Oom>("ooms")?);
+    Ok(details)
+}
+
+/// The rows of one device, by name, and for messages what they are of.
+struct Stored {
+    rows: BTreeMap<String, Vec<Body>>,
+    of: String,
+}
+
+impl Stored {
+    fn read(db: &Connection, id: i64, device: usize) -> Result<Self> {
+        let sql =
+            "SELECT name, seq, body FROM detail WHERE run = ? AND device = ? ORDER BY run, device, name, seq";
+        let mut statement = db.prepare_cached(sql)?;
+        let mut stored = statement.query(params![id, device as i64])?;
+        let (mut rows, of) = (BTreeMap::<_, Vec<_>>::new(), format!("of device {device} of run {id}"));
+        while let Some(row) = stored.next()? {
+            let (name, seq) = (row.get::<_, String>(0)?, row.get::<_, i64>(1)?);
+            let body = match row.get_ref(2)? {
+                ValueRef::Text(text) => Body::Text(String::from_utf8_lossy(text).into_owned()),
+                ValueRef::Blob(bytes) => Body::Packed(bytes.to_owned()),
+                _ => return Err(damaged(format!("{name} {seq} {of} is neither text nor packed"))),
+            };
+            let of_name = rows.entry(name.clone()).or_default();
+            if of_name.len() as i64 != seq {
+                return Err(damaged(format!("{name} {seq} {of} where {} belongs", of_name.len())));
+            }
+            of_name.push(body);
+        }
+        Ok(Stored { rows, of })
+    }
+
+    fn take<T>(&mut self, name: &str, read: impl Fn(&Body) -> Option<T>) -> Result<Vec<T>> {
+        let bodies = self.rows.remove(name).unwrap_or_default();
+        let bad = || damaged(format!("{name} {} cannot be read", self.of));
+        bodies.iter().map(|body| read(body).ok_or_else(bad)).collect()
+    }
+
+    fn text<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>> {
+        Ok(self.take(name, from_text)?.pop())
+    }
+
+    fn list<T: DeserializeOwned>(&mut self, name: &str) -> Result<Vec<T>> {
+        Ok(self.take(name, from_text::<Vec<T>>)?.into_iter().flatten().collect())
+    }
+
+    fn packed<T>(&mut self, name: &str, unpack: impl Fn(&[u8]) -> Option<Vec<T>>) -> Result<Vec<T>> {
+        let read = |body: &Body| match body {
+            Body::Packed(bytes) => unpack(bytes),
+            Body::Text(_) => None,
+        };
+        Ok(self.take(name, read)?.into_iter().flatten().collect())
+    }
+}
+
+fn from_text<T: DeserializeOwned>(body: &Body) -> Option<T> {
+    match body {
+        Body::Text(text) => serde_json::from_str(text).ok(),
+        Body::Packed(_) => None,
+    }
+}
