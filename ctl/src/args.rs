@@ -1,6 +1,7 @@
 //! What can be typed.
 
 use crate::exit::NoStore;
+use crate::when::When;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_runs::import::{FORMATS, Format};
@@ -252,6 +253,15 @@ pub struct Report {
     /// What each training step held instead: a row each (with --csv or --json too)
     #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
     pub iterations: bool,
+    /// Only the time since then: 90s, 1h30m or 2d ago, 10:30, a date and time, a mark
+    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
+    pub since: Option<When>,
+    /// What was held at that time, beside what is held now
+    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
+    pub at: Option<When>,
+    /// Only from one time to another
+    #[arg(long, value_name = "A,B", group = "window", conflicts_with = "job", value_parser = crate::when::two)]
+    pub between: Option<(When, When)>,
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,

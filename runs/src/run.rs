@@ -184,7 +184,7 @@ pub struct Caveat {
 }
 
 /// Name of a cell.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cell {
     /// `direct`, `block`, `pool_idle` or `opaque`.
     pub class: Class,

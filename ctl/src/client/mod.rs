@@ -139,7 +139,7 @@ impl Daemon {
     /// No answer, a refusal, or no such process.
     pub fn mark(&self, name: &str, which: Which<'_>) -> Result<Marked> {
         let whose = match which {
-            Which::Live => String::new(),
+            Which::Live | Which::Around(_) => String::new(),
             Which::Pid(pid) => format!("&pid={pid}"),
             Which::Tree(pid) => format!("&tree={pid}"),
             Which::Job(job) => format!("&job={}", percent(job)),

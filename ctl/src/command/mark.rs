@@ -33,9 +33,7 @@ pub fn run(args: &Mark) -> Result<()> {
         pids => format!("{} processes", pids.len()),
     };
     let of = marked.pids.first().map(u32::to_string).unwrap_or_default();
-    let is_plain = args.name.parse() == Ok(When::Mark(args.name.clone()));
-    let since = if is_plain { args.name.clone() } else { format!("mark:{}", args.name) };
-    let since = quoted(&clean(&since));
+    let since = quoted(&clean(&When::Mark(args.name.clone()).to_string()));
     print(&format!("marked {name} in the run of {whose}: gpumemctl report {of} --since {since}\n"))
 }
 

@@ -18,7 +18,7 @@ const NOTABLE_PART: i64 = 20;
 /// A list for each device: the largest steps in the order of their times, the newest last; the rest is one line.
 pub fn text(report: &Report<'_>) -> String {
     let run = report.run;
-    let times = Times::of(run);
+    let times = Times::of_report(report);
     let mut lines = Vec::new();
     for device in &run.devices {
         if !lines.is_empty() {

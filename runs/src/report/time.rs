@@ -70,6 +70,23 @@ fn civil(day: i128) -> (i128, i128, i128) {
     (year + era * 400 + next, month, of_month)
 }
 
+impl Times {
+    /// Those of a report, with its window.
+    pub(crate) fn of_report(report: &super::Report<'_>) -> Self {
+        let times = Times::of(report.run);
+        let window = report.window.map(|window| [window.from_ns, window.to_ns]);
+        let days = window.into_iter().flatten().map(|time_ns| times.clock.day(time_ns));
+        let last = report.run.devices.iter().map(|device| times.clock.day(device.last.time_ns)).next();
+        let is_another = days.zip(last.into_iter().cycle()).any(|(day, last)| day != last);
+        Times { dated: times.dated || is_another, ..times }
+    }
+}
+
+/// A time of a run with its day, where wall clock is known.
+pub fn with_day(run: &Run, time_ns: u64) -> String {
+    Times { clock: run.clock, dated: true }.time(time_ns)
+}
+
 /// The times of one report: with the day, where they are of several days.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {

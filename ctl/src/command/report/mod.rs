@@ -3,6 +3,7 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! past      a part of a run's life
 //! oom       when memory ran out, of any of them
 //! ```
 //!
@@ -10,6 +11,7 @@
 
 mod live;
 mod oom;
+mod past;
 mod stored;
 
 pub use oom::{moment, oom};
@@ -23,6 +25,8 @@ use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
+use gpumem_runs::window::Window;
+use std::path::PathBuf;
 
 /// What is asked for, and how to ask for it again.
 struct Found {
@@ -44,11 +48,16 @@ struct One {
     others: Vec<u32>,
     /// What tells of its job's other processes, and how many there are.
     job: Option<(String, u64)>,
+    /// The file that it was read from.
+    file: Option<PathBuf>,
+    /// It is of a part of the run's life.
+    window: Option<Window>,
 }
 
 impl One {
     fn found(run: Run, id: Option<String>, command: Vec<String>) -> Found {
-        Found { what: What::One(Box::new(One { run, id, others: Vec::new(), job: None })), command }
+        let one = One { run, id, others: Vec::new(), job: None, file: None, window: None };
+        Found { what: What::One(Box::new(one)), command }
     }
 }
 
@@ -67,7 +76,7 @@ fn found(args: &Args) -> Result<Found> {
 
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
 pub fn run(args: &Args) -> Result<()> {
-    let Found { what, mut command } = found(args)?;
+    let Found { what, mut command } = past::window(found(args)?, args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
@@ -79,6 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
             report.id.clone_from(&one.id);
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
+            report.window = one.window;
             report.command = command;
             tell(&report, args).into_bytes()
         }

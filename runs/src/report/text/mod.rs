@@ -24,8 +24,20 @@ pub use prose::{label, short_command};
 
 use super::Report;
 use super::time::Times;
-use crate::run::Device;
+use crate::run::{Device, State};
+use crate::window::Part;
 use lines::Lines;
+
+/// What the two columns of amounts are.
+pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
+    let last = if report.run.state == State::Open { "now" } else { "last" };
+    match report.window.map(|window| window.part) {
+        None => (last, "at peak"),
+        Some(Part::At) => (last, "then"),
+        Some(Part::Since) => (last, "highest"),
+        Some(Part::Between) => ("at the end", "highest"),
+    }
+}
 
 /// How much is printed, and where.
 #[derive(Debug, Clone, Copy)]
@@ -54,7 +66,7 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let all = layout.categories == usize::MAX;
     let several = report.run.devices.len() > 1;
     let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
-    let times = Times::of(report.run);
+    let times = Times::of_report(report);
     let part = |fill: &dyn Fn(&mut Lines)| {
         let mut out = Lines::new(layout.width);
         fill(&mut out);

@@ -4,6 +4,12 @@
 //! the point's own time, which may not be the one that was asked for; the gap is that of the nearest reading that the series
 //! has. Whatever is coarser than what was asked for is said in a caveat.
 
+mod again;
+mod whole;
+
+pub use again::reread;
+pub use whole::whole;
+
 use crate::report::time::{Times, apart};
 use crate::report::units::Unit;
 use crate::run::{Caveat, Cell, Class, Device, Moment, Run, State};
