@@ -19,6 +19,7 @@ use jiff::tz::TimeZone;
 pub const FORMS: &str =
     "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
 
+const LINES: &str = "times of this run are lines of its log: type the number of a line, as 1200";
 const SECOND_NS: i128 = 1_000_000_000;
 const DAY_NS: i128 = 86_400 * SECOND_NS;
 
@@ -199,11 +200,13 @@ impl When {
         if let When::Mark(name) = self {
             // Of several with one name the latest.
             let mark = marks.iter().rev().find(|(known, _)| known == name);
-            return mark.map(|(_, time_ns)| *time_ns).ok_or_else(|| no_mark(name, marks));
+            let lines = run.clock == Clock::Lines && marks.is_empty();
+            let wrong = || if lines { LINES.to_owned() } else { no_mark(name, marks) };
+            return mark.map(|(_, time_ns)| *time_ns).ok_or_else(wrong);
         }
         match (run.clock, self) {
             (Clock::Lines, When::Line(line)) => Ok(*line),
-            (Clock::Lines, _) => Err("times of this run are lines of its log: type a number of a line, as 1200".into()),
+            (Clock::Lines, _) => Err(LINES.into()),
             (_, When::Ago(ago_ns)) => Ok(end_ns.saturating_sub(*ago_ns)),
             (Clock::Monotonic { wall_offset_ns: None }, When::Record(time_ns)) => Ok(*time_ns),
             (Clock::Monotonic { wall_offset_ns: None }, _) => {

@@ -240,7 +240,7 @@ fn names_forge_no_indentation_and_cost_no_number() {
     *tags.next().expect("a tag") = format!("\u{3000} {}/end", "x".repeat(300));
     *tags.next().expect("a tag") = blanks;
     for width in [1, 20, 40, 80] {
-        let all = Layout { width: Some(width), categories: usize::MAX };
+        let all = Layout { width: Some(width), categories: usize::MAX, unicode: false };
         let text = text(&report(&run, Some(By::Tag)), all);
         let unit = |row: &&str| row.split_whitespace().filter(|word| word.parse::<f64>().is_ok()).count();
         let table = rows(&text);
@@ -316,7 +316,7 @@ fn several_devices_share_what_is_said_of_the_run() {
     );
     assert_rows_add_up(&six);
     assert!(six.lines().count() <= 35 && six.contains("\nnext: ") && six.contains(" --device 0 | "), "{six}");
-    let all = Layout { width: None, categories: usize::MAX };
+    let all = Layout { width: None, categories: usize::MAX, unicode: false };
     let all = text(&report(&run, Some(By::Layer)), all);
     assert_eq!([count(&all, "used"), count(&all, "sum ")], [6, 1]);
     run.devices.truncate(1);

@@ -10,6 +10,7 @@ pub mod iterations;
 pub mod json;
 pub mod names;
 pub mod oom;
+mod over_time;
 pub mod steps;
 pub mod text;
 pub mod time;

@@ -19,7 +19,7 @@ pub use oom::{moment, oom};
 use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{deliver, width};
+use crate::output::{deliver, unicode, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
@@ -138,7 +138,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
     } else if args.growth {
         growth::table(report, args.all)
     } else {
-        text::text(report, Layout { width: width(), categories })
+        text::text(report, Layout { width: width(), categories, unicode: unicode() })
     }
 }
 

@@ -6,6 +6,7 @@
 //! table     the statement of a device
 //! overview  several devices, a row each
 //! bridge    from a framework's own numbers to nvidia-smi's
+//! spark     used or tracked over time, as a line
 //! facts     what is known of a device beside its statement
 //! lines     clean, and wrapped where the terminal ends
 //! ```
@@ -15,6 +16,7 @@ mod facts;
 mod lines;
 mod overview;
 mod prose;
+mod spark;
 mod table;
 
 pub use lines::{clean, wrapped};
@@ -47,11 +49,13 @@ pub struct Layout {
     /// Categories named per device, the rest is one row: at most this many, fewer where the report would
     /// have more than 35 lines. `usize::MAX` is all, and the tables of all devices where there are several.
     pub categories: usize,
+    /// The terminal has more characters than those of ASCII.
+    pub unicode: bool,
 }
 
 impl Default for Layout {
     fn default() -> Self {
-        Layout { width: None, categories: 16 }
+        Layout { width: None, categories: 16, unicode: false }
     }
 }
 
@@ -76,7 +80,12 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     if several {
         head.extend(part(&|out| overview::overview(report, times, out)));
     }
-    let facts = devices.iter().map(|device| part(&|out| facts::facts(report, device, times, out)));
+    let facts = devices.iter().map(|device| {
+        part(&|out| {
+            spark::line(device, times, layout.width, layout.unicode).iter().for_each(|line| out.line(line));
+            facts::facts(report, device, times, out);
+        })
+    });
     let facts: Vec<Vec<String>> = facts.collect();
     let tail = part(&|out| prose::tail(report, out));
     let told = |categories: usize| {

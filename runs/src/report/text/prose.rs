@@ -177,7 +177,8 @@ fn window_line(window: Window, times: Times) -> String {
         Part::Since => format!("since {from}, {length}"),
         Part::Between => format!("{from} to {to}, {length}"),
     };
-    format!("{of}; counts are those of the whole run")
+    let counts = if window.exact && window.part != Part::At { "the window" } else { "the whole run" };
+    format!("{of}; counts are those of {counts}")
 }
 
 fn provenance(run: &Run, times: Times) -> String {
