@@ -123,6 +123,11 @@ fn caveat(text: &str) -> Caveat {
     Caveat { code: "test".into(), text: text.into() }
 }
 
+/// All but the line that is drawn, which is as wide as there is room.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.starts_with("over time ")).flat_map(str::split_whitespace)
+}
+
 #[test]
 fn a_terminal_cuts_no_sentence() {
     let run = small_train();
@@ -130,7 +135,7 @@ fn a_terminal_cuts_no_sentence() {
     for width in [60, 80, 100] {
         let text = told(&run, By::Layer, Some(width));
         assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
-        assert!(piped.split_whitespace().eq(text.split_whitespace()), "{text}");
+        assert!(words(&piped).eq(words(&text)), "{text}");
         assert!(text.lines().count() <= 35, "{text}");
     }
 }

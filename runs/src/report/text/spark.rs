@@ -5,37 +5,43 @@ use crate::report::units::Unit;
 use crate::run::Device;
 use crate::series::{Bucket, Extremes, Series};
 
+/// Of a bucket, what is drawn.
+type Of = fn(&Bucket) -> Option<Extremes>;
+
 /// Columns where the terminal does not say how many there are.
 const COLUMNS: usize = 60;
+const HEAD: &str = "over time ";
 /// Fewer show nothing.
 const LEAST: usize = 8;
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// The same for terminals that have no other characters.
 const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
-/// `used ▁▂▅█ 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`: what NVML charged, or what was tracked where it was hardly read. `None` where there
-/// is nothing to draw.
+/// `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`: what NVML charged, or what was tracked where it was read for a smaller part of the time.
+/// `None` where there is nothing to draw.
 pub(super) fn line(device: &Device, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
     let series = &device.series;
-    let count = |of: fn(&Bucket) -> Option<Extremes>| {
-        series.buckets.iter().filter(|bucket| of(bucket).is_some()).count()
+    let span = |of: Of| {
+        let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;
+        let last = series.buckets.iter().rfind(|bucket| of(bucket).is_some())?.time_ns;
+        Some((first, last))
     };
-    let (used, tracked) = (count(|bucket| bucket.used), count(|bucket| bucket.tracked));
-    let (name, of): (_, fn(&Bucket) -> Option<Extremes>) = match used >= LEAST || used > tracked {
-        true => ("used", |bucket| bucket.used),
-        false => ("tracked", |bucket| bucket.tracked),
-    };
-    let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;
-    let last = series.buckets.iter().rfind(|bucket| of(bucket).is_some())?.time_ns;
+    let is_read = series.buckets.iter().filter(|bucket| bucket.used.is_some()).count() >= LEAST;
+    let length = |span: Option<(u64, u64)>| span.map_or(0, |(first, last)| last - first);
+    let (used, tracked): (Of, Of) = (|bucket| bucket.used, |bucket| bucket.tracked);
+    let is_used = is_read && length(span(used)) >= length(span(tracked)) / 5 * 4;
+    let (name, of) = if is_used { ("used", used) } else { ("tracked", tracked) };
+    let (first, last) = span(of)?;
     let most =
         series.buckets.iter().filter_map(|bucket| Some(of(bucket)?.max)).max().filter(|most| *most > 0)?;
     let unit = Unit::for_largest(most);
-    let scale =
-        format!(" 0 to {} {}, {}-{}", unit.amount(most), unit.name, times.time(first), times.time(last));
-    let room = width.map_or(COLUMNS, |width| width.saturating_sub(name.len() + 1 + scale.chars().count()));
+    let (from, to) = (times.time(first), times.time(last));
+    let span = if from == to { times.clock().distance(last - first) } else { format!("{from}-{to}") };
+    let scale = format!(" {name}, 0 to {} {}, {span}", unit.amount(most), unit.name);
+    let room = width.map_or(COLUMNS, |width| width.saturating_sub(HEAD.len() + scale.chars().count()));
     let slots = usize::try_from((last - first) / series.width_ns.max(1) + 1).unwrap_or(usize::MAX);
     let columns = columns(series, of, (first, last), room.min(COLUMNS).min(slots));
-    if columns.len() < LEAST {
+    if columns.len() < LEAST || columns.iter().all(|bytes| *bytes == columns[0]) {
         return None;
     }
     let glyphs = if unicode { BLOCKS } else { PLAIN };
@@ -43,7 +49,7 @@ pub(super) fn line(device: &Device, times: Times, width: Option<usize>, unicode:
         let step = (bytes.max(0) as f64 / most as f64 * glyphs.len() as f64).ceil() as usize;
         glyphs.get(step.saturating_sub(1)).copied().unwrap_or('?')
     };
-    Some(format!("{name} {}{scale}", columns.into_iter().map(glyph).collect::<String>()))
+    Some(format!("{HEAD}{}{scale}", columns.into_iter().map(glyph).collect::<String>()))
 }
 
 /// The highest in each of `count` equal stretches of time; where nothing happened, what was held.
