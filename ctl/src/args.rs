@@ -24,7 +24,7 @@ pub enum Command {
     /// List what holds the GPUs now
     Ps(Ps),
     /// Tell where the memory of a process or run went
-    Report(Report),
+    Report(Box<Report>),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
     /// Look for what does not work, and say what to do
@@ -219,13 +219,16 @@ pub struct Import {
     pub store: StorePath,
 }
 
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Report {
     /// A process by its pid, or what a launcher started; a run of the store (r7); a recording or log
     /// (./FILE); the latest run if left out
     #[arg(value_name = "PID|RUN|FILE")]
     pub run: Option<String>,
+    /// More of them: each in turn, or as a picture side by side
+    #[arg(value_name = "MORE", conflicts_with = "job")]
+    pub more: Vec<String>,
     /// One JSON document (docs/report-json.md)
     #[arg(long, group = "form")]
     pub json: bool,
@@ -275,11 +278,97 @@ pub struct Report {
     #[arg(long, value_parser = formats())]
     pub format: Option<&'static Format>,
     #[command(flatten)]
+    pub picture: Picture,
+    #[command(flatten)]
+    pub traced: Traced,
+    #[command(flatten)]
     pub output: Output,
     #[command(flatten)]
     pub store: StorePath,
     #[command(flatten)]
     pub socket: SocketPath,
+}
+
+/// A picture instead (docs/pictures.md).
+#[derive(Debug, Clone, Default, Args)]
+pub struct Picture {
+    /// A picture for pages
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
+    pub svg: bool,
+    /// The same for print
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
+    pub pdf: bool,
+    /// The same as pixels
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
+    pub png: bool,
+    /// What it shows [default: peak; of several runs compare]
+    #[arg(long, value_name = "WHAT", requires = "drawn")]
+    pub plot: Option<Plot>,
+    /// What stands above it
+    #[arg(long, value_name = "TEXT", requires = "drawn")]
+    pub title: Option<String>,
+    /// Categories of at most this share are one part of it, named below it
+    #[arg(long, value_name = "PERCENT", requires = "drawn", value_parser = percent)]
+    pub hide_below: Option<f64>,
+}
+
+impl Picture {
+    /// Whether one is asked for.
+    pub fn is_asked(&self) -> bool {
+        self.svg || self.pdf || self.png
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Plot {
+    /// Layers and data structures at the peak, as two stacked bars
+    Peak,
+    /// A bar per category at the peak
+    Categories,
+    /// What was held over time
+    Timeline,
+    /// The peaks of several runs side by side
+    Compare,
+}
+
+impl From<Plot> for gpumem_runs::plot::Picture {
+    fn from(plot: Plot) -> Self {
+        match plot {
+            Plot::Peak => Self::Peak,
+            Plot::Categories => Self::Categories,
+            Plot::Timeline => Self::Timeline,
+            Plot::Compare => Self::Compare,
+        }
+    }
+}
+
+/// `2`, `0.5`, `2%`.
+fn percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.trim_end_matches('%').trim_end().parse().ok();
+    number
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .ok_or_else(|| "a share is 0 to 100 percent".to_owned())
+}
+
+/// For other tools (docs/pictures.md).
+#[derive(Debug, Clone, Default, Args)]
+pub struct Traced {
+    /// A trace for Perfetto and chrome://tracing
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
+    pub chrome_trace: bool,
+    /// Stacks at the peak for flame graphs: frames;of;a;path bytes
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
+    pub collapsed: bool,
+    /// Nested JSON of the peak for treemaps: {name, children} or {name, value}
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
+    pub treemap: bool,
+}
+
+impl Traced {
+    /// Whether one is asked for.
+    pub fn is_asked(&self) -> bool {
+        self.chrome_trace || self.collapsed || self.treemap
+    }
 }
 
 /// Where a report goes.

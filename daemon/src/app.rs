@@ -9,8 +9,9 @@ use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
 use crate::source::Batch;
 use crate::source::agent::{self, Agents};
+use crate::source::kernel::Kernel;
 use crate::source::nvml::Nvml;
-use crate::source::process::Processes;
+use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
@@ -32,6 +33,8 @@ use tokio::sync::mpsc;
 const INBOX: usize = 64;
 /// Facts about processes that nobody asks for are looked for that often.
 const FACTS: Duration = Duration::from_millis(500);
+/// The status of a process that has ended is asked for again after these.
+const STATUS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
 /// The store may take that long at the end.
 const LAST_WRITE: Duration = Duration::from_millis(800);
 
@@ -78,7 +81,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let recorder = record(&settings, &stats)?;
     let listeners = Listeners::open(&setup, &settings)?;
 
-    let (keeper, keeper_thread) = Keeper::start(settings.store.clone(), Arc::clone(&stats))?;
+    let (keeper, keeper_thread) =
+        Keeper::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
     let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
     let (asks, asked) = mpsc::channel(16);
     let (orders, ordered) = mpsc::channel(16);
@@ -87,6 +91,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let core = tokio::spawn(core.run(batches, asked, ordered));
 
     let processes = Processes::new();
+    let kernel = Kernel::new(&settings.kernel);
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
@@ -97,7 +102,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         stats: Arc::clone(&stats),
         keeper,
         asks,
-        sources: Box::new(World { nvml: nvml.clone(), agents: Arc::clone(&agents) }),
+        sources: Box::new(World { nvml: nvml.clone(), agents: Arc::clone(&agents), kernel: kernel.clone() }),
         shown: shown.into(),
     });
     answer(&agents, &sight);
@@ -108,8 +113,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     if let Some(listener) = listeners.http {
         tasks.spawn(http::serve(listener, Arc::clone(&sight), Arc::clone(&http_connections)));
     }
-    tasks.spawn(ends(processes.clone(), Arc::clone(&agents), inbox.clone()));
-    tasks.spawn(facts(processes, inbox));
+    tasks.spawn(ends(processes.clone(), Arc::clone(&agents), kernel.clone(), inbox.clone()));
+    tasks.spawn(facts(processes, kernel, inbox));
     if setup.service {
         tasks.spawn(watchdog(Arc::clone(&sight)));
         tell(&[NotifyState::Ready, NotifyState::Status("watching")]);
@@ -268,6 +273,9 @@ impl Live {
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
         self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
         let _ = self.orders.send(Order::Pace(new.pace)).await;
+        if self.settings.retention != new.retention {
+            self.sight.keeper.retain(new.retention);
+        }
         match (at_once.is_empty(), later.is_empty()) {
             (true, true) => tracing::info!("the configuration was read again: nothing changed"),
             (false, _) => tracing::info!(changed = at_once.join(", "), "the configuration was read again"),
@@ -281,6 +289,7 @@ impl Live {
             runtime_dir: self.settings.runtime_dir.clone(),
             store: self.settings.store.clone(),
             nvml: self.settings.nvml.clone(),
+            kernel: self.settings.kernel.clone(),
             listen: self.settings.listen,
             ..new
         };
@@ -304,27 +313,59 @@ async fn until_idle(limit: Option<Duration>, agents: &Agents, board: &Board) {
     }
 }
 
-/// Hands on which processes have ended.
-async fn ends(processes: Processes, agents: Arc<Agents>, inbox: mpsc::Sender<Batch>) {
+/// Hands on which processes have ended, and what the kernel says of that.
+async fn ends(processes: Processes, agents: Arc<Agents>, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     loop {
-        let key = processes.gone().await;
-        agents.ended(key);
-        let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), ..Stamp::default() };
-        let body = Body::ProcessGone { start_ticks: key.start_ticks, status: Reading::ABSENT };
-        let mut frames = Vec::new();
-        Record { stamp, body }.append_frame(&mut frames);
-        if inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
-            return;
+        let gone = processes.gone().await;
+        let time_ns = clock::now_ns();
+        agents.ended(gone.key);
+        match gone.status() {
+            // Its parent has not waited for it, or there is no way to know.
+            None => drop(tokio::spawn(late_end(gone, time_ns, kernel.clone(), inbox.clone()))),
+            status if inbox.send(end(&gone, time_ns, status, &kernel)).await.is_err() => return,
+            _ => {}
         }
     }
 }
 
-/// Hands on facts that became known late, such as a command line.
-async fn facts(processes: Processes, inbox: mpsc::Sender<Batch>) {
+/// The same, once its status is known, or has been waited for.
+async fn late_end(gone: Gone, time_ns: u64, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
+    let mut status = None;
+    for wait in STATUS {
+        tokio::time::sleep(wait).await;
+        status = gone.status();
+        if status.is_some() {
+            break;
+        }
+    }
+    // Fails only if the core is gone already.
+    let _ = inbox.send(end(&gone, time_ns, status, &kernel)).await;
+}
+
+fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch {
+    let stamp = Stamp { thread: gone.key.pid, time_ns, ..Stamp::default() };
+    let start_ticks = gone.key.start_ticks;
+    let mut frames = Vec::new();
+    let facts = kernel.part(gone.key, clock::now_ns());
+    if !facts.is_empty() {
+        let (uid, parent_pid) = (Reading(gone.facts.uid), gone.facts.parent_pid.into());
+        let body = Body::ProcessFacts { start_ticks, uid, parent_pid, facts: &facts };
+        Record { stamp, body }.append_frame(&mut frames);
+    }
+    let body = Body::ProcessGone { start_ticks, status: Reading(status) };
+    Record { stamp, body }.append_frame(&mut frames);
+    Batch { origin: Origin::Host, frames }
+}
+
+/// Hands on facts that became known late, such as a command line, and hears what the kernel says meanwhile.
+async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>) {
     loop {
         tokio::time::sleep(FACTS).await;
+        let now_ns = clock::now_ns();
+        kernel.look(now_ns);
+        processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
         let mut frames = Vec::new();
-        processes.take_facts(clock::now_ns(), &mut frames);
+        processes.take_facts(now_ns, &mut frames);
         if !frames.is_empty() && inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
             return;
         }
@@ -353,11 +394,12 @@ fn tell(state: &[NotifyState<'_>]) {
 struct World {
     nvml: Nvml,
     agents: Arc<Agents>,
+    kernel: Kernel,
 }
 
 impl Sources for World {
     fn health(&self) -> Health {
-        let status = self.nvml.status();
+        let (status, kernel) = (self.nvml.status(), self.kernel.status());
         let (agents, agents_waiting) = self.agents.connections();
         let devices = status.devices.iter().map(|device| health::Device {
             name: device.name,
@@ -381,6 +423,8 @@ impl Sources for World {
             no_events: status.no_events,
             released_until_ns: status.released_until_ns,
             devices: devices.collect(),
+            kernel_log: kernel.log,
+            kernel_problem: kernel.problem,
             agents,
             agents_waiting,
             numbers: numbers(&status.counters),

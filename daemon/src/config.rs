@@ -7,8 +7,9 @@
 mod check;
 
 use crate::core::Pace;
+use crate::keeper::Retention;
 use crate::source::agent::Limits;
-use crate::source::nvml;
+use crate::source::{kernel, nvml};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ pub struct Config {
     pub tenants: Tenants,
     pub agent: Agent,
     pub nvml: Nvml,
+    pub kernel: Kernel,
     pub runs: Runs,
     pub metrics: Metrics,
     pub private: Private,
@@ -86,10 +88,24 @@ pub struct Nvml {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
+pub struct Kernel {
+    pub log: PathBuf,
+    pub control_groups: PathBuf,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
 pub struct Runs {
     pub store: Option<PathBuf>,
     #[serde(deserialize_with = "check::seconds")]
     pub checkpoint_every_s: f64,
+    #[serde(deserialize_with = "check::roll")]
+    pub roll_every_s: f64,
+    #[serde(deserialize_with = "check::days")]
+    pub keep_days: f64,
+    #[serde(deserialize_with = "check::whole")]
+    pub max_size_mib: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -123,6 +139,7 @@ impl Default for Config {
             tenants: Tenants::Named,
             agent: Agent::default(),
             nvml: Nvml::default(),
+            kernel: Kernel::default(),
             runs: Runs::default(),
             metrics: Metrics::default(),
             private: Private::default(),
@@ -159,9 +176,21 @@ impl Default for Nvml {
     }
 }
 
+impl Default for Kernel {
+    fn default() -> Self {
+        Kernel { log: "/dev/kmsg".into(), control_groups: "/sys/fs/cgroup".into() }
+    }
+}
+
 impl Default for Runs {
     fn default() -> Self {
-        Runs { store: None, checkpoint_every_s: 5.0 }
+        Runs {
+            store: None,
+            checkpoint_every_s: 5.0,
+            roll_every_s: 86_400.0,
+            keep_days: 90.0,
+            max_size_mib: 2048,
+        }
     }
 }
 
@@ -289,8 +318,10 @@ pub struct Settings {
     pub private: bool,
     /// Where runs are kept.
     pub store: PathBuf,
-    /// How often they are written.
+    /// How often they are written, and when they roll.
     pub pace: Pace,
+    /// How long they are kept.
+    pub retention: Retention,
     /// Where what is seen is recorded.
     pub record: Option<PathBuf>,
     /// What others see.
@@ -299,6 +330,8 @@ pub struct Settings {
     pub limits: Limits,
     /// How NVML is read.
     pub nvml: nvml::Settings,
+    /// Where the kernel speaks.
+    pub kernel: kernel::Settings,
     /// Where metrics are served.
     pub listen: Option<SocketAddr>,
     /// Connections for metrics at once.
@@ -327,6 +360,11 @@ impl Settings {
             pace: Pace {
                 checkpoint: seconds(config.runs.checkpoint_every_s),
                 rows_per_process: agent.rows_per_process,
+                roll: not_zero(config.runs.roll_every_s).map(seconds),
+            },
+            retention: Retention {
+                age: not_zero(config.runs.keep_days).map(|days| seconds(days * 86_400.0)),
+                bytes: (config.runs.max_size_mib > 0).then_some(config.runs.max_size_mib << 20),
             },
             record: config.record.clone(),
             tenants: config.tenants,
@@ -349,6 +387,10 @@ impl Settings {
                 trust_pids: nvml.trust_pids,
                 program: None,
             },
+            kernel: kernel::Settings {
+                log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
+                groups: config.kernel.control_groups.clone(),
+            },
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
             max_series: config.metrics.max_series,
@@ -363,6 +405,9 @@ impl Settings {
         let differ = [
             (self.limits != other.limits, "agent", true),
             (self.pace.checkpoint != other.pace.checkpoint, "runs.checkpoint_every_s", true),
+            (self.pace.roll != other.pace.roll, "runs.roll_every_s", true),
+            (self.retention.age != other.retention.age, "runs.keep_days", true),
+            (self.retention.bytes != other.retention.bytes, "runs.max_size_mib", true),
             (self.pace.rows_per_process != other.pace.rows_per_process, "agent.rows_per_process", true),
             (self.record != other.record, "record", true),
             (self.tenants != other.tenants, "tenants", true),
@@ -373,9 +418,15 @@ impl Settings {
             (self.runtime_dir != other.runtime_dir, "runtime_dir", false),
             (self.store != other.store, "runs.store", false),
             (self.nvml != other.nvml, "nvml", false),
+            (self.kernel != other.kernel, "kernel", false),
             (self.listen != other.listen, "metrics.listen", false),
         ];
         let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);
         (of(true).map(|(_, name, _)| *name).collect(), of(false).map(|(_, name, _)| *name).collect())
     }
+}
+
+/// Zero means never.
+fn not_zero(value: f64) -> Option<f64> {
+    (value > 0.0).then_some(value)
 }

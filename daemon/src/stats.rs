@@ -55,9 +55,12 @@ counts! {
     "gpumemd_accept_failures_total", "Connections that could not be accepted, such as for want of descriptors." { AcceptFailures }
     "gpumemd_records_late_total", "Records of processes whose run was over." { Late }
     "gpumemd_runs_finished_total", "Runs that ended." { RunsFinished }
+    "gpumemd_runs_rolled_total", "Parts of runs that ended because their time was over; the processes went on." { RunsRolled }
     "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
     "gpumemd_store_errors_total", "Writes that the store refused; they are tried again." { StoreErrors }
     "gpumemd_store_dropped_total", "Runs that were never stored: too many waited while the store was out of order." { StoreDropped }
+    "gpumemd_store_deleted_total", "Runs deleted from the store, by reason." { DeletedAge = "age", DeletedSize = "size" }
+    "gpumemd_store_set_aside_total", "Stores that were damaged and renamed, and new ones begun." { StoreSetAside }
     "gpumemd_recording_records_total", "Records written to the recording." { Recorded }
     "gpumemd_recording_lost_total", "Records that the recording lacks: the disk was too slow or refused." { RecordingLost }
     "gpumemd_http_requests_total", "Requests for metrics." { HttpRequests }

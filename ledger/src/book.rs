@@ -467,19 +467,20 @@ impl Book {
         self.unnamed_bytes
     }
 
-    /// The peak and the timeline are those of the time from now on; `None`: it is not known what is held now, and the next record will tell.
-    pub fn restart_peak(&mut self, time_ns: Option<u64>) {
-        let (bytes, unnamed) = (self.tracked, self.unnamed());
-        self.epoch = self.epoch.wrapping_add(1);
-        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+    /// Peak and timeline are those of the time from now on, and begin with what is held; `None`: that is not known, and the
+    /// next record will tell.
+    pub fn restart(&mut self, time_ns: Option<u64>, slot_ns: u64) {
         self.past = Timeline::default();
         self.close_high();
-        if let Some(time_ns) = time_ns {
-            if bytes > 0 {
-                self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
-            }
-            self.high = (!self.cells.is_empty()).then_some(High { bytes, time_ns, unnamed });
-            (self.touched_ns, self.is_at_high) = (time_ns, true);
+        self.epoch = self.epoch.wrapping_add(1);
+        self.peak = Peak { epoch: self.epoch, ..Peak::default() };
+        let Some(time_ns) = time_ns else { return };
+        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
+        (self.high, self.is_at_high, self.touched_ns) =
+            (Some(High { bytes, time_ns, unnamed }), true, time_ns);
+        if bytes > 0 {
+            self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
         }
     }
 

@@ -248,11 +248,11 @@ impl Holdings {
         (self.doubtful_before, self.forgiven_until) = (None, 0);
     }
 
-    /// Peaks and iterations begin anew with what is held now.
+    /// Peaks, timelines and iterations begin anew with what is held now.
     pub fn begin_part(&mut self, now_ns: u64) {
         // Between a resync and its end the books have more than is held.
         let known = (!self.mixed).then_some(now_ns);
-        self.books.iter_mut().for_each(|book| book.restart_peak(known));
+        self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
         self.ghosts.iter_mut().for_each(Ghosts::forget);
         self.roles.iter_mut().for_each(|roles| roles.iterations.restart());
     }

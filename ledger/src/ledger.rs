@@ -382,6 +382,9 @@ impl Ledger {
             system_reserved_bytes: reserved.0,
         });
         device.recent.add(stamp.time_ns, used);
+        if let Some(listing) = self.listings.get(&index) {
+            listing.see(used);
+        }
         if let Some(reading) = self.open.get_mut(&index) {
             reading.first.get_or_insert(used);
             reading.last = device.latest;
@@ -426,7 +429,7 @@ impl Ledger {
             _ => None,
         };
         if let Some(agreed) = self.devices[device].agreed {
-            let listing = Arc::new(Listing { agreed, listed: reading.processes });
+            let listing = Arc::new(Listing::new(agreed, reading.processes));
             self.remember_listing(device, &listing);
             self.listings.insert(device, listing);
         }

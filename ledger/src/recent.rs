@@ -34,12 +34,6 @@ impl Recent {
         self.newest = self.newest.max(number);
     }
 
-    /// Highest since then, in whole pieces of ten seconds.
-    pub(crate) fn highest_since(&self, time_ns: u64) -> Option<u64> {
-        let oldest = time_ns / PIECE_NS + 1;
-        self.pieces.iter().filter(|piece| piece.number >= oldest).map(|piece| piece.max).max()
-    }
-
     /// Lowest and highest of the minute before the newest reading; none before the first one.
     pub fn range(&self) -> Option<(u64, u64)> {
         let oldest = self.newest.saturating_sub(PIECES as u64).max(1);

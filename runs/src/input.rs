@@ -143,6 +143,10 @@ impl Input {
         let mut head = Vec::new();
         let read = file.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|source| Error::Read { path: path.into(), offset: 0, source })?;
+        // Editors of Windows begin UTF-8 with a mark; no format has it.
+        if head.starts_with(b"\xef\xbb\xbf") {
+            head.drain(..3);
+        }
         if head.is_empty() {
             return Err(Error::Empty { path: path.into() });
         }

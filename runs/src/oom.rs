@@ -61,7 +61,7 @@ pub struct Oom {
     pub asked_bytes: u64,
     /// Of the driver, where it refused.
     pub driver_asked_bytes: Option<u64>,
-    /// Free on the device right after the driver had refused; of `suspected`, the least in the seconds before the end.
+    /// Free on the device right after the driver had refused; of `suspected`, the least between its last reading and its end.
     pub device_free_bytes: Option<u64>,
     /// The pool's own word of what it had handed out.
     pub pool_used_bytes: Option<u64>,

@@ -82,6 +82,11 @@ fn a_part_begins_with_what_is_held_and_has_its_own_peak() {
     assert_eq!(now.devices[0].peak.time_ns, rolled);
     assert_eq!(now.devices[0].series.buckets.len(), 1, "what is held, though nothing happens");
     assert_eq!(now.devices[0].series.buckets[0].tracked.map(|tracked| tracked.max), Some(100));
+    let points = &now.devices[0].details.timeline.points;
+    assert_eq!(
+        points.iter().map(|point| (point.time_ns, point.tracked_bytes())).collect::<Vec<_>>(),
+        [(rolled, 100)]
+    );
     assert_eq!((now.coverage.events, now.coverage.allocations), (0, 0));
     let part = now.coverage.part.expect("it is a part");
     assert_eq!((part.number, part.began_ns, part.events_before), (2, rolled, 4));
@@ -138,6 +143,11 @@ proptest! {
             prop_assert_eq!(sum(&device.peak.amounts), *peak as i64);
             let highest = device.series.buckets.iter().filter_map(|bucket| Some(bucket.tracked?.max)).max();
             prop_assert_eq!(highest.unwrap_or(0), *peak as i64);
+            let points = &device.details.timeline.points;
+            let fullest = points.iter().map(|point| point.tracked_bytes()).max();
+            prop_assert_eq!(fullest.unwrap_or(0), *peak as i64);
+            let began_ns = part.coverage.part.map_or(0, |part| part.began_ns);
+            prop_assert!(points.iter().all(|point| point.time_ns >= began_ns), "{points:?}");
         }
         let counts = |of: fn(&Run) -> u64| parts.iter().map(of).sum::<u64>();
         prop_assert_eq!(counts(|run| run.coverage.events), whole.coverage.events);

@@ -41,7 +41,12 @@ pub fn run(args: &Runs) -> Result<()> {
 
 /// The command, and the file it came from.
 fn label(run: &RunSummary) -> String {
-    let (label, origin) = (short_command(&run.label), clean(&run.source_origin));
+    let (mut label, origin) = (short_command(&run.label), clean(&run.source_origin));
+    match run.continues {
+        Some(before) => label += &format!("  part {} of its life, after {before}", run.part),
+        None if run.part > 1 => label += &format!("  part {} of its life", run.part),
+        None => {}
+    }
     match run.source_kind.as_str() {
         "daemon" => label,
         _ if label == origin => label,
@@ -68,6 +73,8 @@ fn line_json(run: &RunSummary) -> serde_json::Value {
         "origin": run.source_origin,
         "state": state(run.state),
         "stored_s": run.stored_s,
+        "part": run.part,
+        "continues": run.continues.map(|id| id.to_string()),
         "started_ns": run.started_ns,
         "last_ns": run.last_ns,
         "peak_tracked_bytes": run.peak_tracked_bytes,

@@ -39,6 +39,21 @@ pub(super) fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Erro
     within(from, 0.01, 86_400.0, "seconds")
 }
 
+pub(super) fn days<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    within(from, 0.0, 36_500.0, "days")
+}
+
+/// Seconds between two rolls; 0 is never.
+pub(super) fn roll<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let value = f64::deserialize(from)?;
+    if value == 0.0 || (1.0..=2_678_400.0).contains(&value) {
+        return Ok(value);
+    }
+    Err(D::Error::custom(format!(
+        "{value} is out of range: 0 (never), or seconds from 1 to 2678400 are allowed"
+    )))
+}
+
 pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     within(from, 0.0001, 1.0, "shares")
 }

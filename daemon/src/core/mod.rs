@@ -1,6 +1,7 @@
 //! The one owner of the ledger. Batches come in by one channel, are decoded, observed, recorded; what views read
 //! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
 
+mod roll;
 mod track;
 
 use crate::clock;
@@ -12,6 +13,7 @@ use gpumem_ledger::{Origin, ProcessKey, ProcessView, Snapshot};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::run::{Run, Source};
 use gpumem_wire::{Body, Record, Stamp, frame};
+use roll::Roll;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -80,11 +82,13 @@ pub struct Pace {
     pub checkpoint: Duration,
     /// Live rows that one process may have: what a peer can make the ledger remember.
     pub rows_per_process: usize,
+    /// Processes that live longer have a run per such time; `None`: one, however long.
+    pub roll: Option<Duration>,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { checkpoint: Duration::from_secs(5), rows_per_process: 4_000_000 }
+        Pace { checkpoint: Duration::from_secs(5), rows_per_process: 4_000_000, roll: None }
     }
 }
 
@@ -103,6 +107,7 @@ pub struct Core {
     wall_offset_ns: i128,
     anchored_ns: u64,
     checkpoint_ns: u64,
+    roll: Roll,
     boot_id: String,
 }
 
@@ -133,9 +138,11 @@ impl Core {
             wall_offset_ns: 0,
             anchored_ns: 0,
             checkpoint_ns: now_ns,
+            roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
         };
         core.anchor(now_ns);
+        core.roll.set(pace.roll, core.wall_ns(now_ns));
         (core, board)
     }
 
@@ -149,6 +156,7 @@ impl Core {
     /// How often runs are written.
     pub fn set_pace(&mut self, pace: Pace) {
         self.pace = pace;
+        self.roll.set(pace.roll, self.wall_ns(clock::now_ns()));
         self.builder.limit_rows(pace.rows_per_process);
     }
 
@@ -279,6 +287,7 @@ impl Core {
             self.checkpoint_ns = now_ns;
             self.checkpoint();
         }
+        self.roll(now_ns);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
         if self.changed && (watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS) {
             self.publish(now_ns);
@@ -331,6 +340,23 @@ impl Core {
         }
         keys.into_iter().for_each(|key| self.builder.forget(key));
         self.changed = true;
+    }
+
+    /// Ends the parts of processes that have lived for so long, and begins their next ones.
+    fn roll(&mut self, now_ns: u64) {
+        let wall_ns = self.wall_ns(now_ns);
+        let keys = self.roll.take(wall_ns, || self.tracks.living());
+        for (key, run) in self.builder.roll(&keys, now_ns) {
+            if worth_keeping(&run) {
+                self.keeper.keep(self.uid(key), run, true);
+                self.stats.add(Count::RunsRolled, 1);
+                self.tracks.begins_part(key);
+            }
+        }
+    }
+
+    fn wall_ns(&self, now_ns: u64) -> i128 {
+        i128::from(now_ns) + self.wall_offset_ns
     }
 
     fn checkpoint(&mut self) {

@@ -154,6 +154,18 @@ impl Tracks {
         self.tracks.values().any(|track| track.is_new)
     }
 
+    /// Those that have not ended.
+    pub fn living(&self) -> Vec<ProcessKey> {
+        self.tracks.iter().filter(|(_, track)| track.gone.is_none()).map(|(&key, _)| key).collect()
+    }
+
+    /// A new part of its life is to be written.
+    pub fn begins_part(&mut self, key: ProcessKey) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            (track.changed, track.is_new) = (true, true);
+        }
+    }
+
     /// All.
     pub fn keys(&self) -> Vec<ProcessKey> {
         self.tracks.keys().copied().collect()

@@ -3,10 +3,41 @@
 //! This life's ledger starts from a resync, so it counts everything before as lost; what the earlier life had
 //! booked of that was not.
 
-use gpumem_runs::run::{Cell, Device, Moment, Run};
+use gpumem_runs::iterations::MAX_ROWS;
+use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State, Timeline};
+use gpumem_runs::timeline::MAX_POINTS;
+use std::collections::HashMap;
 
-/// The whole run: what was stored, and what has been seen since.
+/// Times at which memory ran out that a run of several lives has at most: the first and the latest.
+const MAX_OOMS: usize = 64;
+
+/// The whole run: what was stored, and what has been seen since. Where the stored one has rolled, what has been seen is its
+/// next part.
 pub(super) fn joined(before: &Run, now: &Run) -> Run {
+    match before.state {
+        State::Rolled { time_ns } => next_part(before, time_ns, now),
+        _ => same_part(before, now),
+    }
+}
+
+/// Records that a run and its parts before have seen.
+fn seen(run: &Run) -> u64 {
+    let coverage = &run.coverage;
+    coverage.part.map_or(0, |part| part.events_before) + coverage.events + coverage.lost
+}
+
+/// The daemon died after the part before had ended, and before the next one was stored.
+fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
+    let mut run = now.clone();
+    let (coverage, events_before) = (&mut run.coverage, seen(before));
+    coverage.lost = coverage.lost.saturating_sub(events_before);
+    coverage.partial_history = coverage.partial_state || coverage.lost > 0;
+    let number = before.coverage.part.map_or(1, |part| part.number) + 1;
+    coverage.part = Some(Part { number, began_ns: rolled_ns, events_before });
+    run
+}
+
+fn same_part(before: &Run, now: &Run) -> Run {
     let mut run = now.clone();
     let places = places(&before.cells, &mut run.cells);
     for old in &before.devices {
@@ -17,17 +48,23 @@ pub(super) fn joined(before: &Run, now: &Run) -> Run {
                     device.peak = moved(&old.peak, &places);
                 }
                 device.peak_used = device.peak_used.max(old.peak_used);
+                let details = std::mem::take(&mut device.details);
+                device.details = joined_details(
+                    moved_details(&old.details, &places),
+                    details,
+                    &mut run.coverage.ooms_dropped,
+                );
             }
             None => run.devices.push(Device {
                 last: moved(&old.last, &places),
                 peak: moved(&old.peak, &places),
+                details: moved_details(&old.details, &places),
                 ..old.clone()
             }),
         }
     }
     let (then, coverage) = (&before.coverage, &mut run.coverage);
-    let known = then.events + then.lost;
-    coverage.lost = then.lost + coverage.lost.saturating_sub(known);
+    coverage.lost = then.lost + coverage.lost.saturating_sub(seen(before));
     coverage.partial_history = then.partial_history || coverage.partial_state || coverage.lost > then.lost;
     coverage.covered |= then.covered;
     coverage.late |= then.late;
@@ -40,41 +77,102 @@ pub(super) fn joined(before: &Run, now: &Run) -> Run {
     coverage.stale_samples += then.stale_samples;
     coverage.failed_allocations += then.failed_allocations;
     coverage.steps += then.steps;
-    for caveat in &before.caveats {
-        if !run.caveats.contains(caveat) {
-            run.caveats.push(caveat.clone());
-        }
-    }
+    coverage.ooms_dropped += then.ooms_dropped;
+    coverage.part = then.part;
+    let of_now = std::mem::take(&mut run.caveats);
+    run.caveats = before.caveats.iter().filter(|caveat| !is_in(&of_now, caveat)).cloned().collect();
+    run.caveats.extend(of_now);
     for (key, value) in &before.process.facts {
         run.process.facts.entry(key.clone()).or_insert_with(|| value.clone());
     }
     run
 }
 
+fn is_in(caveats: &[Caveat], caveat: &Caveat) -> bool {
+    caveats.iter().any(|other| other == caveat)
+}
+
+/// What happened in both lives, of what tells when; the causes of the gap, growth and pools are those of now, because the
+/// ledger of this life found them for what is held now.
+fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details {
+    now.accounted_peak_bytes = now.accounted_peak_bytes.max(old.accounted_peak_bytes);
+    now.timeline = joined_timeline(old.timeline, now.timeline);
+    let mut ooms = old.ooms;
+    ooms.append(&mut now.ooms);
+    *dropped += ooms.len().saturating_sub(MAX_OOMS) as u64;
+    while ooms.len() > MAX_OOMS {
+        ooms.remove(MAX_OOMS / 2);
+    }
+    now.ooms = ooms;
+    let mut rows = old.iterations.rows;
+    rows.append(&mut now.iterations.rows);
+    now.iterations.rows = rows.split_off(rows.len().saturating_sub(MAX_ROWS));
+    now
+}
+
+/// Both, thinned to what a timeline holds: of two neighbours the fuller one stays.
+fn joined_timeline(old: Timeline, now: Timeline) -> Timeline {
+    let mut points = old.points;
+    let last_ns = points.last().map_or(0, |point| point.time_ns);
+    points.extend(now.points.into_iter().filter(|point| point.time_ns > last_ns));
+    let mut width_ns = old.width_ns.max(now.width_ns);
+    while points.len() > MAX_POINTS {
+        width_ns = width_ns.saturating_mul(2);
+        let fuller = |pair: &[_]| {
+            pair.iter().max_by_key(|point: &&gpumem_runs::timeline::Point| point.tracked_bytes()).cloned()
+        };
+        points = points.chunks(2).filter_map(fuller).collect();
+    }
+    Timeline { width_ns, points }
+}
+
 /// Where each old cell is among the new ones; those that are new there are added.
 fn places(old: &[Cell], new: &mut Vec<Cell>) -> Vec<u32> {
-    let place = |cell: &Cell| {
-        let at = new.iter().position(|known| known == cell).unwrap_or_else(|| {
+    let mut known: HashMap<Cell, u32> = (0..).zip(new.iter()).map(|(at, cell)| (cell.clone(), at)).collect();
+    let place = |cell: &Cell| match known.get(cell) {
+        Some(&at) => at,
+        None => {
+            let at = new.len() as u32;
             new.push(cell.clone());
-            new.len() - 1
-        });
-        at as u32
+            known.insert(cell.clone(), at);
+            at
+        }
     };
     old.iter().map(place).collect()
 }
 
 fn moved(moment: &Moment, places: &[u32]) -> Moment {
+    Moment { amounts: moved_amounts(&moment.amounts, places), ..moment.clone() }
+}
+
+fn moved_amounts(amounts: &[(u32, i64)], places: &[u32]) -> Vec<(u32, i64)> {
     let place = |&(cell, bytes): &(u32, i64)| Some((*places.get(cell as usize)?, bytes));
-    let mut amounts: Vec<_> = moment.amounts.iter().filter_map(place).collect();
+    let mut amounts: Vec<_> = amounts.iter().filter_map(place).collect();
     amounts.sort_unstable();
-    Moment { amounts, ..moment.clone() }
+    amounts
+}
+
+fn moved_details(details: &Details, places: &[u32]) -> Details {
+    let mut details = details.clone();
+    details
+        .timeline
+        .points
+        .iter_mut()
+        .for_each(|point| point.amounts = moved_amounts(&point.amounts, places));
+    details.ooms.iter_mut().for_each(|oom| oom.amounts = moved_amounts(&oom.amounts, places));
+    details.growth.cells.retain_mut(|(cell, _)| {
+        let place = places.get(*cell as usize);
+        place.inspect(|place| *cell = **place).is_some()
+    });
+    details
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_runs::run::{Beside, Class, Clock, Coverage, Process, Source, State};
+    use gpumem_runs::run::{Beside, Class, Clock, Coverage, Iteration, Oom, Process, Source};
     use gpumem_runs::series::Series;
+    use gpumem_runs::timeline::Point;
 
     fn cell(tag: &str) -> Cell {
         Cell { class: Class::Direct, tag: Some(tag.into()), ..Cell::default() }
@@ -126,6 +224,52 @@ mod tests {
         assert_eq!(whole.devices[0].last, now.devices[0].last);
         assert_eq!((whole.coverage.events, whole.coverage.lost), (107, 0));
         assert!(!whole.coverage.partial_history, "the earlier life had booked what this one never saw");
+    }
+
+    #[test]
+    fn what_happened_in_both_lives_is_told_with_the_right_names() {
+        let mut before = run(&["a", "b"], &[(1, 30)], Coverage::default());
+        let point = |time_ns, cell, bytes| Point { time_ns, amounts: vec![(cell, bytes)], rest_bytes: 1 };
+        let oom = |time_ns, cell| Oom { time_ns, amounts: vec![(cell, 5)], ..Oom::default() };
+        let row = |first| Iteration { first, ..Iteration::default() };
+        let details = &mut before.devices[0].details;
+        details.timeline = Timeline { width_ns: 4, points: (0..200).map(|at| point(at, 1, 30)).collect() };
+        details.ooms = vec![oom(7, 1)];
+        details.iterations.rows = vec![row(0)];
+        let mut now = run(&["b", "c"], &[(0, 10)], Coverage::default());
+        let details = &mut now.devices[0].details;
+        details.timeline = Timeline { width_ns: 2, points: (150..400).map(|at| point(at, 0, 9)).collect() };
+        details.ooms = vec![oom(300, 1)];
+        details.iterations.rows = vec![row(1)];
+        let whole = joined(&before, &now);
+        assert_eq!(whole.cells, [cell("b"), cell("c"), cell("a")]);
+        let details = &whole.devices[0].details;
+        assert_eq!(details.ooms, [oom(7, 0), oom(300, 1)]);
+        assert_eq!(details.iterations.rows, [row(0), row(1)]);
+        assert_eq!((details.timeline.width_ns, details.timeline.points.len()), (8, 200));
+        assert!(details.timeline.points.is_sorted_by(|a, b| a.time_ns < b.time_ns));
+        assert_eq!(details.timeline.points[0].amounts, [(0, 30)]);
+        assert_eq!(details.timeline.points[199].amounts, [(0, 9)]);
+    }
+
+    #[test]
+    fn a_part_after_one_that_rolled_begins_anew() {
+        let part = Part { number: 2, began_ns: 5, events_before: 50 };
+        let mut before = run(
+            &["a"],
+            &[(0, 30)],
+            Coverage { events: 40, lost: 1, part: Some(part), ..Coverage::default() },
+        );
+        before.state = State::Rolled { time_ns: 9 };
+        let lost = Coverage { events: 3, lost: 93, partial_history: true, ..Coverage::default() };
+        let next = joined(&before, &run(&["b"], &[(0, 7)], lost));
+        assert_eq!(next.coverage.part, Some(Part { number: 3, began_ns: 9, events_before: 91 }));
+        assert_eq!((next.coverage.events, next.coverage.lost), (3, 2));
+        assert_eq!(
+            (next.cells.len(), next.devices[0].peak.tracked_bytes),
+            (1, Some(7)),
+            "nothing of the part before"
+        );
     }
 
     #[test]

@@ -1,13 +1,25 @@
 //! The thread that writes runs to the store. A disk may be slow, full or gone: the newest state of every run
 //! waits here in memory, is written when the store works again, and can be asked for meanwhile.
+//!
+//! ```text
+//! lives       a run that an earlier life of the daemon began
+//! aside       a store that is damaged
+//! retention   what is deleted, a little at a time
+//! ```
 
+mod aside;
 mod lives;
+mod retention;
+
+pub use retention::Retention;
 
 use crate::stats::{Count, Stats};
-use gpumem_runs::run::Run;
-use gpumem_runs::store::{RunId, Store, StoreError};
+use aside::Broken;
+use gpumem_runs::run::{Run, State};
+use gpumem_runs::store::{Newest, RunId, Store, StoreError};
+use retention::Sweeper;
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,6 +47,7 @@ pub type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum Job {
     Keep { uid: String, run: Box<Run>, over: bool },
+    Retain(Retention),
     Find { wanted: Wanted, reply: oneshot::Sender<Vec<Run>> },
     Join { runs: Vec<Run>, reply: oneshot::Sender<Vec<Run>> },
     End,
@@ -49,8 +62,16 @@ pub struct Status {
     pub up: bool,
     /// Why not.
     pub reason: Option<String>,
+    /// What to do about it.
+    pub remedy: Option<&'static str>,
     /// Runs that wait to be written.
     pub waiting: usize,
+    /// Size of the file, as it was last looked at.
+    pub bytes: u64,
+    /// It is larger than it may be, and nothing in it may be deleted.
+    pub is_too_large: bool,
+    /// Where the last damaged store is now.
+    pub set_aside: Option<PathBuf>,
 }
 
 /// The handle; clones are the same keeper.
@@ -81,7 +102,7 @@ impl Keeper {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(path: PathBuf, stats: Arc<Stats>) -> std::io::Result<(Self, Thread)> {
+    pub fn start(path: PathBuf, retention: Retention, stats: Arc<Stats>) -> std::io::Result<(Self, Thread)> {
         let (jobs, inbox) = channel();
         let status = Status { path: path.clone(), up: true, ..Status::default() };
         let keeper = Keeper { jobs, queued: Arc::default(), status: Arc::new(Mutex::new(status)) };
@@ -92,6 +113,8 @@ impl Keeper {
             waiting: Vec::new(),
             retry: RETRY,
             next_try: Instant::now(),
+            broken: Broken::default(),
+            sweeper: Sweeper::new(retention),
             stats,
             status: Arc::clone(&keeper.status),
         };
@@ -102,7 +125,14 @@ impl Keeper {
         Ok((keeper, Thread(thread, end)))
     }
 
-    /// Keeps the newest state of a run; `over`: nothing more will come. Never waits.
+    /// What is kept from now on.
+    pub fn retain(&self, retention: Retention) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        let _ = self.jobs.send(Job::Retain(retention));
+    }
+
+    /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
+    /// its life. Never waits.
     pub fn keep(&self, uid: String, run: Run, over: bool) {
         if !over && self.queued.load(Ordering::Relaxed) >= QUEUED {
             return;
@@ -148,9 +178,11 @@ fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
 struct Open {
     /// Its place in the store; none while that is closed.
     id: Option<RunId>,
+    /// Which part of its life it is.
+    part: u32,
     /// This life has written to it.
     is_ours: bool,
-    /// What an earlier life of the daemon had written.
+    /// What an earlier life of the daemon had written: of this part, or if it has rolled, of the one before.
     before: Option<Box<Run>>,
 }
 
@@ -164,11 +196,14 @@ struct Waiting {
 struct Desk {
     path: PathBuf,
     store: Option<Store>,
+    /// By the uid of the life.
     open: HashMap<String, Open>,
     /// The newest state of each run that is not written yet, oldest first.
     waiting: Vec<Waiting>,
     retry: Duration,
     next_try: Instant,
+    broken: Broken,
+    sweeper: Sweeper,
     stats: Arc<Stats>,
     status: Arc<Mutex<Status>>,
 }
@@ -177,11 +212,10 @@ impl Desk {
     fn run(mut self, inbox: &Receiver<Job>, queued: &AtomicUsize) {
         self.write_all();
         loop {
-            let patience = if self.waiting.is_empty() {
-                LONGEST
-            } else {
-                self.next_try.saturating_duration_since(Instant::now())
-            };
+            let next_try = (!self.waiting.is_empty()).then_some(self.next_try);
+            let next = [next_try, Some(self.sweeper.next)].into_iter().flatten().min();
+            let patience =
+                next.map_or(LONGEST, |next| next.saturating_duration_since(Instant::now())).min(LONGEST);
             match inbox.recv_timeout(patience) {
                 Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(job) => {
@@ -193,22 +227,15 @@ impl Desk {
             if Instant::now() >= self.next_try {
                 self.write_all();
             }
+            self.sweep();
         }
         self.write_all();
     }
 
     fn take(&mut self, job: Job) {
         match job {
-            Job::Keep { uid, run, over } => {
-                match self.waiting.iter_mut().find(|waiting| waiting.uid == uid) {
-                    Some(waiting) => (waiting.run, waiting.over) = (run, over),
-                    None => self.waiting.push(Waiting { uid, run, over }),
-                }
-                if self.waiting.len() > WAITING {
-                    self.waiting.remove(0);
-                    self.stats.add(Count::StoreDropped, 1);
-                }
-            }
+            Job::Keep { uid, run, over } => self.wait(Waiting { uid, run, over }),
+            Job::Retain(retention) => self.sweeper = Sweeper::new(retention),
             Job::Find { wanted, reply } => {
                 let _ = reply.send(self.find(&wanted));
             }
@@ -219,17 +246,34 @@ impl Desk {
         }
     }
 
+    /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one.
+    fn wait(&mut self, new: Waiting) {
+        let is_rolled = |waiting: &Waiting| matches!(waiting.run.state, State::Rolled { .. });
+        match self.waiting.iter_mut().find(|waiting| waiting.uid == new.uid && !is_rolled(waiting)) {
+            Some(waiting) => *waiting = new,
+            None => self.waiting.push(new),
+        }
+        if self.waiting.len() > WAITING {
+            // One that goes on will come again.
+            let living = self.waiting.iter().position(|waiting| !waiting.over);
+            self.waiting.remove(living.unwrap_or(0));
+            self.stats.add(Count::StoreDropped, u64::from(living.is_none()));
+        }
+    }
+
     fn whole(&self, run: Run) -> Run {
         let key = |run: &Run| (run.process.pid, run.process.start_ticks);
-        let mut before = self.open.values().filter_map(|open| open.before.as_ref());
-        match before.find(|before| key(before) == key(&run)) {
-            Some(before) => lives::joined(before, &run),
+        let mut open = self.open.values().filter(|open| open.before.is_some());
+        match open.find(|open| open.before.as_deref().is_some_and(|before| key(before) == key(&run))) {
+            Some(open) => open.joined(&run).unwrap_or(run),
             None => run,
         }
     }
 
     fn find(&self, wanted: &Wanted) -> Vec<Run> {
-        let mine = self.waiting.iter().rev().filter(|waiting| waiting.over);
+        let is_rolled = |run: &Run| matches!(run.state, State::Rolled { .. });
+        // Of a life in parts the newest part speaks.
+        let mine = self.waiting.iter().rev().filter(|waiting| waiting.over && !is_rolled(&waiting.run));
         let mut found: Vec<Run> =
             mine.map(|waiting| (*waiting.run).clone()).filter(|run| wanted(run)).collect();
         let Some(store) = &self.store else { return found };
@@ -239,9 +283,9 @@ impl Desk {
                 break;
             }
             if !known.contains(&summary.uid.as_str())
-                && summary.state != gpumem_runs::run::State::Open
+                && !matches!(summary.state, State::Open | State::Rolled { .. })
+                && store.load_head(summary.id).is_ok_and(|head| wanted(&head))
                 && let Ok(run) = store.load(summary.id)
-                && wanted(&run)
             {
                 found.push(run);
             }
@@ -258,7 +302,7 @@ impl Desk {
                 if !status.up {
                     tracing::info!(path = %self.path.display(), "the store works again");
                 }
-                (status.up, status.reason) = (true, None);
+                (status.up, status.reason, status.remedy) = (true, None, None);
                 (self.retry, self.next_try) = (RETRY, Instant::now());
             }
             Err(error) => {
@@ -267,6 +311,7 @@ impl Desk {
                 if status.reason.as_ref() != Some(&reason) {
                     tracing::error!(%error, "runs are kept in memory until the store works again");
                 }
+                status.remedy = Some(aside::remedy(&error));
                 (status.up, status.reason) = (false, Some(reason));
                 self.next_try = Instant::now() + self.retry;
                 self.retry = (self.retry * 2).min(LONGEST);
@@ -276,25 +321,47 @@ impl Desk {
     }
 
     fn try_write_all(&mut self) -> Result<(), StoreError> {
+        loop {
+            let error = match self.write_some() {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if matches!(error, StoreError::DiskFull { .. }) {
+                return Err(error);
+            }
+            // Opened again at the next try: the file may have been replaced.
+            self.close();
+            if !self.broken.is_beyond_repair(&error) {
+                return Err(error);
+            }
+            let aside = aside::set_aside(&self.path, &error)?;
+            self.stats.add(Count::StoreSetAside, 1);
+            lock(&self.status).set_aside = Some(aside);
+        }
+    }
+
+    fn close(&mut self) {
+        self.store = None;
+        self.open.values_mut().for_each(|open| open.id = None);
+    }
+
+    fn write_some(&mut self) -> Result<(), StoreError> {
         if self.store.is_none() {
-            self.store = Some(open(&self.path)?);
+            self.store = Some(Store::open(&self.path)?);
         }
         while let (Some(store), Some(first)) = (&mut self.store, self.waiting.first()) {
-            match write(store, &mut self.open, first) {
-                Ok(()) => self.stats.add(Count::StoreWrites, 1),
+            let open = self.open.entry(first.uid.clone()).or_default();
+            match write(store, open, first) {
+                Ok(()) => {
+                    self.stats.add(Count::StoreWrites, 1);
+                    self.broken = Broken::default();
+                }
                 // No later try would do better.
                 Err(error @ StoreError::InvalidRun { .. }) => {
                     tracing::error!(%error, "a run is left out");
                     self.stats.add(Count::StoreDropped, 1);
                 }
-                Err(error) => {
-                    if !matches!(error, StoreError::DiskFull { .. }) {
-                        // Opened again at the next try: the file may have been replaced.
-                        self.store = None;
-                        self.open.values_mut().for_each(|open| open.id = None);
-                    }
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
             let done = self.waiting.remove(0);
             if done.over {
@@ -303,62 +370,83 @@ impl Desk {
         }
         Ok(())
     }
-}
 
-/// Opens the store; one that is damaged is put aside, so that a new one can be begun.
-fn open(path: &Path) -> Result<Store, StoreError> {
-    match Store::open(path) {
-        Err(error @ StoreError::Damaged { .. }) => {
-            let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            let suffix = format!(".damaged-{}", seconds.map_or(0, |since| since.as_secs()));
-            tracing::error!(%error, suffix, "the damaged store is put aside");
-            for side in ["", "-wal", "-shm"] {
-                let named = |end: &str| {
-                    let mut name = path.as_os_str().to_owned();
-                    name.push(end);
-                    PathBuf::from(name)
-                };
-                // The side files need not be there; a main file that stays is reported by the next open.
-                let _ = std::fs::rename(named(side), named(&format!("{suffix}{side}")));
+    /// A turn of what retention has to do, if it is due.
+    fn sweep(&mut self) {
+        let Some(store) = self.store.as_mut().filter(|_| Instant::now() >= self.sweeper.next) else {
+            self.sweeper.put_off();
+            return;
+        };
+        match self.sweeper.turn(store, &self.stats) {
+            Ok(swept) => {
+                let mut status = lock(&self.status);
+                (status.bytes, status.is_too_large) = (swept.file_bytes, swept.is_too_large);
             }
-            Store::open(path)
+            // Writes will tell of it, and set the store aside if it is damaged.
+            Err(error) => tracing::warn!(%error, "old runs could not be deleted"),
         }
-        result => result,
     }
 }
 
-fn write(store: &mut Store, open: &mut HashMap<String, Open>, of: &Waiting) -> Result<(), StoreError> {
-    let known = open.entry(of.uid.clone()).or_default();
-    let id = match known.id {
+fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<(), StoreError> {
+    let id = match open.id {
         Some(id) => id,
-        None => begin(store, known, of)?,
+        None => begin(store, open, of)?,
     };
-    let joined = known.before.as_ref().map(|before| lives::joined(before, &of.run));
+    let joined = open.joined(&of.run);
     let run = joined.as_ref().unwrap_or(&of.run);
     let write = if of.over { Store::close } else { Store::checkpoint };
     match write(store, id, run) {
         // Somebody deleted it.
         Err(StoreError::UnknownRun { .. }) => {
-            known.id = None;
-            let id = begin(store, known, of)?;
+            open.id = None;
+            let id = begin(store, open, of)?;
             write(store, id, run)
         }
         result => result,
     }
 }
 
-/// The run's place in the store. One that is there already was begun by an earlier life of the daemon, or by this
-/// one before the store broke.
-fn begin(store: &mut Store, known: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
-    let id = match store.begin(&of.run, &of.uid) {
-        Err(StoreError::KnownUid { id, .. }) => {
-            if !known.is_ours {
-                known.before = Some(Box::new(store.load(id)?));
+/// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
+/// before the store broke or the run rolled.
+fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
+    let in_this_life = of.run.coverage.part.map_or(1, |part| part.number);
+    let (id, part) = match store.newest(&of.uid)? {
+        Some(Newest { id, part, is_rolled: false }) => {
+            if !open.is_ours {
+                open.before = Some(Box::new(store.load(id)?));
             }
-            id
+            (Some(id), part)
         }
-        begun => begun?,
+        Some(Newest { id, part, is_rolled: true }) => {
+            if !open.is_ours && of.run.coverage.part.is_none() {
+                open.before = Some(Box::new(store.load(id)?));
+            }
+            (None, part + 1)
+        }
+        None => (None, in_this_life),
     };
-    (known.id, known.is_ours) = (Some(id), true);
+    open.part = part;
+    let id = match id {
+        Some(id) => id,
+        None => {
+            let joined = open.joined(&of.run);
+            store.begin_part(joined.as_ref().unwrap_or(&of.run), &of.uid, part)?
+        }
+    };
+    (open.id, open.is_ours) = (Some(id), true);
     Ok(id)
+}
+
+impl Open {
+    /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
+    fn joined(&self, run: &Run) -> Option<Run> {
+        let mut joined = self.before.as_ref().map(|before| lives::joined(before, run));
+        let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
+        if !joined.as_ref().map_or(is_counted(run), is_counted) {
+            let run = joined.get_or_insert_with(|| run.clone());
+            run.coverage.part.iter_mut().for_each(|part| part.number = self.part);
+        }
+        joined
+    }
 }

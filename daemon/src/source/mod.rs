@@ -2,6 +2,7 @@
 //! neither the ledger nor the views.
 
 pub mod agent;
+pub mod kernel;
 pub mod nvml;
 pub mod process;
 

@@ -9,8 +9,10 @@
 //! process.rs   the table, and the stream of processes that ended
 //! facts.rs     what /proc tells of one process; the command line is read on a thread of its own
 //! parse.rs     text of /proc -> values
+//! ending.rs    the status with which one ended
 //! ```
 
+mod ending;
 mod facts;
 mod parse;
 
@@ -54,7 +56,9 @@ struct Inner {
 struct Table {
     live: HashMap<u32, Entry>,
     /// Ended and not yet told by [`Processes::gone`].
-    untold: VecDeque<ProcessKey>,
+    untold: VecDeque<Gone>,
+    /// New since the last [`Processes::newcomers`].
+    newcomers: Vec<ProcessKey>,
     /// Ended lately, oldest first: a reading may name them once more.
     lately: VecDeque<ProcessKey>,
     /// Grows with each entry; in an epoll event it tells an entry from a later one of the same pid.
@@ -75,6 +79,31 @@ struct Entry {
     /// Absent where the kernel has none (before 5.3) or descriptors ran out: then /proc is read each time.
     pidfd: Option<OwnedFd>,
     facts: Arc<Facts>,
+}
+
+/// A process that has ended.
+#[derive(Debug)]
+pub struct Gone {
+    /// Which.
+    pub key: ProcessKey,
+    /// What is known of it.
+    pub facts: Arc<Facts>,
+    proc: PathBuf,
+    pidfd: Option<OwnedFd>,
+}
+
+impl Gone {
+    /// The status with which it ended, as waitpid gives it, as far as somebody tells now.
+    pub fn status(&self) -> Option<u64> {
+        let told = self.pidfd.as_ref().and_then(ending::status);
+        told.or_else(|| {
+            let stat = facts::read_stat(&self.proc, self.key.pid)?;
+            let is_it = stat.start_ticks == self.key.start_ticks && stat.has_ended();
+            // Who may not look reads a zero; the same user may.
+            let may_look = self.facts.uid == Some(u64::from(rustix::process::geteuid().as_raw()));
+            stat.status.filter(|status| is_it && (*status != 0 || may_look))
+        })
+    }
 }
 
 impl Default for Processes {
@@ -145,6 +174,7 @@ impl Processes {
         let facts = Arc::new(Facts::read(&self.inner.proc, key, stat, &mut table.users));
         table.commands.ask(&self.inner.proc, key);
         table.unannounced.push(key);
+        table.newcomers.push(key);
         table.live.insert(key.pid, Entry { key, generation, pidfd, facts });
     }
 
@@ -152,9 +182,14 @@ impl Processes {
         let Some(entry) = table.live.remove(&key.pid) else { return };
         table.unguarded -= usize::from(entry.pidfd.is_none());
         if table.unannounced.contains(&key) {
-            table.parted.push((key, entry.facts));
+            table.parted.push((key, Arc::clone(&entry.facts)));
         }
-        table.untold.push_back(key);
+        // Else it would be told again and again: it stays open until its status is known.
+        if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
+            let _ = epoll::delete(epoll, pidfd);
+        }
+        let (proc, facts) = (self.inner.proc.clone(), Arc::clone(&entry.facts));
+        table.untold.push_back(Gone { key, facts, proc, pidfd: entry.pidfd });
         table.lately.push_back(key);
         if table.lately.len() > ENDED_KEPT {
             table.lately.pop_front();
@@ -184,7 +219,7 @@ impl Processes {
                 let (generation, pid) = ((token >> 32) as u32, token as u32);
                 let key = table.live.get(&pid).filter(|entry| entry.generation == generation);
                 if let Some(key) = key.map(|entry| entry.key) {
-                    self.end(table, key); // closes the pidfd, which takes it out of the epoll
+                    self.end(table, key);
                 }
             }
         }
@@ -203,7 +238,7 @@ impl Processes {
 
     /// The next process that has ended; each is told once. Dropping the future loses nothing. Whoever listens
     /// decides when its `ProcessGone` is due: the agent's last words may still be on their way.
-    pub async fn gone(&self) -> ProcessKey {
+    pub async fn gone(&self) -> Gone {
         let make = async || {
             let epoll = self.inner.epoll.as_ref()?.try_clone().ok()?;
             #[expect(deprecated, reason = "its unsafe successor is for types whose descriptor may change")]
@@ -214,8 +249,8 @@ impl Processes {
             let unguarded = {
                 let mut table = self.lock();
                 self.sweep_into(&mut table);
-                if let Some(key) = table.untold.pop_front() {
-                    return key;
+                if let Some(gone) = table.untold.pop_front() {
+                    return gone;
                 }
                 table.unguarded > 0
             };
@@ -266,6 +301,15 @@ impl Processes {
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
         let facts = Facts::read(&self.inner.proc, key, &stat, &mut self.lock().users);
         facts.append_frame(key, time_ns, frames);
+    }
+
+    /// Processes that are new since the last call, and live.
+    pub fn newcomers(&self) -> Vec<ProcessKey> {
+        let mut table = self.lock();
+        let new = std::mem::take(&mut table.newcomers);
+        new.into_iter()
+            .filter(|key| table.live.get(&key.pid).is_some_and(|entry| entry.key == *key))
+            .collect()
     }
 
     /// What is known of a living process.

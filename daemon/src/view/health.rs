@@ -2,6 +2,7 @@
 
 use gpumem_ledger::DeviceName;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// All sources.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +23,10 @@ pub struct Health {
     pub released_until_ns: Option<u64>,
     /// Devices that NVML has shown since the start, in its order.
     pub devices: Vec<Device>,
+    /// The kernel's log; absent where it was switched off.
+    pub kernel_log: Option<PathBuf>,
+    /// Why it cannot be read.
+    pub kernel_problem: Option<String>,
     /// Agents that are connected.
     pub agents: usize,
     /// Peers that have not said hello.

@@ -58,7 +58,8 @@ fn device(index: usize) -> Body<'static> {
 impl Node {
     pub fn new(store: PathBuf, devices: usize, max_series: usize) -> Self {
         let stats = Arc::new(Stats::default());
-        let (keeper, thread) = Keeper::start(store, Arc::clone(&stats)).expect("a thread");
+        let (keeper, thread) =
+            Keeper::start(store, Default::default(), Arc::clone(&stats)).expect("a thread");
         let pace = Pace { checkpoint: Duration::from_secs(3600), ..Pace::default() };
         let (core, board): (Core, Board) = Core::new(Arc::clone(&stats), keeper.clone(), pace);
         let known = |index: usize| Device {

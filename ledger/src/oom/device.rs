@@ -3,6 +3,7 @@
 use super::MAX_HOLDERS;
 use crate::observation::ProcessKey;
 use crate::snapshot::{AgreedReading, DeviceReading};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Who had memory of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,13 +38,31 @@ pub struct OomDevice {
 }
 
 /// A device as a reading had it, and who was listed with how much.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Listing {
     pub agreed: AgreedReading,
     pub listed: Vec<(ProcessKey, u64)>,
+    /// The highest `used` of the device from then on, up to the next one. Whoever holds the listing sees it grow.
+    highest_bytes: AtomicU64,
 }
 
 impl Listing {
+    pub fn new(agreed: AgreedReading, listed: Vec<(ProcessKey, u64)>) -> Self {
+        let highest_bytes = AtomicU64::new(agreed.reading.used_bytes);
+        Listing { agreed, listed, highest_bytes }
+    }
+
+    /// The device was read again, without its lists.
+    pub fn see(&self, used_bytes: u64) {
+        self.highest_bytes.fetch_max(used_bytes, Relaxed);
+    }
+
+    /// The least that was free from then on, up to the next one.
+    pub fn least_free_bytes(&self) -> u64 {
+        let DeviceReading { used_bytes, free_bytes, .. } = self.agreed.reading;
+        free_bytes.saturating_sub(self.highest_bytes.load(Relaxed).saturating_sub(used_bytes))
+    }
+
     /// What a process was listed with.
     pub fn of(&self, key: ProcessKey) -> Option<u64> {
         self.listed.iter().find(|(of, _)| *of == key).map(|(_, used)| *used)

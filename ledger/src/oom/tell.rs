@@ -11,9 +11,6 @@ use std::sync::Arc;
 const SOON_NS: u64 = 3_000_000_000;
 /// A device with less than this part of it free is nearly full.
 const NEARLY_FULL: i64 = 16;
-/// How long before its end the device of a process may have been so, in pieces of ten seconds.
-const SHORTLY_NS: u64 = 10_000_000_000;
-
 impl Ledger {
     /// Memory ran out in a process: who had the device.
     #[cold]
@@ -100,10 +97,7 @@ impl Ledger {
         for book in 0..self.processes[index].accounts.len() {
             let account = &self.processes[index].accounts[book];
             let (Some(device), Some(listing)) = (account.device, account.listing.clone()) else { continue };
-            let reading = &listing.agreed.reading;
-            let highest = self.devices[device].recent.highest_since(time_ns.saturating_sub(SHORTLY_NS));
-            let risen = highest.map_or(0, |highest| highest.saturating_sub(reading.used_bytes));
-            let least_free = reading.free_bytes.saturating_sub(risen);
+            let least_free = listing.least_free_bytes();
             let mut said = OomView {
                 kind: OomKind::Suspected,
                 time_ns,

@@ -47,10 +47,8 @@ fn unquote(text: &str) -> Option<(Cow<'_, str>, &str)> {
     }
 }
 
-/// The first line of a file's beginning that says something, without a mark of its encoding; `None` if it is cut
-/// there, or not text.
+/// The first line of a file's beginning that says something; `None` if it is not text.
 pub(super) fn first_line(head: &[u8]) -> Option<&str> {
-    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
     let start = head.iter().position(|byte| !byte.is_ascii_whitespace())?;
     let line = head.get(start..)?;
     let end = line.iter().position(|&byte| byte == b'\n' || byte == b'\r').unwrap_or(line.len());

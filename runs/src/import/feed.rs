@@ -129,6 +129,13 @@ impl<'s> Feed<'s> {
         self.host(stamp, Body::SampleEnd { number, result: 0 });
     }
 
+    /// Memory of a device as a whole.
+    pub fn device_memory(&mut self, slot: u8, total_bytes: u64, free_bytes: u64) {
+        let used_bytes = total_bytes.saturating_sub(free_bytes);
+        let body = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT };
+        self.host(Stamp { device: slot, ..Stamp::default() }, body);
+    }
+
     /// `key=value` of a process, without line ends in it.
     pub fn fact(&mut self, of: ProcessKey, key: &str, value: &str) {
         let facts: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
@@ -392,8 +399,7 @@ impl Speaker {
     }
 }
 
-/// Hands out the lines of a file with their numbers; a mark of its encoding before the first one is taken
-/// off. Says how many there were.
+/// Hands out the lines of a file with their numbers. Says how many there were.
 pub(super) fn lines(
     input: Input,
     feed: &mut Feed<'_>,
@@ -410,8 +416,7 @@ pub(super) fn lines(
             None => break,
             Some(Line::Text(text)) => {
                 not_utf8 += u64::from(matches!(text, Cow::Owned(_)));
-                let text = if number == 1 { text.trim_start_matches('\u{feff}') } else { &*text };
-                each(feed, number, text);
+                each(feed, number, &text);
             }
             Some(Line::Endless) => {
                 feed.reject(number);

@@ -49,6 +49,13 @@ pub const FORMATS: &[Format] = &[
         preset: None,
     },
     Format {
+        name: "torch-snapshot",
+        about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
+        looks_like: torch_snapshot::looks_like,
+        read: torch_snapshot::read,
+        preset: None,
+    },
+    Format {
         name: "tbd-log",
         about: "training log with the TBD suite's MXNet memory annotations",
         looks_like: tbd_log::looks_like,
@@ -103,13 +110,6 @@ pub const FORMATS: &[Format] = &[
         looks_like: mxnet1_csv::looks_like,
         read: mxnet1_csv::read,
         preset: Some("mxnet"),
-    },
-    Format {
-        name: "torch-snapshot",
-        about: "PyTorch's memory snapshot (torch.cuda.memory._dump_snapshot), with or without its history",
-        looks_like: torch_snapshot::looks_like,
-        read: torch_snapshot::read,
-        preset: None,
     },
 ];
 

@@ -36,8 +36,9 @@ pub(super) fn looks_like(head: &[u8]) -> bool {
     is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
 }
 
+/// A second dump to the same file begins with the comma behind what it has overwritten.
 fn is_array(head: &[u8]) -> bool {
-    head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
+    matches!(head.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'[' | b','))
 }
 
 #[derive(Deserialize)]
@@ -297,7 +298,7 @@ pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
         Next::Hole => feed.caveat(
             "endless_line",
             format!(
-                "there is no event for 256 MiB up to byte {}: nothing after it was read",
+                "there is no event for 16 MiB up to byte {}: nothing after it was read",
                 thousands(offset)
             ),
         ),

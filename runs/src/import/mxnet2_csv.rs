@@ -213,7 +213,7 @@ impl Profile {
             let amended = device.amendment.map_or(String::new(), |amendment| {
                 format!(
                     ": nvml_amend is {} without them, the file says {}",
-                    amount(amendment + device.host),
+                    amount(amendment.saturating_add(device.host)),
                     amount(amendment)
                 )
             });

@@ -6,7 +6,7 @@ use std::io::{self, BufRead};
 /// Longest object that is read.
 const MAX_OBJECT_BYTES: usize = 1 << 20;
 /// Bytes in a row that belong to no object; more is a hole, and what is behind it not worth the time.
-const MAX_BETWEEN_BYTES: u64 = 256 << 20;
+const MAX_BETWEEN_BYTES: u64 = 16 << 20;
 
 /// What comes next.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
 use crate::report::text::clean;
-use crate::report::units::Unit;
+use crate::report::units::{Unit, thousands};
 
 /// Letters of scales and lists.
 pub(super) const SMALL: f64 = 9.0;
@@ -62,7 +62,10 @@ impl Axis {
         let one = self.unit.bytes() as f64;
         let steps = ((self.high - self.low) / self.step).round() as i64;
         let label = |bytes: f64| {
-            let label = format!("{:.*}", self.decimals, bytes / one);
+            let label = match self.decimals {
+                0 => thousands((bytes / one).round() as i64),
+                decimals => format!("{:.decimals$}", bytes / one),
+            };
             let is_zero = label.trim_start_matches('-').chars().all(|letter| "0.".contains(letter));
             if is_zero { "0".to_owned() } else { label }
         };
@@ -100,6 +103,11 @@ impl Axis {
     }
 }
 
+/// An amount as printed in a list; what is there and too small for it is not nothing.
+pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
+    if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
+}
+
 /// Percent with one digit behind the point that add up to 100 as printed; `None` where there is nothing to be a part of.
 pub(super) fn percents(total: i64, parts: &[i64]) -> Option<Vec<String>> {
     if total <= 0 {
@@ -118,11 +126,14 @@ pub(super) fn percents(total: i64, parts: &[i64]) -> Option<Vec<String>> {
             step.0 += 1;
         }
     }
-    let print = |(steps, _): &(i128, i128)| {
+    let print = |((steps, _), bytes): (&(i128, i128), &i64)| {
+        if *steps == 0 && *bytes > 0 {
+            return "<0.1 %".to_owned();
+        }
         let sign = if *steps < 0 { "-" } else { "" };
         format!("{sign}{}.{} %", steps.abs() / 10, steps.abs() % 10)
     };
-    Some(steps.iter().map(print).collect())
+    Some(steps.iter().zip(parts).map(print).collect())
 }
 
 #[cfg(test)]
@@ -148,6 +159,7 @@ mod tests {
     fn percents_add_up_as_printed() {
         assert_eq!(percents(3, &[1, 1, 1]).expect("some"), ["33.4 %", "33.3 %", "33.3 %"]);
         assert_eq!(percents(100, &[130, -30]).expect("some"), ["130.0 %", "-30.0 %"]);
+        assert_eq!(percents(100_000, &[99_999, 1]).expect("some"), ["100.0 %", "<0.1 %"]);
         assert_eq!(percents(0, &[0]), None);
     }
 }

@@ -89,6 +89,10 @@ pub(super) fn categories(bar: &Bar) -> impl Iterator<Item = &Segment> {
 
 /// The categories of all these bars that have colours of their own, the largest first.
 pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
+    most(bars, RANKS)
+}
+
+fn most(bars: &[Bar], limit: usize) -> Vec<String> {
     let mut all: BTreeMap<&str, i64> = BTreeMap::new();
     for part in bars.iter().flat_map(categories) {
         let weight = all.entry(&part.name).or_default();
@@ -97,7 +101,7 @@ pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
     let mut all: Vec<(&str, i64)> = all.into_iter().collect();
     all.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
     // What is folded needs a place too.
-    let named = if all.len() > RANKS { RANKS - 1 } else { all.len() };
+    let named = if all.len() > limit { limit.saturating_sub(1) } else { all.len() };
     all.into_iter().take(named).map(|(name, _)| name.to_owned()).collect()
 }
 
@@ -181,4 +185,17 @@ pub(super) fn merged(bar: Bar) -> Bar {
         segments.push(Segment { name: "(smaller)".into(), bytes, kind: Kind::Smaller });
     }
     Bar { segments, ..bar }
+}
+
+/// The bars with so many names at most, and these names, the largest first.
+pub fn folded_to(bars: &[Bar], limit: usize) -> (Vec<String>, Vec<Bar>) {
+    let kept = most(bars, limit);
+    let bars: Vec<Bar> = bars.iter().map(|bar| merged(folded(bar, &kept))).collect();
+    let mut names = kept;
+    for part in bars.iter().flat_map(|bar| &bar.segments).filter(|part| part.kind != Kind::Category) {
+        if !names.contains(&part.name) {
+            names.push(part.name.clone());
+        }
+    }
+    (names, bars)
 }

@@ -1,7 +1,7 @@
 //! Stacked bars side by side on one scale, each with a list of its parts: layers beside data structures, before beside
 //! after.
 
-use super::axis::{Axis, GREY, LARGE, SMALL, percents, words};
+use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::fitted;
@@ -30,7 +30,7 @@ pub fn bars(bars: &[Bar]) -> Drawing {
     let column = SIDE + BAR + SIDE + LIST;
     let plot = Rect {
         x: MARGIN + SCALE,
-        y: MARGIN + 58.0,
+        y: MARGIN + 40.0,
         width: column * bars.len().max(1) as f64,
         height: HEIGHT,
     };
@@ -127,7 +127,7 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     for (index, (part, fill)) in parts.iter().enumerate().rev() {
         let swatch = Rect { x: at.x, y: y - SMALL * 0.8, width: 11.0, height: 9.0 };
         out.rect(swatch, *fill, Some((BLACK, 0.5)), None);
-        let amount = printed.get(index).map(|&steps| unit.print(steps)).unwrap_or_default();
+        let amount = printed.get(index).map(|&steps| amount(unit, steps, part.bytes)).unwrap_or_default();
         let amount = right(&amount, amounts_at, y);
         let room = amounts_at - amount.width() - at.x - 22.0;
         out.text(words(&fitted(&part.name, SMALL, false, room), at.x + 16.0, y, SMALL));

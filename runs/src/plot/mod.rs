@@ -26,7 +26,7 @@ mod strokes;
 mod svg;
 mod timeline;
 
-pub use bar::{Bar, Kind, Segment};
+pub use bar::{Bar, Kind, Segment, folded_to};
 pub use bars::bars;
 pub use drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
 pub use of_report::{Nothing, Options, Picture, bar, draw};

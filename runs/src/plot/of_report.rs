@@ -162,8 +162,7 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     let mut all: Vec<Bar> = Vec::new();
     for report in reports {
         for device in &report.run.devices {
-            let name = report.id.as_ref().map(|id| format!("{id} ")).unwrap_or_default() + &label(report.run);
-            all.push(bar(report, &device.peak, by, &titled(report, device, &name)));
+            all.push(bar(report, &device.peak, by, &titled(report, device, &called(report))));
         }
     }
     if all.len() > MOST {
@@ -185,9 +184,17 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
         )],
         notes: hidden.note(options).into_iter().collect(),
     };
-    for report in reports {
-        let own = notes(report);
-        frame.notes.extend(own.into_iter().map(|note| format!("{}: {note}", label(report.run))));
+    // What holds for all of them is said once.
+    let said: Vec<(String, Vec<String>)> =
+        reports.iter().map(|report| (called(report), notes(report))).collect();
+    for (name, own) in &said {
+        for note in own {
+            let is_common = said.iter().all(|(_, other)| other.contains(note));
+            let note = if is_common { note.clone() } else { format!("{name}: {note}") };
+            if !frame.notes.contains(&note) {
+                frame.notes.push(note);
+            }
+        }
     }
     if let [_, _] = all.as_slice() {
         return Ok(frame.around(vec![bars(&all)], 1));
@@ -205,6 +212,16 @@ fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing
     };
     let columns = (1..).find(|columns| columns * columns >= all.len()).unwrap_or(1);
     Ok(frame.around(all.iter().map(|bar| rows.panel(bar)).collect(), columns))
+}
+
+/// What a run is called among others: by its file or number, for commands are often the same.
+fn called(report: &Report<'_>) -> String {
+    let run = report.run;
+    match &report.id {
+        Some(id) => format!("{id} {}", label(run)),
+        None if run.source.kind == "daemon" => format!("{} {}", run.process.pid, label(run)),
+        None => clean(&run.source.origin),
+    }
 }
 
 /// Categories that are not shown by themselves.
@@ -255,6 +272,9 @@ fn frame(report: &Report<'_>, options: &Options) -> Frame {
         about.push(label.clone());
     }
     about.extend(report.id.as_ref().map(|id| format!("run {id}")));
+    if run.source.kind != "daemon" && run.source.origin != label {
+        about.push(run.source.origin.clone());
+    }
     if run.process.pid != 0 {
         about.push(format!("pid {}", run.process.pid));
     }

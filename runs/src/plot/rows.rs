@@ -1,11 +1,11 @@
 //! Categories as bars that lie, one a row, with their names: any number of them, however long.
 
-use super::axis::{Axis, GREY, GRID, LARGE, SMALL, percents, words};
+use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, rank};
 use super::bars::MARGIN;
-use super::drawing::{Anchor, Data, Drawing, Rect, Text};
+use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{fitted, width};
-use super::palette::BLACK;
+use super::palette::{BLACK, WHITE};
 
 /// A row.
 const ROW: f64 = 17.0;
@@ -33,14 +33,14 @@ impl Rows<'_> {
         let unit = self.axis.unit;
         let plot = Rect {
             x: MARGIN + names,
-            y: MARGIN + 44.0,
+            y: MARGIN + 36.0,
             width: self.width,
             height: ROW * self.names.len() as f64 + 4.0,
         };
         let mut out = Drawing::new(
             bar.title.clone(),
             plot.x + plot.width + AMOUNT + MARGIN,
-            plot.y + plot.height + 26.0,
+            plot.y + plot.height + 34.0,
         );
         let room = plot.x + plot.width + AMOUNT - MARGIN;
         let title = fitted(&bar.title, LARGE, true, room);
@@ -98,11 +98,17 @@ impl Rows<'_> {
             };
             let data = Data { of: bar.title.clone(), name: row.name.clone(), bytes: *bytes };
             out.rect(at, row.kind.fill(rank(row, self.ranks)), Some((BLACK, 0.5)), Some(data));
-            let amount = printed.get(index).map(|&steps| self.axis.unit.print(steps)).unwrap_or_default();
+            let amount =
+                printed.get(index).map(|&steps| amount(self.axis.unit, steps, *bytes)).unwrap_or_default();
             let share =
                 shares.as_ref().and_then(|shares| shares.get(index)).map(String::as_str).unwrap_or("");
             let label = format!("{amount}  {share}");
-            out.text(words(label.trim_end(), at.x + at.width + 5.0, y, SMALL));
+            let label = words(label.trim_end(), at.x + at.width + 5.0, y, SMALL);
+            // No line of the grid through it.
+            let behind =
+                Rect { x: label.x - 2.0, y: y - SMALL, width: label.width() + 4.0, height: SMALL * 1.3 };
+            out.rect(behind, Fill::Solid(WHITE), None, None);
+            out.text(label);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What was held over time: areas stacked by category, what nothing tracks on top, and what NVML said as a line.
 
-use super::axis::{Axis, GREY, SMALL, words};
+use super::axis::{Axis, GREY, LARGE, SMALL, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list};
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
@@ -41,10 +41,10 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
     let high = readings.iter().map(|reading| reading.2).max().unwrap_or(0).max(stacked);
     let axis = Axis::new(low, high);
-    let plot = Rect { x: MARGIN + SCALE, y: MARGIN + 40.0, width: WIDTH, height: HEIGHT };
+    let plot = Rect { x: MARGIN + SCALE, y: MARGIN + 32.0, width: WIDTH, height: HEIGHT };
     let width = plot.x + WIDTH + 24.0 + LIST + MARGIN;
     let mut out = Drawing::new(device_title(device), width, plot.y + HEIGHT + 3.0 * MARGIN);
-    let title = words(&device_title(device), plot.x, MARGIN + 12.0, 12.0);
+    let title = words(&device_title(device), plot.x, MARGIN + LARGE, LARGE);
     out.text(Text { bold: true, ..title });
     axis.grid(plot, &mut out);
     axis.scale(plot, &mut out);
@@ -75,19 +75,19 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     let kept = &device.details.timeline.points;
     let mut points: Vec<At> = Vec::with_capacity(kept.len() + 1);
     for point in kept.iter().filter(|point| point.time_ns != device.peak.time_ns) {
+        let (small, amounts): (Vec<_>, Vec<_>) =
+            point.amounts.iter().copied().partition(|(cell, _)| is_sum(report, *cell, by));
+        let small = small.iter().map(|(_, bytes)| *bytes).fold(point.rest_bytes, i64::saturating_add);
         let moment = Moment {
             time_ns: point.time_ns,
             tracked_bytes: Some(point.tracked_bytes()),
-            amounts: point.amounts.clone(),
+            amounts,
             untrackable_bytes: untrackable_at(device, point.time_ns),
             predates_bytes: device.peak.predates_bytes,
             ..Moment::default()
         };
         let mut bar = super::of_report::bar(report, &moment, by, "");
-        if point.rest_bytes != 0 {
-            let part = Segment { name: "(smaller)".into(), bytes: point.rest_bytes, kind: Kind::Smaller };
-            bar.segments.push(part);
-        }
+        bar.segments.push(Segment { name: "(smaller)".into(), bytes: small, kind: Kind::Smaller });
         points.push(At { time_ns: point.time_ns, bar });
     }
     if points.is_empty() || device.peak.tracked_bytes.is_none() {
@@ -97,6 +97,15 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     let bar = super::of_report::bar(report, &device.peak, by, "at the peak of tracked");
     points.insert(at, At { time_ns: device.peak.time_ns, bar });
     points
+}
+
+/// Whether a cell is the sum of those that a point does not name, and no rule takes it by its role.
+fn is_sum(report: &Report<'_>, cell: u32, by: By) -> bool {
+    /// Its tag.
+    const SUM: &str = "(smaller ones)";
+    let cell_is_sum =
+        report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref() == Some(SUM));
+    cell_is_sum && report.category(cell, by).is_none_or(|name| name == SUM)
 }
 
 /// As the sample at or before a time has it.

@@ -3,6 +3,7 @@
 
 pub mod bridge;
 pub mod brief;
+pub mod collapsed;
 pub mod csv;
 pub mod group;
 pub mod growth;
@@ -14,6 +15,9 @@ mod over_time;
 pub mod steps;
 pub mod text;
 pub mod time;
+pub mod trace;
+mod tree;
+pub mod treemap;
 pub mod units;
 
 use crate::rules::{Groupings, cell_view};

@@ -49,6 +49,9 @@ pub enum StoreError {
     /// The file's content contradicts itself.
     #[error("{}: the store is damaged: {what}; move it away and a new one is made", path.display())]
     Damaged { path: PathBuf, what: String },
+    /// The file system failed below SQLite. It may be a hiccup, or the file.
+    #[error("{}: the file system failed: {source}", path.display())]
+    Unreadable { path: PathBuf, source: rusqlite::Error },
     /// No room. The store works again as soon as there is room; it need not be reopened.
     #[error("{}: no room for the run: the disk is full or the store's size limit is reached", path.display())]
     DiskFull { path: PathBuf },
@@ -83,6 +86,7 @@ impl StoreError {
                 {
                     StoreError::Damaged { path, what: "the file is shorter than it says".into() }
                 }
+                ErrorCode::SystemIoFailure => StoreError::Unreadable { path, source },
                 _ => StoreError::Sqlite { path, source },
             },
             // Rows that this program did not write like that.

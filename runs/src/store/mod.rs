@@ -177,6 +177,13 @@ impl Store {
         Ok(run)
     }
 
+    /// The same without cells and devices: for who searches.
+    pub fn load_head(&self, id: RunId) -> Result<Run> {
+        let (mut run, writer) = self.sql(|db| rows::read_run(db, id.0))?.ok_or_else(|| self.unknown(id))?;
+        run.state = state_now(run.state, writer.as_ref());
+        Ok(run)
+    }
+
     /// All runs, the newest first.
     pub fn list(&self) -> Result<Vec<RunSummary>> {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
@@ -201,7 +208,7 @@ impl Store {
         part: u32,
         writer: Option<Writer>,
     ) -> Result<(RunId, bool)> {
-        self.check(run)?;
+        self.check_run(run)?;
         let uid = uid_of(life, part);
         self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
@@ -223,7 +230,7 @@ impl Store {
     }
 
     fn replace(&mut self, id: RunId, run: &Run, writer: Option<Writer>) -> Result<()> {
-        self.check(run)?;
+        self.check_run(run)?;
         let known = self.sql(|db| {
             let transaction = Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
             let known = rows::write(&transaction, id.0, run)?;
@@ -235,7 +242,7 @@ impl Store {
     }
 
     /// What the tables cannot hold is refused before anything is written.
-    fn check(&self, run: &Run) -> Result<()> {
+    fn check_run(&self, run: &Run) -> Result<()> {
         let known = run.cells.len();
         for device in &run.devices {
             let points = device.details.timeline.points.iter().map(|point| ("timeline", &point.amounts));

@@ -120,7 +120,8 @@ fn recognised(db: Connection, path: &Path) -> Result<Connection> {
         Found::Version(found) => {
             Err(StoreError::OlderVersion { path: path.to_owned(), found, supported: schema::VERSION })
         }
-        Found::Fresh => Err(StoreError::not_a_store(path, "an SQLite file without tables")),
+        // A writer died while it made the file; the next one goes on.
+        Found::Fresh => Err(StoreError::NotFound { path: path.to_owned() }),
     }
 }
 

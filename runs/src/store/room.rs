@@ -3,7 +3,7 @@
 
 use super::columns::{execute, unsigned, writer};
 use super::writer::Writer;
-use super::{Result, RunId, Store};
+use super::{Result, RunId, Store, StoreError};
 use rusqlite::{OptionalExtension, Row};
 
 /// How large a store is.
@@ -32,6 +32,19 @@ pub struct Over {
 }
 
 impl Store {
+    /// Reads all of it and compares what must agree: [`StoreError::Damaged`] names the first thing that does not. Takes as
+    /// long as reading the file.
+    pub fn check(&self) -> Result<()> {
+        let text = |sql: &str| self.sql(|db| db.query_row(sql, [], |row| row.get::<_, String>(0)).optional());
+        let integrity = text("PRAGMA integrity_check(1)")?.filter(|said| said != "ok");
+        let foreign =
+            text("PRAGMA foreign_key_check")?.map(|table| format!("a row of {table} belongs to nothing"));
+        match integrity.or(foreign) {
+            Some(what) => Err(StoreError::Damaged { path: self.path.clone(), what }),
+            None => Ok(()),
+        }
+    }
+
     /// How large it is.
     pub fn room(&self) -> Result<Room> {
         self.sql(|db| {

@@ -104,7 +104,8 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
     Ok(changed == 1)
 }
 
-fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
+/// The run without cells and devices.
+pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
     let sql = "SELECT source_kind, source_origin, source_preset, pid, start_ticks, owner_uid, facts, claims,
             coverage, caveats, clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
             writer_pid, writer_start, writer_boot FROM run WHERE id = ?";
@@ -138,7 +139,7 @@ fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )?;
     for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
-        // Not an upsert: examples/store_cost took 65 us a row with it, and takes 6 with the two.
+        // Not an upsert: that took 65 us a row, and the two take 6.
         if idx < stored.len() {
             delete.execute(params![id, idx as i64])?;
         }

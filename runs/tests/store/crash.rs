@@ -1,5 +1,6 @@
 //! Writers that die, and readers beside writers that live.
 
+use crate::files::read_without_rights;
 use crate::support::{TempDir, assert_consistent, run_at, scatter};
 use gpumem_runs::run::{Run, State};
 use gpumem_runs::store::{RunId, Store};
@@ -74,6 +75,32 @@ fn acknowledged_checkpoints_survive_sigkill() {
         assert!(!torn);
     }
     println!("{KILLS} kills, {under_way} checkpoints stored but not yet acknowledged");
+}
+
+/// What a killed writer leaves is in the log: it is read there, also by who cannot merge it.
+#[test]
+fn a_reader_without_rights_reads_what_a_killed_writer_left() {
+    let dir = TempDir::new();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crash::acknowledged_checkpoints_survive_sigkill", "--nocapture"])
+        .env(CHILD, dir.store())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut acks = lines.filter_map(|line| line.unwrap().strip_prefix("ack ")?.parse::<u64>().ok());
+    acks.by_ref().find(|&ack| ack == 3).expect("the writer died by itself");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let last = acks.last().unwrap_or(3);
+    assert!(std::fs::metadata(dir.path().join("runs.db-wal")).unwrap().len() > 0);
+    match read_without_rights(&dir) {
+        Ok(said) => {
+            let stored = [last, last + 1].map(|events| format!("events {events}\n"));
+            assert!(stored.iter().any(|stored| said.contains(stored)), "acknowledged {last}: {said}");
+        }
+        Err(error) => println!("skipped: cannot start a reader as another user: {error}"),
+    }
 }
 
 #[test]

@@ -245,6 +245,29 @@ fn side_files_that_cannot_be_made() {
     assert!(matches!(error, StoreError::UnmergedLog { .. }), "{error:?}");
 }
 
+/// What a reader says who may read the file, and may write neither it nor its directory.
+pub fn read_without_rights(dir: &TempDir) -> std::io::Result<String> {
+    let of_all = |name: &str, mode| {
+        let path = dir.path().join(name);
+        if path.exists() {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    ["runs.db", "runs.db-wal", "runs.db-shm"].iter().for_each(|name| of_all(name, 0o644));
+    of_all("", 0o555);
+    let mut reader = Command::new(std::env::current_exe().unwrap());
+    reader
+        .args(["--exact", "files::a_reader_without_rights_to_the_directory", "--nocapture"])
+        .env(CHILD, dir.store());
+    if fs::metadata("/proc/self").unwrap().uid() == 0 {
+        // Nobody: root may write everywhere.
+        reader.uid(65534).gid(65534);
+    }
+    let output = reader.output();
+    of_all("", 0o755);
+    output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Reads as a user who may read the file, and may write neither it nor its directory: after a clean
 /// close, and beside a living writer.
 #[test]
@@ -257,28 +280,13 @@ fn a_reader_without_rights_to_the_directory() {
     }
     let dir = TempDir::new();
     finished(&dir);
-    fs::set_permissions(dir.store(), fs::Permissions::from_mode(0o644)).unwrap();
-    let read = || {
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();
-        let mut reader = Command::new(std::env::current_exe().unwrap());
-        reader
-            .args(["--exact", "files::a_reader_without_rights_to_the_directory", "--nocapture"])
-            .env(CHILD, dir.store());
-        if fs::metadata("/proc/self").unwrap().uid() == 0 {
-            // Nobody: root may write everywhere.
-            reader.uid(65534).gid(65534);
-        }
-        let output = reader.output();
-        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
-    };
-    match read() {
+    match read_without_rights(&dir) {
         Ok(said) => assert!(said.contains("events 60\n"), "{said}"),
         // As root, but not allowed to become another, or the other may not run this program.
         Err(error) => return println!("skipped: cannot start a reader as another user: {error}"),
     }
     let mut writer = Store::open(dir.store()).unwrap();
     writer.insert(&run_at(61), "b").unwrap();
-    let said = read().unwrap();
+    let said = read_without_rights(&dir).unwrap();
     assert!(said.contains("events 61\n"), "{said}");
 }

@@ -18,6 +18,7 @@ mod python;
 mod report;
 mod rounds;
 mod scrape;
+mod store;
 mod torch;
 mod traffic;
 
@@ -79,6 +80,11 @@ pub const ALL: &[Bench] = &[
         name: "report",
         about: "the report of a run with 10 million events, from its recording and from the store",
         run: report::run,
+    },
+    Bench {
+        name: "store",
+        about: "checkpoints a second of a training run, and what an hour of it takes on the disk",
+        run: store::run,
     },
     Bench {
         name: "torch",

@@ -5,6 +5,7 @@
 //! live      processes that the daemon knows
 //! past      a part of a run's life
 //! oom       when memory ran out, of any of them
+//! several   more than one of these; picture: as a drawing
 //! ```
 //!
 //! Either way a report is made from a run alone, by the same code.
@@ -12,6 +13,8 @@
 mod live;
 mod oom;
 mod past;
+mod picture;
+mod several;
 mod stored;
 
 pub use oom::{moment, oom};
@@ -23,6 +26,7 @@ use crate::output::{deliver, unicode, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
+use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 use gpumem_runs::window::Window;
@@ -61,7 +65,7 @@ impl One {
     }
 }
 
-/// What is asked for, with the one device that may have been asked for.
+/// What is asked for, with the one device, and in the part of its life, that may have been asked for.
 fn found(args: &Args) -> Result<Found> {
     let Found { mut what, mut command } = find(args)?;
     if let Some(device) = &args.device {
@@ -71,18 +75,29 @@ fn found(args: &Args) -> Result<Found> {
         }
         command.extend(["--device".to_owned(), device.clone()]);
     }
-    Ok(Found { what, command })
+    past::window(Found { what, command }, args)
 }
 
-/// Prints the report of a live process, of a stored run, or of a file that is read on the spot.
+/// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
+/// all as one picture.
 pub fn run(args: &Args) -> Result<()> {
-    let Found { what, mut command } = past::window(found(args)?, args)?;
+    let told = match (args.picture.is_asked(), args.more.is_empty()) {
+        (true, _) => picture::draw(args)?,
+        (false, true) => one(args)?.into_bytes(),
+        (false, false) => several::each(args)?.into_bytes(),
+    };
+    deliver(&told, &args.output)
+}
+
+/// The report of what is asked for.
+fn one(args: &Args) -> Result<String> {
+    let Found { what, mut command } = found(args)?;
     if let Some(rules) = &args.rules {
         command.extend(["--rules".to_owned(), rules.clone()]);
     }
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = format!("gpumemctl report {}", command.join(" ")).trim_end().to_owned();
-    let told: Vec<u8> = match &what {
+    Ok(match &what {
         What::One(one) => {
             let mut report = report(&one.run, args)?;
             report.id.clone_from(&one.id);
@@ -90,11 +105,10 @@ pub fn run(args: &Args) -> Result<()> {
             report.job.clone_from(&one.job);
             report.window = one.window;
             report.command = command;
-            tell(&report, args).into_bytes()
+            tell(&report, args)
         }
-        What::Group(title, runs) => tell_group(title, runs, args, &command)?.into_bytes(),
-    };
-    deliver(&told, &args.output)
+        What::Group(title, runs) => tell_group(title, runs, args, &command)?,
+    })
 }
 
 /// A pid is a number; a file may be called like a run or a number, and is then `./7`.
@@ -129,6 +143,12 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
             (_, true) => iterations::csv(report),
             _ => iterations::text(report),
         }
+    } else if args.traced.chrome_trace {
+        trace::json(report)
+    } else if args.traced.collapsed {
+        collapsed::collapsed(report)
+    } else if args.traced.treemap {
+        treemap::json(report)
     } else if args.json {
         json::json(report)
     } else if args.csv {
@@ -144,6 +164,9 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
+    if args.traced.is_asked() {
+        anyhow::bail!("this form is of one process; these are {}: give the pid of one", runs.len());
+    }
     let borrowed: Vec<&Run> = runs.iter().collect();
     if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));

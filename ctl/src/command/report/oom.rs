@@ -5,10 +5,12 @@ use crate::args::{Oom, Report as Args};
 use crate::client::{Daemon, Told, Which};
 use crate::command::ps::names_device;
 use crate::output::print;
+use crate::when::When;
 use anyhow::Result;
 use gpumem_runs::report::oom::at::{self, Around, Seen};
 use gpumem_runs::report::oom::{self, Form};
 use gpumem_runs::run::{Device, Run};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prints when memory ran out in a process, or in each of several; or on a device around a time.
 pub fn oom(args: &Oom) -> Result<()> {
@@ -77,5 +79,6 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
 
 /// A time as people type it, in ns since 1970.
 pub fn moment(text: &str) -> Result<i64, String> {
-    text.parse().map_err(|_| "a time is ...".to_owned())
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    text.parse::<When>()?.unix_ns(i64::try_from(now).unwrap_or(i64::MAX))
 }

@@ -7,8 +7,8 @@ use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::oom::at::Around;
-use gpumem_runs::run::{Clock, Run};
-use gpumem_runs::store::{RunId, Store};
+use gpumem_runs::run::{Clock, Run, State};
+use gpumem_runs::store::{RunId, RunSummary, Store};
 use std::path::Path;
 
 /// A run by its name, a file, or the latest run.
@@ -61,7 +61,9 @@ pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
     }
     let store = Store::open_read_only(&path)?;
     let mut found = Vec::new();
-    for summary in store.list()?.into_iter().take(NEWEST).filter(|run| run.source_kind == "daemon") {
+    // Of a life in parts the newest part speaks.
+    let speaks = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
+    for summary in store.list()?.into_iter().take(NEWEST).filter(speaks) {
         let run = store.load(summary.id)?;
         if run.process.claims.get("job").is_some_and(|claim| gpumem_runs::run::is_job(claim, job)) {
             found.push(Told { id: Some(summary.id.to_string()), run });

@@ -13,6 +13,8 @@ pub struct Stat {
     pub threads: u64,
     /// Field 22: when it started, in ticks since boot.
     pub start_ticks: u64,
+    /// Field 52: as waitpid gives it, once it has ended; 0 for who may not look.
+    pub status: Option<u64>,
 }
 
 /// Field 3 is the first one behind the last `)`: the name before it may hold anything, `) Z 1` too.
@@ -25,7 +27,8 @@ pub fn stat(text: &[u8]) -> Option<Stat> {
     let parent_pid = number(fields.next()?)?.try_into().ok()?;
     let threads = number(fields.nth(15)?)?;
     let start_ticks = number(fields.nth(1)?)?;
-    Some(Stat { comm, state, parent_pid, threads, start_ticks })
+    let status = fields.nth(29).and_then(number);
+    Some(Stat { comm, state, parent_pid, threads, start_ticks, status })
 }
 
 impl Stat {

@@ -149,7 +149,7 @@ async fn every_end_is_told_once() {
     for _ in 0..keys.len() {
         // A listener that gives up in between misses nothing.
         let _ = tokio::time::timeout(Duration::ZERO, std::future::pending::<()>()).await;
-        told.push(tokio::time::timeout(Duration::from_secs(20), processes.gone()).await.expect("told"));
+        told.push(tokio::time::timeout(Duration::from_secs(20), processes.gone()).await.expect("told").key);
     }
     keys.sort_unstable();
     told.sort_unstable();

@@ -64,14 +64,23 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         sees: gpus::Sees::now(),
     };
     health.devices.iter().for_each(|device| asked.of_device(device, &mut findings));
+    findings.extend(of_kernel(&health));
     let store = sight.keeper.status();
     findings.push(match store.reason {
         Some(reason) => {
             let text = format!("{reason}; {} runs wait in memory", store.waiting);
-            finding(Level::Bad, "store", text, Some("it is tried again by itself"))
+            finding(Level::Bad, "store", text, store.remedy)
         }
         None => finding(Level::Good, "store", store.path.display().to_string(), None),
     });
+    if let Some(aside) = &store.set_aside {
+        let text = format!("it was damaged, is now {}, and a new one was begun", aside.display());
+        findings.push(finding(Level::Degraded, "store", text, Some("look into the file system's log")));
+    }
+    if store.is_too_large {
+        let text = "it is larger than runs.max_size_mib, and all that is in it is of living processes or was imported";
+        findings.push(finding(Level::Degraded, "store", text, Some("raise runs.max_size_mib")));
+    }
     findings.extend(of_agents(sight));
     findings.sort_by_key(|finding| finding.level);
     facts.push(("devices".to_owned(), published.snapshot.devices.len().to_string()));
@@ -85,6 +94,23 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         uptime_s: now_ns.saturating_sub(sight.stats.started_ns) / 1_000_000_000,
         facts,
         findings,
+    })
+}
+
+/// Whether ends by the kernel and the driver can be told from ends for want of GPU memory.
+fn of_kernel(health: &Health) -> Option<Finding> {
+    let log = health.kernel_log.as_ref()?.display();
+    Some(match &health.kernel_problem {
+        None => finding(Level::Good, "kernel log", format!("{log}"), None),
+        Some(why) => {
+            let text = format!(
+                "{log}: {why}; who was killed for host memory is known only from control groups, and whose a fault (Xid) was \
+                 is not"
+            );
+            let remedy =
+                "let the daemon read it (CAP_SYSLOG), or name a copy: [kernel] log = \"/var/log/kern.log\"";
+            finding(Level::Degraded, "kernel log", text, Some(remedy))
+        }
     })
 }
 

@@ -83,6 +83,10 @@ pub(super) fn write(sight: &Sight, health: &Health, published_ns: u64, text: &mu
     let mut waiting = family("gpumemd_store_waiting", "Runs that wait for the store.", false);
     waiting.mut_metric().push(metric(false, store.waiting as f64, &[]));
     families.push(waiting);
+    let mut bytes =
+        family("gpumemd_store_bytes", "Size of the run store's file, looked at every half minute.", false);
+    bytes.mut_metric().push(metric(false, store.bytes as f64, &[]));
+    families.push(bytes);
     for number in &health.numbers {
         let mut family = family(number.name, number.help, number.counter);
         family.mut_metric().push(metric(number.counter, number.value, &[]));

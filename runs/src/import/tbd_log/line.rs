@@ -1,8 +1,6 @@
 //! One line of a log: what it says, without what it means for a run.
 
-pub(super) const MIB: u64 = 1 << 20;
-/// No GPU has more (256 TiB): what says so is no allocation.
-const MAX_BYTES: u64 = 1 << 48;
+use crate::import::feed::{MAX_BYTES, MIB};
 
 /// One line that says something.
 #[derive(Debug, PartialEq)]

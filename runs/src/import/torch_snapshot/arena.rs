@@ -83,9 +83,18 @@ pub(super) struct Arena {
     pub filled: u64,
 }
 
-/// The file has more values than can be numbered.
+/// The file has more values than can be numbered, or than there is memory for.
 #[derive(Debug)]
 pub(super) struct Full;
+
+/// Makes room: without memory a file is refused, and the program goes on.
+#[inline]
+pub(super) fn reserve<T>(items: &mut Vec<T>, more: usize) -> Result<(), Full> {
+    if items.capacity() - items.len() >= more {
+        return Ok(());
+    }
+    items.try_reserve(more).map_err(|_| Full)
+}
 
 impl Arena {
     pub fn new() -> Self {
@@ -116,6 +125,7 @@ impl Arena {
 
     fn push(&mut self, node: Node) -> Result<Ref, Full> {
         let place = u32::try_from(self.nodes.len()).ok().filter(|&place| place != NIL).ok_or(Full)?;
+        reserve(&mut self.nodes, 1)?;
         self.nodes.push(node);
         Ok(place)
     }
@@ -140,6 +150,7 @@ impl Arena {
     pub fn new_text(&mut self, text: &[u8]) -> Result<Ref, Full> {
         let start = u32::try_from(self.text.len()).map_err(|_| Full)?;
         let len = u32::try_from(text.len()).map_err(|_| Full)?;
+        reserve(&mut self.text, text.len())?;
         self.text.extend_from_slice(text);
         self.push(Node::Text { start, len })
     }
@@ -198,6 +209,8 @@ impl Arena {
         let before = self.extent(container).unwrap_or(NIL);
         let start = u32::try_from(self.items.len()).map_err(|_| Full)?;
         let len = u32::try_from(items.len()).map_err(|_| Full)?;
+        reserve(&mut self.items, items.len())?;
+        reserve(&mut self.extents, 1)?;
         if before != NIL && before == self.growing {
             // One by one (protocols 0 and 1): nothing came in between.
             if let Some(extent) = self.extents.get_mut(before as usize)
@@ -216,7 +229,10 @@ impl Arena {
             let hash = foldhash::fast::FixedState::default().hash_one(items);
             match self.seen.get(&hash).filter(|&&known| self.run(known) == items) {
                 Some(&known) => extent = known,
-                None => drop(self.seen.insert(hash, place)),
+                None => {
+                    self.seen.try_reserve(1).map_err(|_| Full)?;
+                    self.seen.insert(hash, place);
+                }
             }
         }
         if extent == place {

@@ -3,7 +3,7 @@
 //! Nothing is recursive, so depth costs nothing but its bytes. Memory is at most some 24 bytes for each byte of the file, and
 //! never more than [`MAX_MEMORY_BYTES`]; a length that the file claims is believed when its bytes have come.
 
-use super::arena::{Arena, Full, Kind, NONE, Ref};
+use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
 use super::bytes::{Bytes, Fault};
 use super::opcode::{has_name, op, refusal};
 use std::io::Read;
@@ -78,18 +78,24 @@ impl<R: Read> Machine<R> {
     fn look(&self) -> Result<(), Fault> {
         let beside = (self.stack.len() + self.marks.len() + self.memo.len()) as u64 * size_of::<Ref>() as u64;
         if self.arena.bytes() + beside > self.max_memory_bytes {
-            let gib = self.max_memory_bytes >> 20;
-            return Err(self.bytes.bad(format!("its values take more than {gib} MiB of memory: too large")));
+            let mib = self.max_memory_bytes >> 20;
+            return Err(self.bytes.bad(format!("its values take more than {mib} MiB of memory: too large")));
         }
         Ok(())
     }
 
     fn full(&self) -> Fault {
-        self.bytes.bad("more values than this program can number")
+        let mib = self.arena.bytes() >> 20;
+        self.bytes.bad(format!("more values than there is memory for, after {mib} MiB of them"))
     }
 
     fn made(&mut self, value: Result<Ref, Full>) -> Result<(), Fault> {
         let value = value.map_err(|Full| self.full())?;
+        self.push(value)
+    }
+
+    fn push(&mut self, value: Ref) -> Result<(), Fault> {
+        reserve(&mut self.stack, 1).map_err(|Full| self.full())?;
         self.stack.push(value);
         Ok(())
     }
@@ -130,8 +136,7 @@ impl<R: Read> Machine<R> {
     fn gather(&mut self, kind: Kind, from: usize) -> Result<(), Fault> {
         let container = self.arena.new_container(kind).map_err(|Full| self.full())?;
         self.fill(container, from)?;
-        self.stack.push(container);
-        Ok(())
+        self.push(container)
     }
 
     fn gather_last(&mut self, kind: Kind, count: usize) -> Result<(), Fault> {
@@ -163,6 +168,8 @@ impl<R: Read> Machine<R> {
         }
         let place = place as usize;
         if place >= self.memo.len() {
+            let more = place + 1 - self.memo.len();
+            reserve(&mut self.memo, more).map_err(|Full| self.full())?;
             self.memo.resize(place + 1, UNUSED);
         }
         if let Some(slot) = self.memo.get_mut(place) {
@@ -174,10 +181,7 @@ impl<R: Read> Machine<R> {
     fn get(&mut self, place: u64) -> Result<(), Fault> {
         let value = usize::try_from(place).ok().and_then(|place| self.memo.get(place)).copied();
         match value.filter(|&value| value != UNUSED) {
-            Some(value) => {
-                self.stack.push(value);
-                Ok(())
-            }
+            Some(value) => self.push(value),
             None => Err(self.bytes.bad(format!("memo place {place} has no value"))),
         }
     }
@@ -226,8 +230,8 @@ impl<R: Read> Machine<R> {
         let digits = text.trim().trim_end_matches('L');
         let is_number = digits.trim_start_matches('-').bytes().all(|byte| byte.is_ascii_digit());
         match (digits, digits.parse()) {
-            ("00", _) => self.stack.push(Arena::bool(false)),
-            ("01", _) => self.stack.push(Arena::bool(true)),
+            ("00", _) => self.push(Arena::bool(false))?,
+            ("01", _) => self.push(Arena::bool(true))?,
             (_, Ok(value)) => self.int(value)?,
             (_, Err(_)) if is_number && !digits.is_empty() => {
                 let value = self.arena.new_int(None);
@@ -248,17 +252,17 @@ impl<R: Read> Machine<R> {
         self.made(value)
     }
 
-    /// Text of protocols 0 and 1: a quoted literal, or one with `\u` escapes. Names have none; others are kept as they are.
+    /// Text of protocol 0: Python 2's quoted literal, whose escapes are kept (names have none), or Latin-1 with `\u` escapes.
     fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
         self.bytes.line(&mut self.piece)?;
-        let mut text = self.piece.as_slice();
-        if is_quoted {
-            text = match text {
-                [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => inner,
+        let text = if is_quoted {
+            match self.piece.as_slice() {
+                [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => self.arena.new_text(inner),
                 _ => return Err(self.bytes.bad("a string without its quotes")),
-            };
-        }
-        let text = self.arena.new_text(text);
+            }
+        } else {
+            self.arena.new_text(unescaped(&self.piece).as_bytes())
+        };
         self.made(text)?;
         self.look()
     }
@@ -292,6 +296,7 @@ impl<R: Read> Machine<R> {
             }
             op::MARK => {
                 let height = u32::try_from(self.stack.len()).map_err(|_| self.full())?;
+                reserve(&mut self.marks, 1).map_err(|Full| self.full())?;
                 self.marks.push(height);
             }
             op::EMPTY_DICT => self.gather_last(Kind::Dict, 0)?,
@@ -352,9 +357,9 @@ impl<R: Read> Machine<R> {
                 self.made(value)?;
             }
             op::FLOAT => self.float_line()?,
-            op::NONE => self.stack.push(NONE),
-            op::NEWTRUE => self.stack.push(Arena::bool(true)),
-            op::NEWFALSE => self.stack.push(Arena::bool(false)),
+            op::NONE => self.push(NONE)?,
+            op::NEWTRUE => self.push(Arena::bool(true))?,
+            op::NEWFALSE => self.push(Arena::bool(false))?,
             op::SHORT_BINUNICODE | op::SHORT_BINSTRING => {
                 let len = self.bytes.byte()?;
                 self.text(len.into())?;
@@ -392,7 +397,7 @@ impl<R: Read> Machine<R> {
             }
             op::DUP => {
                 let top = self.top()?;
-                self.stack.push(top);
+                self.push(top)?;
             }
             op::PROTO => {
                 let protocol = self.bytes.byte()?;
@@ -421,4 +426,25 @@ impl<R: Read> Machine<R> {
         }
         refusal(opcode, &name)
     }
+}
+
+/// Latin-1 with `\uXXXX` and `\UXXXXXXXX` for letters that it has not.
+fn unescaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        let digits = match (byte, after.first()) {
+            (b'\\', Some(b'u')) => after.get(1..5),
+            (b'\\', Some(b'U')) => after.get(1..9),
+            _ => None,
+        };
+        let letter = digits.and_then(|digits| {
+            let number = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+            rest = after.get(digits.len() + 1..)?;
+            char::from_u32(number)
+        });
+        text.push(letter.unwrap_or(byte.into()));
+    }
+    text
 }

@@ -1,6 +1,8 @@
 //! A snapshot and its history -> records, as an agent would have told them: the state at the beginning of the history,
 //! every entry, and where the history does not lead to the snapshot what is missing.
 
+mod settle;
+
 use super::arena::{Arena, NONE, Ref};
 use super::heap::{Heap, Live, Piece};
 use super::model::{Action, Event, Snapshot};
@@ -543,83 +545,5 @@ impl Replay<'_> {
                 result,
             },
         );
-    }
-
-    /// The state at the end is the snapshot's, whatever the history says.
-    fn correct(&mut self) {
-        for index in 0..self.devices.len() {
-            let Some(device) = self.devices.get_mut(index) else { continue };
-            let mut end = std::mem::take(&mut device.end);
-            let is_same = |live: &Live, other: &Live| {
-                (live.bytes, live.requested, live.is_pending)
-                    == (other.bytes, other.requested, other.is_pending)
-            };
-            let heap = &device.heap;
-            let over = heap.blocks.iter().filter(|(address, live)| {
-                end.blocks.get(address).is_none_or(|wanted| !is_same(live, wanted))
-            });
-            let over: Vec<u64> = over.map(|(&address, _)| address).collect();
-            self.told.corrected += over.len() as u64;
-            over.into_iter().for_each(|address| self.take_block(index, address));
-            self.correct_pieces(index, &mut end);
-            for (&address, live) in &end.blocks {
-                if self.heap(index).is_some_and(|heap| !heap.blocks.contains_key(&address)) {
-                    self.told.corrected += 1;
-                    self.add_block(index, address, *live, NONE, false);
-                }
-                if live.frames == NONE || self.stacks.said(self.arena, live.frames).is_none() {
-                    self.told.unnamed.0 += 1;
-                    self.told.unnamed.1 = self.told.unnamed.1.saturating_add(live.bytes);
-                }
-            }
-        }
-    }
-
-    /// Pieces that are too many or too few, with the blocks in them; not those that are only cut in another way.
-    fn correct_pieces(&mut self, index: usize, end: &mut Heap) {
-        let Some(heap) = self.heap(index) else { return };
-        let pieces: Vec<(u64, Piece)> = heap.pieces.iter().map(|(&start, &piece)| (start, piece)).collect();
-        for (start, Piece { bytes, is_expandable }) in pieces {
-            let is_there = match end.pieces.get(&start) {
-                Some(wanted) if wanted.bytes == bytes => true,
-                _ => is_expandable && end.covers(start, bytes),
-            };
-            if is_there {
-                continue;
-            }
-            let inside = self.heap(index).map(|heap| heap.blocks.range(start..start.saturating_add(bytes)));
-            let inside: Vec<u64> = inside.into_iter().flatten().map(|(&address, _)| address).collect();
-            inside.into_iter().for_each(|address| self.take_block(index, address));
-            self.told.corrected += 1;
-            self.take_piece(index, start);
-        }
-        for (&start, piece) in &end.pieces {
-            if self.heap(index).is_some_and(|heap| heap.has_room(start, piece.bytes)) {
-                self.told.corrected += 1;
-                self.add_piece(index, start, *piece);
-            }
-        }
-    }
-
-    /// The allocator's own totals beside ours.
-    fn end(&mut self) {
-        for index in 0..self.devices.len() {
-            let of =
-                |segment: &&super::model::Segment| !segment.is_host && usize::from(segment.device) == index;
-            let segments = self.snapshot.segments.iter().filter(of);
-            let (reserved, allocated) =
-                segments.fold((0_u64, Some(0_u64)), |(reserved, allocated), segment| {
-                    let sum = |own: u64| Some(allocated?.saturating_add(own));
-                    (reserved.saturating_add(segment.bytes), segment.allocated.and_then(sum))
-                });
-            let Some(used_bytes) = allocated else { continue };
-            let pool = Self::pool(index);
-            let stamp = self.ordered(index);
-            self.tell(stamp, Body::PoolState { pool, reserved_bytes: reserved, used_bytes });
-            let stamp = self.ordered(index);
-            self.tell(stamp, Body::PoolCheck { pool, total_bytes: used_bytes });
-        }
-        let at = Stamp { time_ns: self.now_ns, ..Stamp::default() };
-        self.say(Origin::Host, at, Body::Tick {});
     }
 }

@@ -51,8 +51,8 @@ impl Settings {
     /// What the driver is asked for.
     pub fn segment(&self, requested: u64) -> u64 {
         match self.rounded(requested) {
-            ..=SMALL_BYTES => SMALL_SEGMENT,
-            ..LARGE_FROM => LARGE_SEGMENT,
+            small if small <= SMALL_BYTES => SMALL_SEGMENT,
+            large if large < LARGE_FROM => LARGE_SEGMENT,
             rounded => rounded.next_multiple_of(SMALL_SEGMENT),
         }
     }

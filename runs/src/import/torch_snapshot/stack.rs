@@ -12,6 +12,9 @@ use std::collections::HashMap;
 const MAX_PARTS: usize = 12;
 /// Of one frame in a tag.
 const MAX_PART_BYTES: usize = 80;
+/// Functions that allocate scratch for cuBLAS.
+const WORKSPACES: [&str; 3] =
+    ["at::cuda::getNewWorkspace", "at::cuda::getCurrentCUDABlasHandle", "at::cuda::getCUDABlasLtWorkspace"];
 /// Text of a stack that is kept whole (for running out of memory).
 const MAX_TEXT_BYTES: usize = 2048;
 
@@ -57,6 +60,8 @@ enum Hint {
     OptimizerState,
     /// A module is made, or brought to the device.
     Parameter,
+    /// A library of kernels gets its scratch.
+    Workspace,
 }
 
 /// What a stack says.
@@ -99,12 +104,19 @@ impl Stacks {
             match frame.hint {
                 Hint::Nothing => {}
                 Hint::Backward => in_backward = true,
-                Hint::Gradient => (in_backward, role) = (true, Role::Gradient),
+                Hint::Workspace => role = Role::Workspace,
+                Hint::Gradient => {
+                    in_backward = true;
+                    role = if role == Role::Unknown { Role::Gradient } else { role };
+                }
                 // The innermost one says what is going on.
                 _ if phase != Phase::Unknown => {}
                 Hint::Forward => phase = Phase::Forward,
                 Hint::Optimizer => phase = Phase::Optimizer,
-                Hint::OptimizerState => (phase, role) = (Phase::Optimizer, Role::OptimizerState),
+                Hint::OptimizerState => {
+                    phase = Phase::Optimizer;
+                    role = if role == Role::Unknown { Role::OptimizerState } else { role };
+                }
                 Hint::Parameter if role == Role::Unknown => role = Role::Parameter,
                 Hint::Parameter => {}
             }
@@ -270,6 +282,9 @@ fn native(name: &str) -> Frame {
     }
     if let Some(node) = between(name, "torch::autograd::generated::", "::apply") {
         return Frame { part: format!("backward/{}", part(node)), worth: Worth::Node, hint: Hint::Backward };
+    }
+    if WORKSPACES.iter().any(|function| name.contains(function)) {
+        return Frame { hint: Hint::Workspace, ..Frame::default() };
     }
     if name.contains("torch::autograd::Engine::") {
         return Frame { hint: Hint::Backward, ..Frame::default() };

@@ -3,7 +3,7 @@
 use super::{Entry, Form, entries, one, signed};
 use crate::report::text::{clean, device_title, exit, label};
 use crate::report::time::Times;
-use crate::report::units::{Unit, plural};
+use crate::report::units::Unit;
 use crate::report::{Report, json};
 use crate::rules::Groupings;
 use crate::run::{Device, Ending, Run, State};
@@ -96,11 +96,14 @@ pub fn text(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
     let (told, others): (Vec<&Found<'_>>, Vec<&Found<'_>>) =
         found.iter().partition(|found| !found.entries.is_empty());
     lines.push(format!(
-        "{title}, {} to {}: {} known, {} ended or ran out of memory then",
+        "{title}, {} to {}: {} then",
         time(from),
         time(to),
-        plural(devices().count() as u64, "run"),
-        found.len()
+        match found.len() {
+            0 => "nobody ended or ran out of memory".to_owned(),
+            1 => "1 process ended or ran out of memory".to_owned(),
+            many => format!("{many} processes ended or ran out of memory"),
+        }
     ));
     for found in &told {
         lines.push(String::new());
@@ -117,11 +120,7 @@ pub fn text(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
         }
         let more = found.entries.len().saturating_sub(1);
         if more > 0 {
-            lines.push(format!(
-                "{} before it: gpumemctl oom {}",
-                plural(more as u64, "entry").replace("entrys", "entries"),
-                run.process.pid
-            ));
+            lines.push(format!("{more} more before it: gpumemctl oom {}", run.process.pid));
         }
     }
     if !others.is_empty() {
@@ -130,7 +129,7 @@ pub fn text(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
     }
     lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
     if found.is_empty() {
-        lines.push("nobody ended there then; further away: --for 10m".to_owned());
+        lines.push("further away: --for 10m".to_owned());
     }
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }

@@ -24,7 +24,8 @@ struct Document<'a> {
 
 #[derive(Serialize)]
 pub(in crate::report) struct OomJson<'a> {
-    device: &'a str,
+    /// Its UUID; `device` is who had it.
+    gpu: &'a str,
     /// `oom`, `suspected` or `pressure`.
     what: &'static str,
     verdict: String,
@@ -49,7 +50,7 @@ pub(in crate::report) fn entry<'a>(report: &Report<'_>, device: &'a Device, oom:
     let own = (!oom.is_suspected()).then(|| composition(report, oom));
     let ending = Ending::of(report.run);
     OomJson {
-        device: &device.name,
+        gpu: &device.name,
         what: match (oom.is_true(), oom.is_suspected()) {
             (true, _) => "oom",
             (_, true) => "suspected",

@@ -252,7 +252,7 @@ fn request(oom: &Oom, unit: Unit) -> String {
     let amount = |bytes: u64| unit.amount(signed(bytes));
     if oom.is_suspected() {
         let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
-        return format!("asked: not known; the least that was free in its last seconds: {free}");
+        return format!("asked: not known; the least that was free since its last reading: {free}");
     }
     let asked = amount(oom.asked_bytes);
     if oom.kind == OomKind::Pool {

@@ -3,6 +3,7 @@
 use super::holders::{growth, name};
 use super::signed;
 use crate::report::Report;
+use crate::report::text::clean;
 use crate::report::units::{Unit, plural, thousands};
 use crate::run::{Cause, Ending, Holder, Oom, OomKind};
 
@@ -43,7 +44,7 @@ pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, u
     let fits_without = |growth: i64| growth > 0 && free < need && free.saturating_add(growth) >= need;
     if let Some((holder, bytes)) = most_grown(others).filter(|(_, bytes)| fits_without(*bytes)) {
         let left = unit.amount(free.saturating_add(bytes));
-        words.push(format!("fits without {}'s growth ({left} free)", who(holder)));
+        words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
     }
     if let Some(own) = own.filter(|own| words.is_empty() && own.growth_bytes.is_some_and(fits_without)) {
         words.push(format!("fits without what you grew by ({})", growth(own, unit).unwrap_or_default()));
@@ -104,7 +105,7 @@ fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
     let grown = most_grown(holders).filter(|(_, bytes)| *bytes > 0);
     if let Some((holder, told)) = grown.and_then(|(holder, _)| Some((holder, growth(holder, unit)?))) {
         let is_own = holders.first().is_some_and(|own| std::ptr::eq(own, holder));
-        let who = if is_own { "itself".to_owned() } else { who(holder) };
+        let who = if is_own { "itself".to_owned() } else { who(holder, holders.first()) };
         words.push(format!("most grown: {who} ({told})"));
     }
     words.join("; ")
@@ -115,11 +116,11 @@ fn most_grown(holders: &[Holder]) -> Option<(&Holder, i64)> {
     grown.max_by_key(|(_, bytes)| *bytes)
 }
 
-/// As people speak of it: the user; without one, the process.
-fn who(holder: &Holder) -> String {
+/// As people speak of it: the user, where that tells it from the process itself.
+fn who(holder: &Holder, own: Option<&Holder>) -> String {
     match &holder.user {
-        Some(user) => crate::report::text::clean(user),
-        None => name(holder),
+        Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => clean(user),
+        _ => name(holder),
     }
 }
 

@@ -1,0 +1,68 @@
+//! A store that is beyond repair: it is renamed, never deleted, and a new one is begun.
+
+use gpumem_runs::store::StoreError;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Errors of the file system in a row after which the file itself is taken to be at fault: a hiccup of a network file system
+/// is over by the third try, a bad block is not.
+const TRIES: u32 = 3;
+/// Names to try for the file.
+const NAMES: u32 = 100;
+
+/// Whether it is; begun anew by each write that works.
+#[derive(Debug, Default)]
+pub(super) struct Broken {
+    /// Failures in a row.
+    failures: u32,
+    /// The store was set aside, and the new one has not worked yet: it is not the file that is at fault.
+    is_new: bool,
+}
+
+impl Broken {
+    /// After this error.
+    pub(super) fn is_beyond_repair(&mut self, error: &StoreError) -> bool {
+        let tries = match error {
+            StoreError::Damaged { .. } => 1,
+            StoreError::Unreadable { .. } => TRIES,
+            _ => return false,
+        };
+        self.failures += 1;
+        let is_beyond = !self.is_new && self.failures >= tries;
+        self.is_new |= is_beyond;
+        is_beyond
+    }
+}
+
+/// Renames the store and its side files; where it is now.
+pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreError> {
+    let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let named = |end: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(end);
+        PathBuf::from(name)
+    };
+    let names = (0..NAMES).map(|number| match number {
+        0 => format!(".damaged-{seconds}"),
+        number => format!(".damaged-{seconds}-{number}"),
+    });
+    let free = names.into_iter().find(|name| !named(name).exists()).unwrap_or_else(|| ".damaged".into());
+    let aside = named(&free);
+    std::fs::rename(path, &aside).map_err(|source| StoreError::Io { path: path.to_owned(), source })?;
+    for side in ["-wal", "-shm"] {
+        // They need not be there; the log goes with the file, or it would be taken for the new one's.
+        let _ = std::fs::rename(named(side), named(&format!("{free}{side}")));
+    }
+    tracing::error!(error = %why, aside = %aside.display(), "the damaged store is set aside, and a new one begun");
+    Ok(aside)
+}
+
+/// What a person can do.
+pub(super) fn remedy(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::DiskFull { .. } => "make room on its file system; it is tried again by itself",
+        StoreError::NewerVersion { .. } => "run the newer gpumemd, or name another file in runs.store",
+        StoreError::NotAStore { .. } => "move that file away, or name another one in runs.store",
+        _ => "it is tried again by itself",
+    }
+}

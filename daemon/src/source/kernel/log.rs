@@ -1,0 +1,135 @@
+//! The log: /dev/kmsg, a file that grows, or a pipe. Read without waiting, in bounded pieces.
+
+use super::parse;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Read at a time: more than the longest record of /dev/kmsg.
+const PIECE: usize = 16 * 1024;
+/// Pieces (of /dev/kmsg: records) in one look; the rest waits for the next one.
+const PIECES: usize = 512;
+/// A line that is longer is no line of the kernel's.
+const LINE: usize = 8 * 1024;
+/// One that cannot be read is tried again after this.
+const RETRY_NS: u64 = 30_000_000_000;
+
+/// The log, as far as it was read.
+#[derive(Debug)]
+pub struct Log {
+    path: PathBuf,
+    open: Result<Open, String>,
+    next_try_ns: u64,
+}
+
+#[derive(Debug)]
+struct Open {
+    file: File,
+    /// One record with each read: /dev/kmsg.
+    has_records: bool,
+    inode: u64,
+    is_regular: bool,
+    at: u64,
+    /// A line whose end is not there yet.
+    rest: Vec<u8>,
+}
+
+impl Log {
+    /// From its end on: what was told before concerns nobody here.
+    pub fn open(path: &Path) -> Self {
+        Log { path: path.to_owned(), open: Open::at(path, true), next_try_ns: 0 }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Why it cannot be read.
+    pub fn problem(&self) -> Option<String> {
+        self.open.as_ref().err().cloned()
+    }
+
+    /// The lines that are new, as the kernel meant them.
+    pub fn read(&mut self, now_ns: u64) -> Vec<String> {
+        if self.open.is_err() && now_ns >= self.next_try_ns {
+            self.next_try_ns = now_ns.saturating_add(RETRY_NS);
+            self.open = Open::at(&self.path, true);
+        }
+        let mut lines = Vec::new();
+        let Ok(open) = &mut self.open else { return lines };
+        match open.read(&mut lines) {
+            // Put aside, and begun anew.
+            Ok(()) if open.was_replaced(&self.path) => self.open = Open::at(&self.path, false),
+            Ok(()) => {}
+            Err(error) => self.open = Err(error.to_string()),
+        }
+        lines
+    }
+}
+
+impl Open {
+    fn at(path: &Path, from_end: bool) -> Result<Self, String> {
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let mut file = opened.map_err(|error| error.to_string())?;
+        let about = file.metadata().map_err(|error| error.to_string())?;
+        let mut at = 0;
+        if from_end && !about.file_type().is_fifo() {
+            at = file.seek(SeekFrom::End(0)).map_err(|error| error.to_string())?;
+        }
+        Ok(Open {
+            file,
+            has_records: about.file_type().is_char_device(),
+            inode: about.ino(),
+            is_regular: about.is_file(),
+            at,
+            rest: Vec::new(),
+        })
+    }
+
+    fn was_replaced(&self, path: &Path) -> bool {
+        let is_other = |about: std::fs::Metadata| about.ino() != self.inode || about.len() < self.at;
+        self.is_regular && std::fs::metadata(path).is_ok_and(is_other)
+    }
+
+    fn read(&mut self, lines: &mut Vec<String>) -> std::io::Result<()> {
+        let mut piece = vec![0; PIECE];
+        for _ in 0..PIECES {
+            let bytes = match self.file.read(&mut piece) {
+                Ok(0) => return Ok(()),
+                Ok(count) => piece.get(..count).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                // Records were overwritten before they were read: the next ones are there.
+                Err(error) if self.has_records && error.kind() == ErrorKind::BrokenPipe => continue,
+                Err(error) => return Err(error),
+            };
+            self.at = self.at.saturating_add(bytes.len() as u64);
+            if self.has_records {
+                push(lines, bytes);
+                continue;
+            }
+            let mut parts = bytes.split(|&byte| byte == b'\n');
+            let last = parts.next_back().unwrap_or_default();
+            for part in parts {
+                if self.rest.len() <= LINE {
+                    self.rest.extend_from_slice(part);
+                    push(lines, &self.rest);
+                }
+                self.rest.clear();
+            }
+            if self.rest.len() <= LINE {
+                self.rest.extend_from_slice(last);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push(lines: &mut Vec<String>, record: &[u8]) {
+    let text = String::from_utf8_lossy(record);
+    lines.extend(parse::message(&text).filter(|line| !line.is_empty()).map(str::to_owned));
+}

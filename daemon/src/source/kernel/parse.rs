@@ -1,0 +1,149 @@
+//! Lines of the kernel's log -> what they tell. Names of programs in them may hold anything, at most 15 bytes: pids are
+//! read from places that a name cannot reach.
+
+/// Longest text that is kept of a line.
+const KEPT: usize = 300;
+
+/// What a line tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// A process was killed for host memory; whether for a group's limit, where the line says so.
+    Killed { pid: u32, in_group: Option<bool> },
+    /// Which group's limit it is that somebody will be killed for; none: the machine's memory.
+    Constraint { pid: u32, group: Option<String> },
+    /// The same from older kernels, before the line that kills.
+    Limit { group: String },
+    /// The driver's fault; its process, where it is named.
+    Xid { pid: Option<u32>, xid: u64 },
+}
+
+/// The message in a record of /dev/kmsg (`priority,number,time,flags;text`) or in a line of a file. None: it is not the
+/// kernel's own; programs with the right to may write there, too.
+pub fn message(record: &str) -> Option<&str> {
+    let line = record.lines().next().unwrap_or_default();
+    let Some((head, text)) = line.split_once(';') else { return Some(line) };
+    let fields: Vec<&str> = head.split(',').collect();
+    let is_head = fields.len() >= 4
+        && fields.iter().take(3).all(|field| field.bytes().all(|byte| byte.is_ascii_digit()));
+    if !is_head {
+        return Some(line);
+    }
+    let priority: u32 = fields.first()?.parse().ok()?;
+    (priority >> 3 == 0).then_some(text)
+}
+
+/// What a line tells, if it is one of those.
+pub fn told(line: &str) -> Option<Told> {
+    if let Some(at) = line.find("oom-kill:constraint=") {
+        let fields = line.get(at..)?;
+        // The name comes before it and may hold commas.
+        let pid = number(fields.get(fields.rfind(",pid=")? + ",pid=".len()..)?)?;
+        let group = fields.split(',').find_map(|field| field.strip_prefix("oom_memcg=")).map(str::to_owned);
+        return Some(Told::Constraint { pid, group });
+    }
+    if let Some((_, group)) = line.split_once(" killed as a result of limit of ") {
+        return Some(Told::Limit { group: group.trim().to_owned() });
+    }
+    if let Some((before, rest)) = line.split_once("Killed process ") {
+        let in_group = match before {
+            _ if before.contains("Memory cgroup out of memory") => Some(true),
+            _ if before.contains("Out of memory") => Some(false),
+            _ => None,
+        };
+        return Some(Told::Killed { pid: number(rest)?, in_group });
+    }
+    let (_, rest) = line.split_once("NVRM: Xid (")?;
+    let (_, rest) = rest.split_once("): ")?;
+    let xid = number::<u64>(rest)?;
+    let pid = rest.split_once("pid=").and_then(|(_, rest)| number(rest.trim_start_matches('\'')));
+    Some(Told::Xid { pid: pid.filter(|pid| *pid != 0), xid })
+}
+
+/// The digits at the beginning.
+fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
+    let end = text.bytes().take_while(u8::is_ascii_digit).count();
+    text.get(..end)?.parse().ok()
+}
+
+/// As it can stand in a `key=value` line and on a terminal.
+pub fn harmless(line: &str) -> String {
+    let kept = line.trim().chars().take(KEPT);
+    kept.map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn killed(pid: u32, in_group: Option<bool>) -> Option<Told> {
+        Some(Told::Killed { pid, in_group })
+    }
+
+    #[test]
+    fn kills_of_old_and_new_kernels() {
+        let new =
+            "Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:2kB, UID:0 pgtables:1kB";
+        assert_eq!(told(new), killed(4711, Some(false)));
+        let group =
+            "Memory cgroup out of memory: Killed process 978 (python3) total-vm:221368kB, anon-rss:40576kB";
+        assert_eq!(told(group), killed(978, Some(true)));
+        let file = format!("Nov 21 18:00:00 node7 kernel: [ 34.5] {group}");
+        assert_eq!(told(&file), killed(978, Some(true)));
+        assert_eq!(told("Killed process 9 (a) total-vm:1kB"), killed(9, None));
+        assert_eq!(told("Out of memory: Kill process 9 (a) score 9 or sacrifice child"), None, "not yet");
+        assert_eq!(told("oom_reaper: reaped process 978 (python3), now anon-rss:0kB"), None);
+        let limit = "Task in /slurm/uid_0/job_5/step_0 killed as a result of limit of /slurm/uid_0/job_5";
+        assert_eq!(told(limit), Some(Told::Limit { group: "/slurm/uid_0/job_5".into() }));
+    }
+
+    #[test]
+    fn whose_limit_it_was() {
+        let line = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,\
+                    oom_memcg=/slurm/job_5,task_memcg=/slurm/job_5/step_0,task=python3,pid=978,uid=0";
+        assert_eq!(told(line), Some(Told::Constraint { pid: 978, group: Some("/slurm/job_5".into()) }));
+        let all = "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
+                   task_memcg=/a,task=x,pid=1,y,pid=77,uid=0";
+        assert_eq!(told(all), Some(Told::Constraint { pid: 77, group: None }), "a name is no pid");
+    }
+
+    #[test]
+    fn faults_with_and_without_a_process() {
+        let xid = |pid, xid| Some(Told::Xid { pid, xid });
+        let line =
+            "NVRM: Xid (PCI:0000:3b:00): 31, pid=1234, name=python, Ch 00000008, intr 00000000. MMU Fault";
+        assert_eq!(told(line), xid(Some(1234), 31));
+        assert_eq!(told("NVRM: Xid (PCI:0000:01:00): 13, pid='<unknown>', name=<unknown>, x"), xid(None, 13));
+        assert_eq!(told("NVRM: Xid (0000:05:00): 43, Ch 00000010, engmask 00000101"), xid(None, 43));
+        assert_eq!(told("NVRM: Xid (PCI:0000:3b:00): 94, pid='77', name=a, Contained"), xid(Some(77), 94));
+        assert_eq!(told("NVRM: GPU at PCI:0000:3b:00: GPU-1"), None);
+    }
+
+    #[test]
+    fn only_the_kernel_is_believed() {
+        assert_eq!(
+            message("3,434,34543236423,-;Killed process 1 (a)\n SUBSYSTEM=x"),
+            Some("Killed process 1 (a)")
+        );
+        assert_eq!(message("12,434,34543236423,-;Killed process 1 (a)"), None, "a program wrote that");
+        assert_eq!(message("plain; text"), Some("plain; text"));
+        assert_eq!(message(""), Some(""));
+    }
+
+    #[test]
+    fn whatever_stands_there_is_read_without_harm() {
+        for line in [
+            "Killed process ",
+            "Killed process 99999999999999999999 (a)",
+            "oom-kill:constraint=",
+            "oom-kill:constraint=x,pid=",
+            "NVRM: Xid (",
+            "NVRM: Xid (a): ",
+            "NVRM: Xid (a): x, pid=1",
+            "\u{0}\u{1b}[2J\u{202e}",
+        ] {
+            assert_eq!(told(line), None, "{line:?}");
+        }
+        assert_eq!(harmless("a\u{1b}[2Jb"), "a\u{fffd}[2Jb");
+        assert_eq!(harmless(&"x".repeat(10_000)).len(), KEPT);
+    }
+}

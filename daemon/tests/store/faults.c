@@ -1,0 +1,70 @@
+/* A file system that fails when it is told to: reads and writes of the run store and its log give the error that the file
+ * named by GPUMEM_TEST_FAULT holds, as "write ENOSPC" or "all EIO". Preloaded into the daemon. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+static int is_store(int fd)
+{
+    char link[64], path[4096];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0)
+        return 0;
+    path[length] = 0;
+    return strstr(path, "runs.sqlite") != NULL;
+}
+
+static int fault(int fd, int is_write)
+{
+    const char *control = getenv("GPUMEM_TEST_FAULT");
+    char text[32] = "";
+    int kept = errno, told = -1;
+    if (control && is_store(fd) && (told = open(control, O_RDONLY | O_CLOEXEC)) >= 0) {
+        if (REAL(read)(told, text, sizeof text - 1) < 0)
+            text[0] = 0;
+        close(told);
+    }
+    errno = kept;
+    if (strncmp(text, "all", 3) != 0 && !(is_write && strncmp(text, "write", 5) == 0))
+        return 0;
+    errno = strstr(text, "ENOSPC") ? ENOSPC : EIO;
+    return 1;
+}
+
+ssize_t write(int fd, const void *bytes, size_t count)
+{
+    return fault(fd, 1) ? -1 : REAL(write)(fd, bytes, count);
+}
+
+ssize_t pwrite(int fd, const void *bytes, size_t count, off_t at)
+{
+    return fault(fd, 1) ? -1 : REAL(pwrite)(fd, bytes, count, at);
+}
+
+ssize_t pwrite64(int fd, const void *bytes, size_t count, off64_t at)
+{
+    return fault(fd, 1) ? -1 : REAL(pwrite64)(fd, bytes, count, at);
+}
+
+ssize_t read(int fd, void *bytes, size_t count)
+{
+    return fault(fd, 0) ? -1 : REAL(read)(fd, bytes, count);
+}
+
+ssize_t pread(int fd, void *bytes, size_t count, off_t at)
+{
+    return fault(fd, 0) ? -1 : REAL(pread)(fd, bytes, count, at);
+}
+
+ssize_t pread64(int fd, void *bytes, size_t count, off64_t at)
+{
+    return fault(fd, 0) ? -1 : REAL(pread64)(fd, bytes, count, at);
+}

@@ -1,0 +1,154 @@
+//! Parts of long lives, and what is deleted.
+
+use super::common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
+use super::common::{Daemon, Scratch, start, start_in, wait_for};
+use gpumem_runs::run::{Cell, Class, Run, State};
+use gpumem_runs::store::{RunSummary, Store};
+
+fn agent(daemon: &Daemon) -> Peer {
+    let (peer, epoch) = Peer::welcomed(&daemon.agent_socket(), &Memory::new());
+    let (stamp, body) = allocation(1, 4096, 0);
+    assert!(peer.send(&[device(), resync(epoch, 0, &[]), record(stamp, body), watermark(1)].concat()));
+    peer
+}
+
+fn list(daemon: &Daemon) -> Vec<RunSummary> {
+    Store::open_read_only(daemon.store()).and_then(|store| store.list()).unwrap_or_default()
+}
+
+fn reload_with(daemon: &mut Daemon, from: &str, to: &str) {
+    let text = std::fs::read_to_string(daemon.config()).expect("a file");
+    assert!(text.contains(from), "{text}");
+    std::fs::write(daemon.config(), text.replace(from, to)).expect("a file");
+    daemon.reload();
+}
+
+#[test]
+fn a_long_life_has_parts_that_are_linked_and_the_newest_is_never_deleted() {
+    let mut daemon = start("[runs]\ncheckpoint_every_s = 0.05\nroll_every_s = 1.0\nkeep_days = 0.0\n");
+    let peer = agent(&daemon);
+    let parts = wait_for("three parts", || Some(list(&daemon)).filter(|list| list.len() >= 3));
+    let store = Store::open_read_only(daemon.store()).expect("a store");
+    for pair in parts.windows(2) {
+        assert_eq!((pair[0].continues, pair[0].part), (Some(pair[1].id), pair[1].part + 1));
+        assert!(matches!(pair[1].state, State::Rolled { .. }), "{:?}", pair[1]);
+        let (newer, older) = (store.load(pair[0].id).expect("a run"), store.load(pair[1].id).expect("a run"));
+        let State::Rolled { time_ns } = older.state else { unreachable!() };
+        let part = newer.coverage.part.expect("a part");
+        assert_eq!((part.number, part.began_ns), (pair[0].part, time_ns));
+        assert_eq!(newer.devices[0].peak.tracked_bytes, Some(4096), "it begins with what is held");
+        assert_eq!((newer.coverage.events, part.events_before), (0, 1));
+    }
+    assert!(daemon.metric("gpumemd_runs_rolled_total").is_some_and(|rolled| rolled >= 2.0));
+    // Who asks for the process gets the part that goes on.
+    let runs = daemon.runs(&format!("?pid={}", std::process::id()));
+    assert_eq!((runs.len(), runs[0].state), (1, State::Open));
+    assert!(runs[0].coverage.part.is_some_and(|part| part.number >= 3), "{:?}", runs[0].coverage.part);
+
+    // Everything is too old at once: what lives stays.
+    reload_with(
+        &mut daemon,
+        "roll_every_s = 1.0\nkeep_days = 0.0",
+        "roll_every_s = 0.0\nkeep_days = 0.000001",
+    );
+    wait_for("the old parts to go", || (list(&daemon).len() == 1).then_some(()));
+    let left = list(&daemon).remove(0);
+    assert_eq!(left.state, State::Open);
+    assert_eq!(left.continues, None);
+    assert!(left.part >= 3);
+    assert!(
+        daemon.metric("gpumemd_store_deleted_total{reason=\"age\"}").is_some_and(|deleted| deleted >= 2.0)
+    );
+    // The next life of the daemon goes on with the same part.
+    drop(peer);
+    daemon.end().expect("a good end");
+    let scratch = Scratch(std::mem::take(&mut daemon.scratch.0));
+    let daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\nkeep_days = 0.000001\n");
+    let _peer = agent(&daemon);
+    wait_for("the run to go on", || (list(&daemon).first()?.state == State::Open).then_some(()));
+    let again = list(&daemon);
+    assert_eq!((again.len(), again[0].id, again[0].part), (1, left.id, left.part));
+    assert_eq!(
+        Store::open_read_only(daemon.store()).expect("a store").load(left.id).expect("a run").coverage.lost,
+        0
+    );
+}
+
+/// A run that takes some hundred KiB.
+fn large(run: &Run) -> Run {
+    let mut run = run.clone();
+    run.cells = (0..2000)
+        .map(|cell| Cell {
+            class: Class::Direct,
+            tag: Some(format!("model/layer/{cell}/with a long name")),
+            ..Cell::default()
+        })
+        .collect();
+    run.devices[0].peak.amounts = (0..2000).map(|cell| (cell, 1 << 20)).collect();
+    run.state = State::Closed { time_ns: 1, status: None };
+    run.process.start_ticks = 1;
+    run
+}
+
+#[test]
+fn a_store_that_is_too_large_shrinks_to_its_size() {
+    let mut first = start("[runs]\ncheckpoint_every_s = 0.05\n");
+    let peer = agent(&first);
+    let run = wait_for("the run", || first.runs(&format!("?pid={}", std::process::id())).pop());
+    drop(peer);
+    first.end().expect("a good end");
+    let path = first.store();
+    let mut store = Store::open(&path).expect("a store");
+    for number in 0..60 {
+        store.insert(&large(&run), &format!("another boot:7:{number}")).expect("stored");
+    }
+    let mut import = large(&run);
+    import.source.kind = "tbd-log".into();
+    let (import, _) = store.insert(&import, "import").expect("stored");
+    drop(store);
+    let size = || std::fs::metadata(&path).expect("a file").len();
+    let full = size();
+    assert!(full > 8 << 20, "{full}");
+    let scratch = Scratch(std::mem::take(&mut first.scratch.0));
+    let daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\nmax_size_mib = 4\n");
+    let _peer = agent(&daemon);
+    wait_for("the file to shrink", || (size() <= 5 << 20).then_some(()));
+    let deleted = daemon.metric("gpumemd_store_deleted_total{reason=\"size\"}").unwrap_or(0.0);
+    let left = list(&daemon);
+    assert_eq!(left.len(), 62 - deleted as usize);
+    assert!(left.iter().any(|line| line.id == import), "an import is its owner's");
+    assert!(left.iter().any(|line| line.state == State::Open), "what lives stays");
+    // The oldest went first: those that are left are the newest in a row.
+    let ids: Vec<i64> =
+        left.iter().filter(|line| line.uid.starts_with("another")).map(|line| line.id.0).collect();
+    assert!(
+        !ids.is_empty() && ids.windows(2).all(|pair| pair[0] == pair[1] + 1) && ids[0] == import.0 - 1,
+        "{ids:?}"
+    );
+    Store::open_read_only(&path).and_then(|store| store.check()).expect("it is whole");
+}
+
+#[test]
+fn a_store_of_living_runs_is_not_cut_and_says_so() {
+    let mut first = start("[runs]\ncheckpoint_every_s = 0.05\n");
+    let peer = agent(&first);
+    let run = wait_for("the run", || first.runs(&format!("?pid={}", std::process::id())).pop());
+    drop(peer);
+    first.end().expect("a good end");
+    let mut store = Store::open(first.store()).expect("a store");
+    for number in 0..12 {
+        let mut import = large(&run);
+        import.source.kind = "tbd-log".into();
+        store.insert(&import, &number.to_string()).expect("stored");
+    }
+    drop(store);
+    let scratch = Scratch(std::mem::take(&mut first.scratch.0));
+    let daemon = start_in(scratch, "[runs]\nmax_size_mib = 1\n");
+    let told = |text: &str| text.contains("larger than runs.max_size_mib");
+    wait_for("the doctor to say so", || {
+        let (_, doctor) = daemon.get("/v1/doctor");
+        let mut findings = doctor["findings"].as_array()?.iter();
+        findings.any(|finding| finding["text"].as_str().is_some_and(told)).then_some(())
+    });
+    assert!(list(&daemon).len() >= 12);
+}
