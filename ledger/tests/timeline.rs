@@ -103,7 +103,7 @@ fn a_new_part_begins_with_what_is_held() {
     s.at(101 * MS).alloc(0x3000, 7);
     s.free(0x3000);
     s.at(500 * MS).free(0x2000);
-    assert_eq!(told(&s), [(100, 50), (101, 57), (101, 50), (500, 50), (500, 0)]);
+    assert_eq!(told(&s), [(101, 57), (101, 50), (500, 50), (500, 0)]);
     assert_eq!(s.account().peak.tracked_bytes, 57);
 }
 

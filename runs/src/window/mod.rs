@@ -251,16 +251,18 @@ impl Maker<'_> {
             Some(point) => self.moment(point, point.time_ns.max(window.from_ns)),
             None => self.at(window.to_ns, times, say),
         };
-        let known = self
-            .inside(window)
-            .filter(|bucket| window.has(bucket.time_ns.saturating_add(device.series.width_ns)));
-        let known = known.filter_map(|bucket| Some((bucket.tracked?.max, bucket.time_ns))).max();
+        if is_peak_inside {
+            return highest;
+        }
+        // A bucket that lies in the window in part may have its highest outside.
+        let known =
+            self.inside(window).filter_map(|bucket| Some((bucket.tracked?.max, bucket.time_ns))).max();
         if let (Some((most, time_ns)), Some(tracked)) = (known, highest.tracked_bytes)
             && most > tracked
         {
             let unit = Unit::for_largest(most);
             say(format!(
-                "tracked was up to {} {} at about {}; what held it then was not kept: the highest moment that was is shown",
+                "tracked may have been up to {} {} (at about {}): what is shown is the highest moment that was kept",
                 unit.amount(most),
                 unit.name,
                 times.time(time_ns)
@@ -269,8 +271,13 @@ impl Maker<'_> {
         highest
     }
 
+    /// Buckets that lie in the window at least in part.
     fn inside(&self, window: &Window) -> impl Iterator<Item = &Bucket> {
-        self.device.series.buckets.iter().filter(|bucket| window.has(bucket.time_ns))
+        let Series { width_ns, buckets } = &self.device.series;
+        let (from_ns, to_ns) = (window.from_ns, window.to_ns);
+        buckets.iter().filter(move |bucket| {
+            bucket.time_ns.saturating_add(*width_ns) > from_ns && bucket.time_ns <= to_ns
+        })
     }
 
     fn nearest(&self, time_ns: u64, has: impl Fn(&Bucket) -> bool) -> Option<&Bucket> {
