@@ -41,6 +41,32 @@ impl Point {
     }
 }
 
+impl Timeline {
+    /// Goes on with what was kept later, in no more points than a timeline has: the fullest of each slot, and what was held
+    /// where nothing happened for a whole slot.
+    pub fn go_on(&mut self, later: Timeline) {
+        let last_ns = self.points.last().map(|point| point.time_ns);
+        self.points.extend(later.points.into_iter().filter(|point| Some(point.time_ns) > last_ns));
+        self.width_ns = self.width_ns.max(later.width_ns).max(1);
+        while self.points.len() > MAX_POINTS {
+            self.width_ns = self.width_ns.saturating_mul(2);
+            let slot = |point: &Point| point.time_ns / self.width_ns;
+            let slots = self.points.chunk_by(|one, other| slot(one) == slot(other)).collect::<Vec<_>>();
+            let mut kept: Vec<Point> = Vec::new();
+            for (at, points) in slots.iter().enumerate() {
+                let Some(last) = points.last() else { continue };
+                let fullest = points.iter().rev().max_by_key(|point| point.tracked_bytes()).unwrap_or(last);
+                kept.push(fullest.clone());
+                let next = slots.get(at + 1).and_then(|points| points.first());
+                if fullest.time_ns < last.time_ns && next.is_none_or(|next| slot(next) > slot(last) + 1) {
+                    kept.push(last.clone());
+                }
+            }
+            self.points = kept;
+        }
+    }
+}
+
 impl From<TimelineView> for Timeline {
     fn from(view: TimelineView) -> Self {
         let points = view.points.into_iter().map(|point| {

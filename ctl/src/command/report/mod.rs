@@ -227,7 +227,7 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
 
 /// A word as a shell takes it.
 pub fn quoted(word: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=-".contains(character);
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=,-".contains(character);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }

@@ -43,13 +43,13 @@ pub fn window(found: Found, args: &Args) -> Result<Found> {
     let from_ns = resolve(from)?;
     let to_ns = to.map_or(Ok(end_ns), resolve)?;
     let told = |time_ns: u64| time::with_day(run, time_ns);
-    if from_ns > to_ns {
-        bail!("{flag}: {} is after {}", told(from_ns), told(to_ns));
-    }
     if to_ns < first_ns || from_ns > end_ns {
         let span = format!("the run tells of {} to {}", told(first_ns), told(end_ns));
         let what = if to_ns < first_ns { told(to_ns) } else { told(from_ns) };
         return Err(NotFound(format!("{flag}: {what} is not in it: {span}")).into());
+    }
+    if from_ns > to_ns {
+        return Err(NotFound(format!("{flag}: {} is after {}", told(from_ns), told(to_ns))).into());
     }
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
     let again = match &one.file {
