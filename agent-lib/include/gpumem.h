@@ -290,6 +290,9 @@ static inline void gpumem_resume(void) {
  *     api           on   what the driver does beyond memory: modules, streams, graphs. Without them the report knows fewer causes
  *     memory        on   off: as gpumem_mute until it is on again
  *     record_file        where gpumem_start writes: a new file, or a folder
+ *     record_steps       100:110, the recording has only these steps
+ *     record_for         seconds after which it ends by itself
+ *     record_max_size    bytes that it may have
  *     dump_file          where dumps by themselves go
  *     dump_period   0    seconds between them, at least 0.1; 0: none
  *

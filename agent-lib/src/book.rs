@@ -3,6 +3,7 @@
 //! A free takes its row at ENTER, before the driver can give the address to another thread, and gives it back at EXIT if
 //! the call failed. An allocation makes its row at EXIT. vmm.rs has the handles.
 
+use crate::callers;
 use crate::core::{At, Core, nothing};
 use crate::live::{Beside, Key, Taken};
 use crate::ring::Row;
@@ -74,9 +75,12 @@ impl Core {
             let took_us = u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
-        self.record_timed(thread, at, body, |core, row| {
+        let seq = self.record_timed(thread, at, body, |core, row| {
             core.live.insert(Key::Allocation(address), row, Beside::default());
         });
+        if at.tag == 0 && at.module != 0 {
+            callers::sites::note(self, thread, at.module, address, seq);
+        }
         self.driver_gave(thread, at.module, address, bytes, memory);
     }
 

@@ -12,6 +12,7 @@
 
 use crate::core::Core;
 use crate::sender;
+use crate::window::Limits;
 use std::fs::{File, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -51,7 +52,9 @@ static DUMP_PERIOD_NS: AtomicU64 = AtomicU64::new(0);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
     /// Write a recording to a file of this name, empty for a usual one.
-    Start(String),
+    Start(String, Limits),
+    /// A step begins that a window waits for.
+    Step(u64),
     /// No longer.
     Stop,
     /// See [`is_muted`] and act.
@@ -94,6 +97,7 @@ struct Desk {
     outcomes: Vec<(u64, Outcome)>,
     record_file: String,
     dump_file: String,
+    limits: Limits,
 }
 
 static DESK: Mutex<Desk> = Mutex::new(Desk {
@@ -102,6 +106,7 @@ static DESK: Mutex<Desk> = Mutex::new(Desk {
     outcomes: Vec::new(),
     record_file: String::new(),
     dump_file: String::new(),
+    limits: Limits { steps: None, for_ns: None, max_bytes: None },
 });
 static DONE: Condvar = Condvar::new();
 
@@ -163,6 +168,10 @@ pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
             value.clone_into(place);
             return !value.contains('\0');
         }
+        "record_steps" | "record_for" | "record_max_size" => {
+            let Some(mut desk) = desk() else { return false };
+            return desk.limits.set(key.trim_start_matches("record_"), value);
+        }
         "dump_period" => {
             let seconds =
                 value.parse::<f64>().ok().filter(|seconds| *seconds == 0.0 || *seconds >= LEAST_PERIOD_S);
@@ -183,8 +192,8 @@ pub fn configure(core: &'static Core, key: &str, value: &str) -> bool {
 
 /// Begins a recording where `configure` said.
 pub fn start(core: &'static Core) -> bool {
-    let path = desk().map(|desk| desk.record_file.clone()).unwrap_or_default();
-    post(core, Wish::Start(path)).errno == 0
+    let wish = desk().map(|desk| Wish::Start(desk.record_file.clone(), desk.limits));
+    wish.is_some_and(|wish| post(core, wish).errno == 0)
 }
 
 /// History is kept back from now on; calls nest.
@@ -204,6 +213,11 @@ pub fn unmute(core: &'static Core) {
 
 /// Has the sender do it; what became of it.
 pub fn post(core: &'static Core, wish: Wish) -> Outcome {
+    post_within(core, wish, PATIENCE)
+}
+
+/// The same, waiting no longer than so.
+pub fn post_within(core: &'static Core, wish: Wish, patience: Duration) -> Outcome {
     sender::start(core);
     let late = || Outcome { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
     let Some(mut desk) = desk() else { return late() };
@@ -218,7 +232,7 @@ pub fn post(core: &'static Core, wish: Wish) -> Outcome {
         if let Some(at) = desk.outcomes.iter().position(|(known, _)| *known == number) {
             return desk.outcomes.swap_remove(at).1;
         }
-        let Some(left) = PATIENCE.checked_sub(start.elapsed()).filter(|_| sender::is_running()) else {
+        let Some(left) = patience.checked_sub(start.elapsed()).filter(|_| sender::is_running()) else {
             desk.wishes.retain(|(known, _)| *known != number);
             return late();
         };

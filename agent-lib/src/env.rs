@@ -33,6 +33,8 @@ pub const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
 pub const PYTHON: &str = "GPUMEM_PYTHON";
 /// `0`: NVTX ranges are not scopes.
 pub const NVTX: &str = "GPUMEM_NVTX";
+/// `0`: what nothing names is not called after the function that asked for it.
+pub const SITES: &str = "GPUMEM_SITES";
 /// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
 pub const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
@@ -108,11 +110,13 @@ pub struct Layers {
     pub python: bool,
     /// See [`NVTX`].
     pub nvtx: bool,
+    /// See [`SITES`].
+    pub sites: bool,
 }
 
 impl Default for Layers {
     fn default() -> Self {
-        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true }
+        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true, sites: true }
     }
 }
 
@@ -125,6 +129,7 @@ impl Layers {
             autograd: on(AUTOGRAD),
             python: on(PYTHON),
             nvtx: on(NVTX),
+            sites: on(SITES),
         }
     }
 }

@@ -30,6 +30,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     state::disarm();
     callers::in_child();
+    callers::sites::in_child();
     python::in_child();
     sender::close_in_child();
 }

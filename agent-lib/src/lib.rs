@@ -61,6 +61,7 @@ pub mod state;
 pub mod threads;
 pub mod torch;
 pub mod vmm;
+pub mod window;
 
 use control::Wish;
 use cupti_sys::nvtx::GetExportTable;
@@ -177,12 +178,16 @@ exports! {
     gpumem_step as step(number: u64) -> () {
         (); |core, thread| {
             python::run::program_steps();
+            window::step(core, number);
             core.step(thread, number)
         }
     }
     /// An optimizer's step has ended, the next step begins: unless the program says so itself.
     gpumem_auto_step as auto_step(number: u64) -> () {
-        (); |core, thread| if python::run::are_steps_ours() { core.step(thread, number) }
+        (); |core, thread| if python::run::are_steps_ours() {
+            window::step(core, number);
+            core.step(thread, number)
+        }
     }
     /// A phase begins.
     gpumem_phase as phase(phase: c_int) -> () { (); |core, thread| core.phase(thread, phase) }

@@ -161,8 +161,13 @@ impl Core {
         let key = if pool == 0 { Key::Allocation(address) } else { Key::Block(pool, address) };
         let otherwise = || (pool, key, self.live.get(key).map_or(0, |row| row.seq()));
         let (pool, key, block_seq) = found.unwrap_or_else(otherwise);
+        self.say_retag(thread, key, Body::Retag { address, block_seq, pool, use_as }, tag);
+    }
+
+    /// Makes the record, and books it in the row of `key`.
+    pub fn say_retag(&self, thread: &Thread, key: Key, body: Body<'_>, tag: u32) {
         let at = At { tag, flags: Flags(0), ..At::NOWHERE };
-        self.record(thread, at, Body::Retag { address, block_seq, pool, use_as }, |core, row| {
+        self.record(thread, at, body, |core, row| {
             let said = (row[7] >> 56) as u8;
             // The word of tag and stack: tag is its low half.
             core.live.update(key, 5, |word, beside| {

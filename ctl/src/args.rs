@@ -99,6 +99,15 @@ pub struct Record {
     /// runs]
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// start: only these steps of the program, first and last
+    #[arg(long, value_name = "A:B", value_parser = crate::command::record::steps)]
+    pub steps: Option<(u64, u64)>,
+    /// start: for so long
+    #[arg(long = "for", value_name = "TIME", value_parser = crate::command::nvml::seconds)]
+    pub for_s: Option<u64>,
+    /// start: until the file is so large
+    #[arg(long, value_name = "SIZE", value_parser = crate::command::record::size)]
+    pub max_size: Option<u64>,
     #[command(flatten)]
     pub socket: SocketPath,
 }
@@ -235,6 +244,9 @@ pub struct Report {
     /// One line per name and moment, in bytes
     #[arg(long, group = "form")]
     pub csv: bool,
+    /// A page for a browser, in one file that asks for nothing else (docs/report-html.md)
+    #[arg(long, group = "form", conflicts_with_all = ["all", "steps", "growth", "iterations"])]
+    pub html: bool,
     /// Rows of the table [default: the first that names something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
     pub by: Option<Rows>,

@@ -243,6 +243,9 @@ impl Process {
             let is_name = matches!(record.body, Body::Tag { .. } | Body::Module { .. } | Body::Stack { .. });
             if let Some(resync) = &mut self.resync {
                 resync.rows += u64::from(!is_name);
+                if resync.confirms && !is_name && !matches!(record.body, Body::Device { .. }) {
+                    return;
+                }
                 let is_pool = matches!(record.body, Body::PoolCreate { .. } | Body::PoolState { .. });
                 if stamp.seq > resync.after_seq && !is_pool {
                     return; // born while the table was read: the ring brings it, in its place
@@ -264,7 +267,8 @@ impl Process {
             }
         }
         // What is not known yet, or was lost, may be freed.
-        let in_doubt = self.resync.is_some() || self.coverage.partial.is_some_and(|partial| partial.state);
+        let in_doubt = self.resync.is_some_and(|resync| !resync.confirms)
+            || self.coverage.partial.is_some_and(|partial| partial.state);
         let forgiven = in_doubt || stamp.seq != 0 && stamp.seq <= self.holdings.forgiven_until;
         let odd = forgiven.then_some(self.holdings.odd);
         self.book_record(record);

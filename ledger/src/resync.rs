@@ -10,6 +10,9 @@ pub(crate) struct Resync {
     pub rows: u64,
     /// Rows born after it are left to the ring.
     pub after_seq: u64,
+    /// Nothing was lost: what is said is known already, and better, for its rows are those of no single moment. Nothing of it is
+    /// taken, so that a peak is seen that comes before the ring's head. Each new connection begins with such a resync.
+    pub confirms: bool,
 }
 
 impl Holdings {
@@ -28,9 +31,15 @@ impl Process {
             self.lose(after_seq - self.last_seq);
             self.last_seq = after_seq;
         }
+        let is_partial = self.coverage.partial.is_some_and(|partial| partial.state);
+        let confirms =
+            !is_partial && !self.holdings.mixed && self.resync.is_none() && !self.coverage.blind.doubt;
+        self.resync = Some(Resync { rows: 0, after_seq, confirms });
+        if confirms {
+            return;
+        }
         self.holdings.generation = self.holdings.generation.wrapping_add(1);
         (self.holdings.mixed, self.holdings.unswept) = (true, false);
-        self.resync = Some(Resync { rows: 0, after_seq });
         self.healing = true;
     }
 
@@ -41,6 +50,9 @@ impl Process {
             // resync had not ended.
             self.resync = Some(resync);
             self.lose(rows.abs_diff(resync.rows));
+            return;
+        }
+        if resync.confirms {
             return;
         }
         let holdings = &mut self.holdings;

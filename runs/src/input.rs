@@ -171,7 +171,7 @@ impl Input {
             (b"BZh", "compressed (bzip2): unpack it first"),
             (b"PK\x03\x04", "a zip archive: unpack it first"),
             (b"SQLite format 3", "an SQLite database; a run store is read with --store"),
-            (b"\x80\x04", "a Python pickle"),
+            (b"\x80\x04", "a Python pickle, and no snapshot of PyTorch's memory"),
             (b"%PDF", "a PDF"),
         ];
         if let Some((_, what)) = known.iter().find(|(magic, _)| self.head.starts_with(magic)) {

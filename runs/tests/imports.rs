@@ -6,7 +6,7 @@ use gpumem_runs::import::{FORMATS, format, read_file};
 use gpumem_runs::input::Error;
 use gpumem_runs::report::{By, Report, json};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_runs::run::{Run, State};
 use proptest::prelude::*;
 use std::fs;
 use std::path::PathBuf;
@@ -301,6 +301,8 @@ fn claims_that_cannot_be_are_flagged_and_have_no_name() {
         [5000, 178, 178, 300]
     );
     assert_eq!(of(sane, &sane.devices[0].last), [(None, 5000)]);
+    let iterations = &sane.devices[0].details.iterations;
+    assert_eq!(iterations.rows.first().map(|row| row.first), Some(10), "the first one too");
     assert!(caveat(sane, "claims_at_peak").starts_with("what 1 row claimed"));
     assert_eq!(odd.devices[0].last.tracked_bytes, Some(7900 * MB));
     assert_eq!(of(odd, &odd.devices[0].last), [(None, 7900)], "nothing of an impossible row is believed");
@@ -335,6 +337,17 @@ fn what_nvidia_smi_said_is_used_and_nothing_else() {
     );
     let nameless = found.iter().find(|run| run.process.pid == 9).expect("a process");
     assert_eq!(nameless.devices[0].last.used_bytes(), None, "[N/A] is not zero");
+
+    // Who is missing for long has ended, and costs nothing any more; its pid may be another process's.
+    let head = "pid, used_gpu_memory [MiB]\n";
+    let crowd: String = (1..=900).map(|pid| format!("{pid}, 10 MiB\n")).collect();
+    let found = runs(&format!("{head}{crowd}{}900, 20 MiB\n", "1, 11 MiB\n".repeat(500)));
+    assert_eq!(found.len(), 901);
+    let of_pid = found.iter().filter(|run| run.process.pid == 900);
+    let used: Vec<_> =
+        of_pid.map(|run| (run.devices[0].peak_used.map(|(bytes, _)| bytes >> 20), run.state)).collect();
+    assert_eq!(used[0], (Some(10), State::Closed { time_ns: 909, status: None }));
+    assert_eq!(used[1], (Some(20), State::Interrupted));
 
     let run = runs(SCALAR).remove(0);
     assert_eq!(run.devices[0].last.used_bytes(), Some(4000 << 20));

@@ -9,7 +9,7 @@ use gpumem_runs::report::oom::{self, Form};
 use gpumem_runs::report::text::{Layout, text};
 use gpumem_runs::report::{By, Report, csv, json};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Cell, Class, Moment, OomKind, Run};
+use gpumem_runs::run::{Cell, Class, Moment, OomKind, Run, State};
 use gpumem_wire::*;
 use machine::*;
 use proptest::prelude::*;
@@ -231,7 +231,7 @@ fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
     let all = oom::text(&report(&run, None), Form { all: true, ..Form::default() });
-    assert!(all.starts_with("PRESSURE #1 ") && all.contains("\nOOM #2 "), "{all}");
+    assert!(all.starts_with("PRESSURE #1 ") && all.contains("\nOOM #1 "), "{all}");
 }
 
 #[test]
@@ -315,4 +315,85 @@ proptest! {
         prop_assert_eq!(reserved + parts.iter().sum::<i64>(), *sum, "{}", text);
         prop_assert_eq!(*sum, used[0], "{}", text);
     }
+}
+
+#[test]
+fn the_other_ranks_of_the_job_are_one_line() {
+    let mut said = Machine::new();
+    said.run_out();
+    let mut run = said.run();
+    run.process.claims.insert("rank".into(), "3".into());
+    run.process.claims.insert("world_size".into(), "8".into());
+    let oom_ns = run.devices[0].details.ooms[0].last_ns;
+    let sibling = |rank: u32, state: State, keeps_oom: bool| {
+        let mut run = run.clone();
+        run.process.pid += 1 + rank;
+        run.process.claims.insert("rank".into(), rank.to_string());
+        run.state = state;
+        if !keeps_oom {
+            run.devices[0].details.ooms.clear();
+        }
+        run
+    };
+    let ended =
+        |after_ns: i64| State::Closed { time_ns: oom_ns.saturating_add_signed(after_ns), status: Some(256) };
+    let job = vec![
+        sibling(0, State::Open, false),
+        sibling(1, State::Open, false),
+        sibling(2, ended(1_200_000_000), false),
+        run.clone(),
+        sibling(5, ended(-400_000_000), false),
+        sibling(6, ended(900_000_000), true),
+    ];
+    let text = oom::text(&report(&run, None), Form { all: false, job: &job });
+    let line = text.lines().find(|line| line.starts_with("ranks ")).expect("a line");
+    let start = "ranks    this is 3 of 8; alive 0-2 (used ";
+    assert!(line.starts_with(start), "{line}");
+    for words in [
+        "; ran out too 6 (",
+        "; ended before 5 (the first 0.4 s before)",
+        "; 1 of them ended after it, the first 1.2 s later",
+    ] {
+        assert!(line.contains(words), "{words} in {line}");
+    }
+    let alone = oom::text(&report(&run, None), Form { all: false, job: &job[3..4] });
+    assert!(!alone.contains("ranks "), "{alone}");
+}
+
+#[test]
+fn others_that_are_not_shown_have_no_name() {
+    let mut said = Machine::new();
+    said.run_out();
+    let mut run = said.run();
+    for holder in run.devices[0].details.ooms[0].device.as_mut().expect("read").holders.iter_mut().skip(1) {
+        (holder.pid, holder.user) = (0, None);
+    }
+    let text = oom::text(&report(&run, None), Form::default());
+    assert!(text.contains("another process   6,644") && !text.contains("bob"), "{text}");
+    assert!(text.contains("verdict  fits without another process's growth"), "{text}");
+}
+
+#[test]
+fn what_else_ended_it_comes_first_and_names_are_harmless() {
+    let mut said = Machine::new();
+    said.run_out();
+    let mut run = said.run();
+    let facts = [
+        ("host_oom", "cgroup"),
+        ("host_oom_ns", "203000000000"),
+        ("host_oom_line", "Memory cgroup out of memory: Killed process 1 (\u{1b}[2J)"),
+        ("host_oom_cgroup", "/slurm/uid_1/job_8812/step_0"),
+        ("host_oom_limit", "68719476736"),
+    ];
+    run.process.facts.extend(facts.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    run.state = State::Closed { time_ns: 204_000_000_000, status: Some(9) };
+    let text = oom::text(&report(&run, None), Form::default());
+    let first = "END 00:03:23Z pid 41873: killed by the kernel for HOST memory, not GPU memory: the limit of 64.0 GiB of step 0 of Slurm job 8812\n";
+    assert!(text.starts_with(first), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text:?}");
+    let json: serde_json::Value = serde_json::from_str(&oom::json(&report(&run, None))).expect("JSON");
+    assert_eq!(
+        (&json["ending"]["cause"], &json["ending"]["limit_bytes"]),
+        (&"cgroup_memory".into(), &(64_u64 << 30).into())
+    );
 }

@@ -153,7 +153,7 @@ fn states_and_keys_of_other_versions_are_read() {
     assert_eq!(run.devices[0].last.tracked_bytes, Some(20 * MIB));
     assert_eq!(tags(&run)[0].0, "model.py:7(forward)");
     assert!(caveat(&run, "unknown_states").expect("said").contains("`on_holiday`"));
-    assert!(caveat(&run, "private_pools").expect("said").contains("1 segments (20,971,520 bytes)"));
+    assert!(caveat(&run, "private_pools").expect("said").contains("1 segment (20,971,520 bytes)"));
     assert!(caveat(&run, "no_history").is_some() && caveat(&run, "partial_history").is_none());
     assert_eq!(run.devices[0].last.used_bytes(), None, "nobody asked NVML");
 }

@@ -1,17 +1,21 @@
 //! What tests and benchmarks of more than one crate share. Nothing here is part of the product.
 //!
 //! ```text
+//! browser         a real Chromium, without a window
 //! examples        one record of every kind, for golden bytes
 //! golden          files of expected output under tests/golden
 //! live            the whole product on the simulated machine
 //! node            a small node as a daemon records it
+//! pages           runs as a page has to show them: small, huge, with several devices, hostile
 //! samples         recordings of other tools, where they are
 //! bench           measurements, each beside its floor; run by the program `bench`
 //! ```
 
 pub mod bench;
+pub mod browser;
 pub mod examples;
 pub mod golden;
 pub mod live;
 pub mod node;
+pub mod pages;
 pub mod samples;

@@ -104,7 +104,7 @@ fn cpp() {
     let said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
     let own: serde_json::Value = serde_json::from_str(&said).expect("the report that it asked for");
     assert_eq!((&own["schema"], &own["coverage"]["steps"]), (&"gpumem.report".into(), &4.into()), "{own}");
-    assert_eq!(cells(&own["devices"][0]["peak"]), three_layers());
+    assert_eq!(cells(&own["devices"][0]["peak"]), three_layers(), "{own}");
     assert_eq!(peak(&machine, &daemon), three_layers());
 }
 

@@ -1,7 +1,9 @@
 //! A process that records when somebody else says so: gpumemctl, the daemon, the agent.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
+use gpumem_runs::import::read_file;
+use gpumem_runs::run::Run;
+use gpumem_tests::live::{Daemon, Job, Machine, Mixer, replay, until};
 use std::path::Path;
 use std::process::Output;
 
@@ -99,4 +101,171 @@ fn a_running_process_records_when_it_is_told_to() {
     assert!(compared.exact >= 10, "exact again after the pause: {compared:?}");
     let process = replay(&daemon.recording).process(trainer.pid()).clone();
     assert!(process.coverage.partial.is_some_and(|partial| !partial.state), "{:?}", process.coverage);
+}
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+const MIB: i64 = 1 << 20;
+
+/// A trainer that makes a step each 20 ms until it is told that it is enough.
+fn trainer(machine: &Machine, daemon: &Daemon) -> Job {
+    let mut trainer = Job::start(
+        machine.trainer(&daemon.runtime, &["--steps", "1000000", "--step-ms", "20"]).env("RANK", "5"),
+    );
+    trainer.wait_for("ready");
+    until(20, "the process", || daemon.pids(machine).contains(&u64::from(trainer.pid())).then_some(()));
+    trainer
+}
+
+fn steps(run: &Run) -> Vec<u64> {
+    let rows = run.devices.iter().flat_map(|device| {
+        let iterations = &device.details.iterations;
+        iterations.rows.iter().chain(&iterations.open)
+    });
+    rows.flat_map(|row| row.first..=row.last).collect()
+}
+
+fn one(file: &Path) -> Run {
+    let mut runs = read_file(file, None).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    assert_eq!(runs.len(), 1, "{}", file.display());
+    runs.remove(0)
+}
+
+#[test]
+fn a_window_of_steps_has_those_steps_and_every_copy_of_it_loads() {
+    let machine = Machine::new(&["devices=1", "memory=16G"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer = trainer(&machine, &daemon);
+    let pid = trainer.pid().to_string();
+    // Where it is, and so which steps come soon.
+    let now = machine.dir.join("now.gpumem");
+    done(&machine, &daemon, &["record", &pid, "start", "-o", now.to_str().expect("UTF-8")]);
+    let at = until(30, "its step", || steps(&one(&now)).last().copied());
+    done(&machine, &daemon, &["record", &pid, "stop"]);
+    let (first, last) = (at + 100, at + 130);
+    let file = machine.dir.join("window.gpumem");
+    let output = file.to_str().expect("UTF-8");
+    let window = format!("{first}:{last}");
+    let said = done(&machine, &daemon, &["record", &pid, "start", "--steps", &window, "-o", output]);
+    assert_eq!(said, format!("pid {pid} records its steps {first} to {last} to {output}, when they come\n"));
+    let busy = ctl(&machine, &daemon, &["record", &pid, "start", "-o", "other.gpumem"]);
+    assert!(String::from_utf8_lossy(&busy.stderr).contains(&format!("waits for step {first}")), "{busy:?}");
+    // While it is written, and before.
+    let (mut copies, mut in_between) = (0, 0);
+    let copy = machine.dir.join("copy.gpumem");
+    let all: Vec<u64> = (first..=last).collect();
+    until(60, "the end of the window", || {
+        std::fs::copy(&file, &copy).expect("copied");
+        let run = one(&copy);
+        let seen = steps(&run);
+        copies += 1;
+        in_between += u64::from(!seen.is_empty() && seen.len() < all.len());
+        assert!(all.starts_with(&seen), "{seen:?}");
+        let replayed = replay(&copy);
+        assert_eq!(replayed.process(trainer.pid()).odd, Default::default());
+        (seen.len() == all.len() && copies > 50).then_some(())
+    });
+    assert!(in_between > 0, "{copies} copies");
+    // It has ended by itself, and says so to who asks.
+    let size = std::fs::metadata(&file).expect("a file").len();
+    let said = until(20, "its end", || {
+        let said = done(&machine, &daemon, &["record", &pid, "stop"]);
+        said.contains(output).then_some(said)
+    });
+    assert!(said.contains("has recorded to"), "{said}");
+    let after = std::fs::metadata(&file).expect("a file").len();
+    assert!(after >= size && steps(&one(&file)) == all, "{:?}", steps(&one(&file)));
+    assert!(one(&file).devices[0].peak.tracked_bytes > Some(0), "with the state that it began with");
+    // One whose steps have passed records nothing and leaves nothing.
+    let past = machine.dir.join("past.gpumem");
+    done(
+        &machine,
+        &daemon,
+        &["record", &pid, "start", "--steps", "1:2", "-o", past.to_str().expect("UTF-8")],
+    );
+    until(20, "nothing", || (!past.exists()).then_some(()));
+    trainer.enough();
+}
+
+#[test]
+fn a_recording_ends_by_itself_after_a_time_or_a_size() {
+    let machine = Machine::new(&["devices=1", "memory=16G"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer = trainer(&machine, &daemon);
+    let pid = trainer.pid().to_string();
+    let path = |name: &str| machine.dir.join(name);
+    let start = |name: &str, limit: [&str; 2]| {
+        let path = path(name);
+        let path = path.to_str().expect("UTF-8");
+        done(&machine, &daemon, &["record", &pid, "start", limit[0], limit[1], "-o", path]);
+    };
+    let stopped = |name: &str| {
+        let path = path(name);
+        // Another one can begin: that one is over.
+        until(60, "its end", || {
+            let spare = machine.dir.join(format!("{name}.spare"));
+            let spare = spare.to_str().expect("UTF-8");
+            let said = ctl(&machine, &daemon, &["record", &pid, "start", "-o", spare]);
+            said.status.success().then_some(())
+        });
+        done(&machine, &daemon, &["record", &pid, "stop"]);
+        one(&path)
+    };
+    start("time.gpumem", ["--for", "1s"]);
+    let run = stopped("time.gpumem");
+    assert!(!run.coverage.partial_state && steps(&run).len() >= 2, "{:?}", run.coverage);
+    start("size.gpumem", ["--max-size", "200K"]);
+    let run = stopped("size.gpumem");
+    let size = std::fs::metadata(path("size.gpumem")).expect("a file").len();
+    assert!(size <= 200 << 10 && size > 100 << 10, "{size}");
+    assert!(!run.coverage.partial_state, "exact up to its end: {:?}", run.coverage);
+    let output = path("small.gpumem");
+    let small = ["record", &pid, "start", "--max-size", "1K", "-o", output.to_str().expect("UTF-8")];
+    let refused = ctl(&machine, &daemon, &small);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the state alone has"), "{refused:?}");
+    assert!(!output.exists());
+    let wrong = ctl(&machine, &daemon, &["record", &pid, "stop", "--for", "1s"]);
+    assert!(!wrong.status.success(), "{wrong:?}");
+    trainer.enough();
+}
+
+#[test]
+fn balances_hold_across_a_pause_and_what_is_missing_is_counted() {
+    let machine = Machine::new(&["memory=16G"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut mixer = Mixer::start(&machine, &daemon);
+    mixer.ok("device 0; tag before; alloc a 3M; alloc b 1M");
+    let pid = mixer.pid().to_string();
+    until(20, "the process", || daemon.pids(&machine).contains(&u64::from(mixer.pid())).then_some(()));
+    let file = machine.dir.join("paused.gpumem");
+    done(&machine, &daemon, &["record", &pid, "start", "-o", file.to_str().expect("UTF-8")]);
+    done(&machine, &daemon, &["record", &pid, "pause"]);
+    mixer.ok("tag between; alloc c 64M; free c; alloc d 5M; free a");
+    assert_eq!(one(&file).devices[0].last.tracked_bytes, Some(4 * MIB), "kept back");
+    done(&machine, &daemon, &["record", &pid, "resume"]);
+    mixer.ok("tag after; alloc e 7M");
+    done(&machine, &daemon, &["record", &pid, "stop"]);
+    let run = one(&file);
+    assert_eq!(run.devices[0].last.tracked_bytes, Some(13 * MIB), "b, d and e");
+    let coverage = &run.coverage;
+    assert!(coverage.lost >= 5 && coverage.partial_history && !coverage.partial_state, "{coverage:?}");
+    let tags: Vec<_> = run.cells.iter().filter_map(|cell| cell.tag.clone()).collect();
+    assert!(tags.contains(&"between".to_owned()), "what was born unseen has its name: {tags:?}");
+    mixer.end();
+}
+
+#[test]
+fn a_recording_that_is_there_is_never_overwritten() {
+    let machine = Machine::new(&["memory=16G"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let file = machine.dir.join("run.gpumem");
+    for _ in 0..3 {
+        let mut command = Mixer::command(&machine, &daemon);
+        command.env("GPUMEM_RECORD", &file);
+        let mut mixer = Mixer::run(&mut command);
+        mixer.ok("device 0; alloc a 3M");
+        mixer.end();
+    }
+    for name in ["run.gpumem", "run-2.gpumem", "run-3.gpumem"] {
+        assert_eq!(one(&machine.dir.join(name)).devices[0].peak.tracked_bytes, Some(3 * MIB), "{name}");
+    }
 }

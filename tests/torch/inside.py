@@ -244,6 +244,34 @@ def two_optimizers_tell_what_is_theirs():
     assert moments and begun().sweeper.found[STATE] >= 3 * 6
 
 
+class Asking(torch.optim.SGD):
+    """Notes what its step is called, and what a closure's modules are in it."""
+
+    def step(self, closure=None):
+        self.log.append(here())
+        with torch.enable_grad():
+            closure()
+        return super().step()
+
+
+@test
+def what_a_step_allocates_is_the_optimizers():
+    net = Net().cuda()
+    optimizer = Asking(net.parameters(), 0.1)
+    optimizer.log = []
+    for _ in range(2):
+        optimizer.step(lambda: net(ones()).sum().backward())
+    assert optimizer.log == ["Asking.step optimizer"] * 2, optimizer.log
+    root = begun().modules.path(begun().modules.known[id(net)])
+    for log in net.logs():
+        assert all(name.startswith(root + "/") for name in log), log
+    key = id(optimizer)
+    with Told("module_gone") as gone:
+        del optimizer
+        gc.collect()
+    assert (key,) in gone, gone
+
+
 @test
 def gradients_that_share_a_storage_have_a_common_name():
     net = Net().cuda()

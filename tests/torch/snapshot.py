@@ -1,7 +1,7 @@
 """Writes a memory snapshot (torch.cuda.memory._dump_snapshot) of a training with its history, to the file that the command line names,
 and says torch's own numbers of that moment. Further words: `short` keeps a ring that is too short for the run, `mid` begins the history in
 the middle, `none` records none, `oom` runs out of memory and goes on, `streams` leaves a block that waits for a stream, `pinned` has page-locked
-memory, `devices` uses both."""
+memory, `devices` uses both, `python` leaves C++ frames out."""
 
 import sys
 
@@ -13,7 +13,8 @@ path, words = sys.argv[1], sys.argv[2:]
 
 
 def record(entries):
-    torch.cuda.memory._record_memory_history(max_entries=entries)
+    stacks = "python" if "python" in words else "all"
+    torch.cuda.memory._record_memory_history(max_entries=entries, stacks=stacks)
 
 
 def train(model, loss, optimizer):

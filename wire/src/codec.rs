@@ -399,7 +399,8 @@ records! {
     /// Say the whole state again.
     113 ResyncRequest { epoch: u64 => address }
     /// Turn recording to a file of the agent's own on or off, beside what is sent here. Payload: the file, which must not be there;
-    /// empty for a name with host, rank and pid.
+    /// empty for a name with host, rank and pid; after it, each behind a NUL, what limits it: `steps=FIRST:LAST`, `for=SECONDS`,
+    /// `max_size=BYTES`. An agent that does not know one refuses.
     114 RecordControl { on: bool => detail, path: &'a str => payload }
     /// Stop sending events, keep the balances.
     115 Pause { }

@@ -9,7 +9,8 @@
 //! GET  /v1/doctor[?pid=N]      Doctor
 //! POST /v1/nvml/release?for_s=N   Released: NVML is closed until then, so that a GPU can be reset
 //! POST /v1/record?pid=N&do=start|stop|pause|resume|dump[&output=FILE]   Recorded: the process's agent has done so; FILE is
-//!                              absolute and as the process sees it, %-escaped; only for its own user and root
+//!                              absolute and as the process sees it, %-escaped; only for its own user and root. start takes
+//!                              steps=FIRST:LAST, for=SECONDS and max_size=BYTES, too
 //! POST /v1/mark?name=NAME[&pid=N|&tree=N|&job=ID]   Marked: the runs of those processes (see /v1/runs), or all that are live have a mark of
 //!                              that name now; NAME is %-escaped
 //! anything else                status 4xx or 5xx with Refusal

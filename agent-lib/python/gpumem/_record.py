@@ -10,8 +10,8 @@ _Path = Union[str, "os.PathLike[str]"]
 
 
 def configure(key: str, value: object) -> bool:
-    """Sets a key of the agent: ``marks``, ``ranges``, ``api``, ``memory`` (``on`` or ``off``), ``record_file``, ``dump_file``,
-    ``dump_period`` (seconds); gpumem.h says what they do. ``False`` for no such key or value, and without an agent."""
+    """Sets a key of the agent: ``marks``, ``ranges``, ``api``, ``memory`` (``on`` or ``off``), ``record_file``, ``record_steps``
+    (``"100:110"``), ``record_for`` (seconds), ``record_max_size`` (bytes), ``dump_file``, ``dump_period`` (seconds); gpumem.h says what they do. ``False`` for no such key or value, and without an agent."""
     found = library()
     if isinstance(value, bool):
         value = "on" if value else "off"

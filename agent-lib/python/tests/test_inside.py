@@ -385,6 +385,35 @@ class Recordings(unittest.TestCase):
             self.assertEqual(said, [[True, False, True]])
             self.assertGreater(os.path.getsize(path), 100)
 
+    def test_a_window_of_steps(self):
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "x.gpumem")
+            said = run(
+                """
+                import gpumem, os
+                path = {!r}
+                begin()
+                asked = [gpumem.configure("record_steps", value) for value in ("3:4", "4:3", "x")]
+                sizes = [gpumem.start(path)]
+                for number in range(7):
+                    with gpumem.step(number):
+                        take(1 << 20)
+                        sizes.append(os.path.getsize(path))
+                asked.append(gpumem.configure("record_max_size", "1000"))
+                asked.append(gpumem.start(path + ".2"))
+                print(json.dumps([asked, sizes]))
+                """.format(path)
+            )
+            asked, sizes = said[0]
+            self.assertEqual(asked, [True, False, False, True, True])
+            before, within, after = sizes[1:4], sizes[4:6], sizes[6:]
+            self.assertEqual(len(set(before)), 1, "its head, and nothing of the steps before")
+            self.assertGreater(within[0], before[0])
+            self.assertEqual(len(set(after)), 1, "nothing of the steps after")
+            self.assertEqual(os.listdir(folder), ["x.gpumem"])
+
 
 if __name__ == "__main__":
     unittest.main()

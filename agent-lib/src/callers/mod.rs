@@ -7,6 +7,8 @@
 //! loader.rs   what the loader says is mapped
 //! code.rs     where the functions of a mapped file lie
 //! stack.rs    how far a stack can be read
+//! sites.rs    allocations that nothing names: what asked for them, by the sender
+//! symbols.rs  the functions that a file on disk names
 //! ```
 //!
 //! CUPTI hands over the address of the call's parameters. They lie in the frame of the driver's entry function, so what
@@ -25,7 +27,9 @@
 mod code;
 mod loader;
 pub mod modules;
+pub mod sites;
 mod stack;
+mod symbols;
 
 pub use loader::changes_now;
 pub use modules::{TABLES, after_fork, before_fork, in_child, in_loader, is_torch, look, reclaim};
@@ -132,6 +136,8 @@ struct Known {
 #[derive(Debug)]
 pub struct Callers {
     known: [Known; REMEMBERED],
+    /// Where the call came from that was looked at last: a return address, 0 for none.
+    pub site: usize,
     stack: Stack,
 }
 
@@ -139,7 +145,7 @@ impl Callers {
     /// Nothing known.
     pub const fn new() -> Self {
         let nothing = Known { start: 0, near: (0, 0), far: (0, 0), generation: 0, call: 0, module: 0 };
-        Callers { known: [nothing; REMEMBERED], stack: Stack::UNKNOWN }
+        Callers { known: [nothing; REMEMBERED], site: 0, stack: Stack::UNKNOWN }
     }
 }
 
@@ -180,6 +186,7 @@ impl Core {
             let same = known.far.0 + WORD <= end
                 && unsafe { word(known.near.0) == known.near.1 && word(known.far.0) == known.far.1 };
             if same {
+                callers.site = known.far.1;
                 return known.module;
             }
         }
@@ -189,6 +196,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn find_caller(&self, callers: &mut Callers, call: u32, start: usize, on_stack: bool) -> u16 {
+        callers.site = 0;
         let generation = modules::generation();
         let Some(table) = modules::table() else { return 0 };
         let end = callers.stack.find_end(start);
@@ -200,8 +208,10 @@ impl Core {
             // SAFETY: below `end`.
             (at, unsafe { word(at) })
         };
+        let (near, far) = (at(near), at(far));
+        callers.site = far.1;
         callers.known[place_of(start, call)] =
-            Known { start, near: at(near), far: at(far), generation, call: call as u16, module };
+            Known { start, near, far, generation, call: call as u16, module };
         module
     }
 }

@@ -133,6 +133,14 @@ impl Table {
     }
 }
 
+/// For the sender: the file in which a function lies, and where it begins in memory.
+pub fn file_at(address: usize) -> Option<(&'static str, u64)> {
+    match table()?.find(address) {
+        Place::Code(library) if library.part == Part::Caller => Some((&library.path, library.base)),
+        _ => None,
+    }
+}
+
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 /// Grows with each table: what was found in an older one is looked for again.
 static GENERATION: AtomicU32 = AtomicU32::new(0);

@@ -44,13 +44,15 @@ pub enum What {
     Setup,
     /// What happens inside belongs to no module.
     Boundary,
+    /// An optimizer's step, and the optimizer is a local variable: it is said as modules are.
+    Step,
 }
 
 impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
-        let all = [What::Nothing, What::Module, What::Optimizer, What::Backward, What::Setup, What::Boundary];
-        all.get(code as usize).copied()
+        use What::*;
+        [Nothing, Module, Optimizer, Backward, Setup, Boundary, Step].get(code as usize).copied()
     }
 
     /// What is done there.
@@ -58,7 +60,7 @@ impl What {
         match self {
             What::Nothing | What::Boundary => Phase::Unknown,
             What::Module => Phase::Forward,
-            What::Optimizer => Phase::Optimizer,
+            What::Optimizer | What::Step => Phase::Optimizer,
             What::Backward => Phase::Backward,
             What::Setup => Phase::Setup,
         }

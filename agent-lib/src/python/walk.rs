@@ -122,6 +122,10 @@ impl Known<'_> {
             What::Nothing => None,
             What::Boundary => Some(None),
             What::Optimizer | What::Backward => Some(Some(Here { tag: 0, phase })),
+            What::Step => {
+                let tag = self.module(reader, frame, variable).unwrap_or(0);
+                Some(Some(Here { tag, phase }))
+            }
             What::Module | What::Setup => {
                 self.module(reader, frame, variable).map(|tag| Some(Here { tag, phase }))
             }

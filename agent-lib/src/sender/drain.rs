@@ -6,6 +6,7 @@ use crate::control::Wish;
 use crate::layers;
 use crate::state::{self, Said};
 use crate::threads;
+use crate::window::Limits;
 use gpumem_wire::{Body, ByeReason, Flags, Record, Stamp, frame};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -151,7 +152,10 @@ impl Sender {
 
     fn obey_daemon(&mut self, body: &Body<'_>) {
         let (wish, muted) = match *body {
-            Body::RecordControl { on: true, path } => (Some(Wish::Start(path.to_owned())), None),
+            Body::RecordControl { on: true, path } => match Limits::of_command(path) {
+                Some((path, limits)) => (Some(Wish::Start(path, limits)), None),
+                None => return self.refuse(body.kind()),
+            },
             Body::RecordControl { on: false, .. } => (Some(Wish::Stop), None),
             Body::Dump { path } => (Some(Wish::Dump { path: path.to_owned(), finished: false }), None),
             Body::Pause {} => (None, Some(true)),
@@ -163,6 +167,7 @@ impl Sender {
 
     /// The last words.
     pub(super) fn say_bye(&mut self, reason: ByeReason) {
+        self.forget_window();
         if self.link.is_up() {
             self.say_state(self.state_said);
             self.say_skipped();

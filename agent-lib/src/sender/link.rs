@@ -4,11 +4,11 @@ use super::{finishing, wait};
 use crate::clock::kernel_ns;
 use crate::core::Core;
 use gpumem_wire::{Body, ClockKind, Record, SLOT_BYTES, Stamp, frame};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering::*};
 use std::time::Duration;
@@ -72,6 +72,24 @@ enum To {
 struct Beside {
     file: File,
     path: PathBuf,
+    bytes: u64,
+    /// It may become so large; what would be more is not written, and it ends.
+    max_bytes: u64,
+    is_full: bool,
+}
+
+/// Room for the last word of a recording.
+const LAST_WORD_BYTES: u64 = 128;
+/// Names that are tried for a recording whose file is there already.
+const NAMES: u32 = 100;
+
+impl Beside {
+    /// Whether so much more may be written, which it will be then.
+    fn has_room(&mut self, bytes: usize) -> bool {
+        self.is_full |= self.bytes.saturating_add(bytes as u64) > self.max_bytes;
+        self.bytes += if self.is_full { 0 } else { bytes as u64 };
+        !self.is_full
+    }
 }
 
 #[derive(Debug)]
@@ -133,10 +151,16 @@ impl Link {
     }
 
     /// What is sent from now on goes there, too: `state` is a link to a file that holds the state up to here.
-    pub fn record_beside(&mut self, state: Link, path: PathBuf) {
+    pub fn record_beside(&mut self, state: Link, path: PathBuf, bytes: u64, max_bytes: Option<u64>) {
         if let To::File(file) = state.to {
-            self.beside = Some(Beside { file, path });
+            let max_bytes = max_bytes.unwrap_or(u64::MAX).saturating_sub(LAST_WORD_BYTES);
+            self.beside = Some(Beside { file, path, bytes, max_bytes, is_full: false });
         }
+    }
+
+    /// It has become as large as it may.
+    pub fn is_beside_full(&self) -> bool {
+        self.beside.as_ref().is_some_and(|beside| beside.is_full)
     }
 
     /// Ends it with a last word.
@@ -207,9 +231,14 @@ impl Link {
     }
 
     fn open_file(&mut self, core: &Core, path: &Path) -> bool {
-        let Ok(file) = File::create(path) else { return false };
+        let Some((file, path)) = fresh(path) else { return false };
+        let is_begun = self.begin(core, file).is_ok();
+        if !is_begun {
+            // Ours, and nobody can read it. A disk that is full must not fill up with names.
+            let _ = std::fs::remove_file(&path);
+        }
         self.path = std::path::absolute(path).ok();
-        self.begin(core, file).is_ok()
+        is_begun
     }
 
     fn open_socket(&mut self, core: &Core) -> bool {
@@ -304,6 +333,7 @@ impl Link {
             return self.is_up();
         }
         if let Some(beside) = &mut self.beside
+            && beside.has_room(self.packet.len())
             && beside.file.write_all(&self.packet).is_err()
         {
             self.beside = None; // a frame may be half written: nothing after it could be read
@@ -344,6 +374,32 @@ impl Link {
             }
         }
     }
+}
+
+/// The file, or where there is one already, the first `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. What is no file (/dev/null) is
+/// written to as it is.
+fn fresh(path: &Path) -> Option<(File, PathBuf)> {
+    let new = |path: &Path| OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
+        return Some((OpenOptions::new().write(true).open(path).ok()?, path.to_owned()));
+    }
+    for number in 1..=NAMES {
+        let mut name = path.file_stem()?.to_owned();
+        if number > 1 {
+            name.push(format!("-{number}"));
+        }
+        if let Some(extension) = path.extension() {
+            name.push(".");
+            name.push(extension);
+        }
+        let path = path.with_file_name(name);
+        match new(&path) {
+            Ok(file) => return Some((file, path)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 fn try_again() -> bool {

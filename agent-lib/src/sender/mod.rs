@@ -21,6 +21,7 @@ mod wake;
 pub use link::{close_in_child, connect_anew, connected};
 pub use wake::wake;
 
+use crate::callers::sites::Sites;
 use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
@@ -30,6 +31,7 @@ use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
 use std::os::fd::RawFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 
@@ -83,8 +85,15 @@ struct Sender {
     dumping: bool,
     /// 0: none is due.
     next_dump_ns: u64,
+    /// When the recording beside ends by itself; 0: it does not.
+    record_until_ns: u64,
+    /// A recording that waits for its first step.
+    window: Option<record::Window>,
+    /// One that has ended by itself, until somebody asks.
+    ended: Option<PathBuf>,
     client: Client,
     torch: Health,
+    sites: Sites,
 }
 
 /// Starts it, once in a process.
@@ -189,8 +198,12 @@ impl Sender {
             muted_by_daemon: false,
             dumping: false,
             next_dump_ns: 0,
+            record_until_ns: 0,
+            window: None,
+            ended: None,
             client: Client::default(),
             torch: Health::default(),
+            sites: Sites::default(),
         }
     }
 
@@ -223,6 +236,9 @@ impl Sender {
         self.look_around();
         if state::armed() {
             python::run::look(self.core);
+        }
+        if let Some(thread) = self.thread.filter(|_| state::armed()) {
+            self.sites.name(self.core, thread);
         }
         if !self.link.has_main() {
             self.connect();

@@ -4,12 +4,27 @@ use super::Sender;
 use super::link::Link;
 use crate::control::{self, Outcome, Wish};
 use crate::state;
+use crate::window::{self, Limits};
 use gpumem_wire::{Body, ByeReason, Record, Stamp};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Attempts to say the state while the program goes on.
 const TRIES: usize = 50;
+
+/// A recording that waits for its first step.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// To its file, which has a head so far.
+    link: Link,
+    path: PathBuf,
+    steps: (u64, u64),
+    limits: Limits,
+}
+
+fn busy(path: &Path, why: &str) -> Outcome {
+    Outcome { errno: libc::EBUSY as u16, told: format!("{}: {why}", path.display()) }
+}
 
 /// Another link, with the state in it.
 struct State {
@@ -30,6 +45,7 @@ impl Sender {
             let outcome = self.fulfil(wish);
             control::done(number, outcome);
         }
+        self.end_when_due();
         self.dump_when_due();
         any
     }
@@ -52,8 +68,14 @@ impl Sender {
 
     fn fulfil(&mut self, wish: Wish) -> Outcome {
         match wish {
-            Wish::Start(path) => self.start_recording(&path),
-            Wish::Stop => self.stop_recording(),
+            Wish::Start(path, limits) => self.start_recording(&path, limits),
+            Wish::Step(number) => self.step(number),
+            Wish::Stop => {
+                let outcome = self.stop_recording();
+                window::wait_for(u64::MAX);
+                self.ended = None;
+                outcome
+            }
             Wish::Mute => {
                 self.follow_mute();
                 Outcome::done(Path::new(""))
@@ -71,33 +93,97 @@ impl Sender {
         }
     }
 
-    fn start_recording(&mut self, name: &str) -> Outcome {
+    /// What is asked for is not known: by a newer daemon.
+    pub(super) fn refuse(&mut self, command: u8) {
+        let told = "this agent does not know such a limit";
+        self.say(Body::Done { result: libc::EINVAL as u16, command, told });
+        self.flush();
+    }
+
+    fn start_recording(&mut self, name: &str, limits: Limits) -> Outcome {
         if let Some(recording) = self.link.recording() {
-            if name.is_empty() || std::path::absolute(name).is_ok_and(|path| path == recording) {
+            let is_it = name.is_empty() || std::path::absolute(name).is_ok_and(|path| path == recording);
+            if is_it && limits == Limits::default() {
                 return Outcome::done(recording);
             }
             if self.link.is_recording_beside() {
-                let told = format!("{}: a recording goes on already", recording.display());
-                return Outcome { errno: libc::EBUSY as u16, told };
+                return busy(recording, "a recording goes on already");
             }
+        }
+        if let Some(window) = &self.window {
+            return busy(&window.path, &format!("a recording waits for step {} already", window.steps.0));
         }
         let (file, path) = match control::create(self.core, name) {
             Ok(created) => created,
             Err(outcome) => return outcome,
         };
-        self.send_new();
-        self.flush();
-        let state = match Link::to_file(self.core, file) {
-            Ok(link) => self.say_state_to(link, self.taken),
+        self.ended = None;
+        let link = match Link::to_file(self.core, file) {
+            Ok(link) => link,
             Err(error) => return Outcome::failed(&path, &error),
         };
+        let Some(steps) = limits.steps else { return self.begin_recording(link, path, limits) };
+        let outcome = Outcome::done(&path);
+        self.window = Some(Window { link, path, steps, limits });
+        window::wait_for(steps.0);
+        outcome
+    }
+
+    /// The state, and all that comes: `link` is to a new file with its head.
+    fn begin_recording(&mut self, link: Link, path: PathBuf, limits: Limits) -> Outcome {
+        self.send_new();
+        self.flush();
+        let state = self.say_state_to(link, self.taken);
         if !state.is_whole || !self.catch_up(state.taken) {
             return Outcome::failed(&path, &io::Error::from_raw_os_error(libc::EIO));
         }
+        let bytes = std::fs::metadata(&path).map_or(0, |about| about.len());
+        if limits.max_bytes.is_some_and(|most| bytes > most) {
+            // Ours, and nobody has been told of it.
+            let _ = std::fs::remove_file(&path);
+            let told = format!("{}: the state alone has {bytes} bytes", path.display());
+            return Outcome { errno: libc::EFBIG as u16, told };
+        }
         // Names that came meanwhile are said twice to one of them, which does no harm.
         self.names_sent = self.names_sent.min(state.names_sent);
-        self.link.record_beside(state.link, path.clone());
+        self.link.record_beside(state.link, path.clone(), bytes, limits.max_bytes);
+        self.record_until_ns = limits.for_ns.map_or(0, |for_ns| self.core.clock.now().saturating_add(for_ns));
         Outcome::done(&path)
+    }
+
+    /// A step begins: the first of a window, or the one after its last.
+    fn step(&mut self, number: u64) -> Outcome {
+        if let Some(window) = self.window.take_if(|window| number >= window.steps.0) {
+            let (_, last) = window.steps;
+            if number > last {
+                // None of them came.
+                self.window = Some(window);
+                self.forget_window();
+                return Outcome::done(Path::new(""));
+            }
+            window::wait_for(last + 1);
+            return self.begin_recording(window.link, window.path, window.limits);
+        }
+        window::wait_for(u64::MAX);
+        self.stop_recording()
+    }
+
+    /// A window whose first step has not come; whether there was one.
+    pub(super) fn forget_window(&mut self) -> bool {
+        let Some(window) = self.window.take() else { return false };
+        window::wait_for(u64::MAX);
+        // Ours, and nothing was recorded.
+        let _ = std::fs::remove_file(&window.path);
+        true
+    }
+
+    /// A recording that has reached its end by itself.
+    fn end_when_due(&mut self) {
+        let is_late = self.record_until_ns != 0 && self.core.clock.now() >= self.record_until_ns;
+        if self.link.is_recording_beside() && (is_late || self.link.is_beside_full()) {
+            let _ = self.stop_recording();
+            window::wait_for(u64::MAX);
+        }
     }
 
     /// The link, too, has everything up to `seq`, and nothing more; without one there is nobody who wants it.
@@ -120,12 +206,18 @@ impl Sender {
     }
 
     fn stop_recording(&mut self) -> Outcome {
+        self.record_until_ns = 0;
+        if self.forget_window() {
+            return Outcome::done(Path::new(""));
+        }
         let Some(path) =
             self.link.recording().filter(|_| self.link.is_recording_beside()).map(Path::to_owned)
         else {
-            return Outcome::done(Path::new(""));
+            // Who asks once more is told of the one that ended by itself.
+            return Outcome::done(&self.ended.take().unwrap_or_default());
         };
         let outcome = self.write_out(&path);
+        self.ended = Some(path.clone());
         let stamp = Stamp { time_ns: self.core.clock.now(), ..Stamp::default() };
         match self.link.end_beside(&Record { stamp, body: Body::Bye { reason: ByeReason::Requested } }) {
             Ok(()) => outcome,

@@ -68,7 +68,7 @@ def names():
     optimizer = torch.optim.SGD([early.first._parameters["weight"]])
     seen = []
     optimizer.step(lambda: seen.append(here()))
-    assert seen == [" optimizer"], seen
+    assert seen == ["SGD.step optimizer"], seen
     assert here() == " unknown"
     assert core.sweeper.found == {1: 2}, core.sweeper.found  # both have theirs at the same addresses
     known = len(core.modules.known)

@@ -271,6 +271,7 @@ pub fn agent(socket: &Path, change: impl FnOnce(&mut gpumem::env::Settings)) -> 
         claims: "rank=3\nworld_size=8\n".to_owned(),
         ..Default::default()
     };
+    settings.layers.sites = false; // what a test does not name has no name
     change(&mut settings);
     let core = gpumem::attach::start_with(settings).expect("an agent");
     gpumem::state::set(AgentState::Covered, 0, "");

@@ -123,13 +123,13 @@ impl Daemon {
         self.ask(Method::POST, &format!("/v1/nvml/release?for_s={for_s}"), ANSWER)
     }
 
-    /// Has the agent of a process do something.
+    /// Has the agent of a process do something. `limits`: of a recording, as a query has them (`&steps=1:2`).
     ///
     /// # Errors
     /// No answer, or a refusal.
-    pub fn record(&self, pid: u32, verb: &str, output: Option<&Path>) -> Result<Recorded> {
+    pub fn record(&self, pid: u32, verb: &str, output: Option<&Path>, limits: &str) -> Result<Recorded> {
         let output = output.map(|path| format!("&output={}", percent(&path.to_string_lossy())));
-        let path = format!("/v1/record?pid={pid}&do={verb}{}", output.unwrap_or_default());
+        let path = format!("/v1/record?pid={pid}&do={verb}{}{limits}", output.unwrap_or_default());
         self.ask(Method::POST, &path, RECORD)
     }
 

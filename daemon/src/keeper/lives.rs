@@ -5,7 +5,7 @@
 
 use gpumem_ledger::MAX_MARKS;
 use gpumem_runs::iterations::MAX_ROWS;
-use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State, Timeline};
+use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State};
 use std::collections::HashMap;
 
 /// Times at which memory ran out that a run of several lives has at most: the first and the latest.
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
     use gpumem_runs::run::{Beside, Class, Clock, Coverage, Iteration, Oom, Process, Source};
     use gpumem_runs::series::Series;
-    use gpumem_runs::timeline::Point;
+    use gpumem_runs::timeline::{Point, Timeline};
 
     fn cell(tag: &str) -> Cell {
         Cell { class: Class::Direct, tag: Some(tag.into()), ..Cell::default() }

@@ -148,6 +148,12 @@ impl<'s> Feed<'s> {
         );
     }
 
+    /// A process has ended.
+    pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
+        let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
+        self.host(Stamp { thread: pid, ..Stamp::default() }, body);
+    }
+
     /// Something at this place cannot be read.
     pub fn reject(&mut self, place: u64) {
         self.rejects.add(place);
@@ -211,6 +217,8 @@ pub(super) struct Speaker {
     tags: HashMap<String, u32>,
     is_named: [bool; 256],
     rows: u64,
+    /// What is told at once, by [`Speaker::settle`].
+    held: Vec<Piece>,
     /// What came after [`MAX_ROWS`] rows, in one piece for each name: how many, and their bytes.
     summed: BTreeMap<(u8, u32, u8, u8), (u64, u64)>,
     cut_tags: u64,
@@ -227,6 +235,7 @@ impl Speaker {
             tags: HashMap::new(),
             is_named: [false; 256],
             rows: 0,
+            held: Vec::new(),
             summed: BTreeMap::new(),
             cut_tags: 0,
             has_pool: [false; 256],
@@ -276,15 +285,28 @@ impl Speaker {
     /// Memory that stays until the end.
     pub fn allocate(&mut self, feed: &mut Feed<'_>, piece: Piece) {
         self.device(feed, piece.slot);
+        if self.is_room(piece) {
+            self.row(feed, piece, 0);
+        }
+    }
+
+    /// The same, of a file that tells a state: all of it is there when the file ends, nothing before anything else.
+    pub fn hold(&mut self, piece: Piece) {
+        if self.is_room(piece) {
+            self.held.push(piece);
+        }
+    }
+
+    /// Whether it may have a row of its own; else it is summed.
+    fn is_room(&mut self, piece: Piece) -> bool {
         self.rows += 1;
         if self.rows > MAX_ROWS {
             let name = (piece.slot, piece.tag, piece.memory.to_code(), piece.role.to_code());
             let (count, bytes) = self.summed.entry(name).or_default();
             *count += 1;
             *bytes = bytes.saturating_add(piece.bytes);
-            return;
         }
-        self.row(feed, piece, 0);
+        self.rows <= MAX_ROWS
     }
 
     fn row(&mut self, feed: &mut Feed<'_>, piece: Piece, pool: u64) -> u64 {
@@ -342,8 +364,12 @@ impl Speaker {
         self.say(feed, stamp, Body::Step { number });
     }
 
-    /// Tells what was summed. Comes before a reading that is of the whole.
-    pub fn settle(&mut self, feed: &mut Feed<'_>) {
+    /// Tells what is held and what was summed. Comes before a reading that is of the whole.
+    fn settle(&mut self, feed: &mut Feed<'_>) {
+        for piece in std::mem::take(&mut self.held) {
+            self.device(feed, piece.slot);
+            self.row(feed, piece, 0);
+        }
         let summed = std::mem::take(&mut self.summed);
         if summed.is_empty() {
             return;
@@ -393,9 +419,7 @@ impl Speaker {
             feed.caveat("many_names", text);
         }
         self.say(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
-        let ProcessKey { pid, start_ticks } = self.key;
-        let gone = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
-        feed.host(Stamp { thread: pid, ..Stamp::default() }, gone);
+        feed.gone(self.key);
     }
 }
 

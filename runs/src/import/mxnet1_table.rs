@@ -159,6 +159,10 @@ fn tell(tables: &[Table], feed: &mut Feed<'_>) {
     if !of_pools.is_empty() {
         feed.caveat("pool_memory", format!("pools, part of what devices hold: {}", of_pools.join("; ")));
     }
+    if speakers.len() > 1 {
+        let text = format!("{} tables have GPUs: gpumemctl import keeps each as a run", speakers.len());
+        feed.caveat("several_processes", text);
+    }
     for mut speaker in speakers {
         speaker.end(feed);
     }

@@ -165,7 +165,7 @@ impl Profile {
         let tag = speaker.tag(feed, &path);
         let bytes = row.actual.unsigned_abs();
         let memory = if is_host { MemoryKind::Pinned } else { MemoryKind::Device };
-        speaker.allocate(feed, Piece { memory, ..Piece::new(row.device, bytes, tag, role) });
+        speaker.hold(Piece { memory, ..Piece::new(row.device, bytes, tag, role) });
         if is_host {
             device.host = device.host.saturating_add(row.actual);
             self.host_rows += 1;

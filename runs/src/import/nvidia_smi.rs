@@ -17,12 +17,14 @@ use crate::input::{Error, Input};
 use crate::report::units::plural;
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Absence, ClockKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const FORMAT: &str = "nvidia-smi-csv";
 const EXAMPLE: &str = "1543210121.25,50,4031.0 below \"Wall time,Step,Value\", or 12898, 4031 MiB below \"pid, used_gpu_memory [MiB]\"";
-const MAX_PROCESSES: usize = 4096;
+const MAX_PROCESSES: usize = 1024;
 const MAX_GPUS: usize = 255;
+/// A process that is missing in so many readings, one after another, has ended; its pid is another process's then.
+const MOST_MISSED: u32 = 8;
 
 /// Whether the first line is one of the headers.
 pub(super) fn looks_like(head: &[u8]) -> bool {
@@ -118,8 +120,12 @@ type Group = BTreeMap<u8, Vec<(ProcessKey, Result<u64, Absence>)>>;
 struct Log {
     columns: Option<Columns>,
     gpus: Vec<String>,
-    processes: BTreeMap<u32, String>,
+    /// Those that have not ended, by pid: their key, and the readings since they were listed.
+    live: BTreeMap<u32, (ProcessKey, u32)>,
+    processes: usize,
     group: Group,
+    /// GPUs with a process in the last reading.
+    busy: BTreeSet<u8>,
     /// When the reading was taken, in the file's time.
     group_time: Option<u64>,
     group_line: u64,
@@ -187,9 +193,8 @@ impl Log {
         };
         self.nameless |= gpu.is_empty();
         let model = model.and_then(field).unwrap_or_default();
-        let key = ProcessKey { pid, start_ticks: 0 };
-        let is_known = self.processes.contains_key(&pid);
-        if !is_known && self.processes.len() >= MAX_PROCESSES {
+        let known = self.live.get(&pid).map(|(key, _)| *key);
+        if known.is_none() && self.processes >= MAX_PROCESSES {
             return None;
         }
         let slot = self.gpus.iter().position(|known| known == gpu);
@@ -197,7 +202,8 @@ impl Log {
             return None;
         }
         let slot = slot.unwrap_or(self.gpus.len()) as u8;
-        let is_again = self.group.get(&slot).is_some_and(|rows| rows.iter().any(|(other, _)| *other == key));
+        let is_same = |(other, _): &(ProcessKey, _)| Some(*other) == known;
+        let is_again = self.group.get(&slot).is_some_and(|rows| rows.iter().any(is_same));
         if is_again || time_ns != self.group_time {
             self.flush(feed);
         }
@@ -208,14 +214,20 @@ impl Log {
                 None => feed.device(slot, None),
             }
         }
-        if !is_known {
-            let name = name.and_then(field).unwrap_or_default();
-            let comm = name.rsplit('/').next().unwrap_or(name);
-            if !comm.is_empty() {
-                feed.fact(key, "comm", comm);
+        let key = match self.live.get(&pid) {
+            Some((key, _)) => *key,
+            None => {
+                let key = ProcessKey { pid, start_ticks: self.processes as u64 };
+                self.processes += 1;
+                self.live.insert(pid, (key, 0));
+                let name = name.and_then(field).unwrap_or_default();
+                let comm = name.rsplit('/').next().unwrap_or(name);
+                if !comm.is_empty() {
+                    feed.fact(key, "comm", comm);
+                }
+                key
             }
-            self.processes.insert(pid, comm.chars().take(64).collect());
-        }
+        };
         self.add(number, time_ns, slot, key, used);
         Some(())
     }
@@ -234,7 +246,7 @@ impl Log {
         self.group.entry(slot).or_default().push((key, used));
     }
 
-    /// Tells the reading that is over. A GPU without a row in it has no process.
+    /// Tells the reading that is over. A GPU without a row in it has no process any more.
     fn flush(&mut self, feed: &mut Feed<'_>) {
         let group = std::mem::take(&mut self.group);
         if group.is_empty() {
@@ -259,10 +271,26 @@ impl Log {
         self.backwards += u64::from(time_ns < feed.time_ns);
         feed.time_ns = feed.time_ns.max(time_ns);
         self.readings += 1;
-        for slot in 0..self.gpus.len().max(1) as u8 {
+        let busy: BTreeSet<u8> = group.keys().copied().collect();
+        for &slot in busy.union(&self.busy) {
             feed.device(slot, None);
             feed.reading(slot, group.get(&slot).map_or(&[], Vec::as_slice));
         }
+        self.busy = busy;
+        for (_, missed) in self.live.values_mut() {
+            *missed += 1;
+        }
+        for (key, _) in group.values().flatten() {
+            if let Some((_, missed)) = self.live.get_mut(&key.pid) {
+                *missed = 0;
+            }
+        }
+        self.live.retain(|_, (key, missed)| {
+            if *missed >= MOST_MISSED {
+                feed.gone(*key);
+            }
+            *missed < MOST_MISSED
+        });
     }
 
     fn caveats(&self, feed: &mut Feed<'_>) {

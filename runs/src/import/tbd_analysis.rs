@@ -115,9 +115,9 @@ impl Analysis<'_, '_> {
         self.bytes = self.bytes.saturating_add(bytes);
         let tag = self.speaker.tag(self.feed, &tags.path(word));
         let piece = Piece::new(0, bytes, tag, tags.role);
-        self.speaker.allocate(self.feed, piece);
+        self.speaker.hold(piece);
         for _ in 1..tags.count {
-            self.speaker.allocate(self.feed, Piece { bytes: 0, ..piece });
+            self.speaker.hold(Piece { bytes: 0, ..piece });
         }
     }
 }

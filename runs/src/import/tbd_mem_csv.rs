@@ -149,6 +149,7 @@ impl Rank {
     /// The highest, and then what is there now.
     fn take(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
         self.step = row.step;
+        self.speaker.device(feed, self.slot);
         self.speaker.step(feed, row.step.1);
         let named = self.named(feed, columns, row);
         for cached in [row.most(), row.current] {
@@ -258,7 +259,7 @@ impl Profile {
         if self.ranks.len() > 1 {
             let text = format!(
                 "{} processes wrote to this file at once: of rows for the same iteration the first is taken for the first \
-                 process, which nothing in the file confirms",
+                 process, which nothing in the file confirms; gpumemctl import keeps each as a run",
                 self.ranks.len()
             );
             feed.caveat("several_processes", text);

@@ -92,7 +92,8 @@ pub(super) fn largest(bars: &[Bar]) -> Vec<String> {
     most(bars, RANKS)
 }
 
-fn most(bars: &[Bar], limit: usize) -> Vec<String> {
+/// The largest categories of all these bars, so many at most with a part for the rest.
+pub(super) fn most(bars: &[Bar], limit: usize) -> Vec<String> {
     let mut all: BTreeMap<&str, i64> = BTreeMap::new();
     for part in bars.iter().flat_map(categories) {
         let weight = all.entry(&part.name).or_default();
@@ -107,16 +108,23 @@ fn most(bars: &[Bar], limit: usize) -> Vec<String> {
 
 /// The bar with all categories that have no rank in one part.
 pub(super) fn folded(bar: &Bar, ranks: &[String]) -> Bar {
-    fold_into(bar, ranks, "smaller")
+    fold_into(bar, |name| ranks.iter().any(|rank| rank == name), SMALLER)
 }
 
-fn fold_into(bar: &Bar, kept: &[String], what: &str) -> Bar {
-    let is_small = |part: &Segment| part.kind == Kind::Category && !kept.contains(&part.name);
+/// What a part is called that is several categories.
+const SMALLER: &str = "smaller";
+
+fn fold_into(bar: &Bar, is_kept: impl Fn(&str) -> bool, what: &str) -> Bar {
+    let is_small = |part: &Segment| part.kind == Kind::Category && !is_kept(&part.name);
     let (small, mut segments): (Vec<Segment>, Vec<Segment>) =
         bar.segments.iter().cloned().partition(is_small);
     if !small.is_empty() {
         let bytes = small.iter().map(|part| part.bytes).fold(0, i64::saturating_add);
-        let name = format!("({} {what})", thousands(small.len() as u64));
+        // One alone keeps its name, if not its colour.
+        let name = match small.as_slice() {
+            [one] if what == SMALLER => one.name.clone(),
+            _ => format!("({} {what})", thousands(small.len() as u64)),
+        };
         segments.push(Segment { name, bytes, kind: Kind::Smaller });
     }
     Bar { segments, ..bar.clone() }
@@ -166,13 +174,8 @@ pub(super) fn hide(bars: &[Bar], percent: f64) -> (Vec<Bar>, Vec<(String, i64)>)
         .map(|(name, (_, bytes))| (name, bytes))
         .collect();
     hidden.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    let kept: Vec<String> = bars
-        .iter()
-        .flat_map(categories)
-        .map(|part| part.name.clone())
-        .filter(|name| hidden.iter().all(|(other, _)| other != name))
-        .collect();
-    let bars = bars.iter().map(|bar| fold_into(bar, &kept, "hidden")).collect();
+    let names: BTreeSet<&str> = hidden.iter().map(|(name, _)| name.as_str()).collect();
+    let bars = bars.iter().map(|bar| fold_into(bar, |name| !names.contains(name), "hidden")).collect();
     (bars, hidden)
 }
 

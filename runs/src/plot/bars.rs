@@ -4,7 +4,7 @@
 use super::axis::{Axis, GREY, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
-use super::helvetica::fitted;
+use super::helvetica::{WIDER, fitted, told_apart};
 use super::palette::BLACK;
 use crate::report::units::{Unit, thousands};
 
@@ -14,10 +14,12 @@ const SCALE: f64 = 44.0;
 const BAR: f64 = 84.0;
 /// Beside a bar, for the shares of thin parts.
 const SIDE: f64 = 44.0;
-pub(super) const LIST: f64 = 214.0;
+pub(super) const LIST: f64 = 236.0;
 const HEIGHT: f64 = 330.0;
 /// A line of a list.
 pub(super) const ROW: f64 = 15.0;
+/// An amount in a list.
+const AMOUNT: f64 = 44.0;
 /// Parts below this share have no label, and below [`THIN`] one beside them.
 const LABELLED: f64 = 0.05;
 /// Parts below this share have their label beside them, on either side in turn.
@@ -72,7 +74,8 @@ fn one(bar: &Bar, ranks: &[String], axis: &Axis, plot: Rect, out: &mut Drawing) 
         out.rect(at, *fill, Some((BLACK, 0.5)), Some(data));
         let share = part.bytes as f64 / bar.total_bytes.max(1) as f64;
         let Some(label) = shares.as_ref().and_then(|shares| shares.get(index)) else { continue };
-        if share.abs() < LABELLED {
+        // Beside a far larger bar there may be no room for it.
+        if share.abs() < LABELLED || at.height < SMALL * 0.6 {
             continue;
         }
         let y = at.y + at.height / 2.0 + SMALL * 0.36;
@@ -120,6 +123,9 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
     let total = unit.round(bar.total_bytes);
     let printed = unit.apportion(total, &amounts);
     let (amounts_at, shares_at) = (at.x + at.width - 58.0, at.x + at.width - 12.0);
+    let room = (amounts_at - at.x - 16.0 - AMOUNT) / WIDER;
+    let names: Vec<&str> = parts.iter().map(|(part, _)| part.name.as_str()).collect();
+    let names = told_apart(&names, SMALL, room);
     // Beside the middle of the bar, not above its top.
     let height = ROW * (parts.len() as f64 + 1.0);
     let mut y = at.y + ((at.height - height) / 2.0).max(0.0) + SMALL;
@@ -129,8 +135,8 @@ pub(super) fn list(bar: &Bar, parts: &[(&Segment, Fill)], unit: Unit, at: Rect, 
         out.rect(swatch, *fill, Some((BLACK, 0.5)), None);
         let amount = printed.get(index).map(|&steps| amount(unit, steps, part.bytes)).unwrap_or_default();
         let amount = right(&amount, amounts_at, y);
-        let room = amounts_at - amount.width() - at.x - 22.0;
-        out.text(words(&fitted(&part.name, SMALL, false, room), at.x + 16.0, y, SMALL));
+        let name = names.get(index).map(String::as_str).unwrap_or_default();
+        out.text(words(name, at.x + 16.0, y, SMALL));
         out.text(amount);
         if let Some(share) = shares.as_ref().and_then(|shares| shares.get(index)) {
             out.text(right(share, shares_at, y));

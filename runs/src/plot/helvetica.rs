@@ -79,6 +79,49 @@ pub fn fitted(text: &str, size: f64, bold: bool, room: f64) -> String {
     head.chain(&['.', '.']).chain(tail).collect()
 }
 
+/// Room for fonts that come instead of Helvetica and are wider, where a reader does not squeeze them.
+pub const WIDER: f64 = 1.14;
+
+/// Names of a list, each as [`fitted`]; those that would look the same show where they differ instead.
+pub fn told_apart(names: &[&str], size: f64, room: f64) -> Vec<String> {
+    let short: Vec<String> = names.iter().map(|name| fitted(name, size, false, room)).collect();
+    let alike = |index: usize| -> Vec<&str> {
+        let own = short.get(index);
+        names.iter().zip(&short).filter(|(_, other)| Some(*other) == own).map(|(name, _)| *name).collect()
+    };
+    let tell = |(index, name): (usize, &&str)| {
+        let alike = alike(index);
+        let same = alike.iter().fold(name.len(), |same, other| {
+            let common = name.chars().zip(other.chars()).take_while(|(a, b)| a == b);
+            same.min(if name == other { same } else { common.map(|(letter, _)| letter.len_utf8()).sum() })
+        });
+        let is_told = alike.iter().all(|other| other == name);
+        match name.get(..same).filter(|_| !is_told) {
+            // From the component in which they differ, as far as there is room.
+            Some(common) => {
+                let from =
+                    common.rfind('/').map_or(same.saturating_sub(common.len().min(8)), |slash| slash + 1);
+                beginning(&format!("..{}", name.get(from..).unwrap_or(name)), size, room)
+            }
+            None => fitted(name, size, false, room),
+        }
+    };
+    names.iter().enumerate().map(tell).collect()
+}
+
+/// The beginning of a text, with two dots where it goes on.
+fn beginning(text: &str, size: f64, room: f64) -> String {
+    if width(text, size, false) <= room {
+        return text.to_owned();
+    }
+    let mut left = room - width("..", size, false);
+    let fits = |letter: &char| {
+        left -= f64::from(advance(*letter, false)) * size / 1000.0;
+        left >= 0.0
+    };
+    text.chars().take_while(fits).chain("..".chars()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,5 +148,18 @@ mod tests {
         );
         assert_eq!(fitted("short", 9.0, false, 120.0), "short");
         assert_eq!(fitted("anything", 9.0, false, 0.0), "..");
+    }
+
+    #[test]
+    fn long_names_of_a_list_are_told_apart() {
+        let names: Vec<String> =
+            (0..30).map(|layer| format!("model/layers.{layer}/self_attention/output_projection")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).chain(["short", "same", "same"]).collect();
+        let told = told_apart(&names, 9.0, 110.0);
+        let different: std::collections::BTreeSet<&String> = told.iter().collect();
+        assert_eq!(different.len(), 32, "{told:?}");
+        assert!(told.iter().all(|name| width(name, 9.0, false) <= 110.0), "{told:?}");
+        assert!(told[7].starts_with("..layers.7/self"), "{}", told[7]);
+        assert_eq!(told[30], "short");
     }
 }

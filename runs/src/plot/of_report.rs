@@ -13,6 +13,9 @@ use crate::report::{By, Report};
 use crate::run::{Device, Moment};
 use gpumem_ledger::category::OTHERS;
 
+/// Categories that a picture names at most: a page.
+const MOST_ROWS: usize = 60;
+
 /// What a picture shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Picture {
@@ -70,7 +73,7 @@ pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
         }
     };
     if moment.tracked_bytes.is_none() {
-        push("used, nothing known of it (no agent)", moment.used_bytes().unwrap_or(0), Kind::Opaque);
+        push("used (no agent)", moment.used_bytes().unwrap_or(0), Kind::Opaque);
         return Bar::of(title, segments);
     }
     let composition = report.composition(moment, by);
@@ -99,7 +102,7 @@ fn peak(report: &Report<'_>, options: &Options) -> Drawing {
         let names = |by: By| !report.composition(&device.peak, by).categories.is_empty();
         by.retain(|(by, _)| names(*by));
         if by.is_empty() {
-            by.push((By::Tag, "by tag"));
+            by.push((By::Tag, if device.peak.tracked_bytes.is_some() { "by tag" } else { "used" }));
         }
         let all: Vec<Bar> = by
             .iter()
@@ -120,6 +123,8 @@ fn categories(report: &Report<'_>, options: &Options) -> Drawing {
     let pictures = report.run.devices.iter().map(|device| {
         let what = titled(report, device, &by_name(report.by));
         let bar = hidden.hide(bar(report, &device.peak, report.by, &what), options);
+        let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
+        let bar = bar::folded(&bar, &kept);
         let all = std::slice::from_ref(&bar);
         let (low, high) = bar.parts_span();
         let rows = Rows {
@@ -140,15 +145,18 @@ fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing>
     let mut frame = frame(report, options);
     let mut hidden = Hidden::default();
     let mut pictures = Vec::new();
+    // One scale of time for all devices.
+    let spans = report.run.devices.iter().filter_map(timeline::span);
+    let span = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
     for device in &report.run.devices {
         let peak = bar(report, &device.peak, report.by, &titled(report, device, ""));
         hidden.hide(peak, options);
         let names: Vec<String> = hidden.names.iter().map(|(name, _)| name.clone()).collect();
-        pictures.extend(timeline::timeline(report, device, report.by, &names));
+        pictures.extend(timeline::timeline(report, device, report.by, &names, span));
     }
     if pictures.is_empty() {
         return Err(Nothing(
-            "the run kept no timeline (it is of an older version, or nothing was tracked)".into(),
+            "nothing was kept over time: the run is of an older version, or nothing was seen of it".into(),
         ));
     }
     frame.notes.extend(hidden.note(options));

@@ -9,7 +9,7 @@ use miniz_oxide::deflate::compress_to_vec_zlib;
 /// Pixels per point: 144 to the inch, sharp on today's screens.
 const SCALE: f64 = 2.0;
 /// More pixels than any picture of ours has; each costs three bytes while it is made.
-const MAX_PIXELS: usize = 64 << 20;
+const MAX_PIXELS: usize = 32 << 20;
 /// Lines of samples in a pixel.
 const SAMPLES: u32 = 4;
 

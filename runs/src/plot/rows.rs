@@ -4,7 +4,7 @@ use super::axis::{Axis, GREY, GRID, LARGE, SMALL, amount, percents, words};
 use super::bar::{Bar, Segment, rank};
 use super::bars::MARGIN;
 use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
-use super::helvetica::{fitted, width};
+use super::helvetica::{WIDER, fitted, told_apart, width};
 use super::palette::{BLACK, WHITE};
 
 /// A row.
@@ -29,7 +29,7 @@ impl Rows<'_> {
     /// One panel.
     pub(super) fn panel(&self, bar: &Bar) -> Drawing {
         let widths = self.names.iter().map(|part| width(&part.name, SMALL, false));
-        let names = widths.fold(60.0, f64::max).min(self.longest) + 8.0;
+        let names = (widths.fold(60.0, f64::max) * WIDER).min(self.longest) + 8.0;
         let unit = self.axis.unit;
         let plot = Rect {
             x: MARGIN + names,
@@ -76,6 +76,8 @@ impl Rows<'_> {
                 own.next().map(|part| part.bytes)
             })
             .collect();
+        let names: Vec<&str> = self.names.iter().map(|row| row.name.as_str()).collect();
+        let names = told_apart(&names, SMALL, self.longest / WIDER);
         let known: Vec<i64> = amounts.iter().map(|bytes| bytes.unwrap_or(0)).collect();
         let shares = percents(bar.total_bytes, &known);
         let printed = self.axis.unit.apportion(self.axis.unit.round(bar.total_bytes), &known);
@@ -83,8 +85,8 @@ impl Rows<'_> {
         for (index, (row, bytes)) in self.names.iter().zip(&amounts).enumerate() {
             let top = plot.y + 2.0 + ROW * index as f64;
             let y = top + ROW * 0.68;
-            let name = fitted(&row.name, SMALL, false, self.longest);
-            out.text(Text { anchor: Anchor::End, ..words(&name, plot.x - 6.0, y, SMALL) });
+            let name = names.get(index).map(String::as_str).unwrap_or_default();
+            out.text(Text { anchor: Anchor::End, ..words(name, plot.x - 6.0, y, SMALL) });
             let Some(bytes) = bytes else {
                 out.text(Text { color: GREY, ..words("-", zero + 5.0, y, SMALL) });
                 continue;

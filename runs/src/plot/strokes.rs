@@ -118,6 +118,12 @@ const ASCII: [&[Mark]; 95] = [
     &[Path(&[(80, 220), (140, 285), (215, 290), (365, 215), (440, 220), (505, 290)])],
 ];
 
+const SHARP_S: &[Mark] = &[
+    Path(&[(88, 40), (88, 545)]),
+    Arc((235, 545), (147, 137), (180, -55)),
+    Path(&[(319, 433), (245, 378)]),
+    Arc((305, 210), (200, 170), (107, -135)),
+];
 const GRAVE: Mark = Path(&[(-90, 130), (30, 0)]);
 const ACUTE: Mark = Path(&[(90, 130), (-30, 0)]);
 const HAT: Mark = Path(&[(-110, 0), (0, 125), (110, 0)]);
@@ -165,7 +171,7 @@ pub(super) fn shown(text: &str) -> String {
 }
 
 fn is_known(letter: char) -> bool {
-    matches!(letter, ' '..='~' | '\u{a0}' | '·' | '×' | '°' | REPLACEMENT) || accented(letter).is_some()
+    matches!(letter, ' '..='~' | '\u{a0}' | '·' | '×' | '°' | 'ß' | REPLACEMENT) || accented(letter).is_some()
 }
 
 fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)>>) {
@@ -205,6 +211,7 @@ fn letter_strokes(letter: char, x: f64, bold: bool, out: &mut Vec<Vec<(f64, f64)
         '·' => draw(&[Path(&[(139, 270)])], x, 0.0, 1.0),
         '°' => draw(&[Arc((200, 570), (105, 105), (0, 360))], x, 0.0, 1.0),
         '×' => draw(&[Path(&[(110, 437), (474, 73)]), Path(&[(474, 437), (110, 73)])], x, 0.0, 1.0),
+        'ß' => draw(SHARP_S, x, 0.0, 1.0),
         letter => draw(marks_of(letter), x, 0.0, 1.0),
     }
 }

@@ -5,9 +5,10 @@ use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list};
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
 use super::palette::{BLACK, Color, WHITE};
+use crate::report::By;
 use crate::report::Report;
 use crate::report::text::device_title;
-use crate::report::{By, units::thousands};
+use crate::report::units::{Unit, thousands};
 use crate::run::{Clock, Device, Moment};
 
 const WIDTH: f64 = 560.0;
@@ -23,8 +24,29 @@ struct At {
     bar: Bar,
 }
 
+/// From the first to the last that is known of a device over time.
+pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
+    let points = &device.details.timeline.points;
+    let peak = (!points.is_empty() && device.peak.tracked_bytes.is_some()).then_some(device.peak.time_ns);
+    let readings = readings(device);
+    let seen = || {
+        let points = points.iter().map(|point| point.time_ns).chain(peak);
+        points.chain(readings.iter().map(|reading| reading.0))
+    };
+    // A point is what was held for a while.
+    let width_ns = device.details.timeline.width_ns.max(1);
+    let held = points.last().map_or(0, |point| point.time_ns.saturating_add(width_ns));
+    Some((seen().min()?, seen().max()?.max(held)))
+}
+
 /// One device; `None` where nothing was kept over time. `hidden` are categories that are not shown by themselves.
-pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[String]) -> Option<Drawing> {
+pub(super) fn timeline(
+    report: &Report<'_>,
+    device: &Device,
+    by: By,
+    hidden: &[String],
+    (first, last): (u64, u64),
+) -> Option<Drawing> {
     let mut points = points(report, device, by);
     let bars: Vec<Bar> = points.iter().map(|at| at.bar.clone()).collect();
     let mut ranks = largest(&bars);
@@ -32,10 +54,10 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     for at in &mut points {
         at.bar = merged(folded(&at.bar, &ranks));
     }
-    let first = points.first()?.time_ns;
     let readings = readings(device);
-    let last = points.last()?.time_ns.max(readings.last().map_or(0, |reading| reading.0)).max(first + 1);
-    let first = readings.first().map_or(first, |reading| reading.0.min(first));
+    if points.is_empty() && readings.is_empty() {
+        return None;
+    }
 
     let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
     let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
@@ -53,8 +75,8 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
         plot.x + WIDTH * share.min(1.0)
     };
     let peak = points.iter().position(|at| at.time_ns == device.peak.time_ns).unwrap_or(0);
-    let mut layers = layers(&points, &ranks);
-    areas(&points, &mut layers, &ranks, peak, (&axis, plot, &x, last), &mut out);
+    let place = Place { name: &device_title(device), axis: &axis, plot, x: &x, last };
+    areas(&points, &layers(&points, &ranks), &ranks, peak, &place, &mut out);
     for piece in pieces(device, &readings) {
         let points: Vec<(f64, f64)> =
             piece.iter().map(|(time, bytes)| (x(*time), axis.y(plot, *bytes as f64))).collect();
@@ -65,37 +87,53 @@ pub(super) fn timeline(report: &Report<'_>, device: &Device, by: By, hidden: &[S
     }
     axis.zero(plot, &mut out);
     times(report, (first, last), plot, &mut out);
-    ooms(device, plot, &x, &mut out);
-    key(report, &points, peak, &ranks, &axis, plot, !readings.is_empty(), &mut out);
+    ooms(device, (first, last), plot, &x, &mut out);
+    if let Some(at) = points.get(peak) {
+        let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
+        let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
+        key(at, &heading, &ranks, axis.unit, beside, &mut out);
+    }
+    if !readings.is_empty() {
+        let (x, y) = (plot.x + WIDTH + 24.0, plot.y + ROW + SMALL);
+        out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
+        out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
+    }
     Some(out)
 }
 
-/// The timeline's points and the peak, which may lie between two of them.
+/// The timeline's points. The peak is one of them, but in runs of older versions, where it is put in.
 fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     let kept = &device.details.timeline.points;
+    let peak = &device.peak;
     let mut points: Vec<At> = Vec::with_capacity(kept.len() + 1);
-    for point in kept.iter().filter(|point| point.time_ns != device.peak.time_ns) {
+    for point in kept {
         let (small, amounts): (Vec<_>, Vec<_>) =
             point.amounts.iter().copied().partition(|(cell, _)| is_sum(report, *cell, by));
         let small = small.iter().map(|(_, bytes)| *bytes).fold(point.rest_bytes, i64::saturating_add);
+        let is_peak = point.time_ns == peak.time_ns;
         let moment = Moment {
             time_ns: point.time_ns,
             tracked_bytes: Some(point.tracked_bytes()),
             amounts,
-            untrackable_bytes: untrackable_at(device, point.time_ns),
-            predates_bytes: device.peak.predates_bytes,
+            untrackable_bytes: match is_peak {
+                true => peak.untrackable_bytes,
+                false => untrackable_at(device, point.time_ns),
+            },
+            predates_bytes: peak.predates_bytes,
             ..Moment::default()
         };
         let mut bar = super::of_report::bar(report, &moment, by, "");
+        bar.total_bytes = bar.total_bytes.saturating_add(small);
         bar.segments.push(Segment { name: "(smaller)".into(), bytes: small, kind: Kind::Smaller });
         points.push(At { time_ns: point.time_ns, bar });
     }
-    if points.is_empty() || device.peak.tracked_bytes.is_none() {
+    let has_peak = points.iter().any(|point| point.time_ns == peak.time_ns);
+    if points.is_empty() || has_peak || peak.tracked_bytes.is_none() {
         return points;
     }
-    let at = points.partition_point(|point| point.time_ns < device.peak.time_ns);
-    let bar = super::of_report::bar(report, &device.peak, by, "at the peak of tracked");
-    points.insert(at, At { time_ns: device.peak.time_ns, bar });
+    let at = points.partition_point(|point| point.time_ns < peak.time_ns);
+    let bar = super::of_report::bar(report, peak, by, "");
+    points.insert(at, At { time_ns: peak.time_ns, bar });
     points
 }
 
@@ -123,17 +161,30 @@ fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
     layers
 }
 
-type Place<'p> = (&'p Axis, Rect, &'p dyn Fn(u64) -> f64, u64);
+/// Where times and amounts are.
+struct Place<'p> {
+    /// Of the device.
+    name: &'p str,
+    axis: &'p Axis,
+    plot: Rect,
+    x: &'p dyn Fn(u64) -> f64,
+    /// Until when the last point holds.
+    last: u64,
+}
 
 /// An area per layer, in steps: what was held stays until the next point.
 fn areas(
     points: &[At],
-    layers: &mut [Segment],
+    layers: &[Segment],
     ranks: &[String],
     peak: usize,
-    (axis, plot, x, last): Place<'_>,
+    place: &Place<'_>,
     out: &mut Drawing,
 ) {
+    let Place { axis, plot, x, last, .. } = *place;
+    if points.is_empty() {
+        return;
+    }
     let mut floor: Vec<i64> = vec![0; points.len()];
     for layer in layers {
         let of = |at: &At| -> i64 {
@@ -156,9 +207,11 @@ fn areas(
         let outline: Vec<(f64, f64)> =
             steps(&top).into_iter().chain(steps(&floor).into_iter().rev()).collect();
         let bytes = amounts.get(peak).copied().unwrap_or(0);
-        let data = Data { of: "at the peak".into(), name: layer.name.clone(), bytes };
+        let data = Data { of: place.name.into(), name: layer.name.clone(), bytes };
         let fill = layer.kind.fill(rank(layer, ranks));
-        out.items.push(Item::Shape { points: outline, fill, stroke: Some((WHITE, 0.25)), data: Some(data) });
+        // What has no colour needs an edge.
+        let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
+        out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data: Some(data) });
         floor = top;
     }
     let spans =
@@ -257,9 +310,10 @@ fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut D
 }
 
 /// When memory ran out.
-fn ooms(device: &Device, plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) {
+fn ooms(device: &Device, (first, last): (u64, u64), plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) {
     let mut labelled = f64::NEG_INFINITY;
-    for oom in device.details.ooms.iter().filter(|oom| oom.is_true()) {
+    for oom in device.details.ooms.iter().filter(|oom| oom.is_true() && (first..=last).contains(&oom.time_ns))
+    {
         let x = x(oom.time_ns);
         let points = vec![(x, plot.y), (x, plot.y + plot.height)];
         out.items.push(Item::Line { points, color: ALARM, width: 1.2, dashed: true, data: None });
@@ -271,23 +325,10 @@ fn ooms(device: &Device, plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) 
     }
 }
 
-/// What the areas are, with what they were at the peak.
-#[allow(clippy::too_many_arguments)]
-fn key(
-    report: &Report<'_>,
-    points: &[At],
-    peak: usize,
-    ranks: &[String],
-    axis: &Axis,
-    plot: Rect,
-    is_read: bool,
-    out: &mut Drawing,
-) {
-    let Some(at) = points.get(peak) else { return };
-    let x = plot.x + plot.width + 24.0;
-    let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
-    let beside = Rect { x, y: plot.y + ROW, width: LIST, height: plot.height - ROW };
-    out.text(Text { color: GREY, ..words(&heading, x, plot.y + SMALL, SMALL) });
+/// What the areas are, with what they were at the peak, below a heading.
+fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: &mut Drawing) {
+    let Rect { x, y, .. } = beside;
+    out.text(Text { color: GREY, ..words(heading, x, y + SMALL, SMALL) });
     let mut parts: Vec<(&Segment, Fill)> = at
         .bar
         .segments
@@ -296,10 +337,5 @@ fn key(
         .map(|part| (part, part.kind.fill(rank(part, ranks))))
         .collect();
     parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
-    if is_read {
-        let y = plot.y + ROW + SMALL;
-        out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
-        out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
-    }
-    list(&at.bar, &parts, axis.unit, beside, out);
+    list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
 }

@@ -10,13 +10,13 @@ use serde::Serialize;
 use std::fmt::Write;
 
 /// Rows of a table for people; more become one per group of neighbours.
-const MOST_ROWS: usize = 40;
+pub(super) const MOST_ROWS: usize = 40;
 
 /// A column: its name for people, and its amount.
-type Column = (&'static str, fn(&Iteration) -> i64);
+pub(super) type Column = (&'static str, fn(&Iteration) -> i64);
 
 /// Peaks of what comes and goes, last values of what stays.
-const COLUMNS: [Column; 10] = [
+pub(super) const COLUMNS: [Column; 10] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
     ("params", |row| row.parameters.last_bytes),
@@ -84,7 +84,7 @@ fn rows(table: &Iterations) -> String {
     out
 }
 
-fn number(row: &Iteration) -> String {
+pub(super) fn number(row: &Iteration) -> String {
     match row.count {
         0 | 1 => thousands(row.first),
         _ => format!("{}-{}", thousands(row.first), thousands(row.last)),
@@ -92,7 +92,7 @@ fn number(row: &Iteration) -> String {
 }
 
 /// Neighbours as one: the highest peaks, the last values.
-fn merged(rows: &[Iteration]) -> Iteration {
+pub(super) fn merged(rows: &[Iteration]) -> Iteration {
     let mut rows = rows.iter().copied();
     let Some(mut sum) = rows.next() else { return Iteration::default() };
     for row in rows {

@@ -7,6 +7,7 @@ pub mod collapsed;
 pub mod csv;
 pub mod group;
 pub mod growth;
+pub mod html;
 pub mod iterations;
 pub mod json;
 pub mod names;
@@ -252,8 +253,13 @@ impl<'r> Report<'r> {
     /// The identity of a device: the last moment, and the peak. At most `limit` categories are named, and
     /// none that is smaller than `smallest` bytes at both; the rest is one row.
     pub fn statement(&self, device: &Device, limit: usize, smallest: i64) -> Statement {
+        self.statement_by(self.by, device, limit, smallest)
+    }
+
+    /// The same with these rows.
+    pub fn statement_by(&self, by: By, device: &Device, limit: usize, smallest: i64) -> Statement {
         let moments = [&device.last, &device.peak];
-        let compositions = moments.map(|moment| self.composition(moment, self.by));
+        let compositions = moments.map(|moment| self.composition(moment, by));
         let mut statement = Statement { rows: Vec::new() };
         let each = |of: &dyn Fn(&Moment) -> Option<i64>| moments.iter().map(|moment| of(moment)).collect();
 
@@ -277,8 +283,8 @@ impl<'r> Report<'r> {
         let idle = column(|composition| composition.pool_idle);
         let opaque = column(|composition| composition.opaque);
         let none = |bytes: &[Option<i64>]| bytes.iter().all(|bytes| *bytes == Some(0));
-        let name = if self.by == By::Tag { "(no tag)" } else { OTHERS };
-        if self.by != By::Tag || !none(&others) {
+        let name = if by == By::Tag { "(no tag)" } else { OTHERS };
+        if by != By::Tag || !none(&others) {
             statement.push(Part::Others, name, Some(tracked), others);
         }
         if !none(&idle) {

@@ -83,7 +83,7 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
 }
 
 /// Neighbours of the same cause at the same place are one, with the time of the first and how many they are.
-fn grouped(steps: &[Step]) -> Vec<Step> {
+pub(super) fn grouped(steps: &[Step]) -> Vec<Step> {
     let mut groups: Vec<(Step, u64)> = Vec::new();
     for step in steps {
         match groups.last_mut() {
@@ -116,7 +116,7 @@ fn is_like(a: &Step, b: &Step) -> bool {
         && (a.bytes >= 0) == (b.bytes >= 0)
 }
 
-fn weight(step: &Step) -> u64 {
+pub(super) fn weight(step: &Step) -> u64 {
     step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
 }
 
@@ -126,7 +126,7 @@ fn signed(unit: Unit, steps: i64) -> String {
 }
 
 /// What is said of a step behind its time and its bytes.
-fn what(step: &Step, unit: Unit) -> String {
+pub(super) fn what(step: &Step, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
     if step.cause == "smaller steps" {
         words[0] = format!("{} {}", thousands(step.events), step.cause);

@@ -122,6 +122,11 @@ impl Times {
         self.clock
     }
 
+    /// Whether they are of several days.
+    pub(super) fn is_dated(self) -> bool {
+        self.dated
+    }
+
     pub(crate) fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),

@@ -96,33 +96,40 @@ impl Event {
     }
 }
 
-fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec<Event>) {
-    let name = format!("GPU {}", device.ordinal);
-    let counter = |time_ns: u64, what: &str, args: Map<String, Value>| Event {
-        time_ns,
-        length_ns: None,
-        phase: "C",
-        name: format!("{name} {what}"),
-        thread,
-        args,
-    };
-    let bytes = |bytes: i64| Map::from_iter([("bytes".to_owned(), bytes.into())]);
+/// The counters of a device.
+struct Counters {
+    name: String,
+    thread: u32,
+}
 
+impl Counters {
+    fn event(&self, time_ns: u64, what: &str, args: Map<String, Value>) -> Event {
+        let name = format!("{} {what}", self.name);
+        Event { time_ns, length_ns: None, phase: "C", name, thread: self.thread, args }
+    }
+
+    fn bytes(&self, time_ns: u64, what: &str, bytes: i64) -> Event {
+        self.event(time_ns, what, Map::from_iter([("bytes".to_owned(), bytes.into())]))
+    }
+}
+
+fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec<Event>) {
+    let counters = Counters { name: format!("GPU {}", device.ordinal), thread };
     let buckets = &device.series.buckets;
     let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
     for bucket in buckets {
         // Of several readings in a bucket the last is known to be the last; the highest has its own time below.
         if let Some(used) = bucket.used.filter(|_| !is_point(bucket.time_ns)) {
-            events.push(counter(bucket.time_ns, "used", bytes(used.last)));
+            events.push(counters.bytes(bucket.time_ns, "used", used.last));
         }
         if let Some(untrackable) = bucket.untrackable {
-            events.push(counter(bucket.time_ns, "untrackable", bytes(untrackable.last)));
+            events.push(counters.bytes(bucket.time_ns, "untrackable", untrackable.last));
         }
     }
     if let Some((used, time_ns)) = device.peak_used {
-        events.push(counter(time_ns, "used", bytes(i64::try_from(used).unwrap_or(i64::MAX))));
+        events.push(counters.bytes(time_ns, "used", i64::try_from(used).unwrap_or(i64::MAX)));
     }
-    held(report, device, &counter, events);
+    held(report, device, &counters, events);
     let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
     events.extend(rows.map(|row| iteration(row, thread)));
     events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
@@ -130,12 +137,7 @@ fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec
 }
 
 /// `tracked`, whole and by category, at the moments at which it is exact.
-fn held(
-    report: &Report<'_>,
-    device: &Device,
-    counter: &dyn Fn(u64, &str, Map<String, Value>) -> Event,
-    events: &mut Vec<Event>,
-) {
+fn held(report: &Report<'_>, device: &Device, counters: &Counters, events: &mut Vec<Event>) {
     let what = match report.by {
         By::Layer => "by layer",
         By::Structure => "by structure",
@@ -147,23 +149,21 @@ fn held(
     let (names, bars) = plot::folded_to(&bars, CATEGORIES);
     for (moment, bar) in moments.iter().zip(&bars) {
         let tracked = moment.tracked_bytes.unwrap_or(0);
-        let whole = Map::from_iter([("bytes".to_owned(), tracked.into())]);
-        events.push(counter(moment.time_ns, "tracked", whole));
+        events.push(counters.bytes(moment.time_ns, "tracked", tracked));
         // A counter keeps what it is not told: every name each time.
         let of = |name: &String| -> i64 {
             let own = bar.segments.iter().filter(|part| part.name == *name);
             own.map(|part| part.bytes).fold(0, i64::saturating_add)
         };
         let parts = names.iter().map(|name| (name.clone(), of(name).into()));
-        events.push(counter(moment.time_ns, what, parts.collect()));
+        events.push(counters.event(moment.time_ns, what, parts.collect()));
     }
     if moments.is_empty() {
         // A run of an older version: buckets, whose highest has no exact time.
         for (bucket, tracked) in
             device.series.buckets.iter().filter_map(|bucket| Some((bucket, bucket.tracked?)))
         {
-            let whole = Map::from_iter([("bytes".to_owned(), tracked.last.into())]);
-            events.push(counter(bucket.time_ns, "tracked", whole));
+            events.push(counters.bytes(bucket.time_ns, "tracked", tracked.last));
         }
     }
 }

@@ -37,7 +37,7 @@ impl Unit {
     }
 
     /// Bytes per last printed digit, as numerator and denominator: 0.1 MiB is no whole number of bytes.
-    fn step(self) -> (i64, i64) {
+    pub fn step(self) -> (i64, i64) {
         (self.bytes, 10_i64.pow(self.decimals))
     }
 

@@ -1,11 +1,12 @@
 //! Import of the largest log that is here: gpumem-runs in this process, gpumemctl as a program, and a
 //! plain Python reader of the same file, which only sums.
 
+use super::programs::{gpumemctl, run_quietly};
 use super::rounds::{Contestant, Per, print_table};
 use crate::samples::sample;
 use gpumem_runs::import::read_file;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 const LARGEST: &str = "tbd-log/iwslt15-vi_en-tbd-partial_fw_prop-memory_profile.with-nvidia-smi.log";
 const ROUNDS: usize = 9;
@@ -45,15 +46,4 @@ pub fn run() {
     contestants.iter_mut().for_each(|contestant| contestant.forget_warm_up());
     let contestants: Vec<&Contestant> = contestants.into_iter().map(|contestant| &*contestant).collect();
     print_table("per line of the log (programs: with their start)", Per::Event, &contestants);
-}
-
-/// The program beside this one, if it is built.
-fn gpumemctl() -> Option<PathBuf> {
-    let path = std::env::current_exe().ok()?.with_file_name("gpumemctl");
-    path.exists().then_some(path)
-}
-
-fn run_quietly(command: &mut Command) -> bool {
-    let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    silent.status().is_ok_and(|status| status.success())
 }

@@ -10,14 +10,17 @@ mod import;
 mod ingest;
 mod kinds;
 mod ledger;
+mod memory;
 mod node;
 mod nvtx;
 mod peer;
 pub mod player;
+mod programs;
 mod python;
 mod report;
 mod rounds;
 mod scrape;
+mod snapshot;
 mod store;
 mod torch;
 mod traffic;
@@ -75,6 +78,11 @@ pub const ALL: &[Bench] = &[
         name: "import",
         about: "a training log into a report, beside a plain Python reader of the same file",
         run: import::run,
+    },
+    Bench {
+        name: "snapshot",
+        about: "PyTorch's memory snapshots into a report, beside Python's own reader of the same file",
+        run: snapshot::run,
     },
     Bench {
         name: "report",

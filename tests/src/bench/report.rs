@@ -1,6 +1,8 @@
 //! The report of a run with 10 million events: from its recording, which is booked again from the first
 //! record on, and from the run store. The floor reads the same recording and decodes nothing.
 
+use super::memory::peak_bytes;
+use super::programs::gpumemctl;
 use super::rounds::{Contestant, Per, print_table};
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_runs::import::read_file;
@@ -16,6 +18,7 @@ use gpumem_wire::{
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const EVENTS: u64 = 10_000_000;
 const TAGS: u32 = 1_000;
@@ -51,6 +54,10 @@ pub fn run() {
     contestants.iter_mut().for_each(Contestant::forget_warm_up);
     print_table("a whole report", Per::Round, &contestants.iter().collect::<Vec<_>>());
     let size = json::json(&Report::new(&run, Groupings::load("default").expect("preset"), None)).len();
+    if let Some(gpumemctl) = gpumemctl() {
+        let peak = peak_bytes(Command::new(gpumemctl).arg("report").arg(&recording));
+        println!("most memory of gpumemctl report RECORDING: {} MiB", peak >> 20);
+    }
     println!("as JSON: {} kB; store: {} kB\n", size / 1000, file_kb(&store));
 }
 

@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Optional
 
 from . import _frames
 from ._agent import functions
-from ._frames import BACKWARD, BOUNDARY, MODULE, OPTIMIZER, SETUP
+from ._frames import BACKWARD, BOUNDARY, MODULE, OPTIMIZER, SETUP, STEP
 
 #: Never freed: the agent compares addresses.
 _kept: List[CodeType] = []
@@ -34,7 +34,7 @@ def tell(code: Optional[CodeType], what: int) -> bool:
     try:
         meaning = _frames.meaning(code, what)
     except ValueError:  # a function, not a method: it has no module
-        meaning = what
+        meaning = OPTIMIZER if what == STEP else what
     functions.code(id(code), meaning)
     return True
 
@@ -89,4 +89,4 @@ def register() -> bool:
 
 def register_optimizer(kind: type) -> None:
     """The step of a class of optimizers."""
-    tell(_code(kind.__dict__.get("step")), OPTIMIZER)
+    tell(_code(kind.__dict__.get("step")), STEP)

@@ -10,13 +10,13 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Iterator
 
-MODULE, OPTIMIZER, BACKWARD, SETUP, BOUNDARY = 1, 2, 3, 4, 5
+MODULE, OPTIMIZER, BACKWARD, SETUP, BOUNDARY, STEP = 1, 2, 3, 4, 5, 6
 _IN_CELL = 128
 
 
 def meaning(code: CodeType, what: int, name: str = "self") -> int:
-    """The second argument of `gpumem_code`: what the code means, and which local variable of it is the module."""
-    if what not in (MODULE, SETUP):
+    """The second argument of `gpumem_code`: what the code means, and which local variable of it is the module or optimizer."""
+    if what not in (MODULE, SETUP, STEP):
         return what
     if name not in code.co_cellvars:
         return what | code.co_varnames.index(name) << 8

@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _codes
-from ._agent import FORWARD, OPTIMIZER, functions
+from ._agent import FORWARD, OPTIMIZER, functions, text
 from ._modules import Modules
 from ._sweep import Sweeper
 
@@ -56,7 +56,10 @@ class Steps:
         self._done[key] = 0
         if self._first is None or self._first() is None:
             self._first = self._optimizers[key]
-        _codes.register_optimizer(type(optimizer))
+        kind = type(optimizer)
+        _codes.register_optimizer(kind)
+        # What a step allocates for itself is the optimizer's.
+        functions.module(key, id(kind), 0, text(kind.__name__ + ".step"))
         self.sweeper.forget()
         if self._has_unknown(optimizer):
             self._sweep([], False)
@@ -70,6 +73,7 @@ class Steps:
         try:
             if self._optimizers.get(key) is reference:
                 del self._optimizers[key], self._done[key]
+                functions.module_gone(key)
         except Exception:  # names of this module may be gone by now
             pass
 

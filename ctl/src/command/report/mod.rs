@@ -25,7 +25,7 @@ use crate::exit::NotFound;
 use crate::output::{deliver, unicode, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, iterations, json, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, steps};
 use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
@@ -137,7 +137,9 @@ fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
 
 fn tell(report: &Report<'_>, args: &Args) -> String {
     let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
-    if args.iterations {
+    if args.html {
+        html::html(report)
+    } else if args.iterations {
         match (args.json, args.csv) {
             (true, _) => iterations::json(report),
             (_, true) => iterations::csv(report),
@@ -168,6 +170,10 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         anyhow::bail!("this form is of one process; these are {}: give the pid of one", runs.len());
     }
     let borrowed: Vec<&Run> = runs.iter().collect();
+    if args.html {
+        let reports: Vec<Report<'_>> = runs.iter().map(|run| report(run, args)).collect::<Result<_>>()?;
+        return Ok(html::group(title, &reports, command));
+    }
     if args.csv && !args.iterations {
         return Ok(group::csv(&borrowed));
     }

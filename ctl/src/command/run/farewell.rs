@@ -146,13 +146,24 @@ fn recordings(pattern: &Path, since: Instant) -> Vec<PathBuf> {
             let pid = file.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
             pid.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
         }
-        None => file == name,
+        None => file == name || is_numbered(file, &name),
     };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let named = entries.filter(|entry| matches(&entry.file_name().to_string_lossy()));
     let mut found: Vec<PathBuf> = named.map(|entry| entry.path()).filter(fresh).collect();
     found.sort();
     found
+}
+
+/// `run-2.gpumem` of `run.gpumem`, which was there already.
+fn is_numbered(file: &str, name: &str) -> bool {
+    let (stem, extension) = match name.rsplit_once('.') {
+        Some((stem, extension)) if !stem.is_empty() => (stem, format!(".{extension}")),
+        _ => (name, String::new()),
+    };
+    let number = file.strip_prefix(stem).and_then(|rest| rest.strip_suffix(extension.as_str()));
+    let number = number.and_then(|rest| rest.strip_prefix('-'));
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn own_start_ticks() -> Option<u64> {

@@ -10,7 +10,7 @@ use hyper::StatusCode;
 const MAX_PATH: usize = 4096;
 
 pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result<Recorded, Refused> {
-    only(query, &["pid", "do", "output"])?;
+    only(query, &["pid", "do", "output", "steps", "for", "max_size"])?;
     let bad = |text: &str| Refused::new(StatusCode::BAD_REQUEST, text);
     let pid = number(query, "pid")?.and_then(|pid| u32::try_from(pid).ok());
     let pid = pid.ok_or_else(|| bad("pid=N is needed"))?;
@@ -20,8 +20,10 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
         return Err(bad("output= must be an absolute path"));
     }
     let verb = value(query, "do").unwrap_or_default();
+    let limits = limits(query)?;
     let errand = match verb {
-        "start" => Errand::Start(path),
+        "start" => Errand::Start(path + &limits),
+        _ if !limits.is_empty() => return Err(bad("steps=, for= and max_size= are for do=start")),
         "dump" => Errand::Dump(path),
         _ if !path.is_empty() => return Err(bad("output= is for do=start and do=dump")),
         "stop" => Errand::Stop,
@@ -48,6 +50,23 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
     Ok(Recorded { pid, done: verb.to_owned(), file: Some(file).filter(|file| !file.is_empty()) })
 }
 
+/// What limits a recording, as the agent is told: each behind a NUL.
+fn limits(query: &str) -> Result<String, Refused> {
+    let is_number =
+        |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mut limits = String::new();
+    for (key, form) in [("steps", "FIRST:LAST"), ("for", "SECONDS"), ("max_size", "BYTES")] {
+        let Some(text) = value(query, key) else { continue };
+        let parts: Vec<&str> = text.split(':').collect();
+        let wanted = if key == "steps" { 2 } else { 1 };
+        if parts.len() != wanted || !parts.iter().all(|part| is_number(part)) {
+            return Err(Refused::new(StatusCode::BAD_REQUEST, format!("{key}={text}: {form} is needed")));
+        }
+        limits += &format!("\0{key}={text}");
+    }
+    Ok(limits)
+}
+
 /// `%2F` is `/`.
 pub(super) fn unescaped(text: &str) -> Result<String, Refused> {
     let mut bytes = Vec::new();
@@ -70,7 +89,17 @@ pub(super) fn unescaped(text: &str) -> Result<String, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use super::unescaped;
+    use super::{limits, unescaped};
+
+    #[test]
+    fn limits_are_numbers() {
+        let of = |query| limits(query).ok();
+        assert_eq!(of("pid=1"), Some(String::new()));
+        assert_eq!(of("steps=1:20&for=30&max_size=7").as_deref(), Some("\0steps=1:20\0for=30\0max_size=7"));
+        for bad in ["steps=1", "steps=1:2:3", "steps=a:b", "for=", "for=-1", "max_size=1\0x"] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
+    }
 
     #[test]
     fn paths_are_unescaped() {

@@ -22,8 +22,11 @@ use crate::input::{Error, Input};
 use gpumem_ledger::ProcessKey;
 use gpumem_wire::{Absence, Role};
 use line::{Annotation, ProcessReading, annotations, batch, readings};
+use std::collections::BTreeSet;
 
 const FORMAT: &str = "tbd-log";
+/// Processes that readings may name; each costs something at every reading.
+const MAX_PIDS: usize = 256;
 const EXAMPLE: &str = "[mem] Allocate 1024 bytes GPU memory (in_arg:fc_weight).";
 
 /// Whether the beginning of a file has a line of this format.
@@ -58,6 +61,7 @@ struct Reader {
     /// The process that wrote the log; its pid is known only from the first reading on.
     own: Speaker,
     pid: Option<u32>,
+    pids: BTreeSet<u32>,
     allocations: u64,
     readings: u64,
     estimated: u64,
@@ -77,7 +81,7 @@ impl Reader {
         self.own.allocate(feed, Piece { estimated, ..Piece::new(0, bytes, tag, role) });
     }
 
-    fn reading(&mut self, feed: &mut Feed<'_>, readings: &[ProcessReading<'_>]) {
+    fn reading(&mut self, feed: &mut Feed<'_>, number: u64, readings: &[ProcessReading<'_>]) {
         self.own.device(feed, 0);
         if self.pid.is_none() {
             // The log does not say which process wrote it; it is the one that holds what is allocated.
@@ -91,9 +95,15 @@ impl Reader {
         self.readings += 1;
         self.neighbours |= readings.len() > 1;
         self.ambiguous += readings.iter().filter(|reading| reading.mib.is_none()).count() as u64;
-        let charged = readings.iter().map(|&ProcessReading { pid, mib, .. }| {
+        self.pids.extend(self.pid);
+        let charged = readings.iter().filter_map(|&ProcessReading { pid, mib, .. }| {
+            if self.pids.len() >= MAX_PIDS && !self.pids.contains(&pid) {
+                feed.reject(number);
+                return None;
+            }
+            self.pids.insert(pid);
             let key = if Some(pid) == self.pid { self.own.key } else { ProcessKey { pid, start_ticks: 0 } };
-            (key, mib.map(|mib| mib * MIB).ok_or(Absence::NotAvailable))
+            Some((key, mib.map(|mib| mib * MIB).ok_or(Absence::NotAvailable)))
         });
         let charged: Vec<_> = charged.collect();
         self.own.watermark(feed);
@@ -121,7 +131,7 @@ impl Reader {
         let (readings, unreadable) = readings(line);
         (0..unreadable).for_each(|_| feed.reject(number));
         if !readings.is_empty() {
-            self.reading(feed, &readings);
+            self.reading(feed, number, &readings);
         }
         if let Some((_, command)) = line.split_once("] Command: ") {
             feed.fact(self.own.key, "command", command);
@@ -166,6 +176,7 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let mut reader = Reader {
         own: Speaker::new(0),
         pid: None,
+        pids: BTreeSet::new(),
         allocations: 0,
         readings: 0,
         estimated: 0,

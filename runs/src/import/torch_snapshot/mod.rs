@@ -23,7 +23,7 @@ mod stack;
 
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use crate::report::units::thousands;
+use crate::report::units::{plural, thousands};
 use bytes::Fault;
 use model::{Snapshot, Unfit};
 use pickle::{MAX_MEMORY_BYTES, Unpickled, unpickle};
@@ -110,8 +110,8 @@ fn caveats(unpickled: &Unpickled, snapshot: &Snapshot, told: &Told) -> Vec<(&'st
         add(
             "no_stack",
             format!(
-                "{} blocks in use ({} bytes) have no stack: they were made before stacks were recorded",
-                thousands(told.unnamed.0),
+                "no stack of {} in use ({} bytes): made before stacks were recorded",
+                plural(told.unnamed.0, "block"),
                 thousands(told.unnamed.1)
             ),
         );
@@ -121,7 +121,8 @@ fn caveats(unpickled: &Unpickled, snapshot: &Snapshot, told: &Told) -> Vec<(&'st
     let (count, bytes) = sums(private.map(|segment| segment.bytes));
     if count > 0 {
         let text = format!(
-            "{count} segments ({} bytes) belong to private pools: CUDA graphs or MemPool",
+            "{} ({} bytes) of private pools: CUDA graphs or MemPool",
+            plural(count, "segment"),
             thousands(bytes)
         );
         add("private_pools", text);
@@ -182,14 +183,14 @@ fn figures(snapshot: &Snapshot, told: &Told) -> String {
     let waiting =
         if waiting > 0 { format!(", {waiting} of them waiting for a stream") } else { String::new() };
     format!(
-        "reserved {} bytes in {} segments; allocated {} in {} blocks{waiting}; requested {}; {} blocks idle; {} trace entries, \
+        "reserved {} bytes in {}; allocated {} in {}{waiting}; requested {}; {} idle; {} trace entries, \
          in which at most {} bytes were requested and {} allocated",
         thousands(reserved),
-        thousands(segments),
+        plural(segments, "segment"),
         thousands(allocated),
-        thousands(blocks),
+        plural(blocks, "block"),
         thousands(requested),
-        thousands(snapshot.idle_blocks),
+        plural(snapshot.idle_blocks, "block"),
         thousands(snapshot.entries()),
         thousands(told.peak_requested),
         thousands(told.peak_allocated),

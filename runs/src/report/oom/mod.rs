@@ -134,10 +134,27 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
 }
 
+/// Entries of a device as they are told in full, in the order of time.
+pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Vec<String>)> {
+    let (times, ending) = (Times::of(report.run), Ending::of(report.run));
+    let of_device = entries(report.run).into_iter().filter(|entry| std::ptr::eq(entry.device, device));
+    let lines = |entry: Entry<'r>| {
+        let mut lines = Vec::new();
+        one(report, entry, ending.as_ref(), &[], times, &mut lines);
+        (entry.oom, lines.iter().map(|line| clean(line).trim_end().to_owned()).collect())
+    };
+    of_device.map(lines).collect()
+}
+
+/// What the process held then, the largest first.
+pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
+    if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
+}
+
 /// Without an entry: what that means.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
-        (true, _) => "memory has not run out",
+        (true, _) => "GPU memory has not run out",
         (false, crate::run::State::Closed { .. }) => {
             "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"
         }

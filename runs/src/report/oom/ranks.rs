@@ -1,7 +1,7 @@
 //! The other ranks of the job when memory ran out in one, in a line.
 
 use super::signed;
-use crate::report::units::{Unit, plural};
+use crate::report::units::Unit;
 use crate::run::{OPEN_FATE_NS, Run, State};
 
 /// Ranks that are named one by one.
@@ -50,8 +50,7 @@ pub(super) fn ranks(run: &Run, others: &[&Run], time_ns: u64, unit: Unit) -> Opt
     }
     let follows: Vec<&&Rank> = well.iter().filter(|rank| rank.ended.is_some()).collect();
     if let Some(first) = follows.iter().filter_map(|rank| rank.ended).min() {
-        let which =
-            if follows.len() == well.len() { "all".to_owned() } else { plural(follows.len() as u64, "rank") };
+        let which = if follows.len() == well.len() { "all".to_owned() } else { follows.len().to_string() };
         words.push(format!("{which} of them ended after it, the first {} later", seconds(first)));
     }
     Some(words.join("; "))

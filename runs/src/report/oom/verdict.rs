@@ -130,10 +130,7 @@ pub fn sentence(ending: &Ending) -> String {
     match (&ending.cause, ending.is_named) {
         (Cause::HostMemory, _) => format!("{host}: the machine had none left"),
         (Cause::CgroupMemory { cgroup, owner, limit_bytes }, is_named) => {
-            let limit = limit_bytes.map_or(String::new(), |bytes| {
-                let unit = Unit::for_largest(signed(bytes));
-                format!(" of {} {}", unit.amount(signed(bytes)), unit.name)
-            });
+            let limit = limit_bytes.map_or(String::new(), |bytes| format!(" of {}", limit(bytes)));
             let whose = match (owner, cgroup) {
                 (Some(owner), _) => owner.clone(),
                 (None, Some(cgroup)) => format!("control group {cgroup}"),
@@ -151,5 +148,13 @@ pub fn sentence(ending: &Ending) -> String {
             let whose = if is_named { "" } else { " on its GPU; whose it is the driver did not say" };
             format!("Xid {}{words}{whose}: a fault, not an OOM", thousands(*xid))
         }
+    }
+}
+
+/// A limit as people set it.
+fn limit(bytes: u64) -> String {
+    match bytes {
+        0x4000_0000.. => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
     }
 }

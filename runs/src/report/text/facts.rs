@@ -83,8 +83,8 @@ fn device_line(device: &Device, times: Times) -> String {
     let Some(reading) = device.reading else { return "device: device memory was not read".into() };
     let total = device.total_bytes.unwrap_or(reading.used_bytes.saturating_add(reading.free_bytes));
     let unit = Unit::for_largest(signed(total));
-    let free = ("free".to_owned(), signed(reading.free_bytes));
-    let (Some(unaccounted), Some(used)) = (device.unaccounted_bytes, device.last.used_bytes()) else {
+    let Some(parts) = device_parts(device) else {
+        let free = ("free".to_owned(), signed(reading.free_bytes));
         return format!(
             "device ({}): {}, read at {}: not with the process, so no remainder is computed",
             unit.name,
@@ -92,6 +92,13 @@ fn device_line(device: &Device, times: Times) -> String {
             times.time(reading.time_ns)
         );
     };
+    format!("device ({}): {}", unit.name, sum(unit, &parts))
+}
+
+/// Who has the memory of the device: the process, others, nobody. Absent where that was not read together.
+pub(in crate::report) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
+    let reading = device.reading?;
+    let (unaccounted, used) = (device.unaccounted_bytes?, device.last.used_bytes()?);
     let mut parts = vec![("this process".to_owned(), used)];
     match device.tenants.as_slice() {
         [] => {}
@@ -112,8 +119,8 @@ fn device_line(device: &Device, times: Times) -> String {
     if let Some(system) = reading.system_reserved_bytes {
         parts.push(("system".to_owned(), signed(system)));
     }
-    parts.push(free);
-    format!("device ({}): {}", unit.name, sum(unit, &parts))
+    parts.push(("free".to_owned(), signed(reading.free_bytes)));
+    Some(parts)
 }
 
 fn signed(bytes: u64) -> i64 {

@@ -22,7 +22,7 @@ pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
 }
 
 /// A name from strangers: clean, and without blanks at its ends, which would forge indentation.
-pub(super) fn clean_name(name: &str) -> String {
+pub(in crate::report) fn clean_name(name: &str) -> String {
     let name = clean(name);
     match name.trim() {
         "" => "(blank)".to_owned(),

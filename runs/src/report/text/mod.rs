@@ -19,10 +19,13 @@ mod prose;
 mod spark;
 mod table;
 
+pub(super) use facts::device_parts;
+pub(super) use lines::clean_name;
 pub use lines::{clean, wrapped};
 pub(crate) use prose::device_title;
 pub(super) use prose::{device_name, exit};
 pub use prose::{label, short_command};
+pub(super) use table::{is_carried, note};
 
 use super::Report;
 use super::time::Times;
@@ -116,4 +119,34 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
         lines = told(categories);
     }
     lines.join("\n") + "\n"
+}
+
+/// What a report says beside its tables, for forms that are not lines.
+pub(super) struct Words {
+    /// Whose memory it is.
+    pub heading: String,
+    /// Why the sums are less than the truth.
+    pub warnings: Vec<String>,
+    /// Where it comes from and how it ended, and how much of the truth it is.
+    pub coverage: Vec<String>,
+    /// Of each device.
+    pub facts: Vec<Vec<String>>,
+    /// Caveats, and what to type next.
+    pub tail: Vec<String>,
+}
+
+pub(super) fn words(report: &Report<'_>) -> Words {
+    let times = Times::of(report.run);
+    let part = |fill: &dyn Fn(&mut Lines)| {
+        let mut out = Lines::new(None);
+        fill(&mut out);
+        out.lines
+    };
+    let heading = clean(&prose::heading(report));
+    let warnings: Vec<String> = prose::warnings(report.run).iter().map(|line| clean(line)).collect();
+    // The head begins with both, a line each.
+    let coverage = part(&|out| prose::head(report, times, out)).split_off(1 + warnings.len());
+    let devices = report.run.devices.iter();
+    let facts = devices.map(|device| part(&|out| facts::facts(report, device, times, out))).collect();
+    Words { heading, warnings, coverage, facts, tail: part(&|out| prose::tail(report, out)) }
 }

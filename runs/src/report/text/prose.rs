@@ -82,6 +82,9 @@ fn ooms(report: &Report<'_>) -> String {
     let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
         pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
+        (0, _) if crate::run::Ending::of(run).is_some() => {
+            format!("    oom: none, ended by something else ({asked})")
+        }
         _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
         _ if !run.coverage.covered || run.clock == Clock::Lines => String::new(),
         (0, 0) => "    oom: none".to_owned(),
@@ -90,7 +93,7 @@ fn ooms(report: &Report<'_>) -> String {
     }
 }
 
-fn heading(report: &Report<'_>) -> String {
+pub(super) fn heading(report: &Report<'_>) -> String {
     let run = report.run;
     let mut parts = vec![label(run)];
     if let Some(id) = &report.id {
@@ -138,7 +141,7 @@ fn titled(device: &Device, model: &str) -> String {
 const HELD: u16 = 39;
 
 /// Why the sums are less than the truth: each on a line of its own, above everything else.
-fn warnings(run: &Run) -> Vec<String> {
+pub(super) fn warnings(run: &Run) -> Vec<String> {
     let coverage = &run.coverage;
     let mut lines = Vec::new();
     match (&coverage.blocked_by, coverage.blocked_code) {

@@ -64,8 +64,10 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
         [last.to_owned(), peak.to_owned()],
         [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
     ];
-    let cell = |row: usize, column: usize| match (steps[row][column], carried(device, statement, row, column))
-    {
+    let cell = |row: usize, column: usize| match (
+        steps[row][column],
+        is_carried(device, &statement.rows[row], column),
+    ) {
         (None, _) => "-".to_owned(),
         (Some(steps), true) => format!("~{}", unit.print(steps)),
         (Some(steps), false) => unit.print(steps),
@@ -115,7 +117,8 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     }
 }
 
-fn note(row: &Row, device: &Device) -> String {
+/// What stands behind a row.
+pub(in crate::report) fn note(row: &Row, device: &Device) -> String {
     let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
     let negative = row.bytes.iter().any(is_negative);
     match row.part {
@@ -138,10 +141,10 @@ fn note(row: &Row, device: &Device) -> String {
 }
 
 /// Whether an amount rests on a gap that was measured at another time.
-fn carried(device: &Device, statement: &Statement, row: usize, column: usize) -> bool {
+pub(in crate::report) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
     let moment = [&device.last, &device.peak][column];
     let rests_on_gap = matches!(
-        statement.rows[row].part,
+        row.part,
         Part::Used
             | Part::Untrackable
             | Part::Context

@@ -1,0 +1,105 @@
+"use strict";
+// Data, elements, numbers, times. Whatever comes from a process becomes text, never markup.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const SVG = "http://www.w3.org/2000/svg";
+const [LAYER, STRUCTURE, TAG] = [0, 1, 2];
+const [OTHERS, SMALLER] = [-1, -2];
+const COLORS = 12;
+
+// What is shown: rows by which grouping, at which moment (0 the end, 1 the peak), in bytes or the page's unit, of which device.
+const state = { by: DATA.by, moment: 1, exact: false, place: 0, picked: null, starred: null };
+
+// An element of a space: attributes, handlers (on...), then children, which are elements or text.
+function element(space, name, attributes, children) {
+  const made = space ? document.createElementNS(space, name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  for (const child of children.flat(3)) {
+    if (child !== null && child !== undefined && child !== "") made.append(child);
+  }
+  return made;
+}
+const h = (name, attributes, ...children) => element(null, name, attributes, children);
+const s = (name, attributes, ...children) => element(SVG, name, attributes, children);
+// Sizes that depend on data: a style sheet may not know them, and a style attribute is not allowed.
+function sized(made, style) {
+  for (const [key, value] of Object.entries(style)) made.style.setProperty(key, value);
+  return made;
+}
+
+// Numbers.
+const unit = () => (state.exact ? { name: "bytes", step: [1, 1] } : DATA.unit);
+const sum = (numbers) => numbers.reduce((sum, number) => sum + number, 0);
+function thousands(number) {
+  const digits = String(Math.abs(number)).replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+  return number < 0 ? "-" + digits : digits;
+}
+function round(bytes) {
+  const [size, scale] = unit().step;
+  return Math.floor((bytes * scale + Math.floor(size / 2)) / size);
+}
+// Parts of `total` steps that add up to it exactly: all are rounded down, then those that lost most get one more.
+function apportion(total, parts) {
+  const [size, scale] = unit().step;
+  const steps = parts.map((bytes) => Math.floor((bytes * scale) / size));
+  const lost = parts.map((bytes, at) => bytes * scale - steps[at] * size);
+  const order = parts.map((_, at) => at).sort((a, b) => lost[b] - lost[a] || a - b);
+  let missing = total - sum(steps);
+  for (let turn = 0; missing > 0 && turn < 2 * order.length; turn++, missing--) steps[order[turn % order.length]]++;
+  return steps;
+}
+function print(steps) {
+  const scale = unit().step[1];
+  const whole = thousands(Math.floor(Math.abs(steps) / scale));
+  const sign = steps < 0 ? "-" : "";
+  return scale === 1 ? sign + whole : sign + whole + "." + String(Math.abs(steps) % scale).padStart(String(scale).length - 1, "0");
+}
+const amount = (bytes) => (bytes === null || bytes === undefined ? "-" : print(round(bytes)));
+const withUnit = (bytes) => `${amount(bytes)} ${unit().name}`;
+const signed = (bytes) => (bytes > 0 ? "+" : "") + amount(bytes);
+const percent = (part, whole) => (whole > 0 ? ((100 * part) / whole).toFixed(1) + " %" : "-");
+
+// A cell of a table: steps as printed, and the bytes behind them for whoever points at it.
+function number(steps, bytes, mark) {
+  const text = steps === null || steps === undefined ? "-" : (mark || "") + print(steps);
+  const known = bytes !== null && bytes !== undefined;
+  return h("td", { class: "n", "data-bytes": known ? String(bytes) : undefined, title: known ? thousands(bytes) + " bytes" : undefined }, text);
+}
+
+// Times.
+function wallParts(clock, t) {
+  const seconds = clock.base + Math.floor((clock.base_ns + t) / 1e9);
+  const date = new Date(seconds * 1000);
+  return Number.isNaN(date.getTime()) ? ["", "?"] : [date.toISOString().slice(0, 10), date.toISOString().slice(11, 19) + "Z"];
+}
+function time(clock, t) {
+  if (clock.kind === "lines") return "line " + thousands(clock.base + t);
+  if (clock.kind === "seconds") return "+" + (clock.base + (clock.base_ns + t) / 1e9).toFixed(1) + " s";
+  const [day, clockTime] = wallParts(clock, t);
+  return clock.dated ? day + " " + clockTime : clockTime;
+}
+
+// Colours: a category by its rank, what is none by what it is.
+const colorClass = (code) =>
+  typeof code === "string" ? code : code === OTHERS ? "others" : code === SMALLER ? "smaller" : "c" + (code % COLORS);
+const swatch = (code) => h("span", { class: "swatch " + (code === null || code === undefined ? "none" : colorClass(code)), "aria-hidden": "true" });
+const categoryName = (by, code) =>
+  code === OTHERS ? (by === TAG ? "(no tag)" : "Others") : code === SMALLER ? "(smaller ones)" : DATA.groupings[by].names[code];
+
+// Devices of all processes, in their order.
+const PLACES = DATA.processes.flatMap((process) => process.devices.map((device) => ({ process, device })));
+const here = () => PLACES[state.place];
+const section = (id, link, title, ...children) =>
+  h("section", { id, "data-link": link, "aria-labelledby": id + "-h" }, h("h2", { id: id + "-h" }, title), children);
+const folded = (title, make) => {
+  // Long tables are made when they are looked at.
+  const made = h("details", {}, h("summary", {}, title));
+  const fill = () => { if (made.open && made.children.length === 1) made.append(make()); };
+  made.addEventListener("toggle", fill);
+  made.unfold = () => { made.open = true; fill(); };
+  return made;
+};

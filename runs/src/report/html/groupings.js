@@ -1,0 +1,99 @@
+// Two independent groupings of the same bytes, side by side; a category of one that is picked shows its share in the other.
+
+const MOMENTS = ["at the end", "at the peak"];
+const [H_TAG, H_LAYER, H_STRUCTURE, H_CLASS, H_LIBRARY, H_LAST, H_PEAK] = [0, 1, 2, 3, 4, 5, 6];
+const bytesOf = (holding) => holding[state.moment === 1 ? H_PEAK : H_LAST];
+// Code of a holding in a grouping: a category, or what is none.
+function codeOf(holding, by) {
+  if (holding[H_CLASS] === 1) return "idle";
+  if (holding[H_CLASS] === 2) return "opaque";
+  return by === LAYER ? holding[H_LAYER] : holding[H_STRUCTURE];
+}
+const nameOf = (by, code) => (code === "idle" ? "pool idle" : code === "opaque" ? "opaque pools" : categoryName(by, code));
+
+// Sums by category, largest first; what is no category comes last.
+function grouped(holdings, by) {
+  const sums = new Map();
+  for (const holding of holdings) sums.set(codeOf(holding, by), (sums.get(codeOf(holding, by)) ?? 0) + bytesOf(holding));
+  const last = { [SMALLER]: 1, [OTHERS]: 2, opaque: 3, idle: 4 };
+  return [...sums].filter(([, bytes]) => bytes !== 0).sort((a, b) => (last[a[0]] ?? 0) - (last[b[0]] ?? 0) || b[1] - a[1]);
+}
+
+function groupings(device) {
+  const { detail } = device;
+  const isPicked = (holding) => state.picked && codeOf(holding, state.picked.by) === state.picked.code;
+  const picked = state.picked ? detail.holdings.filter(isPicked) : [];
+  const total = sum(detail.holdings.map(bytesOf));
+  const table = (by, title) => {
+    const rows = grouped(detail.holdings, by);
+    const shares = new Map(grouped(picked, by));
+    const isOther = state.picked && state.picked.by !== by;
+    const most = rows.reduce((most, [, bytes]) => Math.max(most, bytes), 1);
+    const steps = apportion(round(total), rows.map(([, bytes]) => bytes));
+    const bar = (code, bytes) => sized(h("span", { class: `bar ${colorClass(code)}` }), { width: `${Math.max(0, (100 * bytes) / most)}%` });
+    const body = rows.map(([code, bytes], at) => {
+      const isThis = state.picked && state.picked.by === by && state.picked.code === code;
+      const pick = () => {
+        state.picked = isThis ? null : { by, code };
+        render({ focus: `pick-${by}-${code}` });
+      };
+      const part = shares.get(code) ?? 0;
+      return h("tr", { class: isThis ? "picked" : "" },
+        h("th", { scope: "row" }, swatch(code), h("button", { type: "button", class: "pick name", id: `pick-${by}-${code}`, "aria-pressed": String(Boolean(isThis)), onclick: pick }, nameOf(by, code))),
+        h("td", { class: "barcell", "aria-hidden": "true" }, isOther ? h("span", { class: "under" }, bar(code, bytes), bar(code, part)) : bar(code, bytes)),
+        number(steps[at], bytes), h("td", { class: "n soft" }, percent(bytes, total)),
+        isOther ? number(round(part), part) : null);
+    });
+    const head = (text) => h("th", { class: "n", scope: "col" }, text);
+    return h("div", { class: "scroll" }, h("table", { class: "bars", id: "grouping-" + DATA.groupings[by].name },
+      h("caption", {}, `${title}, ${unit().name} ${MOMENTS[state.moment]}`),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, title), h("th", { class: "barcell", "aria-hidden": "true" }), head(unit().name), head("of tracked"),
+        isOther ? head("of picked") : null)),
+      h("tbody", {}, body),
+      h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "tracked"), h("td", { "aria-hidden": "true" }), number(round(total), total), h("td", { class: "n soft" }, percent(total, total)),
+        isOther ? number(round(sum(picked.map(bytesOf))), sum(picked.map(bytesOf))) : null))));
+  };
+  return section("groupings", "Composition", `Composition ${MOMENTS[state.moment]}`,
+    h("p", { class: "soft" }, state.picked
+      ? ["Of ", h("bdi", {}, nameOf(state.picked.by, state.picked.code)), ", by the other grouping: the full bars. Press it again to see all."]
+      : "Two groupings of the same bytes. Press a category to see its share in the other."),
+    h("div", { class: "pair even" }, table(LAYER, "Layer"), table(STRUCTURE, "Data structure")));
+}
+
+// The largest tags of each category.
+const TOP = 20;
+function entries(device) {
+  const { detail } = device;
+  const by = state.by === TAG ? STRUCTURE : state.by;
+  const rows = grouped(detail.holdings, by).filter(([code]) => typeof code === "number");
+  const gap = detail.statements[by].find((row) => row.part === "untrackable");
+  const lists = rows.map(([code, bytes], at) => {
+    const tags = new Map();
+    let folded = 0;
+    for (const holding of detail.holdings) {
+      if (codeOf(holding, by) !== code) continue;
+      const amount = bytesOf(holding);
+      if (amount === 0) continue;
+      if (holding[H_TAG] === SMALLER) { folded += amount; continue; }
+      const name = holding[H_TAG] >= 0 ? detail.tags[holding[H_TAG]] : "(no tag)" + (holding[H_LIBRARY] >= 0 ? " by " + detail.libraries[holding[H_LIBRARY]] : "");
+      tags.set(name, (tags.get(name) ?? 0) + amount);
+    }
+    const sorted = [...tags].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+    const shown = sorted.slice(0, TOP);
+    const rest = bytes - sum(shown.map(([, amount]) => amount));
+    if (rest !== 0) shown.push([sorted.length > TOP ? `(${thousands(sorted.length - TOP)} more${folded ? ", and small ones" : ""})` : "(small ones)", rest]);
+    const steps = apportion(round(bytes), shown.map(([, amount]) => amount));
+    const table = h("div", { class: "scroll" }, h("table", { class: "bars" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "tag"), h("th", { class: "barcell", "aria-hidden": "true" }), h("th", { class: "n", scope: "col" }, unit().name), h("th", { class: "n", scope: "col" }, "of it"))),
+      h("tbody", {}, shown.map(([name, amount], row) => h("tr", {}, h("th", { scope: "row" }, h("bdi", { class: "tag" }, name)),
+        h("td", { class: "barcell", "aria-hidden": "true" }, row < sorted.length && row < TOP ? sized(h("span", { class: "bar " + colorClass(code) }), { width: `${Math.max(0, (100 * amount) / Math.max(1, shown[0][1]))}%` }) : null),
+        number(steps[row], amount), h("td", { class: "n soft" }, percent(amount, bytes))))),
+      h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td", { "aria-hidden": "true" }), number(round(bytes), bytes), h("td")))));
+    return h("details", { open: at === 0 && state.unfolded === undefined }, h("summary", {}, swatch(code), h("bdi", {}, nameOf(by, code)),
+      ` ${withUnit(bytes)}`, h("span", { class: "soft" }, ` · ${sorted.length === 1 ? "1 tag" : thousands(sorted.length) + " tags"}`)), table);
+  });
+  const single = gap && gap.bytes[state.moment] !== null
+    ? h("p", {}, swatch("untrackable"), `Untrackable ${withUnit(gap.bytes[state.moment])}`, h("span", { class: "soft" }, " · no tags: nobody allocated it by name")) : null;
+  return section("entries", "Largest tags", `Largest tags of each ${DATA.groupings[by].name === "layer" ? "layer" : "data structure"} ${MOMENTS[state.moment]}`,
+    lists.length ? lists : h("p", { class: "soft" }, "No bytes with a name or a tag."), single);
+}

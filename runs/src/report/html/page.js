@@ -1,0 +1,155 @@
+// The page: head, overview of several devices, one device in full.
+
+let redraws = [];
+
+function choice(legend, name, options, current, act) {
+  return h("fieldset", {}, h("legend", {}, legend), options.map(([value, label]) => h("label", {},
+    h("input", { type: "radio", name, value: String(value), checked: String(value) === String(current), onchange: () => act(value) }), h("span", {}, label))));
+}
+
+function theme(value) {
+  if (value === "auto") document.documentElement.removeAttribute("data-theme");
+  else document.documentElement.setAttribute("data-theme", value);
+  try { localStorage.setItem("gpumem-theme", value); } catch { /* a file may have no storage */ }
+}
+
+function tools() {
+  let kept = "auto";
+  try { kept = localStorage.getItem("gpumem-theme") ?? "auto"; } catch { /* a file may have no storage */ }
+  if (kept !== "auto") theme(kept);
+  const change = (key) => (value) => { state[key] = value; state.picked = null; render({}); };
+  const named = DATA.groupings.map((grouping, by) => [by, grouping.name]).filter(([by]) => by === state.by || DATA.groupings[by].names.length > 0);
+  return h("div", { class: "tools", role: "group", "aria-label": "how it is shown" },
+    named.length > 1 ? choice("rows", "by", named, state.by, change("by")) : null,
+    choice("composition", "moment", [[1, "at peak"], [0, "at the end"]], state.moment, change("moment")),
+    choice("in", "unit", [["", DATA.unit.name], ["bytes", "exact bytes"]], "", (value) => { state.exact = value === "bytes"; render({}); }),
+    choice("theme", "theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], kept, theme));
+}
+
+// A row for each device, with its course at one scale.
+function overview() {
+  const most = PLACES.reduce((most, { device }) => Math.max(most, device.amounts.used ?? 0, device.peak_tracked ?? 0, device.peak_used?.[0] ?? 0), 1);
+  const keys = ["used", "predates", "tracked", "idle", "gap"].filter((key) => key !== "predates" || PLACES.some(({ device }) => device.amounts.predates));
+  // As in the text: `used` apportioned from its sum, the parts of each row from its `used`.
+  const known = PLACES.filter(({ device }) => device.amounts.used !== null).map(({ device }) => device.amounts.used);
+  const usedSteps = apportion(round(sum(known)), known)[Symbol.iterator]();
+  const rows = PLACES.map(({ process, device }, place) => {
+    const { used, predates, tracked, gap, idle } = device.amounts;
+    const steps = Object.fromEntries(["used", "predates", "tracked", "idle", "gap"].map((key) => [key, device.amounts[key] === null ? null : round(device.amounts[key])]));
+    if (used !== null) steps.used = usedSteps.next().value;
+    if ([used, predates, tracked, gap].every((bytes) => bytes !== null)) [steps.predates, steps.tracked, steps.gap] = apportion(steps.used, [predates, tracked, gap]);
+    return { process, device, place, steps };
+  });
+  const several = DATA.processes.length > 1;
+  const spark = (device) => {
+    if (!device.detail) return null;
+    const buckets = device.detail.course.buckets;
+    const used = buckets.map((bucket) => bucket[1]?.[1] ?? null).filter((bytes) => bytes !== null);
+    const values = used.length > 1 ? used : buckets.map((bucket) => bucket[2]?.[1] ?? null).filter((bytes) => bytes !== null);
+    return values.length > 1 ? sparkline(values, 120, 26, most) : null;
+  };
+  const columnSum = (key) => {
+    const steps = rows.map((row) => row.steps[key]).filter((steps) => steps !== null);
+    return steps.length ? h("td", { class: "n" }, print(sum(steps))) : h("td", { class: "n" }, "-");
+  };
+  const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
+  return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),
+    h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${DATA.processes.some((process) => process.open) ? "now" : "at the end"}; courses at one scale, up to ${withUnit(most)}`),
+      h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => h("th", { class: "n", scope: "col" }, key)),
+        h("th", { class: "n", scope: "col" }, "peak of tracked"), h("th", { class: "optional", "aria-hidden": "true" }, "used over time"))),
+      h("tbody", {}, rows.map(({ process, device, place, steps }) => h("tr", { class: place === state.place ? "here" : "" },
+        several ? h("td", {}, process.rank ?? "-") : null,
+        h("th", { scope: "row" }, h("a", { href: "#device-" + place, onclick: go(place), "aria-current": place === state.place ? "true" : null }, h("bdi", {}, several ? `${process.pid} ${process.label}, ${device.title}` : device.title)),
+          process.covered ? null : h("span", { class: "soft" }, " uncovered")),
+        keys.map((key) => number(steps[key], device.amounts[key])), number(device.peak_tracked === null ? null : round(device.peak_tracked), device.peak_tracked),
+        h("td", { class: "optional", "aria-hidden": "true" }, spark(device))))),
+      PLACES.length > 1 ? h("tfoot", {}, h("tr", {}, several ? h("td") : null, h("th", { scope: "row" }, "sum of what is known"), keys.map(columnSum), h("td"), h("td", { class: "optional" }))) : null)));
+}
+
+// What somebody wants to know who reads one sentence only.
+function verdict(process, device) {
+  const detail = device.detail;
+  if (!detail) return null;
+  const last = detail.ooms.findLast((oom) => oom.kind !== "refused");
+  const reading = device.peak_used ? ` NVML's highest reading was ${withUnit(device.peak_used[0])} at ${time(process.clock, device.peak_used[1])}.` : "";
+  const [row] = detail.statements[state.by];
+  const size = device.total === null ? "" : ` of ${withUnit(device.total)}`;
+  const used = row.bytes[1] ?? row.bytes[0];
+  const said = used === null ? (device.peak_tracked === null ? "" : `Tracked ${withUnit(device.peak_tracked)}${size} at its peak.`)
+    : `It used ${withUnit(used)}${size}${row.bytes[1] === null ? " at the end." : ` at the peak of what is tracked, ${time(process.clock, device.peak_t)}.`}`;
+  return [
+    process.ending ? h("p", { class: "alert", role: "note" }, h("b", {}, "How it ended: "), h("bdi", {}, process.ending)) : null,
+    last ? h("p", { class: "alert", role: "note" }, h("b", {}, last.kind === "oom" ? "Memory ran out. " : "Memory may have run out. "), h("bdi", {}, last.lines[0] ?? ""), " ", h("bdi", {}, last.lines.findLast((line) => line.startsWith("verdict"))?.replace(/^verdict\s+/, "— ") ?? ""), " ",
+      h("a", { href: "#oom" }, "the record")) : null,
+    h("p", {}, said + reading),
+  ];
+}
+
+function devicePanel({ process, device }) {
+  const { detail } = device;
+  const several = PLACES.length > 1;
+  const title = several ? h("h2", { id: "device-h", tabindex: "-1" }, h("bdi", {}, DATA.processes.length > 1 ? `${process.label}, pid ${process.pid}, ${device.title}` : device.title)) : null;
+  const alerts = process.warnings.map((line) => h("p", { class: "alert" }, h("bdi", {}, line)));
+  if (!detail) return [title, alerts, h("p", {}, "There was no room for its details in this file: gpumemctl report " + process.pid + " --html has them."), words(process, device)];
+  const table = statement(process, device);
+  const course = timeline(process, device, table.move);
+  const paths = process.covered ? icicle(device) : null;
+  redraws = [course.redraw, paths?.redraw].filter(Boolean);
+  return [
+    title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), deviceStrip(detail),
+    section("summary", "Summary", "Where it went, and when", h("div", { class: "pair summary" }, table.table, course.figure)),
+    process.covered ? [groupings(device), paths.made, entries(device)] : null,
+    bridge(process, device), gapSteps(process, device), iterations(device), ooms(process, device), words(process, device),
+  ];
+}
+
+const panel = h("div", { id: "panel" });
+const over = h("div", {});
+const links = h("nav", { "aria-label": "parts of the report" });
+
+function render({ focus }) {
+  over.replaceChildren(...(PLACES.length > 1 ? [overview()] : []));
+  const made = PLACES.length ? devicePanel(here()) : [h("p", {}, "No GPU memory was seen."), ...DATA.processes.map((process) => words(process, {}))];
+  panel.replaceChildren(...made.flat(4).filter(Boolean));
+  const parts = [...document.querySelectorAll("main section[id]")].filter((part) => part.id !== "overview");
+  links.replaceChildren(h("ul", {}, parts.map((part) => h("li", {}, h("a", { href: "#" + part.id }, part.dataset.link))), h("li", {}, h("a", { href: "#text" }, "As text"))));
+  redraws.forEach((redraw) => redraw());
+  if (focus) document.getElementById(focus)?.focus();
+}
+
+function followHash() {
+  const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
+  if (place === undefined || !PLACES[place] || Number(place) === state.place) return;
+  state.place = Number(place);
+  state.picked = null;
+  render({ focus: "device-h" });
+}
+
+function start() {
+  const [process] = DATA.processes;
+  document.getElementById("text").open = false;
+  document.getElementById("main").append(
+    h("header", {}, h("h1", {}, h("bdi", {}, DATA.title.replaceAll("  ", " · "))), PLACES.length > 1 || !process ? null : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))),
+    links, tools(), over, panel);
+  document.body.append(h("footer", {}, `Made by gpumemctl ${DATA.program} from one run: nothing in this file asks a network for anything.`,
+    DATA.thinned ? " The run has more than fits into 5 MB: courses are drawn with fewer points, and small names are sums." : ""));
+  const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
+  if (PLACES[place]) state.place = Number(place);
+  render({});
+  window.addEventListener("hashchange", followHash);
+  let width = 0;
+  new ResizeObserver(() => {
+    if (panel.clientWidth === width) return;
+    width = panel.clientWidth;
+    redraws.forEach((redraw) => redraw());
+  }).observe(panel);
+  // On paper everything is open, and as wide as the paper.
+  let opened = [];
+  window.addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("#entries details:not([open]), #oom details:not([open])")];
+    opened.forEach((details) => { details.open = true; });
+    redraws.forEach((redraw) => redraw());
+  });
+  window.addEventListener("afterprint", () => { opened.forEach((details) => { details.open = false; }); redraws.forEach((redraw) => redraw()); });
+}
+start();

@@ -1,0 +1,207 @@
+// What was held over time: categories stacked, what nothing tracks on top of them, NVML's line over both. A cursor that
+// mouse and keys move tells exact numbers.
+
+const HEIGHT = 320;
+const MARGIN = { left: 58, right: 10, top: 22, bottom: 20 };
+const LANE = 15;
+
+// Steps of 1, 2 or 5 times a power of ten that make about so many ticks.
+function niceStep(span, ticks) {
+  const rough = span / Math.max(1, ticks);
+  const power = 10 ** Math.floor(Math.log10(rough || 1));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough) ?? power * 10;
+}
+const CLOCK_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+
+function timeTicks(clock, from, to, width) {
+  const most = Math.max(2, Math.floor(width / 90));
+  if (clock.kind === "lines") {
+    const step = Math.max(1, niceStep(to - from, most));
+    const first = Math.ceil((from + clock.base) / step) * step - clock.base;
+    return Array.from({ length: 64 }, (_, at) => first + at * step).filter((t) => t <= to).map((t) => [t, time(clock, t)]);
+  }
+  const span = (to - from) / 1e9;
+  const whole = CLOCK_STEPS.find((step) => span / step <= most) ?? Math.ceil(span / most / 86400) * 86400;
+  const step = span / most < 1 ? niceStep(span, most) : whole;
+  const zero = clock.base + clock.base_ns / 1e9;
+  const first = Math.ceil((zero + from / 1e9) / step) * step;
+  let lastDay = "";
+  const label = (seconds) => {
+    const t = (seconds - zero) * 1e9;
+    if (step >= 1 && clock.kind === "wall") {
+      // The day where it is another than that of the tick before, seconds where they are not all the same.
+      const [day, clockTime] = wallParts(clock, t + 1);
+      const isNew = clock.dated && day !== lastDay;
+      lastDay = day;
+      if (step >= 86400) return day.slice(5);
+      return (isNew ? day.slice(5) + " " : "") + (step % 60 === 0 ? clockTime.slice(0, 5) + "Z" : clockTime);
+    }
+    if (step >= 1) return time(clock, t + 1);
+    const decimals = Math.max(0, Math.ceil(-Math.log10(step)));
+    return clock.kind === "seconds" ? "+" + seconds.toFixed(decimals) + " s" : wallParts(clock, t + 1)[1].slice(3, 8) + (seconds % 1).toFixed(decimals).slice(1) + " s";
+  };
+  return Array.from({ length: 64 }, (_, at) => first + at * step)
+    .map((seconds) => [(seconds - zero) * 1e9, label(seconds)]).filter(([t]) => t <= to);
+}
+
+// Everything that can be drawn of a device's course.
+function courseOf(process, device) {
+  const { detail } = device;
+  const { course } = detail;
+  const stack = course.stacks[state.by];
+  const predatesRow = detail.statements[state.by].find((row) => row.part === "predates");
+  const predates = predatesRow ? predatesRow.bytes[0] ?? predatesRow.bytes[1] : 0;
+  const gaps = course.buckets.filter((bucket) => bucket[3]);
+  const nearest = (buckets, t) => {
+    let best = null;
+    for (const bucket of buckets) if (best === null || Math.abs(bucket[0] - t) < Math.abs(best[0] - t)) best = bucket;
+    return best;
+  };
+  // A gap that was measured long before or after says nothing of a moment.
+  const span = Math.max(device.last_t, ...course.t) - Math.min(0, ...course.t);
+  const near = Math.max(2 * course.width, span / 20);
+  const gapAt = course.t.map((t) => nearest(gaps, t)).map((bucket, at) => {
+    const t = course.t[at];
+    const isBetween = gaps.length > 1 && t >= gaps[0][0] && t <= gaps[gaps.length - 1][0];
+    return bucket && (isBetween || Math.abs(bucket[0] - t) <= near) ? bucket : null;
+  });
+  const positions = course.t.length
+    ? course.t.map((t, point) => {
+      const bucket = gapAt[point];
+      const gap = bucket ? bucket[3][2] : null;
+      const used = gap === null || predates === null ? null : predates + course.tracked[point] + gap;
+      return { t, point, gap, predates, used, tracked: course.tracked[point], isCarried: bucket !== null && Math.abs(bucket[0] - t) > course.width };
+    })
+    : course.buckets.map((bucket) => ({
+      t: bucket[0], point: null, predates, isCarried: false,
+      used: bucket[1]?.[2] ?? null, tracked: bucket[2]?.[2] ?? null, gap: bucket[3]?.[2] ?? null,
+    }));
+  const rows = stack.rows.map(([code, bytes]) => ({ code, bytes, name: categoryName(state.by, code) }));
+  const least = (row) => Math.min(...row.bytes);
+  const most = (row) => Math.max(...row.bytes);
+  rows.sort((a, b) => least(b) - least(a) || most(b) - most(a));
+  const bands = rows.concat([
+    { code: SMALLER, bytes: stack.smaller, name: "other names" }, { code: OTHERS, bytes: stack.others, name: state.by === TAG ? "(no tag)" : "Others" },
+    { code: "opaque", bytes: course.opaque, name: "opaque pools" }, { code: "idle", bytes: course.idle, name: "pool idle" },
+    { code: "predates", bytes: positions.map(() => (course.t.length ? predates ?? 0 : 0)), name: "predates the agent" },
+    { code: "untrackable", bytes: positions.map((at) => (course.t.length ? at.gap ?? 0 : 0)), name: "Untrackable" },
+  ]).filter((band) => band.bytes.some((bytes) => bytes !== 0));
+  const events = [
+    ...detail.steps.map((step) => ({ kind: "gap", t: step.t, text: `gap ${signed(step.bytes)} ${unit().name}: ${step.what}`, up: step.bytes >= 0 })),
+    ...(detail.marks || []).map((mark) => ({ kind: "mark", t: mark.t, text: "mark: " + mark.name, name: mark.name })),
+    ...detail.ooms.map((oom) => ({ kind: oom.kind, t: oom.t, text: oom.lines[0] ?? "out of memory" })),
+  ].sort((a, b) => a.t - b.t);
+  return { process, device, course, positions, bands, events, nearest, end: device.last_t };
+}
+
+// Where bands are drawn: lower and upper edge at each point.
+function stacked(bands, count) {
+  const floor = new Array(count).fill(0);
+  return bands.map((band) => {
+    const low = floor.slice();
+    band.bytes.forEach((bytes, at) => { floor[at] += Math.max(0, bytes); });
+    return { ...band, low, high: floor.slice() };
+  });
+}
+
+function timeline(process, device, move) {
+  const all = courseOf(process, device);
+  const { positions, events, course } = all;
+  const described = h("p", { class: "readout", id: "readout" });
+  const canvas = h("div", {
+    class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, p goes to the peak, n and b to events",
+    "aria-valuemin": "0", "aria-valuemax": String(Math.max(0, positions.length - 1)), "aria-orientation": "horizontal", "aria-describedby": "readout",
+  });
+  if (positions.length === 0) {
+    return { figure: h("p", { class: "soft" }, "No course over time: this run knows the moments of the table only."), redraw: () => {} };
+  }
+  let current = null;
+  let drawing = null;
+
+  const select = (index) => {
+    current = Math.max(0, Math.min(positions.length - 1, index));
+    const at = positions[current];
+    move(at);
+    const next = positions[current + 1]?.t ?? Infinity;
+    const near = events.filter((event) => (event.t >= at.t || current === 0) && event.t < next);
+    const sample = all.nearest(course.buckets.filter((bucket) => bucket[1]), at.t);
+    const words = [time(process.clock, at.t)];
+    if (at.tracked !== null) words.push(`tracked ${withUnit(at.tracked)}`);
+    if (sample) words.push(`NVML used ${withUnit(sample[1][2])}` + (Math.abs(sample[0] - at.t) > course.width ? ` (read at ${time(process.clock, sample[0])})` : ""));
+    else if (at.used !== null) words.push(`used ${withUnit(at.used)}`);
+    if (at.gap !== null) words.push(`Untrackable ${withUnit(at.gap)}`);
+    near.slice(0, 3).forEach((event) => words.push(event.text));
+    if (near.length > 3) words.push(`${near.length - 3} more events`);
+    described.textContent = words.join(" · ");
+    canvas.setAttribute("aria-valuenow", String(current));
+    canvas.setAttribute("aria-valuetext", words.join(", "));
+    if (drawing) drawing.cursor(at.t);
+  };
+  const toTime = (t) => {
+    let index = 0;
+    positions.forEach((at, where) => { if (at.t <= t) index = where; });
+    select(index);
+  };
+  const toEvent = (direction) => {
+    const from = current === null ? -Infinity : positions[current].t;
+    const until = current === null ? -Infinity : positions[current + 1]?.t ?? Infinity;
+    const found = direction > 0 ? events.find((event) => event.t >= until) : events.findLast((event) => event.t < from);
+    if (found) toTime(found.t);
+  };
+  const keys = {
+    ArrowRight: () => select((current ?? -1) + 1), ArrowLeft: () => select((current ?? positions.length) - 1),
+    PageDown: () => select((current ?? 0) + 16), PageUp: () => select((current ?? 0) - 16),
+    Home: () => select(0), End: () => select(positions.length - 1),
+    p: () => toTime(device.peak_t), n: () => toEvent(1), b: () => toEvent(-1),
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  canvas.addEventListener("pointermove", (event) => { if (drawing) toTime(drawing.timeAt(event.clientX)); });
+  canvas.addEventListener("pointerdown", (event) => { if (drawing) toTime(drawing.timeAt(event.clientX)); });
+
+  const redraw = () => {
+    const width = canvas.clientWidth;
+    if (width < 60) return;
+    drawing = draw(all, width);
+    canvas.replaceChildren(drawing.svg);
+    if (current !== null) drawing.cursor(positions[current].t);
+  };
+  const button = (text, act) => h("button", { type: "button", onclick: act }, text);
+  const figure = h("figure", {},
+    canvas, described,
+    h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null),
+    h("p", { class: "keys" }, legendOf(all)),
+    folded("The picture as a table", () => courseTable(all)),
+    events.length ? folded(`${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);
+  return { figure, redraw };
+}
+
+function legendOf(all) {
+  const lines = [];
+  const line = (className, text) => lines.push(h("span", {}, s("svg", { width: 22, height: 8, "aria-hidden": "true" }, s("path", { class: className, d: "M0 4H22" })), " " + text));
+  if (all.course.buckets.some((bucket) => bucket[1])) line("used", "used, as NVML says");
+  if (all.course.buckets.some((bucket) => bucket[2])) line("tracked", all.course.t.length ? "highest tracked" : "tracked");
+  if (!all.course.t.length && all.course.buckets.some((bucket) => bucket[3])) line("gapline", "Untrackable");
+  const areas = all.bands.map((band) => h("span", {}, swatch(band.code), h("bdi", {}, band.name)));
+  return lines.concat(areas.reverse());
+}
+
+function courseTable(all) {
+  const { bands, positions, process, course } = all;
+  const heads = course.t.length ? [...bands.map((band) => band.name), "used"] : ["used", "tracked", "Untrackable"];
+  const rows = positions.map((at, index) => {
+    const bytes = course.t.length ? [...bands.map((band) => band.bytes[index]), at.used] : [at.used, at.tracked, at.gap];
+    return h("tr", {}, h("th", { scope: "row" }, time(process.clock, at.t)), bytes.map((amount) => number(amount === null ? null : round(amount), amount)));
+  });
+  return h("div", { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "memory over time" }, h("table", {}, h("caption", {}, unit().name),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "time"), heads.map((head) => h("th", { class: "n", scope: "col" }, h("bdi", {}, head))))),
+    h("tbody", {}, rows)));
+}
+
+function eventTable(all) {
+  const rows = all.events.map((event) => h("tr", {}, h("th", { scope: "row" }, time(all.process.clock, event.t)), h("td", {}, h("bdi", {}, event.text))));
+  return h("div", { class: "scroll tall", tabindex: "0", role: "group", "aria-label": "events" }, h("table", {}, h("tbody", {}, rows)));
+}

@@ -1,0 +1,26 @@
+//! The most memory that a program had, as the kernel keeps it.
+
+use super::programs::silenced;
+use std::process::Command;
+use std::time::Duration;
+
+/// How often it is looked at: the kernel forgets with the program's end.
+const EVERY: Duration = Duration::from_micros(500);
+
+/// Runs a program to its good end; the highest resident bytes that were seen.
+pub fn peak_bytes(command: &mut Command) -> u64 {
+    let mut child = silenced(command).spawn().expect("a program");
+    let path = format!("/proc/{}/status", child.id());
+    let mut peak_kb = 0;
+    loop {
+        if let Some(status) = child.try_wait().expect("its end") {
+            assert!(status.success(), "{command:?}: {status}");
+            return peak_kb * 1024;
+        }
+        let status = std::fs::read_to_string(&path).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let seen = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+        peak_kb = peak_kb.max(seen.unwrap_or(0));
+        std::thread::sleep(EVERY);
+    }
+}

