@@ -431,3 +431,28 @@ fn progress_bars_hide_no_record() {
     assert!(before.contains("261 allocation records, 313,034,400 bytes"), "{before}");
     assert!(after.contains("262 allocation records, 314,082,976 bytes, 0 rejected"), "{after}");
 }
+
+#[test]
+fn a_page_is_written_whole_and_replaces_nothing_unasked() {
+    let folder = Folder::new("page");
+    let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/small-train.log");
+    let page = folder.path("page.html");
+    let written = folder.run(&["report", log, "--html", "-o", &page]);
+    assert!(written.status.success() && written.stdout.is_empty(), "{written:?}");
+    let html = fs::read_to_string(&page).expect("a page");
+    assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
+    // What the text says is in it, for those who run no script.
+    let text = String::from_utf8(folder.run(&["report", log]).stdout).expect("UTF-8");
+    let first = text.lines().nth(1).expect("a line");
+    assert!(html.contains(first), "{first}");
+
+    let refused = folder.run(&["report", log, "--html", "-o", &page]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("page.html") && said.contains("--force"), "{said}");
+    assert!(folder.run(&["report", log, "--html", "-o", &page, "--force"]).status.success());
+    assert_eq!(fs::read_to_string(&page).expect("a page"), html, "the same run is the same file");
+    let piped = folder.run(&["report", log, "--html", "-o", "-"]);
+    assert_eq!(String::from_utf8(piped.stdout).expect("UTF-8"), html);
+    assert_eq!(folder.run(&["report", log, "--html", "--csv"]).status.code(), Some(2), "one form at a time");
+}

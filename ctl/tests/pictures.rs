@@ -73,7 +73,9 @@ fn several_runs_are_told_in_turn_or_drawn_side_by_side() {
         failure(&folder.run(&["report", &log(), &copy, "--svg", "--plot", "timeline"]))
             .contains("--plot compare")
     );
-    assert!(failure(&folder.run(&["report", &log(), &copy, "--csv"])).contains("one run"));
+    for form in ["--csv", "--html", "--treemap"] {
+        assert!(failure(&folder.run(&["report", &log(), &copy, form])).contains("one run"));
+    }
     assert!(failure(&folder.run(&["report", &log(), "no.log", "--svg"])).contains("no.log"));
 }
 

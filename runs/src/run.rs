@@ -171,6 +171,7 @@ pub struct Coverage {
     /// More of them: there were too many.
     pub marks_dropped: u64,
     /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
 }
 

@@ -9,7 +9,7 @@ use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State};
 use std::collections::HashMap;
 
 /// Times at which memory ran out that a run of several lives has at most: the first and the latest.
-const MAX_OOMS: usize = 64;
+const MAX_OOMS: usize = 32;
 
 /// The whole run: what was stored, and what has been seen since. Where the stored one has rolled, what has been seen is its
 /// next part.
@@ -104,9 +104,8 @@ fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details 
     now.timeline.go_on(later);
     let mut ooms = old.ooms;
     ooms.append(&mut now.ooms);
-    *dropped += ooms.len().saturating_sub(MAX_OOMS) as u64;
     while ooms.len() > MAX_OOMS {
-        ooms.remove(MAX_OOMS / 2);
+        *dropped += ooms.remove(MAX_OOMS / 2).count.max(1);
     }
     now.ooms = ooms;
     let mut rows = old.iterations.rows;

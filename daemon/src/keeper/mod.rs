@@ -373,10 +373,10 @@ impl Desk {
 
     /// A turn of what retention has to do, if it is due.
     fn sweep(&mut self) {
-        let Some(store) = self.store.as_mut().filter(|_| Instant::now() >= self.sweeper.next) else {
-            self.sweeper.put_off();
+        if Instant::now() < self.sweeper.next {
             return;
-        };
+        }
+        let Some(store) = &mut self.store else { return self.sweeper.put_off() };
         match self.sweeper.turn(store, &self.stats) {
             Ok(swept) => {
                 let mut status = lock(&self.status);

@@ -65,7 +65,7 @@ impl Sweeper {
 
     /// There is no store to look at.
     pub(super) fn put_off(&mut self) {
-        self.next = self.next.max(Instant::now() + PAUSE);
+        self.next = self.next.max(Instant::now() + LOOK);
     }
 
     /// Deletes what is too old or too much, for a moment.

@@ -74,6 +74,26 @@ fn a_long_life_has_parts_that_are_linked_and_the_newest_is_never_deleted() {
     );
 }
 
+#[test]
+fn parts_that_end_while_the_store_is_out_of_order_are_all_kept() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("runs.sqlite")).expect("a directory in the way");
+    let daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\nroll_every_s = 1.0\n");
+    let _peer = agent(&daemon);
+    wait_for("three parts in memory", || {
+        daemon.metric("gpumemd_store_waiting").filter(|waiting| *waiting >= 3.0)
+    });
+    assert!(list(&daemon).is_empty());
+    std::fs::remove_dir(daemon.store()).expect("the way is free");
+    let parts = wait_for("the parts", || Some(list(&daemon)).filter(|list| list.len() >= 3));
+    let numbers: Vec<u32> = parts.iter().rev().map(|line| line.part).collect();
+    assert!(numbers.iter().copied().eq(1..=numbers.len() as u32), "{numbers:?}");
+    let store = Store::open_read_only(daemon.store()).expect("a store");
+    let events: Vec<u64> =
+        parts.iter().rev().map(|line| store.load(line.id).expect("a run").coverage.events).collect();
+    assert_eq!((events[0], &events[1..]), (1, &vec![0; events.len() - 1][..]), "each has its own counts");
+}
+
 /// A run that takes some hundred KiB.
 fn large(run: &Run) -> Run {
     let mut run = run.clone();

@@ -100,7 +100,7 @@ fn text(out: &mut String, item: &Text) {
         let _ = write!(out, " transform=\"rotate({} {} {})\"", number(-turned), number(*x), number(*y));
     }
     let width = item.width();
-    if text.chars().count() > 4 {
+    if text.chars().count() > 1 {
         let _ = write!(out, " textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", number(width));
     }
     let _ = writeln!(out, " fill=\"{}\">{}</text>", color.hex(), escaped(text));

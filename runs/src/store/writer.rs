@@ -1,6 +1,7 @@
 //! Who writes a run, so that a reader can tell a run that goes on from one whose watcher died.
 
 use std::io;
+use std::sync::OnceLock;
 
 /// One process of one boot. A pid alone is reused; with its start time it is not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,17 +28,23 @@ impl Writer {
     /// Whether it still runs. What cannot be read counts as dead: a run that is called interrupted is
     /// corrected by the next look, one that is called open misleads for ever.
     pub(super) fn lives(&self) -> bool {
-        let stat = std::fs::read(format!("/proc/{}/stat", self.pid));
+        let stat = || std::fs::read(format!("/proc/{}/stat", self.pid)).ok();
         boot_id().is_ok_and(|boot| boot == self.boot_id)
-            && stat.ok().and_then(|stat| parse_stat(&stat)).is_some_and(|(state, start_ticks)| {
+            && stat().and_then(|stat| parse_stat(&stat)).is_some_and(|(state, start_ticks)| {
                 // A zombie has ended; only its parent has not asked.
                 !matches!(state, b'Z' | b'X' | b'x') && start_ticks == self.start_ticks
             })
     }
 }
 
+/// Read once: asked for each run of a store, and the same for as long as we live.
 fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string(BOOT_ID)?.trim_end().to_owned())
+    static KNOWN: OnceLock<String> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(known.clone());
+    }
+    let read = std::fs::read_to_string(BOOT_ID)?.trim_end().to_owned();
+    Ok(KNOWN.get_or_init(|| read).clone())
 }
 
 /// State and start time. The name, field 2, is in parentheses and may itself hold any byte, spaces and

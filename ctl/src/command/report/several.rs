@@ -15,7 +15,7 @@ pub fn alone(args: &Args) -> Vec<Args> {
 
 /// All reports in their order: texts below each other, documents as one array.
 pub fn each(args: &Args) -> Result<String> {
-    if args.csv || args.traced.is_asked() {
+    if args.csv || args.html || args.traced.is_asked() {
         bail!("this form is of one run: name one, or take text, --json or a picture");
     }
     let told: Vec<String> = alone(args).iter().map(one).collect::<Result<_>>()?;

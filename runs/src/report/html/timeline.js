@@ -30,15 +30,15 @@ function timeTicks(clock, from, to, width) {
     const t = (seconds - zero) * 1e9;
     if (step >= 1 && clock.kind === "wall") {
       // The day where it is another than that of the tick before, seconds where they are not all the same.
-      const [day, clockTime] = wallParts(clock, t + 1);
+      const [day, clockTime] = wallParts(clock, t + 1e3);
       const isNew = clock.dated && day !== lastDay;
       lastDay = day;
       if (step >= 86400) return day.slice(5);
       return (isNew ? day.slice(5) + " " : "") + (step % 60 === 0 ? clockTime.slice(0, 5) + "Z" : clockTime);
     }
-    if (step >= 1) return time(clock, t + 1);
+    if (step >= 1) return time(clock, t + 1e3);
     const decimals = Math.max(0, Math.ceil(-Math.log10(step)));
-    return clock.kind === "seconds" ? "+" + seconds.toFixed(decimals) + " s" : wallParts(clock, t + 1)[1].slice(3, 8) + (seconds % 1).toFixed(decimals).slice(1) + " s";
+    return clock.kind === "seconds" ? "+" + seconds.toFixed(decimals) + " s" : wallParts(clock, t + 1e3)[1].slice(3, 8) + (seconds % 1).toFixed(decimals).slice(1) + " s";
   };
   return Array.from({ length: 64 }, (_, at) => first + at * step)
     .map((seconds) => [(seconds - zero) * 1e9, label(seconds)]).filter(([t]) => t <= to);
@@ -112,7 +112,7 @@ function timeline(process, device, move) {
     class: "plot", id: "timeline", tabindex: "0", role: "slider", "aria-label": "memory over time; arrow keys move the cursor, p goes to the peak, n and b to events",
     "aria-valuemin": "0", "aria-valuemax": String(Math.max(0, positions.length - 1)), "aria-orientation": "horizontal", "aria-describedby": "readout",
   });
-  if (positions.length === 0) {
+  if (new Set([...positions.map((at) => at.t), ...course.buckets.map((bucket) => bucket[0])]).size < 2) {
     return { figure: h("p", { class: "soft" }, "No course over time: this run knows the moments of the table only."), redraw: () => {} };
   }
   let current = null;
