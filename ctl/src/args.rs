@@ -5,6 +5,7 @@ mod compare;
 pub use compare::{Diff, Explain, Export, Runs};
 
 use crate::exit::NoStore;
+use crate::when::When;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_runs::import::{FORMATS, Format};
@@ -27,7 +28,7 @@ pub enum Command {
     /// List what holds the GPUs now
     Ps(Ps),
     /// Tell where the memory of a process or run went
-    Report(Report),
+    Report(Box<Report>),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
     /// Say what a word of a report means, with the numbers of a run
@@ -44,6 +45,8 @@ pub enum Command {
     Export(Export),
     /// Make a running process write recordings, or keep its history back
     Record(Record),
+    /// Give this moment a name, in the runs of live processes
+    Mark(Mark),
     /// Let go of the driver for a while
     Nvml(Nvml),
     /// Starts the program in a session of its own
@@ -144,6 +147,21 @@ impl Verb {
             Verb::Dump => "dump",
         }
     }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Mark {
+    /// The name: reports take it as a time
+    pub name: String,
+    /// A process by its pid, or what a launcher started; all that you may see if left out
+    #[arg(value_name = "PID|all")]
+    pub pid: Option<crate::command::mark::Pid>,
+    /// The processes of this job
+    #[arg(long, value_name = "ID", conflicts_with = "pid")]
+    pub job: Option<String>,
+    #[command(flatten)]
+    pub socket: SocketPath,
 }
 
 #[derive(Debug, Args)]
@@ -260,6 +278,15 @@ pub struct Report {
     /// What each training step held instead: a row each (with --csv or --json too)
     #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
     pub iterations: bool,
+    /// Only the time since then: 90s, 1h30m or 2d ago, 10:30, a date and time, a mark
+    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
+    pub since: Option<When>,
+    /// What was held at that time, beside what is held now
+    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
+    pub at: Option<When>,
+    /// Only from one time to another
+    #[arg(long, value_name = "A,B", group = "window", conflicts_with = "job", value_parser = crate::when::two)]
+    pub between: Option<(When, When)>,
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,

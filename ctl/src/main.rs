@@ -42,6 +42,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Detach(detach) => return command::run::detach(&detach),
         args::Command::Ps(ps) => command::ps::run(&ps),
         args::Command::Doctor(doctor) => command::doctor::run(&doctor),
+        args::Command::Mark(mark) => command::mark::run(&mark),
         args::Command::Nvml(nvml) => command::nvml::run(&nvml),
         args::Command::Import(import) => command::import::run(&import),
         args::Command::Record(record) => command::record::run(&record),

@@ -18,6 +18,14 @@ pub fn width() -> Option<usize> {
     terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0))
 }
 
+/// Whether the user's locale has more characters than those of ASCII.
+pub fn unicode() -> bool {
+    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();
+    let locale = locale.to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
 /// Writes everything, now.
 ///
 /// # Errors

@@ -19,6 +19,7 @@ use jiff::tz::TimeZone;
 pub const FORMS: &str =
     "90s, 10m, 1h30m or 2d ago, 10:30, 2026-11-20T10:30, @1795170600, or the name of a mark";
 
+const LINES: &str = "times of this run are lines of its log: type the number of a line, as 1200";
 const SECOND_NS: i128 = 1_000_000_000;
 const DAY_NS: i128 = 86_400 * SECOND_NS;
 
@@ -46,6 +47,34 @@ pub enum Zone {
     Local,
     /// UTC.
     Utc,
+}
+
+impl std::fmt::Display for When {
+    /// So that it can be typed again, and means the same as long as nothing new happens.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let decimal = |f: &mut std::fmt::Formatter<'_>, ns: u64, unit: &str| match ns % 1_000_000_000 {
+            0 => write!(f, "{}{unit}", ns / 1_000_000_000),
+            part => write!(f, "{}.{}{unit}", ns / 1_000_000_000, format!("{part:09}").trim_end_matches('0')),
+        };
+        match self {
+            When::Ago(ago_ns) => decimal(f, *ago_ns, "s"),
+            When::OfDay(time, Zone::Local) => write!(f, "{}", time.strftime("%H:%M:%S")),
+            When::OfDay(time, Zone::Utc) => write!(f, "{}Z", time.strftime("%H:%M:%S")),
+            When::At(at_ns) => {
+                f.write_str("@")?;
+                decimal(f, u64::try_from(*at_ns).unwrap_or(0), "")
+            }
+            When::Record(time_ns) => {
+                f.write_str("+")?;
+                decimal(f, *time_ns, "s")
+            }
+            When::Line(line) => write!(f, "{line}"),
+            When::Mark(name) => match name.parse() {
+                Ok(When::Mark(same)) if same == *name => f.write_str(name),
+                _ => write!(f, "mark:{name}"),
+            },
+        }
+    }
 }
 
 impl std::str::FromStr for When {
@@ -171,11 +200,13 @@ impl When {
         if let When::Mark(name) = self {
             // Of several with one name the latest.
             let mark = marks.iter().rev().find(|(known, _)| known == name);
-            return mark.map(|(_, time_ns)| *time_ns).ok_or_else(|| no_mark(name, marks));
+            let lines = run.clock == Clock::Lines && marks.is_empty();
+            let wrong = || if lines { LINES.to_owned() } else { no_mark(name, marks) };
+            return mark.map(|(_, time_ns)| *time_ns).ok_or_else(wrong);
         }
         match (run.clock, self) {
             (Clock::Lines, When::Line(line)) => Ok(*line),
-            (Clock::Lines, _) => Err("times of this run are lines of its log: type a number of a line, as 1200".into()),
+            (Clock::Lines, _) => Err(LINES.into()),
             (_, When::Ago(ago_ns)) => Ok(end_ns.saturating_sub(*ago_ns)),
             (Clock::Monotonic { wall_offset_ns: None }, When::Record(time_ns)) => Ok(*time_ns),
             (Clock::Monotonic { wall_offset_ns: None }, _) => {
@@ -261,6 +292,26 @@ mod tests {
         ];
         for (text, ago) in cases {
             assert_eq!(unix(text), Ok(NOW - ago), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_was_typed_can_be_typed_again() {
+        for text in [
+            "90s",
+            "1h30m",
+            "1.5s",
+            "10:30",
+            "10:30:15Z",
+            "2026-11-20T10:30Z",
+            "@1795170600.25",
+            "+12.5s",
+            "1200",
+            "warm up",
+            "mark:10:30",
+        ] {
+            let when: When = text.parse().expect(text);
+            assert_eq!(when.to_string().parse(), Ok(when.clone()), "{text}: {when}");
         }
     }
 

@@ -51,6 +51,42 @@ fn answers_are_what_the_types_say() {
 }
 
 #[test]
+fn a_mark_is_in_the_run_and_stays_there() {
+    let daemon = start("[runs]\ncheckpoint_every_s = 0.05\n");
+    let peer = covered(&daemon);
+    let own = format!("pid={}", std::process::id());
+    for (query, names) in
+        [("name=warm%20up", 1), (&format!("name=x,y&{own}"), 2), (&format!("name=z&tree{}", &own[3..]), 3)]
+    {
+        let (status, marked) = daemon.ask("POST", &format!("/v1/mark?{query}"));
+        assert_eq!((status, &marked["pids"]), (200, &serde_json::json!([std::process::id()])), "{marked}");
+        let run = daemon.runs(&format!("?{own}")).remove(0);
+        assert_eq!(run.coverage.marks.len(), names);
+        let mark = run.coverage.marks.last().expect("a mark");
+        assert_eq!(
+            (mark.time_ns, mark.by.as_str()),
+            (marked["time_ns"].as_u64().expect("a time"), "gpumemctl")
+        );
+    }
+    let (status, refused) = daemon.ask("POST", "/v1/mark?name=x&pid=1");
+    assert!(
+        status == 404 && refused["error"].as_str().is_some_and(|error| error.contains("pid 1")),
+        "{refused}"
+    );
+    for bad in ["", "?name=", "?name=%07", "?name=x&pid=y", "?name=x&device=1"] {
+        assert_eq!(daemon.ask("POST", &format!("/v1/mark{bad}")).0, 400, "{bad}");
+    }
+    assert_eq!(daemon.get("/v1/mark?name=x").0, 405);
+    drop(peer);
+    wait_for("the stored run with its marks", || {
+        let store = gpumem_runs::store::Store::open_read_only(daemon.store()).ok()?;
+        let run = store.load(store.latest().ok()??).ok()?;
+        let names: Vec<_> = run.coverage.marks.iter().filter_map(|mark| mark.name.as_deref()).collect();
+        (names == ["warm up", "x,y", "z"]).then_some(())
+    });
+}
+
+#[test]
 fn refusals_say_what_would_be_right() {
     let daemon = start("");
     let cases = [

@@ -177,12 +177,21 @@ pub(crate) struct Peak {
 }
 
 /// The fullest moment of the timeline's open slot.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct High {
     bytes: i64,
     time_ns: u64,
     /// Idle and opaque bytes in it.
     unnamed: i64,
+}
+
+impl High {
+    /// No slot is open: anything is more.
+    const NONE: High = High { bytes: i64::MIN, time_ns: 0, unnamed: 0 };
+
+    fn is_some(&self) -> bool {
+        self.bytes != i64::MIN
+    }
 }
 
 /// Lowest and highest of a signed amount.
@@ -239,8 +248,8 @@ pub(crate) struct Book {
     pub peak: Peak,
     /// Grows with every new peak, and with every moment that may become a point of the timeline.
     epoch: u32,
-    /// Of the open slot; `None` between two.
-    high: Option<High>,
+    /// Of the open slot.
+    high: High,
     /// Nothing has been booked since.
     is_at_high: bool,
     /// When that slot ends.
@@ -279,7 +288,7 @@ impl Book {
             rounding: Rounding::default(),
             peak: Peak::default(),
             epoch: 0,
-            high: None,
+            high: High::NONE,
             is_at_high: false,
             slot_end_ns: 0,
             touched_ns: 0,
@@ -377,8 +386,8 @@ impl Book {
         }
         let unnamed = |id| if self.is_unnamed(id) { bytes } else { 0 };
         let unnamed = unnamed(to).wrapping_sub(unnamed(from));
-        if let Some(high) = self.high.as_mut().filter(|_| first_epoch <= self.epoch) {
-            high.unnamed = high.unnamed.wrapping_add(unnamed);
+        if first_epoch <= self.epoch {
+            self.high.unnamed = self.high.unnamed.wrapping_add(unnamed);
         }
         self.past.rename(first_epoch, (from, to), Change { bytes, unnamed }, cells);
     }
@@ -392,14 +401,18 @@ impl Book {
             self.most = self.most.max(self.tracked);
         }
         (self.touched_ns, self.is_at_high) = (time_ns, false);
-        let (bytes, unnamed) = (self.tracked, self.unnamed());
+        let bytes = self.tracked;
+        if bytes < self.high.bytes {
+            return false; // nor is it a peak: no peak is lower than a high
+        }
+        let unnamed = self.unnamed();
         let exceeds = |high: i64, of: i64| bytes > high || bytes == high && unnamed < of;
         let is_peak = bytes > 0 && exceeds(self.peak.bytes, self.peak.unnamed);
-        if !is_peak && self.high.is_some_and(|high| !exceeds(high.bytes, high.unnamed)) {
+        if !is_peak && !exceeds(self.high.bytes, self.high.unnamed) {
             return false;
         }
         self.epoch = self.epoch.wrapping_add(1);
-        (self.high, self.is_at_high) = (Some(High { bytes, time_ns, unnamed }), true);
+        (self.high, self.is_at_high) = (High { bytes, time_ns, unnamed }, true);
         if is_peak {
             self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
         }
@@ -408,8 +421,9 @@ impl Book {
 
     /// The fullest moment of the open slot.
     pub fn high_moment(&self) -> Option<Moment> {
-        let High { bytes, time_ns, unnamed } = self.high?;
-        Some(Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true })
+        let High { bytes, time_ns, unnamed } = self.high;
+        let moment = Moment { time_ns, bytes, unnamed, epoch: self.epoch, is_high: true };
+        self.high.is_some().then_some(moment)
     }
 
     /// The last state, if it is another one than the fullest moment of the open slot.
@@ -421,7 +435,7 @@ impl Book {
 
     /// No slot is open: whatever is booked next is the fullest moment of a new one.
     pub fn close_high(&mut self) {
-        (self.high, self.slot_end_ns) = (None, 0);
+        (self.high, self.slot_end_ns) = (High::NONE, 0);
     }
 
     /// A moment of this epoch, which is neither peak nor high, becomes a point.
@@ -477,8 +491,7 @@ impl Book {
         let Some(time_ns) = time_ns else { return };
         let (bytes, unnamed) = (self.tracked, self.unnamed());
         self.slot_end_ns = self.past.slot_end_ns(time_ns, slot_ns);
-        (self.high, self.is_at_high, self.touched_ns) =
-            (Some(High { bytes, time_ns, unnamed }), true, time_ns);
+        (self.high, self.is_at_high, self.touched_ns) = (High { bytes, time_ns, unnamed }, true, time_ns);
         if bytes > 0 {
             self.peak = Peak { bytes, time_ns, unnamed, epoch: self.epoch };
         }

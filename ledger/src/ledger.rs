@@ -6,6 +6,7 @@ use crate::book::{WINDOW_NS, Window};
 use crate::fault::Faults;
 use crate::gap::ClosedSample;
 use crate::iteration::IterationsView;
+use crate::mark::{MarkView, Marks};
 use crate::observation::{Origin, ProcessKey};
 use crate::oom::Listing;
 use crate::process::{Process, parse_lines};
@@ -299,6 +300,11 @@ impl Ledger {
                 seen.parent_pid = Some(parent_pid).filter(|&pid| pid != 0);
                 seen.seen.extend(parse_lines(facts));
             }
+            Body::ProcessMark { start_ticks, name } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                let mark = MarkView { time_ns: stamp.time_ns, name: Some(name.into()), from_outside: true };
+                self.processes[index].marks.add(mark);
+            }
             Body::ProcessGone { start_ticks, status } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let is_news = self.processes[index].ended.is_none();
@@ -501,7 +507,7 @@ impl Ledger {
         self.windows.retain(|(of, ..)| *of != key);
     }
 
-    /// From now on a process is told of in a new part: peaks begin with what is held now, and iterations and times at which
+    /// From now on a process is told of in a new part: peaks and timelines begin with what is held now, marks with those to come, and iterations and times at which
     /// memory ran out with those that are not over. What explains the present goes on: causes of the gap, points of
     /// growth, names and counts.
     pub fn begin_part(&mut self, key: ProcessKey, now_ns: u64) {
@@ -510,6 +516,7 @@ impl Ledger {
             process.holdings.begin_part(now_ns);
             process.accounts.iter_mut().for_each(Account::restart_peaks);
             process.ooms.restart(now_ns);
+            process.marks = Marks::default();
         }
     }
 

@@ -18,6 +18,7 @@
 //!               iteration: what each step held
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //!   layer       how each way of naming memory is
+//!   mark        moments that somebody gave a name
 //!   oom         running out: the request, who had the device, what the process held
 //! recent        extremes of the last minute
 //! timeline      what was held over time, by cell, in a bounded number of exact points
@@ -76,6 +77,7 @@ mod iteration;
 mod join;
 mod layer;
 mod ledger;
+mod mark;
 mod observation;
 mod oom;
 mod pool;
@@ -102,6 +104,7 @@ pub use holdings::{Beside, Oddities};
 pub use iteration::{Iteration, IterationsView, Level, MAX_ITERATIONS, ROLES};
 pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
+pub use mark::{MAX_MARKS, MarkView};
 pub use observation::{Origin, ProcessKey};
 pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial};

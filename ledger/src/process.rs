@@ -7,6 +7,7 @@ use crate::blind::Blind;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::layer::Layers;
+use crate::mark::{MarkView, Marks};
 use crate::observation::ProcessKey;
 use crate::oom::Ooms;
 use crate::resync::Resync;
@@ -99,6 +100,7 @@ pub(crate) struct Process {
     pub facts: Facts,
     pub coverage: Coverage,
     pub layers: Layers,
+    pub marks: Marks,
     pub ooms: Ooms,
     pub tags: Map<u32, Arc<str>>,
     pub modules: Map<u16, Arc<str>>,
@@ -156,6 +158,7 @@ impl Process {
             facts: Facts::default(),
             coverage: Coverage::default(),
             layers: Layers::default(),
+            marks: Marks::default(),
             ooms: Ooms::default(),
             tags: Map::default(),
             modules: Map::default(),
@@ -453,7 +456,11 @@ impl Process {
                 self.silent = true;
                 self.close_where(u64::MAX, true);
             }
-            // Marks do not move a sum; the host's own records and commands are not for a process to say.
+            Body::Marker {} => {
+                let name = self.tags.get(&stamp.tag).cloned();
+                self.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
+            }
+            // Counters and scopes do not move a sum; the host's own records and commands are not for a process to say.
             _ => {}
         }
     }

@@ -10,6 +10,7 @@ use crate::gap::{ClosedSample, PeakGap};
 use crate::holdings::{Beside, Oddities};
 use crate::layer::LayerView;
 use crate::ledger::{DeviceName, Ledger};
+use crate::mark::MarkView;
 use crate::observation::ProcessKey;
 use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
@@ -198,6 +199,10 @@ pub struct ProcessView {
     pub accounts: Vec<AccountView>,
     /// How each way of naming its memory is, as its agent said.
     pub layers: Vec<LayerView>,
+    /// Moments with names, by time.
+    pub marks: Vec<MarkView>,
+    /// More of them, left out.
+    pub marks_dropped: u64,
     /// Times at which memory ran out or nearly did, by index of `accounts`, in the order of time.
     pub ooms: Vec<(usize, OomView)>,
     /// More of them, left out.
@@ -297,6 +302,8 @@ fn process_view(process: &Process) -> ProcessView {
         cells,
         accounts,
         layers: process.layers.view(),
+        marks: process.marks.view(),
+        marks_dropped: process.marks.dropped,
         ooms: process.ooms.view(&names),
         ooms_dropped: process.ooms.dropped,
         heard_ns: process.applied_ns,

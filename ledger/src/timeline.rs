@@ -274,13 +274,15 @@ impl Book {
         let present = self.present().filter(|_| is_known);
         let present = present.map(|moment| Point::of(moment, self.sparse(|id| self.now(id)), cells));
         let points = self.past.points.iter().cloned().chain(high).chain(present);
-        let said = points.map(|point| match point.epoch == self.peak.epoch && point.is_high {
-            true => {
-                let Point { bytes, unnamed, epoch, is_high, .. } = point;
+        let said = points.map(|point| {
+            let Point { bytes, unnamed, epoch, is_high, .. } = point;
+            let is_peak = epoch == self.peak.epoch && is_high;
+            if is_peak {
                 let moment = Moment { time_ns: point.said.time_ns, bytes, unnamed, epoch, is_high };
                 Point::of(moment, self.sparse(|id| self.at_peak(id)), cells).said
+            } else {
+                point.said
             }
-            false => point.said,
         });
         TimelineView { width_ns: self.past.width_ns, points: said.collect() }
     }

@@ -93,6 +93,35 @@ fn the_points_of_a_long_life_are_few_and_hold_the_peak() {
 }
 
 #[test]
+fn a_new_part_begins_with_what_is_held() {
+    let mut s = Script::new();
+    s.at(MS).alloc(0x1000, 100);
+    s.alloc(0x2000, 50);
+    s.free(0x1000);
+    s.ledger.begin_part(KEY, 100 * MS);
+    assert_eq!(told(&s), [(100, 50)]);
+    s.at(101 * MS).alloc(0x3000, 7);
+    s.free(0x3000);
+    s.at(500 * MS).free(0x2000);
+    assert_eq!(told(&s), [(101, 57), (101, 50), (500, 50), (500, 0)]);
+    assert_eq!(s.account().peak.tracked_bytes, 57);
+}
+
+#[test]
+fn marks_are_kept_and_the_oldest_go_first() {
+    let mut s = Script::new();
+    s.at(MS).tag("program").say(Body::Marker {});
+    for number in 0..200 {
+        let name = format!("mark {number}");
+        s.host_as(KEY.pid, Body::ProcessMark { start_ticks: KEY.start_ticks, name: &name });
+    }
+    let process = s.process();
+    let names: Vec<&str> = process.marks.iter().filter_map(|mark| mark.name.as_deref()).collect();
+    assert_eq!((names.len(), names[0], names[1], process.marks_dropped), (129, "program", "mark 72", 72));
+    assert!(!process.marks[0].from_outside && process.marks[1].from_outside);
+}
+
+#[test]
 fn lines_of_a_log_have_points_too() {
     let mut s = Script::new();
     s.host(Body::ClockAnchor { realtime_ns: 0, clock: ClockKind::Ordinal, boottime_ns: 0 });

@@ -231,6 +231,8 @@ impl RunBuilder {
                 steps: coverage.steps,
                 layers: process.layers.iter().map(run::LayerSaid::from).collect(),
                 ooms_dropped: process.ooms_dropped,
+                marks: process.marks.iter().map(run::Mark::from).collect(),
+                marks_dropped: process.marks_dropped,
                 part: None,
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),

@@ -4,6 +4,8 @@
 //! input, recording, import   a file -> observations
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
+//! timeline, marks            what was held over time, by cell; moments with names
+//! window                     a run as it was in a part of its life
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
@@ -32,6 +34,7 @@ pub mod input;
 pub mod iterations;
 mod kept;
 pub mod layers;
+pub mod marks;
 pub mod oom;
 mod part;
 pub mod plot;
@@ -43,3 +46,4 @@ pub mod run;
 pub mod series;
 pub mod store;
 pub mod timeline;
+pub mod window;

@@ -9,6 +9,7 @@ pub use crate::gap::{Parts, Step};
 use crate::growth::Growth;
 pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
+pub use crate::marks::Mark;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 pub use crate::part::Part;
 pub use crate::pools::Pool;
@@ -172,6 +173,10 @@ pub struct Coverage {
     pub layers: Vec<LayerSaid>,
     /// Times at which memory ran out that are in no device's list: there were too many.
     pub ooms_dropped: u64,
+    /// Moments that somebody gave a name, by time.
+    pub marks: Vec<Mark>,
+    /// More of them: there were too many.
+    pub marks_dropped: u64,
     /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,

@@ -16,7 +16,8 @@ pub struct Timeline {
     /// those with the least idle ones. What was held when a silence of more than a width began is a point too. 0
     /// where there are none.
     pub width_ns: u64,
-    /// By time.
+    /// By time. Where at least one whole slot lies between two of them, nothing happened in it: what the first one held was held
+    /// until the slot of the second. Other points are true of their own moment alone.
     pub points: Vec<Point>,
 }
 
@@ -37,6 +38,32 @@ impl Point {
     /// Tracked bytes of that moment.
     pub fn tracked_bytes(&self) -> i64 {
         self.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>() + self.rest_bytes
+    }
+}
+
+impl Timeline {
+    /// Goes on with what was kept later, in no more points than a timeline has: the fullest of each slot, and what was held
+    /// where nothing happened for a whole slot.
+    pub fn go_on(&mut self, later: Timeline) {
+        let last_ns = self.points.last().map(|point| point.time_ns);
+        self.points.extend(later.points.into_iter().filter(|point| Some(point.time_ns) > last_ns));
+        self.width_ns = self.width_ns.max(later.width_ns).max(1);
+        while self.points.len() > MAX_POINTS {
+            self.width_ns = self.width_ns.saturating_mul(2);
+            let slot = |point: &Point| point.time_ns / self.width_ns;
+            let slots = self.points.chunk_by(|one, other| slot(one) == slot(other)).collect::<Vec<_>>();
+            let mut kept: Vec<Point> = Vec::new();
+            for (at, points) in slots.iter().enumerate() {
+                let Some(last) = points.last() else { continue };
+                let fullest = points.iter().rev().max_by_key(|point| point.tracked_bytes()).unwrap_or(last);
+                kept.push(fullest.clone());
+                let next = slots.get(at + 1).and_then(|points| points.first());
+                if fullest.time_ns < last.time_ns && next.is_none_or(|next| slot(next) > slot(last) + 1) {
+                    kept.push(last.clone());
+                }
+            }
+            self.points = kept;
+        }
     }
 }
 

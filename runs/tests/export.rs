@@ -167,7 +167,8 @@ fn body(run: &Run) -> String {
 fn what_does_not_add_up_is_refused_and_what_is_odd_is_survived() {
     let folder = Folder::new("forged");
     assert!(folder.read(&forged(&body(&small()))).is_ok(), "who it is from is not needed");
-    let wrong: [(&str, fn(&mut Run)); 8] = [
+    type Damage = fn(&mut Run);
+    let wrong: [(&str, Damage); 8] = [
         ("beyond the 2 there are", |run| run.devices[0].peak.amounts[1].0 = 99),
         ("do not add up", |run| run.devices[0].peak.tracked_bytes = Some(8)),
         ("do not add up", |run| run.devices[0].last.amounts = vec![(0, 3), (0, 4)]),

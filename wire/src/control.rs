@@ -11,6 +11,8 @@
 //! POST /v1/record?pid=N&do=start|stop|pause|resume|dump[&output=FILE]   Recorded: the process's agent has done so; FILE is
 //!                              absolute and as the process sees it, %-escaped; only for its own user and root. start takes
 //!                              steps=FIRST:LAST, for=SECONDS and max_size=BYTES, too
+//! POST /v1/mark?name=NAME[&pid=N|&tree=N|&job=ID]   Marked: the runs of those processes (see /v1/runs), or all that are live have a mark of
+//!                              that name now; NAME is %-escaped
 //! anything else                status 4xx or 5xx with Refusal
 //! ```
 //!
@@ -141,6 +143,15 @@ pub struct Recorded {
     pub done: String,
     /// The file that it writes, or wrote.
     pub file: Option<String>,
+}
+
+/// A moment has a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marked {
+    /// Of these processes.
+    pub pids: Vec<u32>,
+    /// When: CLOCK_MONOTONIC.
+    pub time_ns: u64,
 }
 
 /// Why a request was refused.

@@ -14,7 +14,7 @@ use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
 use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
-use gpumem_wire::control::{Doctor, Ps, Recorded, Refusal, Released};
+use gpumem_wire::control::{Doctor, Marked, Ps, Recorded, Refusal, Released};
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -131,6 +131,20 @@ impl Daemon {
         let output = output.map(|path| format!("&output={}", percent(&path.to_string_lossy())));
         let path = format!("/v1/record?pid={pid}&do={verb}{}{limits}", output.unwrap_or_default());
         self.ask(Method::POST, &path, RECORD)
+    }
+
+    /// Gives this moment a name.
+    ///
+    /// # Errors
+    /// No answer, a refusal, or no such process.
+    pub fn mark(&self, name: &str, which: Which<'_>) -> Result<Marked> {
+        let whose = match which {
+            Which::Live | Which::Around(_) => String::new(),
+            Which::Pid(pid) => format!("&pid={pid}"),
+            Which::Tree(pid) => format!("&tree={pid}"),
+            Which::Job(job) => format!("&job={}", percent(job)),
+        };
+        self.ask(Method::POST, &format!("/v1/mark?name={}{whose}", percent(name)), ANSWER)
     }
 
     fn told(&self, told: Value) -> Result<Told> {

@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod explain;
 pub mod export;
 pub mod import;
+pub mod mark;
 pub mod nvml;
 pub mod ps;
 pub mod record;

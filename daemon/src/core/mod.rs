@@ -71,6 +71,8 @@ impl Board {
 pub enum Ask {
     /// Runs of the processes that are wanted, as they stand.
     Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<Vec<Run>>),
+    /// A mark of this name for live processes that are wanted; says when, and whose.
+    Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
 }
 
 /// How the core keeps what it is told.
@@ -396,6 +398,20 @@ impl Core {
                     self.builder.runs_of(&keys, true).into_iter().map(|(_, run)| run).filter(worth_keeping);
                 // Who asked may have gone away.
                 let _ = reply.send(runs.collect());
+            }
+            Ask::Mark(name, wanted, reply) => {
+                let time_ns = clock::now_ns();
+                let snapshot = self.builder.ledger().snapshot();
+                let live = snapshot.processes.iter().filter(|of| of.ended.is_none() && wanted(of));
+                let keys: Vec<ProcessKey> = live.map(|of| of.key).collect();
+                for key in &keys {
+                    let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
+                    let start_ticks = key.start_ticks;
+                    self.host(&Record { stamp, body: Body::ProcessMark { start_ticks, name: &name } });
+                    self.tracks.see(*key);
+                }
+                self.changed = true;
+                let _ = reply.send((time_ns, keys.iter().map(|key| key.pid).collect()));
             }
         }
     }

@@ -3,9 +3,9 @@
 //! This life's ledger starts from a resync, so it counts everything before as lost; what the earlier life had
 //! booked of that was not.
 
+use gpumem_ledger::MAX_MARKS;
 use gpumem_runs::iterations::MAX_ROWS;
-use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State, Timeline};
-use gpumem_runs::timeline::MAX_POINTS;
+use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State};
 use std::collections::HashMap;
 
 /// Times at which memory ran out that a run of several lives has at most: the first and the latest.
@@ -78,6 +78,10 @@ fn same_part(before: &Run, now: &Run) -> Run {
     coverage.failed_allocations += then.failed_allocations;
     coverage.steps += then.steps;
     coverage.ooms_dropped += then.ooms_dropped;
+    coverage.marks.splice(0..0, then.marks.iter().cloned());
+    let beyond = coverage.marks.len().saturating_sub(2 * MAX_MARKS);
+    coverage.marks.drain(..beyond);
+    coverage.marks_dropped += then.marks_dropped + beyond as u64;
     coverage.part = then.part;
     let of_now = std::mem::take(&mut run.caveats);
     run.caveats = before.caveats.iter().filter(|caveat| !is_in(&of_now, caveat)).cloned().collect();
@@ -96,7 +100,8 @@ fn is_in(caveats: &[Caveat], caveat: &Caveat) -> bool {
 /// ledger of this life found them for what is held now.
 fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details {
     now.accounted_peak_bytes = now.accounted_peak_bytes.max(old.accounted_peak_bytes);
-    now.timeline = joined_timeline(old.timeline, now.timeline);
+    let later = std::mem::replace(&mut now.timeline, old.timeline);
+    now.timeline.go_on(later);
     let mut ooms = old.ooms;
     ooms.append(&mut now.ooms);
     while ooms.len() > MAX_OOMS {
@@ -107,22 +112,6 @@ fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details 
     rows.append(&mut now.iterations.rows);
     now.iterations.rows = rows.split_off(rows.len().saturating_sub(MAX_ROWS));
     now
-}
-
-/// Both, thinned to what a timeline holds: of two neighbours the fuller one stays.
-fn joined_timeline(old: Timeline, now: Timeline) -> Timeline {
-    let mut points = old.points;
-    let last_ns = points.last().map_or(0, |point| point.time_ns);
-    points.extend(now.points.into_iter().filter(|point| point.time_ns > last_ns));
-    let mut width_ns = old.width_ns.max(now.width_ns);
-    while points.len() > MAX_POINTS {
-        width_ns = width_ns.saturating_mul(2);
-        let fuller = |pair: &[_]| {
-            pair.iter().max_by_key(|point: &&gpumem_runs::timeline::Point| point.tracked_bytes()).cloned()
-        };
-        points = points.chunks(2).filter_map(fuller).collect();
-    }
-    Timeline { width_ns, points }
 }
 
 /// Where each old cell is among the new ones; those that are new there are added.
@@ -171,7 +160,7 @@ mod tests {
     use super::*;
     use gpumem_runs::run::{Beside, Class, Clock, Coverage, Iteration, Oom, Process, Source};
     use gpumem_runs::series::Series;
-    use gpumem_runs::timeline::Point;
+    use gpumem_runs::timeline::{Point, Timeline};
 
     fn cell(tag: &str) -> Cell {
         Cell { class: Class::Direct, tag: Some(tag.into()), ..Cell::default() }
@@ -232,12 +221,14 @@ mod tests {
         let oom = |time_ns, cell| Oom { time_ns, amounts: vec![(cell, 5)], ..Oom::default() };
         let row = |first| Iteration { first, ..Iteration::default() };
         let details = &mut before.devices[0].details;
-        details.timeline = Timeline { width_ns: 4, points: (0..200).map(|at| point(at, 1, 30)).collect() };
+        details.timeline =
+            Timeline { width_ns: 4, points: (0..200).map(|at| point(4 * at, 1, 30)).collect() };
         details.ooms = vec![oom(7, 1)];
         details.iterations.rows = vec![row(0)];
         let mut now = run(&["b", "c"], &[(0, 10)], Coverage::default());
         let details = &mut now.devices[0].details;
-        details.timeline = Timeline { width_ns: 2, points: (150..400).map(|at| point(at, 0, 9)).collect() };
+        details.timeline =
+            Timeline { width_ns: 2, points: (150..400).map(|at| point(4 * at, 0, 9)).collect() };
         details.ooms = vec![oom(300, 1)];
         details.iterations.rows = vec![row(1)];
         let whole = joined(&before, &now);
@@ -245,10 +236,10 @@ mod tests {
         let details = &whole.devices[0].details;
         assert_eq!(details.ooms, [oom(7, 0), oom(300, 1)]);
         assert_eq!(details.iterations.rows, [row(0), row(1)]);
-        assert_eq!((details.timeline.width_ns, details.timeline.points.len()), (8, 200));
+        assert_eq!((details.timeline.width_ns, details.timeline.points.len()), (8, 201));
         assert!(details.timeline.points.is_sorted_by(|a, b| a.time_ns < b.time_ns));
         assert_eq!(details.timeline.points[0].amounts, [(0, 30)]);
-        assert_eq!(details.timeline.points[199].amounts, [(0, 9)]);
+        assert_eq!(details.timeline.points[200].amounts, [(0, 9)]);
     }
 
     #[test]

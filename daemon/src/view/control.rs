@@ -3,6 +3,7 @@
 
 mod coverage;
 mod doctor;
+mod mark;
 mod ps;
 mod record;
 mod runs;
@@ -126,17 +127,18 @@ async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> 
         ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
         ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
         ("/v1/record", _, true) => record::record(sight, viewer, query).await.map(|recorded| json(&recorded)),
+        ("/v1/mark", _, true) => mark::mark(sight, viewer, query).await.map(|marked| json(&marked)),
         ("/v1/ps" | "/v1/runs" | "/v1/doctor", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
-        ("/v1/nvml/release" | "/v1/record", ..) => {
+        ("/v1/nvml/release" | "/v1/record" | "/v1/mark", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants POST"))
         }
         (path, ..) => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(
-                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor, POST /v1/nvml/release?for_s=N and \
-                 /v1/record?pid=N&do=VERB are answered"
+                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor, POST /v1/nvml/release?for_s=N, \
+                 /v1/record?pid=N&do=VERB and /v1/mark?name=NAME are answered"
             ),
         )),
     };

@@ -109,6 +109,19 @@ impl Growth {
         }
     }
 
+    /// Leaves the points of some times.
+    pub fn keep(&mut self, is_of: impl Fn(u64) -> bool) {
+        let kept: Vec<bool> = self.points.iter().map(|(_, time_ns)| is_of(*time_ns)).collect();
+        let columns = self.cells.iter_mut().map(|(_, column)| column);
+        for column in columns.chain([&mut self.named, &mut self.slack, &mut self.rest]) {
+            let mut is_kept = kept.iter();
+            column.retain(|_| is_kept.next().copied().unwrap_or(false));
+        }
+        self.points.retain(|(_, time_ns)| is_of(*time_ns));
+        self.gap.retain(|(time_ns, _)| is_of(*time_ns));
+        self.used.retain(|(time_ns, _)| is_of(*time_ns));
+    }
+
     /// Judges amounts at the points, one of `among` that are judged at once. `used`: what the process uses in all.
     pub fn judge(&self, amounts: &[i64], used: i64, among: usize) -> Judgement {
         let place = |&(index, time_ns): &(u64, u64)| match self.axis {

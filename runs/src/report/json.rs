@@ -5,6 +5,7 @@
 use super::bridge::Bridge;
 use super::growth::{Told, told};
 use super::oom::{self, OomJson};
+use super::over_time::TimelineJson;
 use super::{By, Composition, Report, named};
 use crate::layers;
 use crate::run::{
@@ -12,6 +13,7 @@ use crate::run::{
     Source, State, Step,
 };
 use crate::series::Series;
+use crate::window::Window;
 use gpumem_ledger::category::OTHERS;
 use serde::Serialize;
 
@@ -31,6 +33,8 @@ struct Document<'a> {
     process: &'a Process,
     state: &'a State,
     coverage: &'a Coverage,
+    /// Of which part of the run's life it is; null: of all.
+    window: Option<Window>,
     /// How memory got its names; null where the agent did not say.
     names: Option<&'static str>,
     caveats: &'a [Caveat],
@@ -57,6 +61,8 @@ struct DeviceJson<'a> {
     /// Why the gap changed.
     steps: Vec<StepJson<'a>>,
     series: &'a Series,
+    /// What was held over time.
+    timeline: TimelineJson,
     growth: Option<Told>,
     pools: &'a [Pool],
     iterations: &'a Iterations,
@@ -164,6 +170,7 @@ pub fn json(report: &Report<'_>) -> String {
         peak: moment_json(report, &device.peak),
         steps: device.details.steps.iter().map(step_json).collect(),
         series: &device.series,
+        timeline: TimelineJson::of(report, device),
         growth: told(report, device),
         pools: &device.details.pools,
         iterations: &device.details.iterations,
@@ -179,6 +186,7 @@ pub fn json(report: &Report<'_>) -> String {
         process: &run.process,
         state: &run.state,
         coverage: &run.coverage,
+        window: report.window,
         names: layers::level(&run.coverage.layers),
         caveats: &run.caveats,
         devices: devices.collect(),

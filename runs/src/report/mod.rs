@@ -13,6 +13,7 @@ pub mod iterations;
 pub mod json;
 pub mod names;
 pub mod oom;
+mod over_time;
 pub mod steps;
 pub mod text;
 pub mod time;
@@ -23,6 +24,7 @@ pub mod units;
 
 use crate::rules::{Groupings, cell_view};
 use crate::run::{Class, Device, Moment, Parts, Run};
+use crate::window::Window;
 use gpumem_ledger::CellView;
 use gpumem_ledger::category::{OTHERS, Rules};
 use std::collections::BTreeMap;
@@ -53,6 +55,8 @@ pub struct Report<'r> {
     pub others: Vec<u32>,
     /// What tells of its job's other processes (`--job ID`), and how many there are.
     pub job: Option<(String, u64)>,
+    /// It is of a part of the run's life.
+    pub window: Option<Window>,
     /// What was typed to get it, without what chooses rows and form: the next command begins with it.
     pub command: String,
     cells: Vec<CellView>,
@@ -186,6 +190,7 @@ impl<'r> Report<'r> {
             by: by.unwrap_or(By::Structure),
             others: Vec::new(),
             job: None,
+            window: None,
             command: "gpumemctl report".to_owned(),
             cells,
             categories,

@@ -6,6 +6,8 @@ use super::time::Times;
 use super::units::{Unit, thousands};
 use crate::run::{Clock, Device, Parts, Step};
 
+/// Marks below the lists: the newest.
+const MOST_MARKS: usize = 16;
 /// Lines of a list, with its heading and its sum.
 const MOST_LINES: usize = 30;
 /// Of those, what is no step: two lines above, the smaller ones, the sum.
@@ -18,7 +20,7 @@ const NOTABLE_PART: i64 = 20;
 /// A list for each device: the largest steps in the order of their times, the newest last; the rest is one line.
 pub fn text(report: &Report<'_>) -> String {
     let run = report.run;
-    let times = Times::of(run);
+    let times = Times::of_report(report);
     let mut lines = Vec::new();
     for device in &run.devices {
         if !lines.is_empty() {
@@ -36,6 +38,11 @@ pub fn text(report: &Report<'_>) -> String {
     }
     if run.clock == Clock::Lines {
         lines.push("a log has no events of the driver: what changed the gap is not known".to_owned());
+    }
+    let marks = &run.coverage.marks;
+    for mark in marks.iter().skip(marks.len().saturating_sub(MOST_MARKS)) {
+        let name = mark.name.as_deref().unwrap_or("(its name was lost)");
+        lines.push(format!("mark {}  {name}  (by {})", times.time(mark.time_ns), mark.by));
     }
     let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();
     lines.join("\n") + "\n"

@@ -39,6 +39,12 @@ impl Clock {
     }
 }
 
+/// `12.0 s before`: where a time is, seen from another one.
+pub(crate) fn apart(clock: Clock, time_ns: u64, from_ns: u64) -> String {
+    let side = if time_ns < from_ns { "before" } else { "after" };
+    format!("{} {side}", clock.distance(time_ns.abs_diff(from_ns)))
+}
+
 /// Seconds since 1970 as day and minute, in UTC.
 pub fn date_minute(seconds: i64) -> String {
     let seconds = i128::from(seconds);
@@ -62,6 +68,23 @@ fn civil(day: i128) -> (i128, i128, i128) {
     let of_month = of_year - (153 * month + 2) / 5 + 1;
     let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     (year + era * 400 + next, month, of_month)
+}
+
+impl Times {
+    /// Those of a report, with its window.
+    pub(crate) fn of_report(report: &super::Report<'_>) -> Self {
+        let times = Times::of(report.run);
+        let window = report.window.map(|window| [window.from_ns, window.to_ns]);
+        let days = window.into_iter().flatten().map(|time_ns| times.clock.day(time_ns));
+        let last = report.run.devices.iter().map(|device| times.clock.day(device.last.time_ns)).next();
+        let is_another = days.zip(last.into_iter().cycle()).any(|(day, last)| day != last);
+        Times { dated: times.dated || is_another, ..times }
+    }
+}
+
+/// A time of a run with its day, where wall clock is known.
+pub fn with_day(run: &Run, time_ns: u64) -> String {
+    Times { clock: run.clock, dated: true }.time(time_ns)
 }
 
 /// The times of one report: with the day, where they are of several days.
@@ -92,6 +115,11 @@ impl Times {
     #[cfg(test)]
     pub(super) fn of_clock(clock: Clock) -> Self {
         Times { clock, dated: false }
+    }
+
+    /// Its clock.
+    pub(crate) fn clock(self) -> Clock {
+        self.clock
     }
 
     /// Whether they are of several days.

@@ -64,6 +64,8 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         steps: counts[7],
         layers,
         ooms_dropped: counts[13],
+        marks: Vec::new(),
+        marks_dropped: counts[9],
         part: flags[0].then_some(Part { number: 3, began_ns: counts[2], events_before: counts[0] }),
     })
 }

@@ -101,7 +101,7 @@ fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;
     let job = job.filter(|_| others > 0).map(|job| (asked_job(&job, args).join(" "), others));
     let Told { run, id } = told;
-    let one = One { run, id, others: Vec::new(), job };
+    let one = One { run, id, others: Vec::new(), job, file: None, window: None };
     Ok(Found { what: What::One(Box::new(one)), command: with_socket(command, args) })
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! past      a part of a run's life
 //! oom       when memory ran out, of any of them
 //! several   more than one of these; picture: as a drawing
 //! ```
@@ -11,6 +12,7 @@
 
 mod live;
 mod oom;
+mod past;
 mod picture;
 mod several;
 mod stored;
@@ -20,13 +22,15 @@ pub use oom::{moment, oom};
 use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{deliver, width};
+use crate::output::{deliver, unicode, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, steps};
 use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
+use gpumem_runs::window::Window;
+use std::path::PathBuf;
 
 /// What is asked for, and how to ask for it again.
 struct Found {
@@ -48,15 +52,20 @@ struct One {
     others: Vec<u32>,
     /// What tells of its job's other processes, and how many there are.
     job: Option<(String, u64)>,
+    /// The file that it was read from.
+    file: Option<PathBuf>,
+    /// It is of a part of the run's life.
+    window: Option<Window>,
 }
 
 impl One {
     fn found(run: Run, id: Option<String>, command: Vec<String>) -> Found {
-        Found { what: What::One(Box::new(One { run, id, others: Vec::new(), job: None })), command }
+        let one = One { run, id, others: Vec::new(), job: None, file: None, window: None };
+        Found { what: What::One(Box::new(one)), command }
     }
 }
 
-/// What is asked for, with the one device that may have been asked for.
+/// What is asked for, with the one device, and in the part of its life, that may have been asked for.
 fn found(args: &Args) -> Result<Found> {
     let Found { mut what, mut command } = find(args)?;
     if let Some(device) = &args.device {
@@ -66,7 +75,7 @@ fn found(args: &Args) -> Result<Found> {
         }
         command.extend(["--device".to_owned(), device.clone()]);
     }
-    Ok(Found { what, command })
+    past::window(Found { what, command }, args)
 }
 
 /// One process, for commands that tell of it in their own way: the run, its name in the store, and what is typed to get it.
@@ -109,6 +118,7 @@ fn one(args: &Args) -> Result<String> {
             report.id.clone_from(&one.id);
             report.others.clone_from(&one.others);
             report.job.clone_from(&one.job);
+            report.window = one.window;
             report.command = command;
             tell(&report, args)
         }
@@ -165,7 +175,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
     } else if args.growth {
         growth::table(report, args.all)
     } else {
-        text::text(report, Layout { width: width(), categories })
+        text::text(report, Layout { width: width(), categories, unicode: unicode() })
     }
 }
 
@@ -237,8 +247,8 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
 }
 
 /// A word as a shell takes it.
-fn quoted(word: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=-".contains(character);
+pub fn quoted(word: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=,-".contains(character);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }

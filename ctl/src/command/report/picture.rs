@@ -6,21 +6,23 @@ use anyhow::Result;
 use gpumem_runs::plot::{Options, Picture, draw as drawn};
 use gpumem_runs::report::Report;
 use gpumem_runs::run::Run;
+use gpumem_runs::window::Window;
 
 /// The picture's file.
 pub fn draw(args: &Args) -> Result<Vec<u8>> {
-    let mut runs: Vec<(Option<String>, Run)> = Vec::new();
+    let mut runs: Vec<(Option<String>, Run, Option<Window>)> = Vec::new();
     for alone in several::alone(args) {
         let Found { what, .. } = found(&alone)?;
         match what {
-            What::One(one) => runs.push((one.id, one.run)),
-            What::Group(_, group) => runs.extend(group.into_iter().map(|run| (None, run))),
+            What::One(one) => runs.push((one.id, one.run, one.window)),
+            What::Group(_, group) => runs.extend(group.into_iter().map(|run| (None, run, None))),
         }
     }
     let mut reports: Vec<Report<'_>> = Vec::new();
-    for (id, run) in &runs {
+    for (id, run, window) in &runs {
         let mut report = report(run, args)?;
         report.id.clone_from(id);
+        report.window = *window;
         reports.push(report);
     }
     let usual = if reports.len() > 1 { Plot::Compare } else { Plot::Peak };

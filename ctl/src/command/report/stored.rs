@@ -141,6 +141,7 @@ fn from_file(name: &str, args: &Args) -> Result<Found> {
     if let Some(pid) = args.pid {
         command.extend(["--pid".to_owned(), pid.to_string()]);
     }
-    let one = One { run, id: None, others: pids, job: None };
+    let file = Some(path.to_owned());
+    let one = One { run, id: None, others: pids, job: None, file, window: None };
     Ok(Found { what: What::One(Box::new(one)), command })
 }

@@ -68,7 +68,7 @@ fn limits(query: &str) -> Result<String, Refused> {
 }
 
 /// `%2F` is `/`.
-fn unescaped(text: &str) -> Result<String, Refused> {
+pub(super) fn unescaped(text: &str) -> Result<String, Refused> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
@@ -84,7 +84,7 @@ fn unescaped(text: &str) -> Result<String, Refused> {
         );
         rest = rest.get(2..).unwrap_or_default();
     }
-    String::from_utf8(bytes).map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "a path must be UTF-8"))
+    String::from_utf8(bytes).map_err(|_| Refused::new(StatusCode::BAD_REQUEST, "a value must be UTF-8"))
 }
 
 #[cfg(test)]

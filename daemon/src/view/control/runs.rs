@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 /// Which runs are wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Which {
+pub(super) enum Which {
     Live,
     Pid(u32),
     Tree(u32),
@@ -25,7 +25,7 @@ enum Which {
 }
 
 impl Which {
-    fn of(query: &str) -> Result<Self, Refused> {
+    pub(super) fn of(query: &str) -> Result<Self, Refused> {
         only(query, &["pid", "tree", "job", "around", "within"])?;
         if let Some(at_ns) = number(query, "around")? {
             let within = number(query, "within")?.and_then(|within| i64::try_from(within).ok());
@@ -54,7 +54,12 @@ impl Which {
         !matches!(self, Which::Around(around) if !around.concerns(run))
     }
 
-    fn takes(&self, pid: u32, facts: &BTreeMap<String, String>, claims: &BTreeMap<String, String>) -> bool {
+    pub(super) fn takes(
+        &self,
+        pid: u32,
+        facts: &BTreeMap<String, String>,
+        claims: &BTreeMap<String, String>,
+    ) -> bool {
         match self {
             Which::Live | Which::Around(_) => true,
             Which::Pid(wanted) => pid == *wanted,

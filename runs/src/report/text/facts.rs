@@ -8,6 +8,7 @@ use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
 use crate::run::{Clock, Device};
+use crate::window::Part;
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
     if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
@@ -20,7 +21,20 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     if gap_ns != 0 {
         let side = if gap_ns < 0 { "before" } else { "after" };
         let distance = report.run.clock.distance(gap_ns.unsigned_abs());
-        out.prose(&format!("~ the gap was measured {distance} {side} the peak"));
+        match report.window {
+            Some(window) if !window.exact && gap_ns != 0 => {
+                let most = device.last.gap_distance_ns.unsigned_abs().max(gap_ns.unsigned_abs());
+                let distance = report.run.clock.distance(most);
+                out.prose(&format!(
+                    "~ the gap is that of the nearest reading that was kept, less than {distance} away"
+                ));
+            }
+            Some(window) => {
+                let of = if window.part == Part::At { "that time" } else { "the highest moment" };
+                out.prose(&format!("~ the gap was measured {distance} {side} {of}"));
+            }
+            None => out.prose(&format!("~ the gap was measured {distance} {side} the peak")),
+        }
     }
     // A log has no events of the driver: that nothing is known to have happened says nothing there.
     if report.run.clock != Clock::Lines {
@@ -49,7 +63,10 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         };
         out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
     }
-    out.prose(&device_line(device, times));
+    // Who else was there at a time that has passed is not kept.
+    if report.window.is_none_or(|window| window.part != Part::Between) {
+        out.prose(&device_line(device, times));
+    }
     if let Some(accounting) = device.accounting() {
         let unit = Unit::for_largest(signed(accounting.driver_bytes));
         let amount = |bytes: u64| format!("{} {}", unit.amount(signed(bytes)), unit.name);

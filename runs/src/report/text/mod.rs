@@ -6,6 +6,7 @@
 //! table     the statement of a device
 //! overview  several devices, a row each
 //! bridge    from a framework's own numbers to nvidia-smi's
+//! spark     used or tracked over time, as a line
 //! facts     what is known of a device beside its statement
 //! lines     clean, and wrapped where the terminal ends
 //! ```
@@ -15,6 +16,7 @@ mod facts;
 mod lines;
 mod overview;
 mod prose;
+mod spark;
 mod table;
 
 pub(super) use facts::device_parts;
@@ -27,7 +29,19 @@ pub(super) use table::{is_carried, note};
 
 use super::Report;
 use super::time::Times;
-use crate::run::Device;
+use crate::run::{Device, State};
+use crate::window::Part;
+
+/// What the two columns of amounts are.
+pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
+    let last = if report.run.state == State::Open { "now" } else { "last" };
+    match report.window.map(|window| window.part) {
+        None => (last, "at peak"),
+        Some(Part::At) => (last, "then"),
+        Some(Part::Since) => (last, "highest"),
+        Some(Part::Between) => ("at the end", "highest"),
+    }
+}
 
 /// How much is printed, and where.
 #[derive(Debug, Clone, Copy)]
@@ -37,11 +51,13 @@ pub struct Layout {
     /// Categories named per device, the rest is one row: at most this many, fewer where the report would
     /// have more than 35 lines. `usize::MAX` is all, and the tables of all devices where there are several.
     pub categories: usize,
+    /// The terminal has more characters than those of ASCII.
+    pub unicode: bool,
 }
 
 impl Default for Layout {
     fn default() -> Self {
-        Layout { width: None, categories: 16 }
+        Layout { width: None, categories: 16, unicode: false }
     }
 }
 
@@ -56,7 +72,7 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let all = layout.categories == usize::MAX;
     let several = report.run.devices.len() > 1;
     let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
-    let times = Times::of(report.run);
+    let times = Times::of_report(report);
     let part = |fill: &dyn Fn(&mut Lines)| {
         let mut out = Lines::new(layout.width);
         fill(&mut out);
@@ -66,7 +82,12 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     if several {
         head.extend(part(&|out| overview::overview(report, times, out)));
     }
-    let facts = devices.iter().map(|device| part(&|out| facts::facts(report, device, times, out)));
+    let facts = devices.iter().map(|device| {
+        part(&|out| {
+            spark::line(device, times, layout.width, layout.unicode).iter().for_each(|line| out.line(line));
+            facts::facts(report, device, times, out);
+        })
+    });
     let facts: Vec<Vec<String>> = facts.collect();
     let tail = part(&|out| prose::tail(report, out));
     let told = |categories: usize| {

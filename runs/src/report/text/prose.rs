@@ -8,6 +8,7 @@ use crate::report::time::Times;
 use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
 use crate::run::{BlindWindow, Clock, Device, Oom, Run, State};
+use crate::window::{Part, Window};
 
 /// The command without the directories of its program and script, else the program's name, else where the run came
 /// from; for a daemon that would be the machine, which is nobody's command.
@@ -35,6 +36,9 @@ pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
     out.prose(&heading(report));
     warnings(run).iter().for_each(|line| out.prose(line));
     out.prose(&provenance(run, times));
+    if let Some(window) = report.window {
+        out.prose(&window_line(window, times));
+    }
     out.prose(&coverage(run, times));
     if run.coverage.odd > 0 {
         let odd = plural(run.coverage.odd, "record");
@@ -165,6 +169,19 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
         lines.push("peak is a lower bound: records were lost on the way".into());
     }
     lines
+}
+
+/// Of which part of its life it tells.
+fn window_line(window: Window, times: Times) -> String {
+    let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
+    let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
+    let of = match window.part {
+        Part::At => format!("what was held at {from}"),
+        Part::Since => format!("since {from}, {length}"),
+        Part::Between => format!("{from} to {to}, {length}"),
+    };
+    let counts = if window.exact && window.part != Part::At { "the window" } else { "the whole run" };
+    format!("{of}; counts are those of {counts}")
 }
 
 fn provenance(run: &Run, times: Times) -> String {

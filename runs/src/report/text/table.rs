@@ -5,7 +5,7 @@ use super::lines::{Lines, clean_name};
 use crate::report::time::Times;
 use crate::report::units::Unit;
 use crate::report::{By, Part, Report, Row, Statement};
-use crate::run::{Device, State};
+use crate::run::Device;
 
 /// Between two columns.
 const GAP: &str = "  ";
@@ -59,9 +59,9 @@ impl Shown {
 
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
     let Shown { statement, unit, steps } = shown;
-    let last = if report.run.state == State::Open { "now" } else { "last" };
+    let (last, peak) = super::columns(report);
     let heads = [
-        [last.to_owned(), "at peak".to_owned()],
+        [last.to_owned(), peak.to_owned()],
         [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
     ];
     let cell = |row: usize, column: usize| match (

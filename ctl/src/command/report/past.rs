@@ -1,0 +1,142 @@
+//! `--since`, `--at`, `--between`: a part of a run's life.
+
+use super::{Found, One, What};
+use crate::args::Report as Args;
+use crate::exit::NotFound;
+use crate::when::When;
+use anyhow::{Result, bail};
+use gpumem_runs::report::time;
+use gpumem_runs::run::{Caveat, Clock, Run, State};
+use gpumem_runs::store::{RunSummary, Store};
+use gpumem_runs::window::{self, Part, Window};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Parts of one life that are looked at, the newest ones: two months of a server.
+const MOST_PARTS: usize = 64;
+
+/// What was found, as it was in the window that is asked for; else as it is.
+pub fn window(found: Found, args: &Args) -> Result<Found> {
+    let (flag, part, from, to) = match (&args.since, &args.at, &args.between) {
+        (Some(since), ..) => ("--since", Part::Since, since, None),
+        (_, Some(at), _) => ("--at", Part::At, at, Some(at)),
+        (.., Some((from, to))) => ("--between", Part::Between, from, Some(to)),
+        (None, None, None) => return Ok(found),
+    };
+    let Found { what, mut command } = found;
+    let mut one = match what {
+        What::One(one) => one,
+        What::Group(title, _) => {
+            bail!("{flag} is of one process, and there are {title}: name one by its pid")
+        }
+    };
+    let alone = one.run.clone();
+    let parts = if one.file.is_none() { whole(&mut one, args)? } else { Vec::new() };
+    let run = &one.run;
+    let Some((first_ns, last_ns)) = window::span(run) else {
+        return Err(NotFound("the run has no time of which something is known".into()).into());
+    };
+    let end_ns = if run.state == State::Open { now_ns(run).unwrap_or(last_ns).max(last_ns) } else { last_ns };
+    let marks: Vec<(String, u64)> =
+        run.coverage.marks.iter().filter_map(|mark| Some((mark.name.clone()?, mark.time_ns))).collect();
+    let resolve =
+        |when: &When| when.in_run(run, end_ns, &marks).map_err(|why| NotFound(format!("{flag}: {why}")));
+    let from_ns = resolve(from)?;
+    let to_ns = to.map_or(Ok(end_ns), resolve)?;
+    let told = |time_ns: u64| time::with_day(run, time_ns);
+    if to_ns < first_ns || from_ns > end_ns {
+        let span = format!("the run tells of {} to {}", told(first_ns), told(end_ns));
+        let what = if to_ns < first_ns { told(to_ns) } else { told(from_ns) };
+        return Err(NotFound(format!("{flag}: {what} is not in it: {span}")).into());
+    }
+    if from_ns > to_ns {
+        return Err(NotFound(format!("{flag}: {} is after {}", told(from_ns), told(to_ns))).into());
+    }
+    let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
+    let again = match &one.file {
+        Some(file) => window::reread(file, args.format, run, &window)?,
+        None => None,
+    };
+    window.exact = again.is_some();
+    let mut past = match again {
+        Some(run) => run,
+        None => window::of(run, &window),
+    };
+    if let Some(text) = span_note(&parts, &window) {
+        past.caveats.insert(0, Caveat { code: "parts".into(), text });
+    } else if parts.is_empty() {
+        past.coverage.part = alone.coverage.part;
+    }
+    if let Some(device) = &args.device {
+        super::only(std::slice::from_mut(&mut past), device)?;
+    }
+    one.run = past;
+    one.window = Some(window);
+    let typed = |when: &When| when.to_string();
+    command.extend([
+        flag.to_owned(),
+        [Some(from), to.filter(|_| part == Part::Between)]
+            .into_iter()
+            .flatten()
+            .map(typed)
+            .collect::<Vec<_>>()
+            .join(","),
+    ]);
+    Ok(Found { what: What::One(one), command })
+}
+
+/// Makes one run of all parts of its life; says their names and times, where there are several.
+fn whole(one: &mut One, args: &Args) -> Result<Vec<(String, u64, u64)>> {
+    let run = &one.run;
+    let Ok(path) = args.store.readable() else { return Ok(Vec::new()) };
+    let may_have = run.coverage.part.is_some() || matches!(run.state, State::Rolled { .. });
+    if !may_have || run.source.kind != "daemon" || !path.exists() {
+        return Ok(Vec::new());
+    }
+    let store = Store::open_read_only(&path)?;
+    let is_of = |summary: &&RunSummary| summary.pid == run.process.pid && summary.source_kind == "daemon";
+    let mut summaries: Vec<RunSummary> =
+        store.list()?.iter().filter(is_of).take(MOST_PARTS).cloned().collect();
+    summaries.sort_by_key(|summary| summary.part);
+    let number = |run: &Run| run.coverage.part.map_or(1, |part| part.number);
+    let mut parts: Vec<(String, Run)> = Vec::new();
+    for summary in summaries {
+        let part = store.load(summary.id)?;
+        let is_same = part.process.start_ticks == run.process.start_ticks && part.clock == run.clock;
+        // The one at hand is newer than what is stored of it.
+        if is_same && number(&part) != number(run) {
+            parts.push((summary.id.to_string(), part));
+        }
+    }
+    let name = one.id.clone().unwrap_or_else(|| "the part that goes on".to_owned());
+    let at = parts.partition_point(|(_, part)| number(part) < number(run));
+    parts.insert(at, (name, run.clone()));
+    let spans =
+        parts.iter().filter_map(|(name, part)| window::span(part).map(|(from, to)| (name.clone(), from, to)));
+    let spans: Vec<_> = spans.collect();
+    if let Some(run) = window::whole(parts.into_iter().map(|(_, part)| part).collect()) {
+        one.run = run;
+    }
+    Ok(spans)
+}
+
+/// Which parts a window is of.
+fn span_note(parts: &[(String, u64, u64)], window: &Window) -> Option<String> {
+    let touched = parts.iter().filter(|(_, from, to)| *from <= window.to_ns && *to >= window.from_ns);
+    let names: Vec<&str> = touched.map(|(name, ..)| name.as_str()).collect();
+    match names.as_slice() {
+        [] => None,
+        [one] => Some(format!("the window is of {one}")),
+        several => Some(format!(
+            "the window spans {} parts of the process's life: {}",
+            several.len(),
+            several.join(", ")
+        )),
+    }
+}
+
+/// Now, on the clock of a run.
+fn now_ns(run: &Run) -> Option<u64> {
+    let Clock::Monotonic { wall_offset_ns: Some(offset) } = run.clock else { return None };
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos();
+    u64::try_from(i128::try_from(since_1970).ok()? - i128::from(offset)).ok()
+}

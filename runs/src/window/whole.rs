@@ -1,0 +1,87 @@
+//! Parts of a life as one run again, for a window that may lie in several of them.
+
+use crate::run::{Cell, Device, Moment, Run};
+use std::collections::HashMap;
+
+/// One run of these parts of a life, which are in the order of time; the last one says how it is. `None` of none.
+pub fn whole(parts: Vec<Run>) -> Option<Run> {
+    let mut parts = parts.into_iter();
+    let mut whole = parts.next()?;
+    for part in parts {
+        join(&mut whole, part);
+    }
+    Some(whole)
+}
+
+fn join(whole: &mut Run, mut part: Run) {
+    let mut known: HashMap<Cell, u32> =
+        whole.cells.iter().enumerate().map(|(index, cell)| (cell.clone(), index as u32)).collect();
+    let places: Vec<u32> = part
+        .cells
+        .drain(..)
+        .map(|cell| match known.get(&cell) {
+            Some(place) => *place,
+            None => {
+                let place = whole.cells.len() as u32;
+                whole.cells.push(cell.clone());
+                known.insert(cell, place);
+                place
+            }
+        })
+        .collect();
+    let marks = whole.coverage.marks.drain(..).chain(part.coverage.marks.drain(..)).collect();
+    let marks_dropped = whole.coverage.marks_dropped.saturating_add(part.coverage.marks_dropped);
+    for device in &mut part.devices {
+        renumber(device, &places);
+    }
+    for device in part.devices {
+        match whole.devices.iter_mut().find(|other| other.name == device.name) {
+            Some(other) => follow(other, device),
+            None => whole.devices.push(device),
+        }
+    }
+    (whole.state, whole.caveats, whole.process, whole.clock) =
+        (part.state, part.caveats, part.process, part.clock);
+    whole.coverage = part.coverage;
+    (whole.coverage.marks, whole.coverage.marks_dropped) = (marks, marks_dropped);
+}
+
+/// Amounts of the part's cells are of the whole's.
+fn renumber(device: &mut Device, places: &[u32]) {
+    let moment = |moment: &mut Moment| each(&mut moment.amounts, places);
+    moment(&mut device.last);
+    moment(&mut device.peak);
+    device.details.timeline.points.iter_mut().for_each(|point| each(&mut point.amounts, places));
+    device.details.growth.cells.iter_mut().for_each(|(cell, _)| *cell = place(places, *cell));
+}
+
+fn each(amounts: &mut [(u32, i64)], places: &[u32]) {
+    amounts.iter_mut().for_each(|(cell, _)| *cell = place(places, *cell));
+    amounts.sort_unstable_by_key(|(cell, _)| *cell);
+}
+
+fn place(places: &[u32], cell: u32) -> u32 {
+    places.get(cell as usize).copied().unwrap_or(u32::MAX)
+}
+
+/// What is told of a device goes on.
+fn follow(whole: &mut Device, part: Device) {
+    let mut part = part;
+    let is_higher =
+        |a: &Moment, b: &Moment| a.tracked_bytes.or(a.used_bytes()) > b.tracked_bytes.or(b.used_bytes());
+    if is_higher(&whole.peak, &part.peak) {
+        part.peak = whole.peak.clone();
+    }
+    part.peak_used = whole.peak_used.max(part.peak_used);
+    let mut series = whole.series.clone();
+    series.absorb(&part.series);
+    part.series = series;
+    let (before, after) = (&mut whole.details, &mut part.details);
+    let timeline = &mut after.timeline;
+    timeline.width_ns = timeline.width_ns.max(before.timeline.width_ns);
+    timeline.points.splice(0..0, before.timeline.points.drain(..));
+    after.iterations.rows.splice(0..0, before.iterations.rows.drain(..));
+    after.ooms.splice(0..0, before.ooms.drain(..));
+    // The gap's steps and the points of growth are those of the whole life.
+    *whole = part;
+}
