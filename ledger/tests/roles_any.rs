@@ -330,6 +330,8 @@ struct Drive {
     was_lost: bool,
     /// Everything was heard: the peak is exact too.
     is_whole: bool,
+    /// Something was lost since the last resync.
+    is_partial: bool,
     losses: bool,
 }
 
@@ -361,8 +363,17 @@ fn frame() -> [(u64, Body<'static>); 3] {
 impl Drive {
     fn new(losses: bool) -> Self {
         let (ledger, model, world) = (Ledger::new(), Model::default(), BTreeMap::new());
-        let mut drive =
-            Drive { ledger, model, world, seq: 3, drop: 0, was_lost: false, is_whole: true, losses };
+        let mut drive = Drive {
+            ledger,
+            model,
+            world,
+            seq: 3,
+            drop: 0,
+            was_lost: false,
+            is_whole: true,
+            is_partial: false,
+            losses,
+        };
         drive.introduce();
         for (seq, body) in frame() {
             drive.tell(Stamp { seq, device: 0, time_ns: seq, ..Stamp::default() }, body);
@@ -383,7 +394,7 @@ impl Drive {
         self.seq += 1;
         if self.drop > 0 {
             self.drop -= 1;
-            (self.was_lost, self.is_whole) = (true, false);
+            (self.was_lost, self.is_whole, self.is_partial) = (true, false, true);
             return false;
         }
         if std::mem::take(&mut self.was_lost) {
@@ -505,13 +516,16 @@ impl Drive {
     }
 
     fn resync(&mut self, op: Op) {
-        if self.losses && op.a.is_multiple_of(3) {
+        let begins_anew = self.losses && op.a.is_multiple_of(3);
+        if begins_anew {
             self.ledger = Ledger::new();
             self.model = Model::default();
             self.is_whole = false;
             self.introduce();
         }
         self.drop = 0;
+        // What is known already is confirmed, and nothing of it is taken.
+        let is_known = !std::mem::take(&mut self.is_partial) && !begins_anew;
         if std::mem::take(&mut self.was_lost) {
             self.model.said = Phase::Unknown;
         }
@@ -542,7 +556,9 @@ impl Drive {
             }
         }
         self.tell(control, Body::ResyncEnd { epoch: 1, head_seq: self.seq, rows });
-        self.model.resync(&self.world.clone());
+        if !is_known {
+            self.model.resync(&self.world.clone());
+        }
     }
 
     fn view(&self) -> ProcessView {
