@@ -136,8 +136,8 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
-        &["marks", "mark"],
-        "Names of moments: gpumemctl mark NAME, or the program's own.",
+        &["marks", "mark", "marks_dropped"],
+        "Names of moments: gpumemctl mark NAME, or the program's own. The latest are kept; of older ones there is a count.",
         none,
         "gpumemctl report --at NAME",
     ),

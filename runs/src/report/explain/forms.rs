@@ -65,6 +65,12 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
+        &["window"],
+        "The part of the life that was asked for: its first column is its end, its second its fullest moment.",
+        none,
+        "gpumemctl report --since 1h | --at 10:30 | --between A,B",
+    ),
+    word(
         &["name", "bytes", "file", "moved"],
         "Names are as they were said, bytes are bytes. moved: the run was exported on another machine.",
         none,
