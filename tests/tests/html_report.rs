@@ -4,7 +4,7 @@
 use gpumem_runs::report::text::{Layout, text};
 use gpumem_runs::report::{By, Report, html, json};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_runs::run::{Mark, Run};
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::pages::{HOSTILE, Training, hostile, training};
 use serde_json::{Value, json};
@@ -84,6 +84,19 @@ fn the_summary_is_the_text_report_s() {
         json!(words),
         "the text is there too"
     );
+}
+
+#[test]
+fn marks_are_told_on_the_course() {
+    let mut run = training(Training::SMALL);
+    let time_ns = run.devices[0].peak.time_ns;
+    let name = Some("warm-up is over</script>".to_owned());
+    run.coverage.marks = vec![Mark { time_ns, name, by: "gpumemctl".to_owned() }];
+    let Some(mut page) = Opened::of("marks", &run) else { return };
+    // To the peak, where it is.
+    page.eval("document.getElementById('timeline').dispatchEvent(new KeyboardEvent('keydown', { key: 'p', bubbles: true }))");
+    let told = "document.getElementById('readout').textContent.includes('mark: warm-up is over</script>')";
+    assert_eq!(page.eval(told), json!(true));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::{Report, trace};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Fate, Oom, OomKind, Run};
+use gpumem_runs::run::{Fate, Mark, Oom, OomKind, Run};
 use gpumem_tests::samples::sample;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -30,6 +30,8 @@ fn small_train() -> Run {
         asked_bytes: 1 << 30,
         ..Oom::default()
     });
+    let name = Some("warm-up is over".to_owned());
+    run.coverage.marks = vec![Mark { time_ns: run.devices[0].peak.time_ns, name, by: "program".to_owned() }];
     run
 }
 
@@ -67,6 +69,10 @@ fn events_keep_to_the_format() {
                 _ => assert!(["g", "p", "t"].contains(&event["s"].as_str().expect("a scope")), "{event}"),
             }
         }
+        let marked = events.iter().filter(|event| event["ph"] == "i" && event["args"]["by"] == "program");
+        let names: Vec<&str> = marked.filter_map(|event| event["name"].as_str()).collect();
+        let marks = run.coverage.marks.iter().filter_map(|mark| mark.name.as_deref());
+        assert_eq!(names, marks.collect::<Vec<_>>());
         assert!(events.iter().any(|event| event["name"] == "OOM") || run.devices[0].details.ooms.is_empty());
     }
 }

@@ -16,6 +16,7 @@
 use super::text::{device_name, label};
 use super::units::Unit;
 use super::{By, Report};
+use crate::marks::Mark;
 use crate::plot;
 use crate::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
 use serde_json::{Map, Value, json};
@@ -134,6 +135,16 @@ fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec
     events.extend(rows.map(|row| iteration(row, thread)));
     events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
     events.extend(device.details.steps.iter().filter(|step| step.time_ns != 0).map(|step| gap(step, thread)));
+    // Marks are of the process: once, in the first row.
+    if report.run.devices.first().is_some_and(|first| std::ptr::eq(first, device)) {
+        events.extend(report.run.coverage.marks.iter().map(|named| mark(named, thread)));
+    }
+}
+
+fn mark(mark: &Mark, thread: u32) -> Event {
+    let name = mark.name.clone().unwrap_or_else(|| "(its name was lost)".to_owned());
+    let args = Map::from_iter([("by".to_owned(), mark.by.clone().into())]);
+    Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args }
 }
 
 /// `tracked`, whole and by category, at the moments at which it is exact.

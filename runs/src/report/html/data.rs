@@ -169,6 +169,14 @@ struct Detail {
     ooms: Vec<OomJson>,
     /// How many more there were before.
     earlier_ooms: usize,
+    marks: Vec<MarkJson>,
+}
+
+/// A moment that somebody named.
+#[derive(Debug, Serialize)]
+struct MarkJson {
+    t: i64,
+    name: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -408,7 +416,14 @@ fn detail(
             .map(|(entry, lines)| oom(report, entry, lines, since))
             .collect(),
         earlier_ooms: earlier,
+        marks: marks(report, since),
     }
+}
+
+fn marks(report: &Report<'_>, since: Since) -> Vec<MarkJson> {
+    let name = |name: Option<&str>| name.map_or_else(|| "(its name was lost)".to_owned(), clean_name);
+    let marks = report.run.coverage.marks.iter();
+    marks.map(|mark| MarkJson { t: since.t(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
 }
 
 /// A statement, and the raw names of the categories that have a row in it.
