@@ -88,6 +88,8 @@ def interrupt():
     """Ctrl-C while our code runs is the program's."""
     from torch.nn.modules import module
 
+    # Whoever runs us in the background may have it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     register, met = module.register_module_module_registration_hook, []
 
     def interrupted(hook):
