@@ -6,6 +6,7 @@
 use super::{modules, symbols};
 use crate::core::Core;
 use crate::live::Key;
+use crate::peak;
 use crate::threads::Thread;
 use gpumem_wire::{Body, MAX_TAG_BYTES, Phase, Role};
 use std::collections::HashMap;
@@ -75,7 +76,8 @@ pub struct Sites {
 impl Sites {
     /// Names what waits.
     pub fn name(&mut self, core: &Core, thread: &Thread) {
-        if COUNT.load(Acquire) == 0 {
+        // While somebody measures a range (peak.rs), a name that is changed just when its row goes would be counted twice: later.
+        if COUNT.load(Acquire) == 0 || peak::open() {
             return;
         }
         for place in WAITING.iter().filter(|place| place.state.load(Acquire) == FULL) {
