@@ -54,6 +54,11 @@ static SUMS: [[Sum; 2]; DEVICES] = [const {
 }; DEVICES];
 /// `DEVICES` * 2 * `TAGS` of them, made when the first range is opened.
 static SHARES: AtomicPtr<Share> = AtomicPtr::new(std::ptr::null_mut());
+/// Somebody moves bytes between a share and its sum: a high that came between the two would have a composition that is not its sum.
+static MOVING: AtomicBool = AtomicBool::new(false);
+/// Looks at it, while a range is open. Who holds it for longer has lost its core: nobody waits for that, and the high may then be off
+/// by what that thread moves.
+const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
 static CHANGING: Mutex<()> = Mutex::new(());
 
@@ -97,12 +102,28 @@ fn family(row: &Row) -> Option<Family> {
     }
 }
 
+fn alone(work: impl FnOnce()) {
+    let is_mine = (0..LOOKS).any(|look| {
+        if look > 0 {
+            std::hint::spin_loop();
+        }
+        !MOVING.swap(true, Acquire)
+    });
+    work();
+    if is_mine {
+        MOVING.store(false, Release);
+    }
+}
+
 #[cold]
 fn add(row: &Row, tag: u32, bytes: i64) {
     let device = usize::from(device_of(row));
     let Some(family) = family(row).filter(|_| device < DEVICES) else { return };
-    let sum = &SUMS[device][family as usize];
-    if let Some(share) = share(device, family, tag) {
+    alone(|| move_bytes(&SUMS[device][family as usize], share(device, family, tag), bytes));
+}
+
+fn move_bytes(sum: &Sum, share: Option<&Share>, bytes: i64) {
+    if let Some(share) = share {
         let turn = sum.turn.load(Acquire);
         if share.turn.swap(turn, AcqRel) != turn {
             share.then.store(share.live.load(Relaxed), Release);
@@ -130,15 +151,17 @@ pub fn gone(row: &Row) {
 pub fn renamed(row: &Row, tag: u32) {
     let device = usize::from(device_of(row));
     let Some(family) = family(row).filter(|_| device < DEVICES && row[5] as u32 != tag) else { return };
-    let turn = SUMS[device][family as usize].turn.load(Acquire);
-    for (tag, bytes) in [(row[5] as u32, -row[3].cast_signed()), (tag, row[3].cast_signed())] {
-        if let Some(share) = share(device, family, tag) {
-            share.live.fetch_add(bytes, AcqRel);
-            if share.turn.load(Acquire) == turn {
-                share.then.fetch_add(bytes, AcqRel);
+    alone(|| {
+        let turn = SUMS[device][family as usize].turn.load(Acquire);
+        for (tag, bytes) in [(row[5] as u32, -row[3].cast_signed()), (tag, row[3].cast_signed())] {
+            if let Some(share) = share(device, family, tag) {
+                share.live.fetch_add(bytes, AcqRel);
+                if share.turn.load(Acquire) == turn {
+                    share.then.fetch_add(bytes, AcqRel);
+                }
             }
         }
-    }
+    });
 }
 
 /// Begins to count, from what is live now. Not in a hook. False if there is no memory for it.
@@ -155,6 +178,7 @@ pub fn begin(core: &Core) -> bool {
         // SAFETY: our own private mapping; its pages read as zeros afterwards, which is a Share.
         unsafe { libc::madvise(SHARES.load(Acquire).cast(), bytes, libc::MADV_DONTNEED) };
     }
+    MOVING.store(false, Relaxed); // in a forked child
     for sum in SUMS.iter().flatten() {
         sum.live.store(0, Relaxed);
         sum.high.store(0, Relaxed);
