@@ -69,8 +69,9 @@ pub fn in_child() {
 /// What the sender remembers of sites.
 #[derive(Debug, Default)]
 pub struct Sites {
-    /// Tags by return address; 0 where no function is known.
+    /// Tags by return address; 0 where no function is known. Of one table of libraries: others may lie there later.
     known: HashMap<usize, u32>,
+    generation: u32,
 }
 
 impl Sites {
@@ -93,11 +94,13 @@ impl Sites {
     }
 
     fn tag(&mut self, core: &Core, site: usize) -> u32 {
+        let generation = modules::generation();
+        if self.generation != generation || self.known.len() >= KNOWN {
+            self.known.clear();
+            self.generation = generation;
+        }
         if let Some(&tag) = self.known.get(&site) {
             return tag;
-        }
-        if self.known.len() >= KNOWN {
-            self.known.clear(); // libraries may have come and gone
         }
         let tag = path_of(site).map_or(0, |path| core.names.intern(0, path.as_bytes()));
         self.known.insert(site, tag);
