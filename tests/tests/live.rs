@@ -49,8 +49,17 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
         let compared = seen.compare(&truth, Some(job.pid()));
         println!("{}: {compared:?}", job.pid());
         assert!(compared.exact >= 10, "{compared:?}");
+        // A sample without fresh word of the agent is excused: on a machine without a free core more than one is.
+        assert!(compared.excused <= compared.exact, "{compared:?}");
         // NVML may list a process before its agent has said hello, and after it has said good-bye.
-        assert!(compared.excused <= 2 && compared.uncovered <= 3, "{compared:?}");
+        for device in 0..2 {
+            let samples = seen.samples.iter().filter(|(key, on, _)| key.pid == job.pid() && *on == device);
+            let covered: Vec<bool> = samples.map(|(.., sample)| sample.tracked_bytes.is_some()).collect();
+            let edges = covered.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            let ends_bare = |end: Option<&bool>| usize::from(end == Some(&false));
+            let bare_ends = ends_bare(covered.first()) + ends_bare(covered.last());
+            assert!(covered.is_empty() || edges == bare_ends, "uncovered in between: {covered:?}");
+        }
         let process = seen.process(job.pid());
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.covered && process.coverage.partial.is_none() && process.coverage.lost == 0);

@@ -30,7 +30,9 @@ fn run(version: &str, modes: &[&str], environment: &[(&str, &str)]) -> Option<(V
     }
     let held: i64 = process.accounts.iter().map(|account| account.tracked_bytes).sum();
     let ends = truths.iter().filter(|truth| truth.is_end() && truth.pid == job.pid());
-    let end = ends.map(|end| end.tracked).sum::<i64>();
+    let ends: Vec<i64> = ends.map(|end| end.tracked).collect();
+    assert!(!ends.is_empty(), "the machine saw its end");
+    let end = ends.iter().sum::<i64>();
     assert!(held == end || is_polled && held > end, "at its end: {held}, in truth {end}");
     assert_eq!(process.odd, Default::default(), "nothing odd");
     assert!(process.coverage.covered && process.coverage.partial.is_none(), "{:?}", process.coverage);

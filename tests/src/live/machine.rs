@@ -59,8 +59,9 @@ impl Machine {
         self.tool("set", keys);
     }
 
-    /// What the machine has written down so far.
+    /// What the machine has written down so far. It looks for processes that have ended when somebody asks it something.
     pub fn truth(&self) -> Vec<Truth> {
+        self.tool("show", &[]);
         truth::read(&self.truth_path())
     }
 

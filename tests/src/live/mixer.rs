@@ -272,7 +272,9 @@ impl Mixer {
         assert!(process.ended.is_some(), "its end was seen");
         assert!(process.coverage.covered, "{:?}", process.coverage);
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
-        for end in truths.iter().filter(|truth| truth.is_end() && truth.pid == pid) {
+        let ends: Vec<_> = truths.iter().filter(|truth| truth.is_end() && truth.pid == pid).collect();
+        assert!(!ends.is_empty(), "the machine saw its end");
+        for end in ends {
             let held: i64 = process
                 .accounts
                 .iter()
