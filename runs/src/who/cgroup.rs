@@ -128,3 +128,6 @@ fn is_step(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_lowercase() || byte == b'+';
     (1..=24).contains(&text.len()) && text.bytes().all(is_plain)
 }
+
+#[cfg(test)]
+mod tests;
