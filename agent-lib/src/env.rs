@@ -53,8 +53,8 @@ const CLAIMS: &[(&str, &[&str])] = &[
     ("rank", &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
     ("local_rank", &["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]),
     ("world_size", &["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
-    ("slurm_job_id", &["SLURM_JOB_ID"]),
-    ("slurm_step_id", &["SLURM_STEP_ID"]),
+    ("slurm_job", &["SLURM_JOB_ID"]),
+    ("slurm_step", &["SLURM_STEP_ID"]),
     ("torchelastic_run_id", &["TORCHELASTIC_RUN_ID"]),
 ];
 
