@@ -46,7 +46,13 @@ attach() {
   umask 077
   mkdir -p "$reports" && chmod 0755 "$reports" || return 0
   new=$reports/.$job.$node
-  # The ends of its processes are known some milliseconds after them. A job that used no GPU has no report.
+  # The daemon hears of the last end when we do: its runs are closed some milliseconds later.
+  tries=0
+  while gpumemctl report --job "$job" --json | grep -q '"state": *"open"' && [ "$tries" -lt 20 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+  done
+  # A job that used no GPU has no report.
   gpumemctl report --job "$job" > "$new" || { rm -f "$new"; return 0; }
   to_folder "$new"
   [ -z "$uid" ] || chown "$uid" "$new"

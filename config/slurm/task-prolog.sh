@@ -9,6 +9,8 @@ conf=${0%/*}/gpumem.conf
 library=${GPUMEM_LIBRARY:-/usr/lib/gpumem/current/libgpumem.so}
 
 case ${GPUMEM_DISABLE:-0} in 0) ;; *) exit 0 ;; esac
+# Not the link: a job keeps the version that it began with.
+library=$(readlink -f "$library" 2> /dev/null)
 [ -r "$library" ] || exit 0
 
 # A value ends with its line: one of several lines would be cut, and its rest be read as another order.
