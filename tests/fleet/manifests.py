@@ -17,7 +17,7 @@ FOLDER = pathlib.Path(sys.argv[1])
 #: The oldest and the newest that are promised; the policy's API is younger.
 VERSIONS = {"base": ["1.28", "1.37"], "example": ["1.28", "1.37"], "policy": ["1.36", "1.37"]}
 #: Of the base: nothing else of the node is mounted.
-NODE = {"/run/gpumemd", "/var/lib/gpumemd", "/var/lib/gpumem"}
+NODE = {"/run/gpumemd", "/var/lib/gpumemd", "/var/lib/gpumem", "/var/log/containers"}
 NAME = {"app.kubernetes.io/name": "gpumemd"}
 
 
@@ -105,7 +105,8 @@ def privileges():
     environment = {entry["name"]: entry["value"] for entry in daemon["env"]}
     assert environment == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
     mounts = {mount["name"]: mount for mount in daemon["volumeMounts"]}
-    assert mounts.keys() == {"run", "state", "config"}, "what training loads is not the daemon's to write"
+    assert mounts.keys() == {"run", "state", "config", "names"}, "what training loads is not the daemon's to write"
+    assert mounts["names"]["readOnly"] and mounts["names"]["mountPath"] == "/var/log/containers"
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert daemon[name]["httpGet"] == {"path": "/healthz", "port": "metrics"}, name
     (port,) = daemon["ports"]
