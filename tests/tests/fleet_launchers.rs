@@ -62,7 +62,7 @@ fn an_mps_server_is_left_alone_whatever_its_environment() {
 fn launchers_hand_the_variables_on_as_is_written() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fleet/launchers.py");
     let machine = Machine::new(&["devices=1"]);
-    let (mut command, beside) = match packages::unpacked() {
+    let (mut command, beside) = match packages::unpacked("launchers", &["openmpi-bin", "sudo"]) {
         Some(packages) => {
             let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("fleet/over.sh"));
             command.arg(packages).arg(&machine.dir).arg("python3");

@@ -6,7 +6,7 @@
 //! machine    one simulated machine with its folder; programs that run on it
 //! daemon     a daemon on it
 //! examples   the project's examples, built
-//! packages   Slurm, Open MPI and sudo, laid over this machine for one command
+//! packages   Debian's Slurm, Podman and such, laid over this machine for one command
 //! prometheus a real Prometheus beside it
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
