@@ -15,7 +15,7 @@ use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
-use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
+use crate::view::{self, Errand, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, Origin, ProcessKey};
 use gpumem_runs::report::By;
 use gpumem_runs::rules::Groupings;
@@ -96,7 +96,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = Shown { tenants: settings.tenants, max_series: settings.max_series, rules };
+    let shown = settings.shown(rules);
     let sight = Arc::new(Sight {
         board: board.clone(),
         stats: Arc::clone(&stats),
@@ -272,7 +272,7 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
+        self.sight.show(new.shown(rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);
@@ -449,7 +449,8 @@ impl Sources for World {
     }
 }
 
-fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
+/// What NVML costs, as metrics.
+pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
     let number = |name, help, counter, value| health::Number { name, help, counter, value };
     vec![
         number(
