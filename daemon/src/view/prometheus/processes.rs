@@ -13,6 +13,7 @@ use crate::view::Shown;
 use crate::view::health::Health;
 use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_runs::layers::{layer_name, state_name};
+use gpumem_runs::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
@@ -23,8 +24,25 @@ const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
 
 static INFO: Family = Family::gauge(
     "gpumem_process_info",
-    &["pid", "start", "user", "comm", "cgroup", "job", "slurm_job_id", "rank"],
-    "A process that uses a GPU; always 1. Has what is known of it, to be joined by pid and start.",
+    &[
+        "pid",
+        "start",
+        "user",
+        "comm",
+        "job_name",
+        "rank",
+        "world_size",
+        "container",
+        "pod",
+        "namespace",
+        "pod_uid",
+        "container_name",
+        "slurm_job",
+        "slurm_step",
+        "cgroup",
+        "claimed",
+    ],
+    "A process that uses a GPU; always 1. Has what is known of it, to be joined by pid and start; claimed names the labels that the process says itself.",
 );
 static COUNT: Family = Family::gauge(
     "gpumem_device_processes",
@@ -203,19 +221,14 @@ fn write(
 
 fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
     let facts = &process.facts;
-    let mut labels = own.clone();
-    let uid = facts.uid.map(|uid| uid.to_string());
-    for (label, value) in [
-        ("user", facts.seen.get("user").or(uid.as_ref())),
-        ("comm", facts.seen.get("comm")),
-        ("cgroup", facts.seen.get("cgroup")),
-        ("job", facts.claims.get("job")),
-        ("slurm_job_id", facts.claims.get("slurm_job_id")),
-        ("rank", facts.claims.get("rank")),
-    ] {
-        if let Some(value) = value {
-            labels = labels.with(label, value);
-        }
+    let who = Who::of(&facts.seen, &facts.claims, facts.uid);
+    let mut labels = who.iter().fold(own.clone(), |labels, said| labels.with(said.label(), &said.value));
+    if let Some(cgroup) = facts.seen.get("cgroup") {
+        labels = labels.with("cgroup", cgroup);
+    }
+    let claimed: Vec<&str> = who.iter().filter(|said| said.is_claim).map(Said::label).collect();
+    if !claimed.is_empty() {
+        labels = labels.with(CLAIMED, &claimed.join(" "));
     }
     out.add(&INFO, &labels, 1_u64);
 }
