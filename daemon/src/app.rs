@@ -92,7 +92,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     core.record(recorder);
     let mut core = tokio::spawn(core.run(batches, asked, ordered));
 
-    let processes = Processes::new();
+    let processes = Processes::with(settings.who.clone());
     let kernel = Kernel::new(&settings.kernel);
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
@@ -304,6 +304,7 @@ impl Live {
             store: self.settings.store.clone(),
             nvml: self.settings.nvml.clone(),
             kernel: self.settings.kernel.clone(),
+            who: self.settings.who.clone(),
             listen: self.settings.listen,
             ..new
         };
@@ -378,6 +379,7 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
         processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
+        processes.seek();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
         if !frames.is_empty() && inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {

@@ -9,7 +9,7 @@ mod check;
 use crate::core::Pace;
 use crate::keeper::Retention;
 use crate::source::agent::Limits;
-use crate::source::{kernel, nvml};
+use crate::source::{kernel, nvml, process};
 use crate::view::Shown;
 use gpumem_runs::rules::Groupings;
 use serde::Deserialize;
@@ -32,6 +32,7 @@ pub struct Config {
     pub agent: Agent,
     pub nvml: Nvml,
     pub kernel: Kernel,
+    pub who: Who,
     pub runs: Runs,
     pub metrics: Metrics,
     pub private: Private,
@@ -99,6 +100,16 @@ pub struct Kernel {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
+pub struct Who {
+    #[serde(deserialize_with = "check::folder")]
+    pub container_names: Option<PathBuf>,
+    #[serde(deserialize_with = "check::folder")]
+    pub job_mapping: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
 pub struct Runs {
     pub store: Option<PathBuf>,
     #[serde(deserialize_with = "check::seconds")]
@@ -147,6 +158,7 @@ impl Default for Config {
             agent: Agent::default(),
             nvml: Nvml::default(),
             kernel: Kernel::default(),
+            who: Who::default(),
             runs: Runs::default(),
             metrics: Metrics::default(),
             private: Private::default(),
@@ -186,6 +198,12 @@ impl Default for Nvml {
 impl Default for Kernel {
     fn default() -> Self {
         Kernel { log: "/dev/kmsg".into(), control_groups: "/sys/fs/cgroup".into() }
+    }
+}
+
+impl Default for Who {
+    fn default() -> Self {
+        Who { container_names: Some("/var/log/containers".into()), job_mapping: None }
     }
 }
 
@@ -341,6 +359,8 @@ pub struct Settings {
     pub nvml: nvml::Settings,
     /// Where the kernel speaks.
     pub kernel: kernel::Settings,
+    /// Where the machine says whose processes are.
+    pub who: process::Settings,
     /// Where metrics are served.
     pub listen: Option<SocketAddr>,
     /// Connections for metrics at once.
@@ -404,6 +424,10 @@ impl Settings {
                 log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
                 groups: config.kernel.control_groups.clone(),
             },
+            who: process::Settings {
+                container_names: config.who.container_names.clone(),
+                job_mapping: config.who.job_mapping.clone(),
+            },
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
             max_series: config.metrics.max_series,
@@ -442,6 +466,7 @@ impl Settings {
             (self.store != other.store, "runs.store", false),
             (self.nvml != other.nvml, "nvml", false),
             (self.kernel != other.kernel, "kernel", false),
+            (self.who != other.who, "who", false),
             (self.listen != other.listen, "metrics.listen", false),
         ];
         let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);
