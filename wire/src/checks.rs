@@ -99,7 +99,7 @@ checks! {
     ProcessLost = "process.lost", "records of it that were lost";
     ProcessNames = "process.names", "how its memory gets its names, and which layers do not work";
     ProcessBytes = "process.bytes", "why NVML has no bytes of it";
-    ProcessMps = "process.mps", "an MPS server, into which the agent must not be loaded";
+    ProcessMps = "process.mps", "an MPS server, in which the agent is silent";
 }
 
 #[cfg(test)]

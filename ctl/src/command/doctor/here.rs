@@ -52,7 +52,7 @@ pub(super) fn library() -> Finding {
     let path = match library::find() {
         Ok(path) => path,
         Err(looked_at) => {
-            let fix = "install it beside gpumemctl or in ../lib/gpumemd, or name it: GPUMEM_LIBRARY";
+            let fix = "install it beside gpumemctl or in ../lib/gpumem/VERSION, or name it: GPUMEM_LIBRARY";
             return say(State::Bad, format!("was not found: {looked_at}"), Some(fix));
         }
     };

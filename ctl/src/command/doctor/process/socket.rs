@@ -67,8 +67,13 @@ pub(super) fn look(process: &Seen, control: Option<&Path>) -> Result<String, (St
     let looked = places.join(", ");
     let fix = match (mounts_differ(process.pid), &daemons) {
         (true, Some(daemons)) => {
-            let folder = daemons.parent().unwrap_or(Path::new("/run/gpumemd")).display();
-            format!("mount {folder} into the container (its agent.sock, never control.sock)")
+            // What lies beside the control socket is a link into a folder that has nothing else.
+            let socket = daemons.canonicalize().unwrap_or_else(|_| daemons.clone());
+            let folder = socket.parent().unwrap_or(Path::new("/run/gpumemd/agent")).display();
+            format!(
+                "mount {folder} into the container at the same place, and set GPUMEM_SOCKET={}",
+                socket.display()
+            )
         }
         (true, None) => "mount the folder of the daemon's agent.sock into the container".to_owned(),
         (false, Some(daemons)) => {
