@@ -96,7 +96,7 @@ fn wsl_tells_no_bytes() {
     let (machine, daemon) = start(&["devices=1", "nvml.wsl=1"]);
     let job = trainer(&machine, &daemon);
     let wsl = said(&daemon, &machine, None, "nvml", "this is WSL");
-    assert!(wsl.state == "warn" && wsl.fix.contains("gpumemctl run"), "{wsl:?}");
+    assert!(wsl.id == "driver.wsl" && wsl.state == "warn" && wsl.fix.contains("gpumemctl run"), "{wsl:?}");
     said(&daemon, &machine, Some(job.pid()), "process", "this is WSL, and Windows tells no process's bytes");
 }
 

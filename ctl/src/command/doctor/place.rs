@@ -72,11 +72,10 @@ fn units(text: &str, answers: bool) -> Vec<Finding> {
         match (value("LoadState"), state) {
             ("", _) => {}
             // Not installed, as on a machine where everybody has a private daemon.
-            ("not-found", _) => {
-                if is_service && !answers {
-                    say(State::Ok, "is not installed here".into(), None);
-                }
+            ("not-found", _) if is_service && !answers => {
+                say(State::Ok, "is not installed here".into(), None)
             }
+            ("not-found", _) => {}
             ("masked", _) => say(State::Warn, "is masked".into(), Some(format!("systemctl unmask {id}"))),
             (_, "active" | "reloading" | "activating") => {
                 let restarts = value("NRestarts").parse::<u64>().unwrap_or(0);
