@@ -99,7 +99,10 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
     let shown = settings.shown(rules);
+    let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
+    let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let sight = Arc::new(Sight {
+        fixed: view::Fixed { config, metrics },
         board: board.clone(),
         stats: Arc::clone(&stats),
         keeper,
