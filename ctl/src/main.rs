@@ -41,6 +41,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Run(run) => return command::run::run(&run),
         args::Command::Detach(detach) => return command::run::detach(&detach),
         args::Command::Ps(ps) => command::ps::run(&ps),
+        args::Command::Top(top) => command::top::run(&top),
         args::Command::Doctor(doctor) => command::doctor::run(&doctor),
         args::Command::Mark(mark) => command::mark::run(&mark),
         args::Command::Nvml(nvml) => command::nvml::run(&nvml),

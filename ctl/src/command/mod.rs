@@ -12,3 +12,4 @@ pub mod record;
 pub mod report;
 pub mod run;
 pub mod runs;
+pub mod top;
