@@ -15,7 +15,7 @@ use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
-use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
+use crate::view::{self, Errand, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, Origin, ProcessKey};
 use gpumem_runs::report::By;
 use gpumem_runs::rules::Groupings;
@@ -96,7 +96,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = Shown { tenants: settings.tenants, max_series: settings.max_series, rules };
+    let shown = settings.shown(rules);
     let sight = Arc::new(Sight {
         board: board.clone(),
         stats: Arc::clone(&stats),
@@ -198,14 +198,15 @@ struct Listeners {
 impl Listeners {
     fn open(setup: &Setup, settings: &Settings) -> anyhow::Result<Self> {
         let handed = if setup.service { Handed::take()? } else { Handed::default() };
+        let mode = if settings.private { 0o700 } else { 0o755 };
         let mut lock = None;
         if handed.agent.is_none() || handed.control.is_none() {
-            sockets::runtime_dir(&settings.runtime_dir, if settings.private { 0o700 } else { 0o755 })?;
+            sockets::runtime_dir(&settings.runtime_dir, mode)?;
             lock = Some(sockets::lock(&settings.runtime_dir)?);
         }
         let agent = match handed.agent {
             Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
-            None => sockets::listen(&settings.runtime_dir.join("agent.sock"), SocketType::SEQPACKET, 0o666)?,
+            None => sockets::listen_to_agents(&settings.runtime_dir, mode)?,
         };
         let control = match handed.control {
             Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
@@ -271,7 +272,7 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
+        self.sight.show(new.shown(rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);
@@ -448,7 +449,8 @@ impl Sources for World {
     }
 }
 
-fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
+/// What NVML costs, as metrics.
+pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
     let number = |name, help, counter, value| health::Number { name, help, counter, value };
     vec![
         number(

@@ -10,9 +10,12 @@ use crate::core::Pace;
 use crate::keeper::Retention;
 use crate::source::agent::Limits;
 use crate::source::{kernel, nvml};
+use crate::view::Shown;
+use gpumem_runs::rules::Groupings;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The configuration file that is read when none is named.
@@ -118,6 +121,10 @@ pub struct Metrics {
     pub connections: usize,
     #[serde(deserialize_with = "check::series")]
     pub max_series: usize,
+    #[serde(deserialize_with = "check::tags")]
+    pub tags: usize,
+    #[serde(deserialize_with = "check::age")]
+    pub fold_younger_s: f64,
     pub rules: String,
 }
 
@@ -200,6 +207,8 @@ impl Default for Metrics {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 9837))),
             connections: 64,
             max_series: 10_000,
+            tags: 0,
+            fold_younger_s: 10.0,
             rules: "default".into(),
         }
     }
@@ -312,7 +321,7 @@ impl Home {
 /// What the daemon does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Holds `agent.sock` and `control.sock`.
+    /// Holds `control.sock`, `agent/agent.sock` and a link to that.
     pub runtime_dir: PathBuf,
     /// For one user, ending by itself.
     pub private: bool,
@@ -338,6 +347,10 @@ pub struct Settings {
     pub http_connections: usize,
     /// Series of one scrape.
     pub max_series: usize,
+    /// Tags of a process that are series.
+    pub tags: usize,
+    /// Processes younger than this have no series of their own.
+    pub young: Duration,
     /// Rules that name categories.
     pub rules: String,
     /// A private daemon without agents and requests ends after this.
@@ -394,9 +407,17 @@ impl Settings {
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
             max_series: config.metrics.max_series,
+            tags: config.metrics.tags,
+            young: seconds(config.metrics.fold_younger_s),
             rules: config.metrics.rules.clone(),
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
+    }
+
+    /// What views show, with these rules.
+    pub fn shown(&self, rules: Arc<Groupings>) -> Shown {
+        let Settings { tenants, max_series, tags, young, .. } = *self;
+        Shown { tenants, max_series, tags, young, rules }
     }
 
     /// Names of the settings that differ in `other`, for those that can change while the daemon runs, and those
@@ -412,6 +433,8 @@ impl Settings {
             (self.record != other.record, "record", true),
             (self.tenants != other.tenants, "tenants", true),
             (self.max_series != other.max_series, "metrics.max_series", true),
+            (self.tags != other.tags, "metrics.tags", true),
+            (self.young != other.young, "metrics.fold_younger_s", true),
             (self.rules != other.rules, "metrics.rules", true),
             (self.http_connections != other.http_connections, "metrics.connections", true),
             (self.idle_exit != other.idle_exit, "private.idle_exit_s", true),

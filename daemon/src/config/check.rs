@@ -23,6 +23,14 @@ pub(super) fn series<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Err
     within(from, 100, 1_000_000, "counts")
 }
 
+pub(super) fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    within(from, 0, 100, "counts")
+}
+
+pub(super) fn age<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    within(from, 0.0, 3600.0, "seconds")
+}
+
 pub(super) fn rows<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
     within(from, 1000, 1 << 30, "counts")
 }
