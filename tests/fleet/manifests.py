@@ -62,6 +62,9 @@ def strict(schema):
     if isinstance(schema, dict):
         for part in list(schema.values()):
             strict(part)
+        if isinstance(schema.get("pattern"), str):
+            # Go's expressions may have their flags anywhere.
+            schema["pattern"] = schema["pattern"].replace("^(?i)", "(?i)^")
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             if schema.get("type") == "object" and "spec" not in schema["properties"]:
                 schema.setdefault("additionalProperties", False)
@@ -134,6 +137,9 @@ def monitoring():
     documents = load("monitoring")
     monitor = of_kind(documents, "PodMonitor")["spec"]
     assert monitor["selector"]["matchLabels"] == NAME and monitor["jobLabel"] == next(iter(NAME))
+    rule = of_kind(documents, "PrometheusRule")
+    names = [group["name"] for group in rule["spec"]["groups"]]
+    assert len(names) >= 2 and len(set(names)) == len(names)
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] == "metrics" and endpoint["honorLabels"]
     dropped = [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"]
