@@ -4,7 +4,6 @@
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Machine, packages};
 use std::path::Path;
-use std::process::Command;
 
 #[test]
 fn containers_report_with_one_directory_of_the_hosts() {
