@@ -96,7 +96,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = Shown { tenants: settings.tenants, max_series: settings.max_series, rules };
+    let Settings { tenants, max_series, page, .. } = settings;
+    let shown = Shown { tenants, max_series, rules, page };
     let sight = Arc::new(Sight {
         board: board.clone(),
         stats: Arc::clone(&stats),
@@ -271,7 +272,8 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
+        let Settings { tenants, max_series, page, .. } = new;
+        self.sight.show(Shown { tenants, max_series, rules, page });
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);

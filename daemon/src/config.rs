@@ -119,6 +119,20 @@ pub struct Metrics {
     #[serde(deserialize_with = "check::series")]
     pub max_series: usize,
     pub rules: String,
+    pub page: Page,
+}
+
+/// What the live page tells whoever can open it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Page {
+    /// There is none.
+    Off,
+    /// Categories, and what metrics tell.
+    #[default]
+    Categories,
+    /// Tags too.
+    Tags,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -201,6 +215,7 @@ impl Default for Metrics {
             connections: 64,
             max_series: 10_000,
             rules: "default".into(),
+            page: Page::default(),
         }
     }
 }
@@ -340,6 +355,8 @@ pub struct Settings {
     pub max_series: usize,
     /// Rules that name categories.
     pub rules: String,
+    /// What the live page tells.
+    pub page: Page,
     /// A private daemon without agents and requests ends after this.
     pub idle_exit: Option<Duration>,
 }
@@ -395,6 +412,7 @@ impl Settings {
             http_connections: config.metrics.connections,
             max_series: config.metrics.max_series,
             rules: config.metrics.rules.clone(),
+            page: config.metrics.page,
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
     }
@@ -413,6 +431,7 @@ impl Settings {
             (self.tenants != other.tenants, "tenants", true),
             (self.max_series != other.max_series, "metrics.max_series", true),
             (self.rules != other.rules, "metrics.rules", true),
+            (self.page != other.page, "metrics.page", true),
             (self.http_connections != other.http_connections, "metrics.connections", true),
             (self.idle_exit != other.idle_exit, "private.idle_exit_s", true),
             (self.runtime_dir != other.runtime_dir, "runtime_dir", false),

@@ -5,10 +5,11 @@ pub mod control;
 pub mod health;
 pub mod http;
 pub mod own;
+pub mod page;
 pub mod prometheus;
 pub mod text;
 
-use crate::config::Tenants;
+use crate::config::{Page, Tenants};
 use crate::core::{Ask, Board};
 use crate::keeper::Keeper;
 use crate::stats::Stats;
@@ -58,12 +59,14 @@ pub struct Shown {
     pub max_series: usize,
     /// Names of categories.
     pub rules: Arc<Groupings>,
+    /// What the live page tells.
+    pub page: Page,
 }
 
 impl Default for Shown {
     fn default() -> Self {
         let rules = Arc::new(Groupings::preset(None));
-        Shown { tenants: Tenants::default(), max_series: 10_000, rules }
+        Shown { tenants: Tenants::default(), max_series: 10_000, rules, page: Page::default() }
     }
 }
 
