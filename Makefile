@@ -11,6 +11,7 @@ CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
 .PHONY: build fake-gpu demo reports test soak lint bench wheel clean
+.PHONY: install uninstall deb tarball sizes
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -50,6 +51,29 @@ bench: build fake-gpu
 # The Python package with the agent and both programs, for systems from glibc 2.17 on: target/wheel/.
 wheel:
 	CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --out $(TARGET)/wheel
+
+# What was built, to PREFIX; packaging/install.sh has the layout, and what else can be set.
+PREFIX ?= /usr/local
+PROGRAMS ?= $(TARGET)/release
+install:
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" packaging/install.sh install "$(PROGRAMS)"
+
+uninstall:
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" packaging/install.sh uninstall
+
+# The Debian package; the last line is its path.
+deb: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
+	@packaging/deb.sh "$(PROGRAMS)" $(TARGET)/package
+
+# An archive that runs from any folder, for systems from glibc 2.17 on; the last line is its path.
+OLD_PROGRAMS = $(TARGET)/wheel-programs
+tarball:
+	@CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --programs-only
+	@packaging/tarball.sh $(OLD_PROGRAMS) $(TARGET)/package
+
+# What there is of packages, and what takes the room in them.
+sizes:
+	@packaging/sizes.sh $(TARGET)
 
 clean:
 	$(CARGO) clean

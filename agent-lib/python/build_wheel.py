@@ -2,6 +2,7 @@
 """Makes the wheel: the package, the agent and both programs, so that ``pip install`` without root is an installation.
 
     build_wheel.py [--out FOLDER] [--programs FOLDER] [--profile NAME] [--no-strip]
+    build_wheel.py --programs-only [--profile NAME]
 
 Without ``--programs`` gpumemd, gpumemctl and libgpumem.so are built first, for old systems (wheel/old_glibc.c), which
 needs cargo and a C compiler; with it they are taken from there as they are. The wheel's tag says what glibc they
@@ -9,7 +10,7 @@ really ask for. The same files give the same wheel, byte by byte.
 
     gpumem/...                                the package, with libgpumem.so
     gpumem-V.data/scripts/gpumemd, gpumemctl  on PATH
-    gpumem-V.data/data/lib/gpumemd/libgpumem.so   where gpumemctl looks: ../lib/gpumemd
+    gpumem-V.data/data/lib/gpumem/V/libgpumem.so  where gpumemctl looks: ../lib/gpumem/V
 """
 
 import argparse
@@ -49,7 +50,11 @@ def main() -> int:
     parser.add_argument("--programs", type=pathlib.Path, help="taken from here instead of built")
     parser.add_argument("--profile", default="release", help="of cargo, for what is built")
     parser.add_argument("--no-strip", action="store_true", help="keep symbols")
+    parser.add_argument("--programs-only", action="store_true", help="build what goes into it, and end")
     given = parser.parse_args()
+    if given.programs_only:
+        build(given.profile)
+        return 0
     folder = given.programs or build(given.profile)
     with tempfile.TemporaryDirectory() as scratch:
         files = {name: folder / name for name in (*PROGRAMS, LIBRARY)}
@@ -141,7 +146,7 @@ def wheel(files: Dict[str, pathlib.Path], out: pathlib.Path) -> pathlib.Path:
             parts.append((path.relative_to(HERE).as_posix(), path.read_bytes(), False))
     library = files[LIBRARY].read_bytes()
     parts.append(("gpumem/" + LIBRARY, library, True))
-    parts.append(("{}.data/data/lib/gpumemd/{}".format(stem, LIBRARY), library, True))
+    parts.append(("{}.data/data/lib/gpumem/{}/{}".format(stem, version, LIBRARY), library, True))
     for name in PROGRAMS:
         parts.append(("{}.data/scripts/{}".format(stem, name), files[name].read_bytes(), True))
     info = stem + ".dist-info/"

@@ -53,8 +53,8 @@ const CLAIMS: &[(&str, &[&str])] = &[
     ("rank", &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
     ("local_rank", &["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]),
     ("world_size", &["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
-    ("slurm_job_id", &["SLURM_JOB_ID"]),
-    ("slurm_step_id", &["SLURM_STEP_ID"]),
+    ("slurm_job", &["SLURM_JOB_ID"]),
+    ("slurm_step", &["SLURM_STEP_ID"]),
     ("torchelastic_run_id", &["TORCHELASTIC_RUN_ID"]),
 ];
 
@@ -138,6 +138,16 @@ fn get(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
+/// An MPS server makes contexts for other users' programs: the kernel gives their memory to them, and whoever listens inside it
+/// listens to all of them. It inherits the variables from the shell or job that started its control daemon. By its file: a
+/// kernel's name of 15 letters is also that of the control daemon, which never calls the driver, and can be changed.
+fn serves_others() -> bool {
+    let program = std::fs::read_link("/proc/self/exe").ok();
+    // What was replaced by an update while it runs ends in " (deleted)".
+    let name = program.as_ref().and_then(|program| program.file_name()?.to_str());
+    name.is_some_and(|name| name.split(' ').next() == Some("nvidia-cuda-mps-server"))
+}
+
 fn number(name: &str, default: u64, low: u64, high: u64) -> u64 {
     let value = get(name).and_then(|value| value.to_str()?.parse::<u64>().ok());
     value.map_or(default, |value| value.clamp(low, high))
@@ -178,7 +188,7 @@ impl Settings {
         }
         let homes = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"];
         Settings {
-            disabled: get(DISABLE).is_some_and(|value| value != "0"),
+            disabled: get(DISABLE).is_some_and(|value| value != "0") || serves_others(),
             sockets,
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),

@@ -52,6 +52,9 @@ pub enum Command {
     /// Starts the program in a session of its own
     #[command(hide = true)]
     Detach(Detach),
+    /// Write manual pages and completions into a folder
+    #[command(hide = true)]
+    Generate(Generate),
 }
 
 #[derive(Debug, Args)]
@@ -193,6 +196,12 @@ pub struct Detach {
     pub log: PathBuf,
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Generate {
+    /// A `share` folder: man/, bash-completion/, zsh/ and fish/ are made in it
+    pub dir: PathBuf,
 }
 
 #[derive(Debug, Clone, Default, Args)]

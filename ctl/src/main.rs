@@ -40,6 +40,7 @@ fn run(command: args::Command) -> u8 {
     let done = match command {
         args::Command::Run(run) => return command::run::run(&run),
         args::Command::Detach(detach) => return command::run::detach(&detach),
+        args::Command::Generate(generate) => command::generate::run(&generate),
         args::Command::Ps(ps) => command::ps::run(&ps),
         args::Command::Doctor(doctor) => command::doctor::run(&doctor),
         args::Command::Mark(mark) => command::mark::run(&mark),

@@ -199,14 +199,15 @@ struct Listeners {
 impl Listeners {
     fn open(setup: &Setup, settings: &Settings) -> anyhow::Result<Self> {
         let handed = if setup.service { Handed::take()? } else { Handed::default() };
+        let mode = if settings.private { 0o700 } else { 0o755 };
         let mut lock = None;
         if handed.agent.is_none() || handed.control.is_none() {
-            sockets::runtime_dir(&settings.runtime_dir, if settings.private { 0o700 } else { 0o755 })?;
+            sockets::runtime_dir(&settings.runtime_dir, mode)?;
             lock = Some(sockets::lock(&settings.runtime_dir)?);
         }
         let agent = match handed.agent {
             Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
-            None => sockets::listen(&settings.runtime_dir.join("agent.sock"), SocketType::SEQPACKET, 0o666)?,
+            None => sockets::listen_to_agents(&settings.runtime_dir, mode)?,
         };
         let control = match handed.control {
             Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,

@@ -327,7 +327,7 @@ impl Home {
 /// What the daemon does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Holds `agent.sock` and `control.sock`.
+    /// Holds `control.sock`, `agent/agent.sock` and a link to that.
     pub runtime_dir: PathBuf,
     /// For one user, ending by itself.
     pub private: bool,

@@ -123,11 +123,45 @@ pub fn runtime_dir(path: &Path, mode: u32) -> Result<(), Error> {
     Ok(())
 }
 
+/// The agents' socket in `dir`. It lies in a directory of its own, which is what containers are given: beside the
+/// control socket, where their root would look like root, it is only a link.
+///
+/// # Errors
+/// [`Error`]: [`Error::Taken`] when somebody answers there.
+pub fn listen_to_agents(dir: &Path, mode: u32) -> Result<OwnedFd, Error> {
+    let place = dir.join("agent");
+    runtime_dir(&place, mode)?;
+    let link = dir.join("agent.sock");
+    let system = |source: io::Error| Error::System { path: link.clone(), source };
+    match link.symlink_metadata() {
+        Ok(found) if found.is_symlink() => std::fs::remove_file(&link).map_err(system)?,
+        _ => vacate(&link, SocketType::SEQPACKET)?,
+    }
+    let socket = listen(&place.join("agent.sock"), SocketType::SEQPACKET, 0o666)?;
+    std::os::unix::fs::symlink("agent/agent.sock", &link).map_err(system)?;
+    Ok(socket)
+}
+
 /// A listening socket at `path`.
 ///
 /// # Errors
 /// [`Error`]: [`Error::Taken`] when somebody answers there.
 pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error> {
+    let system = |source: io::Error| Error::System { path: path.to_owned(), source };
+    vacate(path, kind)?;
+    let address = SocketAddrUnix::new(path).map_err(|_| Error::TooLong(path.to_owned()))?;
+    let socket = new(kind).map_err(system)?;
+    rustix::net::bind(&socket, &address).map_err(|error| match error {
+        Errno::ADDRINUSE => Error::Taken(path.to_owned()),
+        error => system(error.into()),
+    })?;
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(system)?;
+    rustix::net::listen(&socket, BACKLOG).map_err(|error| system(error.into()))?;
+    Ok(socket)
+}
+
+/// Removes what a daemon left there that did not live to do so itself.
+fn vacate(path: &Path, kind: SocketType) -> Result<(), Error> {
     let system = |source: io::Error| Error::System { path: path.to_owned(), source };
     let address = SocketAddrUnix::new(path).map_err(|_| Error::TooLong(path.to_owned()))?;
     match path.symlink_metadata() {
@@ -135,7 +169,7 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error
         Ok(_) => {
             let probe = new(kind).map_err(system)?;
             match rustix::net::connect(&probe, &address) {
-                // Nobody is behind it: its daemon did not live to remove it.
+                // Nobody is behind it.
                 Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(system)?,
                 Err(Errno::NOENT) => {}
                 Err(Errno::ACCESS) | Err(Errno::PERM) => return Err(system(Errno::ACCESS.into())),
@@ -146,14 +180,7 @@ pub fn listen(path: &Path, kind: SocketType, mode: u32) -> Result<OwnedFd, Error
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(system(error)),
     }
-    let socket = new(kind).map_err(system)?;
-    rustix::net::bind(&socket, &address).map_err(|error| match error {
-        Errno::ADDRINUSE => Error::Taken(path.to_owned()),
-        error => system(error.into()),
-    })?;
-    std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(system)?;
-    rustix::net::listen(&socket, BACKLOG).map_err(|error| system(error.into()))?;
-    Ok(socket)
+    Ok(())
 }
 
 fn new(kind: SocketType) -> io::Result<OwnedFd> {

@@ -163,6 +163,8 @@ fn what_a_dead_daemon_left_is_replaced() {
     for name in ["agent.sock", "control.sock"] {
         drop(UnixListener::bind(scratch.join("run").join(name)).expect("a socket"));
     }
+    std::fs::create_dir(scratch.join("run/agent")).expect("a directory");
+    drop(UnixListener::bind(scratch.join("run/agent/agent.sock")).expect("a socket"));
     let daemon = start_in(scratch, "");
     assert_eq!(daemon.get("/v1/ps").0, 200);
     let mode = |path: std::path::PathBuf| {
@@ -171,6 +173,32 @@ fn what_a_dead_daemon_left_is_replaced() {
         found.permissions().mode() & 0o777
     };
     assert_eq!((mode(daemon.agent_socket()), mode(daemon.control_socket())), (0o666, 0o666));
+}
+
+#[test]
+fn the_directory_that_containers_are_given_holds_the_agents_socket_alone() {
+    let daemon = start("");
+    let names = |folder: &str| {
+        let entries = std::fs::read_dir(daemon.scratch.join(folder)).expect("a directory");
+        let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("run/agent"), ["agent.sock"]);
+    assert_eq!(names("run"), ["agent", "agent.sock", "control.sock", "gpumemd.lock"]);
+    let link = std::fs::read_link(daemon.agent_socket()).expect("a link");
+    assert_eq!(
+        link.to_str(),
+        Some("agent/agent.sock"),
+        "also right where the directory is mounted elsewhere"
+    );
+    Peer::welcomed(&daemon.scratch.join("run/agent/agent.sock"), &Memory::new());
+    // A daemon that was killed leaves all of it.
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.join("run")).expect("a directory");
+    symlink("agent/agent.sock", scratch.join("run/agent.sock")).expect("a link");
+    let daemon = start_in(scratch, "");
+    Peer::welcomed(&daemon.agent_socket(), &Memory::new());
 }
 
 #[test]

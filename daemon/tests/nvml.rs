@@ -454,7 +454,17 @@ async fn lists_keep_to_their_budget_while_memory_is_fast() {
     watcher.until("all are read", |seen| (0..4).all(|slot| seen.readings(slot) >= 1)).await;
     let (before, began) = (watcher.nvml.status().counters, watcher.seen.memory_reads(0));
     let start = std::time::Instant::now();
+    // What this machine lets somebody do who wants to wake up as often.
+    let floor = std::thread::spawn(move || {
+        let mut turns = 0;
+        while start.elapsed() < Duration::from_secs(4) {
+            std::thread::sleep(Duration::from_millis(10));
+            turns += 1;
+        }
+        f64::from(turns) / start.elapsed().as_secs_f64()
+    });
     watcher.until("four seconds are over", |_| start.elapsed() >= Duration::from_secs(4)).await;
+    let floor = floor.join().expect("a count");
     let counters = watcher.nvml.status().counters;
     let seconds = start.elapsed().as_secs_f64();
     let share = (counters.list_seconds - before.list_seconds) / seconds;
@@ -462,5 +472,5 @@ async fn lists_keep_to_their_budget_while_memory_is_fast() {
     assert!(share > 0.008 && share < 0.0275, "{share}: {counters:?}");
     assert!(counters.lists_deferred > before.lists_deferred);
     let rate = (watcher.seen.memory_reads(0) - began) as f64 / seconds;
-    assert!(rate > 60.0 && rate < 110.0, "{rate}");
+    assert!(rate > 0.6 * floor && rate < 110.0, "{rate}, the floor {floor}");
 }

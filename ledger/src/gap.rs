@@ -12,7 +12,7 @@ use crate::trail::Past;
 use gpumem_wire::Absence;
 use std::sync::Arc;
 
-/// Changes that one reading can hold before its end is known; more leave its bounds open.
+/// Changes that one reading can hold; more are summed up, and its bounds may then be too wide.
 const MAX_CHANGES: usize = 4096;
 
 /// One reading of NVML for one process and device, with what the ledger had at that time.
@@ -86,6 +86,16 @@ struct Mark {
     partial: bool,
 }
 
+/// An allocation may be charged as soon as its call is entered, so until it is recorded `tracked` may be lower than what
+/// NVML says: by this, beside whatever other threads do meanwhile.
+#[derive(Debug, Clone, Copy)]
+struct Entered {
+    entered_ns: u64,
+    bytes: i64,
+    /// Changes that were recorded before it.
+    changes: usize,
+}
+
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub book: u8,
@@ -95,10 +105,10 @@ pub(crate) struct Pending {
     pub used: Result<u64, Absence>,
     list_failed: bool,
     mark: Option<Mark>,
-    /// (time, tracked without and with what calls in flight may give back) after t0, while t1 is not known.
+    /// (time, tracked without and with what calls in flight may give back) after t0, in the order of the records.
     changes: Vec<(u64, Range)>,
-    /// Allocations that may have been charged before they were recorded: (entered, recorded, bytes).
-    entered: Vec<(u64, u64, i64)>,
+    /// Allocations that may have been charged before they were recorded, which was after the mark.
+    entered: Vec<Entered>,
     /// A driver call that was entered then was still in flight after t0.
     busy_since_ns: u64,
     /// Records were lost while it waited: whatever the book says when it is marked, it may not be of t0.
@@ -165,10 +175,10 @@ impl Pending {
         let (amounts, rounding) = (past.amounts.into(), past.rounding.bytes());
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });
         for moment in past.since {
-            self.change(moment.time_ns, moment.tracked, moment.in_flight);
             if let Some((entered_ns, bytes)) = moment.entered {
-                self.entered(entered_ns, moment.time_ns, bytes);
+                self.entered(entered_ns, bytes);
             }
+            self.change(moment.time_ns, moment.tracked, moment.in_flight);
         }
     }
 
@@ -180,44 +190,81 @@ impl Pending {
     }
 
     fn change_range(&mut self, time_ns: u64, range: Range) {
-        let Some(mark) = &mut self.mark else { return };
-        if range == Range::at(mark.tracked) {
+        let Some(mark) = &self.mark else { return };
+        if self.changes.is_empty() && range == Range::at(mark.tracked) || self.is_over(time_ns) {
             return;
         }
-        match self.t1_ns {
-            Some(t1) if time_ns > t1 => {}
-            // Too many to remember: bounds that may be too wide still hold.
-            None if self.changes.len() < MAX_CHANGES => self.changes.push((time_ns, range)),
-            _ => {
-                mark.range.include(range.min);
-                mark.range.include(range.max);
-                mark.torn = true;
-            }
+        self.make_room();
+        self.changes.push((time_ns, range));
+    }
+
+    /// After the mark, an allocation of `bytes` that was entered at `entered_ns` is about to be booked.
+    pub fn entered(&mut self, entered_ns: u64, bytes: i64) {
+        if self.mark.is_some() && !self.is_over(entered_ns) {
+            self.make_room();
+            self.entered.push(Entered { entered_ns, bytes, changes: self.changes.len() });
         }
     }
 
-    /// After the mark, an allocation of `bytes` that was entered at `entered_ns` is recorded at `time_ns`.
-    pub fn entered(&mut self, entered_ns: u64, time_ns: u64, bytes: i64) {
-        let Some(mark) = &mut self.mark else { return };
-        match self.t1_ns {
-            Some(t1) if entered_ns > t1 || time_ns <= t1 => {}
-            None if self.entered.len() < MAX_CHANGES => self.entered.push((entered_ns, time_ns, bytes)),
-            _ => {
-                mark.range.max = mark.range.max.saturating_add(bytes);
-                mark.torn = true;
+    fn is_over(&self, time_ns: u64) -> bool {
+        self.t1_ns.is_some_and(|t1| time_ns > t1)
+    }
+
+    /// Sums up what is too much to remember: bounds that may be too wide still hold.
+    fn make_room(&mut self) {
+        if self.changes.len() < MAX_CHANGES && self.entered.len() < MAX_CHANGES {
+            return;
+        }
+        let (range, torn) = self.bounds();
+        if let (Some(mark), Some(range)) = (&mut self.mark, range) {
+            (mark.range, mark.torn) = (range, torn);
+        }
+        self.changes.clear();
+        self.entered.clear();
+    }
+
+    /// The extremes of what NVML may have charged in the reading, and whether that is more than one value.
+    ///
+    /// Between two changes `tracked` stands still, and every allocation that was entered before the second and is recorded
+    /// after the first may be there already.
+    fn bounds(&self) -> (Option<Range>, bool) {
+        let Some(mark) = &self.mark else { return (None, false) };
+        // When each change was there at the latest; times of several threads are not quite in the order of their records.
+        let times = self.changes.iter().map(|&(time_ns, _)| time_ns);
+        let ends: Vec<u64> = times
+            .scan(0, |latest: &mut u64, time_ns| {
+                *latest = time_ns.max(*latest);
+                Some(*latest)
+            })
+            .collect();
+        let mut more = vec![0_i64; self.changes.len() + 2];
+        let mut torn = mark.torn;
+        for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
+            let first = ends.partition_point(|&end| end < entered.entered_ns).min(entered.changes);
+            for (place, bytes) in [(first, entered.bytes), (entered.changes + 1, -entered.bytes)] {
+                if let Some(more) = more.get_mut(place) {
+                    *more = more.wrapping_add(bytes);
+                }
+            }
+            torn = true;
+        }
+        let mut range = mark.range;
+        let mut above = more.first().copied().unwrap_or(0);
+        range.include(mark.range.max.wrapping_add(above));
+        for (&(time_ns, change), more) in self.changes.iter().zip(more.iter().skip(1)) {
+            above = above.wrapping_add(*more);
+            if !self.is_over(time_ns) {
+                range.include(change.min);
+                range.include(change.max.wrapping_add(above));
+                torn = true;
             }
         }
+        (Some(range), torn)
     }
 
     /// The reading ended.
     pub fn end(&mut self, t1_ns: u64) {
         self.t1_ns = Some(t1_ns);
-        for (entered_ns, time_ns, bytes) in std::mem::take(&mut self.entered) {
-            self.entered(entered_ns, time_ns, bytes);
-        }
-        for (time_ns, range) in std::mem::take(&mut self.changes) {
-            self.change_range(time_ns, range);
-        }
     }
 
     /// When the reading ended, if somebody has said so.
@@ -255,9 +302,10 @@ impl Pending {
 
     /// The sample as it is now, with no more parts than the rounding, for a process with (`covered`) or without an agent.
     pub fn close(self, predates_bytes: i64, stale: bool, covered: bool) -> ClosedSample {
+        let (range, torn) = self.bounds();
         let mark = self.mark.filter(|_| covered);
         let busy = self.busy_since_ns <= self.t1_ns.unwrap_or(self.t0_ns);
-        let range = mark.as_ref().map(|mark| (mark.range.min, mark.range.max));
+        let range = range.filter(|_| covered).map(|range| (range.min, range.max));
         ClosedSample {
             number: self.number,
             t0_ns: self.t0_ns,
@@ -267,7 +315,7 @@ impl Pending {
             tracked_bytes: mark.as_ref().map(|mark| mark.tracked),
             tracked_range: range,
             predates_bytes,
-            torn: mark.as_ref().is_some_and(|mark| mark.torn || busy),
+            torn: mark.is_some() && (torn || busy),
             stale,
             partial: mark.as_ref().is_some_and(|mark| mark.partial),
             parts: mark.as_ref().map(|mark| Parts { rounding: mark.rounding, ..Parts::default() }),

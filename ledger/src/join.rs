@@ -204,7 +204,7 @@ impl Process {
         let book = self.slots[usize::from(stamp.device)];
         if let Some((entered_ns, bytes)) = entered(record) {
             for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
-                pending.entered(entered_ns, stamp.time_ns, bytes);
+                pending.entered(entered_ns, bytes);
             }
         }
     }

@@ -293,6 +293,9 @@ impl Process {
             self.leave_trail(touched, time_ns, record);
         }
         if touched != 0 && !self.pending.is_empty() {
+            if self.has_watermarks {
+                self.note_entered(record);
+            }
             for pending in &mut self.pending {
                 if touched & 1 << pending.book != 0 {
                     let index = usize::from(pending.book);
@@ -300,9 +303,6 @@ impl Process {
                         (self.holdings.books[index].tracked, self.holdings.in_flight_bytes[index]);
                     pending.change(time_ns, tracked, flying);
                 }
-            }
-            if self.has_watermarks {
-                self.note_entered(record);
             }
         }
     }

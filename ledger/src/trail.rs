@@ -11,12 +11,11 @@ use std::collections::VecDeque;
 const REACH_NS: u64 = 250_000_000;
 /// Entries kept at most (24 and 64 bytes each); at 100,000 blocks a second 16,384 are 80 ms.
 const MAX_ENTRIES: usize = 1 << 14;
-/// Times of several threads are not quite in the order of their records: by no more than this.
-const DISORDER_NS: u64 = 20_000_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Posting {
-    time_ns: u64,
+    /// See [`Kept::reached_ns`].
+    reached_ns: u64,
     cell: CellId,
     delta: i64,
 }
@@ -31,6 +30,14 @@ pub(crate) struct Moment {
     pub entered: Option<(u64, i64)>,
     /// What it did to the book's rounding; filled in by [`Trail::stamp`].
     pub rounding: Rounding,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    moment: Moment,
+    /// The latest time of all records up to this one. Times of several threads are not quite in the order of their records (a
+    /// thread may be held up between its number and its look at the clock), these are: what a time cuts off is a tail.
+    reached_ns: u64,
 }
 
 /// A book as it was, and what has happened to it since.
@@ -50,7 +57,9 @@ pub(crate) struct Trail {
     open: usize,
     /// What that record has done to the rounding so far.
     open_rounding: Rounding,
-    moments: VecDeque<Moment>,
+    moments: VecDeque<Kept>,
+    /// Of the record that was booked last.
+    reached_ns: u64,
     /// In flight before the first moment.
     first_in_flight: i64,
     /// Everything after this is here; `None` while nothing is kept.
@@ -65,6 +74,7 @@ impl Trail {
         self.open = 0;
         self.open_rounding = Rounding::default();
         self.first_in_flight = in_flight;
+        self.reached_ns = now_ns;
         self.complete_after_ns = Some(now_ns);
     }
 
@@ -77,7 +87,7 @@ impl Trail {
     #[inline]
     pub fn post(&mut self, cell: CellId, delta: i64) {
         if self.complete_after_ns.is_some() && delta != 0 {
-            self.postings.push_back(Posting { time_ns: 0, cell, delta });
+            self.postings.push_back(Posting { reached_ns: 0, cell, delta });
             self.open += 1;
         }
     }
@@ -92,33 +102,34 @@ impl Trail {
     pub fn stamp(&mut self, mut moment: Moment) {
         moment.rounding = std::mem::take(&mut self.open_rounding);
         let Some(complete_after_ns) = &mut self.complete_after_ns else { return };
+        self.reached_ns = self.reached_ns.max(moment.time_ns);
+        let reached_ns = self.reached_ns;
         let count = self.postings.len();
         for posting in self.postings.range_mut(count - self.open..) {
-            posting.time_ns = moment.time_ns;
+            posting.reached_ns = reached_ns;
         }
         self.open = 0;
-        let is_news = self
-            .moments
-            .back()
-            .is_none_or(|last| (last.tracked, last.in_flight) != (moment.tracked, moment.in_flight));
+        let is_news = self.moments.back().is_none_or(|last| {
+            (last.moment.tracked, last.moment.in_flight) != (moment.tracked, moment.in_flight)
+        });
         if is_news || moment.entered.is_some() || moment.rounding != Rounding::default() {
-            self.moments.push_back(moment);
+            self.moments.push_back(Kept { moment, reached_ns });
         }
-        let old_ns = moment.time_ns.saturating_sub(REACH_NS);
-        let mut drop = |time_ns: u64, count: usize| {
-            let goes = time_ns < old_ns || count > MAX_ENTRIES;
+        let old_ns = reached_ns.saturating_sub(REACH_NS);
+        let mut drop = |reached_ns: u64, count: usize| {
+            let goes = reached_ns < old_ns || count > MAX_ENTRIES;
             if goes {
-                *complete_after_ns = (*complete_after_ns).max(time_ns + DISORDER_NS);
+                *complete_after_ns = (*complete_after_ns).max(reached_ns);
             }
             goes
         };
-        while self.postings.front().is_some_and(|first| drop(first.time_ns, self.postings.len())) {
+        while self.postings.front().is_some_and(|first| drop(first.reached_ns, self.postings.len())) {
             self.postings.pop_front();
         }
         while let Some(first) = self.moments.front().copied()
-            && drop(first.time_ns, self.moments.len())
+            && drop(first.reached_ns, self.moments.len())
         {
-            self.first_in_flight = first.in_flight;
+            self.first_in_flight = first.moment.in_flight;
             self.moments.pop_front();
         }
     }
@@ -128,18 +139,16 @@ impl Trail {
         if time_ns < self.complete_after_ns? {
             return None;
         }
-        let oldest = time_ns.saturating_sub(DISORDER_NS);
-        let recent = self.postings.iter().rev().take_while(|posting| posting.time_ns >= oldest);
-        for posting in recent.filter(|posting| posting.time_ns > time_ns) {
+        let undone = self.postings.partition_point(|posting| posting.reached_ns <= time_ns);
+        for posting in self.postings.range(undone..) {
             if let Some(amount) = amounts.get_mut(posting.cell as usize) {
                 *amount = amount.wrapping_sub(posting.delta);
             }
         }
-        let recent = self.moments.iter().rev().take_while(|moment| moment.time_ns >= oldest);
-        let mut since: Vec<Moment> = recent.filter(|moment| moment.time_ns > time_ns).copied().collect();
-        since.reverse();
-        let before = self.moments.iter().rev().find(|moment| moment.time_ns <= time_ns);
-        let in_flight = before.map_or(self.first_in_flight, |moment| moment.in_flight);
+        let cut = self.moments.partition_point(|kept| kept.reached_ns <= time_ns);
+        let since: Vec<Moment> = self.moments.range(cut..).map(|kept| kept.moment).collect();
+        let before = cut.checked_sub(1).and_then(|last| self.moments.get(last));
+        let in_flight = before.map_or(self.first_in_flight, |kept| kept.moment.in_flight);
         let rounding = since.iter().fold(rounding, |rounding, moment| rounding.minus(moment.rounding));
         Some(Past { amounts, in_flight, rounding, since })
     }

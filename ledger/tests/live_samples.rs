@@ -50,6 +50,32 @@ fn allocation_entered_before_the_end_of_the_reading_is_known() {
 }
 
 #[test]
+fn allocation_may_be_charged_before_a_free_that_was_recorded_earlier() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.sample(10_000, 20_000, 207);
+    s.at(11_990).free(0x1000); // one thread, from 12,000 to 12,010
+    took(s.at(15_990), 0x2000, 7, 5); // another: entered at 11,000, returned at 16,000
+    took(s.at(18_000), 0x3000, 9, 1); // entered when all that was over
+    s.at(21_000).watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(100, 0, 107));
+}
+
+#[test]
+fn reading_that_is_told_of_late_has_what_overtaking_threads_did() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.at(1_990).alloc(0x2000, 7); // numbered before the reading, but its thread saw the clock at 2000
+    s.at(1_090).alloc(0x3000, 11); // at 1100
+    s.at(2_000).watermark(0);
+    s.sample(1_150, 1_200, 268);
+    s.at(2_100).watermark(0);
+    let sample = s.only_sample();
+    let (low, high) = sample.tracked_range.expect("covered");
+    assert!(sample.torn && low == 100 && high == 118, "{low} {high}");
+}
+
+#[test]
 fn sample_waits_for_a_call_that_is_under_way_but_not_for_ever() {
     let mut s = with_hundred();
     s.at(500).watermark(0);

@@ -14,6 +14,7 @@
 //! ```
 
 use crate::run::{Run, State};
+use crate::who::cgroup::Place;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -116,35 +117,21 @@ fn is_near(fault_ns: u64, ended_ns: u64) -> bool {
 
 /// Whose a control group is, by the names that batch systems and container runtimes give.
 fn owner(cgroup: &str) -> Option<String> {
-    let parts: Vec<&str> = cgroup.split('/').collect();
-    let is_slurm = parts.iter().any(|part| part.starts_with("slurm"));
-    let number = |part: &&str, head: &str| {
-        let number = part.strip_prefix(head)?;
-        (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then(|| number.to_owned())
-    };
-    if let Some(job) = parts.iter().find_map(|part| number(part, "job_")).filter(|_| is_slurm) {
-        let step = parts.iter().find_map(|part| part.strip_prefix("step_"));
-        return Some(match step {
+    let place = Place::of_path(cgroup);
+    if let Some(job) = &place.slurm_job {
+        return Some(match &place.slurm_step {
             Some(step) => format!("step {step} of Slurm job {job}"),
             None => format!("Slurm job {job}"),
         });
     }
-    let pod = |part: &&str| {
-        let (_, uid) = part.rsplit_once("pod")?;
-        let uid = uid.trim_end_matches(".slice").replace('_', "-");
-        (uid.len() == 36).then_some(uid)
-    };
-    if let Some(uid) = parts.iter().find_map(pod) {
+    if let Some(uid) = &place.pod_uid {
         return Some(format!("a container of pod {uid}"));
     }
-    let is_hex = |part: &&str| part.len() == 64 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let scope = |part: &&str| part.trim_end_matches(".scope").rsplit('-').next().map(str::to_owned);
-    let container = parts.iter().filter_map(scope).find(|part| is_hex(&part.as_str()));
-    if let Some(id) = container.as_deref().and_then(|id| id.get(..12)) {
+    if let Some(id) = place.short_container() {
         return Some(format!("container {id}"));
     }
-    let unit = |part: &&&str| part.ends_with(".service") || part.ends_with(".scope");
-    parts.iter().rev().find(unit).map(|unit| format!("unit {unit}"))
+    let unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
+    cgroup.rsplit('/').find(unit).map(|unit| format!("unit {unit}"))
 }
 
 /// NVIDIA's numbers that people meet.

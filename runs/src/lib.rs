@@ -46,4 +46,5 @@ pub mod run;
 pub mod series;
 pub mod store;
 pub mod timeline;
+pub mod who;
 pub mod window;

@@ -161,9 +161,10 @@ fn pip_install_is_a_complete_installation() {
     assert!(all.iter().all(|line| text.lines().any(|other| other == *line)), "{text}");
 
     done(home.command(bin.join("pip")).args(["uninstall", "--quiet", "--yes", "gpumem"]));
-    let left: Vec<_> = ["bin/gpumemd", "bin/gpumemctl", "lib/gpumemd/libgpumem.so"]
-        .into_iter()
-        .filter(|name| home.path("home/venv").join(name).exists())
-        .collect();
+    let left: Vec<_> =
+        ["bin/gpumemd", "bin/gpumemctl", concat!("lib/gpumem/", env!("CARGO_PKG_VERSION"), "/libgpumem.so")]
+            .into_iter()
+            .filter(|name| home.path("home/venv").join(name).exists())
+            .collect();
     assert!(left.is_empty(), "{left:?}");
 }

@@ -39,7 +39,7 @@ class Wheel(unittest.TestCase):
                 "gpumem/__init__.py",
                 "gpumem/py.typed",
                 "gpumem/libgpumem.so",
-                "gpumem-0.1.0.data/data/lib/gpumemd/libgpumem.so",
+                "gpumem-0.1.0.data/data/lib/gpumem/0.1.0/libgpumem.so",
                 "gpumem-0.1.0.data/scripts/gpumemctl",
                 "gpumem-0.1.0.data/scripts/gpumemd",
                 "gpumem-0.1.0.dist-info/METADATA",

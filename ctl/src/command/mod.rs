@@ -4,6 +4,7 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 pub mod export;
+pub mod generate;
 pub mod import;
 pub mod mark;
 pub mod nvml;

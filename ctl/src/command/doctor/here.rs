@@ -48,7 +48,7 @@ pub(super) fn libraries() -> Vec<Finding> {
             Level::Bad,
             "libgpumem.so",
             format!("was not found: {looked_at}"),
-            Some("install it beside gpumemctl or in ../lib/gpumemd, or name it: GPUMEM_LIBRARY"),
+            Some("install it beside gpumemctl or in ../lib/gpumem/VERSION, or name it: GPUMEM_LIBRARY"),
         ),
     };
     let cupti = match cupti() {

@@ -10,6 +10,7 @@ use anyhow::Result;
 use gpumem_runs::report::oom::at::{self, Around, Seen};
 use gpumem_runs::report::oom::{self, Form};
 use gpumem_runs::run::{Device, Run};
+use gpumem_runs::who::Who;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prints when memory ran out in a process, or in each of several; or on a device around a time.
@@ -47,7 +48,8 @@ fn has_entries(run: &Run) -> bool {
 
 /// The runs of its job, as far as somebody tells: without them a line is missing.
 fn job_of(run: &Run, args: &Args) -> Vec<Run> {
-    let Some(job) = run.process.claims.get("job").or_else(|| run.process.claims.get("slurm_job_id")) else {
+    let who = Who::of(&run.process.facts, &run.process.claims, None);
+    let Some(job) = run.process.claims.get("job").map(String::as_str).or_else(|| who.get("slurm_job")) else {
         return Vec::new();
     };
     let asked =

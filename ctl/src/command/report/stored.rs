@@ -65,7 +65,7 @@ pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
     let speaks = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     for summary in store.list()?.into_iter().take(NEWEST).filter(speaks) {
         let run = store.load(summary.id)?;
-        if run.process.claims.get("job").is_some_and(|claim| gpumem_runs::run::is_job(claim, job)) {
+        if gpumem_runs::who::is_of_job(&run.process.facts, &run.process.claims, job) {
             found.push(Told { id: Some(summary.id.to_string()), run });
         }
     }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// The agent.
 pub const LIBRARY: &str = "libgpumem.so";
+/// Its folder's name, where several versions are installed.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where the agent is; if nowhere, what was looked at.
 ///
@@ -20,9 +22,16 @@ pub fn find() -> Result<PathBuf, String> {
         };
     }
     let Some(folder) = own_folder() else { return Err("the program's own place is not known".into()) };
-    let places = [folder.join(LIBRARY), folder.join("../lib/gpumemd").join(LIBRARY)];
-    let found = places.iter().find_map(|place| place.canonicalize().ok());
-    found.ok_or_else(|| format!("not in {0} nor in {0}/../lib/gpumemd", folder.display()))
+    found_from(&folder)
+        .ok_or_else(|| format!("not in {0} nor in {0}/../lib/gpumem/{VERSION}", folder.display()))
+}
+
+/// Beside the program, else in the folder of its own version, else in that of the version in use. What processes
+/// are told is never `current`: a job keeps the version that it began with, and installations keep it for the job.
+fn found_from(folder: &Path) -> Option<PathBuf> {
+    let versions = folder.join("../lib/gpumem");
+    let places = [folder.to_owned(), versions.join(VERSION), versions.join("current")];
+    places.iter().find_map(|place| place.join(LIBRARY).canonicalize().ok())
 }
 
 /// The daemon's program: beside this one, else as a shell finds it.
@@ -48,4 +57,33 @@ fn is_program(path: &Path) -> bool {
 
 fn own_folder() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_agent_of_the_own_version_is_found_before_that_in_use() {
+        let root = std::env::temp_dir().join(format!("gpumemctl-library-{}", std::process::id()));
+        let versions = root.join("lib/gpumem");
+        let put = |folder: &Path| {
+            fs::create_dir_all(folder).expect("a folder");
+            fs::write(folder.join(LIBRARY), "").expect("a file");
+        };
+        let bin = root.join("bin");
+        fs::create_dir_all(&bin).expect("a folder");
+        assert_eq!(found_from(&bin), None);
+        put(&versions.join("9.9.9"));
+        std::os::unix::fs::symlink("9.9.9", versions.join("current")).expect("a link");
+        let real = root.canonicalize().expect("a folder");
+        let of = |version: &str| Some(real.join("lib/gpumem").join(version).join(LIBRARY));
+        assert_eq!(found_from(&bin), of("9.9.9"), "never by the name `current`");
+        put(&versions.join(VERSION));
+        assert_eq!(found_from(&bin), of(VERSION));
+        put(&bin);
+        assert_eq!(found_from(&bin), Some(real.join("bin").join(LIBRARY)));
+        fs::remove_dir_all(root).expect("removed");
+    }
 }

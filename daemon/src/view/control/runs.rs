@@ -8,6 +8,7 @@ use crate::view::Sight;
 use gpumem_ledger::ProcessView;
 use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
+use gpumem_runs::who::is_of_job;
 use hyper::StatusCode;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -67,9 +68,7 @@ impl Which {
                 let ancestors = facts.get("ancestors").map(String::as_str).unwrap_or_default();
                 pid == *root || ancestors.split(',').any(|ancestor| ancestor.parse() == Ok(*root))
             }
-            Which::Job(job) => ["job", "slurm_job_id"]
-                .iter()
-                .any(|claim| claims.get(*claim).is_some_and(|claim| gpumem_runs::run::is_job(claim, job))),
+            Which::Job(job) => is_of_job(facts, claims, job),
         }
     }
 }

@@ -9,6 +9,7 @@ use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, CellView, Class, Parts, ProcessView};
 use gpumem_runs::layers::{layer_name, state_name};
 use gpumem_runs::run::absence_name;
+use gpumem_runs::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -84,19 +85,14 @@ pub(super) fn collect(published: &Published, shown: &Shown, out: &mut Families) 
 
 fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
     let facts = &process.facts;
-    let mut labels = own.clone();
-    let uid = facts.uid.map(|uid| uid.to_string());
-    for (label, value) in [
-        ("user", facts.seen.get("user").or(uid.as_ref())),
-        ("comm", facts.seen.get("comm")),
-        ("cgroup", facts.seen.get("cgroup")),
-        ("job", facts.claims.get("job")),
-        ("slurm_job_id", facts.claims.get("slurm_job_id")),
-        ("rank", facts.claims.get("rank")),
-    ] {
-        if let Some(value) = value {
-            labels = labels.with(label, value);
-        }
+    let who = Who::of(&facts.seen, &facts.claims, facts.uid);
+    let mut labels = who.iter().fold(own.clone(), |labels, said| labels.with(said.label(), &said.value));
+    if let Some(cgroup) = facts.seen.get("cgroup") {
+        labels = labels.with("cgroup", cgroup);
+    }
+    let claimed: Vec<&str> = who.iter().filter(|said| said.is_claim).map(Said::label).collect();
+    if !claimed.is_empty() {
+        labels = labels.with(CLAIMED, &claimed.join(" "));
     }
     out.add(&INFO, &labels, 1_u64);
 }

@@ -1,0 +1,125 @@
+//! `gpumemctl generate DIR`: what packages ship beside the program and the argument parser knows. Hidden: for who builds
+//! a package, and for who has the program alone and misses the rest.
+//!
+//! ```text
+//! DIR/man/man1/gpumemctl.1, gpumemctl-COMMAND.1, ...
+//! DIR/bash-completion/completions/gpumemctl
+//! DIR/zsh/site-functions/_gpumemctl
+//! DIR/fish/vendor_completions.d/gpumemctl.fish
+//! ```
+
+use crate::args::{Cli, Generate};
+use anyhow::{Context, Result};
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Inline, Roff, bold, roman};
+use std::fs;
+use std::path::Path;
+
+const NAME: &str = "gpumemctl";
+
+/// Where each shell looks, below DIR, which is a `share`.
+const COMPLETIONS: &[(Shell, &str, &str)] = &[
+    (Shell::Bash, "bash-completion/completions", "gpumemctl"),
+    (Shell::Zsh, "zsh/site-functions", "_gpumemctl"),
+    (Shell::Fish, "fish/vendor_completions.d", "gpumemctl.fish"),
+];
+
+const ENVIRONMENT: &[(&str, &str)] = &[
+    ("GPUMEM_CONTROL", "The daemon's control socket, as --socket gives it."),
+    ("GPUMEM_STORE", "The run store, as --store gives it."),
+    ("GPUMEM_LIBRARY", "The libgpumem.so that run gives to the command, instead of the installed one."),
+    ("GPUMEM_JOB", "The job that run's command belongs to; run sets it where it is not set."),
+];
+
+const FILES: &[(&str, &str)] = &[
+    ("$XDG_RUNTIME_DIR/gpumem/", "Sockets of the user's own daemon, if there is one."),
+    ("/run/gpumemd/", "Sockets of the system's daemon."),
+    ("$XDG_STATE_HOME/gpumem/runs.sqlite, ~/.local/state/gpumem/runs.sqlite", "The user's run store."),
+    ("/var/lib/gpumemd/runs.sqlite", "The run store of the system's daemon."),
+];
+
+/// Writes them, in place of what is there.
+pub fn run(args: &Generate) -> Result<()> {
+    let mut cli = Cli::command().disable_help_subcommand(true);
+    for (shell, folder, file) in COMPLETIONS {
+        // The generator sees hidden commands too, and offers them.
+        let mut shown = shown(&cli);
+        let mut script = Vec::new();
+        clap_complete::generate(*shell, &mut shown, NAME, &mut script);
+        write(&args.dir.join(folder), file, &script)?;
+    }
+    cli.build();
+    pages(&cli, None, &args.dir.join("man/man1"))
+}
+
+/// The command without what is hidden.
+fn shown(command: &Command) -> Command {
+    let mut shown = Command::new(NAME).version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
+    if let Some(about) = command.get_about() {
+        shown = shown.about(about.clone());
+    }
+    shown.subcommands(command.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
+}
+
+/// The page of a command, and those of its own commands.
+fn pages(command: &Command, parent: Option<&str>, folder: &Path) -> Result<()> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
+    let commands = || command.get_subcommands().filter(|command| !command.is_hide_set());
+    // The version says which program the page is of; a date would say when it was packed.
+    let man = Man::new(command.clone())
+        .title(name.to_uppercase())
+        .source(format!("gpumemd {}", env!("CARGO_PKG_VERSION")))
+        .manual("gpumemd")
+        .date("");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if commands().next().is_some() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut rest = Roff::new();
+    if parent.is_none() {
+        listed(&mut rest, "ENVIRONMENT", ENVIRONMENT);
+        listed(&mut rest, "FILES", FILES);
+    }
+    if let Some(help) = command.get_after_help() {
+        let help = help.to_string();
+        rest.control("SH", ["EXIT STATUS"]);
+        rest.text([roman(help.strip_prefix("Exit codes: ").unwrap_or(&help))]);
+    }
+    rest.control("SH", ["SEE ALSO"]);
+    rest.text(see_also(parent));
+    rest.to_writer(&mut page)?;
+    write(folder, &format!("{name}.1"), &page)?;
+    commands().try_for_each(|command| pages(command, Some(&name), folder))
+}
+
+fn listed(roff: &mut Roff, heading: &str, rows: &[(&str, &str)]) {
+    roff.control("SH", [heading]);
+    for (name, about) in rows {
+        roff.control("TP", []);
+        roff.text([bold(*name)]);
+        roff.text([roman(*about)]);
+    }
+}
+
+fn see_also(parent: Option<&str>) -> Vec<Inline> {
+    let mut pages = Vec::new();
+    if let Some(parent) = parent {
+        pages.extend([bold(parent), roman("(1), ")]);
+    }
+    pages.extend([bold("gpumemd"), roman("(8)")]);
+    pages
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let path = folder.join(name);
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&path, bytes))
+        .with_context(|| path.display().to_string())
+}

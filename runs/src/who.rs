@@ -1,0 +1,250 @@
+//! Whose process it is: user, job, container, pod, batch job. One answer for metrics, `ps`, reports and `gpumemctl job`.
+//!
+//! What the kernel or the machine's own files say is a fact (`Process::facts`), what the process says of itself a claim
+//! (`Process::claims`). A fact wins; a claim that contradicts a fact takes the claims with it that came from the same mouth.
+//! What nobody says is absent.
+//!
+//! ```text
+//! who.rs       facts and claims -> names
+//! cgroup.rs    paths of control groups -> container, pod, batch job
+//! ```
+
+pub mod cgroup;
+
+use serde::{Serialize, Serializer};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// Names by which something is known, as they are called in JSON; see [`Said::label`].
+pub const NAMES: [&str; 12] = [
+    "user",
+    "comm",
+    "job",
+    "rank",
+    "world_size",
+    "container",
+    "pod",
+    "namespace",
+    "pod_uid",
+    "container_name",
+    "slurm_job",
+    "slurm_step",
+];
+/// Beside the names: which of them are claims, with a blank between.
+pub const CLAIMED: &str = "claimed";
+/// The job that a mapping file gave the device to (`[who] job_mapping`), among a process's facts.
+pub const MAPPED_JOB: &str = "mapped_job";
+/// How agents called a job of Slurm before they agreed with everybody else.
+const OLD_SLURM_JOB: &str = "slurm_job_id";
+const OLD_SLURM_STEP: &str = "slurm_step_id";
+
+/// What is known of a process, in the order of [`NAMES`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Who<'a>(Vec<Said<'a>>);
+
+/// One name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said<'a> {
+    /// One of [`NAMES`].
+    pub name: &'static str,
+    /// As it was said: not yet harmless to print.
+    pub value: Cow<'a, str>,
+    /// The process says so itself.
+    pub is_claim: bool,
+}
+
+impl Said<'_> {
+    /// The name as a label of a metric: Prometheus has a label `job` for itself.
+    pub fn label(&self) -> &'static str {
+        if self.name == "job" { "job_name" } else { self.name }
+    }
+}
+
+type Lines = BTreeMap<String, String>;
+type Word<'a> = Option<(Cow<'a, str>, bool)>;
+
+impl<'a> Who<'a> {
+    /// What facts and claims of a process come to.
+    pub fn of(facts: &'a Lines, claims: &'a Lines, uid: Option<u64>) -> Self {
+        let fact = |name: &str| said(facts, name).map(|value| (Cow::Borrowed(value), false));
+        let claim = |name: &str| said(claims, name).map(|value| (Cow::Borrowed(value), true));
+        let number = |name| claim(name).filter(|(value, _)| value.parse::<u32>().is_ok());
+        let claimed_job = claim("slurm_job").or_else(|| claim(OLD_SLURM_JOB));
+        let slurm_job = fact("slurm_job").or_else(|| fact(MAPPED_JOB)).or_else(|| claimed_job.clone());
+        let slurm_step = fact("slurm_step").or_else(|| {
+            let step = claim("slurm_step").or_else(|| claim(OLD_SLURM_STEP));
+            step.filter(|_| !differ(&claimed_job, &slurm_job))
+        });
+        let claimed_uid = claim("pod_uid");
+        let pod_uid = fact("pod_uid").or_else(|| claimed_uid.clone());
+        let of_pod = |name| fact(name).or_else(|| claim(name).filter(|_| !differ(&claimed_uid, &pod_uid)));
+        let (pod, namespace) = (of_pod("pod"), of_pod("namespace"));
+        let container_name = of_pod("container_name");
+        let job = job(claim("job"), &slurm_job, &pod_uid);
+        let user = fact("user").or_else(|| Some((uid?.to_string().into(), false)));
+        let (rank, world_size) = (number("rank"), number("world_size"));
+        let (comm, container) = (fact("comm"), fact("container"));
+        let words: [Word<'a>; NAMES.len()] = [
+            user,
+            comm,
+            job,
+            rank,
+            world_size,
+            container,
+            pod,
+            namespace,
+            pod_uid,
+            container_name,
+            slurm_job,
+            slurm_step,
+        ];
+        let named = NAMES.into_iter().zip(words);
+        Who(named
+            .filter_map(|(name, word)| word.map(|(value, is_claim)| Said { name, value, is_claim }))
+            .collect())
+    }
+
+    /// One of [`NAMES`].
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|said| said.name == name).map(|said| &*said.value)
+    }
+
+    /// All that is known.
+    pub fn iter(&self) -> impl Iterator<Item = &Said<'a>> {
+        self.0.iter()
+    }
+
+    /// Names of the claims among them, with a blank between; absent where there is none.
+    pub fn claimed(&self) -> Option<String> {
+        let names: Vec<&str> = self.iter().filter(|said| said.is_claim).map(|said| said.name).collect();
+        (!names.is_empty()).then(|| names.join(" "))
+    }
+
+    /// As in JSON: the names and what they are, [`CLAIMED`] beside them.
+    pub fn map(&self) -> BTreeMap<String, String> {
+        let named = self.iter().map(|said| (said.name.to_owned(), said.value.clone().into_owned()));
+        named.chain(self.claimed().map(|claimed| (CLAIMED.to_owned(), claimed))).collect()
+    }
+}
+
+impl Serialize for Who<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let named = self.iter().map(|said| (said.name, said.value.clone()));
+        serializer.collect_map(named.chain(self.claimed().map(|claimed| (CLAIMED, claimed.into()))))
+    }
+}
+
+fn said<'a>(lines: &'a Lines, name: &str) -> Option<&'a str> {
+    lines.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+}
+
+/// Both are known, and they are not the same.
+fn differ(one: &Word<'_>, other: &Word<'_>) -> bool {
+    matches!((one, other), (Some((one, _)), Some((other, _))) if one != other)
+}
+
+/// The name that was given to the job; else the batch system's or the pod; else what `gpumemctl run` made up.
+fn job<'a>(claim: Word<'a>, slurm_job: &Word<'a>, pod_uid: &Word<'a>) -> Word<'a> {
+    let known = || slurm_job.clone().or_else(|| pod_uid.clone());
+    match claim {
+        Some((claim, _)) if is_made_up(&claim) => known().or(Some((claim, true))),
+        Some((Cow::Borrowed(claim), _)) => Some((name_of(claim).into(), true)),
+        other => other.or_else(known),
+    }
+}
+
+/// Whether an id is one that `gpumemctl run` makes: time and pid, in hexadecimal digits.
+fn is_made_up(id: &str) -> bool {
+    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    id.split_once('-').is_some_and(|(time, pid)| {
+        (12..=16).contains(&time.len()) && (1..=8).contains(&pid.len()) && is_hex(time) && is_hex(pid)
+    })
+}
+
+/// The name in front of what `gpumemctl run --name` puts behind it.
+fn name_of(job: &str) -> &str {
+    job.rsplit_once('.').filter(|(name, id)| !name.is_empty() && is_made_up(id)).map_or(job, |(name, _)| name)
+}
+
+/// Whether a process is of the job that somebody means by `job`: its id or name, the batch system's, the pod's.
+pub fn is_of_job(facts: &Lines, claims: &Lines, job: &str) -> bool {
+    let is_whole = said(claims, "job").is_some_and(|claim| crate::run::is_job(claim, job));
+    let who = Who::of(facts, claims, None);
+    is_whole || ["job", "slurm_job", "pod_uid", "pod"].iter().any(|name| who.get(name) == Some(job))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Lines {
+        let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    }
+
+    /// The names as `name=value`, claims with a `?` in front.
+    fn who(facts: &str, claims: &str) -> String {
+        let (facts, claims) = (lines(facts), lines(claims));
+        let who = Who::of(&facts, &claims, None);
+        let word =
+            |said: &Said<'_>| format!("{}{}={}", if said.is_claim { "?" } else { "" }, said.name, said.value);
+        who.iter().map(word).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn facts_win_and_liars_are_not_believed() {
+        let cases = [
+            ("", "", ""),
+            ("slurm_job=7 slurm_step=0", "slurm_job=8 slurm_step=1", "job=7 slurm_job=7 slurm_step=0"),
+            // The step that it names is of another job than its own.
+            ("slurm_job=7", "slurm_job=8 slurm_step=1", "job=7 slurm_job=7"),
+            ("slurm_job=7", "slurm_job=7 slurm_step=1", "job=7 slurm_job=7 ?slurm_step=1"),
+            ("mapped_job=9", "slurm_job=8", "job=9 slurm_job=9"),
+            ("", "slurm_job_id=8 slurm_step_id=2", "?job=8 ?slurm_job=8 ?slurm_step=2"),
+            ("pod_uid=a", "pod=p namespace=n", "job=a ?pod=p ?namespace=n pod_uid=a"),
+            ("pod_uid=a", "pod_uid=a pod=p", "job=a ?pod=p pod_uid=a"),
+            ("pod_uid=a", "pod_uid=b pod=p namespace=n container_name=c", "job=a pod_uid=a"),
+            ("pod_uid=a pod=q", "pod_uid=b pod=p", "job=a pod=q pod_uid=a"),
+            // Nobody can claim to be another user or another program, or to be in another container.
+            ("", "user=root comm=sshd container=c", ""),
+            ("", "rank=3 world_size=eight", "?rank=3"),
+            ("", "rank=-1 world_size=99999999999", ""),
+        ];
+        for (facts, claims, expected) in cases {
+            assert_eq!(who(facts, claims), expected, "{facts} | {claims}");
+        }
+    }
+
+    #[test]
+    fn a_job_is_called_as_it_was_named() {
+        let cases = [
+            ("", "job=bert", "?job=bert"),
+            ("slurm_job=7", "job=bert.18a2b3c4d5e6f70-1f3", "?job=bert slurm_job=7"),
+            ("slurm_job=7", "job=18a2b3c4d5e6f70-1f3", "job=7 slurm_job=7"),
+            ("pod_uid=a", "job=18a2b3c4d5e6f70-1f3", "job=a pod_uid=a"),
+            ("", "job=18a2b3c4d5e6f70-1f3", "?job=18a2b3c4d5e6f70-1f3"),
+            ("", "job=v1.2", "?job=v1.2"),
+            ("", "job=.18a2b3c4d5e6f70-1f3", "?job=.18a2b3c4d5e6f70-1f3"),
+        ];
+        for (facts, claims, expected) in cases {
+            assert_eq!(who(facts, claims), expected, "{facts} | {claims}");
+        }
+        let claims = lines("job=bert.18a2b3c4d5e6f70-1f3 slurm_job=7");
+        for job in ["bert", "bert.18a2b3c4d5e6f70-1f3", "7"] {
+            assert!(is_of_job(&Lines::new(), &claims, job), "{job}");
+        }
+        assert!(!is_of_job(&Lines::new(), &claims, "ber"));
+        assert!(!is_of_job(&lines("slurm_job=8"), &claims, "7"), "it is known to be of another one");
+    }
+
+    #[test]
+    fn the_user_is_a_number_where_it_has_no_name() {
+        let (none, named) = (Lines::new(), lines("user=ana"));
+        assert_eq!(Who::of(&none, &none, Some(1500)).get("user"), Some("1500"));
+        assert_eq!(Who::of(&named, &none, Some(1500)).get("user"), Some("ana"));
+        let claims = lines("rank=1 job=a");
+        let json = serde_json::to_value(Who::of(&named, &claims, None)).expect("JSON");
+        assert_eq!(json, serde_json::json!({"user": "ana", "job": "a", "rank": "1", "claimed": "job rank"}));
+        assert_eq!(serde_json::to_value(Who::of(&named, &claims, None).map()).expect("JSON"), json);
+    }
+}

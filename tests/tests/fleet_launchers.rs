@@ -1,0 +1,56 @@
+//! How the variables reach programs, and where they must not work.
+#![allow(missing_docs)]
+
+use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::{Daemon, Job, Machine, until};
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+/// Until it is told that it is enough.
+const LONG: &[&str] = &["--steps", "1000000", "--step-ms", "5"];
+
+/// The row of a process in `gpumemctl ps`, once it has one.
+fn row(machine: &Machine, daemon: &Daemon, pid: u32) -> String {
+    until(20, "a row of the process", || {
+        let output = daemon.ctl(machine, &["ps"]).output().expect("gpumemctl runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let is_it = |line: &&str| line.split_whitespace().any(|word| word == pid.to_string());
+        text.lines().find(is_it).map(str::to_owned)
+    })
+}
+
+#[test]
+fn an_mps_server_is_left_alone_whatever_its_environment() {
+    let machine = Machine::new(&["devices=1"]);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, LONG));
+    trainer.wait_for("ready");
+    // The same program, under the server's name.
+    let server = machine.dir.join("nvidia-cuda-mps-server");
+    std::fs::copy(programs().fake.join("bin/trainer"), &server).expect("copied");
+    let mut command = machine.command(&server);
+    command.args(LONG).env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+    command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));
+    let mut served = Job::start(&mut command);
+    served.wait_for("ready");
+    until(20, "a covered trainer", || {
+        row(&machine, &daemon, trainer.pid()).contains(" covered ").then_some(())
+    });
+    let served_row = row(&machine, &daemon, served.pid());
+    assert!(served_row.contains(" uncovered "), "{served_row}");
+    // No thread of ours is in it, and the library is all that it has of us.
+    let threads = |pid: u32| {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+        let comm = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).ok();
+        entries.flatten().filter_map(comm).filter(|comm| comm.starts_with("gpumem")).count()
+    };
+    assert_eq!((threads(trainer.pid()), threads(served.pid())), (1, 0));
+    let sockets = |pid: u32| {
+        let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors");
+        let target = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).ok();
+        let is_ours = |target: &std::path::PathBuf| {
+            ["socket:", "memfd:"].iter().any(|word| target.to_string_lossy().contains(word))
+        };
+        entries.flatten().filter_map(target).filter(is_ours).count()
+    };
+    assert!(sockets(trainer.pid()) >= 2 && sockets(served.pid()) == 0);
+}
