@@ -95,7 +95,7 @@ pub struct Ps {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::DOCTOR_HELP)]
 pub struct Doctor {
     /// Look at this process as well
     pub pid: Option<u32>,

@@ -5,10 +5,11 @@ pub mod control;
 pub mod health;
 pub mod http;
 pub mod own;
+pub mod page;
 pub mod prometheus;
 pub mod text;
 
-use crate::config::Tenants;
+use crate::config::{Page, Tenants};
 use crate::core::{Ask, Board};
 use crate::keeper::Keeper;
 use crate::stats::Stats;
@@ -16,6 +17,8 @@ use gpumem_ledger::ProcessKey;
 use gpumem_runs::rules::Groupings;
 use health::Health;
 use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -62,18 +65,32 @@ pub struct Shown {
     pub young: Duration,
     /// Names of categories.
     pub rules: Arc<Groupings>,
+    /// What the live page tells.
+    pub page: Page,
 }
 
 impl Default for Shown {
     fn default() -> Self {
         let rules = Arc::new(Groupings::preset(None));
         let young = Duration::from_secs(10);
-        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules }
+        let page = Page::default();
+        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules, page }
     }
+}
+
+/// What does not change while the daemon runs.
+#[derive(Debug, Clone, Default)]
+pub struct Fixed {
+    /// The configuration file that was read, or would be if it were there.
+    pub config: PathBuf,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// What every view has.
 pub struct Sight {
+    /// What does not change.
+    pub fixed: Fixed,
     /// The state.
     pub board: Board,
     /// What is counted.

@@ -22,7 +22,7 @@ mod table;
 pub(super) use facts::device_parts;
 pub(crate) use lines::{Lines, clean_name};
 pub use lines::{clean, wrapped};
-pub(in crate::report) use prose::hears_of_ooms;
+pub(in crate::report) use prose::{HELD, hears_of_ooms};
 pub(crate) use prose::{device_name, device_title, exit, whose};
 pub use prose::{label, short_command};
 pub(crate) use table::shorten;
