@@ -1,6 +1,6 @@
 //! What of a run grows, in a sentence, as a table, and as JSON.
 
-use super::text::{clean, device_title, label};
+use super::text::{clean, device_title, whose};
 use super::units::{plural, thousands};
 use super::{By, Report};
 use crate::growth::judge::{Judgement, Verdict};
@@ -234,7 +234,7 @@ pub fn moves(told: &Told) -> bool {
 
 /// Every verdict of every device as a table; `all` names every name.
 pub fn table(report: &Report<'_>, all: bool) -> String {
-    let mut out = format!("{}  pid {}\n", label(report.run), report.run.process.pid);
+    let mut out = format!("{}\n", whose(report.run));
     for device in &report.run.devices {
         out += &format!("\n{}\n", device_title(device));
         match told(report, device) {
