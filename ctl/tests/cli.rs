@@ -340,6 +340,7 @@ fn help_reads_as_it_was_approved() {
         &[][..],
         &["run"],
         &["ps"],
+        &["top"],
         &["report"],
         &["oom"],
         &["doctor"],
