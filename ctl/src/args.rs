@@ -102,6 +102,13 @@ pub struct Doctor {
     /// One JSON document
     #[arg(long)]
     pub json: bool,
+    /// Write an archive for somebody who is to help, without command lines, environments, tags and users' names [default file:
+    /// gpumem-doctor-TIME.tar.gz]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
+    pub bundle: Option<PathBuf>,
+    /// Users are named as they are
+    #[arg(long, requires = "bundle")]
+    pub keep_names: bool,
     #[command(flatten)]
     pub socket: SocketPath,
 }

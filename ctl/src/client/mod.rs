@@ -99,6 +99,14 @@ impl Daemon {
         self.get(&format!("/v1/doctor{of}"), ANSWER)
     }
 
+    /// What a scrape would be told.
+    ///
+    /// # Errors
+    /// No answer, or a refusal.
+    pub fn metrics(&self) -> Result<String> {
+        self.get("/v1/metrics", ANSWER)
+    }
+
     /// Runs, the newest first.
     ///
     /// # Errors
