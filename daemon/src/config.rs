@@ -4,13 +4,16 @@
 //! A key that does not exist, or a value that makes no sense, is refused with file, line, key and what is
 //! allowed: a daemon that guessed would be found out a week later.
 
+mod changes;
 mod check;
+
+pub use changes::{Change, Keys};
 
 use crate::core::Pace;
 use crate::keeper::Retention;
 use crate::source::agent::Limits;
 use crate::source::{kernel, nvml};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +22,7 @@ use std::time::Duration;
 pub const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 
 /// The file as typed. config/gpumemd.toml has every key with its default and what it means.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)] // documented where people read it
 pub struct Config {
@@ -35,7 +38,7 @@ pub struct Config {
 }
 
 /// How much of other users' processes is shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tenants {
     /// User, pid and bytes.
@@ -45,7 +48,7 @@ pub enum Tenants {
     Anonymous,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Agent {
@@ -63,7 +66,7 @@ pub struct Agent {
     pub rows_per_process: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Nvml {
@@ -85,7 +88,7 @@ pub struct Nvml {
     pub trust_pids: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Kernel {
@@ -93,7 +96,7 @@ pub struct Kernel {
     pub control_groups: PathBuf,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Runs {
@@ -108,11 +111,11 @@ pub struct Runs {
     pub max_size_mib: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Metrics {
-    #[serde(deserialize_with = "check::address")]
+    #[serde(deserialize_with = "check::address", serialize_with = "changes::address")]
     pub listen: Option<SocketAddr>,
     #[serde(deserialize_with = "check::connections")]
     pub connections: usize,
@@ -121,13 +124,13 @@ pub struct Metrics {
     pub rules: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Private {
     #[serde(deserialize_with = "check::seconds")]
     pub idle_exit_s: f64,
-    #[serde(deserialize_with = "check::address")]
+    #[serde(deserialize_with = "check::address", serialize_with = "changes::address")]
     pub listen: Option<SocketAddr>,
 }
 
@@ -397,32 +400,6 @@ impl Settings {
             rules: config.metrics.rules.clone(),
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
-    }
-
-    /// Names of the settings that differ in `other`, for those that can change while the daemon runs, and those
-    /// that need a restart.
-    pub fn changes(&self, other: &Settings) -> (Vec<&'static str>, Vec<&'static str>) {
-        let differ = [
-            (self.limits != other.limits, "agent", true),
-            (self.pace.checkpoint != other.pace.checkpoint, "runs.checkpoint_every_s", true),
-            (self.pace.roll != other.pace.roll, "runs.roll_every_s", true),
-            (self.retention.age != other.retention.age, "runs.keep_days", true),
-            (self.retention.bytes != other.retention.bytes, "runs.max_size_mib", true),
-            (self.pace.rows_per_process != other.pace.rows_per_process, "agent.rows_per_process", true),
-            (self.record != other.record, "record", true),
-            (self.tenants != other.tenants, "tenants", true),
-            (self.max_series != other.max_series, "metrics.max_series", true),
-            (self.rules != other.rules, "metrics.rules", true),
-            (self.http_connections != other.http_connections, "metrics.connections", true),
-            (self.idle_exit != other.idle_exit, "private.idle_exit_s", true),
-            (self.runtime_dir != other.runtime_dir, "runtime_dir", false),
-            (self.store != other.store, "runs.store", false),
-            (self.nvml != other.nvml, "nvml", false),
-            (self.kernel != other.kernel, "kernel", false),
-            (self.listen != other.listen, "metrics.listen", false),
-        ];
-        let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);
-        (of(true).map(|(_, name, _)| *name).collect(), of(false).map(|(_, name, _)| *name).collect())
     }
 }
 
