@@ -16,7 +16,7 @@ use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
-use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
+use crate::view::{self, Errand, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, Origin, ProcessKey};
 use gpumem_runs::report::By;
 use gpumem_runs::rules::Groupings;
@@ -100,13 +100,13 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     core.record(recorder);
     let mut core = tokio::spawn(core.run(batches, asked, ordered));
 
-    let processes = Processes::new();
+    let processes = Processes::with(settings.who.clone());
     let kernel = Kernel::new(&settings.kernel);
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let shown = Shown { tenants: settings.tenants, max_series: settings.max_series, rules };
+    let shown = settings.shown(rules);
     let sight = Arc::new(Sight {
         board: board.clone(),
         stats: Arc::clone(&stats),
@@ -295,7 +295,7 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        self.sight.show(Shown { tenants: new.tenants, max_series: new.max_series, rules });
+        self.sight.show(new.shown(rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);
@@ -317,6 +317,7 @@ impl Live {
             store: self.settings.store.clone(),
             nvml: self.settings.nvml.clone(),
             kernel: self.settings.kernel.clone(),
+            who: self.settings.who.clone(),
             listen: self.settings.listen,
             ..new
         };
@@ -391,6 +392,7 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
         processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
+        processes.seek();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
         if !frames.is_empty() && inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
@@ -464,7 +466,8 @@ impl Sources for World {
     }
 }
 
-fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
+/// What NVML costs, as metrics.
+pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
     let number = |name, help, counter, value| health::Number { name, help, counter, value };
     vec![
         number(

@@ -21,6 +21,7 @@
 //! CLOCK_MONOTONIC ns, ages are ms.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::string::String;
 use std::vec::Vec;
 
@@ -85,6 +86,11 @@ pub struct ProcessRow {
     pub why: Option<String>,
     /// Command, and rank where the process claims one; absent for other users' processes.
     pub command: Option<String>,
+    /// Whose it is, as far as that is known: user, comm, job, rank, world_size, container, pod, namespace, pod_uid,
+    /// container_name, slurm_job, slurm_step; `claimed` names those that the process says of itself. Of other users' processes
+    /// the user.
+    #[serde(default)]
+    pub who: BTreeMap<String, String>,
 }
 
 /// How the daemon is.

@@ -17,6 +17,8 @@ const AT_ONCE: &[&str] = &[
     "runs.max_size_mib",
     "metrics.connections",
     "metrics.max_series",
+    "metrics.tags",
+    "metrics.fold_younger_s",
     "metrics.rules",
     "private.idle_exit_s",
 ];

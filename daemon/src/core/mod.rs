@@ -2,6 +2,7 @@
 //! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
 
 mod roll;
+mod totals;
 mod track;
 
 use crate::clock;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+pub use totals::Totals;
 use track::Tracks;
 
 /// Time passes for the ledger about that often, with what a source says: waking up for it is most of what it costs.
@@ -45,6 +47,8 @@ pub struct Published {
     pub at_ns: u64,
     /// The ledger.
     pub snapshot: Snapshot,
+    /// What has happened since the daemon started.
+    pub totals: Totals,
 }
 
 /// Where views read. Reading never waits.
@@ -116,6 +120,7 @@ pub struct Core {
     checkpoint_ns: u64,
     roll: Roll,
     boot_id: String,
+    totals: Totals,
 }
 
 impl Core {
@@ -126,7 +131,8 @@ impl Core {
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
         let mut builder = RunBuilder::new(source);
         builder.limit_rows(pace.rows_per_process);
-        let first = Published { at_ns: now_ns, snapshot: builder.ledger().snapshot() };
+        let snapshot = builder.ledger().snapshot();
+        let first = Published { at_ns: now_ns, snapshot, totals: Totals::default() };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
         let turned_ns = Arc::new(AtomicU64::new(now_ns));
@@ -149,6 +155,7 @@ impl Core {
             checkpoint_ns: now_ns,
             roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
+            totals: Totals::default(),
         };
         core.anchor(now_ns);
         core.roll.set(pace.roll, core.wall_ns(now_ns));
@@ -308,7 +315,9 @@ impl Core {
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
-        self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot }));
+        self.totals.look(&snapshot);
+        let totals = self.totals.clone();
+        self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot, totals }));
     }
 
     /// Something that the daemon itself says.
@@ -348,6 +357,7 @@ impl Core {
                 self.stats.add(Count::RunsFinished, 1);
             }
         }
+        self.totals.look(&self.builder.ledger().snapshot());
         keys.into_iter().for_each(|key| self.builder.forget(key));
         self.changed = true;
     }
@@ -356,6 +366,9 @@ impl Core {
     fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
         let keys = self.roll.take(wall_ns, || self.tracks.living());
+        if !keys.is_empty() {
+            self.totals.look(&self.builder.ledger().snapshot());
+        }
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, true);

@@ -56,6 +56,10 @@ pub struct Shown {
     pub tenants: Tenants,
     /// Series of one scrape.
     pub max_series: usize,
+    /// Tags of a process on a device that are series, largest first.
+    pub tags: usize,
+    /// Processes younger than this are folded into one.
+    pub young: Duration,
     /// Names of categories.
     pub rules: Arc<Groupings>,
 }
@@ -63,7 +67,8 @@ pub struct Shown {
 impl Default for Shown {
     fn default() -> Self {
         let rules = Arc::new(Groupings::preset(None));
-        Shown { tenants: Tenants::default(), max_series: 10_000, rules }
+        let young = Duration::from_secs(10);
+        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules }
     }
 }
 
