@@ -110,21 +110,27 @@ impl Node {
         ps["processes"].as_array()?.iter().find(|row| row["pid"] == self.pid).cloned()
     }
 
-    /// Waits until the job's memory is known to the last byte: an agent, no loss, a sample.
+    /// The job's run, as it goes on.
+    fn run(&self) -> Option<Value> {
+        let ask = "curl -s -m 5 --unix-socket /run/gpumemd/control.sock http://gpumemd/v1/runs";
+        let runs: Value = serde_json::from_str(&self.boot.sh_may_fail(ask).1).ok()?;
+        runs.as_array()?.iter().find(|run| run["process"]["pid"] == self.pid).cloned()
+    }
+
+    /// Waits until the job's memory is known to the last byte: an agent that has said its whole state, and a sample.
     fn until_covered(&self) {
-        let mut row = None;
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut coverage = None;
+        let deadline = Instant::now() + Duration::from_secs(30);
         while Instant::now() < deadline {
-            row = self.row();
-            let flags = row.as_ref().map(|row| row["flags"].to_string()).unwrap_or_default();
-            let is_so =
-                flags.contains("covered") && !flags.contains("uncovered") && !flags.contains("partial");
-            if is_so && row.as_ref().is_some_and(|row| row["untrackable_bytes"].is_i64()) {
+            coverage = self.run().map(|run| run["coverage"].clone());
+            let is_whole =
+                coverage.as_ref().is_some_and(|of| of["covered"] == true && of["partial_state"] == false);
+            if is_whole && self.row().is_some_and(|row| row["untrackable_bytes"].is_i64()) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(30));
         }
-        panic!("the job is not covered: {row:?}\n{}", self.boot.journal());
+        panic!("the job is not covered: {coverage:?} {:?}\n{}", self.row(), self.boot.journal());
     }
 
     fn metric(&self, series: &str) -> Option<f64> {
