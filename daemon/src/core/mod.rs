@@ -56,6 +56,7 @@ pub struct Published {
 pub struct Board {
     published: watch::Receiver<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
+    turned_ns: Arc<AtomicU64>,
 }
 
 impl Board {
@@ -68,6 +69,11 @@ impl Board {
     /// When somebody last looked.
     pub fn read_ns(&self) -> u64 {
         self.read_ns.load(Ordering::Relaxed)
+    }
+
+    /// When the core last told the ledger that time passes: several times a second, whatever else happens.
+    pub fn turned_ns(&self) -> u64 {
+        self.turned_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -106,6 +112,7 @@ pub struct Core {
     pace: Pace,
     publisher: watch::Sender<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
+    turned_ns: Arc<AtomicU64>,
     published_ns: u64,
     changed: bool,
     wall_offset_ns: i128,
@@ -128,7 +135,8 @@ impl Core {
         let first = Published { at_ns: now_ns, snapshot, totals: Totals::default() };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
-        let board = Board { published, read_ns: Arc::clone(&read_ns) };
+        let turned_ns = Arc::new(AtomicU64::new(now_ns));
+        let board = Board { published, read_ns: Arc::clone(&read_ns), turned_ns: Arc::clone(&turned_ns) };
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let mut core = Core {
             builder,
@@ -139,6 +147,7 @@ impl Core {
             pace,
             publisher,
             read_ns,
+            turned_ns,
             published_ns: now_ns,
             changed: true,
             wall_offset_ns: 0,
@@ -295,6 +304,7 @@ impl Core {
             self.checkpoint();
         }
         self.roll(now_ns);
+        self.turned_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
         if self.changed && (watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS) {
             self.publish(now_ns);

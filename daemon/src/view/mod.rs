@@ -16,6 +16,8 @@ use gpumem_ledger::ProcessKey;
 use gpumem_runs::rules::Groupings;
 use health::Health;
 use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -72,8 +74,19 @@ impl Default for Shown {
     }
 }
 
+/// What does not change while the daemon runs.
+#[derive(Debug, Clone, Default)]
+pub struct Fixed {
+    /// The configuration file that was read, or would be if it were there.
+    pub config: PathBuf,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
+}
+
 /// What every view has.
 pub struct Sight {
+    /// What does not change.
+    pub fixed: Fixed,
     /// The state.
     pub board: Board,
     /// What is counted.

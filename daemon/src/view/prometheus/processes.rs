@@ -42,7 +42,7 @@ static INFO: Family = Family::gauge(
         "cgroup",
         "claimed",
     ],
-    "A process that uses a GPU; always 1. Has what is known of it, to be joined by pid and start.",
+    "A process that uses a GPU; always 1. Has what is known of it, to be joined by pid and start; claimed names the labels that the process says itself.",
 );
 static COUNT: Family = Family::gauge(
     "gpumem_device_processes",

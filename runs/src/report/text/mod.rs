@@ -25,7 +25,7 @@ pub use lines::{clean, wrapped};
 pub(crate) use prose::{device_name, device_title, exit};
 pub use prose::{label, short_command};
 pub(crate) use table::shorten;
-pub(super) use table::{is_carried, note};
+pub(super) use table::{Printed, Shown, is_carried, note};
 
 use super::Report;
 use super::time::Times;
