@@ -15,7 +15,7 @@ const INFO: &str = "gpumem_process_info";
 const CALLED: [&str; 4] = ["job_name", "slurm_job", "pod_uid", "pod"];
 /// Numbers of a process: on a device, or of the whole process.
 const NUMBERS: &str = "gpumem_process_(used|predates|tracked|untrackable|used_peak)_bytes|gpumem_process_flag|\
-                       gpumem_process_(allocation_failures|ooms)_total";
+                       gpumem_process_allocation_failures_total";
 
 /// Which process of which node.
 type Key = (String, u32, u64);
