@@ -36,6 +36,8 @@ pub enum Command {
     Report(Box<Report>),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
+    /// Sum the processes of a job, on this node or with a Prometheus on all; without ID: list the jobs
+    Job(Job),
     /// Say what a word of a report means, with the numbers of a run
     Explain(Explain),
     /// Tell what one run holds more than another, and why; a gate for tests
@@ -90,6 +92,23 @@ pub struct Ps {
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Job {
+    /// Name or id of the job, Slurm's, or the pod's name or uid; all jobs if left out
+    pub id: Option<String>,
+    /// One JSON document (docs/who.md)
+    #[arg(long)]
+    pub json: bool,
+    /// Ask this Prometheus, which scrapes the daemons of all nodes, instead of this node
+    #[arg(long, value_name = "URL", conflicts_with_all = ["given", "socket"])]
+    pub prometheus: Option<String>,
+    #[command(flatten)]
+    pub store: StorePath,
     #[command(flatten)]
     pub socket: SocketPath,
 }
