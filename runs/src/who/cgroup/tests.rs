@@ -24,7 +24,10 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
     let files = [
         // systemd alone: a login, a user's manager, a service, nothing.
         ("0::/user.slice/user-1000.slice/session-2.scope", "- - - -"),
-        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-0f5c1a2b-1111-4222-8333-4444aaaabbbb.scope", "- - - -"),
+        (
+            "0::/user.slice/user-1000.slice/user@1000.service/app.slice/app-org.gnome.Terminal.slice/vte-spawn-0f5c1a2b-1111-4222-8333-4444aaaabbbb.scope",
+            "- - - -",
+        ),
         ("0::/system.slice/gpumemd.service", "- - - -"),
         ("0::/", "- - - -"),
         ("", "- - - -"),
@@ -34,7 +37,10 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
         ("0::/../docker-ID.scope", "ID - - -"),
         ("0::/../ID/init.scope", "ID - - -"),
         ("12:memory:/docker/ID\n4:devices:/docker/ID\n1:name=systemd:/docker/ID\n0::/", "ID - - -"),
-        ("12:memory:/system.slice/docker.service/OTHER-scope\n1:name=systemd:/docker/ID\n0::/system.slice/docker.service", "ID - - -"),
+        (
+            "12:memory:/system.slice/docker.service/OTHER-scope\n1:name=systemd:/docker/ID\n0::/system.slice/docker.service",
+            "ID - - -",
+        ),
         ("0::/ecs/5d1c0f0e6a2b4c3d8e9f00112233aabb/ID", "ID - - -"),
         // Docker in Docker: the inner one.
         ("0::/system.slice/docker-OTHER.scope/docker/ID", "ID - - -"),
@@ -51,29 +57,53 @@ fn runtimes_and_batch_systems_name_groups_as_they_do() {
         ("0::/default/ID", "ID - - -"),
         // Kubernetes, driver systemd: the three classes, containerd and CRI-O.
         ("0::/kubepods.slice/kubepods-podU_I_D.slice/cri-containerd-ID.scope", "ID UID - -"),
-        ("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope", "ID UID - -"),
-        ("0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podU_I_D.slice/crio-ID.scope/container", "ID UID - -"),
-        ("11:devices:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/docker-ID.scope\n0::/", "ID UID - -"),
+        (
+            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope",
+            "ID UID - -",
+        ),
+        (
+            "0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podU_I_D.slice/crio-ID.scope/container",
+            "ID UID - -",
+        ),
+        (
+            "11:devices:/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/docker-ID.scope\n0::/",
+            "ID UID - -",
+        ),
         // Driver cgroupfs.
         ("0::/kubepods/podUID/ID", "ID UID - -"),
         ("0::/kubepods/burstable/podUID/ID", "ID UID - -"),
         ("5:memory:/kubepods/besteffort/podUID/ID\n0::/", "ID UID - -"),
         ("0::/kubepods/besteffort/podUID/crio-ID", "ID UID - -"),
         // containerd under systemd although the kubelet was told cgroupfs.
-        ("9:cpu:/system.slice/containerd.service/kubepods-burstable-podU_I_D.slice:cri-containerd:ID\n0::/", "ID UID - -"),
+        (
+            "9:cpu:/system.slice/containerd.service/kubepods-burstable-podU_I_D.slice:cri-containerd:ID\n0::/",
+            "ID UID - -",
+        ),
         // A static pod: its uid is a hash.
-        ("0::/kubepods/burstable/pod5d1c0f0e6a2b4c3d8e9f00112233aabb/ID", "ID 5d1c0f0e6a2b4c3d8e9f00112233aabb - -"),
+        (
+            "0::/kubepods/burstable/pod5d1c0f0e6a2b4c3d8e9f00112233aabb/ID",
+            "ID 5d1c0f0e6a2b4c3d8e9f00112233aabb - -",
+        ),
         // As another pod sees it.
-        ("0::/../../../kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope", "ID UID - -"),
+        (
+            "0::/../../../kubepods-burstable.slice/kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope",
+            "ID UID - -",
+        ),
         ("0::/../../podUID/ID", "ID UID - -"),
         ("0::/../cri-containerd-ID.scope", "ID - - -"),
         // kind: a node that is a container.
-        ("0::/system.slice/docker-OTHER.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope", "ID UID - -"),
+        (
+            "0::/system.slice/docker-OTHER.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-podU_I_D.slice/cri-containerd-ID.scope",
+            "ID UID - -",
+        ),
         ("0::/docker/OTHER/kubelet/kubepods/besteffort/podUID/ID", "ID UID - -"),
         // The pod's own pause between them is not there: then the node's container is not the pod's.
         ("0::/docker/OTHER/kubelet/kubepods/besteffort/podUID", "- UID - -"),
         // Slurm, v1: in some hierarchies only; v2; several slurmd on a machine; batch, extern, a heterogeneous step.
-        ("8:freezer:/slurm_n1/uid_1500/job_1/step_0\n5:devices:/slurm_n1/uid_1500/job_1/step_0/task_0\n4:memory:/system.slice/slurmd.service\n0::/system.slice/slurmd.service", "- - 1 0"),
+        (
+            "8:freezer:/slurm_n1/uid_1500/job_1/step_0\n5:devices:/slurm_n1/uid_1500/job_1/step_0/task_0\n4:memory:/system.slice/slurmd.service\n0::/system.slice/slurmd.service",
+            "- - 1 0",
+        ),
         ("8:freezer:/slurm/uid_1500/job_8812/step_batch\n0::/", "- - 8812 batch"),
         ("0::/system.slice/slurmstepd.scope/job_8812/step_3/user/task_7", "- - 8812 3"),
         ("0::/system.slice/n1_slurmstepd.scope/job_8812/step_extern/user/task_special", "- - 8812 extern"),
