@@ -11,7 +11,7 @@ CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
 .PHONY: build fake-gpu demo reports test soak lint bench wheel clean
-.PHONY: install uninstall deb tarball sizes
+.PHONY: install uninstall deb tarball image sizes
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -70,6 +70,10 @@ OLD_PROGRAMS = $(TARGET)/wheel-programs
 tarball:
 	@CARGO="$(CARGO)" python3 agent-lib/python/build_wheel.py --programs-only
 	@packaging/tarball.sh $(OLD_PROGRAMS) $(TARGET)/package
+
+# The container image, as an OCI archive; the last line is its path. Needs buildah and mmdebstrap, no Docker.
+image: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
+	@packaging/image.sh "$(PROGRAMS)" $(TARGET)/package
 
 # What there is of packages, and what takes the room in them.
 sizes:

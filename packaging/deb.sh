@@ -65,7 +65,7 @@ size=$(du -sk --apparent-size "$tree" | cut -f1)
 sed -e "s/@VERSION@/$revision/; s/@ARCHITECTURE@/$architecture/; s/@SIZE@/$size/; s/@DEPENDS@/$depends/" \
   "$debian/control" > "$meta/control"
 for script in postinst prerm postrm; do
-  sed "s/@VERSION@/$VERSION/" "$debian/$script" > "$meta/$script"
+  sed "s/@VERSION@/$VERSION/g" "$debian/$script" > "$meta/$script"
   chmod 755 "$meta/$script"
 done
 ( cd "$tree" && find etc -type f | LC_ALL=C sort | sed 's|^|/|' ) > "$meta/conffiles"

@@ -46,17 +46,50 @@ pub const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
 /// Kineto's: it finalizes CUPTI some time after each trace.
 pub const TEARDOWN: &str = "TEARDOWN_CUPTI";
 
-/// Facts about rank and job that launchers leave in the environment, and what a Hello calls them. The first that is
-/// set counts.
-const CLAIMS: &[(&str, &[&str])] = &[
-    ("job", &[JOB]),
-    ("rank", &["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"]),
-    ("local_rank", &["LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"]),
-    ("world_size", &["WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]),
-    ("slurm_job", &["SLURM_JOB_ID"]),
-    ("slurm_step", &["SLURM_STEP_ID"]),
-    ("torchelastic_run_id", &["TORCHELASTIC_RUN_ID"]),
+/// Rank, local rank and world size, by launcher: those of the first one that says a rank count, because a launcher inside of
+/// another inherits its variables. An `mpirun` in a Slurm job, for one, has SLURM_PROCID from the task that started it.
+const RANKS: &[[&str; 3]] = &[
+    ["RANK", "LOCAL_RANK", "WORLD_SIZE"],
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"],
+    ["MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_SIZE"],
+    ["PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"],
+    ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"],
 ];
+
+/// What a Hello calls them.
+const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
+
+/// A task of Slurm has this; in a batch script, which is no task, SLURM_PROCID is 0 all the same.
+const SLURM_STEP: &str = "SLURM_STEP_ID";
+
+/// What else launchers, and Kubernetes' downward API by custom, leave in the environment, and what a Hello calls it.
+const CLAIMS: &[(&str, &str)] = &[
+    ("job", JOB),
+    ("slurm_job", "SLURM_JOB_ID"),
+    ("slurm_step", SLURM_STEP),
+    ("torchelastic_run_id", "TORCHELASTIC_RUN_ID"),
+    ("pod", "POD_NAME"),
+    ("namespace", "POD_NAMESPACE"),
+    ("pod_uid", "POD_UID"),
+    ("container_name", "CONTAINER_NAME"),
+];
+
+/// `key=value` lines for a Hello, of what `get` says of each variable.
+fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
+    let mut lines = String::new();
+    let mut claim = |name: &str, variable: &str| {
+        let value = get(variable);
+        if let Some(line) = value.as_ref().and_then(|value| value.to_str()?.lines().next()) {
+            lines.push_str(&format!("{name}={line}\n"));
+        }
+    };
+    CLAIMS.iter().for_each(|(name, variable)| claim(name, variable));
+    let is_task = |rank: &str| rank != "SLURM_PROCID" || get(SLURM_STEP).is_some();
+    if let Some(variables) = RANKS.iter().find(|[rank, ..]| get(rank).is_some() && is_task(rank)) {
+        RANK_CLAIMS.iter().zip(variables).for_each(|(name, variable)| claim(name, variable));
+    }
+    lines
+}
 
 /// What was read.
 #[derive(Debug, Clone, Default)]
@@ -178,14 +211,6 @@ impl Settings {
                 doubtful_socket = Some(doubtful);
             }
         }
-        let mut claims = String::new();
-        for (claim, names) in CLAIMS {
-            let value = names.iter().find_map(|name| get(name));
-            if let Some(value) = value.as_ref().and_then(|value| value.to_str()) {
-                let line = value.lines().next().unwrap_or_default();
-                claims.push_str(&format!("{claim}={line}\n"));
-            }
-        }
         let homes = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"];
         Settings {
             disabled: get(DISABLE).is_some_and(|value| value != "0") || serves_others(),
@@ -206,7 +231,43 @@ impl Settings {
                 .unwrap_or_default(),
             nvtx_ranges: get(NVTX_RANGES).is_some_and(|value| value != "0"),
             nvtx_injection: get(NVTX_INJECTION).map(Into::into),
-            claims,
+            claims: claims(get),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> String {
+        let of =
+            |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.into());
+        claims(of).replace('\n', " ")
+    }
+
+    #[test]
+    fn ranks_are_of_one_launcher() {
+        let slurm = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")];
+        let step = [("SLURM_STEP_ID", "2"), ("SLURM_LOCALID", "0"), ("SLURM_STEP_NUM_TASKS", "8")];
+        let mpi = [("OMPI_COMM_WORLD_RANK", "5"), ("OMPI_COMM_WORLD_SIZE", "16")];
+        let torch = [("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4")];
+        assert_eq!(of(&slurm), "slurm_job=7 ", "a batch script is no rank");
+        let task = [&slurm[..], &step].concat();
+        assert_eq!(of(&task), "slurm_job=7 slurm_step=2 rank=0 local_rank=0 world_size=8 ");
+        let in_task = [&task[..], &mpi].concat();
+        assert_eq!(
+            of(&in_task),
+            "slurm_job=7 slurm_step=2 rank=5 world_size=16 ",
+            "mpirun's, not that of its orted"
+        );
+        let all = [&in_task[..], &torch].concat();
+        assert_eq!(of(&all), "slurm_job=7 slurm_step=2 rank=3 local_rank=1 world_size=4 ");
+        assert_eq!(of(&[("WORLD_SIZE", "4"), ("LOCAL_RANK", "1")]), "", "of no rank");
+    }
+
+    #[test]
+    fn a_claim_is_one_line() {
+        assert_eq!(of(&[("POD_NAME", "a\nslurm_job=1"), ("POD_NAMESPACE", "")]), "pod=a ");
     }
 }

@@ -1,8 +1,10 @@
 //! What can be typed.
 
 mod compare;
+mod top;
 
 pub use compare::{Diff, Explain, Export, Runs};
+pub use top::Top;
 
 use crate::exit::NoStore;
 use crate::when::When;
@@ -27,6 +29,8 @@ pub enum Command {
     Run(Run),
     /// List what holds the GPUs now
     Ps(Ps),
+    /// Watch what holds the GPUs, and one process in depth
+    Top(Top),
     /// Tell where the memory of a process or run went
     Report(Box<Report>),
     /// Tell why memory ran out: the request, who had the device, what would have helped
@@ -90,7 +94,7 @@ pub struct Ps {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = crate::exit::HELP)]
+#[command(after_help = crate::exit::DOCTOR_HELP)]
 pub struct Doctor {
     /// Look at this process as well
     pub pid: Option<u32>,

@@ -27,6 +27,9 @@ pub const ABOVE: u8 = 8;
 /// Of `diff --fail-above`: what is known does not tell.
 pub const UNJUDGED: u8 = 9;
 
+/// Of `doctor`: something is bad.
+pub const SICK: u8 = 10;
+
 /// Of `run`: what it should do for the command it could not do. As env(1), timeout(1) and nohup(1) have it.
 pub const RUN_OWN: u8 = 125;
 /// Of `run`: the command is there and cannot be executed.
@@ -40,6 +43,9 @@ pub const RUN_SIGNAL: u8 = 128;
 pub const HELP: &str = "Exit codes: 0 done, 1 failure, 2 wrong command line, 3 no such file, run or process, \
 4 input is not what it should be, 5 run store cannot be read or written, 6 no daemon answers, \
 7 the daemon refuses";
+/// Shown by `doctor --help`.
+pub const DOCTOR_HELP: &str = "Exit codes: 0 nothing is bad, 10 something is (it is said, with what to do); 1 failure, 2 wrong command line, \
+3 no such process. What each line means: docs/troubleshooting.md";
 /// Shown by `diff --help`.
 pub const DIFF_HELP: &str = "Exit codes: 0 done, and within the limit; 8 B exceeds A by more than --fail-above allows, \
 9 what is known does not tell; 1 failure, 2 wrong command line, 3 no such file, run, process or category, 4 input is not \

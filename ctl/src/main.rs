@@ -42,7 +42,11 @@ fn run(command: args::Command) -> u8 {
         args::Command::Detach(detach) => return command::run::detach(&detach),
         args::Command::Generate(generate) => command::generate::run(&generate),
         args::Command::Ps(ps) => command::ps::run(&ps),
-        args::Command::Doctor(doctor) => command::doctor::run(&doctor),
+        args::Command::Top(top) => command::top::run(&top),
+        args::Command::Doctor(doctor) => match command::doctor::run(&doctor) {
+            Ok(code) => return code,
+            Err(error) => Err(error),
+        },
         args::Command::Mark(mark) => command::mark::run(&mark),
         args::Command::Nvml(nvml) => command::nvml::run(&nvml),
         args::Command::Import(import) => command::import::run(&import),

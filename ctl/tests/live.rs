@@ -6,7 +6,8 @@ mod common;
 use common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
 use gpumem_runs::run::{Device, Run, State};
 use gpumem_runs::store::Store;
-use gpumem_wire::control::{DeviceRow, Doctor, Finding, Level, ProcessRow, Ps};
+use gpumem_wire::control::{self, DeviceRow, Doctor, Finding, ProcessRow, Ps};
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -282,63 +283,130 @@ fn a_pid_that_nobody_knows_is_answered_with_what_was_looked_at() {
     assert!(stored.contains("  run r1  pid 20417 "), "ended, but kept: {stored}");
 }
 
+/// What doctor says, whatever its exit code, which is 10 exactly when something is bad.
+fn doctor(folder: &Folder, args: &[&str]) -> String {
+    let output = folder.run(&[&["doctor"], args].concat());
+    let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    let is_bad = text.lines().any(|line| line.starts_with("BAD "));
+    assert_eq!(output.status.code(), Some(if is_bad { 10 } else { 0 }), "{output:?}");
+    text
+}
+
+/// Its line about a check, without the state and with one blank between words.
+fn line(text: &str, state: &str, id: &str) -> String {
+    let mut words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let found = words.find(|words| words.starts_with(&[state, id]));
+    found.unwrap_or_else(|| panic!("{state} {id}: {text}"))[2..].join(" ")
+}
+
 #[test]
 fn doctor_puts_the_worst_first_and_needs_no_daemon() {
     let folder = Folder::new("doctor");
-    let alone = stdout(&folder.run(&["doctor"]));
-    assert!(alone.starts_with("BAD      daemon: none answers; looked at: "), "{alone}");
-    assert!(alone.contains("\n         -> gpumemctl run -- COMMAND starts a private one"), "{alone}");
+    let alone = doctor(&folder, &[]);
+    assert!(alone.starts_with("BAD      daemon "), "{alone}");
+    assert!(line(&alone, "BAD", "daemon").starts_with("none answers; looked at: "), "{alone}");
+    assert!(alone.contains("-> gpumemctl run -- COMMAND starts a private one"), "{alone}");
 
     let daemon = daemon(&folder);
-    let finding = |level, subject: &str, remedy: Option<&str>| Finding {
-        level,
-        subject: subject.into(),
+    let finding = |state, id: &str, fix: Option<&str>| Finding {
+        id: id.into(),
+        state,
+        subject: id.into(),
         text: "is so".into(),
-        remedy: remedy.map(str::to_owned),
+        fix: fix.map(str::to_owned),
     };
     let told = Doctor {
-        version: "0.1.0".into(),
+        version: "0.0.9".into(),
         pid: 812,
         uptime_s: 7_300,
-        facts: vec![("driver".into(), "550.54".into()), ("agents".into(), "3".into())],
-        findings: vec![finding(Level::Good, "store", None), finding(Level::Bad, "nvml", Some("mend it"))],
+        facts: vec![
+            ("driver".into(), "550.54".into()),
+            ("agents".into(), "3".into()),
+            ("clock".into(), "1".into()),
+        ],
+        findings: vec![
+            finding(control::State::Ok, "store", None),
+            finding(control::State::Bad, "nvml", Some("mend it")),
+            finding(control::State::Warn, "of.a.later.version", None),
+        ],
     };
     let told = serde_json::to_string(&told).expect("JSON");
     daemon.says("GET /v1/doctor", 200, &told).says("GET /v1/doctor?*", 200, &told);
-    let text = stdout(&folder.run(&["doctor"]));
-    assert!(text.starts_with("gpumemd 0.1.0 pid 812, up 2 h, at "), "{text}");
+    let text = doctor(&folder, &[]);
+    assert!(text.starts_with("gpumemd 0.0.9 pid 812, up 2 h, at "), "{text}");
     assert!(text.contains("\n  driver  550.54\n  agents  3\n\nBAD      "), "{text}");
-    assert!(text.contains("\nBAD      nvml: is so\n         -> mend it\n"), "{text}");
-    assert!(text.contains("\nBAD      sockets: ") && text.contains("agent.sock: it is not there"), "{text}");
-    let order = |level: &str| text.find(&format!("\n{level}")).expect("a finding");
-    assert!(order("BAD") < order("ok "), "{text}");
+    assert_eq!(line(&text, "BAD", "nvml"), "is so");
+    assert!(text.contains("-> mend it\n"), "{text}");
+    assert!(line(&text, "BAD", "sockets").contains("agent.sock: it is not there"), "{text}");
+    assert!(line(&text, "warn", "daemon.version").starts_with("gpumemd is 0.0.9, gpumemctl is "), "{text}");
+    assert!(line(&text, "warn", "namespace.time").contains("another time namespace"), "{text}");
+    let order = |state: &str| text.find(&format!("\n{state}")).expect("a finding");
+    assert!(order("BAD") < order("warn") && order("warn") < order("ok "), "{text}");
+    let columns: BTreeSet<usize> = text.lines().filter_map(|line| line.find("-> ")).collect();
+    assert_eq!(columns.len(), 1, "what to do is in one column: {text}");
 
     let _agent = UnixListener::bind(folder.path("gpumem/agent.sock")).expect("a socket");
     let own = std::process::id().to_string();
-    let text = stdout(&folder.run(&["doctor", &own]));
+    let text = doctor(&folder, &[&own]);
+    assert!(line(&text, "ok", "sockets").contains("agent.sock (mode "), "{text}");
     assert!(
-        text.contains("\nok       sockets: ") && text.contains(&format!("\nok       pid {own}: ")),
+        line(&text, "ok", "process.cuda").starts_with(&format!("pid {own}: has not opened libcuda")),
         "{text}"
     );
     assert!(daemon.was_asked().contains(&format!("GET /v1/doctor?pid={own}")));
-    let json: serde_json::Value =
-        serde_json::from_str(&stdout(&folder.run(&["doctor", "--json"]))).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&doctor_json(&folder)).expect("JSON");
     assert_eq!((&json["schema"], &json["daemon"]["pid"]), (&"gpumem.doctor".into(), &812.into()));
-    assert_eq!(json["findings"][0]["level"], "bad");
+    assert_eq!((&json["version"], &json["findings"][0]["state"]), (&2.into(), &"bad".into()));
+    let bad = json["findings"].as_array().expect("findings").iter().filter(|of| of["state"] == "bad").count();
+    assert_eq!(json["counts"]["bad"], bad);
 
     let library =
         folder.command(&["doctor"]).env("GPUMEM_LIBRARY", "/nonexistent.so").output().expect("gpumemctl");
-    assert!(
-        stdout(&library).contains("BAD      libgpumem.so: was not found: $GPUMEM_LIBRARY is /nonexistent.so")
-    );
+    let library = String::from_utf8(library.stdout).expect("UTF-8");
+    let library = line(&library, "BAD", "agent.library");
+    assert_eq!(library, "libgpumem.so: was not found: $GPUMEM_LIBRARY is /nonexistent.so");
     let (exit, message) = failure(&folder.run(&["doctor", "999999999"]));
     assert_eq!((exit, message.contains("no such process")), (3, true), "{message}");
     daemon.says(&format!("GET /v1/doctor?pid={own}"), 404, r#"{"error":"process uses no GPU"}"#);
-    let text = stdout(&folder.run(&["doctor", &own]));
-    assert!(text.contains(&format!("degraded pid {own}: process uses no GPU\n")), "{text}");
-    assert!(text.starts_with("gpumemd 0.1.0 pid 812"), "{text}");
+    let text = doctor(&folder, &[&own]);
+    assert_eq!(line(&text, "unknown", "process"), format!("pid {own}: process uses no GPU"));
+    assert!(text.starts_with("gpumemd 0.0.9 pid 812"), "{text}");
     daemon.says("GET /v1/doctor", 500, "");
-    assert!(stdout(&folder.run(&["doctor"])).contains("answered 500"));
+    assert!(line(&doctor(&folder, &[]), "BAD", "daemon").contains("answered 500"));
+    daemon.says("GET /v1/doctor", 200, r#"{"findings":[{"level":"bad"}]}"#);
+    assert!(line(&doctor(&folder, &[]), "BAD", "daemon.version").contains("of another version"));
+}
+
+fn doctor_json(folder: &Folder) -> String {
+    String::from_utf8(folder.run(&["doctor", "--json"]).stdout).expect("UTF-8")
+}
+
+#[test]
+fn doctor_reads_this_shell_too() {
+    let folder = Folder::new("doctor-shell");
+    let long = format!("/{}", "x".repeat(120));
+    let told = |name: &str, value: &str| {
+        let output = folder.command(&["doctor"]).env(name, value).output().expect("gpumemctl");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let text = told("GPUMEM_SOCKET", &long);
+    assert!(
+        line(&text, "BAD", "sockets.path")
+            .starts_with("GPUMEM_SOCKET: GPUMEM_SOCKET gives a socket's path of 121"),
+        "{text}"
+    );
+    let text = told("GPUMEM_DISABLE", "1");
+    assert!(line(&text, "warn", "agent.environment").starts_with("GPUMEM_DISABLE: is set here"), "{text}");
+    let text = told("CUDA_INJECTION64_PATH", "/nonexistent/libgpumem.so");
+    assert!(line(&text, "BAD", "agent.environment").contains("which is not there"), "{text}");
+    let text = told("CUDA_INJECTION64_PATH", "/bin/sh");
+    assert!(line(&text, "ok", "agent.environment").contains("names another tool"), "{text}");
+    let text = told("GPUMEM_RECORD", "/tmp/x.%p");
+    assert!(line(&text, "warn", "agent.environment").contains("report to no daemon"), "{text}");
+    let narrow =
+        folder.command(&["doctor"]).env("GPUMEM_LIBRARY", "/etc/passwd").output().expect("gpumemctl");
+    let text = String::from_utf8(narrow.stdout).expect("UTF-8");
+    assert!(line(&text, "BAD", "agent.library").contains("is no ELF file"), "{text}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::config::{self, Config, Home, Settings};
 use crate::core::{Board, Core, Order};
 use crate::keeper::Keeper;
 use crate::recorder::Recorder;
+use crate::service::{self, tell};
 use crate::signals::Pulse;
 use crate::sockets::{self, Handed};
 use crate::source::Batch;
@@ -15,13 +16,14 @@ use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
-use crate::view::{self, Errand, Shown, Sight, Sources, control, http};
+use crate::view::{self, Errand, Sight, Sources, control, http};
 use gpumem_ledger::{DeviceName, Origin, ProcessKey};
 use gpumem_runs::report::By;
 use gpumem_runs::rules::Groupings;
 use gpumem_wire::{AskKind, Body, Reading, Record, Stamp};
 use rustix::net::{AddressFamily, SocketType};
 use sd_notify::NotifyState;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -79,7 +81,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let stats = Arc::new(Stats::default());
     let rules = Arc::new(Groupings::load(&settings.rules)?);
     let recorder = record(&settings, &stats)?;
-    let listeners = Listeners::open(&setup, &settings)?;
+    let mut listeners = Listeners::open(&setup, &settings)?;
 
     let (keeper, keeper_thread) =
         Keeper::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
@@ -88,17 +90,19 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let (orders, ordered) = mpsc::channel(16);
     let (mut core, board) = Core::new(Arc::clone(&stats), keeper.clone(), settings.pace);
     core.record(recorder);
-    let core = tokio::spawn(core.run(batches, asked, ordered));
+    let mut core = tokio::spawn(core.run(batches, asked, ordered));
 
-    let processes = Processes::new();
+    let processes = Processes::with(settings.who.clone());
     let kernel = Kernel::new(&settings.kernel);
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
-    let Settings { tenants, max_series, page, .. } = settings;
-    let shown = Shown { tenants, max_series, rules, page };
+    let shown = settings.shown(rules);
+    let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
+    let metrics = listeners.http.as_ref().and_then(|listener| listener.local_addr().ok());
     let sight = Arc::new(Sight {
+        fixed: view::Fixed { config, metrics },
         board: board.clone(),
         stats: Arc::clone(&stats),
         keeper,
@@ -108,6 +112,9 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     });
     answer(&agents, &sight);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));
+    if let Some(kept) = listeners.kept.take() {
+        agents.inherit(kept).await;
+    }
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(Arc::clone(&agents).listen(listeners.agent));
     tasks.spawn(control::serve(listeners.control, Arc::clone(&sight)));
@@ -117,7 +124,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     tasks.spawn(ends(processes.clone(), Arc::clone(&agents), kernel.clone(), inbox.clone()));
     tasks.spawn(facts(processes, kernel, inbox));
     if setup.service {
-        tasks.spawn(watchdog(Arc::clone(&sight)));
+        let seen = Arc::clone(&sight);
+        tasks.spawn(service::watchdog(board.clone(), move || status(&seen.sources.health())));
         tell(&[NotifyState::Ready, NotifyState::Status("watching")]);
     }
     tracing::info!(
@@ -133,6 +141,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         let idle = live.settings.idle_exit;
         tokio::select! {
             () = signals.end.next() => break,
+            ended = &mut core => anyhow::bail!("the ledger's task ended: {ended:?}"),
             () = signals.reload.next() => live.reload().await,
             () = until_idle(idle, &live.agents, &board) => {
                 tracing::info!("nobody has needed this private daemon for a while");
@@ -145,6 +154,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         tell(&[NotifyState::Stopping]);
     }
     tasks.abort_all();
+    live.agents.finish().await;
     // Fails only if the core is gone already.
     let _ = live.orders.send(Order::End).await;
     let _ = core.await;
@@ -192,6 +202,8 @@ struct Listeners {
     agent: UnixListener,
     control: UnixListener,
     http: Option<TcpListener>,
+    /// What an earlier life had kept, where somebody keeps things.
+    kept: Option<Vec<(String, OwnedFd)>>,
     /// Held for as long as the daemon lives.
     _lock: Option<std::fs::File>,
 }
@@ -205,6 +217,8 @@ impl Listeners {
             sockets::runtime_dir(&settings.runtime_dir, mode)?;
             lock = Some(sockets::lock(&settings.runtime_dir)?);
         }
+        // Who passes the agents' socket is the one to keep their connections.
+        let kept = handed.agent.is_some().then_some(handed.kept);
         let agent = match handed.agent {
             Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
             None => sockets::listen_to_agents(&settings.runtime_dir, mode)?,
@@ -225,6 +239,7 @@ impl Listeners {
             agent: UnixListener::from_std(agent.into())?,
             control: UnixListener::from_std(control.into())?,
             http,
+            kept,
             _lock: lock,
         })
     }
@@ -273,8 +288,7 @@ impl Live {
         }
         self.agents.set_limits(new.limits);
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
-        let Settings { tenants, max_series, page, .. } = new;
-        self.sight.show(Shown { tenants, max_series, rules, page });
+        self.sight.show(new.shown(rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);
@@ -293,6 +307,7 @@ impl Live {
             store: self.settings.store.clone(),
             nvml: self.settings.nvml.clone(),
             kernel: self.settings.kernel.clone(),
+            who: self.settings.who.clone(),
             listen: self.settings.listen,
             ..new
         };
@@ -367,6 +382,7 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
         let now_ns = clock::now_ns();
         kernel.look(now_ns);
         processes.newcomers().into_iter().for_each(|key| kernel.meet(key));
+        processes.seek();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
         if !frames.is_empty() && inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
@@ -375,22 +391,11 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
     }
 }
 
-/// Tells systemd that the loop turns, and in short how things are.
-async fn watchdog(sight: Arc<Sight>) {
-    let interval = sd_notify::watchdog_enabled().map_or(Duration::from_secs(30), |every| every / 3);
-    loop {
-        let health = sight.sources.health();
-        let nvml = if health.nvml_up { "up" } else { "down" };
-        let status = format!("{} agents, nvml {nvml}", health.agents);
-        tell(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
-        tokio::time::sleep(interval).await;
-    }
-}
-
-fn tell(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!(%error, "systemd was not told");
-    }
+/// How things are, in a line of `systemctl status`.
+fn status(health: &Health) -> String {
+    let Health { agents, nvml_up, nvml_reason, .. } = health;
+    let nvml = if *nvml_up { "up".to_owned() } else { format!("down: {nvml_reason}") };
+    format!("{agents} agents, nvml {nvml}")
 }
 
 /// The sources, as views see them.
@@ -451,7 +456,8 @@ impl Sources for World {
     }
 }
 
-fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
+/// What NVML costs, as metrics.
+pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> {
     let number = |name, help, counter, value| health::Number { name, help, counter, value };
     vec![
         number(

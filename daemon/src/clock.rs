@@ -2,6 +2,7 @@
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};
+use std::time::Duration;
 
 fn read(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
@@ -23,4 +24,9 @@ pub fn anchor() -> Record<'static> {
     let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
     let (realtime_ns, boottime_ns) = (read(ClockId::Realtime), read(ClockId::Boottime));
     Record { stamp, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock: ClockKind::Monotonic } }
+}
+
+/// Time since the machine was started, suspended times included: what start times of processes count from.
+pub fn since_boot() -> Duration {
+    Duration::from_nanos(read(ClockId::Boottime))
 }

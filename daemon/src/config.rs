@@ -9,10 +9,13 @@ mod check;
 use crate::core::Pace;
 use crate::keeper::Retention;
 use crate::source::agent::Limits;
-use crate::source::{kernel, nvml};
+use crate::source::{kernel, nvml, process};
+use crate::view::Shown;
+use gpumem_runs::rules::Groupings;
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The configuration file that is read when none is named.
@@ -29,6 +32,7 @@ pub struct Config {
     pub agent: Agent,
     pub nvml: Nvml,
     pub kernel: Kernel,
+    pub who: Who,
     pub runs: Runs,
     pub metrics: Metrics,
     pub private: Private,
@@ -96,6 +100,16 @@ pub struct Kernel {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
+pub struct Who {
+    #[serde(deserialize_with = "check::folder")]
+    pub container_names: Option<PathBuf>,
+    #[serde(deserialize_with = "check::folder")]
+    pub job_mapping: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
 pub struct Runs {
     pub store: Option<PathBuf>,
     #[serde(deserialize_with = "check::seconds")]
@@ -118,6 +132,10 @@ pub struct Metrics {
     pub connections: usize,
     #[serde(deserialize_with = "check::series")]
     pub max_series: usize,
+    #[serde(deserialize_with = "check::tags")]
+    pub tags: usize,
+    #[serde(deserialize_with = "check::age")]
+    pub fold_younger_s: f64,
     pub rules: String,
     pub page: Page,
 }
@@ -154,6 +172,7 @@ impl Default for Config {
             agent: Agent::default(),
             nvml: Nvml::default(),
             kernel: Kernel::default(),
+            who: Who::default(),
             runs: Runs::default(),
             metrics: Metrics::default(),
             private: Private::default(),
@@ -196,6 +215,12 @@ impl Default for Kernel {
     }
 }
 
+impl Default for Who {
+    fn default() -> Self {
+        Who { container_names: Some("/var/log/containers".into()), job_mapping: None }
+    }
+}
+
 impl Default for Runs {
     fn default() -> Self {
         Runs {
@@ -214,6 +239,8 @@ impl Default for Metrics {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 9837))),
             connections: 64,
             max_series: 10_000,
+            tags: 0,
+            fold_younger_s: 10.0,
             rules: "default".into(),
             page: Page::default(),
         }
@@ -347,12 +374,18 @@ pub struct Settings {
     pub nvml: nvml::Settings,
     /// Where the kernel speaks.
     pub kernel: kernel::Settings,
+    /// Where the machine says whose processes are.
+    pub who: process::Settings,
     /// Where metrics are served.
     pub listen: Option<SocketAddr>,
     /// Connections for metrics at once.
     pub http_connections: usize,
     /// Series of one scrape.
     pub max_series: usize,
+    /// Tags of a process that are series.
+    pub tags: usize,
+    /// Processes younger than this have no series of their own.
+    pub young: Duration,
     /// Rules that name categories.
     pub rules: String,
     /// What the live page tells.
@@ -408,13 +441,25 @@ impl Settings {
                 log: Some(&config.kernel.log).filter(|log| log.as_os_str() != "off").cloned(),
                 groups: config.kernel.control_groups.clone(),
             },
+            who: process::Settings {
+                container_names: config.who.container_names.clone(),
+                job_mapping: config.who.job_mapping.clone(),
+            },
             listen: if private { config.private.listen } else { config.metrics.listen },
             http_connections: config.metrics.connections,
             max_series: config.metrics.max_series,
+            tags: config.metrics.tags,
+            young: seconds(config.metrics.fold_younger_s),
             rules: config.metrics.rules.clone(),
             page: config.metrics.page,
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
+    }
+
+    /// What views show, with these rules.
+    pub fn shown(&self, rules: Arc<Groupings>) -> Shown {
+        let Settings { tenants, max_series, tags, young, page, .. } = *self;
+        Shown { tenants, max_series, tags, young, rules, page }
     }
 
     /// Names of the settings that differ in `other`, for those that can change while the daemon runs, and those
@@ -430,6 +475,8 @@ impl Settings {
             (self.record != other.record, "record", true),
             (self.tenants != other.tenants, "tenants", true),
             (self.max_series != other.max_series, "metrics.max_series", true),
+            (self.tags != other.tags, "metrics.tags", true),
+            (self.young != other.young, "metrics.fold_younger_s", true),
             (self.rules != other.rules, "metrics.rules", true),
             (self.page != other.page, "metrics.page", true),
             (self.http_connections != other.http_connections, "metrics.connections", true),
@@ -438,6 +485,7 @@ impl Settings {
             (self.store != other.store, "runs.store", false),
             (self.nvml != other.nvml, "nvml", false),
             (self.kernel != other.kernel, "kernel", false),
+            (self.who != other.who, "who", false),
             (self.listen != other.listen, "metrics.listen", false),
         ];
         let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);

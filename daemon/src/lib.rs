@@ -7,7 +7,7 @@
 //! view       published state -> the world: prometheus and http, control
 //! app        puts them together: the only file that names both sides
 //! config     the file as typed -> settings as meant
-//! sockets    own or handed over by systemd; signals; stats: what we count about ourselves; namespace: whose pids we see
+//! service    what systemd is told and keeps; sockets: own or handed over by it; signals; stats: what we count about ourselves; namespace: whose pids we see
 //! ```
 //!
 //! One thread runs everything but the store and the recording, which wait for disks. NVML lives in a child
@@ -22,6 +22,7 @@ pub mod core;
 pub mod keeper;
 mod namespace;
 pub mod recorder;
+pub mod service;
 pub mod signals;
 pub mod sockets;
 pub mod source;

@@ -3,9 +3,10 @@
 //! A directory that others may write to could hold somebody else's socket or a link, so the runtime directory
 //! must be ours and only ours to write; a socket file is replaced only when nobody listens behind it.
 
+mod adopt;
+
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::net::SocketAddr;
@@ -52,43 +53,30 @@ pub struct Handed {
     pub control: Option<OwnedFd>,
     /// `http`.
     pub http: Option<OwnedFd>,
+    /// Everything else, with its name: what an earlier life of the daemon asked to be kept.
+    pub kept: Vec<(String, OwnedFd)>,
 }
 
 impl Handed {
     /// Takes what is there. The order of descriptors is not fixed, names decide.
     ///
     /// # Errors
-    /// A descriptor that cannot be used; one of another name is told and left alone.
+    /// [`Error::Handed`]: they are not what the environment says.
     pub fn take() -> Result<Self, Error> {
-        let refused = |name: &str, what: &dyn std::fmt::Display| Error::Handed {
-            name: name.to_owned(),
-            what: what.to_string(),
-        };
+        let passed = adopt::passed();
+        let passed =
+            passed.map_err(|error| Error::Handed { name: String::new(), what: error.to_string() })?;
         let mut handed = Handed::default();
-        // Sets close-on-exec, so that the child that reads NVML does not inherit them.
-        let fds = sd_notify::listen_fds_with_names().map_err(|error| refused("", &error))?;
-        for (raw, name) in fds {
-            let place = match name.as_str() {
-                "agent" => &mut handed.agent,
-                "control" => &mut handed.control,
-                "http" => &mut handed.http,
-                _ => {
-                    tracing::warn!(name, "a socket was handed over that is not agent, control or http");
-                    continue;
-                }
-            };
-            // A number becomes a descriptor of ours by way of the kernel: safe code may not claim one.
-            let own = pidfd_open(own_pid(), PidfdFlags::empty())
-                .and_then(|pidfd| pidfd_getfd(pidfd, raw, PidfdGetfdFlags::empty()))
-                .map_err(|error| refused(&name, &error))?;
-            *place = Some(own);
+        for (name, fd) in passed {
+            match name.as_str() {
+                "agent" => handed.agent = Some(fd),
+                "control" => handed.control = Some(fd),
+                "http" => handed.http = Some(fd),
+                _ => handed.kept.push((name, fd)),
+            }
         }
         Ok(handed)
     }
-}
-
-fn own_pid() -> Pid {
-    rustix::process::getpid()
 }
 
 /// Makes the runtime directory, or checks the one that is there.

@@ -26,6 +26,7 @@ counts! {
     "gpumemd_agent_bytes_total", "Bytes that agents sent." { Bytes }
     "gpumemd_records_total", "Records handed to the ledger." { Records }
     "gpumemd_agent_connections_total", "Agents that were welcomed." { Welcomed }
+    "gpumemd_agent_resumed_total", "Of those, agents whose connection an earlier life of the daemon had left." { Resumed }
     "gpumemd_agent_questions_total", "Programs that asked about themselves and were answered." { Asked }
     "gpumemd_agent_refused_total", "Peers on the agent socket that were not welcomed, by reason." {
         RefusedFull = "connections",

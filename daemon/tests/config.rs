@@ -49,7 +49,7 @@ fn the_shipped_file_has_every_key() {
 
 #[test]
 fn what_is_wrong_is_named_with_line_key_and_what_is_allowed() {
-    let cases: [(&str, &[&str]); 8] = [
+    let cases: [(&str, &[&str]); 9] = [
         ("[nvml]\nmemory_hz = 1000\n", &["line 2", "memory_hz = 1000", "from 1 to 100"]),
         ("[nvml]\nmemory_hertz = 10\n", &["line 2", "memory_hertz", "memory_hz"]),
         ("tenants = \"none\"\n", &["line 1", "tenants", "named", "anonymous"]),
@@ -58,6 +58,7 @@ fn what_is_wrong_is_named_with_line_key_and_what_is_allowed() {
         ("[agent]\nhello_timeout_s = \"5\"\n", &["line 2", "hello_timeout_s", "f64"]),
         ("[private]\nidle_exit_s = 0.0\n", &["line 2", "idle_exit_s = 0.0", "from 0.01"]),
         ("record = \n", &["line 1", "record"]),
+        ("[who]\njob_mapping = \"jobs\"\n", &["line 2", "job_mapping", "begins with /", "off"]),
     ];
     for (text, expected) in cases {
         let error = parse(text).expect_err(text);

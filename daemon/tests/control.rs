@@ -5,7 +5,7 @@ mod common;
 
 use common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
 use common::{Daemon, start, wait_for};
-use gpumem_wire::control::{Doctor, Level, Ps};
+use gpumem_wire::control::{Doctor, Ps, State};
 use rustix::process::Uid;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,13 +39,13 @@ fn answers_are_what_the_types_say() {
     let doctor: Doctor = serde_json::from_value(daemon.get("/v1/doctor").1).expect("Doctor");
     assert_eq!(doctor.pid, std::process::id());
     let nvml = doctor.findings.iter().find(|finding| finding.subject == "nvml").expect("nvml");
-    assert_eq!(nvml.level, Level::Bad);
-    assert!(doctor.findings.is_sorted_by_key(|finding| finding.level), "worst first");
+    assert_eq!(nvml.state, State::Bad);
+    assert!(doctor.findings.is_sorted_by_key(|finding| finding.state), "worst first");
     let path = format!("/v1/doctor?pid={}", std::process::id());
     let doctor: Doctor = serde_json::from_value(daemon.get(&path).1).expect("Doctor");
     let own = format!("process {}", std::process::id());
     assert!(
-        doctor.findings.iter().any(|finding| finding.subject == own && finding.level == Level::Good),
+        doctor.findings.iter().any(|finding| finding.subject == own && finding.state == State::Ok),
         "{doctor:?}"
     );
 }

@@ -65,7 +65,7 @@ fn a_broken_store_stops_nothing_and_heals() {
     let (_, doctor) = daemon.get("/v1/doctor");
     let findings = doctor["findings"].as_array().expect("findings");
     assert!(
-        findings.iter().any(|finding| finding["subject"] == "store" && finding["level"] == "bad"),
+        findings.iter().any(|finding| finding["subject"] == "store" && finding["state"] == "bad"),
         "{doctor}"
     );
     std::fs::remove_dir(daemon.store()).expect("the way is free");

@@ -120,6 +120,35 @@ impl<'a> Who<'a> {
         (!names.is_empty()).then(|| names.join(" "))
     }
 
+    /// For the head of a report, in the order of reading: `alice`, `slurm 8812.0`, `pod ml/train-0`, `job bert`, `rank 3/8`.
+    pub fn words(&self) -> Vec<String> {
+        let is_claim = |name: &str| self.iter().any(|said| said.name == name && said.is_claim);
+        let claimed = |name| if is_claim(name) { " (claimed)" } else { "" };
+        let mut words: Vec<String> = self.get("user").map(str::to_owned).into_iter().collect();
+        let (slurm, pod_uid) = (self.get("slurm_job"), self.get("pod_uid"));
+        if let Some(job) = slurm {
+            let step = self.get("slurm_step").map(|step| format!(".{step}")).unwrap_or_default();
+            words.push(format!("slurm {job}{step}{}", claimed("slurm_job")));
+        }
+        match (self.get("pod"), pod_uid, self.get("container")) {
+            (Some(pod), ..) => {
+                let namespace = self.get("namespace").map(|name| format!("{name}/")).unwrap_or_default();
+                words.push(format!("pod {namespace}{pod}{}", claimed("pod")));
+            }
+            (None, Some(uid), _) => words.push(format!("pod {uid}{}", claimed("pod_uid"))),
+            (None, None, Some(id)) => words.push(format!("container {id}")),
+            _ => {}
+        }
+        let job =
+            self.get("job").filter(|job| !is_made_up(job) && slurm != Some(job) && pod_uid != Some(job));
+        words.extend(job.map(|job| format!("job {job}")));
+        if let Some(rank) = self.get("rank") {
+            let size = self.get("world_size").map(|size| format!("/{size}")).unwrap_or_default();
+            words.push(format!("rank {rank}{size}"));
+        }
+        words
+    }
+
     /// As in JSON: the names and what they are, [`CLAIMED`] beside them.
     pub fn map(&self) -> BTreeMap<String, String> {
         let named = self.iter().map(|said| (said.name.to_owned(), said.value.clone().into_owned()));
@@ -235,6 +264,21 @@ mod tests {
         }
         assert!(!is_of_job(&Lines::new(), &claims, "ber"));
         assert!(!is_of_job(&lines("slurm_job=8"), &claims, "7"), "it is known to be of another one");
+    }
+
+    #[test]
+    fn heads_of_reports_say_what_matters() {
+        let cases = [
+            ("user=ana slurm_job=8812 slurm_step=0", "rank=3 world_size=8", "ana, slurm 8812.0, rank 3/8"),
+            ("user=ana", "slurm_job=7 job=bert", "ana, slurm 7 (claimed), job bert"),
+            ("pod_uid=u container=c pod=train-0 namespace=ml", "rank=1", "pod ml/train-0, rank 1"),
+            ("pod_uid=u container=c", "", "pod u"),
+            ("container=c", "job=18a2b3c4d5e6f70-1f3", "container c"),
+        ];
+        for (facts, claims, expected) in cases {
+            let (facts, claims) = (lines(facts), lines(claims));
+            assert_eq!(Who::of(&facts, &claims, None).words().join(", "), expected);
+        }
     }
 
     #[test]

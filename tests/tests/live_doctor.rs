@@ -9,13 +9,14 @@ use serde_json::Value;
 const QUICK: &str =
     "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\nextra_lists_every_s = 0.1\ncall_timeout_s = 0.5\n";
 
-/// A finding: level, subject, text, remedy.
+/// A finding: id, state, subject, text, fix.
 #[derive(Debug, Clone)]
 struct Finding {
-    level: String,
+    id: String,
+    state: String,
     subject: String,
     text: String,
-    remedy: String,
+    fix: String,
 }
 
 fn findings(daemon: &Daemon, machine: &Machine, pid: Option<u32>) -> Vec<Finding> {
@@ -28,10 +29,11 @@ fn findings(daemon: &Daemon, machine: &Machine, pid: Option<u32>) -> Vec<Finding
     let findings = document["findings"].as_array().expect("findings").iter();
     findings
         .map(|of| Finding {
-            level: text(of, "level"),
+            id: text(of, "id"),
+            state: text(of, "state"),
             subject: text(of, "subject"),
             text: text(of, "text"),
-            remedy: text(of, "remedy"),
+            fix: text(of, "fix"),
         })
         .collect()
 }
@@ -68,7 +70,7 @@ fn a_well_machine_has_nothing_to_say() {
     said(&daemon, &machine, Some(job.pid()), "process", "covered");
     let odd: Vec<_> = findings(&daemon, &machine, Some(job.pid()))
         .into_iter()
-        .filter(|of| of.subject.starts_with("GPU") || of.subject == "nvml" && of.level != "good")
+        .filter(|of| of.subject.starts_with("GPU") || of.subject == "nvml" && of.state != "ok")
         .collect();
     assert!(odd.is_empty(), "{odd:#?}");
 }
@@ -86,7 +88,7 @@ fn dead_processes_that_still_hold_memory() {
     };
     let dead = said(&daemon, &machine, None, "GPU 0", words);
     assert!(dead.text.contains("512.0 MiB are charged to pids 5000000, 5000001"), "{dead:?}");
-    assert!(dead.level == "degraded" && dead.remedy.contains(remedy), "{dead:?}");
+    assert!(dead.state == "warn" && dead.fix.contains(remedy), "{dead:?}");
 }
 
 #[test]
@@ -94,7 +96,7 @@ fn wsl_tells_no_bytes() {
     let (machine, daemon) = start(&["devices=1", "nvml.wsl=1"]);
     let job = trainer(&machine, &daemon);
     let wsl = said(&daemon, &machine, None, "nvml", "this is WSL");
-    assert!(wsl.level == "degraded" && wsl.remedy.contains("gpumemctl run"), "{wsl:?}");
+    assert!(wsl.id == "driver.wsl" && wsl.state == "warn" && wsl.fix.contains("gpumemctl run"), "{wsl:?}");
     said(&daemon, &machine, Some(job.pid()), "process", "this is WSL, and Windows tells no process's bytes");
 }
 
@@ -117,7 +119,7 @@ fn screens_confidential_computing_and_what_is_in_nobodys_line() {
         "{bare:?}"
     );
     let screen = said(&daemon, &machine, None, "GPU 1", "a screen is lit by it");
-    assert!(screen.text.starts_with("300.0 MiB in use") && screen.level == "good", "{screen:?}");
+    assert!(screen.text.starts_with("300.0 MiB in use") && screen.state == "ok", "{screen:?}");
     let last = findings(&daemon, &machine, None);
     assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
     let (machine, daemon) = start(&["devices=1", "nvml.cc=1", "unaccounted=100M"]);
@@ -132,7 +134,7 @@ fn mps_and_drawing_processes_are_told_apart() {
     let mut on_both = machine.bare_trainer(&["--devices", "1", "--steps", "2", "--hold", "600"]);
     let drawing = Job::start(&mut on_both);
     let mps = said(&daemon, &machine, None, "GPU 0", "through MPS");
-    assert!(mps.text.contains(&format!("pid {}", job.pid())) && mps.level == "good", "{mps:?}");
+    assert!(mps.text.contains(&format!("pid {}", job.pid())) && mps.state == "ok", "{mps:?}");
     let draws = said(&daemon, &machine, None, "GPU 1", "counted once");
     assert!(draws.text.contains(&format!("pid {}", drawing.pid())), "{draws:?}");
 }
@@ -142,12 +144,12 @@ fn mig_without_the_right_to_watch() {
     let (machine, daemon) =
         start(&["devices=2", "gpu0.mig=2", "gpu0.mig_hidden=1", "gpu1.fault_list=no_permission"]);
     let hidden = said(&daemon, &machine, None, "GPU 0", "none of its instances may be seen");
-    assert!(hidden.remedy.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{hidden:?}");
+    assert!(hidden.fix.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{hidden:?}");
     machine.set(&["gpu0.fault=no_permission"]);
     let refused = said(&daemon, &machine, None, "GPU 0", "no permission: MIG is on");
-    assert!(refused.remedy.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{refused:?}");
+    assert!(refused.fix.contains("NVIDIA_MIG_MONITOR_DEVICES=all"), "{refused:?}");
     let plain = said(&daemon, &machine, None, "GPU 1", "process list: no permission");
-    assert!(plain.remedy.contains("/dev/nvidiactl"), "{plain:?}");
+    assert!(plain.fix.contains("/dev/nvidiactl"), "{plain:?}");
 }
 
 #[test]
@@ -155,7 +157,7 @@ fn unified_memory_has_processes_and_no_device() {
     let (machine, daemon) = start(&["devices=1", "unified=1"]);
     let job = trainer(&machine, &daemon);
     let unified = said(&daemon, &machine, None, "GPU 0", "its memory is the system's");
-    assert!(unified.remedy.contains("/proc/meminfo"), "{unified:?}");
+    assert!(unified.fix.contains("/proc/meminfo"), "{unified:?}");
     until(20, "used bytes of the process", || {
         let output = daemon.ctl(&machine, &["ps", "--json"]).output().expect("gpumemctl runs");
         let ps: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -179,7 +181,7 @@ fn early_535_and_its_namespaces() {
     let library = programs().fake.join("lib-535/libnvidia-ml.so.1");
     let daemon = Daemon::start(&machine, "daemon", &format!("{QUICK}library = {library:?}\n"));
     let long = said(&daemon, &machine, None, "nvml", "list records of 32 bytes");
-    assert!(long.text.contains("535.54.03") && long.remedy.contains("535.104.05"), "{long:?}");
+    assert!(long.text.contains("535.54.03") && long.fix.contains("535.104.05"), "{long:?}");
 }
 
 #[test]
@@ -192,7 +194,7 @@ fn drivers_that_mix_pid_namespaces() {
             return;
         };
         let mixed = said(&daemon, &machine, None, "nvml", words);
-        assert!(mixed.level == "degraded" && mixed.remedy.contains("host's PID namespace"), "{mixed:?}");
+        assert!(mixed.state == "warn" && mixed.fix.contains("host's PID namespace"), "{mixed:?}");
     }
 }
 
@@ -205,9 +207,9 @@ fn faults_are_told_with_their_gpu() {
     machine.tool("xid", &["1", "79"]);
     machine.tool("xid", &["0", "31"]);
     let lost = said(&daemon, &machine, None, "GPU 1", "1 x 79 (the GPU has fallen off the bus)");
-    assert!(lost.level == "bad" && lost.remedy.contains("dmesg"), "{lost:?}");
+    assert!(lost.state == "bad" && lost.fix.contains("dmesg"), "{lost:?}");
     let program = said(&daemon, &machine, None, "GPU 0", "1 x 31");
-    assert!(program.level == "degraded" && program.remedy.contains("a program did it"), "{program:?}");
+    assert!(program.state == "warn" && program.fix.contains("a program did it"), "{program:?}");
     let log = std::fs::read_to_string(machine.dir.join("daemon.log")).expect("a log");
     assert!(log.lines().any(|line| line.contains("Xid") && line.contains("79")), "{log}");
 }
@@ -216,7 +218,7 @@ fn faults_are_told_with_their_gpu() {
 fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
     for extra in ["0", "512M"] {
         let (machine, daemon) = start(&["devices=1", "accounting=1", &format!("accounting_extra={extra}")]);
-        said(&daemon, &machine, None, "GPU 0", "accounting mode is on");
+        said(&daemon, &machine, None, "accounting", "accounting mode is on");
         let mut job = trainer(&machine, &daemon);
         let pid = job.pid().to_string();
         let report = |arguments: &[&str]| {

@@ -167,7 +167,7 @@ fn doctor(daemon: &Daemon, machine: &Machine) -> Vec<[String; 3]> {
     let document: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let findings = document["findings"].as_array().expect("findings").iter();
     let text = |of: &serde_json::Value, name: &str| of[name].as_str().unwrap_or("").to_owned();
-    findings.map(|of| ["subject", "text", "remedy"].map(|name| text(of, name))).collect()
+    findings.map(|of| ["subject", "text", "fix"].map(|name| text(of, name))).collect()
 }
 
 #[test]

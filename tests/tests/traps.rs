@@ -253,7 +253,12 @@ fn trap_12_labels_are_few_and_bounded() {
             );
             assert!(!value.starts_with("0x"), "an address: {line}");
             let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
-            assert!(!is_number || ["gpu", "pid", "start", "job", "rank"].contains(&name), "{name}: {line}");
+            assert!(
+                !is_number
+                    || ["gpu", "pid", "start", "job_name", "rank", "world_size", "slurm_job", "slurm_step"]
+                        .contains(&name),
+                "{name}: {line}"
+            );
         }
     }
 }

@@ -7,6 +7,7 @@
 //!                              around=NS&within=NS: that ended, or ran out of memory, within that of a time since 1970;
 //!                              none: all that are live
 //! GET  /v1/doctor[?pid=N]      Doctor
+//! GET  /v1/metrics             string: what a scrape would be told, also where nothing listens for one
 //! POST /v1/nvml/release?for_s=N   Released: NVML is closed until then, so that a GPU can be reset
 //! POST /v1/record?pid=N&do=start|stop|pause|resume|dump[&output=FILE]   Recorded: the process's agent has done so; FILE is
 //!                              absolute and as the process sees it, %-escaped; only for its own user and root. start takes
@@ -21,6 +22,7 @@
 //! CLOCK_MONOTONIC ns, ages are ms.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::string::String;
 use std::vec::Vec;
 
@@ -85,6 +87,11 @@ pub struct ProcessRow {
     pub why: Option<String>,
     /// Command, and rank where the process claims one; absent for other users' processes.
     pub command: Option<String>,
+    /// Whose it is, as far as that is known: user, comm, job, rank, world_size, container, pod, namespace, pod_uid,
+    /// container_name, slurm_job, slurm_step; `claimed` names those that the process says of itself. Of other users' processes
+    /// the user.
+    #[serde(default)]
+    pub who: BTreeMap<String, String>,
 }
 
 /// How the daemon is.
@@ -105,26 +112,30 @@ pub struct Doctor {
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
+    /// Which check it is: an id of [`crate::checks::Check`], or of a later version.
+    pub id: String,
     /// How it is.
-    pub level: Level,
-    /// What was looked at: `nvml`, `agent 4711`, `store`.
+    pub state: State,
+    /// What was looked at: `nvml`, `GPU 0 (GPU-51..)`, `process 4711`, `store`.
     pub subject: String,
     /// What is the case.
     pub text: String,
     /// What to do, where something is to be done.
-    pub remedy: Option<String>,
+    pub fix: Option<String>,
 }
 
-/// How a [`Finding`] is.
+/// How a [`Finding`] is, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Something does not work.
+pub enum State {
+    /// Something does not work: numbers are missing.
     Bad,
     /// Something works less well than it could.
-    Degraded,
+    Warn,
+    /// It could not be looked at.
+    Unknown,
     /// As it should be.
-    Good,
+    Ok,
 }
 
 /// NVML is closed.

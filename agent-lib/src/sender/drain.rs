@@ -176,13 +176,21 @@ impl Sender {
         }
     }
 
+    /// A second welcome on a connection is that of another daemon, which has inherited it: what was said to the first one, and is
+    /// no part of the state, is said again.
+    fn be_welcomed(&mut self, epoch: u64) {
+        if std::mem::replace(&mut self.epoch, epoch) != 0 {
+            self.layers_version = None;
+        }
+    }
+
     /// What the daemon says. Commands that are not known are left alone.
     pub(super) fn listen(&mut self) {
         let mut buffer = [0_u8; 8192];
         while let Some(packet) = self.link.receive(&mut buffer) {
             for record in frame::records(packet).flatten().flatten() {
                 match record.body {
-                    Body::Welcome { epoch, .. } => self.epoch = epoch,
+                    Body::Welcome { epoch, .. } => self.be_welcomed(epoch),
                     Body::ResyncRequest { epoch } => self.resync = Some(epoch),
                     body => self.obey_daemon(&body),
                 }

@@ -272,6 +272,7 @@ impl Sender {
         self.layers_version = None;
         self.state_said = 0;
         self.resync = None;
+        self.epoch = 0;
         // What was in the packet of the old connection was not sent.
         self.taken = self.core.ring.sent();
         true

@@ -13,3 +13,4 @@ pub mod record;
 pub mod report;
 pub mod run;
 pub mod runs;
+pub mod top;

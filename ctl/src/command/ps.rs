@@ -13,7 +13,7 @@ use gpumem_runs::report::units::Unit;
 use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
 
 /// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
-const FRESH_MS: u64 = 3_000;
+pub(super) const FRESH_MS: u64 = 3_000;
 
 /// Asks and prints.
 pub fn run(args: &Args) -> Result<()> {
@@ -26,7 +26,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Leaves one device.
-fn only(ps: &mut Ps, name: &str) -> Result<()> {
+pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     let there = |device: &DeviceRow| names_device(name, Some(device.index), &device.uuid);
     let found: Vec<usize> = (0..ps.devices.len()).filter(|&index| there(&ps.devices[index])).collect();
     let known = || {
@@ -59,20 +59,19 @@ pub fn names_device(typed: &str, index: Option<u32>, uuid: &str) -> bool {
 /// Right-aligned columns.
 pub(super) const HEADS: [&str; 8] = ["GPU", "PID", "USER", "STATE", "USED", "TRACKED", "IDLE", "GAP"];
 /// Those that are left-aligned.
-const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
+pub(super) const LEFT: [bool; 8] = [true, false, true, true, false, false, false, false];
 
-struct Line {
-    cells: [String; 8],
-    note: String,
+/// A row, as it is printed.
+pub(super) struct Line {
+    pub(super) cells: [String; 8],
+    pub(super) note: String,
 }
 
 fn table(ps: &Ps, terminal: Option<usize>) -> String {
     if ps.devices.is_empty() {
         return "no device: NVML does not answer or has none (why: gpumemctl doctor)\n".into();
     }
-    let sizes = ps.devices.iter().filter_map(|device| device.total_bytes.or(device.used_bytes));
-    let held = ps.processes.iter().filter_map(|process| process.used_bytes);
-    let unit = Unit::for_largest(sizes.chain(held).map(signed).max().unwrap_or(0));
+    let unit = unit(ps);
     let mut lines = Vec::new();
     for (index, device) in ps.devices.iter().enumerate() {
         device_lines(ps, index, device, unit, &mut lines);
@@ -108,6 +107,13 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     out + &format!("{}; next: gpumemctl report PID\n", unit.name)
 }
 
+/// The unit of all amounts.
+pub(super) fn unit(ps: &Ps) -> Unit {
+    let sizes = ps.devices.iter().filter_map(|device| device.total_bytes.or(device.used_bytes));
+    let held = ps.processes.iter().filter_map(|process| process.used_bytes);
+    Unit::for_largest(sizes.chain(held).map(signed).max().unwrap_or(0))
+}
+
 /// The processes of a device, then what no process has.
 fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &mut Vec<Line>) {
     let processes: Vec<&ProcessRow> = ps.processes.iter().filter(|process| process.device == index).collect();
@@ -137,7 +143,7 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
     lines.push(Line { cells, note });
 }
 
-fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, unit: Unit) -> Line {
+pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Option<i64>, unit: Unit) -> Line {
     let gap = process.used_bytes.zip(process.tracked_bytes).map(|(used, tracked)| signed(used) - tracked);
     let (tracked, gap) = match (used, process.tracked_bytes, gap) {
         (Some(used), Some(tracked), Some(gap)) => {
@@ -192,24 +198,24 @@ fn command(command: &str) -> String {
     }
 }
 
-fn seconds(ms: u64) -> String {
+pub(super) fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
 }
 
-fn signed(bytes: u64) -> i64 {
+pub(super) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// Amounts of a device in steps of the unit, apportioned from its size where all of it is known.
-struct Shown {
-    processes: Vec<Option<i64>>,
-    unaccounted: Option<i64>,
-    system: Option<i64>,
-    free: Option<i64>,
+pub(super) struct Shown {
+    pub(super) processes: Vec<Option<i64>>,
+    pub(super) unaccounted: Option<i64>,
+    pub(super) system: Option<i64>,
+    pub(super) free: Option<i64>,
 }
 
 impl Shown {
-    fn of(device: &DeviceRow, processes: &[&ProcessRow], unit: Unit) -> Self {
+    pub(super) fn of(device: &DeviceRow, processes: &[&ProcessRow], unit: Unit) -> Self {
         let mut bytes: Vec<Option<i64>> =
             processes.iter().map(|process| process.used_bytes.map(signed)).collect();
         let beside =

@@ -2,6 +2,7 @@
 
 use serde::de::{Deserialize, Deserializer, Error};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 fn within<'de, D, T>(from: D, least: T, most: T, what: &str) -> Result<T, D::Error>
 where
@@ -21,6 +22,14 @@ pub(super) fn connections<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D
 
 pub(super) fn series<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
     within(from, 100, 1_000_000, "counts")
+}
+
+pub(super) fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    within(from, 0, 100, "counts")
+}
+
+pub(super) fn age<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    within(from, 0.0, 3600.0, "seconds")
 }
 
 pub(super) fn rows<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
@@ -69,4 +78,14 @@ pub(super) fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Socke
             "{text:?} is no address: ADDRESS:PORT such as \"127.0.0.1:9837\", or \"off\""
         ))
     })
+}
+
+/// The daemon's own folder is `/`, and not where somebody typed the path.
+pub(super) fn folder<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PathBuf>, D::Error> {
+    let text = String::deserialize(from)?;
+    match Path::new(&text) {
+        _ if text == "off" => Ok(None),
+        path if path.is_absolute() => Ok(Some(path.to_owned())),
+        _ => Err(D::Error::custom(format!("{text:?} is no folder: a path that begins with /, or \"off\""))),
+    }
 }

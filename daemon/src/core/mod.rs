@@ -2,6 +2,7 @@
 //! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
 
 mod roll;
+mod totals;
 mod track;
 
 use crate::clock;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+pub use totals::Totals;
 use track::Tracks;
 
 /// Time passes for the ledger about that often, with what a source says: waking up for it is most of what it costs.
@@ -45,6 +47,8 @@ pub struct Published {
     pub at_ns: u64,
     /// The ledger.
     pub snapshot: Snapshot,
+    /// What has happened since the daemon started.
+    pub totals: Totals,
 }
 
 /// Where views read. Reading never waits.
@@ -52,6 +56,7 @@ pub struct Published {
 pub struct Board {
     published: watch::Receiver<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
+    turned_ns: Arc<AtomicU64>,
 }
 
 impl Board {
@@ -64,6 +69,11 @@ impl Board {
     /// When somebody last looked.
     pub fn read_ns(&self) -> u64 {
         self.read_ns.load(Ordering::Relaxed)
+    }
+
+    /// When the core last told the ledger that time passes: several times a second, whatever else happens.
+    pub fn turned_ns(&self) -> u64 {
+        self.turned_ns.load(Ordering::Relaxed)
     }
 }
 
@@ -102,6 +112,7 @@ pub struct Core {
     pace: Pace,
     publisher: watch::Sender<Arc<Published>>,
     read_ns: Arc<AtomicU64>,
+    turned_ns: Arc<AtomicU64>,
     published_ns: u64,
     changed: bool,
     wall_offset_ns: i128,
@@ -109,6 +120,7 @@ pub struct Core {
     checkpoint_ns: u64,
     roll: Roll,
     boot_id: String,
+    totals: Totals,
 }
 
 impl Core {
@@ -119,10 +131,12 @@ impl Core {
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
         let mut builder = RunBuilder::new(source);
         builder.limit_rows(pace.rows_per_process);
-        let first = Published { at_ns: now_ns, snapshot: builder.ledger().snapshot() };
+        let snapshot = builder.ledger().snapshot();
+        let first = Published { at_ns: now_ns, snapshot, totals: Totals::default() };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
-        let board = Board { published, read_ns: Arc::clone(&read_ns) };
+        let turned_ns = Arc::new(AtomicU64::new(now_ns));
+        let board = Board { published, read_ns: Arc::clone(&read_ns), turned_ns: Arc::clone(&turned_ns) };
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let mut core = Core {
             builder,
@@ -133,6 +147,7 @@ impl Core {
             pace,
             publisher,
             read_ns,
+            turned_ns,
             published_ns: now_ns,
             changed: true,
             wall_offset_ns: 0,
@@ -140,6 +155,7 @@ impl Core {
             checkpoint_ns: now_ns,
             roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
+            totals: Totals::default(),
         };
         core.anchor(now_ns);
         core.roll.set(pace.roll, core.wall_ns(now_ns));
@@ -288,6 +304,7 @@ impl Core {
             self.checkpoint();
         }
         self.roll(now_ns);
+        self.turned_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
         if self.changed && (watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS) {
             self.publish(now_ns);
@@ -298,7 +315,9 @@ impl Core {
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
-        self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot }));
+        self.totals.look(&snapshot);
+        let totals = self.totals.clone();
+        self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot, totals }));
     }
 
     /// Something that the daemon itself says.
@@ -338,6 +357,7 @@ impl Core {
                 self.stats.add(Count::RunsFinished, 1);
             }
         }
+        self.totals.look(&self.builder.ledger().snapshot());
         keys.into_iter().for_each(|key| self.builder.forget(key));
         self.changed = true;
     }
@@ -346,6 +366,9 @@ impl Core {
     fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
         let keys = self.roll.take(wall_ns, || self.tracks.living());
+        if !keys.is_empty() {
+            self.totals.look(&self.builder.ledger().snapshot());
+        }
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, true);

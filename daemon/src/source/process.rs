@@ -9,14 +9,21 @@
 //! process.rs   the table, and the stream of processes that ended
 //! facts.rs     what /proc tells of one process; the command line is read on a thread of its own
 //! parse.rs     text of /proc -> values
+//! names.rs     what Kubernetes calls a container      jobs.rs   which job a GPU was given to
+//! seek.rs      these two are looked for until they are there
 //! ending.rs    the status with which one ended
 //! ```
 
 mod ending;
 mod facts;
+mod jobs;
+mod names;
 mod parse;
+mod seek;
 
 pub use facts::Facts;
+pub use jobs::Gpu;
+pub use seek::Settings;
 
 use facts::Commands;
 use gpumem_ledger::ProcessKey;
@@ -45,6 +52,7 @@ pub struct Processes {
 #[derive(Debug)]
 struct Inner {
     proc: PathBuf,
+    settings: Settings,
     /// Holds every pidfd; readable when one of the processes has ended. Absent where it cannot be made.
     epoll: Option<OwnedFd>,
     ready: OnceCell<Option<AsyncFd<OwnedFd>>>,
@@ -70,6 +78,8 @@ struct Table {
     commands: Commands,
     users: facts::Users,
     unguarded: usize,
+    /// Of whom more may become known.
+    sought: Vec<seek::Sought>,
 }
 
 #[derive(Debug)]
@@ -79,6 +89,8 @@ struct Entry {
     /// Absent where the kernel has none (before 5.3) or descriptors ran out: then /proc is read each time.
     pidfd: Option<OwnedFd>,
     facts: Arc<Facts>,
+    /// Those that it was seen on, where files may say whose job they are.
+    gpus: Vec<Gpu>,
 }
 
 /// A process that has ended.
@@ -115,12 +127,18 @@ impl Default for Processes {
 impl Processes {
     /// An empty table over /proc.
     pub fn new() -> Self {
-        Processes::over(Path::new("/proc"))
+        Processes::with(Settings::default())
     }
 
-    fn over(proc: &Path) -> Self {
+    /// The same, that looks for more in these places.
+    pub fn with(settings: Settings) -> Self {
+        Processes::over(Path::new("/proc"), settings)
+    }
+
+    fn over(proc: &Path, settings: Settings) -> Self {
         let inner = Inner {
             proc: proc.to_owned(),
+            settings,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).ok(),
             ready: OnceCell::new(),
             ended: Notify::new(),
@@ -175,7 +193,8 @@ impl Processes {
         table.commands.ask(&self.inner.proc, key);
         table.unannounced.push(key);
         table.newcomers.push(key);
-        table.live.insert(key.pid, Entry { key, generation, pidfd, facts });
+        table.sought.extend(self.inner.settings.sought(key, &facts));
+        table.live.insert(key.pid, Entry { key, generation, pidfd, facts, gpus: Vec::new() });
     }
 
     fn end(&self, table: &mut Table, key: ProcessKey) {

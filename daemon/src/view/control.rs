@@ -124,11 +124,12 @@ async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> 
     let answer = match (request.uri().path(), get, request.method() == Method::POST) {
         ("/v1/ps", true, _) => Ok(json(&ps::ps(sight, viewer))),
         ("/v1/runs", true, _) => runs::runs(sight, viewer, query).await.map(|runs| json(&runs)),
+        ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(sight))),
         ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
         ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
         ("/v1/record", _, true) => record::record(sight, viewer, query).await.map(|recorded| json(&recorded)),
         ("/v1/mark", _, true) => mark::mark(sight, viewer, query).await.map(|marked| json(&marked)),
-        ("/v1/ps" | "/v1/runs" | "/v1/doctor", ..) => {
+        ("/v1/ps" | "/v1/runs" | "/v1/doctor" | "/v1/metrics", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
         ("/v1/nvml/release" | "/v1/record" | "/v1/mark", ..) => {
@@ -137,7 +138,7 @@ async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> 
         (path, ..) => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(
-                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor, POST /v1/nvml/release?for_s=N, \
+                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor, /v1/metrics, POST /v1/nvml/release?for_s=N, \
                  /v1/record?pid=N&do=VERB and /v1/mark?name=NAME are answered"
             ),
         )),

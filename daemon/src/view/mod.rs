@@ -17,6 +17,8 @@ use gpumem_ledger::ProcessKey;
 use gpumem_runs::rules::Groupings;
 use health::Health;
 use std::future::Future;
+use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,6 +59,10 @@ pub struct Shown {
     pub tenants: Tenants,
     /// Series of one scrape.
     pub max_series: usize,
+    /// Tags of a process on a device that are series, largest first.
+    pub tags: usize,
+    /// Processes younger than this are folded into one.
+    pub young: Duration,
     /// Names of categories.
     pub rules: Arc<Groupings>,
     /// What the live page tells.
@@ -66,12 +72,25 @@ pub struct Shown {
 impl Default for Shown {
     fn default() -> Self {
         let rules = Arc::new(Groupings::preset(None));
-        Shown { tenants: Tenants::default(), max_series: 10_000, rules, page: Page::default() }
+        let young = Duration::from_secs(10);
+        let page = Page::default();
+        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules, page }
     }
+}
+
+/// What does not change while the daemon runs.
+#[derive(Debug, Clone, Default)]
+pub struct Fixed {
+    /// The configuration file that was read, or would be if it were there.
+    pub config: PathBuf,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// What every view has.
 pub struct Sight {
+    /// What does not change.
+    pub fixed: Fixed,
     /// The state.
     pub board: Board,
     /// What is counted.

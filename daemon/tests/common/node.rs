@@ -7,7 +7,7 @@ use gpumemd::keeper::{Keeper, Thread};
 use gpumemd::source::Batch;
 use gpumemd::stats::Stats;
 use gpumemd::view::health::{Details, Device, Health};
-use gpumemd::view::{Shown, Sight, Sources};
+use gpumemd::view::{Fixed, Shown, Sight, Sources};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,8 @@ impl Node {
         let shown = Shown { max_series, ..Shown::default() };
         let (asks, _) = tokio::sync::mpsc::channel(1);
         let sources = Box::new(Told(health));
-        let sight = Sight { board, stats, keeper, asks, sources, shown: shown.into() };
+        let sight =
+            Sight { board, stats, keeper, asks, sources, shown: shown.into(), fixed: Fixed::default() };
         let mut node = Node { core, sight, thread };
         for index in 0..devices {
             let stamp = Stamp { device: index as u8, time_ns: 1, ..Stamp::default() };

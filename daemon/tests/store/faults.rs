@@ -77,7 +77,7 @@ fn a_full_disk_is_told_survived_and_loses_nothing() {
     assert!(matches!(events(pid), Some((2, State::Closed { .. }))), "{:?}", events(pid));
     assert!(matches!(events(unseen_pid), Some((1, State::Closed { .. }))));
     wait_for("nothing to wait", || daemon.metric("gpumemd_store_waiting").filter(|waiting| *waiting == 0.0));
-    assert!(daemon.doctor().iter().all(|(level, _)| level == "good"));
+    assert!(daemon.doctor().iter().all(|(level, _)| level == "ok"));
     assert_eq!(aside(&scratch), [] as [PathBuf; 0]);
     Store::open_read_only(scratch.join("runs.sqlite")).and_then(|store| store.check()).expect("it is whole");
 }
@@ -105,7 +105,7 @@ fn a_file_that_cannot_be_read_or_written_is_set_aside_once() {
     let old = Store::open_read_only(&aside(&scratch)[0]).and_then(|store| store.list()).expect("a store");
     assert_eq!((old.len(), old[0].events), (1, 1));
     let told = daemon.doctor();
-    assert!(told.iter().any(|(level, text)| level == "degraded" && text.contains(".damaged-")), "{told:?}");
+    assert!(told.iter().any(|(level, text)| level == "warn" && text.contains(".damaged-")), "{told:?}");
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl Program {
         of_store
             .map(|finding| {
                 let text = |key: &str| finding[key].as_str().unwrap_or_default().to_owned();
-                (text("level"), text("text"))
+                (text("state"), text("text"))
             })
             .collect()
     }

@@ -19,6 +19,8 @@ pub struct Amounts {
     pub idle_bytes: Option<i64>,
     /// used - predates - tracked.
     pub gap_bytes: Option<i64>,
+    /// Highest `used`, where a table is to show it: peaks of several moments have no sum.
+    pub peak_bytes: Option<i64>,
 }
 
 impl Amounts {
@@ -36,6 +38,7 @@ impl Amounts {
             tracked_bytes: moment.tracked_bytes,
             idle_bytes: moment.tracked_bytes.map(|_| idle),
             gap_bytes: moment.untrackable_bytes.filter(|_| moment.tracked_bytes.is_some()),
+            peak_bytes: None,
         }
     }
 }
@@ -51,9 +54,10 @@ pub struct Line {
     pub note: String,
 }
 
-/// Names of the columns with amounts; `predates` only where it is not nothing.
-pub(crate) const COLUMNS: [&str; 5] = ["used", "predates", "tracked", "idle", "gap"];
+/// Names of the columns with amounts; `predates` only where it is not nothing, `peak` where it is asked for.
+pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "gap", "peak"];
 const PREDATES: usize = 1;
+const PEAK: usize = 5;
 /// Its index of `tracked`.
 const TRACKED: usize = 2;
 
@@ -62,8 +66,9 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
     let unit = unit(lines);
     let steps = steps(lines, unit);
     let has_predates = lines.iter().any(|line| line.amounts.predates_bytes.is_some_and(|bytes| bytes != 0));
-    let columns: Vec<usize> =
-        (0..COLUMNS.len()).filter(|&column| column != PREDATES || has_predates).collect();
+    let has_peak = lines.iter().any(|line| line.amounts.peak_bytes.is_some());
+    let is_shown = |&column: &usize| (column != PREDATES || has_predates) && (column != PEAK || has_peak);
+    let columns: Vec<usize> = (0..COLUMNS.len()).filter(is_shown).collect();
     let sum = |column: usize| {
         let known: Vec<i64> = steps.iter().filter_map(|row| row[column]).collect();
         if known.is_empty() {
@@ -86,9 +91,10 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
         if let Some(first) = names.first_mut() {
             *first = "sum".to_owned();
         }
-        let complete = |&column: &usize| column == PREDATES || steps.iter().all(|row| row[column].is_some());
+        let complete = |&column: &usize| [PREDATES, PEAK].contains(&column) || steps.iter().all(|row| row[column].is_some());
         let note = if columns.iter().all(complete) { String::new() } else { "of what is known".to_owned() };
-        rows.push(Cells { names, amounts: columns.iter().map(|&column| cell(sum(column))).collect(), note });
+        let of = |&column: &usize| if column == PEAK { String::new() } else { cell(sum(column)) };
+        rows.push(Cells { names, amounts: columns.iter().map(of).collect(), note });
     }
     let mut printed = print(&rows);
     if let Some(first) = printed.first_mut() {
@@ -111,7 +117,7 @@ pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
 }
 
 /// Amounts in steps of the unit: `used` apportioned from its sum, each row's parts from its `used`.
-fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 5]> {
+fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
     let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
     let total = unit.round(known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
     let mut used = unit.apportion(total, &known).into_iter();
@@ -119,13 +125,13 @@ fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 5]> {
         let amounts = &line.amounts;
         let used = amounts.used_bytes.and_then(|_| used.next());
         let round = |bytes: Option<i64>| bytes.map(|bytes| unit.round(bytes));
-        let idle = round(amounts.idle_bytes);
+        let (idle, peak) = (round(amounts.idle_bytes), round(amounts.peak_bytes));
         match (used, amounts.predates_bytes, amounts.tracked_bytes, amounts.gap_bytes) {
             (Some(steps), Some(predates), Some(tracked), Some(gap)) => {
                 let parts = unit.apportion(steps, &[predates, tracked, gap]);
-                [Some(steps), Some(parts[0]), Some(parts[1]), idle, Some(parts[2])]
+                [Some(steps), Some(parts[0]), Some(parts[1]), idle, Some(parts[2]), peak]
             }
-            (used, predates, tracked, gap) => [used, round(predates), round(tracked), idle, round(gap)],
+            (used, predates, tracked, gap) => [used, round(predates), round(tracked), idle, round(gap), peak],
         }
     };
     lines.iter().map(row).collect()
@@ -232,7 +238,7 @@ mod tests {
 
     fn line(name: &str, amounts: [Option<i64>; 5]) -> Line {
         let [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes] = amounts;
-        let amounts = Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes };
+        let amounts = Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
         Line { names: vec![name.into()], amounts, note: String::new() }
     }
 

@@ -13,6 +13,7 @@ use crate::run::{
     Source, State, Step,
 };
 use crate::series::Series;
+use crate::who::Who;
 use crate::window::Window;
 use gpumem_ledger::category::OTHERS;
 use serde::Serialize;
@@ -31,6 +32,8 @@ struct Document<'a> {
     source: &'a Source,
     clock: &'a Clock,
     process: &'a Process,
+    /// Whose it is, as far as facts and claims of `process` tell.
+    who: Who<'a>,
     state: &'a State,
     coverage: &'a Coverage,
     /// Of which part of the run's life it is; null: of all.
@@ -184,6 +187,7 @@ pub fn json(report: &Report<'_>) -> String {
         source: &run.source,
         clock: &run.clock,
         process: &run.process,
+        who: Who::of(&run.process.facts, &run.process.claims, run.process.uid),
         state: &run.state,
         coverage: &run.coverage,
         window: report.window,

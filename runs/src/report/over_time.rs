@@ -51,7 +51,7 @@ impl TimelineJson {
 }
 
 /// A point by category; what it does not name is no category's.
-fn composition(report: &Report<'_>, point: &Point, by: By) -> Composition {
+pub(super) fn composition(report: &Report<'_>, point: &Point, by: By) -> Composition {
     let moment = Moment { amounts: point.amounts.clone(), ..Moment::default() };
     let mut composition = report.composition(&moment, by);
     composition.others = composition.others.saturating_add(point.rest_bytes);

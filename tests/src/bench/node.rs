@@ -64,7 +64,7 @@ impl Node {
         let store = machine.dir.join("runs.sqlite");
         let text = format!(
             "runtime_dir = {runtime:?}\n[runs]\nstore = {store:?}\ncheckpoint_every_s = 3600.0\n\
-             [metrics]\nlisten = \"{http}\"\n{config}\n"
+             [metrics]\nlisten = \"{http}\"\nfold_younger_s = 0.0\n{config}\n"
         );
         std::fs::write(&file, text).expect("written");
         let mut command = machine.command(programs().ours.join("gpumemd"));

@@ -48,6 +48,11 @@ impl Daemon {
         let file = machine.dir.join(format!("{name}.toml"));
         let store = machine.dir.join("runs.sqlite");
         let metrics = if config.contains("[metrics]") { "" } else { "[metrics]\nlisten = \"off\"\n" };
+        // What a test starts has series at once, unless the test says when.
+        let config = match config.contains("fold_younger_s") {
+            true => config.to_owned(),
+            false => config.replace("[metrics]\n", "[metrics]\nfold_younger_s = 0.0\n"),
+        };
         let text = format!(
             "runtime_dir = {runtime:?}\nrecord = {recording:?}\n[runs]\nstore = {store:?}\n{metrics}{config}\n"
         );

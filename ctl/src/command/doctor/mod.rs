@@ -1,64 +1,130 @@
 //! `gpumemctl doctor [PID]`: what the daemon finds, and what only its client sees.
 //!
 //! ```text
-//! here        this side: sockets, libraries
+//! here        this side: sockets, the agent's library, CUPTI, this shell's variables
+//! driver      the kernel's driver, its files and its libraries
+//! place       where the daemon would be: systemd, namespaces, the port for metrics
 //! process     one process, as far as /proc lets us look
+//! elf         what kind of program or library a file is
+//! show        text and JSON
 //! ```
 //!
 //! It answers without a daemon too; that is when people call it.
 
+mod driver;
+mod elf;
 mod here;
+mod place;
 mod process;
+mod show;
 
 use crate::args::Doctor as Args;
-use crate::client::Daemon;
-use crate::exit::NotFound;
+use crate::client::{Daemon, agent_alone};
+use crate::exit::{self, NotFound, TooOld};
 use crate::output::{print, width};
 use anyhow::Result;
-use gpumem_runs::report::text::{clean, wrapped};
-use gpumem_wire::control::{Doctor, Finding, Level};
-use std::path::Path;
+use gpumem_wire::checks::Check;
+use gpumem_wire::control::{Doctor, Finding, State};
+use std::path::{Path, PathBuf};
 
-/// Looks and prints, the worst first.
-pub fn run(args: &Args) -> Result<()> {
+/// All that was found.
+#[derive(Debug)]
+pub struct Told {
+    /// Its control socket, and what it says of itself.
+    pub daemon: Option<(PathBuf, Doctor)>,
+    /// The worst first.
+    pub findings: Vec<Finding>,
+}
+
+impl Told {
+    /// A fact that the daemon told.
+    fn fact(&self, name: &str) -> Option<&str> {
+        let (_, doctor) = self.daemon.as_ref()?;
+        doctor.facts.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Looks and prints; the exit code.
+///
+/// # Errors
+/// No such process, or standard output is gone.
+pub fn run(args: &Args) -> Result<u8> {
     if let Some(pid) = args.pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
         return Err(NotFound(format!("pid {pid}: no such process in this pid namespace")).into());
     }
+    let told = look(args);
+    print(&if args.json { show::json(&told)? } else { show::text(&told, width()) })?;
+    let is_bad = told.findings.iter().any(|finding| finding.state == State::Bad);
+    Ok(if is_bad { exit::SICK } else { exit::OK })
+}
+
+fn finding(check: Check, state: State, subject: &str, text: impl Into<String>, fix: Option<&str>) -> Finding {
+    let id = check.id().to_owned();
+    Finding { id, state, subject: subject.into(), text: text.into(), fix: fix.map(str::to_owned) }
+}
+
+fn look(args: &Args) -> Told {
     let mut findings = Vec::new();
-    let daemon = ask(args, &mut findings);
-    findings.extend(here::libraries());
-    let is_up = |finding: &Finding| finding.subject == "nvml" && finding.level == Level::Good;
-    if !daemon.as_ref().is_some_and(|(_, doctor)| doctor.findings.iter().any(is_up)) {
-        findings.push(here::driver());
+    let found = ask(args, &mut findings);
+    let control = found.as_ref().map(|(daemon, _)| daemon.control.clone());
+    let (daemon, its_findings) = match found {
+        Some((daemon, mut doctor)) => {
+            let findings = std::mem::take(&mut doctor.findings);
+            (Some((daemon.control, doctor)), findings)
+        }
+        None => (None, Vec::new()),
+    };
+    let told = Told { daemon, findings: Vec::new() };
+    findings.extend(here::paths());
+    findings.push(here::library());
+    findings.extend(here::versions());
+    findings.extend(here::environment());
+    let root = Path::new("/");
+    let first = findings.len();
+    let driver = driver::look(root, &mut findings);
+    let nvml_answers = its_findings.iter().any(|of| of.id == Check::Nvml.id() && of.state == State::Ok);
+    if driver.is_none() && nvml_answers {
+        // It is there where the daemon is, and not where this shell is.
+        findings.truncate(first);
     }
+    findings.push(here::cupti(driver.as_ref()));
+    findings.extend(driver::mps(root));
+    place::look(&told, &mut findings);
     if let Some(pid) = args.pid {
-        findings.extend(process::look(pid));
+        let covered = its_findings.iter().any(|finding| {
+            finding.id == Check::Process.id() && finding.state == State::Ok
+                || finding.id == Check::ProcessBlocked.id()
+        });
+        process::look(pid, control.as_deref(), covered, &told, &mut findings);
     }
-    if let Some((_, doctor)) = &daemon {
-        findings.extend(doctor.findings.iter().cloned());
-    }
-    findings.sort_by_key(|finding| finding.level);
-    print(&if args.json {
-        json(daemon.as_ref(), &findings)?
-    } else {
-        text(daemon.as_ref(), &findings, width())
-    })
+    findings.extend(its_findings);
+    findings.sort_by_key(|finding| finding.state);
+    Told { findings, ..told }
 }
 
 fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
+    const STARTS: &str =
+        "gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's";
     let daemon = match Daemon::find(args.socket.as_deref()) {
         Ok(daemon) => daemon,
         Err(unreachable) => {
             let tried: Vec<String> =
                 unreachable.tried.iter().map(|(path, why)| format!("{} {why}", path.display())).collect();
-            findings.push(Finding {
-                level: Level::Bad,
-                subject: "daemon".into(),
-                text: format!("none answers; looked at: {}", tried.join("; ")),
-                remedy: Some(
-                    "gpumemctl run -- COMMAND starts a private one; systemctl start gpumemd the system's"
-                        .into(),
-                ),
+            let tried = tried.join("; ");
+            findings.push(match agent_alone() {
+                // As in a container, which is given the one socket and never the other.
+                Some(agent) => {
+                    let text = format!(
+                        "processes can report at {}, but nobody can be asked here: {tried}",
+                        agent.display()
+                    );
+                    let fix = "ask on the node, where its control socket is";
+                    finding(Check::Daemon, State::Warn, "daemon", text, Some(fix))
+                }
+                None => {
+                    let text = format!("none answers; looked at: {tried}");
+                    finding(Check::Daemon, State::Bad, "daemon", text, Some(STARTS))
+                }
             });
             return None;
         }
@@ -69,86 +135,33 @@ fn ask(args: &Args, findings: &mut Vec<Finding>) -> Option<(Daemon, Doctor)> {
         && error.is::<NotFound>()
     {
         // It has something to say of itself all the same.
-        findings.push(here::finding(Level::Degraded, &format!("pid {pid}"), error.to_string(), None));
+        let subject = format!("pid {pid}");
+        findings.push(finding(Check::Process, State::Unknown, &subject, error.to_string(), None));
         told = daemon.doctor(None);
     }
+    let log = "look at its log (journalctl -u gpumemd, or gpumemd.log beside its sockets)";
     match told {
-        Ok(doctor) => Some((daemon, doctor)),
+        Ok(doctor) => {
+            let own = env!("CARGO_PKG_VERSION");
+            if doctor.version != own {
+                let text = format!("gpumemd is {}, gpumemctl is {own}", doctor.version);
+                let fix = "restart gpumemd after an update (systemctl restart gpumemd), or call the gpumemctl beside it";
+                findings.push(finding(Check::DaemonVersion, State::Warn, "daemon", text, Some(fix)));
+            }
+            let text =
+                format!("gpumemd {} pid {} at {}", doctor.version, doctor.pid, daemon.control.display());
+            findings.push(finding(Check::Daemon, State::Ok, "daemon", text, None));
+            Some((daemon, doctor))
+        }
         Err(error) => {
-            findings.push(Finding {
-                level: Level::Bad,
-                subject: "daemon".into(),
-                text: format!("{error:#}"),
-                remedy: Some(
-                    "look at its log (journalctl -u gpumemd, or gpumemd.log beside its sockets)".into(),
-                ),
-            });
+            let (check, fix) = match error.is::<TooOld>() {
+                true => {
+                    (Check::DaemonVersion, "restart gpumemd after an update, or call the gpumemctl beside it")
+                }
+                false => (Check::Daemon, log),
+            };
+            findings.push(finding(check, State::Bad, "daemon", format!("{error:#}"), Some(fix)));
             None
         }
-    }
-}
-
-fn text(daemon: Option<&(Daemon, Doctor)>, findings: &[Finding], terminal: Option<usize>) -> String {
-    let mut lines = Vec::new();
-    if let Some((daemon, doctor)) = daemon {
-        lines.push(format!(
-            "gpumemd {} pid {}, up {}, at {}",
-            clean(&doctor.version),
-            doctor.pid,
-            duration(doctor.uptime_s),
-            daemon.control.display()
-        ));
-        let widest = doctor.facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        lines.extend(
-            doctor.facts.iter().map(|(name, value)| format!("  {:<widest$}  {}", clean(name), clean(value))),
-        );
-        lines.push(String::new());
-    }
-    const INDENT: &str = "         ";
-    let mut told = |first: &str, text: &str| {
-        let width = terminal.map(|width| width.saturating_sub(INDENT.len()));
-        for (index, line) in wrapped(text, width).iter().enumerate() {
-            lines.push(format!("{}{line}", if index == 0 { first } else { INDENT }));
-        }
-    };
-    for finding in findings {
-        let level = match finding.level {
-            Level::Bad => "BAD      ",
-            Level::Degraded => "degraded ",
-            Level::Good => "ok       ",
-        };
-        told(level, &format!("{}: {}", finding.subject, finding.text));
-        if let Some(remedy) = &finding.remedy {
-            told(INDENT, &format!("-> {remedy}"));
-        }
-    }
-    let count = |level: Level| findings.iter().filter(|finding| finding.level == level).count();
-    let (bad, degraded, good) = (count(Level::Bad), count(Level::Degraded), count(Level::Good));
-    lines.push(format!("{bad} bad, {degraded} degraded, {good} ok"));
-    lines.join("\n") + "\n"
-}
-
-fn json(daemon: Option<&(Daemon, Doctor)>, findings: &[Finding]) -> Result<String> {
-    let document = serde_json::json!({
-        "schema": "gpumem.doctor",
-        "version": 1,
-        "control": daemon.map(|(daemon, _)| daemon.control.display().to_string()),
-        "daemon": daemon.map(|(_, doctor)| serde_json::json!({
-            "version": doctor.version,
-            "pid": doctor.pid,
-            "uptime_s": doctor.uptime_s,
-            "facts": doctor.facts,
-        })),
-        "findings": findings,
-    });
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
-}
-
-fn duration(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7_200 => format!("{} min", seconds / 60),
-        7_200..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
     }
 }

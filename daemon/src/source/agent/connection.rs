@@ -4,16 +4,19 @@ use super::Agents;
 use super::ask::{Question, option};
 use super::command::{Ear, Errand};
 use super::frames::{Fault, Seen, Stream};
+use super::kept::{self, Kept};
 use super::memory::{self, Memory};
 use super::packet::{MAX_PACKET_BYTES, Packet};
 use super::peer::{Peer, Unknown};
 use super::rest::Rest;
 use super::seats::Seat;
 use crate::clock;
+use crate::service;
 use crate::source::Batch;
 use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
+use rustix::net::{SendFlags, Shutdown, shutdown};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -39,6 +42,8 @@ pub(super) enum Refusal {
     Descriptors(usize),
     #[error("{0}")]
     Memory(#[from] memory::Refusal),
+    #[error("there are as many connections as there may be")]
+    NoSeat,
     #[error("{0}")]
     System(#[from] std::io::Error),
     #[error("the daemon ends")]
@@ -56,6 +61,7 @@ impl Refusal {
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::Memory(_) => Count::RefusedMemory,
+            Refusal::NoSeat => Count::RefusedFull,
             Refusal::Over => return None,
         })
     }
@@ -110,6 +116,39 @@ pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat
     }
 }
 
+/// Goes on with a connection that an earlier life of this daemon had welcomed.
+pub async fn resume(agents: Arc<Agents>, kept: Kept) {
+    let (name, pid) = (kept.name.clone(), kept.key.pid);
+    match inherit(&agents, kept).await {
+        Ok((connection, stream)) => connection.run(&stream).await,
+        Err(Refusal::Over) => {}
+        Err(refusal) => {
+            tracing::warn!(pid, why = %refusal, "a connection that was kept is of no use");
+            service::forget(&name).await;
+        }
+    }
+}
+
+async fn inherit(agents: &Arc<Agents>, kept: Kept) -> Result<(Box<Connection>, UnixStream), Refusal> {
+    let stream = std::os::unix::net::UnixStream::from(kept.socket);
+    stream.set_nonblocking(true)?;
+    let stream = UnixStream::from_std(stream)?;
+    let memory = Memory::accept(kept.memory)?;
+    let peer = Peer::kept(&stream, kept.key)?;
+    let no_hello = || Refusal::NoHello(" that was kept".to_owned());
+    let (slot, payload, _) = frame::split_frame(&kept.hello).ok().flatten().ok_or_else(no_hello)?;
+    let hello = Record::decode(slot, payload).map_err(|_| no_hello())?;
+    if !matches!(hello.body, Body::Hello { start_ticks, .. } if start_ticks == kept.key.start_ticks) {
+        return Err(no_hello());
+    }
+    let seat = agents.seats.take(peer.uid, &agents.limits()).map_err(|_| Refusal::NoSeat)?;
+    let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
+    connection.kept = Some(kept.name);
+    agents.stats.add(Count::Resumed, 1);
+    connection.greet(&stream);
+    Ok((Box::new(connection), stream))
+}
+
 /// Who came.
 enum Guest {
     Agent(Box<Connection>),
@@ -128,11 +167,13 @@ struct Connection {
     /// The table of processes knows it.
     watched: bool,
     ear: Ear,
+    /// What the service manager keeps it under.
+    kept: Option<String>,
     /// Held until the end.
     _seat: Seat,
 }
 
-async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> Result<Guest, Refusal> {
+async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Result<Guest, Refusal> {
     let limits = agents.limits();
     let first = async {
         loop {
@@ -175,62 +216,23 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, mut seat: Seat) -> R
     let memory = Memory::accept(fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?)?;
     let peer = Peer::of(stream, start_ticks)?;
 
-    seat.welcomed();
-    let epoch = agents.next_epoch();
-    let mut connection = Connection {
-        ear: agents.introduce(peer.key),
-        agents: Arc::clone(agents),
-        stream: Stream::rebased(peer.rebase_ns),
-        memory: Some(memory),
-        epoch,
-        budget: Budget::new(limits.bytes_per_s),
-        peer,
-        watched: false,
-        _seat: seat,
-    };
-    // What the packet says is taken as said by the process that the kernel names.
-    let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
-    let up = Body::Source { up: true, reason: "agent" };
-    let mut frames = Vec::new();
-    for body in [up, hello.body] {
-        Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
-    }
-    // From now on the table says when the process ends; of one that has ended already, this connection does.
-    let key = connection.peer.key;
-    let is_known = agents.processes.identify(key.pid) == Some(key);
-    connection.watched = is_known && agents.processes.facts(key).is_some();
-    let mut facts = Vec::new();
-    agents.processes.take_facts(clock::now_ns(), &mut facts);
-    if !connection.watched {
-        agents.processes.last_facts(key, clock::now_ns(), &mut facts);
-    }
-    if !facts.is_empty() {
-        agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
-    }
-    connection.hand(frames).await.map_err(|()| Refusal::Over)?;
-    agents.stats.add(Count::Welcomed, 1);
-    tracing::info!(pid = connection.peer.key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+    let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
     if !after.is_empty() {
         let after = after.to_vec();
         let taken = connection.take(after).await;
         if let Err(end) = taken {
-            connection.end(end).await;
+            connection.end(stream, end).await;
             return Err(Refusal::Over); // told already
         }
     }
-    let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
-    let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
-    let mut reply = Vec::new();
-    for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
-        Record { stamp, body }.append_frame(&mut reply);
-    }
-    // The first bytes in an empty socket always fit; a peer that is gone is noticed by the next read.
-    let _ = stream.try_write(&reply);
+    connection.greet(stream);
+    connection.have_kept(stream, &hello).await;
     Ok(Guest::Agent(Box::new(connection)))
 }
 
 /// What there is to do.
 enum Ready {
+    Over,
     Socket,
     Gone,
     Resync,
@@ -238,18 +240,95 @@ enum Ready {
 }
 
 impl Connection {
+    /// One that has a hello, said now or to an earlier life of this daemon.
+    async fn begin(
+        agents: &Arc<Agents>,
+        peer: Peer,
+        memory: Memory,
+        hello: &Record<'_>,
+        mut seat: Seat,
+    ) -> Result<Self, Refusal> {
+        seat.welcomed();
+        let epoch = agents.next_epoch();
+        let mut connection = Connection {
+            ear: agents.introduce(peer.key),
+            agents: Arc::clone(agents),
+            stream: Stream::rebased(peer.rebase_ns),
+            memory: Some(memory),
+            epoch,
+            budget: Budget::new(agents.limits().bytes_per_s),
+            peer,
+            watched: false,
+            kept: None,
+            _seat: seat,
+        };
+        // What the packet says is taken as said by the process that the kernel names.
+        let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
+        let up = Body::Source { up: true, reason: "agent" };
+        let mut frames = Vec::new();
+        for body in [up, hello.body] {
+            Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
+        }
+        // From now on the table says when the process ends; of one that has ended already, this connection does.
+        let key = connection.peer.key;
+        let is_known = agents.processes.identify(key.pid) == Some(key);
+        connection.watched = is_known && agents.processes.facts(key).is_some();
+        let mut facts = Vec::new();
+        agents.processes.take_facts(clock::now_ns(), &mut facts);
+        if !connection.watched {
+            agents.processes.last_facts(key, clock::now_ns(), &mut facts);
+        }
+        if !facts.is_empty() {
+            agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
+        }
+        connection.hand(frames).await.map_err(|()| Refusal::Over)?;
+        agents.stats.add(Count::Welcomed, 1);
+        tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+        Ok(connection)
+    }
+
+    /// Has it outlive this daemon, where there is somebody to keep it.
+    async fn have_kept(&mut self, stream: &UnixStream, hello: &Record<'_>) {
+        let Some(memory) = self.memory.as_ref().filter(|_| self.agents.are_kept()) else { return };
+        let mut frame = Vec::new();
+        hello.append_frame(&mut frame);
+        match kept::keep(stream, memory, self.peer.key, &frame).await {
+            Ok(name) => self.kept = name,
+            Err(error) => tracing::debug!(pid = self.peer.key.pid, %error, "a connection is not kept"),
+        }
+    }
+
+    /// Welcomes the agent and asks for its state.
+    fn greet(&self, stream: &UnixStream) {
+        let epoch = self.epoch;
+        let stamp = Stamp { time_ns: clock::now_ns(), ..Stamp::default() };
+        let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
+        let mut reply = Vec::new();
+        for body in [Body::Welcome { epoch, versions, capabilities: 0 }, Body::ResyncRequest { epoch }] {
+            Record { stamp, body }.append_frame(&mut reply);
+        }
+        // The first bytes in an empty socket always fit; a peer that is gone is noticed by the next read. (Tokio has not yet heard
+        // that a connection that was inherited can be written to.)
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = rustix::net::send(stream, &reply, flags);
+    }
+
     async fn run(mut self: Box<Self>, stream: &UnixStream) {
         let mut resyncs = self.agents.resyncs.subscribe();
+        let mut over = self.agents.over.subscribe();
         let mut gone = self.agents.expect_end(self.peer.key, self.watched);
         let end = loop {
             let ready = tokio::select! {
                 biased;
+                _ = over.wait_for(|over| *over) => Ok(Ready::Over),
                 ready = stream.readable() => ready.map(|()| Ready::Socket),
                 _ = &mut gone => Ok(Ready::Gone),
                 Ok(()) = resyncs.changed() => Ok(Ready::Resync),
                 Some(errand) = self.ear.errands.recv() => Ok(Ready::Errand(errand)),
             };
             match ready {
+                // What is in the socket is for the daemon's next life.
+                Ok(Ready::Over) => break End::Over,
                 Ok(Ready::Socket) => {
                     if let Err(end) = self.turn(stream, PACKETS_PER_TURN).await {
                         break end;
@@ -268,7 +347,7 @@ impl Connection {
                 Err(error) => break End::System(error),
             }
         };
-        self.end(end).await;
+        self.end(stream, end).await;
     }
 
     /// Asks for the whole state once more.
@@ -351,7 +430,7 @@ impl Connection {
     }
 
     /// Reads what was not sent, and tells that the agent is gone; when its process is, that too.
-    async fn end(mut self, end: End) {
+    async fn end(mut self, stream: &UnixStream, end: End) {
         let (pid, uid) = (self.peer.key.pid, self.peer.uid);
         self.agents.forget(self.peer.key, &self.ear);
         match end.count() {
@@ -359,10 +438,13 @@ impl Connection {
                 self.agents.stats.add(count, 1);
                 tracing::warn!(pid, uid, why = %end, "an agent's connection was ended");
             }
+            None if matches!(end, End::Over) => return,
             None => tracing::info!(pid, uid, why = %end, "an agent is gone"),
         }
-        if matches!(end, End::Over) {
-            return;
+        if let Some(name) = self.kept.take() {
+            // Whoever keeps it holds it open until it has heard that it need not.
+            let _ = shutdown(stream, Shutdown::Both);
+            service::forget(&name).await;
         }
         // Of a peer that sends rubbish, nothing more is believed.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())

@@ -6,7 +6,7 @@ use gpumem_wire::layout::{self, Header};
 use gpumem_wire::{SLOT_BYTES, Slot};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::{Errno, pread};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Largest memfd that is taken: a ring of a million records, four million rows and a gigabyte to spare would
 /// still fit. It bounds what the end of one agent can cost.
@@ -115,6 +115,12 @@ impl Memory {
         read_exact(&self.fd, &mut bytes, start + first * SLOT_BYTES as u64)?;
         rows.extend(bytes.as_chunks::<SLOT_BYTES>().0.iter().filter(|slot| word(slot, 0) != 0));
         Ok(())
+    }
+}
+
+impl AsFd for Memory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

@@ -8,6 +8,7 @@
 //! packet      one packet off the socket
 //! frames      what an agent may say
 //! memory      its memfd; rest: what it recorded and never sent
+//! kept        connections that outlive the daemon
 //! ask         a program that asks about itself
 //! command     what agents are told to do
 //! ```
@@ -19,6 +20,7 @@ mod ask;
 mod command;
 mod connection;
 mod frames;
+mod kept;
 mod memory;
 mod packet;
 mod peer;
@@ -32,6 +34,7 @@ pub use seats::Limits;
 
 use super::Batch;
 use super::process::Processes;
+use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
 use connection::Refusal;
@@ -40,11 +43,15 @@ use packet::Packet;
 use seats::{Full, Seats};
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+/// How long the daemon's end waits for packets that were read.
+const LAST_PACKETS: Duration = Duration::from_millis(300);
 
 /// Called with the UUID of a device about which NVML is worth asking.
 pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
@@ -60,6 +67,10 @@ pub struct Agents {
     epochs: AtomicU64,
     /// How often all agents were asked to say their state again.
     resyncs: watch::Sender<u64>,
+    /// The daemon ends: nothing more is read.
+    over: watch::Sender<bool>,
+    /// Connections are kept by the service manager while no daemon runs.
+    are_kept: AtomicBool,
     /// Connections to be told when their process has ended.
     ends: Mutex<HashMap<ProcessKey, Vec<oneshot::Sender<()>>>>,
     /// Where packets land before they are checked: one for all, since nothing waits while it is held.
@@ -90,12 +101,41 @@ impl Agents {
             seats: Arc::default(),
             epochs: AtomicU64::new(1),
             resyncs: watch::Sender::new(0),
+            over: watch::Sender::new(false),
+            are_kept: AtomicBool::new(false),
             ends: Mutex::default(),
             scratch: Mutex::new(scratch),
             speakers: Mutex::default(),
             answerer: OnceLock::new(),
             answering: Semaphore::new(ask::AT_A_TIME),
         })
+    }
+
+    /// Goes on with the connections among what an earlier life of the daemon had kept, and has new ones kept, too.
+    pub async fn inherit(self: &Arc<Self>, handed: Vec<(String, OwnedFd)>) {
+        self.are_kept.store(true, Ordering::Relaxed);
+        let (kept, useless) = kept::sorted(handed);
+        for name in useless {
+            tracing::warn!(name, "what was handed over under this name is of no use");
+            service::forget(&name).await;
+        }
+        for kept in kept {
+            tokio::spawn(connection::resume(Arc::clone(self), kept));
+        }
+    }
+
+    /// Stops reading, and waits until what was read has been handed on, though not for ever: what is read later would be
+    /// lost, what is not read is there for the daemon's next life.
+    pub async fn finish(&self) {
+        self.over.send_replace(true);
+        let patience = tokio::time::Instant::now() + LAST_PACKETS;
+        while self.seats.welcomed() > 0 && tokio::time::Instant::now() < patience {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn are_kept(&self) -> bool {
+        self.are_kept.load(Ordering::Relaxed)
     }
 
     /// New limits, for connections to come.

@@ -76,6 +76,22 @@ impl Peer {
             rebase_ns: time_offset_ns(pid),
         })
     }
+
+    /// The peer of a connection that was welcomed in an earlier life of this daemon as `key`. It may have ended since: what
+    /// it had sent and kept is still its own.
+    ///
+    /// # Errors
+    /// [`Unknown`]: the kernel names another process.
+    pub fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
+        match Peer::of(stream, key.start_ticks) {
+            Ok(peer) if peer.key == key => return Ok(peer),
+            Ok(_) | Err(Unknown::NoPid | Unknown::System(_)) => return Err(Unknown::NoPid),
+            Err(Unknown::Gone(_) | Unknown::StartTime { .. }) => {}
+        }
+        let credentials = stream.peer_cred()?;
+        let is_same = credentials.pid().and_then(|pid| u32::try_from(pid).ok()) == Some(key.pid);
+        if is_same { Ok(Peer { key, uid: credentials.uid(), rebase_ns: 0 }) } else { Err(Unknown::NoPid) }
+    }
 }
 
 /// How far our CLOCK_MONOTONIC is ahead of that of a process in another time namespace; 0 in the same one, and

@@ -61,6 +61,12 @@ impl Seats {
         (taken.all, taken.waiting)
     }
 
+    /// Connections that have said hello.
+    pub fn welcomed(&self) -> usize {
+        let taken = self.taken();
+        taken.all - taken.waiting
+    }
+
     /// A seat for a peer that has said nothing yet.
     ///
     /// # Errors

@@ -255,6 +255,7 @@ fn facts_of(raw: &Raw, (device, handle, instance): &Found) -> Facts {
     add("instance", instance.is_some());
     add("display", raw.is_display_active(*handle));
     add("windows", raw.is_windows(*handle));
+    facts.extend(instance.map(|(of_gpu, _)| ("gpu_instance", of_gpu.to_string())));
     facts
 }
 

@@ -4,7 +4,7 @@
 use super::answer::{Code, List};
 use super::session::{NOT_OUR_PID, Totals, absence_of, now_ns};
 use super::status::{DeviceStatus, Status};
-use crate::source::process::Processes;
+use crate::source::process::{Gpu, Processes};
 use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_wire::{Absence, Body, NONE_DEVICE, Reading, Record, Stamp, frame};
 use std::collections::BTreeMap;
@@ -161,6 +161,9 @@ impl Translator {
                 let key = key.unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
+                    if is_ours && !readings.last.contains(&key) {
+                        tell_of(key, status.devices.get(index), processes);
+                    }
                     readings.now.push(key);
                     for (extra, list) in readings.extras.iter_mut().zip([List::Graphics, List::Mps]) {
                         if *lists & list.bit() != 0 {
@@ -346,6 +349,13 @@ impl Translator {
         let result = u16::try_from(code.0).unwrap_or(999);
         self.say(stamp, Body::SampleEnd { number, result });
     }
+}
+
+/// The table of processes may know more of one that uses this device.
+fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes) {
+    let Some(device) = device else { return };
+    let instance = device.facts.get("gpu_instance").and_then(|instance| instance.parse().ok());
+    processes.uses(key, Gpu { index: device.index.into(), instance });
 }
 
 /// Why a device that was seen before is not read.

@@ -4,8 +4,11 @@
 //! a driver may hold for ever (`ps` hangs there). So it is read on a thread that may be left behind; nothing else
 //! here can wait for the process.
 
+use super::names::Names;
 use super::parse;
 use gpumem_ledger::ProcessKey;
+use gpumem_runs::who::MAPPED_JOB;
+use gpumem_runs::who::cgroup::Place;
 use gpumem_wire::{Body, Reading, Record, Stamp};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -41,6 +44,12 @@ pub struct Facts {
     pub user: Option<String>,
     /// Path of the control group.
     pub cgroup: Option<String>,
+    /// What the paths of all its control groups say.
+    pub place: Place,
+    /// What Kubernetes calls its container; looked for until it is there.
+    pub names: Option<Names>,
+    /// The job that its GPUs were given to; empty where that turned out to be none.
+    pub mapped_job: Option<String>,
     /// The parent at first sight.
     pub parent_pid: u32,
     /// Parent, its parent and so on up to 1, at first sight.
@@ -75,7 +84,10 @@ impl Facts {
             command: None,
             uid: status.uid,
             user: status.uid.and_then(|uid| users.name(uid)),
-            cgroup: cgroup.and_then(|text| parse::cgroup(&text).map(parse::line)),
+            cgroup: cgroup.as_deref().and_then(|text| parse::cgroup(text).map(parse::line)),
+            place: cgroup.map(|text| Place::of_file(&String::from_utf8_lossy(&text))).unwrap_or_default(),
+            names: None,
+            mapped_job: None,
             parent_pid: stat.parent_pid,
             ancestors,
             inner_pid: status.inner_pid,
@@ -89,7 +101,20 @@ impl Facts {
             let _ = writeln!(lines, "{key}={value}");
         };
         line("comm", &self.comm);
-        for (key, value) in [("command", &self.command), ("user", &self.user), ("cgroup", &self.cgroup)] {
+        let (place, names) = (&self.place, self.names.as_ref());
+        for (key, value) in [
+            ("command", self.command.as_deref()),
+            ("user", self.user.as_deref()),
+            ("cgroup", self.cgroup.as_deref()),
+            ("container", place.short_container()),
+            ("pod_uid", place.pod_uid.as_deref()),
+            ("slurm_job", place.slurm_job.as_deref()),
+            ("slurm_step", place.slurm_step.as_deref()),
+            ("pod", names.map(|names| &*names.pod)),
+            ("namespace", names.map(|names| &*names.namespace)),
+            ("container_name", names.map(|names| &*names.container)),
+            (MAPPED_JOB, self.mapped_job.as_deref()),
+        ] {
             if let Some(value) = value {
                 line(key, value);
             }

@@ -156,3 +156,51 @@ async fn every_end_is_told_once() {
     assert_eq!(told, keys);
     assert!(tokio::time::timeout(Duration::from_millis(50), processes.gone()).await.is_err());
 }
+
+#[test]
+fn names_and_jobs_are_found_when_they_are_there() {
+    let dir = std::env::temp_dir().join(format!("gpumemd-seek-{}", std::process::id()));
+    let (names, jobs) = (dir.join("names"), dir.join("jobs"));
+    std::fs::create_dir_all(&names).expect("a folder");
+    std::fs::create_dir_all(&jobs).expect("a folder");
+    std::fs::write(jobs.join("0"), "7\n").expect("written");
+    let settings = Settings { container_names: Some(names.clone()), job_mapping: Some(jobs.clone()) };
+    let processes = Processes::with(settings);
+    let mut child = sleeper();
+    let key = processes.identify(child.id()).expect("alive");
+    let said = |processes: &Processes| {
+        processes.seek();
+        let mut frames = Vec::new();
+        processes.take_facts(1, &mut frames);
+        facts_of(&frames).pop().map(|(_, facts)| facts).unwrap_or_default()
+    };
+    said(&processes);
+    processes.uses(key, Gpu { index: 0, instance: None });
+    assert!(said(&processes).contains("mapped_job=7\n"));
+    assert!(!said(&processes).contains("mapped_job"), "told once");
+    // On a GPU of nobody's, too: then it is not known whose it is.
+    processes.uses(key, Gpu { index: 1, instance: None });
+    assert!(said(&processes).contains("mapped_job=\n"));
+    std::fs::write(jobs.join("1"), "7\n").expect("written");
+    assert!(said(&processes).contains("mapped_job=7\n"));
+
+    // As if its group were a container's, whose file comes a little later.
+    let id = "ab".repeat(32);
+    {
+        let mut table = processes.lock();
+        let entry = table.live.get_mut(&key.pid).expect("known");
+        Arc::make_mut(&mut entry.facts).place.container = Some(id.clone());
+        let facts = Arc::clone(&entry.facts);
+        table.sought.extend(processes.inner.settings.sought(key, &facts));
+    }
+    assert_eq!(said(&processes), "");
+    std::fs::write(names.join(format!("train-0_ml_worker-{id}.log")), "").expect("written");
+    let facts = said(&processes);
+    for line in ["container=abababababab\n", "pod=train-0\n", "namespace=ml\n", "container_name=worker\n"] {
+        assert!(facts.contains(line), "{facts}");
+    }
+    assert!(processes.lock().sought.is_empty());
+    child.kill().expect("killed");
+    child.wait().expect("waited");
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

@@ -3,33 +3,35 @@
 use super::doctor::finding;
 use gpumem_ledger::{Blind, Blocked, ProcessView};
 use gpumem_runs::layers::{self, LayerSaid};
-use gpumem_wire::control::{Finding, Level};
+use gpumem_wire::checks::Check;
+use gpumem_wire::control::{Finding, State};
 
 pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
-    let say =
-        |level, text: String, remedy| finding(level, format!("process {}", process.key.pid), text, remedy);
+    let say = |check, state, text: String, fix| {
+        finding(check, state, format!("process {}", process.key.pid), text, fix)
+    };
     let coverage = &process.coverage;
     let mut findings = Vec::new();
     if let Some(blocked) = &coverage.blocked {
         let (text, remedy) = of_blocked(blocked, now_ns);
-        findings.push(say(Level::Bad, text, Some(remedy)));
+        findings.push(say(Check::ProcessBlocked, State::Bad, text, Some(remedy)));
     }
     if coverage.paused {
         let (text, remedy) = of_paused(&coverage.blind, now_ns);
-        findings.push(say(Level::Degraded, text, remedy));
+        findings.push(say(Check::ProcessPaused, State::Warn, text, remedy));
     }
     if !coverage.covered {
         if findings.is_empty() {
             let text = "no agent speaks for it: its used bytes are known, not what they are for";
             let remedy = "start it with `gpumemctl run -- ...`";
-            findings.push(say(Level::Degraded, text.to_owned(), Some(remedy)));
+            findings.push(say(Check::Process, State::Warn, text.to_owned(), Some(remedy)));
         }
         return findings;
     }
     if coverage.late {
         let text = "the agent came after the first allocations: what was there before is `predates`";
         let remedy = "start the process with `gpumemctl run -- ...`";
-        findings.push(say(Level::Degraded, text.to_owned(), Some(remedy)));
+        findings.push(say(Check::ProcessLate, State::Warn, text.to_owned(), Some(remedy)));
     }
     let blind = &coverage.blind;
     if blind.count > 0 && blind.open().is_none() {
@@ -43,31 +45,38 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
             false => ("nothing had been seen before", None),
         };
         let text = format!("the agent was blind for {total}{often}: {text}");
-        findings.push(say(Level::Degraded, text, remedy));
+        findings.push(say(Check::ProcessBlind, State::Warn, text, remedy));
     }
     if let Some(partial) = coverage.partial.filter(|_| coverage.lost > 0) {
         let state =
             if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
-        findings.push(say(Level::Degraded, format!("{} records were lost: {state}", coverage.lost), None));
+        findings.push(say(
+            Check::ProcessLost,
+            State::Warn,
+            format!("{} records were lost: {state}", coverage.lost),
+            None,
+        ));
     }
-    findings.extend(of_layers(process).into_iter().map(|(level, text, remedy)| say(level, text, remedy)));
-    if findings.iter().all(|finding| finding.level == Level::Good) {
+    findings.extend(
+        of_layers(process).into_iter().map(|(state, text, fix)| say(Check::ProcessNames, state, text, fix)),
+    );
+    if findings.iter().all(|finding| finding.state == State::Ok) {
         let text = format!("covered, {} records, none lost", coverage.events);
-        findings.push(say(Level::Good, text, None));
+        findings.push(say(Check::Process, State::Ok, text, None));
     }
     findings
 }
 
 /// How memory gets its names, and what of that does not work.
-fn of_layers(process: &ProcessView) -> Vec<(Level, String, Option<&'static str>)> {
+fn of_layers(process: &ProcessView) -> Vec<(State, String, Option<&'static str>)> {
     let said: Vec<LayerSaid> = process.layers.iter().map(LayerSaid::from).collect();
     let Some(level) = layers::level(&said) else { return Vec::new() };
-    let mut found = vec![(Level::Good, format!("names: {level}"), None)];
+    let mut found = vec![(State::Ok, format!("names: {level}"), None)];
     for said in said.iter().filter(|said| said.is_lacking()) {
         // What was switched off is as somebody wanted it.
-        let level = if said.state == "off" { Level::Good } else { Level::Degraded };
+        let state = if said.state == "off" { State::Ok } else { State::Warn };
         let text = layers::lacking(std::slice::from_ref(said), 200).join("");
-        found.push((level, format!("names: {text}"), None));
+        found.push((state, format!("names: {text}"), None));
     }
     found
 }

@@ -8,6 +8,7 @@ use crate::view::health::Health;
 use crate::view::prometheus::flags;
 use gpumem_ledger::{AccountView, DeviceView, ProcessView};
 use gpumem_runs::run::absence_name;
+use gpumem_runs::who::Who;
 use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
 use std::cmp::Reverse;
 
@@ -103,7 +104,9 @@ fn process(
     let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
     let tracked = coverage.covered.then(|| at_sample.unwrap_or((account.tracked_bytes, &account.amounts)));
     let tracked = tracked.filter(|_| own);
-    let rank = facts.claims.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
+    let mut who = Who::of(&facts.seen, &facts.claims, facts.uid).map();
+    who.retain(|name, _| own || (named && name == "user"));
+    let rank = who.get("rank").map(|rank| format!(" rank {rank}")).unwrap_or_default();
     let command = facts.seen.get("command").or(facts.seen.get("comm"));
     Some(ProcessRow {
         pid: if named { process.key.pid } else { 0 },
@@ -118,5 +121,6 @@ fn process(
         age_ms: sample.map(|sample| published.at_ns.saturating_sub(sample.t1_ns) / 1_000_000),
         why: absence.or(newest.is_none().then_some("never sampled")).map(str::to_owned),
         command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
+        who,
     })
 }

@@ -3,49 +3,91 @@
 use super::families::{Families, Family, Labels};
 use crate::core::Published;
 use crate::view::health::Health;
-use gpumem_ledger::DeviceName;
+use gpumem_ledger::{DeviceView, OomKind};
 
-static INFO: Family = Family::gauge("gpumem_device_info", "A GPU or MIG instance; always 1.");
-static TOTAL: Family = Family::gauge("gpumem_device_total_bytes", "Size of its memory.");
+const DEVICE: &[&str] = &["gpu", "uuid"];
+
+static INFO: Family = Family::gauge(
+    "gpumem_device_info",
+    &["gpu", "uuid", "model"],
+    "A GPU or MIG instance, by NVML's index (that of its GPU for an instance) and UUID; always 1.",
+);
+static TOTAL: Family = Family::gauge("gpumem_device_total_bytes", DEVICE, "Size of its memory.");
 static USED: Family = Family::gauge(
     "gpumem_device_used_bytes",
+    DEVICE,
     "Used, without the driver's share where NVML tells that apart.",
 );
-static LOWEST: Family =
-    Family::gauge("gpumem_device_used_lowest_bytes", "Lowest used of the last minute, between scrapes too.");
+static LOWEST: Family = Family::gauge(
+    "gpumem_device_used_lowest_bytes",
+    DEVICE,
+    "Lowest used of the last minute, between scrapes too.",
+);
 static HIGHEST: Family = Family::gauge(
     "gpumem_device_used_highest_bytes",
+    DEVICE,
     "Highest used of the last minute, between scrapes too.",
 );
-static FREE: Family = Family::gauge("gpumem_device_free_bytes", "Free.");
-static SYSTEM: Family = Family::gauge("gpumem_device_system_reserved_bytes", "The driver's share.");
+static FREE: Family = Family::gauge("gpumem_device_free_bytes", DEVICE, "Free.");
+static SYSTEM: Family =
+    Family::gauge("gpumem_device_system_reserved_bytes", DEVICE, "The driver's share, where NVML tells it.");
 static UNACCOUNTED: Family = Family::gauge(
     "gpumem_device_unaccounted_bytes",
+    DEVICE,
     "Used minus the sum over its processes, where the device read the same before and after their list.",
 );
 static AGE: Family =
-    Family::gauge("gpumem_device_sample_age_seconds", "Age of the last reading of its memory.");
-static UNAVAILABLE: Family =
-    Family::gauge("gpumem_device_unavailable", "1 while NVML gives no fresh reading, with the reason.");
-
+    Family::gauge("gpumem_device_sample_age_seconds", DEVICE, "Age of the last reading of its memory.");
+static UNAVAILABLE: Family = Family::gauge(
+    "gpumem_device_unavailable",
+    &["gpu", "uuid", "reason"],
+    "1 while NVML gives no fresh reading, with the reason.",
+);
 static XIDS: Family = Family::counter(
     "gpumem_device_xid_errors_total",
+    &["gpu", "uuid", "xid"],
     "Faults that the driver has told of, by NVIDIA's number for them.",
 );
+static OOMS: Family = Family::counter(
+    "gpumem_device_ooms_total",
+    &["gpu", "uuid", "kind"],
+    "Times that a framework gave up for want of memory after the driver had refused (device) or by a limit of its own (pool), or that a process without an agent ended while the device was nearly full (suspected). Kept when the process is gone.",
+);
+
+/// Families of this file.
+pub(super) static FAMILIES: &[&Family] = &[
+    &INFO,
+    &TOTAL,
+    &USED,
+    &LOWEST,
+    &HIGHEST,
+    &FREE,
+    &SYSTEM,
+    &UNACCOUNTED,
+    &AGE,
+    &UNAVAILABLE,
+    &XIDS,
+    &OOMS,
+];
+
+/// The most series of one device: one per family, three kinds of OOM, and a seventeenth number for all Xids beyond
+/// sixteen.
+pub const MOST_PER_DEVICE: usize = 12 + 2 + 16;
 
 /// Memory is read at least once a second: older than this, a device with a problem has no reading of now.
 const FRESH_NS: u64 = 2_000_000_000;
 
 /// The index that NVML gives a device and its UUID, as labels.
-pub(super) fn labels(index: u32, name: DeviceName) -> Labels {
-    Labels::new().with("gpu", &index.to_string()).with("uuid", &name.to_string())
+pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
+    let of = health.devices.iter().find(|of| of.name == device.name);
+    let index = of.map_or(u32::from(device.ordinal), |of| of.index);
+    Labels::new().with("gpu", &index.to_string()).with("uuid", &device.name.to_string())
 }
 
 pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
     for device in &published.snapshot.devices {
         let of = health.devices.iter().find(|of| of.name == device.name);
-        let index = of.map_or(u32::from(device.ordinal), |of| of.index);
-        let labels = labels(index, device.name);
+        let labels = labels(device, health);
         out.add_with(&INFO, &labels, Some(("model", &device.model)), 1_u64);
         if let Some(total) = device.total_bytes {
             out.add(&TOTAL, &labels, total);
@@ -58,6 +100,13 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         for (xid, count) in device.faults.counts() {
             let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
             out.add_with(&XIDS, &labels, Some(("xid", &xid)), count);
+        }
+        // From the beginning, so that the first one is an increase.
+        for (kind, word) in
+            [(OomKind::Device, "device"), (OomKind::Pool, "pool"), (OomKind::Suspected, "suspected")]
+        {
+            let count = published.totals.ooms(device.name, kind);
+            out.add_with(&OOMS, &labels, Some(("kind", word)), count);
         }
         // A reading that is old is no reading of now; where only the lists fail, memory is read as ever.
         let is_fresh = |time_ns: u64| published.at_ns.saturating_sub(time_ns) < FRESH_NS;

@@ -11,16 +11,18 @@ pub struct Family {
     pub help: &'static str,
     /// `gauge` or `counter`.
     pub kind: &'static str,
+    /// Labels that its series may have.
+    pub labels: &'static [&'static str],
 }
 
 impl Family {
     /// Something that goes up and down.
-    pub const fn gauge(name: &'static str, help: &'static str) -> Self {
-        Family { name, help, kind: "gauge" }
+    pub const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
+        Family { name, help, kind: "gauge", labels }
     }
     /// Something that only grows.
-    pub const fn counter(name: &'static str, help: &'static str) -> Self {
-        Family { name, help, kind: "counter" }
+    pub const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Self {
+        Family { name, help, kind: "counter", labels }
     }
 }
 
@@ -45,6 +47,14 @@ impl Labels {
         self.0.push('"');
         self
     }
+}
+
+/// How far a scrape had come.
+#[derive(Debug)]
+pub struct Mark {
+    lengths: Vec<usize>,
+    series: usize,
+    folded: u64,
 }
 
 /// All families of a scrape.
@@ -106,6 +116,24 @@ impl Families {
         out.push('\n');
     }
 
+    /// Now, to come back to.
+    pub fn mark(&self) -> Mark {
+        let lengths = self.families.iter().map(|(_, text)| text.len()).collect();
+        Mark { lengths, series: self.series, folded: self.folded }
+    }
+
+    /// Whether everything since then was written, and so much more can be.
+    pub fn has_room(&self, since: &Mark, more: usize) -> bool {
+        self.folded == since.folded && self.series.saturating_add(more) <= self.most
+    }
+
+    /// As if nothing had been written since then.
+    pub fn undo(&mut self, since: Mark) {
+        let lengths = since.lengths.into_iter().chain(std::iter::repeat(0));
+        self.families.iter_mut().zip(lengths).for_each(|((_, text), length)| text.truncate(length));
+        (self.series, self.folded) = (since.series, since.folded);
+    }
+
     /// Series that were left out.
     pub fn folded(&self) -> u64 {
         self.folded
@@ -115,7 +143,7 @@ impl Families {
     pub fn text(self) -> String {
         let bytes: usize = self.families.iter().map(|(_, series)| series.len() + 256).sum();
         let mut text = String::with_capacity(bytes + 16_384);
-        for (family, series) in &self.families {
+        for (family, series) in self.families.iter().filter(|(_, series)| !series.is_empty()) {
             for part in
                 ["# HELP ", family.name, " ", family.help, "\n# TYPE ", family.name, " ", family.kind, "\n"]
             {
@@ -131,8 +159,8 @@ impl Families {
 mod tests {
     use super::*;
 
-    static A: Family = Family::gauge("a_bytes", "A.");
-    static B: Family = Family::counter("b_total", "B.");
+    static A: Family = Family::gauge("a_bytes", &[], "A.");
+    static B: Family = Family::counter("b_total", &[], "B.");
 
     #[test]
     fn families_are_whole() {
@@ -150,5 +178,19 @@ mod tests {
              # HELP b_total B.\n# TYPE b_total counter\nb_total 6\n\
              b_total{pid=\"1\",user=\"a\\\"\",reason=\"x\"} 8\n"
         );
+    }
+    #[test]
+    fn what_is_undone_was_never_written() {
+        let mut families = Families::new(3);
+        families.add(&A, &Labels::default(), 1_u64);
+        let before = families.mark();
+        assert!(families.has_room(&before, 2) && !families.has_room(&before, 3));
+        (0..3).for_each(|_| families.add(&A, &Labels::default(), 2_u64));
+        families.add(&B, &Labels::default(), 3_u64);
+        assert!(!families.has_room(&before, 0));
+        families.undo(before);
+        assert_eq!(families.folded(), 0);
+        families.add(&A, &Labels::default(), 4_u64);
+        assert_eq!(families.text(), "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes 1\na_bytes 4\n");
     }
 }

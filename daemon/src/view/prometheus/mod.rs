@@ -3,6 +3,8 @@
 //! ```text
 //! own        what the daemon counts about itself: a collector of the `prometheus` crate
 //! devices, processes   facts about GPUs, from the published snapshot
+//! amounts    what adds up of a process, or of several that are folded
+//! names      what its bytes are called: categories and tags
 //! families   the writer of those
 //! ```
 //!
@@ -11,13 +13,17 @@
 //! may take; its output and ours are the same text. Values carry no time stamps, so that a series vanishes
 //! with its process. What is not known has no series; a series with a reason says why.
 
+mod amounts;
 mod devices;
 mod families;
+mod names;
 mod own;
 mod processes;
 
-use crate::view::Sight;
+use crate::view::{Shown, Sight};
+pub use devices::MOST_PER_DEVICE;
 use families::Families;
+pub use families::Family;
 pub use processes::flags;
 
 /// The text of one scrape.
@@ -27,9 +33,21 @@ pub fn scrape(sight: &Sight) -> String {
     let health = sight.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);
-    processes::collect(&published, &shown, &mut families);
+    let folded = processes::collect(&published, &health, &shown, &mut families);
     sight.stats.add(crate::stats::Count::SeriesFolded, families.folded());
     let mut text = families.text();
-    own::write(sight, &health, published.at_ns, &mut text);
+    own::write(sight, &health, &published, folded, &mut text);
     text
+}
+
+/// Every family that is written by hand or about ourselves, for the reference: those of counts and of sources have tables
+/// of their own.
+pub fn families() -> impl Iterator<Item = &'static Family> {
+    [devices::FAMILIES, processes::FAMILIES, amounts::FAMILIES, own::FAMILIES].into_iter().flatten().copied()
+}
+
+/// The most series of a process that uses so many devices.
+pub fn most_per_process(shown: &Shown, devices: usize) -> usize {
+    let of_account = processes::most_per_account(shown.rules.structure.rules.len(), shown.tags);
+    processes::MOST_PER_PROCESS + devices * of_account
 }

@@ -1,6 +1,9 @@
 //! What the daemon says about itself, through the `prometheus` crate: a collector that reads the counts when it is
 //! asked, so that nothing is kept twice.
 
+use super::families::Family;
+use super::processes::Folded;
+use crate::core::Published;
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
@@ -21,6 +24,49 @@ impl Collector for Own {
         self.0.clone()
     }
 }
+
+static BUILD: Family = Family::gauge("gpumemd_build_info", &["version"], "Version; always 1.");
+static SNAPSHOT: Family =
+    Family::gauge("gpumemd_snapshot_age_seconds", &[], "Age of the state that this scrape shows.");
+static AGENTS: Family = Family::gauge("gpumemd_agents", &[], "Agents that are connected.");
+static WAITING: Family = Family::gauge("gpumemd_agents_waiting", &[], "Peers that have not said hello.");
+static LOST: Family = Family::counter(
+    "gpumemd_events_lost_total",
+    &[],
+    "Ordered records of agents that were lost, of processes that are gone too.",
+);
+static FOLDED: Family = Family::gauge(
+    "gpumemd_processes_folded",
+    &["reason"],
+    "Processes that are one process (other) in this scrape, because they have just begun (young), or for metrics.max_series (room).",
+);
+static UP: Family = Family::gauge("gpumemd_source_up", &["source"], "1 while a source works.");
+static STORE_WAITING: Family = Family::gauge("gpumemd_store_waiting", &[], "Runs that wait for the store.");
+static STORE_BYTES: Family =
+    Family::gauge("gpumemd_store_bytes", &[], "Size of the run store's file, looked at every half minute.");
+static CPU: Family = Family::counter("process_cpu_seconds_total", &[], "CPU time of the daemon.");
+static RESIDENT: Family =
+    Family::gauge("process_resident_memory_bytes", &[], "Resident memory of the daemon.");
+static OPEN_FDS: Family = Family::gauge("process_open_fds", &[], "Open file descriptors of the daemon.");
+static STARTED: Family =
+    Family::gauge("process_start_time_seconds", &[], "When the daemon started, in seconds since 1970.");
+
+/// Families of this file.
+pub(super) static FAMILIES: &[&Family] = &[
+    &BUILD,
+    &SNAPSHOT,
+    &AGENTS,
+    &WAITING,
+    &LOST,
+    &FOLDED,
+    &UP,
+    &STORE_WAITING,
+    &STORE_BYTES,
+    &CPU,
+    &RESIDENT,
+    &OPEN_FDS,
+    &STARTED,
+];
 
 fn family(name: &str, help: &str, counter: bool) -> MetricFamily {
     let mut family = MetricFamily::default();
@@ -52,7 +98,13 @@ fn metric(counter: bool, value: f64, labels: &[(&str, &str)]) -> Metric {
 }
 
 /// Appends the families about ourselves.
-pub(super) fn write(sight: &Sight, health: &Health, published_ns: u64, text: &mut String) {
+pub(super) fn write(
+    sight: &Sight,
+    health: &Health,
+    published: &Published,
+    folded: Folded,
+    text: &mut String,
+) {
     let mut families: Vec<MetricFamily> = Vec::new();
     for &(count, name, help, reason) in Count::ALL {
         if families.last().is_none_or(|last| last.name() != name) {
@@ -63,38 +115,38 @@ pub(super) fn write(sight: &Sight, health: &Health, published_ns: u64, text: &mu
             last.mut_metric().push(metric(true, sight.stats.get(count) as f64, label.as_slice()));
         }
     }
-    let mut gauge = |name: &str, help: &str, value: f64, labels: &[(&str, &str)]| {
-        let mut family = family(name, help, false);
-        family.mut_metric().push(metric(false, value, labels));
-        families.push(family);
-    };
-    let now_ns = crate::clock::now_ns();
-    let age = now_ns.saturating_sub(published_ns) as f64 / 1e9;
-    gauge("gpumemd_build_info", "Version; always 1.", 1.0, &[("version", env!("CARGO_PKG_VERSION"))]);
-    gauge("gpumemd_snapshot_age_seconds", "Age of the state that this scrape shows.", age, &[]);
-    gauge("gpumemd_agents", "Agents that are connected.", health.agents as f64, &[]);
-    let waiting = health.agents_waiting as f64;
-    gauge("gpumemd_agents_waiting", "Peers that have not said hello.", waiting, &[]);
-    let mut up = family("gpumemd_source_up", "1 while a source works.", false);
-    up.mut_metric().push(metric(false, f64::from(u8::from(health.nvml_up)), &[("source", "nvml")]));
     let store = sight.keeper.status();
-    up.mut_metric().push(metric(false, f64::from(u8::from(store.up)), &[("source", "store")]));
-    families.push(up);
-    let mut waiting = family("gpumemd_store_waiting", "Runs that wait for the store.", false);
-    waiting.mut_metric().push(metric(false, store.waiting as f64, &[]));
-    families.push(waiting);
-    let mut bytes =
-        family("gpumemd_store_bytes", "Size of the run store's file, looked at every half minute.", false);
-    bytes.mut_metric().push(metric(false, store.bytes as f64, &[]));
-    families.push(bytes);
+    let age = crate::clock::now_ns().saturating_sub(published.at_ns) as f64 / 1e9;
+    let yes = |up: bool| f64::from(u8::from(up));
+    for (of, value, label) in [
+        (&BUILD, Some(1.0), Some(("version", env!("CARGO_PKG_VERSION")))),
+        (&SNAPSHOT, Some(age), None),
+        (&AGENTS, Some(health.agents as f64), None),
+        (&WAITING, Some(health.agents_waiting as f64), None),
+        (&LOST, Some(published.totals.lost() as f64), None),
+        (&FOLDED, Some(folded.young as f64), Some(("reason", "young"))),
+        (&FOLDED, Some(folded.room as f64), Some(("reason", "room"))),
+        (&UP, Some(yes(health.nvml_up)), Some(("source", "nvml"))),
+        (&UP, Some(yes(store.up)), Some(("source", "store"))),
+        (&STORE_WAITING, Some(store.waiting as f64), None),
+        (&STORE_BYTES, Some(store.bytes as f64), None),
+        (&CPU, Some(cpu_seconds()), None),
+        (&RESIDENT, resident_bytes(), None),
+        (&OPEN_FDS, open_fds(), None),
+        (&STARTED, Some(started(sight.stats.started_ns)), None),
+    ] {
+        let Some(value) = value else { continue };
+        let counter = of.kind == "counter";
+        if families.last().is_none_or(|last| last.name() != of.name) {
+            families.push(family(of.name, of.help, counter));
+        }
+        if let Some(last) = families.last_mut() {
+            last.mut_metric().push(metric(counter, value, label.as_slice()));
+        }
+    }
     for number in &health.numbers {
         let mut family = family(number.name, number.help, number.counter);
         family.mut_metric().push(metric(number.counter, number.value, &[]));
-        families.push(family);
-    }
-    if let Some(bytes) = resident_bytes() {
-        let mut family = family("process_resident_memory_bytes", "Resident memory of the daemon.", false);
-        family.mut_metric().push(metric(false, bytes, &[]));
         families.push(family);
     }
     let registry = Registry::new();
@@ -113,4 +165,18 @@ fn resident_bytes() -> Option<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kib: f64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
     Some(kib * 1024.0)
+}
+
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Without the one that reads the list.
+fn open_fds() -> Option<f64> {
+    Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1) as f64)
+}
+
+fn started(started_ns: u64) -> f64 {
+    (i128::from(started_ns) + crate::clock::wall_offset_ns()) as f64 / 1e9
 }

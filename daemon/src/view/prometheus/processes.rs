@@ -1,85 +1,221 @@
 //! Processes: the identity `used = predates + tracked + untrackable` at the last sample where all of it was known,
 //! and tracked by category. The wide labels are on one series per process, to be joined by pid and start.
+//!
+//! A process has all of its series or none. Those that have just begun and those for which there is no room are folded: one
+//! process `(other)`, whose bytes are their sum. The oldest keep their places, so that no series comes and goes.
 
+use super::amounts::{self, Amounts};
 use super::devices;
 use super::families::{Families, Family, Labels};
+use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
 use crate::core::Published;
 use crate::view::Shown;
-use gpumem_ledger::category::{OTHERS, Rules};
-use gpumem_ledger::{AccountView, CellView, Class, Parts, ProcessView};
+use crate::view::health::Health;
+use gpumem_ledger::{AccountView, ProcessKey, ProcessView};
 use gpumem_runs::layers::{layer_name, state_name};
-use gpumem_runs::run::absence_name;
 use gpumem_runs::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
-use std::borrow::Cow;
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-static INFO: Family = Family::gauge("gpumem_process_info", "A process that uses a GPU; always 1.");
-static USED: Family = Family::gauge("gpumem_process_used_bytes", "What NVML charges to the process.");
-static TRACKED: Family = Family::gauge(
-    "gpumem_process_tracked_bytes",
-    "Live driver allocations, at the time of the sample of used.",
+const PROCESS: &[&str] = &["pid", "start"];
+const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
+
+static INFO: Family = Family::gauge(
+    "gpumem_process_info",
+    &[
+        "pid",
+        "start",
+        "user",
+        "comm",
+        "job_name",
+        "rank",
+        "world_size",
+        "container",
+        "pod",
+        "namespace",
+        "pod_uid",
+        "container_name",
+        "slurm_job",
+        "slurm_step",
+        "cgroup",
+        "claimed",
+    ],
+    "A process that uses a GPU; always 1. Has what is known of it, to be joined by pid and start; claimed names the labels that the process says itself.",
 );
-static CATEGORY: Family =
-    Family::gauge("gpumem_process_category_bytes", "Tracked by category; the categories add up to tracked.");
-static PREDATES: Family =
-    Family::gauge("gpumem_process_predates_bytes", "Used that is older than the agent.");
-static UNTRACKABLE: Family = Family::gauge(
-    "gpumem_process_untrackable_bytes",
-    "Used minus tracked minus what predates the agent: context, modules, rounding and the unexplained.",
+static COUNT: Family = Family::gauge(
+    "gpumem_device_processes",
+    &["gpu", "uuid", "coverage"],
+    "Processes on the device, folded ones too, with an agent (covered) and without (uncovered).",
 );
-static UNTRACKABLE_PART: Family = Family::gauge(
-    "gpumem_process_untrackable_part_bytes",
-    "Untrackable by its causes, which add up to it: context is measured, modules an upper bound, local_memory, heaps and rounding are models, unexplained is what they leave.",
-);
-static TRACKED_PEAK: Family = Family::gauge("gpumem_process_tracked_peak_bytes", "Highest tracked so far.");
+static TRACKED_PEAK: Family =
+    Family::gauge("gpumem_process_tracked_peak_bytes", OF_DEVICE, "Highest tracked so far.");
 static USED_PEAK: Family =
-    Family::gauge("gpumem_process_used_peak_bytes", "Highest used that was read so far.");
-static BESIDE: Family =
-    Family::gauge("gpumem_process_beside_bytes", "Memory outside the sum, by kind: host and foreign memory.");
-static FLAG: Family =
-    Family::gauge("gpumem_process_flag", "1 for each thing to know about the numbers of the process.");
+    Family::gauge("gpumem_process_used_peak_bytes", OF_DEVICE, "Highest used that was read so far.");
+static BESIDE: Family = Family::gauge(
+    "gpumem_process_beside_bytes",
+    &["gpu", "uuid", "pid", "start", "kind"],
+    "Memory outside the sum, by kind: host and foreign memory.",
+);
+static FLAG: Family = Family::gauge(
+    "gpumem_process_flag",
+    &["gpu", "uuid", "pid", "start", "flag"],
+    "1 for each thing to know about the numbers of the process: covered, uncovered, late, blocked, paused, partial, stale.",
+);
 static LAYER: Family = Family::gauge(
     "gpumem_process_names_layer",
+    &["pid", "start", "layer", "state"],
     "1 for each way of naming memory that the agent has something for, with its state.",
 );
-static UNAVAILABLE: Family =
-    Family::gauge("gpumem_process_used_unavailable", "1 while NVML does not tell used, with the reason.");
-static AGE: Family = Family::gauge("gpumem_process_sample_age_seconds", "Age of the sample of used.");
-static EVENTS: Family =
-    Family::counter("gpumem_process_events_total", "Ordered records of the agent that were applied.");
-static LOST: Family = Family::counter("gpumem_process_events_lost_total", "Ordered records that were lost.");
+static AGE: Family =
+    Family::gauge("gpumem_process_sample_age_seconds", OF_DEVICE, "Age of the sample of used.");
+static EVENTS: Family = Family::counter(
+    "gpumem_process_events_total",
+    PROCESS,
+    "Ordered records of the agent that were applied.",
+);
+static LOST: Family =
+    Family::counter("gpumem_process_events_lost_total", PROCESS, "Ordered records that were lost.");
 static FAILED: Family =
-    Family::counter("gpumem_process_allocation_failures_total", "Driver allocations that failed.");
+    Family::counter("gpumem_process_allocation_failures_total", PROCESS, "Driver allocations that failed.");
 
-pub(super) fn collect(published: &Published, shown: &Shown, out: &mut Families) {
-    for process in &published.snapshot.processes {
-        if process.ended.is_some() || process.accounts.is_empty() {
-            continue;
-        }
-        let ids = |labels: Labels| {
-            let labels = labels.with("pid", &process.key.pid.to_string());
-            labels.with("start", &process.key.start_ticks.to_string())
-        };
-        let own = ids(Labels::new());
-        info(process, &own, out);
-        if process.coverage.covered {
-            out.add(&EVENTS, &own, process.coverage.events);
-            out.add(&LOST, &own, process.coverage.lost);
-            out.add(&FAILED, &own, process.coverage.failed_allocations);
-            for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
-                let labels = own.clone().with("layer", layer_name(said.layer));
-                out.add_with(&LAYER, &labels, Some(("state", state_name(said.state))), 1_u64);
-            }
-        }
-        let categories = Categories::of(process, &shown.rules.structure);
-        for account in &process.accounts {
-            let Some(device) = account.device.and_then(|index| published.snapshot.devices.get(index)) else {
+/// Families of this file.
+pub(super) static FAMILIES: &[&Family] =
+    &[&INFO, &COUNT, &TRACKED_PEAK, &USED_PEAK, &BESIDE, &FLAG, &LAYER, &AGE, &EVENTS, &LOST, &FAILED];
+
+/// The most series of a process, whatever the number of devices: information, three counts, eight layers.
+pub(super) const MOST_PER_PROCESS: usize = 12;
+/// The most series of a process on a device, without categories and tags: two peaks, five kinds beside, six flags, one age.
+const MOST_PER_ACCOUNT: usize = amounts::MOST + 14;
+
+/// The most series of a process on a device, where each category and tag has bytes.
+pub(super) fn most_per_account(categories: usize, tags: usize) -> usize {
+    let tags = if tags == 0 { 0 } else { tags + BESIDE_TAGS };
+    MOST_PER_ACCOUNT + categories + BESIDE_RULES + tags
+}
+
+/// Processes that are folded.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Folded {
+    /// They have just begun.
+    pub young: u64,
+    /// Their series would have been too many.
+    pub room: u64,
+}
+
+/// A process on a device: the device's place in the snapshot.
+type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
+
+pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out: &mut Families) -> Folded {
+    let devices = &published.snapshot.devices;
+    let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
+    let mut live: Vec<&ProcessView> = published.snapshot.processes.iter().filter(is_shown).collect();
+    live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
+    count(published, health, &live, out);
+    let up = since_boot();
+    // What is folded always has a place.
+    let categories = shown.rules.structure.rules.len();
+    let reserve = 1 + devices.len() * (amounts::MOST + categories + BESIDE_RULES + BESIDE_TAGS);
+    let (mut folded, mut rest) = (Folded::default(), BTreeMap::<usize, Amounts<'_>>::new());
+    for process in live {
+        let accounts = amounts(process, shown);
+        if is_young(process.key, up, shown.young) {
+            folded.young += 1;
+        } else {
+            let before = out.mark();
+            write((published, health), process, &accounts, out);
+            if out.has_room(&before, reserve) {
                 continue;
-            };
-            let labels = ids(devices::labels(device.ordinal.into(), device.name));
-            one(published, process, account, &categories, &labels, out);
+            }
+            out.undo(before);
+            folded.room += 1;
         }
+        for (device, _, mut amounts) in accounts {
+            amounts.fold_tags();
+            rest.entry(device).or_default().add(amounts);
+        }
+    }
+    if folded.young + folded.room > 0 {
+        out.add_with(&INFO, &ids(Labels::new(), REST, "0"), Some(("comm", REST)), 1_u64);
+    }
+    for (device, amounts) in rest {
+        if let Some(device) = devices.get(device) {
+            amounts.write(&ids(devices::labels(device, health), REST, "0"), out);
+        }
+    }
+    folded
+}
+
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::from_secs(now.tv_sec.try_into().unwrap_or(0))
+}
+
+/// One whose start is not known is as old as the machine.
+fn is_young(key: ProcessKey, up: Duration, young: Duration) -> bool {
+    const MS_PER_TICK: u64 = 10; // USER_HZ is 100 on every architecture that this is built for
+    let start = Duration::from_millis(key.start_ticks.saturating_mul(MS_PER_TICK));
+    up.saturating_sub(start) < young && key.start_ticks != 0
+}
+
+fn ids(labels: Labels, pid: &str, start: &str) -> Labels {
+    labels.with("pid", pid).with("start", start)
+}
+
+fn count(published: &Published, health: &Health, live: &[&ProcessView], out: &mut Families) {
+    for (index, device) in published.snapshot.devices.iter().enumerate() {
+        let labels = devices::labels(device, health);
+        for (word, covered) in [("covered", true), ("uncovered", false)] {
+            let on = |process: &&&ProcessView| {
+                let mut devices = process.accounts.iter().filter_map(|account| account.device);
+                process.coverage.covered == covered && devices.any(|device| device == index)
+            };
+            let count = live.iter().filter(on).count() as u64;
+            out.add_with(&COUNT, &labels, Some(("coverage", word)), count);
+        }
+    }
+}
+
+/// What adds up of each account that has a device.
+fn amounts<'a>(process: &'a ProcessView, shown: &'a Shown) -> Vec<OnDevice<'a>> {
+    let covered = process.coverage.covered;
+    let categories = Names::categories(process, &shown.rules.structure);
+    let of = |account: &'a AccountView| {
+        let (mut said, held) = Amounts::of(account, covered);
+        said.categories = categories.sums(held);
+        if covered && shown.tags > 0 {
+            said.tags = Names::tags(process, &account.peak.amounts, shown.tags).sums(held);
+        }
+        Some((account.device?, account, said))
+    };
+    process.accounts.iter().filter_map(of).collect()
+}
+
+/// All series of a process.
+fn write(
+    (published, health): (&Published, &Health),
+    process: &ProcessView,
+    accounts: &[OnDevice<'_>],
+    out: &mut Families,
+) {
+    let (pid, start) = (process.key.pid.to_string(), process.key.start_ticks.to_string());
+    let own = ids(Labels::new(), &pid, &start);
+    info(process, &own, out);
+    if process.coverage.covered {
+        out.add(&EVENTS, &own, process.coverage.events);
+        out.add(&LOST, &own, process.coverage.lost);
+        out.add(&FAILED, &own, process.coverage.failed_allocations);
+        for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
+            let labels = own.clone().with("layer", layer_name(said.layer));
+            out.add_with(&LAYER, &labels, Some(("state", state_name(said.state))), 1_u64);
+        }
+    }
+    for (device, account, amounts) in accounts {
+        let Some(device) = published.snapshot.devices.get(*device) else { continue };
+        let labels = ids(devices::labels(device, health), &pid, &start);
+        amounts.write(&labels, out);
+        beside(published, process, account, &labels, out);
     }
 }
 
@@ -97,44 +233,20 @@ fn info(process: &ProcessView, own: &Labels, out: &mut Families) {
     out.add(&INFO, &labels, 1_u64);
 }
 
-fn one(
+/// What does not add up.
+fn beside(
     published: &Published,
     process: &ProcessView,
     account: &AccountView,
-    categories: &Categories<'_>,
     labels: &Labels,
     out: &mut Families,
 ) {
-    let covered = process.coverage.covered;
-    let newest_failed = account
-        .latest
-        .as_ref()
-        .and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
-    // With no word of NVML, or an old one, `used` is not known now.
-    let sample = account.complete.as_ref().filter(|_| newest_failed.is_none());
-    if let Some(reason) = newest_failed.or(account.latest.is_none().then_some("never sampled")) {
-        out.add_with(&UNAVAILABLE, labels, Some(("reason", reason)), 1_u64);
-    }
+    let is_known = |latest: &gpumem_ledger::ClosedSample| latest.used_bytes.is_ok();
+    let sample = account.complete.as_ref().filter(|_| account.latest.as_ref().is_none_or(is_known));
     if let Some(sample) = sample {
-        if let Ok(used) = sample.used_bytes {
-            out.add(&USED, labels, used);
-        }
         out.add(&AGE, labels, published.at_ns.saturating_sub(sample.t1_ns) as f64 / 1e9);
-        if let Some(untrackable) = sample.untrackable_bytes() {
-            out.add(&UNTRACKABLE, labels, untrackable);
-            out.add(&PREDATES, labels, sample.predates_bytes);
-            for (part, bytes) in sample.parts.iter().flat_map(parts) {
-                out.add_with(&UNTRACKABLE_PART, labels, Some(("part", part)), bytes);
-            }
-        }
     }
-    if covered {
-        let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
-        let (tracked, amounts) = at_sample.unwrap_or((account.tracked_bytes, &account.amounts));
-        out.add(&TRACKED, labels, tracked);
-        for (category, bytes) in categories.sums(amounts) {
-            out.add_with(&CATEGORY, labels, Some(("category", category)), bytes);
-        }
+    if process.coverage.covered {
         out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
         let beside = &account.beside;
         for (kind, bytes) in [
@@ -157,17 +269,6 @@ fn one(
     }
 }
 
-fn parts(parts: &Parts) -> [(&'static str, i64); 6] {
-    [
-        ("context", parts.context),
-        ("modules", parts.modules),
-        ("local_memory", parts.local_memory),
-        ("heaps", parts.heaps),
-        ("rounding", parts.rounding),
-        ("unexplained", parts.unexplained),
-    ]
-}
-
 /// What is to be known about the numbers of a process.
 pub fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> {
     let coverage = &process.coverage;
@@ -185,27 +286,4 @@ pub fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> 
         }
     }
     flags
-}
-
-/// The category of each cell of a process.
-struct Categories<'a>(Vec<Cow<'a, str>>);
-
-impl<'a> Categories<'a> {
-    fn of(process: &ProcessView, rules: &'a Rules) -> Self {
-        let name = |cell: &CellView| match cell.class {
-            _ if cell.is_idle() => Cow::Borrowed("pool idle"),
-            Class::Opaque => Cow::Borrowed("opaque pools"),
-            Class::Direct | Class::Block | Class::PoolIdle => rules.category(cell).unwrap_or(OTHERS).into(),
-        };
-        Categories(process.cells.iter().map(name).collect())
-    }
-
-    /// Bytes of each category; together they are the sum of the amounts.
-    fn sums(&self, amounts: &[i64]) -> BTreeMap<&str, i64> {
-        let mut sums = BTreeMap::new();
-        for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
-            *sums.entry(&**name).or_insert(0) += bytes;
-        }
-        sums
-    }
 }

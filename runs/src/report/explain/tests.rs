@@ -178,7 +178,7 @@ fn keys(value: &serde_json::Value, found: &mut Vec<String>) {
         serde_json::Value::Object(fields) => {
             for (name, value) in fields {
                 found.push(name.clone());
-                if !matches!(name.as_str(), "facts" | "claims") {
+                if !matches!(name.as_str(), "facts" | "claims" | "who") {
                     keys(value, found);
                 }
             }

@@ -26,7 +26,7 @@ pub(in crate::report) use prose::HELD;
 pub(crate) use prose::{device_name, device_title, exit};
 pub use prose::{label, short_command};
 pub(crate) use table::shorten;
-pub(super) use table::{is_carried, note};
+pub(super) use table::{Printed, Shown, is_carried, note};
 
 use super::Report;
 use super::time::Times;

@@ -8,6 +8,7 @@ use crate::report::time::Times;
 use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
 use crate::run::{BlindWindow, Clock, Device, Oom, Run, State};
+use crate::who::Who;
 use crate::window::{Part, Window};
 
 /// The command without the directories of its program and script, else the program's name, else where the run came
@@ -103,9 +104,7 @@ pub(super) fn heading(report: &Report<'_>) -> String {
         let comm = run.process.facts.get("comm").map(|comm| format!(" ({comm})")).unwrap_or_default();
         parts.push(format!("pid {}{comm}", run.process.pid));
     }
-    if let Some(user) = run.process.facts.get("user") {
-        parts.push(user.clone());
-    }
+    parts.extend(Who::of(&run.process.facts, &run.process.claims, None).words());
     match run.devices.as_slice() {
         [] => {}
         [device] => parts.push(device_title(device)),

@@ -38,15 +38,15 @@ fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
 }
 
 /// A statement with its amounts as they are printed.
-pub(super) struct Shown {
-    pub(super) statement: Statement,
-    pub(super) unit: Unit,
+pub(in crate::report) struct Shown {
+    pub(in crate::report) statement: Statement,
+    pub(in crate::report) unit: Unit,
     /// By row and column.
-    pub(super) steps: Vec<Vec<Option<i64>>>,
+    pub(in crate::report) steps: Vec<Vec<Option<i64>>>,
 }
 
 impl Shown {
-    pub(super) fn of(report: &Report<'_>, device: &Device, categories: usize) -> Self {
+    pub(in crate::report) fn of(report: &Report<'_>, device: &Device, categories: usize) -> Self {
         let moments = [&device.last, &device.peak];
         let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
         let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
@@ -57,40 +57,62 @@ impl Shown {
     }
 }
 
+/// A row of the table, as it is printed.
+pub(in crate::report) struct Printed {
+    /// Rows that it is a part of.
+    pub(in crate::report) depth: usize,
+    pub(in crate::report) name: String,
+    pub(in crate::report) cells: [String; 2],
+    pub(in crate::report) note: String,
+}
+
+impl Shown {
+    /// Every row.
+    pub(in crate::report) fn print(&self, device: &Device) -> Vec<Printed> {
+        let Shown { statement, unit, steps } = self;
+        let cell = |row: usize, column: usize| match (
+            steps[row][column],
+            is_carried(device, &statement.rows[row], column),
+        ) {
+            (None, _) => "-".to_owned(),
+            (Some(steps), true) => format!("~{}", unit.print(steps)),
+            (Some(steps), false) => unit.print(steps),
+        };
+        let depth = |mut row: usize| {
+            let mut depth = 0;
+            while let Some(parent) = statement.rows[row].parent {
+                (row, depth) = (parent, depth + 1);
+            }
+            depth
+        };
+        let row = |(row, of): (usize, &Row)| Printed {
+            depth: depth(row),
+            name: clean_name(&of.name),
+            cells: [cell(row, 0), cell(row, 1)],
+            note: note(of, device),
+        };
+        statement.rows.iter().enumerate().map(row).collect()
+    }
+}
+
 pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
-    let Shown { statement, unit, steps } = shown;
+    let Shown { statement, unit, .. } = shown;
     let (last, peak) = super::columns(report);
     let heads = [
         [last.to_owned(), peak.to_owned()],
         [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
     ];
-    let cell = |row: usize, column: usize| match (
-        steps[row][column],
-        is_carried(device, &statement.rows[row], column),
-    ) {
-        (None, _) => "-".to_owned(),
-        (Some(steps), true) => format!("~{}", unit.print(steps)),
-        (Some(steps), false) => unit.print(steps),
-    };
-    let cells: Vec<[String; 2]> = (0..steps.len()).map(|row| [cell(row, 0), cell(row, 1)]).collect();
+    let rows = shown.print(device);
     let widths = [0, 1].map(|column| {
-        let cells = cells.iter().chain(&heads).map(|cells| cells[column].chars().count());
+        let cells =
+            rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| cells[column].chars().count());
         cells.max().unwrap_or(0)
     });
-    let depth = |mut row: usize| {
-        let mut depth = 0;
-        while let Some(parent) = statement.rows[row].parent {
-            (row, depth) = (parent, depth + 1);
-        }
-        depth
-    };
-    let names: Vec<(usize, String)> =
-        statement.rows.iter().enumerate().map(|(row, of)| (depth(row), clean_name(&of.name))).collect();
     let room = out.width.map_or(usize::MAX, |terminal| {
         let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
         free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
     });
-    let longest = names.iter().map(|(depth, name)| depth + name.chars().count()).max().unwrap_or(0);
+    let longest = rows.iter().map(|row| row.depth + row.name.chars().count()).max().unwrap_or(0);
     let name_width = longest.clamp(10, room.clamp(10, 60));
 
     let mut row = |depth: usize, name: &str, cells: &[String; 2], note: &str| {
@@ -109,11 +131,10 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     };
     row(0, unit.name, &heads[0], "");
     row(0, "", &heads[1], "");
-    for (index, (depth, name)) in names.iter().enumerate() {
-        let of = &statement.rows[index];
-        let end = report.by != By::Structure && of.part == Part::Category && name.contains('/');
-        let name = shorten(name, name_width.saturating_sub(*depth), end);
-        row(*depth, &name, &cells[index], &note(of, device));
+    for (of, printed) in statement.rows.iter().zip(&rows) {
+        let end = report.by != By::Structure && of.part == Part::Category && printed.name.contains('/');
+        let name = shorten(&printed.name, name_width.saturating_sub(printed.depth), end);
+        row(printed.depth, &name, &printed.cells, &printed.note);
     }
 }
 

@@ -9,7 +9,8 @@ use crate::config::Tenants;
 use crate::view::health::{Device, Health};
 use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
 use gpumem_wire::Absence;
-use gpumem_wire::control::{Finding, Level};
+use gpumem_wire::checks::Check;
+use gpumem_wire::control::{Finding, State};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -33,7 +34,7 @@ impl Sees {
     }
 }
 
-fn mib(bytes: u64) -> String {
+pub(super) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / (1 << 20) as f64)
 }
 
@@ -53,14 +54,14 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
                 "driver {driver} lists the pids of this PID namespace with the bytes of whichever host process has the \
                  same number: bytes per process are left out"
             );
-            out.push(finding(Level::Degraded, "nvml", text, Some(own)));
+            out.push(finding(Check::NvmlPids, State::Warn, "nvml", text, Some(own)));
         }
         Some("Foreign") => {
             let text = format!(
                 "driver {driver} lists the host's pids, which are other processes in this PID namespace: bytes per \
                  process are left out"
             );
-            out.push(finding(Level::Degraded, "nvml", text, Some(own)));
+            out.push(finding(Check::NvmlPids, State::Warn, "nvml", text, Some(own)));
         }
         _ => {}
     }
@@ -69,26 +70,56 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
             "driver {driver} is one of the early 535 that write list records of 32 bytes where 24 are documented: they \
              are read as they are, other tools on this machine show wrong pids"
         );
-        out.push(finding(Level::Good, "nvml", text, Some("update the driver to 535.104.05 or later")));
+        out.push(finding(
+            Check::NvmlRecords,
+            State::Ok,
+            "nvml",
+            text,
+            Some("update the driver to 535.104.05 or later"),
+        ));
     }
     if fact("confidential").is_some() {
         let text = "confidential computing is on: bytes of processes are known as ever, but not which of them are \
                     protected; staging buffers of the driver are in no process's line";
-        out.push(finding(Level::Good, "nvml", text, None));
+        out.push(finding(Check::NvmlConfidential, State::Ok, "nvml", text, None));
     }
     if is_windows(health, None) {
         let text = "this is WSL: Windows manages the GPU's memory and tells no process's bytes; the device's totals are \
                     known, and hold what Windows itself uses";
         let remedy = "what agents track is known: start processes with `gpumemctl run -- ...`";
-        out.push(finding(Level::Degraded, "nvml", text, Some(remedy)));
+        out.push(finding(Check::DriverWsl, State::Warn, "nvml", text, Some(remedy)));
     }
     for (gpu, why, remedy) in &health.unnamed {
         let text = format!("is there and cannot be named: {why}; nothing is known of it");
-        out.push(finding(Level::Bad, format!("GPU {gpu}"), text, *remedy));
+        out.push(finding(Check::GpuUnnamed, State::Bad, format!("GPU {gpu}"), text, *remedy));
     }
     if health.no_events {
         let text = "faults (Xid) and changes of MIG are not heard of: a call for events did not return";
-        out.push(finding(Level::Degraded, "nvml", text, Some("see dmesg; restart gpumemd to try again")));
+        out.push(finding(
+            Check::NvmlEvents,
+            State::Warn,
+            "nvml",
+            text,
+            Some("see dmesg; restart gpumemd to try again"),
+        ));
+    }
+}
+
+/// The driver's own peaks: a hint, since only root may switch that on, and nobody else should.
+pub(super) fn of_accounting(health: &Health) -> Option<Finding> {
+    let (on, all) =
+        (health.devices.iter().filter(|device| has(device, "accounting")).count(), health.devices.len());
+    let say = |text: String, fix| finding(Check::Accounting, State::Ok, "accounting", text, fix);
+    match (on, all) {
+        (_, 0) => None,
+        (0, _) => Some(say(
+            "accounting mode is off: peaks of processes without an agent are only as exact as they are sampled".to_owned(),
+            Some("root may switch it on, before the processes start: nvidia-smi -am 1; gpumemd never does"),
+        )),
+        (on, all) => Some(say(
+            format!("accounting mode is on ({on} of {all} devices): reports compare the driver's own peaks with ours"),
+            None,
+        )),
     }
 }
 
@@ -138,8 +169,8 @@ impl Asked<'_> {
     pub fn of_device(&self, device: &Device, out: &mut Vec<Finding>) {
         let subject = format!("GPU {} ({})", device.index, device.name);
         let view = self.snapshot.devices.iter().find(|of| of.name == device.name);
-        let mut say = |level, text: String, remedy: Option<&str>| {
-            out.push(finding(level, subject.as_str(), text, remedy));
+        let mut say = |check, state, text: String, fix: Option<&str>| {
+            out.push(finding(check, state, subject.as_str(), text, fix));
         };
         self.problem(device, &mut say);
         if let Some(view) = view {
@@ -153,13 +184,9 @@ impl Asked<'_> {
             self.remainder(device, view, &mut say);
         }
         self.lists(device, &mut say);
-        if has(device, "accounting") {
-            let text = "accounting mode is on: reports compare the driver's own peaks with ours";
-            say(Level::Good, text.to_owned(), None);
-        }
     }
 
-    fn problem(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+    fn problem(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let hides = has(device, "hidden_instances");
         let monitor = "run gpumemd as root of the host, or privileged with NVIDIA_MIG_MONITOR_DEVICES=all, or give it the \
                        instances";
@@ -167,26 +194,31 @@ impl Asked<'_> {
             (Some(problem), Some(NO_PERMISSION)) if hides => {
                 let text =
                     format!("{problem}: MIG is on, and whoever may not watch all of the GPU may not ask it");
-                say(Level::Degraded, text, Some(monitor));
+                say(Check::GpuMig, State::Warn, text, Some(monitor));
             }
             (Some(problem), Some(NOT_SUPPORTED)) if problem.starts_with("memory:") => {
                 let text = format!(
                     "{problem}: its memory is the system's (as on GB10 or an integrated GPU), which NVML does not \
                      measure; what each process holds is known, what nobody holds is not"
                 );
-                say(Level::Degraded, text, Some("see MemAvailable in /proc/meminfo for what is left"));
+                say(
+                    Check::Gpu,
+                    State::Warn,
+                    text,
+                    Some("see MemAvailable in /proc/meminfo for what is left"),
+                );
             }
-            (Some(problem), _) => say(Level::Degraded, problem.clone(), device.details.remedy),
+            (Some(problem), _) => say(Check::Gpu, State::Warn, problem.clone(), device.details.remedy),
             (None, _) if hides => {
                 let text =
                     "MIG is on and none of its instances may be seen from here: the GPU is shown as one";
-                say(Level::Degraded, text.to_owned(), Some(monitor));
+                say(Check::GpuMig, State::Warn, text.to_owned(), Some(monitor));
             }
             (None, _) => {}
         }
     }
 
-    fn faults(&self, view: &DeviceView, say: &mut impl FnMut(Level, String, Option<&str>)) {
+    fn faults(&self, view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let counts: Vec<_> = view.faults.counts().collect();
         let Some(last) = view.faults.latest().last() else { return };
         let named = counts.iter().map(|&(xid, count)| match xid {
@@ -207,11 +239,11 @@ impl Asked<'_> {
         } else {
             "a program did it: look for the one that ended then (dmesg | grep Xid names its pid)"
         };
-        say(if is_grave { Level::Bad } else { Level::Degraded }, text, Some(remedy));
+        say(Check::GpuFaults, if is_grave { State::Bad } else { State::Warn }, text, Some(remedy));
     }
 
     /// Processes that NVML lists and nobody here knows.
-    fn strangers(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+    fn strangers(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let (mut dead, mut hidden) = ((Vec::new(), 0), (Vec::new(), 0));
         for (process, account) in self.processes(device) {
             let sample = account.latest.as_ref().filter(|_| process.key.start_ticks == 0);
@@ -242,14 +274,15 @@ impl Asked<'_> {
                     "run gpumemd in the host's PID namespace (hostPID, --pid=host)",
                 )
             };
-            say(Level::Degraded, text, Some(remedy));
+            say(Check::GpuStrangers, State::Warn, text, Some(remedy));
         }
         if !hidden.0.is_empty() {
             let (pids, bytes) = (self.pids(hidden.0.iter().copied()), mib(hidden.1));
             let text =
                 format!("{bytes} are charged to {pids}, which lives, but /proc does not show it to gpumemd");
             say(
-                Level::Degraded,
+                Check::GpuStrangers,
+                State::Warn,
                 text,
                 Some("/proc is mounted with hidepid: add gid= of gpumemd's group, or run it as root"),
             );
@@ -257,7 +290,7 @@ impl Asked<'_> {
     }
 
     /// Processes in its list whose bytes are not told.
-    fn without_bytes(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+    fn without_bytes(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         if is_windows(self.health, Some(device)) {
             return; // said of the driver
         }
@@ -271,7 +304,7 @@ impl Asked<'_> {
         if none(Absence::NotAvailable).next().is_some() {
             let pids = self.pids(none(Absence::NotAvailable));
             let (text, remedy) = why_absent(Absence::NotAvailable, self.health, Some(device));
-            say(Level::Degraded, format!("no bytes are known of {pids}: {text}"), remedy);
+            say(Check::GpuBytes, State::Warn, format!("no bytes are known of {pids}: {text}"), remedy);
         }
     }
 
@@ -280,7 +313,7 @@ impl Asked<'_> {
         &self,
         device: &Device,
         view: &DeviceView,
-        say: &mut impl FnMut(Level, String, Option<&str>),
+        say: &mut impl FnMut(Check, State, String, Option<&str>),
     ) {
         let Some(agreed) = view.agreed else { return };
         let bytes = agreed.unaccounted_bytes;
@@ -293,7 +326,7 @@ impl Asked<'_> {
                 "its processes together hold {amount} more than the device: memory that is shared between processes \
                  (IPC) is in the line of each of them"
             );
-            say(Level::Good, text, None);
+            say(Check::GpuRemainder, State::Ok, text, None);
             return;
         }
         let mut why = Vec::new();
@@ -324,11 +357,16 @@ impl Asked<'_> {
         why.push(else_where.to_owned());
         let remedy =
             (!self.sees.host_pids).then_some("run gpumemd in the host's PID namespace (hostPID, --pid=host)");
-        let level = if is_known { Level::Good } else { Level::Degraded };
-        say(level, format!("{amount} in use are in no process's line: {}", why.join("; ")), remedy);
+        let state = if is_known { State::Ok } else { State::Warn };
+        say(
+            Check::GpuRemainder,
+            state,
+            format!("{amount} in use are in no process's line: {}", why.join("; ")),
+            remedy,
+        );
     }
 
-    fn lists(&self, device: &Device, say: &mut impl FnMut(Level, String, Option<&str>)) {
+    fn lists(&self, device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
         let details = &device.details;
         if !details.mps.is_empty() {
             let server = |process: &&ProcessView| {
@@ -345,14 +383,14 @@ impl Asked<'_> {
                 self.pids(details.mps.iter().copied()),
                 server.unwrap_or_default()
             );
-            say(Level::Good, text, None);
+            say(Check::GpuMps, State::Ok, text, None);
         }
         if !details.drawing.is_empty() {
             let text = format!(
                 "{} draw on it too: their bytes are in two of NVML's lists and are counted once",
                 self.pids(details.drawing.iter().copied())
             );
-            say(Level::Good, text, None);
+            say(Check::GpuGraphics, State::Ok, text, None);
         }
     }
 }

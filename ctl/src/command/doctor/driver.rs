@@ -1,0 +1,317 @@
+//! The kernel's driver as files show it: module, libraries, device files. The daemon asks NVML; this is what is known
+//! when NVML says nothing.
+
+use super::finding;
+use gpumem_wire::checks::Check;
+use gpumem_wire::control::{Finding, State};
+use rustix::fs::{Access, access};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Before this there is no libcupti that the agent can use (CUDA 11).
+const OLDEST: u32 = 450;
+/// Where the driver's libraries are installed, beside what the loader is told.
+const FOLDERS: [&str; 7] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/local/nvidia/lib64",
+    "run/opengl-driver/lib",
+    "usr/lib/wsl/lib",
+];
+
+/// What is known of the driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Driver {
+    /// Of the kernel's module.
+    pub version: String,
+}
+
+impl Driver {
+    /// The first number of its version.
+    pub fn branch(&self) -> Option<u32> {
+        self.version.split('.').next()?.parse().ok()
+    }
+
+    /// The major version of CUDA that it serves.
+    pub fn cuda(&self) -> Option<u32> {
+        Some(match self.branch()? {
+            580.. => 13,
+            525.. => 12,
+            450.. => 11,
+            _ => 10,
+        })
+    }
+}
+
+/// Looks below `root`.
+pub(super) fn look(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
+    let driver = of_module(root, findings);
+    if let Some(driver) = &driver {
+        of_libraries(root, driver, findings);
+    }
+    of_files(root, findings);
+    driver
+}
+
+fn of_module(root: &Path, findings: &mut Vec<Finding>) -> Option<Driver> {
+    let mut say =
+        |state, text: String, fix| findings.push(finding(Check::Driver, state, "driver", text, fix));
+    let told = fs::read_to_string(root.join("proc/driver/nvidia/version")).ok();
+    let Some(version) = told.as_deref().and_then(version) else {
+        if root.join("dev/dxg").exists() {
+            let text = "WSL: Windows has the driver (/dev/dxg); no process's bytes are known here";
+            say(State::Warn, text.into(), Some("what agents track is known: gpumemctl run -- COMMAND"));
+        } else if root.join("dev/nvidiactl").exists() {
+            say(State::Ok, "/dev/nvidiactl is there".into(), None);
+        } else if root.join("sys/module/nouveau").exists() {
+            let text = "the kernel uses nouveau, which has neither NVML nor CUDA";
+            say(
+                State::Warn,
+                text.into(),
+                Some("install NVIDIA's driver, and keep nouveau from being loaded"),
+            );
+        } else {
+            let text = "no /dev/nvidiactl: no NVIDIA driver is loaded, or this container has no GPU";
+            let fix = "modprobe nvidia, or nvidia-smi as root once; in a container: --gpus all, or a GPU in the pod's limits";
+            say(State::Warn, text.into(), Some(fix));
+        }
+        return None;
+    };
+    let driver = Driver { version };
+    if driver.branch().is_some_and(|branch| branch < OLDEST) {
+        let text = format!(
+            "{} is older than CUDA 11: sums by NVML, but no library that an agent could use",
+            driver.version
+        );
+        say(State::Warn, text, Some("update the driver to 525 or later"));
+    } else {
+        say(State::Ok, format!("kernel module {}", driver.version), None);
+    }
+    Some(driver)
+}
+
+/// The version in the text of /proc/driver/nvidia/version.
+fn version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.contains("NVRM version"))?;
+    let is_version = |word: &&str| {
+        let mut numbers = word.split('.');
+        let all =
+            word.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+        all && numbers.next().is_some_and(|first| first.len() == 3) && numbers.next().is_some()
+    };
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn of_libraries(root: &Path, driver: &Driver, findings: &mut Vec<Finding>) {
+    let mut others = Vec::new();
+    let mut same = 0;
+    let set = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let given = std::env::split_paths(&set).filter(|folder| folder.is_absolute() && root == Path::new("/"));
+    let folders: Vec<PathBuf> = given.chain(FOLDERS.iter().map(|folder| root.join(folder))).collect();
+    for name in ["libcuda.so", "libnvidia-ml.so"] {
+        for folder in &folders {
+            let Ok(file) = fs::canonicalize(folder.join(format!("{name}.1"))) else { continue };
+            let file_name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            match file_name.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')) {
+                Some(version) if version == driver.version => same += 1,
+                // A plain `.so.1` says nothing of its version.
+                Some(version) if version.contains('.') && !others.contains(&file) => others.push(file),
+                _ => {}
+            }
+        }
+    }
+    let mut say = |state, text: String, fix| {
+        findings.push(finding(Check::DriverVersions, state, "driver", text, fix));
+    };
+    if let Some(other) = others.first() {
+        let text = format!("the kernel module is {}, the library is {}", driver.version, other.display());
+        // One of each kind fits: an old one beside it harms only who finds it first.
+        let state = if same == 0 { State::Bad } else { State::Warn };
+        let fix = match same {
+            0 => "the driver was updated and is not loaded yet: reload the nvidia modules, or reboot",
+            _ => "remove the library of the other driver, or take its folder out of LD_LIBRARY_PATH",
+        };
+        say(state, text, Some(fix));
+    } else if same > 0 {
+        say(State::Ok, format!("libraries and kernel module are {}", driver.version), None);
+    }
+}
+
+fn of_files(root: &Path, findings: &mut Vec<Finding>) {
+    let entries = fs::read_dir(root.join("dev")).into_iter().flatten().flatten();
+    let is_ours = |name: &str| {
+        let rest = name.strip_prefix("nvidia");
+        rest.is_some_and(|rest| rest == "ctl" || rest == "-uvm" || rest.parse::<u32>().is_ok())
+    };
+    let mut files: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    files.retain(|name| is_ours(name));
+    files.sort();
+    if files.is_empty() {
+        return;
+    }
+    let mut say =
+        |state, text: String, fix| findings.push(finding(Check::DriverFiles, state, "driver", text, fix));
+    let path = |name: &String| root.join("dev").join(name);
+    let closed: Vec<_> =
+        files.iter().filter(|name| access(path(name), Access::READ_OK | Access::WRITE_OK).is_err()).collect();
+    if let Some(first) = closed.first() {
+        let mode = fs::metadata(path(first)).map_or(String::new(), |file| {
+            format!(" (mode {:04o}, group {})", file.permissions().mode() & 0o7777, file.gid())
+        });
+        let names: Vec<&str> = closed.iter().map(|name| name.as_str()).collect();
+        let text = format!(
+            "this user may not open /dev/{}{mode}: programs of this user find no GPU",
+            names.join(", /dev/")
+        );
+        let fix =
+            "join the group that owns them, or have the driver make them for all: NVreg_DeviceFileMode=0666";
+        say(State::Warn, text, Some(fix));
+    } else if !files.iter().any(|name| name == "nvidia-uvm") {
+        let text = "there is no /dev/nvidia-uvm: CUDA cannot start";
+        say(State::Warn, text.into(), Some("modprobe nvidia-uvm, or nvidia-modprobe -u -c 0"));
+    } else {
+        say(State::Ok, format!("{} device files that this user may open", files.len()), None);
+    }
+}
+
+/// The control daemon of MPS, which starts servers with its own environment (the kernel cuts both names at 15).
+pub(super) fn mps(root: &Path) -> Option<Finding> {
+    let processes = fs::read_dir(root.join("proc")).ok()?.flatten();
+    let is_control = |folder: &PathBuf| {
+        fs::read_to_string(folder.join("comm")).is_ok_and(|comm| comm.trim_end() == "nvidia-cuda-mps")
+    };
+    let pid = |folder: &PathBuf| folder.file_name().and_then(|name| name.to_str()?.parse::<u32>().ok());
+    let folders = processes.map(|entry| entry.path()).filter(|folder| pid(folder).is_some());
+    let of_mps: Vec<PathBuf> = folders.filter(is_control).collect();
+    let injects = |folder: &&PathBuf| {
+        let environment = fs::read(folder.join("environ")).unwrap_or_default();
+        let mut entries = environment.split(|byte| *byte == 0);
+        entries.any(|entry| entry.starts_with(b"CUDA_INJECTION64_PATH=") && contains(entry, b"libgpumem"))
+    };
+    let injected = of_mps.iter().find(injects);
+    let subject = format!("pid {}", pid(injected.or(of_mps.first())?).unwrap_or(0));
+    let text = match injected {
+        Some(_) => {
+            "MPS runs here, with CUDA_INJECTION64_PATH set: the agent is silent in its server, clients have their own"
+        }
+        None => {
+            "MPS runs here: clients have bytes of their own from Volta on; before, all of them are its server's"
+        }
+    };
+    Some(finding(Check::DriverMps, State::Ok, &subject, text, None))
+}
+
+fn contains(text: &[u8], word: &[u8]) -> bool {
+    text.windows(word.len()).any(|part| part == word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A root of a machine, gone with the test.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("gpumemctl-driver-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(path.join("dev")).expect("a folder");
+            Root(path)
+        }
+
+        fn file(&self, name: &str, text: &str) -> &Self {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::write(path, text).expect("written");
+            self
+        }
+
+        fn told(&self) -> Vec<(String, State, String)> {
+            let mut findings = Vec::new();
+            look(&self.0, &mut findings);
+            findings.into_iter().map(|of| (of.id, of.state, of.text)).collect()
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build  (archlinux)\n\
+                        GCC version:  gcc version 13.2.1 20230801 (GCC)\n";
+
+    #[test]
+    fn versions_of_both_kinds_of_module_are_read() {
+        assert_eq!(version(OPEN).as_deref(), Some("550.54.14"));
+        let closed =
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023";
+        assert_eq!(version(closed).as_deref(), Some("535.104.05"));
+        assert_eq!(version("GCC version: 535.1.2"), None);
+        for (of, cuda) in [("450.80.02", 11), ("535.54.03", 12), ("580.65.06", 13), ("440.33", 10)] {
+            assert_eq!(Driver { version: of.into() }.cuda(), Some(cuda));
+        }
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_says_why() {
+        let none = Root::new("none");
+        assert!(none.told()[0].2.starts_with("no /dev/nvidiactl"), "{:?}", none.told());
+        none.file("sys/module/nouveau/version", "");
+        assert!(none.told()[0].2.contains("nouveau"));
+        none.file("dev/dxg", "");
+        assert!(none.told()[0].2.contains("WSL"));
+        let old = Root::new("old");
+        old.file(
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  390.157  Wed",
+        );
+        assert!(old.told()[0].2.contains("older than CUDA 11"), "{:?}", old.told());
+    }
+
+    #[test]
+    fn a_library_that_is_newer_than_the_module_is_told() {
+        let root = Root::new("mixed");
+        root.file("proc/driver/nvidia/version", OPEN).file("usr/lib64/libcuda.so.560.28.03", "");
+        std::os::unix::fs::symlink("libcuda.so.560.28.03", root.0.join("usr/lib64/libcuda.so.1"))
+            .expect("a link");
+        let told = root.told();
+        let found = told.iter().find(|(id, ..)| id == "driver.versions").expect("it is told");
+        assert!(
+            found.1 == State::Bad && found.2.contains("550.54.14") && found.2.contains("560.28.03"),
+            "{found:?}"
+        );
+        root.file("usr/lib/libcuda.so.550.54.14", "");
+        std::os::unix::fs::symlink("libcuda.so.550.54.14", root.0.join("usr/lib/libcuda.so.1"))
+            .expect("a link");
+        assert!(root.told().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Warn));
+        fs::remove_dir_all(root.0.join("usr/lib64")).expect("removed");
+        assert!(root.told().iter().any(|(id, state, _)| id == "driver.versions" && *state == State::Ok));
+    }
+
+    #[test]
+    fn device_files_that_are_missing_are_told() {
+        let root = Root::new("files");
+        root.file("dev/nvidiactl", "").file("dev/nvidia0", "").file("dev/nvidia-modeset", "");
+        let of_files =
+            |root: &Root| root.told().into_iter().find(|(id, ..)| id == "driver.files").expect("told");
+        assert!(of_files(&root).2.contains("no /dev/nvidia-uvm"));
+        root.file("dev/nvidia-uvm", "");
+        assert_eq!(of_files(&root).1, State::Ok);
+    }
+
+    #[test]
+    fn mps_is_named() {
+        let root = Root::new("mps");
+        assert!(mps(&root.0).is_none());
+        root.file("proc/77/comm", "nvidia-cuda-mps\n").file("proc/77/environ", "HOME=/\0");
+        assert_eq!(mps(&root.0).map(|of| (of.state, of.subject)), Some((State::Ok, "pid 77".into())));
+        root.file("proc/77/environ", "HOME=/\0CUDA_INJECTION64_PATH=/usr/lib/gpumem/libgpumem.so\0");
+        assert!(mps(&root.0).is_some_and(|of| of.text.contains("silent in its server")));
+    }
+}

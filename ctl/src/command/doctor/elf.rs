@@ -1,0 +1,94 @@
+//! What kind of program or library a file is: its head says for which machine it was made, and which loader it wants.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Program headers that are looked at.
+const MOST_HEADERS: u16 = 64;
+const INTERPRETER: u32 = 3;
+const DYNAMIC: u32 = 2;
+
+/// The head of an ELF file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Elf {
+    /// 32 or 64.
+    pub bits: u8,
+    /// EM_*: 62 x86-64, 183 aarch64.
+    pub machine: u16,
+    /// The loader that a program asks for.
+    pub interpreter: Option<String>,
+    /// It has something to link at run time.
+    pub is_dynamic: bool,
+}
+
+impl Elf {
+    /// Reads the head of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no such file (`InvalidData`).
+    pub fn read(path: &Path) -> io::Result<Elf> {
+        let file = File::open(path)?;
+        let no_elf = || io::Error::new(io::ErrorKind::InvalidData, "is no ELF file");
+        let mut head = [0; 64];
+        file.read_exact_at(&mut head, 0).map_err(|_| no_elf())?;
+        if !head.starts_with(b"\x7fELF") || head[5] != 1 {
+            return Err(no_elf());
+        }
+        let bits = if head[4] == 2 { 64 } else { 32 };
+        let half = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+        let mut elf = Elf { bits, machine: half(18), ..Elf::default() };
+        if bits == 32 {
+            return Ok(elf); // nothing of it can load us, whatever it says
+        }
+        let table = u64::from_le_bytes(head[32..40].try_into().unwrap_or_default());
+        let (size, count) = (half(54), half(56).min(MOST_HEADERS));
+        for number in 0..count {
+            let mut entry = [0; 56];
+            let at = table.saturating_add(u64::from(size) * u64::from(number));
+            file.read_exact_at(&mut entry, at).map_err(|_| no_elf())?;
+            let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default());
+            match u32::from_le_bytes(entry[0..4].try_into().unwrap_or_default()) {
+                DYNAMIC => elf.is_dynamic = true,
+                INTERPRETER => {
+                    let length = usize::try_from(word(32)).unwrap_or(0).min(256);
+                    let mut name = vec![0; length];
+                    file.read_exact_at(&mut name, word(8)).map_err(|_| no_elf())?;
+                    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+                    elf.interpreter = Some(String::from_utf8_lossy(name).into_owned());
+                }
+                _ => {}
+            }
+        }
+        Ok(elf)
+    }
+
+    /// The machine's name.
+    pub fn machine_name(&self) -> String {
+        match (self.machine, self.bits) {
+            (62, 64) => "x86-64".into(),
+            (62, _) => "x32".into(),
+            (3, _) => "32-bit x86".into(),
+            (183, _) => "aarch64".into(),
+            (40, _) => "32-bit ARM".into(),
+            (243, _) => "RISC-V".into(),
+            (other, bits) => format!("machine {other}, {bits} bits"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Elf;
+    use std::path::Path;
+
+    #[test]
+    fn this_program_is_one() {
+        let own = Elf::read(Path::new("/proc/self/exe")).expect("an ELF file");
+        assert_eq!((own.bits, own.is_dynamic), (64, true));
+        assert!(own.interpreter.as_ref().is_some_and(|name| name.contains("/ld")), "{own:?}");
+        assert!(Elf::read(Path::new("/proc/self/status")).is_err());
+        assert!(Elf::read(Path::new("/nonexistent")).is_err());
+    }
+}

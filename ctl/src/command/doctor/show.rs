@@ -1,0 +1,107 @@
+//! What was found, for people and for programs.
+
+use super::Told;
+use anyhow::Result;
+use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_wire::control::{Finding, State};
+
+pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
+    let mut lines = Vec::new();
+    if let Some((control, doctor)) = &told.daemon {
+        lines.push(format!(
+            "gpumemd {} pid {}, up {}, at {}",
+            clean(&doctor.version),
+            doctor.pid,
+            duration(doctor.uptime_s),
+            control.display()
+        ));
+        // What only programs need is in the JSON.
+        let facts =
+            || doctor.facts.iter().filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
+        let widest = facts().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        lines.extend(facts().map(|(name, value)| format!("  {:<widest$}  {}", clean(name), clean(value))));
+        lines.push(String::new());
+    }
+    lines.extend(findings(&told.findings, terminal));
+    let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
+    let unknown = match count(State::Unknown) {
+        0 => String::new(),
+        unknown => format!(", {unknown} unknown"),
+    };
+    lines.push(format!(
+        "{} bad, {} to look at{unknown}, {} ok",
+        count(State::Bad),
+        count(State::Warn),
+        count(State::Ok)
+    ));
+    lines.join("\n") + "\n"
+}
+
+/// State, id, and the sentence with what to do below it.
+fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
+    let widest = findings.iter().map(|finding| finding.id.chars().count()).max().unwrap_or(0);
+    let indent = " ".repeat(9 + widest + 2);
+    // On a narrow terminal the sentence has a line of its own.
+    let is_narrow = terminal.is_some_and(|width| width < indent.len() + 40);
+    let indent = if is_narrow { " ".repeat(9) } else { indent };
+    let mut lines = Vec::new();
+    for finding in findings {
+        let state = match finding.state {
+            State::Bad => "BAD      ",
+            State::Warn => "warn     ",
+            State::Unknown => "unknown  ",
+            State::Ok => "ok       ",
+        };
+        // Where the id says it already, the subject is no news.
+        let subject = match finding.id.starts_with(finding.subject.as_str()) {
+            true => String::new(),
+            false => format!("{}: ", finding.subject),
+        };
+        let mut first = format!("{state}{:<widest$}  ", clean(&finding.id));
+        if is_narrow {
+            lines.push(first.trim_end().to_owned());
+            first.clone_from(&indent);
+        }
+        let width = terminal.map(|width| width.saturating_sub(indent.len()));
+        let fix = finding.fix.as_ref().map(|fix| format!("-> {fix}"));
+        for text in [Some(format!("{subject}{}", finding.text)), fix].into_iter().flatten() {
+            for line in wrapped(&text, width) {
+                lines.push(format!("{first}{line}").trim_end().to_owned());
+                first.clone_from(&indent);
+            }
+        }
+    }
+    lines
+}
+
+pub(super) fn json(told: &Told) -> Result<String> {
+    let count = |state: State| told.findings.iter().filter(|finding| finding.state == state).count();
+    let document = serde_json::json!({
+        "schema": "gpumem.doctor",
+        "version": 2,
+        "control": told.daemon.as_ref().map(|(control, _)| control.display().to_string()),
+        "daemon": told.daemon.as_ref().map(|(_, doctor)| serde_json::json!({
+            "version": doctor.version,
+            "pid": doctor.pid,
+            "uptime_s": doctor.uptime_s,
+            "facts": doctor.facts,
+        })),
+        "counts": {
+            "bad": count(State::Bad),
+            "warn": count(State::Warn),
+            "unknown": count(State::Unknown),
+            "ok": count(State::Ok),
+        },
+        "findings": told.findings,
+    });
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        7_200..172_800 => format!("{} h", seconds / 3_600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}

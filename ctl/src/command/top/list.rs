@@ -1,0 +1,199 @@
+//! The processes of all devices: which are shown, in which order, and which is chosen.
+
+use super::keys::Key;
+use crate::command::ps;
+use gpumem_runs::report::text::clean;
+use gpumem_wire::control::{ProcessRow, Ps};
+use std::cmp::Ordering;
+use std::collections::{HashMap, VecDeque};
+
+/// What the rows are ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// Of a device, the largest first: as the daemon tells them.
+    #[default]
+    Device,
+    Used,
+    Tracked,
+    Idle,
+    Gap,
+    User,
+    Pid,
+}
+
+impl Order {
+    const ALL: [Order; 7] =
+        [Order::Device, Order::Used, Order::Tracked, Order::Idle, Order::Gap, Order::User, Order::Pid];
+
+    /// Its column, of [`ps::HEADS`].
+    pub fn column(self) -> usize {
+        match self {
+            Order::Device => 0,
+            Order::Pid => 1,
+            Order::User => 2,
+            Order::Used => 4,
+            Order::Tracked => 5,
+            Order::Idle => 6,
+            Order::Gap => 7,
+        }
+    }
+
+    fn next(self) -> Order {
+        let at = Order::ALL.iter().position(|order| *order == self).unwrap_or(0);
+        Order::ALL.get(at + 1).copied().unwrap_or_default()
+    }
+
+    /// Of amounts the largest first; what is not known comes last.
+    fn compare(self, one: &ProcessRow, other: &ProcessRow) -> Ordering {
+        let amount = |process: &ProcessRow| match self {
+            Order::Used => process.used_bytes.map(ps::signed),
+            Order::Tracked => process.tracked_bytes,
+            Order::Idle => process.idle_bytes,
+            Order::Gap => process
+                .used_bytes
+                .zip(process.tracked_bytes)
+                .map(|(used, tracked)| ps::signed(used) - tracked),
+            _ => None,
+        };
+        match self {
+            Order::Device => one.device.cmp(&other.device),
+            Order::Pid => one.pid.cmp(&other.pid),
+            Order::User => one.user.cmp(&other.user),
+            _ => amount(other).cmp(&amount(one)),
+        }
+    }
+}
+
+/// A process on a device, from one answer to the next.
+pub type Name = (u32, String);
+
+/// What `used` was, at the latest looks.
+const KEPT: usize = 64;
+
+/// What of the list is shown.
+#[derive(Debug, Default)]
+pub struct List {
+    pub order: Order,
+    pub reversed: bool,
+    /// Only rows with these words.
+    pub filter: String,
+    /// The filter is being typed.
+    pub typing: bool,
+    chosen: Option<Name>,
+    course: HashMap<Name, VecDeque<Option<u64>>>,
+}
+
+impl List {
+    /// What was answered: goes on with the course of each process, and forgets those that are gone.
+    pub fn hear(&mut self, ps: &Ps) {
+        let mut course = HashMap::new();
+        for process in &ps.processes {
+            let name = name(ps, process);
+            let mut values = self.course.remove(&name).unwrap_or_default();
+            if values.len() == KEPT {
+                values.pop_front();
+            }
+            values.push_back(process.used_bytes);
+            course.insert(name, values);
+        }
+        self.course = course;
+    }
+
+    /// `used` of a process at the latest looks.
+    pub fn course(&self, ps: &Ps, process: &ProcessRow) -> Vec<Option<u64>> {
+        self.course.get(&name(ps, process)).map(|values| values.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// Indices of the rows that are shown, in their order.
+    pub fn rows(&self, ps: &Ps) -> Vec<usize> {
+        let mut rows: Vec<usize> = (0..ps.processes.len())
+            .filter(|row| ps.processes.get(*row).is_some_and(|process| self.is_shown(ps, process)))
+            .collect();
+        rows.sort_by(|one, other| match (ps.processes.get(*one), ps.processes.get(*other)) {
+            (Some(one), Some(other)) => {
+                let order = self.order.compare(one, other);
+                if self.reversed { order.reverse() } else { order }
+            }
+            _ => Ordering::Equal,
+        });
+        rows
+    }
+
+    fn is_shown(&self, ps: &Ps, process: &ProcessRow) -> bool {
+        let user = process.user.clone().or_else(|| process.uid.map(|uid| uid.to_string()));
+        let device = ps.devices.get(process.device);
+        let texts = [
+            user,
+            process.command.clone(),
+            Some(process.pid.to_string()),
+            Some(process.flags.join(" ")),
+            device.map(|device| format!("gpu{} {}", device.index, device.uuid)),
+        ];
+        let text = clean(&texts.into_iter().flatten().collect::<Vec<_>>().join(" ")).to_lowercase();
+        self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
+    }
+
+    /// Where the chosen row is; the first one where it is gone.
+    pub fn chosen(&self, ps: &Ps, rows: &[usize]) -> usize {
+        let is_it = |row: &usize| {
+            ps.processes.get(*row).is_some_and(|process| Some(&name(ps, process)) == self.chosen.as_ref())
+        };
+        rows.iter().position(is_it).unwrap_or(0)
+    }
+
+    /// The chosen process.
+    pub fn process<'p>(&self, ps: &'p Ps) -> Option<&'p ProcessRow> {
+        let rows = self.rows(ps);
+        rows.get(self.chosen(ps, &rows)).and_then(|row| ps.processes.get(*row))
+    }
+
+    /// A key of the list; whether it was one.
+    pub fn key(&mut self, key: Key, ps: Option<&Ps>, page: usize) -> bool {
+        if self.typing {
+            match key {
+                Key::Char(character) if self.filter.len() < 64 => self.filter.push(character),
+                Key::Backspace => _ = self.filter.pop(),
+                Key::Enter => self.typing = false,
+                Key::Escape => (self.typing, self.filter) = (false, String::new()),
+                _ => return false,
+            }
+            return true;
+        }
+        let by = match key {
+            Key::Up | Key::Char('k') => -1,
+            Key::Down | Key::Char('j') => 1,
+            Key::PageUp => -(page as isize),
+            Key::PageDown | Key::Char(' ') => page as isize,
+            Key::Home => isize::MIN,
+            Key::End => isize::MAX,
+            Key::Char('s') => {
+                (self.order, self.reversed) = (self.order.next(), false);
+                return true;
+            }
+            Key::Char('r') => {
+                self.reversed = !self.reversed;
+                return true;
+            }
+            Key::Char('/') => {
+                self.typing = true;
+                return true;
+            }
+            Key::Escape if !self.filter.is_empty() => {
+                self.filter.clear();
+                return true;
+            }
+            _ => return false,
+        };
+        if let Some(ps) = ps {
+            let rows = self.rows(ps);
+            let at = self.chosen(ps, &rows).saturating_add_signed(by).min(rows.len().saturating_sub(1));
+            self.chosen =
+                rows.get(at).and_then(|row| ps.processes.get(*row)).map(|process| name(ps, process));
+        }
+        true
+    }
+}
+
+fn name(ps: &Ps, process: &ProcessRow) -> Name {
+    (process.pid, ps.devices.get(process.device).map(|device| device.uuid.clone()).unwrap_or_default())
+}

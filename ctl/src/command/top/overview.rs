@@ -1,0 +1,278 @@
+//! All devices and all processes.
+
+use super::bar::{Part, bar, spark};
+use super::list::List;
+use super::screen::{BLUE, CYAN, GREY, RED, Screen, Style, YELLOW, columns};
+use crate::command::ps::{self, Shown, signed};
+use gpumem_runs::report::text::clean;
+use gpumem_runs::report::units::{Unit, plural};
+use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+
+/// Rows of devices, their heads and those of the processes, where all of them have room.
+pub fn height(ps: &Ps) -> usize {
+    ps.devices.len() + ps.processes.len() + 2
+}
+
+/// Which columns a narrow terminal goes without, first to last.
+const LEAST_MISSED: [usize; 4] = [6, 2, 3, 7];
+/// What a command should have room for.
+const COMMAND: usize = 16;
+/// Flags may be many.
+const STATE: usize = 14;
+/// Where the course of each process has room, too.
+const WIDE: usize = 110;
+const COURSE: usize = 24;
+
+const GLYPHS: [(char, char); 5] = [('█', '#'), ('▓', '='), ('▒', '?'), ('░', ':'), ('.', '.')];
+/// What the parts of a device's bar are.
+pub const LEGEND: [&str; 5] = ["chosen process", "other processes", "unaccounted", "system", "free"];
+
+/// The characters of [`LEGEND`].
+pub fn legend(screen: &Screen, part: usize) -> (String, Style) {
+    let (with, without) = GLYPHS.get(part).copied().unwrap_or((' ', ' '));
+    let glyph = if screen.unicode { with } else { without };
+    (glyph.to_string().repeat(2), style(part))
+}
+
+fn style(part: usize) -> Style {
+    match part {
+        0 => Style::of(CYAN),
+        1 => Style::of(BLUE),
+        2 => Style::of(RED),
+        3 => Style::of(GREY),
+        _ => Style::DIM,
+    }
+}
+
+/// Draws from `row` to before `end`; how many processes there was room for.
+pub fn draw(
+    screen: &mut Screen,
+    ps: &Ps,
+    list: &List,
+    (mut row, end): (usize, usize),
+    is_live: bool,
+) -> usize {
+    if ps.devices.is_empty() {
+        screen.put(
+            row,
+            0,
+            "no device: NVML does not answer or has none (why: gpumemctl doctor)",
+            Style::of(RED),
+        );
+        return 0;
+    }
+    let unit = ps::unit(ps);
+    let chosen = list.process(ps).filter(|_| is_live);
+    let room = end.saturating_sub(row);
+    // At least the heads and half of the rows are the processes'.
+    let most = room.saturating_sub(2).saturating_sub(ps.processes.len().min(room / 2)).max(1);
+    let shown = ps.devices.len().min(most);
+    let at = chosen.map_or(0, |process| process.device);
+    let first = at.saturating_sub(shown - 1).min(ps.devices.len() - shown);
+    row = devices(screen, ps, (first, shown), chosen, unit, row);
+    processes(screen, ps, list, unit, (row, end), is_live)
+}
+
+/// Rows of devices; where they end.
+fn devices(
+    screen: &mut Screen,
+    ps: &Ps,
+    (first, shown): (usize, usize),
+    chosen: Option<&ProcessRow>,
+    unit: Unit,
+    mut row: usize,
+) -> usize {
+    let lines: Vec<[String; 5]> = ps.devices.iter().map(|device| device_cells(ps, device, unit)).collect();
+    let heads = ["GPU", "", "USED", "FREE", "SIZE"];
+    let width = |column: usize| {
+        let cells = lines.iter().map(|cells| columns(&cells[column]));
+        cells.max().unwrap_or(0).max(columns(heads[column]))
+    };
+    let amounts = width(2) + width(3) + width(4) + 3;
+    let names = width(1).min(screen.width.saturating_sub(width(0) + amounts + 22));
+    let bar_from = width(0) + 1 + names + usize::from(names > 0);
+    let bar_to = screen.width.saturating_sub(amounts).max(bar_from);
+    let put = |screen: &mut Screen, row: usize, cells: &[String; 5], style: Style| {
+        screen.put(row, 0, &cells[0], style);
+        screen.put_within(row, width(0) + 1, width(0) + 1 + names, &cells[1], style);
+        let mut at = bar_to;
+        for (column, cell) in cells.iter().enumerate().skip(2) {
+            at += 1 + width(column);
+            screen.put(row, at.saturating_sub(columns(cell)), cell, style);
+        }
+    };
+    put(screen, row, &heads.map(str::to_owned), Style::BOLD);
+    let more = match ps.devices.len() - shown {
+        0 => unit.name.to_owned(),
+        more => format!("{}; {} more", unit.name, plural(more as u64, "GPU")),
+    };
+    screen.put_within(row, bar_from, bar_to, &more, Style::DIM);
+    row += 1;
+    for (index, (device, cells)) in ps.devices.iter().zip(&lines).enumerate().skip(first).take(shown) {
+        put(screen, row, cells, Style::PLAIN);
+        match device.total_bytes.filter(|_| device.used_bytes.is_some()) {
+            Some(total) => {
+                bar(screen, row, (bar_from, bar_to), signed(total), &parts(ps, index, device, chosen))
+            }
+            None => _ = screen.put_within(row, bar_from, bar_to, "not known", Style::DIM),
+        }
+        if let Some(doubt) = doubt(device) {
+            screen.put_within(row, bar_from, bar_to, &doubt, Style { bold: true, ..Style::of(YELLOW) });
+        }
+        row += 1;
+    }
+    row
+}
+
+fn device_cells(ps: &Ps, device: &DeviceRow, unit: Unit) -> [String; 5] {
+    let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
+    let shown = Shown::of(device, &processes_of(ps, device), unit);
+    let free = shown.free.map_or("-".to_owned(), |steps| unit.print(steps));
+    let model = clean(&device.model).replace("NVIDIA ", "");
+    [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
+}
+
+fn processes_of<'p>(ps: &'p Ps, device: &DeviceRow) -> Vec<&'p ProcessRow> {
+    let is_on =
+        |process: &&ProcessRow| ps.devices.get(process.device).is_some_and(|other| other.uuid == device.uuid);
+    ps.processes.iter().filter(is_on).collect()
+}
+
+/// Of a device's bar. What processes hold is what NVML charges to them; where that is not known of one, it is in what
+/// nobody accounts for.
+fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>) -> Vec<Part> {
+    let processes = ps.processes.iter().filter(|process| process.device == index);
+    let sum = |own: bool| {
+        let of = processes
+            .clone()
+            .filter(|process| chosen.is_some_and(|chosen| std::ptr::eq(chosen, *process)) == own);
+        of.filter_map(|process| process.used_bytes).fold(0_i64, |sum, used| sum.saturating_add(signed(used)))
+    };
+    let (own, others) = (sum(true), sum(false));
+    let left = device.used_bytes.map_or(0, signed).saturating_sub(own).saturating_sub(others);
+    let bytes = [
+        own,
+        others,
+        device.unaccounted_bytes.unwrap_or(left),
+        device.system_bytes.map_or(0, signed),
+        device.free_bytes.map_or(0, signed),
+    ];
+    let part = |(at, bytes): (usize, i64)| Part { bytes, glyphs: GLYPHS[at], style: style(at) };
+    bytes.into_iter().enumerate().map(part).collect()
+}
+
+/// Why a reading is not to be taken for one of now.
+fn doubt(device: &DeviceRow) -> Option<String> {
+    let old =
+        device.age_ms.filter(|age| *age > ps::FRESH_MS).map(|age| format!("read {} ago", ps::seconds(age)));
+    let why: Vec<String> = device.why.as_deref().map(clean).into_iter().chain(old).collect();
+    (!why.is_empty()).then(|| format!(" NOT FRESH: {} ", why.join(", ")))
+}
+
+/// Rows of processes; how many had room.
+fn processes(
+    screen: &mut Screen,
+    ps: &Ps,
+    list: &List,
+    unit: Unit,
+    (mut row, end): (usize, usize),
+    is_live: bool,
+) -> usize {
+    let lines = lines(ps, unit);
+    let width = |column: usize| {
+        let cells = lines.iter().flatten().map(|line| columns(&line.cells[column]));
+        let widest = cells.max().unwrap_or(0).max(columns(ps::HEADS[column]));
+        if column == 3 { widest.min(STATE) } else { widest }
+    };
+    let widths: Vec<usize> = (0..ps::HEADS.len()).map(width).collect();
+    let width = |column: usize| widths[column];
+    let has_course = is_live && screen.width >= WIDE;
+    let mut shown: Vec<usize> = (0..ps::HEADS.len()).collect();
+    for missed in LEAST_MISSED {
+        let taken: usize = shown.iter().map(|column| width(*column) + 1).sum();
+        if taken + COMMAND <= screen.width {
+            break;
+        }
+        shown.retain(|column| *column != missed);
+    }
+    let put = |screen: &mut Screen, row: usize, cells: &[String; 8], style: &dyn Fn(usize) -> Style| {
+        let mut at = 0;
+        for &column in &shown {
+            let (text, width) = (&cells[column], width(column));
+            let shift = if ps::LEFT[column] { 0 } else { width.saturating_sub(columns(text)) };
+            screen.put_within(row, at + shift, at + width, text, style(column));
+            at += width + 1;
+        }
+        at
+    };
+    let order = list.order.column();
+    let head = |column: usize| match column == order {
+        true => Style { reverse: true, ..Style::BOLD },
+        false => Style::BOLD,
+    };
+    let mut at = put(screen, row, &ps::HEADS.map(str::to_owned), &head);
+    if has_course {
+        screen.put(row, at, "USED, LATELY", Style::BOLD);
+        at += COURSE + 1;
+    }
+    let rows = list.rows(ps);
+    let page = end.saturating_sub(row + 1);
+    let chosen = list.chosen(ps, &rows);
+    let first = chosen.saturating_sub(page.saturating_sub(1) / 2).min(rows.len().saturating_sub(page));
+    let hidden = rows.len().saturating_sub(first + page);
+    let more = if hidden > 0 || first > 0 {
+        format!("  ({} to {} of {})", first + 1, rows.len() - hidden, rows.len())
+    } else {
+        String::new()
+    };
+    let after = screen.put(row, at, "COMMAND", Style::BOLD);
+    screen.put(row, after, &more, Style::DIM);
+    row += 1;
+    if rows.is_empty() {
+        let why = if ps.processes.is_empty() {
+            "no process uses a GPU"
+        } else {
+            "no process has these words (Esc)"
+        };
+        screen.put(row, 0, why, Style::DIM);
+    }
+    for (place, index) in rows.iter().enumerate().skip(first).take(page) {
+        let (Some(Some(line)), Some(process)) = (lines.get(*index), ps.processes.get(*index)) else {
+            continue;
+        };
+        let is_plain = process.flags == ["covered"];
+        let look = |column: usize| match column {
+            3 if !is_plain => Style::of(YELLOW),
+            _ => Style::PLAIN,
+        };
+        let mut at = put(screen, row, &line.cells, &look);
+        if has_course {
+            let course = list.course(ps, process);
+            let text =
+                spark(course.get(course.len().saturating_sub(COURSE)..).unwrap_or_default(), screen.unicode);
+            screen.put(row, at, &text, Style::of(BLUE));
+            at += COURSE + 1;
+        }
+        screen.put(row, at, &line.note, Style::PLAIN);
+        if is_live && place == chosen {
+            screen.mark(row);
+        }
+        row += 1;
+    }
+    page
+}
+
+/// Rows in the order of the answer, with amounts that add up by device.
+fn lines(ps: &Ps, unit: Unit) -> Vec<Option<ps::Line>> {
+    let mut lines: Vec<Option<ps::Line>> = ps.processes.iter().map(|_| None).collect();
+    for (index, device) in ps.devices.iter().enumerate() {
+        let on: Vec<usize> =
+            (0..ps.processes.len()).filter(|row| ps.processes[*row].device == index).collect();
+        let rows: Vec<&ProcessRow> = on.iter().map(|row| &ps.processes[*row]).collect();
+        let shown = Shown::of(device, &rows, unit);
+        for ((row, process), used) in on.iter().zip(rows).zip(shown.processes) {
+            lines[*row] = Some(ps::process_line(device, process, used, unit));
+        }
+    }
+    lines
+}

@@ -1,0 +1,432 @@
+//! One process in depth: what it holds by category, over time, and what a report says beside.
+
+use super::bar;
+use super::course::{self, Course, Kind, Layer};
+use super::keys::Key;
+use super::screen::{BLUE, RED, Screen, Style, YELLOW, columns};
+use crate::client::Told;
+use gpumem_runs::report::explain::{self, explain, is_known};
+use gpumem_runs::report::panel::{Panel, Table, course as course_of, panel};
+use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_runs::report::units::Unit;
+use gpumem_runs::report::{By, Part, Report, growth, iterations, oom, steps};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::{Clock, Run, State};
+
+/// Shorter and shorter times.
+const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
+const GROUPINGS: [By; 3] = [By::Layer, By::Structure, By::Tag];
+/// Categories that are named unless all are asked for.
+const CATEGORIES: usize = 12;
+
+/// A line below the course.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Line {
+    Blank,
+    Head,
+    /// A row of the table.
+    Row(usize),
+    /// Of a sentence, and the word that explains it.
+    Words(String, Style, Option<String>),
+}
+
+/// The process.
+pub struct Process {
+    pub pid: u32,
+    run: Option<Run>,
+    id: Option<String>,
+    /// Why there is nothing, or nothing new.
+    why: Option<String>,
+    /// `None`: what the report chooses.
+    by: Option<By>,
+    /// As it was told last.
+    told_by: By,
+    device: usize,
+    all: bool,
+    window: usize,
+    panel: Panel,
+    layers: Vec<Layer>,
+    course: Course,
+    /// The line that is chosen, and the first that is seen.
+    at: usize,
+    first: usize,
+    /// Columns and rows that it had.
+    width: usize,
+    page: usize,
+    /// A text instead of all this, and its first line that is seen.
+    text: Option<(String, usize)>,
+}
+
+impl Process {
+    pub fn new(pid: u32) -> Self {
+        Process {
+            pid,
+            run: None,
+            id: None,
+            why: None,
+            by: None,
+            told_by: By::Layer,
+            device: 0,
+            all: false,
+            window: 0,
+            panel: Panel::default(),
+            layers: Vec::new(),
+            course: Course::default(),
+            at: 1,
+            first: 0,
+            width: 80,
+            page: 1,
+            text: None,
+        }
+    }
+
+    /// What the daemon says of it.
+    pub fn hear(&mut self, told: Result<Option<Told>, String>) {
+        match told {
+            Ok(Some(Told { id, run })) => {
+                self.why = None;
+                (self.run, self.id) = (Some(run), id);
+                self.tell();
+            }
+            Ok(None) => {
+                self.why = Some(format!(
+                    "the daemon has no run of pid {} that you may see (gpumemctl doctor {0})",
+                    self.pid
+                ));
+            }
+            Err(why) => self.why = Some(why),
+        }
+    }
+
+    fn tell(&mut self) {
+        let Some(run) = &self.run else { return };
+        let mut report = Report::new(run, Groupings::of_run(run), self.by);
+        report.id.clone_from(&self.id);
+        report.command = format!("gpumemctl report {}", self.pid);
+        if report.by != self.told_by {
+            self.course = Course::default();
+        }
+        self.told_by = report.by;
+        self.device = self.device.min(run.devices.len().saturating_sub(1));
+        self.panel = panel(&report, if self.all { usize::MAX } else { CATEGORIES });
+        let table = self.panel.devices.get(self.device);
+        let named = table.into_iter().flat_map(|table| &table.rows).filter(|row| row.part == Part::Category);
+        // A row of many has no layer: its name is no category's.
+        let is_one = |name: &String| !(name.starts_with('(') && name.ends_with(" smaller)"));
+        self.layers = course::layers(named.map(|row| row.name.clone()).filter(is_one));
+        if let Some(device) = run.devices.get(self.device) {
+            self.course.hear(course_of(&report, device, report.by));
+        }
+    }
+
+    /// A key; whether it was one of these.
+    pub fn key(&mut self, key: Key) -> bool {
+        if let Some((text, first)) = &mut self.text {
+            let last = text.lines().count().saturating_sub(self.page);
+            let by = match key {
+                Key::Escape | Key::Enter | Key::Left => {
+                    self.text = None;
+                    return true;
+                }
+                Key::Up | Key::Char('k') => -1,
+                Key::Down | Key::Char('j') => 1,
+                Key::PageUp => -(self.page as isize),
+                Key::PageDown | Key::Char(' ') => self.page as isize,
+                Key::Home => isize::MIN,
+                Key::End => isize::MAX,
+                _ => return false,
+            };
+            *first = first.saturating_add_signed(by).min(last);
+            return true;
+        }
+        let by = match key {
+            Key::Up | Key::Char('k') => -1,
+            Key::Down | Key::Char('j') => 1,
+            Key::PageUp => -(self.page as isize),
+            Key::PageDown | Key::Char(' ') => self.page as isize,
+            Key::Home => isize::MIN,
+            Key::End => isize::MAX,
+            _ => return self.command(key),
+        };
+        self.at = self.at.saturating_add_signed(by).min(self.lines(self.width).len().saturating_sub(1));
+        true
+    }
+
+    fn command(&mut self, key: Key) -> bool {
+        match key {
+            Key::Tab => {
+                let at = GROUPINGS.iter().position(|by| *by == self.told_by).unwrap_or(0);
+                self.by = GROUPINGS.get((at + 1) % GROUPINGS.len()).copied();
+                self.tell();
+            }
+            Key::Char('d') => {
+                self.device = (self.device + 1) % self.panel.devices.len().max(1);
+                self.course = Course::default();
+                self.tell();
+            }
+            Key::Char('a') => {
+                self.all = !self.all;
+                self.tell();
+            }
+            Key::Char('w') => self.window = (self.window + 1) % WINDOWS_S.len(),
+            Key::Char('o') => self.read(|report| oom::text(report, oom::Form { all: false, job: &[] })),
+            Key::Char('g') => self.read(|report| growth::table(report, false)),
+            Key::Char('x') => self.read(steps::text),
+            Key::Char('i') => self.read(iterations::text),
+            Key::Char('e') => self.read(|_| explain::list(None)),
+            Key::Enter | Key::Right => {
+                let Some(word) = self.word() else { return true };
+                self.read(|report| explain(&word, Some(report), None).unwrap_or_default());
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// What explains the chosen line.
+    fn word(&self) -> Option<String> {
+        match self.lines(self.width).get(self.at)? {
+            Line::Row(number) => {
+                let row = self.panel.devices.get(self.device)?.rows.get(*number)?;
+                Some(if row.part == Part::Used { "used".to_owned() } else { row.name.clone() })
+            }
+            Line::Words(_, _, word) => word.clone(),
+            Line::Blank | Line::Head => None,
+        }
+    }
+
+    /// Shows a text made from the report.
+    fn read(&mut self, text: impl Fn(&Report<'_>) -> String) {
+        let Some(run) = &self.run else { return };
+        let mut report = Report::new(run, Groupings::of_run(run), self.by);
+        report.id.clone_from(&self.id);
+        report.command = format!("gpumemctl report {}", self.pid);
+        let text = text(&report);
+        self.text = (!text.is_empty()).then_some((text, 0));
+    }
+
+    /// Rows that everything takes.
+    pub fn height(&self, width: usize) -> usize {
+        3 + COURSE + self.panel.warnings.len() * 2 + self.lines(width).len()
+    }
+
+    fn lines(&self, width: usize) -> Vec<Line> {
+        let mut lines = Vec::new();
+        let say = |lines: &mut Vec<Line>, text: &str, style: Style| {
+            let word = text.split(':').next().filter(|word| text.len() > word.len() && is_known(word));
+            let word = word.map(str::to_owned);
+            lines.extend(
+                wrapped(text, Some(width)).into_iter().map(|line| Line::Words(line, style, word.clone())),
+            );
+        };
+        if let Some(table) = self.panel.devices.get(self.device) {
+            lines.push(Line::Head);
+            lines.extend((0..table.rows.len()).map(Line::Row));
+            lines.push(Line::Blank);
+            table.facts.iter().for_each(|text| say(&mut lines, text, Style::PLAIN));
+        }
+        self.panel.coverage.iter().for_each(|text| say(&mut lines, text, Style::PLAIN));
+        self.panel.tail.iter().for_each(|text| say(&mut lines, text, Style::DIM));
+        lines
+    }
+
+    /// Draws from `row` to before `end`.
+    pub fn draw(&mut self, screen: &mut Screen, (mut row, end): (usize, usize), is_live: bool) {
+        if let Some((text, first)) = &self.text {
+            self.page = end.saturating_sub(row).max(1);
+            let width = screen.width;
+            let lines = text.lines().flat_map(|line| fitted(line, width));
+            for line in lines.skip(*first).take(end.saturating_sub(row)) {
+                screen.put(row, 0, &line, Style::PLAIN);
+                row += 1;
+            }
+            return;
+        }
+        let bold = |color| Style { bold: true, ..Style::of(color) };
+        if let Some(why) = &self.why {
+            for line in wrapped(why, Some(screen.width)) {
+                screen.put(row, 0, &line, bold(RED));
+                row += 1;
+            }
+        }
+        let Some(run) = &self.run else {
+            if self.why.is_none() {
+                screen.put(row, 0, "asking ...", Style::DIM);
+            }
+            return;
+        };
+        let head = |screen: &mut Screen, row: &mut usize, text: &str, style: Style| {
+            for line in wrapped(text, Some(screen.width)).iter().take(2) {
+                screen.put(*row, 0, line, style);
+                *row += 1;
+            }
+        };
+        head(screen, &mut row, &self.panel.heading, Style::BOLD);
+        for warning in &self.panel.warnings {
+            head(screen, &mut row, warning, bold(YELLOW));
+        }
+        if run.state != State::Open {
+            head(screen, &mut row, "it has ended: these are the last numbers", bold(YELLOW));
+        }
+        if let [_, _, ..] = self.panel.devices[..] {
+            let table =
+                self.panel.devices.get(self.device).map(|table| table.title.clone()).unwrap_or_default();
+            let text =
+                format!("device {} of {} (d: the next): {table}", self.device + 1, self.panel.devices.len());
+            head(screen, &mut row, &text, Style::PLAIN);
+        }
+        row = self.draw_course(screen, (row, end), run.clock);
+        let lines = self.lines(screen.width);
+        let page = end.saturating_sub(row);
+        let at = self.at.min(lines.len().saturating_sub(1));
+        let first = self.first.min(at).max((at + 1).saturating_sub(page));
+        let signs = self.signs(screen);
+        for (index, line) in lines.iter().enumerate().skip(first).take(page) {
+            let place = row + index - first;
+            match (line, self.panel.devices.get(self.device)) {
+                (Line::Words(text, style, _), _) => _ = screen.put(place, 0, text, *style),
+                (Line::Head, Some(table)) => self.draw_row(screen, place, table, None, &signs),
+                (Line::Row(number), Some(table)) => {
+                    self.draw_row(screen, place, table, Some(*number), &signs)
+                }
+                _ => {}
+            }
+            if is_live && index == at {
+                screen.mark(place);
+            }
+        }
+        let below = lines.len().saturating_sub(first + page);
+        if is_live && below > 0 {
+            let text = format!(" {below} more lines ");
+            screen.put(
+                end.saturating_sub(1),
+                screen.width.saturating_sub(columns(&text)),
+                &text,
+                Style::REVERSE,
+            );
+        }
+        (self.page, self.first, self.width, self.at) = (page.max(1), first, screen.width, at);
+    }
+
+    /// The course, as high as there is room for; where it ends.
+    fn draw_course(&self, screen: &mut Screen, (row, end): (usize, usize), clock: Clock) -> usize {
+        let room = end.saturating_sub(row);
+        let window = WINDOWS_S.get(self.window).copied().flatten();
+        let Some((from, to)) = self.course.span(window.map(|seconds| seconds * 1_000_000_000)) else {
+            return row;
+        };
+        let drawn = self.course.columns((from, to), screen.width);
+        let most = drawn.iter().flatten().map(|held| held.total()).max().unwrap_or(0);
+        let unit = Unit::for_largest(most);
+        let window = window.map(|seconds| format!(" of {seconds} s")).unwrap_or_default();
+        let text = format!(
+            "tracked over time, 0 to {} {}, {} to {}{window}",
+            unit.amount(most),
+            unit.name,
+            clock.time(from),
+            clock.time(to)
+        );
+        screen.put(row, 0, &text, Style::DIM);
+        if room < LEAST {
+            let values: Vec<Option<u64>> =
+                drawn.iter().map(|held| held.map(|held| u64::try_from(held.total()).unwrap_or(0))).collect();
+            screen.put(row + 1, 0, &bar::spark(&values, screen.unicode), Style::of(BLUE));
+            return row + 2;
+        }
+        let height = (room / 4).clamp(3, COURSE);
+        course::draw(screen, (row + 1, 0), height, &drawn, &self.layers, most);
+        row + 1 + height
+    }
+
+    /// Of each row of the table its layer, where it has one.
+    fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
+        let Some(table) = self.panel.devices.get(self.device) else { return Vec::new() };
+        let of = |kind: &Kind| self.layers.iter().find(|layer| layer.name == *kind);
+        let layer = |row: &gpumem_runs::report::panel::Row| match row.part {
+            Part::Category => of(&Kind::Category(row.name.clone())).or_else(|| of(&Kind::Rest)),
+            Part::Others => of(&Kind::Rest),
+            Part::PoolIdle => of(&Kind::PoolIdle),
+            Part::Opaque => of(&Kind::Opaque),
+            _ => None,
+        };
+        table.rows.iter().map(|row| layer(row).map(|layer| layer.sign(screen))).collect()
+    }
+
+    /// A row of the table, or its heads.
+    fn draw_row(
+        &self,
+        screen: &mut Screen,
+        place: usize,
+        table: &Table,
+        number: Option<usize>,
+        signs: &[Option<(String, Style)>],
+    ) {
+        let width = |column: usize| {
+            let cells = table.rows.iter().map(|row| columns(&row.cells[column]));
+            cells.chain([columns(&table.heads[0][column])]).max().unwrap_or(0)
+        };
+        let widths = [width(0), width(1)];
+        let notes = table.rows.iter().map(|row| columns(&row.note)).max().unwrap_or(0).min(16);
+        let amounts = widths[0] + widths[1] + 4;
+        let longest = table.rows.iter().map(|row| row.depth + columns(&row.name)).max().unwrap_or(0) + 2;
+        let names = longest.clamp(14, 14.max(screen.width.saturating_sub(amounts + notes + 18).min(60)));
+        let put = |screen: &mut Screen, cells: &[String; 2], style: Style| {
+            let first = names + 2 + widths[0];
+            screen.put(place, first.saturating_sub(columns(&cells[0])), &cells[0], style);
+            let second = first + 2 + widths[1];
+            screen.put(place, second.saturating_sub(columns(&cells[1])), &cells[1], style);
+            second + 1
+        };
+        let Some((row, sign)) = number.and_then(|number| Some((table.rows.get(number)?, signs.get(number)?)))
+        else {
+            let by = match self.told_by {
+                By::Layer => "by layer",
+                By::Structure => "by structure",
+                By::Tag => "by tag",
+            };
+            screen.put_within(place, 0, names, &format!("{}, {by}", table.unit), Style::BOLD);
+            let at = put(screen, &table.heads[0], Style::BOLD);
+            screen.put(place, at + 1, "of what is used now", Style::DIM);
+            return;
+        };
+        if let Some((sign, style)) = sign {
+            screen.put(place, 0, sign, *style);
+        }
+        let style = if row.depth == 0 { Style::BOLD } else { Style::PLAIN };
+        let from = 1 + row.depth;
+        let room = names.saturating_sub(from);
+        let name = match columns(&row.name) <= room || !row.name.contains('/') {
+            true => row.name.clone(),
+            // The end of a path tells more.
+            false => {
+                let skipped = row.name.chars().count().saturating_sub(room.saturating_sub(1));
+                "~".to_owned() + &row.name.chars().skip(skipped).collect::<String>()
+            }
+        };
+        screen.put_within(place, from, names, &name, style);
+        let at = put(screen, &row.cells, style) + 1;
+        let bars_end = screen.width.saturating_sub(notes + 1);
+        let whole = table.rows.iter().filter_map(|row| row.bytes[0]).max().unwrap_or(0);
+        let of = sign.as_ref().map_or(Style::DIM, |(_, style)| *style);
+        if let Some(bytes) = row.bytes[0].filter(|_| bars_end > at + 4) {
+            screen.put(place, at, &bar::amount(bytes, whole, bars_end - at, screen.unicode), of);
+        }
+        screen.put(place, bars_end.max(at) + 1, &row.note, Style::DIM);
+    }
+}
+
+/// A line of a text in as many as it needs; one of a table is cut.
+fn fitted(line: &str, width: usize) -> Vec<String> {
+    let words = line.trim_start();
+    let inset = &line[..line.len() - words.len()];
+    if columns(line) <= width || words.contains("  ") {
+        return vec![clean(line)];
+    }
+    let lines = wrapped(words, Some(width.saturating_sub(inset.len())));
+    lines.into_iter().map(|line| format!("{inset}{line}")).collect()
+}
+
+/// Rows of the course at most.
+const COURSE: usize = 10;
+/// With fewer rows for everything, it is a line.
+const LEAST: usize = 16;

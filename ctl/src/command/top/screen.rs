@@ -1,0 +1,299 @@
+//! A grid of characters, and the bytes that make a terminal show it: only what has changed since the last time is written,
+//! because a terminal may be at the end of a slow line.
+
+use unicode_width::UnicodeWidthChar;
+
+/// A colour of the terminal's own sixteen, which fit its background as its user likes.
+pub type Color = u8;
+pub const RED: Color = 1;
+pub const YELLOW: Color = 3;
+pub const BLUE: Color = 4;
+pub const CYAN: Color = 6;
+pub const GREY: Color = 8;
+
+/// How a character looks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Style {
+    pub color: Option<Color>,
+    pub ground: Option<Color>,
+    pub bold: bool,
+    pub dim: bool,
+    pub reverse: bool,
+}
+
+impl Style {
+    pub const PLAIN: Style = Style { color: None, ground: None, bold: false, dim: false, reverse: false };
+    pub const BOLD: Style = Style { bold: true, ..Style::PLAIN };
+    pub const DIM: Style = Style { dim: true, ..Style::PLAIN };
+    pub const REVERSE: Style = Style { reverse: true, ..Style::PLAIN };
+
+    pub const fn of(color: Color) -> Style {
+        Style { color: Some(color), ..Style::PLAIN }
+    }
+
+    fn sgr(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"\x1b[0");
+        for (is, code) in [(self.bold, b";1"), (self.dim, b";2"), (self.reverse, b";7")] {
+            if is {
+                out.extend_from_slice(code);
+            }
+        }
+        for (color, first, bright) in [(self.color, 30, 90), (self.ground, 40, 100)] {
+            match color {
+                Some(color @ 0..8) => out.extend_from_slice(format!(";{}", first + color).as_bytes()),
+                Some(color) => out.extend_from_slice(format!(";{}", bright + (color & 7)).as_bytes()),
+                None => {}
+            }
+        }
+        out.push(b'm');
+    }
+}
+
+/// One place. The right half of a wide character has none of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cell {
+    character: Option<char>,
+    style: Style,
+}
+
+const BLANK: Cell = Cell { character: Some(' '), style: Style::PLAIN };
+/// To write so many unchanged characters again is no longer than to jump over them.
+const WORTH_A_JUMP: usize = 5;
+
+/// What is to be shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Screen {
+    pub width: usize,
+    pub height: usize,
+    /// Characters beyond ASCII are drawn.
+    pub unicode: bool,
+    /// Colours are.
+    pub colors: bool,
+    cells: Vec<Cell>,
+}
+
+impl Screen {
+    pub fn new((width, height): (usize, usize), unicode: bool, colors: bool) -> Self {
+        Screen { width, height, unicode, colors, cells: vec![BLANK; width * height] }
+    }
+
+    /// Writes from a place on, as far as the row goes; where it ended. What a terminal would act on was taken out before
+    /// (`clean`), and is taken out here too.
+    pub fn put(&mut self, row: usize, column: usize, text: &str, style: Style) -> usize {
+        self.put_within(row, column, self.width, text, style)
+    }
+
+    /// The same, no further than `end`.
+    pub fn put_within(&mut self, row: usize, column: usize, end: usize, text: &str, style: Style) -> usize {
+        let end = end.min(self.width);
+        let style = if self.colors { style } else { Style { color: None, ground: None, ..style } };
+        let mut at = column;
+        for character in text.chars() {
+            let (character, wide) = match character.width() {
+                Some(0) => continue, // joins the one before, or shows nothing
+                None => ('?', 1),
+                Some(_) if !self.unicode && !character.is_ascii() => ('?', 1),
+                Some(wide) => (character, wide),
+            };
+            if row >= self.height || at + wide > end {
+                break;
+            }
+            self.set(row, at, Cell { character: Some(character), style });
+            for half in 1..wide {
+                self.set(row, at + half, Cell { character: None, style });
+            }
+            at += wide;
+        }
+        at
+    }
+
+    fn set(&mut self, row: usize, column: usize, cell: Cell) {
+        if let Some(place) = self.cells.get_mut(row * self.width + column) {
+            *place = cell;
+        }
+    }
+
+    /// Gives a row one look, as that which is chosen; its bars stay what they are.
+    pub fn mark(&mut self, row: usize) {
+        let is_bar = |cell: &Cell| cell.character.is_some_and(is_block);
+        let cells = self.cells.iter_mut().skip(row * self.width).take(self.width);
+        for cell in cells.filter(|cell| !is_bar(cell)) {
+            cell.style = Style { reverse: true, dim: false, ..cell.style };
+        }
+    }
+
+    /// The rows as text.
+    pub fn text(&self) -> Vec<String> {
+        let row = |cells: &[Cell]| {
+            cells.iter().filter_map(|cell| cell.character).collect::<String>().trim_end().to_owned()
+        };
+        self.cells.chunks(self.width.max(1)).map(row).collect()
+    }
+
+    /// A row as a terminal shows it, for lines that stay.
+    pub fn printed(&self, row: usize) -> Vec<u8> {
+        let mut pen = Pen { out: Vec::new(), at: Some((row, 0)), style: Style::PLAIN };
+        let cells = self.row(row);
+        let end = cells.iter().rposition(|cell| *cell != BLANK).map_or(0, |last| last + 1);
+        cells.iter().take(end).enumerate().for_each(|(column, cell)| pen.write(row, column, cell));
+        pen.styled(Style::PLAIN);
+        pen.out
+    }
+
+    fn row(&self, row: usize) -> &[Cell] {
+        self.cells.get(row * self.width..(row + 1) * self.width).unwrap_or_default()
+    }
+
+    /// Bytes that turn what `shown` shows into this; all of it where its size is another or there was none.
+    pub fn changes(&self, shown: Option<&Screen>) -> Vec<u8> {
+        let mut pen = Pen { out: Vec::new(), at: None, style: Style::PLAIN };
+        let same_size = |shown: &&Screen| (shown.width, shown.height) == (self.width, self.height);
+        let empty;
+        let before = match shown.filter(same_size) {
+            Some(shown) => shown,
+            None => {
+                pen.out.extend_from_slice(b"\x1b[0m\x1b[2J");
+                empty = Screen::new((self.width, self.height), self.unicode, self.colors);
+                &empty
+            }
+        };
+        for row in 0..self.height {
+            pen.row(row, before.row(row), self.row(row));
+        }
+        pen.styled(Style::PLAIN);
+        pen.out
+    }
+}
+
+/// Where the terminal writes next, and how.
+struct Pen {
+    out: Vec<u8>,
+    /// Absent where it is not certain.
+    at: Option<(usize, usize)>,
+    style: Style,
+}
+
+impl Pen {
+    fn row(&mut self, row: usize, before: &[Cell], now: &[Cell]) {
+        let differs = |column: &usize| before.get(*column) != now.get(*column);
+        let Some(last) = (0..now.len()).rev().find(differs) else { return };
+        // What is blank to the end is erased in one go.
+        let blank = now.iter().rposition(|cell| *cell != BLANK).map_or(0, |last| last + 1);
+        let (mut column, end) = (0, blank.min(last + 1));
+        while let Some(next) = (column..end).find(differs) {
+            let near = self.at.filter(|(at_row, at)| *at_row == row && next - (*at).min(next) < WORTH_A_JUMP);
+            let from = near.map_or(next, |(_, at)| at.min(next));
+            for (column, cell) in now.iter().enumerate().take(next + 1).skip(from) {
+                self.write(row, column, cell);
+            }
+            column = next + 1;
+        }
+        if last >= blank {
+            self.go(row, blank);
+            self.styled(Style::PLAIN);
+            self.out.extend_from_slice(b"\x1b[K");
+        }
+    }
+
+    fn write(&mut self, row: usize, column: usize, cell: &Cell) {
+        let Some(character) = cell.character else { return };
+        self.go(row, column);
+        self.styled(cell.style);
+        let mut bytes = [0; 4];
+        self.out.extend_from_slice(character.encode_utf8(&mut bytes).as_bytes());
+        // Terminals disagree about how wide some characters are.
+        let sure = character.is_ascii() || is_block(character);
+        self.at = sure.then_some((row, column + 1));
+    }
+
+    fn go(&mut self, row: usize, column: usize) {
+        if self.at != Some((row, column)) {
+            self.out.extend_from_slice(format!("\x1b[{};{}H", row + 1, column + 1).as_bytes());
+            self.at = Some((row, column));
+        }
+    }
+
+    fn styled(&mut self, style: Style) {
+        if style != self.style {
+            style.sgr(&mut self.out);
+            self.style = style;
+        }
+    }
+}
+
+/// Bars are made of these.
+fn is_block(character: char) -> bool {
+    ('\u{2580}'..='\u{259f}').contains(&character)
+}
+
+/// Columns that a text takes.
+pub fn columns(text: &str) -> usize {
+    text.chars().map(|character| character.width().unwrap_or(1)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(number: u16) -> std::num::NonZero<u16> {
+        std::num::NonZero::new(number).expect("a size")
+    }
+
+    fn seen(parser: &vt100::Parser) -> Vec<String> {
+        parser.screen().rows(0, 20).map(|row| row.trim_end().to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_written_makes_the_terminal_show_it() {
+        let texts =
+            ["", "a", "ab  cd", "wide 漢字 and 𝕏", "end of a longer row.", "████▌  ▁▂", "x\u{301}y\u{1b}[2J"];
+        let mut parser = vt100::Parser::new(size(4), size(20), 0);
+        let mut shown: Option<Screen> = None;
+        for round in 0..200_usize {
+            let mut screen = Screen::new((20, 4), true, true);
+            for row in 0..4 {
+                let text = texts[(round * 7 + row * (round / 5 + 3)) % texts.len()];
+                let style = if (round + row) % 3 == 0 { Style::of(RED) } else { Style::PLAIN };
+                screen.put(row, (round * 3 + row) % 9, text, style);
+            }
+            if round % 4 == 0 {
+                screen.mark(round % 5);
+            }
+            parser.process(&screen.changes(shown.as_ref()));
+            assert_eq!(seen(&parser), screen.text(), "round {round}");
+            for (row, column) in (0..4).flat_map(|row| (0..20).map(move |column| (row, column))) {
+                let cell = parser.screen().cell(row as u16, column as u16).expect("a cell");
+                let Cell { character: Some(_), style } = screen.row(row)[column] else { continue };
+                let red = cell.fgcolor() == vt100::Color::Idx(1);
+                assert_eq!((cell.inverse(), red), (style.reverse, style.color == Some(RED)), "round {round}");
+            }
+            shown = Some(screen);
+        }
+        let screen = shown.expect("drawn");
+        assert!(screen.changes(Some(&screen)).is_empty(), "what is shown already costs nothing");
+        assert_eq!(columns("漢字a"), 5);
+    }
+
+    #[test]
+    fn a_change_costs_what_it_is() {
+        let mut before = Screen::new((80, 24), true, true);
+        (0..24).for_each(|row| _ = before.put(row, 0, &"text ".repeat(16), Style::PLAIN));
+        let mut now = before.clone();
+        now.put(5, 10, "12.5", Style::PLAIN);
+        let bytes = now.changes(Some(&before));
+        assert!(bytes.len() <= 12, "{:?}", String::from_utf8_lossy(&bytes));
+        let erased = Screen::new((80, 24), true, true).changes(Some(&before));
+        assert!(erased.len() <= 24 * 10, "{} bytes", erased.len());
+    }
+
+    #[test]
+    fn nothing_is_drawn_outside_and_nothing_that_is_not_there() {
+        let mut screen = Screen::new((5, 2), false, false);
+        assert_eq!(screen.put(0, 3, "abc", Style::of(RED)), 5);
+        assert_eq!(screen.put(7, 0, "abc", Style::PLAIN), 0);
+        screen.put(1, 0, "ü漢x", Style::PLAIN);
+        assert_eq!(screen.text(), ["   ab", "??x"]);
+        assert!(!String::from_utf8_lossy(&screen.changes(None)).contains("31m"), "no colour was asked for");
+        Screen::new((0, 0), true, true).changes(None);
+    }
+}

@@ -1,0 +1,263 @@
+//! What is looked at, what was heard, and what each key does.
+
+use super::events::Said;
+use super::help;
+use super::keys::Key;
+use super::list::List;
+use super::overview;
+use super::process::Process;
+use super::screen::{RED, Screen, Style, YELLOW, columns};
+use crate::args::Top as Args;
+use crate::command::ps;
+use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_runs::report::units::plural;
+use gpumem_wire::control::Ps;
+use jiff::Zoned;
+use std::time::{Duration, Instant};
+
+/// Why it ends, or what else the loop is to do.
+pub enum Done {
+    Left,
+    Signal(i32),
+    Failed(anyhow::Error),
+    /// Draw everything again.
+    Redraw,
+}
+
+/// Bytes that were written.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Cost {
+    pub last: usize,
+    pub all: usize,
+}
+
+impl Cost {
+    pub fn frame(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.last = bytes;
+        }
+        self.all += bytes;
+    }
+}
+
+/// What the screen shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum View {
+    List,
+    Process,
+    Help,
+}
+
+pub struct State {
+    device: Option<String>,
+    interval: Duration,
+    ps: Option<Ps>,
+    /// The time of the latest answer, as people say it.
+    at: String,
+    /// Since when nobody answers, and why.
+    gone: Option<(Instant, String)>,
+    list: List,
+    process: Option<Process>,
+    view: View,
+    /// Where help was asked for.
+    before: View,
+    paused: bool,
+    /// Rows that had room.
+    page: usize,
+    /// What the daemon is to be asked, if that is something else now.
+    want: Option<Option<u32>>,
+    pub cost: Cost,
+}
+
+impl State {
+    pub fn new(args: &Args) -> Self {
+        State {
+            device: args.device.clone(),
+            interval: args.interval,
+            ps: None,
+            at: String::new(),
+            gone: None,
+            list: List::default(),
+            process: args.pid.map(Process::new),
+            view: if args.pid.is_some() { View::Process } else { View::List },
+            before: View::List,
+            paused: false,
+            page: 1,
+            want: None,
+            cost: Cost::default(),
+        }
+    }
+
+    /// What the daemon is to be asked from now on, if that has changed.
+    pub fn wanted(&mut self) -> Option<Option<u32>> {
+        self.want.take()
+    }
+
+    /// An answer.
+    ///
+    /// # Errors
+    /// What was asked for is not there.
+    pub fn hear(&mut self, said: Said) -> anyhow::Result<()> {
+        match said.ps {
+            Ok(mut ps) => {
+                if let Some(device) = &self.device {
+                    ps::only(&mut ps, device)?;
+                }
+                self.gone = None;
+                if !self.paused {
+                    self.at = Zoned::now().strftime("%H:%M:%S").to_string();
+                    self.list.hear(&ps);
+                    self.ps = Some(ps);
+                }
+            }
+            Err(why) => {
+                let since = self.gone.take().map_or_else(Instant::now, |(since, _)| since);
+                self.gone = Some((since, why));
+            }
+        }
+        if let (Some((pid, told)), Some(process), false) = (said.process, &mut self.process, self.paused) {
+            // An answer to what was asked for before may come late.
+            if process.pid == pid {
+                process.hear(told);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn key(&mut self, key: Key) -> Option<Done> {
+        if self.view == View::List && self.list.key(key, self.ps.as_ref(), self.page) {
+            return None;
+        }
+        if let (View::Process, Some(process)) = (self.view, &mut self.process)
+            && process.key(key)
+        {
+            return None;
+        }
+        match (key, self.view) {
+            (Key::Char('q'), _) => return Some(Done::Left),
+            (Key::Redraw, _) => return Some(Done::Redraw),
+            (Key::Char('?' | 'h') | Key::Escape | Key::Enter | Key::Left, View::Help) => {
+                self.view = self.before
+            }
+            (Key::Char('?' | 'h'), before) => (self.view, self.before) = (View::Help, before),
+            (Key::Char('p'), _) => self.paused = !self.paused,
+            (Key::Enter | Key::Right, View::List) => self.look_into(),
+            (Key::Escape | Key::Left | Key::Backspace, View::Process) => {
+                (self.view, self.process, self.want) = (View::List, None, Some(None));
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The chosen process in depth.
+    fn look_into(&mut self) {
+        let chosen = self.ps.as_ref().and_then(|ps| self.list.process(ps));
+        // One that the daemon hides has no pid.
+        if let Some(process) = chosen.filter(|process| process.pid != 0) {
+            self.process = Some(Process::new(process.pid));
+            (self.view, self.want) = (View::Process, Some(Some(process.pid)));
+        }
+    }
+
+    /// Rows that a frame with everything has.
+    pub fn height(&self, width: usize) -> usize {
+        match &self.process {
+            Some(process) => 1 + process.height(width),
+            None => 1 + self.ps.as_ref().map_or(1, overview::height),
+        }
+    }
+
+    /// Draws what is to be seen.
+    pub fn draw(&mut self, screen: &mut Screen, is_live: bool) {
+        self.title(screen);
+        let mut row = 1;
+        if let Some((since, why)) = &self.gone {
+            let text = format!(
+                "no answer for {} s, trying again: {}",
+                since.elapsed().as_secs(),
+                why.replace('\n', " ")
+            );
+            for line in wrapped(&text, Some(screen.width)).iter().take(3) {
+                screen.put(row, 0, line, Style { bold: true, ..Style::of(RED) });
+                row += 1;
+            }
+        }
+        let end = screen.height.saturating_sub(usize::from(is_live));
+        match (self.view, &self.ps) {
+            (View::Help, _) => help::draw(screen, (row, end), &self.cost),
+            (View::Process, _) => {
+                if let Some(process) = &mut self.process {
+                    process.draw(screen, (row, end), is_live);
+                }
+            }
+            (View::List, Some(ps)) => {
+                self.page = overview::draw(screen, ps, &self.list, (row, end), is_live).max(1)
+            }
+            (View::List, None) => _ = screen.put(row, 0, "asking ...", Style::DIM),
+        }
+        if is_live {
+            self.foot(screen, end);
+        }
+    }
+
+    fn title(&self, screen: &mut Screen) {
+        let mut at = screen.put(0, 0, "gpumemctl top", Style::BOLD);
+        if let Some(ps) = &self.ps {
+            let mut pids: Vec<u32> = ps.processes.iter().map(|process| process.pid).collect();
+            pids.sort_unstable();
+            pids.dedup();
+            let processes = plural(pids.len() as u64, "process").replace("processs", "processes");
+            let text = format!("  {}, {processes}", plural(ps.devices.len() as u64, "GPU"));
+            at = screen.put(0, at, &text, Style::PLAIN);
+        }
+        if self.paused {
+            at = screen.put(0, at, "  PAUSED", Style { bold: true, ..Style::of(YELLOW) });
+        }
+        let right = format!("{}  every {} s", self.at, self.interval.as_secs_f64());
+        screen.put(0, screen.width.saturating_sub(columns(&right)).max(at + 2), &right, Style::DIM);
+    }
+
+    fn foot(&self, screen: &mut Screen, row: usize) {
+        if self.list.typing {
+            let at = screen.put(row, 0, "only with these words: ", Style::BOLD);
+            let at = screen.put(row, at, &clean(&self.list.filter), Style::PLAIN);
+            screen.put(row, at, if screen.unicode { "█" } else { "_" }, Style::PLAIN);
+            return;
+        }
+        let keys: &[(&str, &str)] = match self.view {
+            View::Help => &[("Esc", "back"), ("q", "leave")],
+            View::Process => &[
+                ("Esc", "back"),
+                ("?", "keys"),
+                ("Tab", "rows"),
+                ("Enter", "explain"),
+                ("w", "time"),
+                ("a", "all"),
+                ("o", "oom"),
+                ("g", "growth"),
+                ("x", "gap steps"),
+            ],
+            View::List => &[
+                ("?", "keys"),
+                ("q", "leave"),
+                ("Enter", "in depth"),
+                ("s", "sort"),
+                ("r", "reverse"),
+                ("/", "filter"),
+                ("p", "pause"),
+            ],
+        };
+        let mut at = 0;
+        if !self.list.filter.is_empty() && self.view == View::List {
+            at = screen.put(row, at, &format!("/{}", clean(&self.list.filter)), Style::of(YELLOW)) + 2;
+        }
+        for (key, what) in keys {
+            if at + columns(key) + columns(what) + 1 > screen.width {
+                break;
+            }
+            at = screen.put(row, at, key, Style::BOLD);
+            at = screen.put(row, at + 1, what, Style::DIM) + 2;
+        }
+    }
+}

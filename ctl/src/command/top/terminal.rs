@@ -1,0 +1,140 @@
+//! The terminal while it is ours: another screen, keys as they are typed, and all as it was afterwards, however that comes.
+
+use anyhow::{Context, Result};
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcsetattr};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Another screen, no cursor, no going on in the next row.
+const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &[u8] = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// What the terminal was before, while it is ours. A panic puts it back too, which may come in any thread.
+static BEFORE: Mutex<Option<Before>> = Mutex::new(None);
+
+struct Before {
+    input: OwnedFd,
+    output: File,
+    modes: Termios,
+}
+
+fn before() -> MutexGuard<'static, Option<Before>> {
+    BEFORE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keys come from here: standard input, or the terminal itself where that is something else.
+pub fn input() -> Result<File> {
+    let stdin = io::stdin();
+    if stdin.is_terminal() {
+        return Ok(File::from(stdin.as_fd().try_clone_to_owned()?));
+    }
+    File::open("/dev/tty").context("no terminal to type at (/dev/tty); --once prints one frame")
+}
+
+/// Columns and rows; 80 x 24 where the terminal does not say.
+pub fn size() -> (usize, usize) {
+    match terminal_size::terminal_size_of(io::stdout()) {
+        Some((width, height)) if width.0 > 0 && height.0 > 0 => (width.0.into(), height.0.into()),
+        _ => (80, 24),
+    }
+}
+
+/// Where it is shown.
+///
+/// # Errors
+/// What the system says.
+pub fn output() -> Result<File> {
+    Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?))
+}
+
+/// Ours from now on.
+pub struct Terminal {
+    input: OwnedFd,
+    output: File,
+}
+
+impl Terminal {
+    pub fn take(input: &impl AsFd, output: File) -> Result<Self> {
+        let terminal = Terminal { input: input.as_fd().try_clone_to_owned()?, output };
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            previous(panic);
+        }));
+        terminal.enter()?;
+        Ok(terminal)
+    }
+
+    /// Keys at once and unseen. Those that make signals go on to make them: they are everybody's in the foreground.
+    pub fn enter(&self) -> Result<()> {
+        let modes = tcgetattr(&self.input).context("the terminal's modes")?;
+        let mut ours = modes.clone();
+        ours.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+        ours.special_codes[SpecialCodeIndex::VMIN] = 1;
+        ours.special_codes[SpecialCodeIndex::VTIME] = 0;
+        // Where it was never put back, as in a program that was stopped from outside, it is to be as it was the first time.
+        if before().is_none() {
+            let (input, output) = (self.input.try_clone()?, self.output.try_clone()?);
+            *before() = Some(Before { input, output, modes });
+        }
+        tcsetattr(&self.input, OptionalActions::Drain, &ours).context("the terminal's modes")?;
+        self.write(ENTER)?;
+        Ok(())
+    }
+
+    pub fn leave(&self) {
+        restore();
+    }
+
+    /// # Errors
+    /// The terminal is gone.
+    pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        (&self.output).write_all(bytes)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn restore() {
+    if let Some(Before { input, mut output, modes }) = before().take() {
+        // Where it cannot be put back it is gone.
+        let _ = output.write_all(LEAVE);
+        let _ = tcsetattr(&input, OptionalActions::Drain, &modes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use std::io::Read;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn a_panic_in_any_thread_leaves_the_terminal_as_it_was() {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&master).expect("ours");
+        unlockpt(&master).expect("open");
+        let name = ptsname(&master, Vec::new()).expect("a name");
+        let path = std::path::Path::new(std::ffi::OsStr::from_bytes(name.as_bytes()));
+        let slave = File::options().read(true).write(true).open(path).expect("its other end");
+        let modes = |of: &File| tcgetattr(of).expect("modes").local_modes;
+        let before = modes(&slave);
+        let terminal = Terminal::take(&slave, slave.try_clone().expect("a copy")).expect("taken");
+        assert_ne!(modes(&slave), before);
+        let panicked = std::thread::spawn(|| panic!("on purpose")).join();
+        assert!(panicked.is_err());
+        assert_eq!(modes(&slave), before);
+        let expected = [ENTER, LEAVE].concat();
+        let mut said = vec![0; expected.len()];
+        File::from(master).read_exact(&mut said).expect("text");
+        assert_eq!(said, expected);
+        drop(terminal);
+    }
+}

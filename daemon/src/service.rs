@@ -1,0 +1,98 @@
+//! The service manager (systemd), where there is one: it is told how the daemon is, and keeps connections for the
+//! daemon's next life.
+
+use crate::clock;
+use crate::core::Board;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, sendmsg_addr, socket_with,
+};
+use sd_notify::NotifyState;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+/// Descriptors that are kept under one name.
+pub const KEPT: usize = 3;
+/// systemd's socket holds few messages that it has not read; then it is asked again, this much later.
+const PATIENCE: [Duration; 6] = [
+    Duration::ZERO,
+    Duration::from_millis(2),
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+    Duration::from_millis(200),
+    Duration::from_millis(800),
+];
+
+/// Tells it something. That it does not hear is nothing to end for.
+pub fn tell(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::debug!(%error, "systemd was not told");
+    }
+}
+
+/// Tells it that the ledger takes its turns, and in short how things are. What the sources and the disk do is no reason to be
+/// replaced; a ledger that stands still is, though everything else may go on.
+pub async fn watchdog(board: Board, status: impl Fn() -> String) {
+    let patience = sd_notify::watchdog_enabled().unwrap_or(Duration::from_secs(30));
+    loop {
+        // One line: what a library says of itself could hold more of them, and each would be a message.
+        let status = status().replace(char::is_control, " ");
+        let still = Duration::from_nanos(clock::now_ns().saturating_sub(board.turned_ns()));
+        if still < patience / 2 {
+            tell(&[NotifyState::Watchdog, NotifyState::Status(&status)]);
+        } else {
+            tracing::error!(?still, "the ledger takes no turns");
+        }
+        tokio::time::sleep(patience / 4).await;
+    }
+}
+
+/// Asks it to keep these while no daemon runs, and to hand them to the next one; whether that was said. They are kept
+/// also when their other end is closed: what was sent before that is still to be read.
+pub async fn keep(name: &str, fds: &[BorrowedFd<'_>; KEPT]) -> bool {
+    say(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={name}\n"), fds).await
+}
+
+/// Takes that back.
+pub async fn forget(name: &str) {
+    say(&format!("FDSTOREREMOVE=1\nFDNAME={name}\n"), &[]).await;
+}
+
+async fn say(words: &str, fds: &[BorrowedFd<'_>]) -> bool {
+    let mut said = Ok(());
+    for wait in PATIENCE {
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        said = send(words, fds);
+        if !said.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            break;
+        }
+    }
+    if let Err(error) = &said {
+        tracing::debug!(%error, words, "systemd was not told");
+    }
+    said.is_ok()
+}
+
+/// One message, without waiting; sd_notify has none with descriptors that does not bring another crate along.
+fn send(words: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let path = std::env::var_os("NOTIFY_SOCKET").ok_or(Errno::NOTCONN)?;
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(path.as_bytes())?,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(KEPT))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::MSGSIZE.into());
+    }
+    sendmsg_addr(&socket, &address, &[IoSlice::new(words.as_bytes())], &mut beside, SendFlags::NOSIGNAL)?;
+    Ok(())
+}

@@ -1,0 +1,285 @@
+//! The daemon itself: where its things are, limits that were reached, what was lost and is said nowhere else.
+
+use super::finding;
+use crate::keeper;
+use crate::stats::Count;
+use crate::view::Sight;
+use crate::view::health::Health;
+use gpumem_ledger::Snapshot;
+use gpumem_wire::checks::Check;
+use gpumem_wire::control::{Finding, State};
+use rustix::fs::statvfs;
+
+/// Less room than this, in the file system of the store, ends soon.
+const LITTLE_ROOM: u64 = 64 << 20;
+/// Lists that were put off are of interest when this share of the asked-for ones was.
+const MANY_DEFERRED: f64 = 0.5;
+
+/// A count that a person can do something about.
+struct Told {
+    count: Count,
+    check: Check,
+    subject: &'static str,
+    /// What so many of them are.
+    what: &'static str,
+    fix: &'static str,
+}
+
+const fn told(
+    count: Count,
+    check: Check,
+    subject: &'static str,
+    what: &'static str,
+    fix: &'static str,
+) -> Told {
+    Told { count, check, subject, what, fix }
+}
+
+const SAME_VERSION: &str = "install gpumemd and libgpumem.so of one version";
+const HOST_PIDS: &str = "run the daemon in the host's PID namespace (hostPID, --pid=host)";
+const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
+const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
+
+/// Peers that were turned away, and what was left out.
+const TOLD: [Told; 19] = [
+    told(
+        Count::RefusedFull,
+        Check::AgentLimits,
+        "agents",
+        "agents found all connections taken",
+        "raise agent.connections",
+    ),
+    told(
+        Count::RefusedUid,
+        Check::AgentLimits,
+        "agents",
+        "agents found their user's connections taken",
+        "raise agent.connections_per_uid",
+    ),
+    told(
+        Count::RefusedWaiting,
+        Check::AgentLimits,
+        "agents",
+        "peers came while too many had not said hello",
+        "raise agent.connections_without_hello; if it goes on, somebody opens connections and says nothing",
+    ),
+    told(
+        Count::RefusedSilent,
+        Check::AgentLimits,
+        "agents",
+        "peers said no hello in time",
+        "raise agent.hello_timeout_s if the machine is that busy; agents come again by themselves",
+    ),
+    told(
+        Count::RefusedDescriptors,
+        Check::AgentLimits,
+        "agents",
+        "agents came without their memory, or with more than that",
+        SAME_VERSION,
+    ),
+    told(
+        Count::SkippedDevices,
+        Check::AgentLimits,
+        "agents",
+        "records of agents named more devices than a process may",
+        SEE_LOG,
+    ),
+    told(
+        Count::AcceptFailures,
+        Check::AgentLimits,
+        "agents",
+        "connections could not be accepted",
+        ENOUGH_FILES,
+    ),
+    told(
+        Count::RefusedVersion,
+        Check::AgentProtocol,
+        "agents",
+        "agents speak another version of the protocol",
+        SAME_VERSION,
+    ),
+    told(
+        Count::SkippedUnknown,
+        Check::AgentProtocol,
+        "agents",
+        "records of agents are of a kind that this daemon does not know",
+        SAME_VERSION,
+    ),
+    told(
+        Count::RefusedIdentity,
+        Check::AgentIdentity,
+        "agents",
+        "agents could not be told who they are",
+        HOST_PIDS,
+    ),
+    told(
+        Count::RefusedMemory,
+        Check::AgentPackets,
+        "agents",
+        "agents handed over memory that is not sealed as it must be",
+        SAME_VERSION,
+    ),
+    told(
+        Count::DroppedFraming,
+        Check::AgentPackets,
+        "agents",
+        "agents were dropped for broken packets",
+        SEE_LOG,
+    ),
+    told(
+        Count::DroppedOversize,
+        Check::AgentPackets,
+        "agents",
+        "agents were dropped for packets that are too large",
+        SEE_LOG,
+    ),
+    told(
+        Count::DroppedTime,
+        Check::AgentClock,
+        "agents",
+        "agents were dropped because their clock is not the daemon's",
+        "start the process in the daemon's time namespace (no unshare --time)",
+    ),
+    told(
+        Count::SeriesFolded,
+        Check::MetricsSeries,
+        "metrics",
+        "series were left out of scrapes",
+        "raise metrics.max_series, or have fewer categories (metrics.rules)",
+    ),
+    told(
+        Count::HttpFull,
+        Check::MetricsConnections,
+        "metrics",
+        "scrapes found all connections taken",
+        "raise metrics.connections, or look who holds them (ss -tn sport = :9837)",
+    ),
+    told(
+        Count::ReloadErrors,
+        Check::DaemonConfig,
+        "configuration",
+        "times it was refused, and the old one kept",
+        "gpumemd --check tells what is wrong with it; then systemctl reload gpumemd",
+    ),
+    told(
+        Count::RecordingLost,
+        Check::Recording,
+        "recording",
+        "records are not in it: the disk was too slow, or full",
+        "record to a faster disk; sums of its replay are bounds",
+    ),
+    told(
+        Count::StoreDropped,
+        Check::StoreLost,
+        "store",
+        "runs were never stored: too many waited while the store was out of order",
+        "mend what is said of the store",
+    ),
+];
+
+/// All that there is to say.
+pub(super) fn look(sight: &Sight, health: &Health, findings: &mut Vec<Finding>) {
+    of_calls(health, findings);
+    of_store(&sight.keeper.status(), findings);
+    findings.push(match sight.fixed.metrics {
+        Some(address) => {
+            let text = format!("http://{address}/metrics");
+            finding(Check::Metrics, State::Ok, "metrics", text, None)
+        }
+        None => {
+            let text = "served on the control socket only (GET /v1/metrics)";
+            let fix = "metrics.listen = \"127.0.0.1:9837\" lets Prometheus come";
+            finding(Check::Metrics, State::Ok, "metrics", text, Some(fix))
+        }
+    });
+    for told in &TOLD {
+        let count = sight.stats.get(told.count);
+        // A wrong configuration that was mended since is no news.
+        let is_over = told.count == Count::ReloadErrors && sight.stats.get(Count::Reloads) > 0;
+        if count > 0 && !is_over {
+            let text = format!("{count} {} since the start", told.what);
+            findings.push(finding(told.check, State::Warn, told.subject, text, Some(told.fix)));
+        }
+    }
+}
+
+fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
+    let number = |name: &str| {
+        health.numbers.iter().find(|number| number.name == name).map_or(0.0, |number| number.value)
+    };
+    let hangs = number("gpumemd_nvml_hangs_total");
+    if hangs > 0.0 {
+        let text = format!("{hangs} calls did not return since the start, and their process was replaced");
+        let fix =
+            "see dmesg (NVRM, Xid): a GPU may be about to fail; nvml.call_timeout_s is how long is waited";
+        findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
+    }
+    let (lists, deferred) =
+        (number("gpumemd_nvml_list_calls_total"), number("gpumemd_nvml_lists_deferred_total"));
+    if deferred > 100.0 && deferred > MANY_DEFERRED * (lists + deferred) {
+        let text = format!(
+            "{deferred} of {} process lists were put off, because lists stop the driver and may take only so much of \
+             the time: bytes of processes are older than they could be",
+            lists + deferred
+        );
+        let fix = "raise nvml.list_budget, or nvml.list_every_s if that is recent enough";
+        findings.push(finding(Check::NvmlCalls, State::Ok, "nvml", text, Some(fix)));
+    }
+}
+
+fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
+    let mut say = |check, state, text: String, fix: Option<&str>| {
+        findings.push(finding(check, state, "store", text, fix));
+    };
+    match &store.reason {
+        Some(reason) => {
+            let text = format!("{reason}; {} runs wait in memory", store.waiting);
+            say(Check::Store, State::Bad, text, store.remedy);
+        }
+        None => say(Check::Store, State::Ok, store.path.display().to_string(), None),
+    }
+    if let Some(aside) = &store.set_aside {
+        let text = format!("it was damaged, is now {}, and a new one was begun", aside.display());
+        say(Check::StoreDamage, State::Warn, text, Some("look into the file system's log"));
+    }
+    if store.is_too_large {
+        let text = "it is larger than runs.max_size_mib, and all that is in it is of living processes or was imported";
+        say(Check::StoreSize, State::Warn, text.to_owned(), Some("raise runs.max_size_mib"));
+    }
+    let room = store.path.parent().and_then(|folder| statvfs(folder).ok());
+    if let Some(left) =
+        room.map(|room| room.f_bavail.saturating_mul(room.f_frsize)).filter(|left| *left < LITTLE_ROOM)
+    {
+        let text = format!("its file system has {} MiB left", left >> 20);
+        let fix = "make room, lower runs.keep_days or runs.max_size_mib, or move it: runs.store";
+        say(Check::StoreRoom, State::Warn, text, Some(fix));
+    }
+}
+
+/// Name and value, as people should read them.
+pub(super) fn facts(
+    sight: &Sight,
+    snapshot: &Snapshot,
+    health: &Health,
+    now_ns: u64,
+) -> Vec<(String, String)> {
+    let running = snapshot.processes.iter().filter(|process| process.ended.is_none());
+    let store = sight.keeper.status();
+    let mut facts = vec![
+        ("devices", snapshot.devices.len().to_string()),
+        ("processes", running.count().to_string()),
+        ("agents", health.agents.to_string()),
+        ("store", store.path.display().to_string()),
+        ("configuration", sight.fixed.config.display().to_string()),
+    ];
+    if let Some(address) = sight.fixed.metrics {
+        facts.push(("metrics", address.to_string()));
+    }
+    // Who asks from elsewhere can see so.
+    for (name, link) in [("pid namespace", "pid"), ("time namespace", "time")] {
+        let link = std::fs::read_link(format!("/proc/self/ns/{link}"));
+        facts.extend(link.ok().map(|link| (name, link.display().to_string())));
+    }
+    facts.push(("clock", now_ns.to_string()));
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

@@ -1,0 +1,95 @@
+//! Processes that are seen in part only: how many, and of whom there is most to be won.
+
+use super::finding;
+use super::gpus::mib;
+use crate::access::Viewer;
+use crate::config::Tenants;
+use gpumem_ledger::{Blocked, ProcessView, Snapshot};
+use gpumem_wire::checks::Check;
+use gpumem_wire::control::{Finding, State};
+
+/// Processes that are named; more are a number.
+const NAMED: usize = 4;
+
+pub(super) fn look(
+    snapshot: &Snapshot,
+    viewer: Viewer,
+    tenants: Tenants,
+    now_ns: u64,
+    findings: &mut Vec<Finding>,
+) {
+    let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
+    // What nobody may know of others is counted, and not named.
+    let may_name = |process: &ProcessView| viewer.sees(process.facts.uid) || tenants == Tenants::Named;
+    let mut uncovered: Vec<(u64, &ProcessView)> = living()
+        .filter(|process| !process.coverage.covered && process.coverage.blocked.is_none())
+        .map(|process| (used(process), process))
+        .filter(|(used, _)| *used > 0)
+        .collect();
+    uncovered.sort_by_key(|(used, process)| (std::cmp::Reverse(*used), process.key));
+    let covered = living().filter(|process| process.coverage.covered).count();
+    if uncovered.is_empty() {
+        let text = match covered {
+            0 => "none uses a GPU now".to_owned(),
+            covered => format!("{covered} covered, none without an agent"),
+        };
+        findings.push(finding(Check::Uncovered, State::Ok, "processes", text, None));
+    } else {
+        let total = mib(uncovered.iter().map(|(used, _)| used).sum());
+        let named = uncovered.iter().filter(|(_, process)| may_name(process)).take(NAMED);
+        let named: Vec<String> =
+            named.map(|(used, process)| format!("pid {} {}", process.key.pid, mib(*used))).collect();
+        let of = if named.is_empty() { String::new() } else { format!(": {}", named.join(", ")) };
+        let more = match uncovered.len().saturating_sub(named.len()) {
+            more if more > 0 && !named.is_empty() => format!(" and {more} more"),
+            _ => String::new(),
+        };
+        let text = format!(
+            "{} without an agent ({covered} covered) hold {total}, of which only the sum is known{of}{more}",
+            uncovered.len()
+        );
+        let fix = match uncovered.iter().find(|(_, process)| viewer.sees(process.facts.uid)) {
+            Some((_, process)) => format!("gpumemctl doctor {} tells why", process.key.pid),
+            None => "their owners see why: gpumemctl doctor PID".to_owned(),
+        };
+        findings.push(finding(Check::Uncovered, State::Warn, "processes", text, Some(&fix)));
+    }
+    for process in living().filter(|process| viewer.sees(process.facts.uid)) {
+        if let Some(blocked) = &process.coverage.blocked {
+            let text = format!("pid {}: {}", process.key.pid, by(blocked, now_ns));
+            let fix = format!("gpumemctl doctor {} tells what to do", process.key.pid);
+            findings.push(finding(Check::Blocked, State::Warn, "processes", text, Some(&fix)));
+        }
+    }
+    let of_viewer = living().filter(|process| viewer.sees(process.facts.uid));
+    let partial: Vec<String> = of_viewer
+        .filter(|process| process.coverage.partial.is_some_and(|partial| partial.state))
+        .map(|process| process.key.pid.to_string())
+        .collect();
+    if !partial.is_empty() {
+        let first: Vec<&str> = partial.iter().take(NAMED).map(String::as_str).collect();
+        let text = format!(
+            "{} lost part of their history, their sums are bounds: pid {}",
+            partial.len(),
+            first.join(", ")
+        );
+        let fix = "a larger ring helps a program that reports in bursts: GPUMEM_RING_SLOTS=262144; many rows: agent.rows_per_process";
+        findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(fix)));
+    }
+}
+
+/// Bytes that NVML charges to it, over all devices.
+fn used(process: &ProcessView) -> u64 {
+    let latest = process.accounts.iter().filter_map(|account| account.latest.as_ref());
+    latest.filter_map(|sample| sample.used_bytes.ok()).sum()
+}
+
+fn by(blocked: &Blocked, now_ns: u64) -> String {
+    let since_s = now_ns.saturating_sub(blocked.since_ns) / 1_000_000_000;
+    let by = match (blocked.by.as_str(), blocked.result) {
+        ("", Blocked::HELD) => "another CUPTI client".to_owned(),
+        ("", result) => format!("CUPTI answers {result}"),
+        (by, _) => by.to_owned(),
+    };
+    format!("its allocations are not seen for {since_s} s: {by}")
+}

@@ -1,0 +1,163 @@
+//! What adds up: of a process on a device, or of several that are folded into one. The sums of the folded are written
+//! under the same names, so that a sum over a family is the same whether or not anything was folded.
+
+use super::families::{Families, Family, Labels};
+use super::names::REST;
+use gpumem_ledger::{AccountView, Parts};
+use gpumem_runs::run::absence_name;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
+
+static USED: Family =
+    Family::gauge("gpumem_process_used_bytes", OF_DEVICE, "What NVML charges to the process.");
+static UNAVAILABLE: Family = Family::gauge(
+    "gpumem_process_used_unavailable",
+    &["gpu", "uuid", "pid", "start", "reason"],
+    "1 while NVML does not tell used, with the reason.",
+);
+static PREDATES: Family =
+    Family::gauge("gpumem_process_predates_bytes", OF_DEVICE, "Used that is older than the agent.");
+static UNTRACKABLE: Family = Family::gauge(
+    "gpumem_process_untrackable_bytes",
+    OF_DEVICE,
+    "Used minus tracked minus what predates the agent: context, modules, rounding and the unexplained.",
+);
+static UNTRACKABLE_PART: Family = Family::gauge(
+    "gpumem_process_untrackable_part_bytes",
+    &["gpu", "uuid", "pid", "start", "part"],
+    "Untrackable by its causes, which add up to it: context is measured, modules an upper bound, local_memory, heaps and rounding are models, unexplained is what they leave.",
+);
+static TRACKED: Family = Family::gauge(
+    "gpumem_process_tracked_bytes",
+    OF_DEVICE,
+    "Live driver allocations, at the time of the sample of used.",
+);
+static CATEGORY: Family = Family::gauge(
+    "gpumem_process_category_bytes",
+    &["gpu", "uuid", "pid", "start", "category"],
+    "Tracked by category; the categories add up to tracked.",
+);
+static TAG: Family = Family::gauge(
+    "gpumem_process_tag_bytes",
+    &["gpu", "uuid", "pid", "start", "tag"],
+    "Tracked by tag, for the tags that hold most at the peak and (other) for the rest, which add up to tracked; only with metrics.tags above 0.",
+);
+
+/// Families of this file.
+pub(super) static FAMILIES: &[&Family] =
+    &[&USED, &UNAVAILABLE, &PREDATES, &UNTRACKABLE, &UNTRACKABLE_PART, &TRACKED, &CATEGORY, &TAG];
+
+/// The most series of what adds up, without categories and tags.
+pub(super) const MOST: usize = 6 + PARTS.len() - 1;
+
+const PARTS: [&str; 6] = ["context", "modules", "local_memory", "heaps", "rounding", "unexplained"];
+
+fn parts(parts: &Parts) -> [i64; 6] {
+    [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.rounding, parts.unexplained]
+}
+
+/// Bytes by name.
+pub(super) type Named<'a> = BTreeMap<Cow<'a, str>, i64>;
+
+/// Bytes of one process, or of several, on one device. What is not known is absent.
+#[derive(Debug, Default)]
+pub(super) struct Amounts<'a> {
+    used: Option<u64>,
+    unavailable: Option<&'static str>,
+    predates: Option<i64>,
+    untrackable: Option<i64>,
+    parts: Option<[i64; 6]>,
+    tracked: Option<i64>,
+    pub categories: Named<'a>,
+    pub tags: Named<'a>,
+}
+
+impl Amounts<'_> {
+    /// What is known of an account at its last sample; names of the tracked are the caller's to give, of the amounts that
+    /// come beside.
+    pub fn of(account: &AccountView, covered: bool) -> (Self, &[i64]) {
+        let newest_failed = account
+            .latest
+            .as_ref()
+            .and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
+        // With no word of NVML, or an old one, `used` is not known now.
+        let sample = account.complete.as_ref().filter(|_| newest_failed.is_none());
+        let gap = sample.and_then(|sample| Some((sample, sample.untrackable_bytes()?)));
+        let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));
+        let (tracked, amounts) = at_sample.unwrap_or((account.tracked_bytes, &account.amounts));
+        let said = Amounts {
+            used: sample.and_then(|sample| sample.used_bytes.ok()),
+            unavailable: newest_failed.or(account.latest.is_none().then_some("never sampled")),
+            predates: gap.map(|(sample, _)| sample.predates_bytes),
+            untrackable: gap.map(|(_, untrackable)| untrackable),
+            parts: gap.and_then(|(sample, _)| sample.parts.as_ref().map(parts)),
+            tracked: covered.then_some(tracked),
+            ..Amounts::default()
+        };
+        (said, if covered { amounts } else { &[] })
+    }
+}
+
+impl<'a> Amounts<'a> {
+    /// And those of another process. The sum of what is known is a lower bound where something is not: the reason stays.
+    pub fn add(&mut self, other: Amounts<'a>) {
+        let sum = |sum: &mut Option<i64>, more: Option<i64>| {
+            if let Some(more) = more {
+                *sum = Some(sum.unwrap_or(0).wrapping_add(more));
+            }
+        };
+        if let Some(used) = other.used {
+            self.used = Some(self.used.unwrap_or(0).saturating_add(used));
+        }
+        self.unavailable = self.unavailable.or(other.unavailable);
+        sum(&mut self.predates, other.predates);
+        sum(&mut self.untrackable, other.untrackable);
+        sum(&mut self.tracked, other.tracked);
+        if let Some(parts) = other.parts {
+            let sums = self.parts.get_or_insert([0; 6]);
+            sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
+        }
+        for (name, bytes) in other.categories {
+            *self.categories.entry(name).or_insert(0) += bytes;
+        }
+        for (name, bytes) in other.tags {
+            *self.tags.entry(name).or_insert(0) += bytes;
+        }
+    }
+
+    /// Tags of the folded are one.
+    pub fn fold_tags(&mut self) {
+        if !self.tags.is_empty() {
+            let sum = self.tags.values().sum();
+            self.tags = Named::from([(REST.into(), sum)]);
+        }
+    }
+
+    /// As series.
+    pub fn write(&self, labels: &Labels, out: &mut Families) {
+        if let Some(used) = self.used {
+            out.add(&USED, labels, used);
+        }
+        if let Some(reason) = self.unavailable {
+            out.add_with(&UNAVAILABLE, labels, Some(("reason", reason)), 1_u64);
+        }
+        for (family, bytes) in
+            [(&PREDATES, self.predates), (&UNTRACKABLE, self.untrackable), (&TRACKED, self.tracked)]
+        {
+            if let Some(bytes) = bytes {
+                out.add(family, labels, bytes);
+            }
+        }
+        for (part, bytes) in PARTS.iter().zip(self.parts.iter().flatten()) {
+            out.add_with(&UNTRACKABLE_PART, labels, Some(("part", part)), *bytes);
+        }
+        for (category, &bytes) in &self.categories {
+            out.add_with(&CATEGORY, labels, Some(("category", category)), bytes);
+        }
+        for (tag, &bytes) in &self.tags {
+            out.add_with(&TAG, labels, Some(("tag", tag)), bytes);
+        }
+    }
+}

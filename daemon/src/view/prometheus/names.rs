@@ -1,0 +1,70 @@
+//! What the bytes of a process are called: categories, by the rules, and tags, the largest of them.
+
+use super::amounts::Named;
+use crate::view::text::clean;
+use gpumem_ledger::category::{OTHERS, Rules};
+use gpumem_ledger::{CellView, Class, ProcessView};
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// What is summed because there is more than there are places for.
+pub(super) const REST: &str = "(other)";
+/// Beside the tags that are shown: the rest, what has none, and what no block covers.
+pub(super) const BESIDE_TAGS: usize = 4;
+/// Beside the categories of the rules.
+pub(super) const BESIDE_RULES: usize = 3;
+
+/// The name of each cell of a process.
+pub(super) struct Names<'a>(Vec<Cow<'a, str>>);
+
+impl<'a> Names<'a> {
+    /// Categories.
+    pub fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
+        let name = |cell: &CellView| match cell.class {
+            _ if cell.is_idle() => Cow::Borrowed("pool idle"),
+            Class::Opaque => Cow::Borrowed("opaque pools"),
+            Class::Direct | Class::Block | Class::PoolIdle => clean(rules.category(cell).unwrap_or(OTHERS)),
+        };
+        Names(process.cells.iter().map(name).collect())
+    }
+
+    /// Tags: of those that have a name the `most` that hold most in `ranked`, by which they keep their places while memory
+    /// comes and goes.
+    pub fn tags(process: &'a ProcessView, ranked: &[i64], most: usize) -> Self {
+        let own = |cell: &'a CellView| match (&cell.tag, cell.class) {
+            _ if cell.is_idle() => Err("(pool idle)"),
+            (_, Class::Opaque) => Err("(opaque pools)"),
+            // What differs behind the longest label only is one: the same series twice would lose bytes.
+            (Some(tag), _) => Ok(clean(tag)),
+            (None, _) => Err("(no tag)"),
+        };
+        let mut sums = BTreeMap::new();
+        for (cell, &bytes) in process.cells.iter().zip(ranked) {
+            if let Ok(tag) = own(cell) {
+                *sums.entry(tag).or_insert(0) += bytes;
+            }
+        }
+        let mut order: Vec<_> = sums.into_iter().collect();
+        order.sort_by_key(|(_, bytes)| Reverse(*bytes));
+        order.truncate(most);
+        let name = |cell| match own(cell) {
+            Ok(tag) if order.iter().any(|(shown, _)| *shown == tag) => tag,
+            Ok(_) => Cow::Borrowed(REST),
+            Err(word) => Cow::Borrowed(word),
+        };
+        Names(process.cells.iter().map(name).collect())
+    }
+
+    /// Bytes of each name; together they are the sum of the amounts.
+    pub fn sums(&self, amounts: &[i64]) -> Named<'a> {
+        let mut sums = Named::new();
+        for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
+            match sums.get_mut(&**name) {
+                Some(sum) => *sum += bytes,
+                None => drop(sums.insert(name.clone(), bytes)),
+            }
+        }
+        sums
+    }
+}

@@ -1,0 +1,214 @@
+//! Connections that are kept by the service manager while one daemon follows another.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::peer::{Memory, Peer, allocation, device, own_start_ticks, record, resync, tag, watermark};
+use common::{PATIENCE, Scratch, http, wait_for};
+use gpumem_wire::{Body, frame};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType, bind, listen, recvmsg, socket_with,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::process::{Child, Command, Stdio};
+
+/// A service manager as small as it can be.
+struct Manager {
+    scratch: Scratch,
+    notify: UnixDatagram,
+    passed: Vec<(String, OwnedFd)>,
+}
+
+struct Life(Child);
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Life {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("sent");
+    }
+
+    fn end(mut self) {
+        wait_for("its end", || self.0.try_wait().expect("a child"));
+    }
+}
+
+impl Manager {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let notify = UnixDatagram::bind(scratch.join("notify")).expect("a socket");
+        notify.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let listener = |name: &str, kind| {
+            let socket =
+                socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("a socket");
+            bind(&socket, &SocketAddrUnix::new(scratch.join(name)).expect("a path")).expect("bound");
+            listen(&socket, 16).expect("listens");
+            (name.trim_end_matches(".sock").to_owned(), socket)
+        };
+        let passed =
+            vec![listener("agent.sock", SocketType::SEQPACKET), listener("control.sock", SocketType::STREAM)];
+        let text = format!(
+            "[runs]\nstore = \"{}/runs.sqlite\"\ncheckpoint_every_s = 0.1\n[metrics]\nlisten = \"off\"\n\
+             [nvml]\nlibrary = \"/nonexistent\"\n",
+            scratch.0.display()
+        );
+        std::fs::write(scratch.join("gpumemd.toml"), text).expect("written");
+        Manager { scratch, notify, passed }
+    }
+
+    /// A daemon that is handed everything, from descriptor 3 on, in an order of its own.
+    fn start(&self) -> Life {
+        let life = self.start_unheard();
+        self.hear("READY=1");
+        life
+    }
+
+    fn start_unheard(&self) -> Life {
+        let high: Vec<OwnedFd> =
+            self.passed.iter().map(|(_, fd)| fcntl_dupfd_cloexec(fd, 100).unwrap()).collect();
+        high.iter().for_each(|fd| fcntl_setfd(fd, FdFlags::empty()).expect("passed on"));
+        let names: Vec<&str> = self.passed.iter().rev().map(|(name, _)| name.as_str()).collect();
+        let places = (3..).zip(high.iter().rev().map(AsRawFd::as_raw_fd));
+        let places: Vec<String> = places.map(|(at, fd)| format!("{at}<&{fd} {fd}<&-")).collect();
+        let script = format!(
+            "export LISTEN_PID=$$ LISTEN_FDS={} LISTEN_FDNAMES={}; exec \"$@\" {}",
+            names.len(),
+            names.join(":"),
+            places.join(" ")
+        );
+        let mut command = Command::new("bash");
+        command.args(["-c", &script, "bash", env!("CARGO_BIN_EXE_gpumemd"), "--config"]);
+        command.arg(self.scratch.join("gpumemd.toml")).env("NOTIFY_SOCKET", self.scratch.join("notify"));
+        Life(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("started"))
+    }
+
+    /// Waits for a message with this word; it and its descriptors.
+    fn hear(&self, word: &str) -> (String, Vec<OwnedFd>) {
+        loop {
+            let mut bytes = [0; 1024];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut beside = RecvAncillaryBuffer::new(&mut space);
+            let parts = &mut [IoSliceMut::new(&mut bytes)];
+            let len = recvmsg(&self.notify, parts, &mut beside, RecvFlags::CMSG_CLOEXEC)
+                .unwrap_or_else(|error| panic!("no {word}: {error}"))
+                .bytes;
+            let mut fds = Vec::new();
+            for message in beside.drain() {
+                if let RecvAncillaryMessage::ScmRights(more) = message {
+                    fds.extend(more);
+                }
+            }
+            let text = String::from_utf8_lossy(&bytes[..len]).into_owned();
+            if text.lines().any(|line| line == word) {
+                return (text, fds);
+            }
+        }
+    }
+
+    /// Keeps what it is asked to keep; the name.
+    fn keep(&mut self) -> String {
+        let (text, fds) = self.hear("FDSTORE=1");
+        assert!(text.contains("FDPOLL=0\n"), "{text}");
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).expect("a name").to_owned();
+        assert_eq!(fds.len(), 3);
+        self.passed.extend(fds.into_iter().map(|fd| (name.clone(), fd)));
+        name
+    }
+
+    fn ask(&self, path: &str) -> String {
+        let stream = UnixStream::connect(self.scratch.join("control.sock")).expect("a daemon");
+        http(stream, "GET", path).1
+    }
+
+    /// Bytes that it says are tracked by agents.
+    fn tracked(&self) -> Option<i64> {
+        let rows: serde_json::Value = serde_json::from_str(&self.ask("/v1/runs")).ok()?;
+        rows[0]["devices"][0]["last"]["tracked_bytes"].as_i64()
+    }
+}
+
+/// What the peer is told by a daemon that it meets, or that has inherited it.
+fn welcome(peer: &Peer) -> u64 {
+    let reply = peer.receive().expect("a welcome");
+    let bodies: Vec<_> = frame::records(&reply).map(|record| record.unwrap().unwrap().body).collect();
+    match bodies[..] {
+        [Body::Welcome { .. }, Body::ResyncRequest { epoch }] => epoch,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
+    let mut manager = Manager::new();
+    let first = manager.start();
+    let mut memory = Memory::new();
+    let (peer, epoch) = Peer::welcomed(&manager.scratch.join("agent.sock"), &memory);
+    let name = manager.keep();
+    assert!(name.starts_with(&format!("agent-{}-{}-", std::process::id(), own_start_ticks())), "{name}");
+    let one = allocation(1, 100, 1);
+    memory.ring(one);
+    let said = [device(), tag(1, "model"), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)];
+    assert!(peer.send(&said.concat()));
+    wait_for("the first word", || (manager.tracked() == Some(100)).then_some(()));
+
+    // Killed: what is said meanwhile waits in the socket.
+    first.signal(Signal::KILL);
+    first.end();
+    let two = allocation(2, 10, 1);
+    memory.ring(two);
+    assert!(peer.send(&[record(two.0, two.1), watermark(2)].concat()), "nobody has closed it");
+    let second = manager.start();
+    let epoch = welcome(&peer);
+    let said = [device(), tag(1, "model"), resync(epoch, 2, &[one, two])];
+    assert!(peer.send(&said.concat()));
+    wait_for("the state after a kill", || (manager.tracked() == Some(110)).then_some(()));
+
+    // Told to end: it stops reading first, so nothing at all is lost, and the same run goes on.
+    let three = allocation(3, 1, 1);
+    memory.ring(three);
+    assert!(peer.send(&[record(three.0, three.1), watermark(3)].concat()));
+    second.signal(Signal::TERM);
+    second.end();
+    let third = manager.start();
+    let epoch = welcome(&peer);
+    assert!(peer.send(&[device(), tag(1, "model"), resync(epoch, 3, &[one, two, three])].concat()));
+    wait_for("the state after an end", || (manager.tracked() == Some(111)).then_some(()));
+    let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).expect("runs");
+    assert_eq!(runs.as_array().map(Vec::len), Some(1), "one run, not one for each daemon");
+    // Nothing but what the killed daemon had not written: the one that was told to end lost nothing.
+    wait_for("the history of all three", || {
+        let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).ok()?;
+        (runs[0]["coverage"]["lost"].as_u64()? <= 1).then_some(())
+    });
+
+    // A connection that closes is forgotten, and closed by this daemon, too, however many hold it.
+    assert_eq!(rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Write), Ok(()));
+    let (text, _) = manager.hear("FDSTOREREMOVE=1");
+    assert!(text.contains(&format!("FDNAME={name}\n")), "{text}");
+    peer.is_closed();
+    third.signal(Signal::TERM);
+    third.end();
+}
+
+#[test]
+fn what_is_of_no_use_is_forgotten() {
+    let mut manager = Manager::new();
+    let (one, _other) = UnixStream::pair().expect("a pair");
+    manager.passed.push(("agent-1-2-3".to_owned(), one.into()));
+    let _life = manager.start_unheard();
+    let (text, _) = manager.hear("FDSTOREREMOVE=1");
+    assert!(text.contains("FDNAME=agent-1-2-3\n"), "{text}");
+    manager.hear("READY=1");
+    assert!(!manager.ask("/v1/ps").is_empty(), "it serves nevertheless");
+}

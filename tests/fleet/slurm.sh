@@ -1,0 +1,73 @@
+#!/bin/sh
+# A real Slurm of one node, by hand: its packages over this machine's own files, in mounts, processes and a network of their
+# own, without installing anything. Its daemons end with the commands.
+#
+#   slurm.sh PACKAGES FOLDER SCRIPTS OURS FAKE COMMANDS    PACKAGES: unpacked; FOLDER: everybody's, with sim.env and what is made here;
+#                                                         SCRIPTS: config/slurm; COMMANDS: a shell script, run as alice (uid 1500)
+set -e
+if [ "$1" != inside ]; then
+  exec unshare --mount --net --uts --pid --fork --kill-child --mount-proc --propagation private "$0" inside "$@"
+fi
+packages=$2 folder=$3 scripts=$4 ours=$5 fake=$6 commands=$7
+top=$folder/top
+mkdir -p "$top"
+mount -t tmpfs none "$top"
+mkdir "$top/upper" "$top/work" "$top/root"
+cp -a "$packages/." "$top/upper/"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$top/upper,workdir=$top/work" "$top/root"
+cd "$top/root"
+for place in proc sys dev tmp; do mount --rbind "/$place" "$place"; done
+mount -t tmpfs none run
+mkdir -p run/gpumemd opt/ours opt/fake etc/slurm/gpumem var/spool/slurmctld var/spool/slurmd home/alice
+mount --bind "$ours" opt/ours
+mount --bind "$fake" opt/fake
+
+hostname node0
+ip link set lo up
+ip link add veth0 type veth peer name veth1
+ip addr add 10.99.0.1/24 dev veth0
+ip link set veth0 up
+ip link set veth1 up
+echo '10.99.0.1 node0' >> etc/hosts
+echo 'alice:x:1500:1500::/home/alice:/bin/sh' >> etc/passwd
+echo 'alice:x:1500:' >> etc/group
+chown 1500:1500 home/alice
+cp "$scripts"/*.sh "$scripts"/gpumem.conf etc/slurm/gpumem/
+printf 'GPUMEM_LIBRARY=/opt/ours/libgpumem.so\nGPUMEM_PATH=/opt/ours\n' \
+  >> etc/slurm/gpumem/gpumem.conf
+cat > etc/slurm/slurm.conf << END
+ClusterName=test
+SlurmctldHost=node0(10.99.0.1)
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile=$folder/slurmctld.log
+SlurmdLogFile=$folder/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+MpiDefault=none
+ReturnToService=2
+KillWait=2
+Prolog=/etc/slurm/gpumem/prolog.sh
+Epilog=/etc/slurm/gpumem/epilog.sh
+TaskProlog=/etc/slurm/gpumem/task-prolog.sh
+NodeName=node0 NodeAddr=10.99.0.1 CPUs=8
+PartitionName=all Nodes=node0 Default=YES OverSubscribe=YES
+END
+sed -i 's/ CPUs=8/ CPUs='"$(nproc)"' RealMemory=500/' etc/slurm/slurm.conf
+
+cat > run/inside << END
+set -e
+. $folder/sim.env
+/opt/ours/gpumemd --config $folder/daemon.toml 2> $folder/gpumemd.log &
+/usr/sbin/slurmctld-wlm -D > $folder/slurmctld.out 2>&1 &
+/usr/sbin/slurmd-wlm -D -N node0 -d /usr/sbin/slurmstepd-wlm > $folder/slurmd.out 2>&1 &
+for i in \$(seq 300); do sinfo -h -o %T 2> /dev/null | grep -qx idle && break; sleep 0.1; done
+setpriv --reuid 1500 --regid 1500 --clear-groups env HOME=/home/alice USER=alice sh -e $commands
+END
+exec chroot . sh /run/inside
