@@ -22,6 +22,7 @@ pub mod trace;
 mod tree;
 pub mod treemap;
 pub mod units;
+pub mod veil;
 
 use crate::rules::{Groupings, cell_view};
 use crate::run::{Class, Device, Moment, Parts, Run};
@@ -60,6 +61,8 @@ pub struct Report<'r> {
     pub window: Option<Window>,
     /// What was typed to get it, without what chooses rows and form: the next command begins with it.
     pub command: String,
+    /// It has no tags, because its reader may not know them.
+    veiled: bool,
     cells: Vec<CellView>,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
@@ -184,15 +187,27 @@ impl<'r> Report<'r> {
                 }
             }
         }
+        Report::with(run, groupings, by.unwrap_or(By::Structure), cells, categories)
+    }
+
+    /// The same with categories that are known.
+    fn with(
+        run: &'r Run,
+        groupings: Groupings,
+        by: By,
+        cells: Vec<CellView>,
+        categories: [Vec<Option<String>>; 3],
+    ) -> Self {
         Report {
             run,
             id: None,
             groupings,
-            by: by.unwrap_or(By::Structure),
+            by,
             others: Vec::new(),
             job: None,
             window: None,
             command: "gpumemctl report".to_owned(),
+            veiled: false,
             cells,
             categories,
         }
