@@ -137,6 +137,20 @@ pub struct Metrics {
     #[serde(deserialize_with = "check::age")]
     pub fold_younger_s: f64,
     pub rules: String,
+    pub page: Page,
+}
+
+/// What the live page tells whoever can open it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Page {
+    /// There is none.
+    Off,
+    /// Categories, and what metrics tell.
+    #[default]
+    Categories,
+    /// Tags too.
+    Tags,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -228,6 +242,7 @@ impl Default for Metrics {
             tags: 0,
             fold_younger_s: 10.0,
             rules: "default".into(),
+            page: Page::default(),
         }
     }
 }
@@ -373,6 +388,8 @@ pub struct Settings {
     pub young: Duration,
     /// Rules that name categories.
     pub rules: String,
+    /// What the live page tells.
+    pub page: Page,
     /// A private daemon without agents and requests ends after this.
     pub idle_exit: Option<Duration>,
 }
@@ -434,14 +451,15 @@ impl Settings {
             tags: config.metrics.tags,
             young: seconds(config.metrics.fold_younger_s),
             rules: config.metrics.rules.clone(),
+            page: config.metrics.page,
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
     }
 
     /// What views show, with these rules.
     pub fn shown(&self, rules: Arc<Groupings>) -> Shown {
-        let Settings { tenants, max_series, tags, young, .. } = *self;
-        Shown { tenants, max_series, tags, young, rules }
+        let Settings { tenants, max_series, tags, young, page, .. } = *self;
+        Shown { tenants, max_series, tags, young, rules, page }
     }
 
     /// Names of the settings that differ in `other`, for those that can change while the daemon runs, and those
@@ -460,6 +478,7 @@ impl Settings {
             (self.tags != other.tags, "metrics.tags", true),
             (self.young != other.young, "metrics.fold_younger_s", true),
             (self.rules != other.rules, "metrics.rules", true),
+            (self.page != other.page, "metrics.page", true),
             (self.http_connections != other.http_connections, "metrics.connections", true),
             (self.idle_exit != other.idle_exit, "private.idle_exit_s", true),
             (self.runtime_dir != other.runtime_dir, "runtime_dir", false),

@@ -39,7 +39,7 @@ fn answers_are_what_the_types_say() {
     let doctor: Doctor = serde_json::from_value(daemon.get("/v1/doctor").1).expect("Doctor");
     assert_eq!(doctor.pid, std::process::id());
     let nvml = doctor.findings.iter().find(|finding| finding.subject == "nvml").expect("nvml");
-    assert_eq!(nvml.level, State::Bad);
+    assert_eq!(nvml.state, State::Bad);
     assert!(doctor.findings.is_sorted_by_key(|finding| finding.state), "worst first");
     let path = format!("/v1/doctor?pid={}", std::process::id());
     let doctor: Doctor = serde_json::from_value(daemon.get(&path).1).expect("Doctor");

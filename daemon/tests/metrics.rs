@@ -417,7 +417,7 @@ fn only_get_is_answered() {
     let daemon = start("");
     let ask = |method, path| http(TcpStream::connect(daemon.metrics).expect("a daemon"), method, path);
     assert_eq!(ask("GET", "/healthz"), (200, "ok\n".into()));
-    assert_eq!(ask("GET", "/").0, 404);
+    assert_eq!(ask("GET", "/nothing").0, 404);
     for method in ["POST", "PUT", "DELETE", "BREW"] {
         assert_eq!(ask(method, "/metrics").0, 405);
     }

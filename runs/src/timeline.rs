@@ -8,6 +8,10 @@ pub use gpumem_ledger::MAX_POINT_CELLS as MAX_CELLS;
 /// Points a timeline holds at most; when it is full, its width doubles and of two points the fuller one stays.
 pub use gpumem_ledger::MAX_POINTS;
 use gpumem_ledger::{TimelinePoint, TimelineView};
+
+/// Tag of cells that are sums of smaller ones: a role may name them, no rule of tags can.
+pub(crate) const SUM: &str = "(smaller ones)";
+
 /// What was held on a device over time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -4,7 +4,7 @@
 mod coverage;
 mod doctor;
 mod mark;
-mod ps;
+pub(in crate::view) mod ps;
 mod record;
 mod runs;
 

@@ -1,6 +1,7 @@
-//! Metrics over HTTP: GET /metrics and GET /healthz, nothing else, no bodies. Strangers may connect: a header has
+//! Metrics and the live page over HTTP: GET /metrics, GET /healthz and what [`page`] answers, no bodies. Strangers may connect: a header has
 //! a second, connections are counted, and when all places are taken the newcomer is the one that is closed.
 
+use super::page::{self, Desk};
 use super::{Sight, prometheus};
 use crate::stats::Count;
 use http_body_util::Full;
@@ -27,6 +28,7 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Serves until the future is dropped. `most`: connections at once.
 pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
     let open = Arc::new(AtomicUsize::new(0));
+    let desk = Arc::new(Desk::default());
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -41,13 +43,13 @@ pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsi
             sight.stats.add(Count::HttpFull, 1);
             continue;
         };
-        let sight = Arc::clone(&sight);
+        let (sight, desk) = (Arc::clone(&sight), Arc::clone(&desk));
         tokio::spawn(async move {
             let _place = place;
             let stats = Arc::clone(&sight.stats);
             let service = service_fn(|request| {
-                let answer = answer(&sight, &request);
-                async { Ok::<_, Infallible>(answer) }
+                let (sight, desk) = (Arc::clone(&sight), Arc::clone(&desk));
+                async move { Ok::<_, Infallible>(answer(&sight, &desk, &request).await) }
             });
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
@@ -76,7 +78,7 @@ impl Drop for Place {
     }
 }
 
-fn answer(sight: &Sight, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(sight: &Arc<Sight>, desk: &Desk, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     sight.stats.add(Count::HttpRequests, 1);
     if request.method() != Method::GET {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
@@ -86,16 +88,19 @@ fn answer(sight: &Sight, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/metrics" => with(StatusCode::OK, TEXT, prometheus::scrape(sight)),
         "/healthz" => plain(StatusCode::OK, "ok\n"),
-        _ => plain(StatusCode::NOT_FOUND, "there is /metrics and /healthz\n"),
+        _ => match page::answer(sight, desk, request).await {
+            Some(response) => response,
+            None => plain(StatusCode::NOT_FOUND, "there is /metrics, /healthz and, for people, /\n"),
+        },
     }
 }
 
-fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
+pub(super) fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {
     with(status, "text/plain; charset=utf-8", text.to_owned())
 }
 
-fn with(status: StatusCode, kind: &'static str, text: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(text)));
+pub(super) fn with(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     response

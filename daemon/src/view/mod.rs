@@ -5,10 +5,11 @@ pub mod control;
 pub mod health;
 pub mod http;
 pub mod own;
+pub mod page;
 pub mod prometheus;
 pub mod text;
 
-use crate::config::Tenants;
+use crate::config::{Page, Tenants};
 use crate::core::{Ask, Board};
 use crate::keeper::Keeper;
 use crate::stats::Stats;
@@ -64,13 +65,16 @@ pub struct Shown {
     pub young: Duration,
     /// Names of categories.
     pub rules: Arc<Groupings>,
+    /// What the live page tells.
+    pub page: Page,
 }
 
 impl Default for Shown {
     fn default() -> Self {
         let rules = Arc::new(Groupings::preset(None));
         let young = Duration::from_secs(10);
-        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules }
+        let page = Page::default();
+        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules, page }
     }
 }
 

@@ -22,6 +22,7 @@ pub mod trace;
 mod tree;
 pub mod treemap;
 pub mod units;
+pub mod veil;
 
 use crate::rules::{Groupings, cell_view};
 use crate::run::{Class, Device, Moment, Parts, Run};
@@ -184,11 +185,22 @@ impl<'r> Report<'r> {
                 }
             }
         }
+        Report::with(run, groupings, by.unwrap_or(By::Structure), cells, categories)
+    }
+
+    /// The same with categories that are known.
+    fn with(
+        run: &'r Run,
+        groupings: Groupings,
+        by: By,
+        cells: Vec<CellView>,
+        categories: [Vec<Option<String>>; 3],
+    ) -> Self {
         Report {
             run,
             id: None,
             groupings,
-            by: by.unwrap_or(By::Structure),
+            by,
             others: Vec::new(),
             job: None,
             window: None,

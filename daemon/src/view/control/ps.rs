@@ -14,27 +14,48 @@ use std::cmp::Reverse;
 
 pub(super) fn ps(sight: &Sight, viewer: Viewer) -> Ps {
     let published = sight.board.read();
-    let health = sight.sources.health();
-    let tenants = sight.shown().tenants;
+    let rows = rows(&published, &sight.sources.health(), viewer, sight.shown().tenants);
+    Ps {
+        devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
+        processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
+    }
+}
+
+/// Rows with what they are made of.
+pub(in crate::view) struct Rows<'a> {
+    /// In NVML's order.
+    pub devices: Vec<(DeviceRow, &'a DeviceView)>,
+    /// By device, the largest first.
+    pub processes: Vec<(ProcessRow, &'a ProcessView, &'a AccountView)>,
+}
+
+pub(in crate::view) fn rows<'a>(
+    published: &'a Published,
+    health: &Health,
+    viewer: Viewer,
+    tenants: Tenants,
+) -> Rows<'a> {
     let snapshot = &published.snapshot;
     // In NVML's order; devices that only agents have named come last.
     let place = |device: &DeviceView| health.devices.iter().position(|of| of.name == device.name);
     let mut order: Vec<usize> = (0..snapshot.devices.len()).collect();
     order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
-    let devices = order.iter().map(|&at| device(&published, &health, &snapshot.devices[at])).collect();
+    let devices = order.iter().map(|&at| &snapshot.devices[at]);
+    let devices = devices.map(|of| (device(published, health, of), of)).collect();
     let mut processes = Vec::new();
     for process in snapshot.processes.iter().filter(|process| process.ended.is_none()) {
         for account in &process.accounts {
             let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
             if let Some(row) = row {
-                processes.extend(self::process(&published, process, account, row, viewer, tenants));
+                let row = self::process(published, process, account, row, viewer, tenants);
+                processes.extend(row.map(|row| (row, process, account)));
             }
         }
     }
     let size =
         |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
-    processes.sort_by_key(|row| (row.device, Reverse(size(row)), row.pid));
-    Ps { devices, processes }
+    processes.sort_by_key(|(row, ..)| (row.device, Reverse(size(row)), row.pid));
+    Rows { devices, processes }
 }
 
 fn device(published: &Published, health: &Health, device: &DeviceView) -> DeviceRow {

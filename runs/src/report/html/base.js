@@ -1,14 +1,27 @@
 "use strict";
 // Data, elements, numbers, times. Whatever comes from a process becomes text, never markup.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const [LAYER, STRUCTURE, TAG] = [0, 1, 2];
 const [OTHERS, SMALLER] = [-1, -2];
 const COLORS = 12;
 
 // What is shown: rows by which grouping, at which moment (0 the end, 1 the peak), in bytes or the page's unit, of which device.
-const state = { by: DATA.by, moment: 1, exact: false, place: 0, picked: null, starred: null };
+// What a reader has chosen on one device stays when it is drawn anew: the cursor of the course by its time, the path that is
+// zoomed, the word that is searched.
+const state = { by: null, moment: 1, exact: false, place: 0, picked: null, starred: null, cursor: null, zoomed: [], word: "" };
+
+// The document that is shown, and devices of all its processes in their order.
+let DATA = null;
+let PLACES = [];
+function take(data) {
+  DATA = data;
+  PLACES = data.processes.flatMap((process) => process.devices.map((device) => ({ process, device })));
+  state.by ??= data.by;
+}
+function toPlace(place) {
+  Object.assign(state, { place, picked: null, cursor: null, zoomed: [], word: "" });
+}
 
 // An element of a space: attributes, handlers (on...), then children, which are elements or text.
 function element(space, name, attributes, children) {
@@ -90,14 +103,14 @@ const swatch = (code) => h("span", { class: "swatch " + (code === null || code =
 const categoryName = (by, code) =>
   code === OTHERS ? (by === TAG ? "(no tag)" : "Others") : code === SMALLER ? "(smaller ones)" : DATA.groupings[by].names[code];
 
-// Devices of all processes, in their order.
-const PLACES = DATA.processes.flatMap((process) => process.devices.map((device) => ({ process, device })));
 const here = () => PLACES[state.place];
+// What is told of the end is then what is held now.
+const isOpen = () => DATA.processes.some((process) => process.open);
 const section = (id, link, title, ...children) =>
   h("section", { id, "data-link": link, "aria-labelledby": id + "-h" }, h("h2", { id: id + "-h" }, title), children);
-const folded = (title, make) => {
+const folded = (key, title, make) => {
   // Long tables are made when they are looked at.
-  const made = h("details", {}, h("summary", {}, title));
+  const made = h("details", { "data-key": key }, h("summary", {}, title));
   const fill = () => { if (made.open && made.children.length === 1) made.append(make()); };
   made.addEventListener("toggle", fill);
   made.unfold = () => { made.open = true; fill(); };

@@ -5,12 +5,9 @@ use super::data::{GROUPINGS, Limits, Ranks, Since};
 use crate::report::Report;
 use crate::run::{Class, Device};
 use crate::series::{Bucket, Extremes};
-use crate::timeline::Point;
+use crate::timeline::{Point, SUM};
 use serde::Serialize;
 use std::collections::BTreeMap;
-
-/// Tag of a timeline's sums: a role may name them, no rule of tags can.
-const SUM: &str = "(smaller ones)";
 
 #[derive(Debug, Serialize)]
 pub(super) struct Course {

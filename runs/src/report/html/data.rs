@@ -44,11 +44,13 @@ pub(super) struct Limits {
     pub ooms: usize,
     /// Devices that are more than a row.
     pub devices: usize,
+    /// Tags, or no word of them.
+    pub tags: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { holdings: 8192, points: 256, buckets: 1024, steps: 256, ooms: 64, devices: 512 }
+        Limits { holdings: 8192, points: 256, buckets: 1024, steps: 256, ooms: 64, devices: 512, tags: true }
     }
 }
 
@@ -62,6 +64,7 @@ impl Limits {
             steps: (self.steps / 2).max(16),
             ooms: (self.ooms / 2).max(4),
             devices: (self.devices / 2).max(8),
+            tags: self.tags,
         })
     }
 }
@@ -77,6 +80,8 @@ pub(super) struct Page {
     by: usize,
     /// Something was left out, or drawn with fewer points, because a page has only so much room.
     thinned: bool,
+    /// Tags are told; else everything that is made of them has no place in the page.
+    tags: bool,
     processes: Vec<Process>,
 }
 
@@ -286,6 +291,7 @@ impl Page {
             groupings: groupings.collect(),
             by: reports.first().map_or(0, |report| report.by as usize),
             thinned: limits.points < Limits::default().points || room == 0,
+            tags: limits.tags,
             processes,
         }
     }

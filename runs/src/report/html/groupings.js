@@ -1,6 +1,6 @@
 // Two independent groupings of the same bytes, side by side; a category of one that is picked shows its share in the other.
 
-const MOMENTS = ["at the end", "at the peak"];
+const moments = () => [isOpen() ? "now" : "at the end", "at the peak"];
 const [H_TAG, H_LAYER, H_STRUCTURE, H_CLASS, H_LIBRARY, H_LAST, H_PEAK] = [0, 1, 2, 3, 4, 5, 6];
 const bytesOf = (holding) => holding[state.moment === 1 ? H_PEAK : H_LAST];
 // Code of a holding in a grouping: a category, or what is none.
@@ -46,18 +46,20 @@ function groupings(device) {
     });
     const head = (text) => h("th", { class: "n", scope: "col" }, text);
     return h("div", { class: "scroll" }, h("table", { class: "bars", id: "grouping-" + DATA.groupings[by].name },
-      h("caption", {}, `${title}, ${unit().name} ${MOMENTS[state.moment]}`),
+      h("caption", {}, `${title}, ${unit().name} ${moments()[state.moment]}`),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, title), h("th", { class: "barcell", "aria-hidden": "true" }), head(unit().name), head("of tracked"),
         isOther ? head("of picked") : null)),
       h("tbody", {}, body),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "tracked"), h("td", { "aria-hidden": "true" }), number(round(total), total), h("td", { class: "n soft" }, percent(total, total)),
         isOther ? number(round(sum(picked.map(bytesOf))), sum(picked.map(bytesOf))) : null))));
   };
-  return section("groupings", "Composition", `Composition ${MOMENTS[state.moment]}`,
+  // Where tags are not told, rules alone name layers; without such rules there is one grouping.
+  const shown = [[LAYER, "Layer"], [STRUCTURE, "Data structure"]].filter(([by]) => by === STRUCTURE || DATA.tags || DATA.groupings[by].names.length > 0);
+  return section("groupings", "Composition", `Composition ${moments()[state.moment]}`,
     h("p", { class: "soft" }, state.picked
       ? ["Of ", h("bdi", {}, nameOf(state.picked.by, state.picked.code)), ", by the other grouping: the full bars. Press it again to see all."]
-      : "Two groupings of the same bytes. Press a category to see its share in the other."),
-    h("div", { class: "pair even" }, table(LAYER, "Layer"), table(STRUCTURE, "Data structure")));
+      : shown.length > 1 ? "Two groupings of the same bytes. Press a category to see its share in the other." : ""),
+    shown.length > 1 ? h("div", { class: "pair even" }, shown.map(([by, title]) => table(by, title))) : table(...shown[0]));
 }
 
 // The largest tags of each category.
@@ -89,11 +91,11 @@ function entries(device) {
         h("td", { class: "barcell", "aria-hidden": "true" }, row < sorted.length && row < TOP ? sized(h("span", { class: "bar " + colorClass(code) }), { width: `${Math.max(0, (100 * amount) / Math.max(1, shown[0][1]))}%` }) : null),
         number(steps[row], amount), h("td", { class: "n soft" }, percent(amount, bytes))))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td", { "aria-hidden": "true" }), number(round(bytes), bytes), h("td")))));
-    return h("details", { open: at === 0 && state.unfolded === undefined }, h("summary", {}, swatch(code), h("bdi", {}, nameOf(by, code)),
+    return h("details", { open: at === 0, "data-key": "entry " + nameOf(by, code) }, h("summary", {}, swatch(code), h("bdi", {}, nameOf(by, code)),
       ` ${withUnit(bytes)}`, h("span", { class: "soft" }, ` · ${sorted.length === 1 ? "1 tag" : thousands(sorted.length) + " tags"}`)), table);
   });
   const single = gap && gap.bytes[state.moment] !== null
     ? h("p", {}, swatch("untrackable"), `Untrackable ${withUnit(gap.bytes[state.moment])}`, h("span", { class: "soft" }, " · no tags: nobody allocated it by name")) : null;
-  return section("entries", "Largest tags", `Largest tags of each ${DATA.groupings[by].name === "layer" ? "layer" : "data structure"} ${MOMENTS[state.moment]}`,
+  return section("entries", "Largest tags", `Largest tags of each ${DATA.groupings[by].name === "layer" ? "layer" : "data structure"} ${moments()[state.moment]}`,
     lists.length ? lists : h("p", { class: "soft" }, "No bytes with a name or a tag."), single);
 }

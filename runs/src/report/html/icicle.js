@@ -60,8 +60,8 @@ function icicle(device) {
   state.starred ??= wantsStars(detail);
   const root = treeOf(detail, by, state.starred);
   const total = root.bytes;
-  let zoomed = root;
-  let word = "";
+  let zoomed = state.zoomed.reduce((node, part) => node.children.find((child) => child.name === part) ?? node, root);
+  let { word } = state;
   const crumbs = h("p", { class: "crumbs", "aria-live": "polite" });
   const board = h("div", { class: "icicle", id: "icicle", role: "tree", "aria-label": "paths of tags, widths are bytes; Enter zooms, Escape goes back" });
   const told = (node) => `${node.label || "tracked"}: ${withUnit(node.bytes)}, ${percent(node.bytes, total)} of tracked`;
@@ -77,6 +77,7 @@ function icicle(device) {
   };
   const zoom = (node) => {
     zoomed = node;
+    state.zoomed = node.path;
     layout();
     tell(node);
     board.querySelector('[tabindex="0"]')?.focus({ preventScroll: true });
@@ -144,15 +145,16 @@ function icicle(device) {
     event.preventDefault();
     act();
   });
-  const search = h("input", { type: "search", id: "search", placeholder: "part of a path", autocomplete: "off", spellcheck: "false" });
-  search.addEventListener("input", () => { word = search.value.trim().toLowerCase(); layout(); tell(zoomed); });
-  search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; word = ""; layout(); tell(zoomed); } });
-  const made = section("paths", "Paths", `Paths of tags ${MOMENTS[state.moment]}`,
+  const search = h("input", { type: "search", id: "search", placeholder: "part of a path", autocomplete: "off", spellcheck: "false", value: word });
+  const find = () => { state.word = word = search.value.trim().toLowerCase(); layout(); tell(zoomed); };
+  search.addEventListener("input", find);
+  search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; find(); } });
+  const made = section("paths", "Paths", `Paths of tags ${moments()[state.moment]}`,
     total <= 0 ? h("p", { class: "soft" }, "No bytes with a path.") : [
       h("div", { class: "buttons" }, h("label", {}, "search ", search),
         h("label", {}, h("input", { type: "checkbox", id: "starred", checked: state.starred, onchange: (event) => { state.starred = event.target.checked; render({ focus: "starred" }); } }), " numbers alike (layers.* for layers.0, layers.1 …)"), h("button", { type: "button", onclick: () => zoom(root) }, "all of it"),
         h("span", { class: "soft screen optional" }, "click or Enter zooms, Escape goes back")),
-      board, crumbs, folded("The picture as a table", () => pathTable(root, total))]);
+      board, crumbs, folded("paths", "The picture as a table", () => pathTable(root, total))]);
   return { made, redraw: () => { layout(); tell(zoomed); } };
 }
 

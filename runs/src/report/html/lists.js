@@ -109,7 +109,7 @@ function ooms(process, device) {
         number(steps[at], bytes), hasGrowth ? h("td", { class: "n" }, growth === null ? "-" : signed(growth)) : null))),
       h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, "sum"), h("td"), number(round(total), total), hasGrowth ? h("td") : null))));
   };
-  const one = (oom, isOpen) => h("details", { open: isOpen, class: "oomrecord" }, h("summary", {}, h("bdi", {}, oom.lines[0] ?? "")),
+  const one = (oom, isOpen) => h("details", { open: isOpen, class: "oomrecord", "data-key": "oom " + oom.t }, h("summary", {}, h("bdi", {}, oom.lines[0] ?? "")),
     h("pre", { tabindex: "0" }, oom.lines.slice(1).join("\n")),
     h("div", { class: "pair even" }, oom.held.length ? table("what this process held then", oom.held, ranked) : null,
       oom.holders.length ? table("who held the device then", oom.holders, (name) => DEVICE_COLORS[name] ?? SMALLER) : null));

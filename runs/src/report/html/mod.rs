@@ -36,6 +36,7 @@ const SCRIPT: &str = concat!(
     include_str!("lists.js"),
     include_str!("page.js"),
 );
+const FILE: &str = include_str!("file.js");
 
 /// Bytes of a page at most, while its processes fit in at all.
 pub const MAX_BYTES: usize = 5_000_000;
@@ -61,39 +62,93 @@ fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
     let title = title.map(clean).unwrap_or_else(|| {
         reports.first().map_or("no process".to_owned(), |report| text::words(report).heading)
     });
-    let mut limits = Limits::default();
-    loop {
+    let body = |data: &str| {
+        format!(
+            "<a class=\"skip\" href=\"#main\">to the report</a>\n<main id=\"main\" tabindex=\"-1\"></main>\n\
+             <details id=\"text\" class=\"wide\" open><summary>The same as text</summary><pre tabindex=\"0\" \
+             aria-label=\"the report as text\">{}</pre></details>\n\
+             <script type=\"application/json\" id=\"data\">{data}</script>\n",
+            escaped(words)
+        )
+    };
+    let script = script(FILE);
+    within(Limits::default(), MAX_BYTES, |limits| {
         let data = Page::of(&title, reports, limits);
         // Keys are strings and numbers are finite: serialisation cannot fail.
-        let page = assembled(&title, &inert(&serde_json::to_string(&data).unwrap_or_default()), words);
+        let data = inert(&serde_json::to_string(&data).unwrap_or_default());
+        assembled(&title, &style(""), &body(&data), &script, "").page
+    })
+}
+
+/// The largest that is not larger than that, with less and less in it.
+fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) -> String {
+    let mut limits = limits;
+    loop {
+        let text = made(limits);
         match limits.halved() {
-            Some(fewer) if page.len() > MAX_BYTES => limits = fewer,
-            _ => return page,
+            Some(fewer) if text.len() > most_bytes => limits = fewer,
+            _ => return text,
         }
     }
 }
 
-fn assembled(title: &str, data: &str, words: &str) -> String {
-    let style = STYLE.to_owned() + &colors::style();
-    let mut page = String::with_capacity(data.len() + SCRIPT.len() + style.len() + 2 * words.len() + 4096);
+/// A report as the script reads it, for a page that asks for it again and again: as small as it can be where it has more than
+/// `most_bytes`. `tags`: whether it has any.
+pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
+    let title = text::words(report).heading;
+    // What is drawn anew every other second has fewer points than what is kept.
+    let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
+    within(limits, most_bytes, |limits| {
+        inert(
+            &serde_json::to_string(&Page::of(&title, std::slice::from_ref(report), limits))
+                .unwrap_or_default(),
+        )
+    })
+}
+
+/// A page, and what a browser may do with it.
+#[derive(Debug, Clone)]
+pub struct Shell {
+    /// HTML.
+    pub page: String,
+    /// Its content security policy: the same that stands in the page.
+    pub policy: String,
+}
+
+/// A page without a report, whose own script gets one from where the page came from: the parts that draw, and that script.
+pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> Shell {
+    let body = format!(
+        "<a class=\"skip\" href=\"#main\">to the numbers</a>\n<main id=\"main\" tabindex=\"-1\"><noscript>{}</noscript></main>\n",
+        escaped(words)
+    );
+    assembled(title, &style(own_style), &body, &script(own_script), " connect-src 'self';")
+}
+
+fn style(own: &str) -> String {
+    STYLE.to_owned() + &colors::style() + own
+}
+
+fn script(own: &str) -> String {
+    SCRIPT.to_owned() + own
+}
+
+fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &str) -> Shell {
+    let policy = format!(
+        "default-src 'none'; script-src '{}'; style-src '{}';{more_policy} base-uri 'none'; form-action 'none'",
+        digest::source(script),
+        digest::source(style)
+    );
+    let mut page = String::with_capacity(body.len() + script.len() + style.len() + 2048);
     let _ = write!(
         page,
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src '{}'; style-src '{}'; \
-         base-uri 'none'; form-action 'none'\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
-         <title>{}</title>\n<style>{style}</style>\n</head>\n<body>\n\
-         <a class=\"skip\" href=\"#main\">to the report</a>\n<main id=\"main\" tabindex=\"-1\"></main>\n\
-         <details id=\"text\" class=\"wide\" open><summary>The same as text</summary><pre tabindex=\"0\" \
-         aria-label=\"the report as text\">{}</pre></details>\n\
-         <script type=\"application/json\" id=\"data\">{data}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
-        digest::source(SCRIPT),
-        digest::source(&style),
+         <title>{}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}<script>{script}</script>\n</body>\n</html>\n",
         escaped(title),
-        escaped(words),
     );
-    page
+    Shell { page, policy }
 }
 
 /// JSON that an HTML parser cannot take for anything else, and that no editor or terminal acts on: `<`, `>` and `&` could
@@ -156,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_script_could_stand_in_any_page() {
-        for part in [SCRIPT, STYLE] {
+        for part in [SCRIPT, FILE, STYLE] {
             let part =
                 part.to_ascii_lowercase().replace("http://www.w3.org/2000/svg", "").replace("url(#", "");
             for word in

@@ -13,7 +13,8 @@ function theme(value) {
   try { localStorage.setItem("gpumem-theme", value); } catch { /* a file may have no storage */ }
 }
 
-function tools() {
+// What chooses: on a page without a report its unit and theme, and whatever more there is to choose.
+function tools(more, draw = render) {
   let kept = "auto";
   try { kept = localStorage.getItem("gpumem-theme") ?? "auto"; } catch { /* a file may have no storage */ }
   if (kept !== "auto") theme(kept);
@@ -21,9 +22,9 @@ function tools() {
   const named = DATA.groupings.map((grouping, by) => [by, grouping.name]).filter(([by]) => by === state.by || DATA.groupings[by].names.length > 0);
   return h("div", { class: "tools", role: "group", "aria-label": "how it is shown" },
     named.length > 1 ? choice("rows", "by", named, state.by, change("by")) : null,
-    choice("composition", "moment", [[1, "at peak"], [0, "at the end"]], state.moment, change("moment")),
-    choice("in", "unit", [["", DATA.unit.name], ["bytes", "exact bytes"]], "", (value) => { state.exact = value === "bytes"; render({}); }),
-    choice("theme", "theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], kept, theme));
+    DATA.processes.length === 0 ? null : choice("composition", "moment", [[1, "at peak"], [0, isOpen() ? "now" : "at the end"]], state.moment, change("moment")),
+    choice("in", "unit", [["", DATA.unit.name], ["bytes", "exact bytes"]], state.exact ? "bytes" : "", (value) => { state.exact = value === "bytes"; draw({}); }),
+    choice("theme", "theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], kept, theme), more);
 }
 
 // A row for each device, with its course at one scale.
@@ -54,7 +55,7 @@ function overview() {
   };
   const go = (place) => (event) => { event.preventDefault(); location.hash = "device-" + place; };
   return h("section", { id: "overview", class: "overview", "aria-labelledby": "overview-h" }, h("h2", { id: "overview-h" }, `${PLACES.length} rows: ${several ? "processes and devices" : "devices"}`),
-    h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${DATA.processes.some((process) => process.open) ? "now" : "at the end"}; courses at one scale, up to ${withUnit(most)}`),
+    h("div", { class: "scroll" }, h("table", {}, h("caption", {}, `${unit().name}, ${moments()[0]}; courses at one scale, up to ${withUnit(most)}`),
       h("thead", {}, h("tr", {}, several ? h("th", { scope: "col" }, "rank") : null, h("th", { scope: "col" }, several ? "process and device" : "device"), keys.map((key) => h("th", { class: "n", scope: "col" }, key)),
         h("th", { class: "n", scope: "col" }, "peak of tracked"), h("th", { class: "optional", "aria-hidden": "true" }, "used over time"))),
       h("tbody", {}, rows.map(({ process, device, place, steps }) => h("tr", { class: place === state.place ? "here" : "" },
@@ -93,12 +94,12 @@ function devicePanel({ process, device }) {
   if (!detail) return [title, alerts, h("p", {}, "There was no room for its details in this file: gpumemctl report " + process.pid + " --html has them."), words(process, device)];
   const table = statement(process, device);
   const course = timeline(process, device, table.move);
-  const paths = process.covered ? icicle(device) : null;
+  const paths = process.covered && DATA.tags ? icicle(device) : null;
   redraws = [course.redraw, paths?.redraw].filter(Boolean);
   return [
     title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), deviceStrip(detail),
     section("summary", "Summary", "Where it went, and when", h("div", { class: "pair summary" }, table.table, course.figure)),
-    process.covered ? [groupings(device), paths.made, entries(device)] : null,
+    process.covered ? [groupings(device), paths?.made, DATA.tags ? entries(device) : null] : null,
     bridge(process, device), gapSteps(process, device), iterations(device), ooms(process, device), words(process, device),
   ];
 }
@@ -112,7 +113,7 @@ function render({ focus }) {
   const made = PLACES.length ? devicePanel(here()) : [h("p", {}, "No GPU memory was seen."), ...DATA.processes.map((process) => words(process, {}))];
   panel.replaceChildren(...made.flat(4).filter(Boolean));
   const parts = [...document.querySelectorAll("main section[id]")].filter((part) => part.id !== "overview");
-  links.replaceChildren(h("ul", {}, parts.map((part) => h("li", {}, h("a", { href: "#" + part.id }, part.dataset.link))), h("li", {}, h("a", { href: "#text" }, "As text"))));
+  links.replaceChildren(h("ul", {}, parts.map((part) => h("li", {}, h("a", { href: "#" + part.id }, part.dataset.link))), document.getElementById("text") ? h("li", {}, h("a", { href: "#text" }, "As text")) : null));
   redraws.forEach((redraw) => redraw());
   if (focus) document.getElementById(focus)?.focus();
 }
@@ -120,30 +121,18 @@ function render({ focus }) {
 function followHash() {
   const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
   if (place === undefined || !PLACES[place] || Number(place) === state.place) return;
-  state.place = Number(place);
-  state.picked = null;
+  toPlace(Number(place));
   render({ focus: "device-h" });
 }
 
-function start() {
-  const [process] = DATA.processes;
-  document.getElementById("text").open = false;
-  document.getElementById("main").append(
-    h("header", {}, h("h1", {}, h("bdi", {}, DATA.title.replaceAll("  ", " · "))), PLACES.length > 1 || !process ? null : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))),
-    links, tools(), over, panel);
-  document.body.append(h("footer", {}, `Made by gpumemctl ${DATA.program} from one run: nothing in this file asks a network for anything.`,
-    DATA.thinned ? " The run has more than fits into 5 MB: courses are drawn with fewer points, and small names are sums." : ""));
-  const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
-  if (PLACES[place]) state.place = Number(place);
-  render({});
-  window.addEventListener("hashchange", followHash);
+// Pictures are as wide as the window; on paper everything is open, and as wide as the paper.
+function followSize() {
   let width = 0;
   new ResizeObserver(() => {
     if (panel.clientWidth === width) return;
     width = panel.clientWidth;
     redraws.forEach((redraw) => redraw());
   }).observe(panel);
-  // On paper everything is open, and as wide as the paper.
   let opened = [];
   window.addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("#entries details:not([open]), #oom details:not([open])")];
@@ -152,4 +141,3 @@ function start() {
   });
   window.addEventListener("afterprint", () => { opened.forEach((details) => { details.open = false; }); redraws.forEach((redraw) => redraw()); });
 }
-start();

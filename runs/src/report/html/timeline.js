@@ -121,6 +121,7 @@ function timeline(process, device, move) {
   const select = (index) => {
     current = Math.max(0, Math.min(positions.length - 1, index));
     const at = positions[current];
+    state.cursor = at.t;
     move(at);
     const next = positions[current + 1]?.t ?? Infinity;
     const near = events.filter((event) => (event.t >= at.t || current === 0) && event.t < next);
@@ -170,12 +171,13 @@ function timeline(process, device, move) {
     if (current !== null) drawing.cursor(positions[current].t);
   };
   const button = (text, act) => h("button", { type: "button", onclick: act }, text);
+  if (state.cursor !== null) toTime(state.cursor);
   const figure = h("figure", {},
     canvas, described,
     h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null),
     h("p", { class: "keys" }, legendOf(all)),
-    folded("The picture as a table", () => courseTable(all)),
-    events.length ? folded(`${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);
+    folded("course", "The picture as a table", () => courseTable(all)),
+    events.length ? folded("events", `${events.length === 1 ? "1 event" : thousands(events.length) + " events"} as a table`, () => eventTable(all)) : null);
   return { figure, redraw };
 }
 

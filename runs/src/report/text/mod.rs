@@ -22,6 +22,7 @@ mod table;
 pub(super) use facts::device_parts;
 pub(crate) use lines::{Lines, clean_name};
 pub use lines::{clean, wrapped};
+pub(in crate::report) use prose::HELD;
 pub(crate) use prose::{device_name, device_title, exit};
 pub use prose::{label, short_command};
 pub(crate) use table::shorten;

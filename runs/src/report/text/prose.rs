@@ -137,7 +137,7 @@ fn titled(device: &Device, model: &str) -> String {
 }
 
 /// CUPTI's result when another client holds the subscription.
-const HELD: u16 = 39;
+pub(in crate::report) const HELD: u16 = 39;
 
 /// Why the sums are less than the truth: each on a line of its own, above everything else.
 pub(super) fn warnings(run: &Run) -> Vec<String> {

@@ -1,0 +1,250 @@
+//! The live page: what holds the devices, and one process in depth, in a browser.
+//!
+//! ```text
+//! GET /                            the page, also at /process/PID.START: one file, which asks this listener alone
+//! GET /api/devices                 devices
+//! GET /api/processes               devices and processes, of one moment
+//! GET /api/process/PID.START       the report of a process (docs/report-json.md)
+//! GET /api/process/PID.START/page  the same as the page draws it
+//!
+//! desk     what was made for one is given to all, and making it has a bound
+//! node     devices and processes as JSON
+//! process  one process
+//! ```
+//!
+//! Everybody on the machine can open a loopback port, so nobody is told more here than the metrics tell everybody: categories, not
+//! tags, and no command line, unless the configuration says so (`metrics.page`).
+
+mod desk;
+mod node;
+mod process;
+
+use super::Sight;
+use super::http::{plain, with};
+use crate::config::Page;
+pub use desk::Desk;
+use desk::{Refused, What};
+use gpumem_ledger::ProcessKey;
+use gpumem_runs::report::html::{self, Shell};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, ETAG, HOST, HeaderMap, HeaderName, HeaderValue,
+    IF_NONE_MATCH, REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use hyper::{Request, Response, StatusCode};
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+
+const JSON: &str = "application/json";
+const STYLE: &str = include_str!("live.css");
+const SCRIPT: &str = concat!(include_str!("live.js"), include_str!("node.js"), include_str!("start.js"));
+/// Which page answers: a page that was opened before the daemon was replaced loads itself anew.
+const PAGE: HeaderName = HeaderName::from_static("gpumemd-page");
+
+struct Ready {
+    page: Bytes,
+    policy: HeaderValue,
+    tag: HeaderValue,
+}
+
+/// The page is the same for everybody.
+fn ready() -> &'static Ready {
+    static READY: OnceLock<Ready> = OnceLock::new();
+    READY.get_or_init(|| {
+        let words = "This page needs its script. Without one: gpumemctl ps, gpumemctl report PID.";
+        let Shell { page, policy } = html::shell("GPU memory", STYLE, SCRIPT, words);
+        // The hash of the script is in the policy: another page has another one.
+        let tag = format!("\"{}-{:x}\"", env!("CARGO_PKG_VERSION"), fingerprint(&page));
+        let policy = format!("{policy}; frame-ancestors 'none'");
+        let value = |text: &str| HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""));
+        Ready { policy: value(&policy), tag: value(&tag), page: page.into() }
+    })
+}
+
+/// FNV-1a: tells two versions of a page apart, nothing more.
+fn fingerprint(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// What a path asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    Page,
+    Data(What),
+}
+
+impl Asked {
+    fn of(path: &str) -> Option<Self> {
+        let key = |text: &str| {
+            let (pid, start) = text.split_once('.')?;
+            Some(ProcessKey { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
+        };
+        if let Some(process) = path.strip_prefix("/api/process/") {
+            return Some(Asked::Data(match process.strip_suffix("/page") {
+                Some(process) => What::Drawn(key(process)?),
+                None => What::Report(key(process)?),
+            }));
+        }
+        match path {
+            "/" => Some(Asked::Page),
+            "/api/devices" => Some(Asked::Data(What::Devices)),
+            "/api/processes" => Some(Asked::Data(What::Processes)),
+            path => key(path.strip_prefix("/process/")?).map(|_| Asked::Page),
+        }
+    }
+}
+
+/// The answer to a GET; `None` where the page has no such path.
+pub(super) async fn answer(
+    sight: &Arc<Sight>,
+    desk: &Desk,
+    request: &Request<Incoming>,
+) -> Option<Response<Full<Bytes>>> {
+    let asked = Asked::of(request.uri().path())?;
+    let mut response = if sight.shown().page == Page::Off {
+        plain(StatusCode::NOT_FOUND, "there is no page here: metrics.page is \"off\" in the configuration\n")
+    } else if !is_ours(request.headers()) {
+        let text = "this page is asked for by address, as localhost, or by the name of the machine\n";
+        plain(StatusCode::MISDIRECTED_REQUEST, text)
+    } else {
+        match asked {
+            Asked::Page => unless_known(request, &ready().tag, || {
+                let mut page = with(StatusCode::OK, "text/html; charset=utf-8", ready().page.clone());
+                page.headers_mut().insert(CONTENT_SECURITY_POLICY, ready().policy.clone());
+                page
+            }),
+            Asked::Data(what) => match desk.get(sight, what).await {
+                Ok(made) => {
+                    unless_known(request, &made.tag, || with(StatusCode::OK, JSON, made.body.clone()))
+                }
+                Err(refused) => refusal(refused),
+            },
+        }
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (X_FRAME_OPTIONS, "DENY"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-cache"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        // A page asks again in a second; its place may be somebody else's until then.
+        (CONNECTION, "close"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.insert(PAGE, ready().tag.clone());
+    Some(response)
+}
+
+/// Not again what the asker has.
+fn unless_known(
+    request: &Request<Incoming>,
+    tag: &HeaderValue,
+    whole: impl FnOnce() -> Response<Full<Bytes>>,
+) -> Response<Full<Bytes>> {
+    let mut response = if request.headers().get(IF_NONE_MATCH) == Some(tag) {
+        let mut response = Response::new(Full::default());
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        response
+    } else {
+        whole()
+    };
+    response.headers_mut().insert(ETAG, tag.clone());
+    response
+}
+
+fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
+    let mut response = with(status, JSON, serde_json::json!({ "error": error }).to_string());
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("2"));
+    }
+    response
+}
+
+/// Whether the asker means this machine. A page from elsewhere could give its own name our address and read what is here; it
+/// cannot make a browser say another name than its own.
+fn is_ours(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(HOST) else { return true };
+    let own = rustix::system::uname();
+    host.to_str().is_ok_and(|host| names_us(host, &own.nodename().to_string_lossy()))
+}
+
+fn names_us(host: &str, own: &str) -> bool {
+    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.split(':').next().unwrap_or(host),
+    };
+    let short = |name: &str| name.split('.').next().unwrap_or(name).to_ascii_lowercase();
+    name.parse::<IpAddr>().is_ok()
+        || name.eq_ignore_ascii_case("localhost")
+        || name.to_ascii_lowercase().ends_with(".localhost")
+        || !own.is_empty() && short(name) == short(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths() {
+        let key = ProcessKey { pid: 12, start_ticks: 345 };
+        for (path, asked) in [
+            ("/", Some(Asked::Page)),
+            ("/process/12.345", Some(Asked::Page)),
+            ("/process/12", None),
+            ("/process/../etc/passwd", None),
+            ("/api/devices", Some(Asked::Data(What::Devices))),
+            ("/api/process/12.345", Some(Asked::Data(What::Report(key)))),
+            ("/api/process/12.345/page", Some(Asked::Data(What::Drawn(key)))),
+            ("/api/process/12.345/other", None),
+            ("/api/process/-1.5", None),
+            ("/api", None),
+            ("/favicon.ico", None),
+        ] {
+            assert_eq!(Asked::of(path), asked, "{path}");
+        }
+    }
+
+    #[test]
+    fn who_asks_for_this_machine() {
+        for (host, ours) in [
+            ("127.0.0.1:9837", true),
+            ("[::1]:9837", true),
+            ("localhost", true),
+            ("LOCALHOST:80", true),
+            ("page.localhost:9837", true),
+            ("node7:9837", true),
+            ("node7.cluster.example:9837", true),
+            ("node77:9837", false),
+            ("rebound.example:9837", false),
+            ("127.0.0.1.example", false),
+            ("", false),
+        ] {
+            assert_eq!(names_us(host, "node7.cluster.example"), ours, "{host}");
+        }
+    }
+
+    #[test]
+    fn the_page_is_small_and_names_its_parts() {
+        let Ready { page, policy, .. } = ready();
+        assert!(page.len() < 200_000, "{}", page.len());
+        let policy = policy.to_str().expect("a policy");
+        for part in
+            ["default-src 'none'", "script-src 'sha256-", "connect-src 'self'", "frame-ancestors 'none'"]
+        {
+            assert!(policy.contains(part), "{policy}");
+        }
+        for part in [SCRIPT, STYLE] {
+            let part = part.to_ascii_lowercase();
+            for word in
+                ["</script", "</style", "<!--", "http:", "https:", "innerhtml", "eval(", "url(", "import("]
+            {
+                assert!(!part.contains(word), "{word}");
+            }
+        }
+    }
+}

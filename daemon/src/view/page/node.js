@@ -1,0 +1,182 @@
+// All devices: who has their memory. Every device adds up as it is printed.
+
+const codes = new Map();
+let node = null;
+let nodeSource = null;
+
+// As the reports choose it: three to six digits.
+function unitFor(bytes) {
+  const [KIB, MIB] = [2 ** 10, 2 ** 20];
+  if (bytes >= 10000 * MIB) return { name: "MiB", step: [MIB, 1] };
+  if (bytes >= 10 * MIB) return { name: "MiB", step: [MIB, 10] };
+  return bytes >= 10 * KIB ? { name: "KiB", step: [KIB, 10] } : { name: "bytes", step: [1, 1] };
+}
+
+// A category keeps its colour for as long as the page is open; the first to come are the largest.
+function codeFor(name) {
+  return name === "Others" ? OTHERS : name === "(smaller ones)" ? SMALLER : codes.get(name) ?? SMALLER;
+}
+function takeNode(data) {
+  const sums = new Map();
+  for (const process of data.processes) for (const { name, bytes } of process.structures) sums.set(name, (sums.get(name) ?? 0) + bytes);
+  for (const [name] of [...sums].sort((a, b) => b[1] - a[1])) {
+    if (name !== "Others" && name !== "(smaller ones)" && !codes.has(name)) codes.set(name, codes.size);
+  }
+  node = data;
+  const largest = data.devices.reduce((most, device) => Math.max(most, device.total_bytes ?? device.reading?.used_bytes ?? 0), 0);
+  DATA = { processes: [], groupings: [{ name: "layer", names: [] }, { name: "structure", names: [...codes.keys()] }, { name: "tag", names: [] }], unit: unitFor(largest) };
+}
+
+const named = (device) => `GPU ${device.ordinal}`;
+const flagsOf = (process) => process.flags.filter((flag) => flag !== "covered");
+const isCovered = (process) => process.tracked_bytes !== null;
+const since = (time_ns) => (node.now_ns - time_ns) / 1e9 + nodeSource.age();
+
+// What of a process is drawn: its categories, what is idle, what nothing tracks; one without an agent is one piece.
+function piecesOf(process) {
+  if (process.used_bytes === null) return [];
+  if (!isCovered(process) || process.untrackable_bytes === null) return [["smaller", process.used_bytes]];
+  return [...process.structures.map(({ name, bytes }) => [codeFor(name), bytes]), ["opaque", process.opaque_bytes], ["idle", process.pool_idle_bytes],
+    ["predates", process.predates_bytes], ["untrackable", process.untrackable_bytes]].filter(([, bytes]) => bytes > 0);
+}
+const piece = (className, bytes, ...inside) => sized(h("span", { class: className }, inside), { flex: `${Math.max(0, bytes)} 1 0` });
+function processBar(process, className) {
+  return piece(className, process.used_bytes ?? 0, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes)));
+}
+
+// A device: rows as printed, what is beside them, and whether all of it is its size.
+function deviceOf(device, at) {
+  const processes = node.processes.filter((process) => process.device === at);
+  const reading = device.listed ?? device.reading;
+  const beside = [
+    ["other processes", device.other_processes.count > 0 ? device.other_processes.used_bytes : null, "smaller"],
+    ["unaccounted", device.unaccounted_bytes, "predates"], ["system", reading?.system_reserved_bytes ?? null, "opaque"], ["free", reading?.free_bytes ?? null, "free"],
+  ].filter(([name, bytes]) => bytes !== null && (bytes !== 0 || name !== "unaccounted"));
+  const known = [...processes.map((process) => process.used_bytes), ...beside.map(([, bytes]) => bytes)];
+  const total = device.listed === null ? null : sum(known.filter((bytes) => bytes !== null));
+  const there = known.filter((bytes) => bytes !== null);
+  const steps = (total === null ? there.map(round) : apportion(round(total), there))[Symbol.iterator]();
+  const printed = known.map((bytes) => (bytes === null ? null : steps.next().value));
+  return {
+    device, at, processes, reading, total,
+    used: printed.slice(0, processes.length),
+    beside: beside.map(([name, bytes, color], index) => ({ name, bytes, color, steps: printed[processes.length + index] })),
+  };
+}
+
+function doubtOf({ device, reading }) {
+  const words = [];
+  if (device.why !== null) words.push(device.why);
+  if (!reading) words.push("its memory was not read");
+  else if (since(device.reading.time_ns) > STALE) words.push(`stale: read ${seconds(since(device.reading.time_ns))} ago`);
+  return words.join(", ");
+}
+
+function strip(of) {
+  const { processes, beside } = of;
+  return h("span", { class: "strip", "aria-hidden": "true" }, processes.map((process) => processBar(process, "mine")), beside.map(({ color, bytes }) => piece(color, bytes)));
+}
+
+function devicesTable(all) {
+  const find = (of, name) => of.beside.find((row) => row.name === name);
+  const names = ["unaccounted", "system", "free"];
+  const cell = (row) => number(row?.steps ?? null, row?.bytes ?? null);
+  const rows = all.map((of) => {
+    const others = find(of, "other processes");
+    const bytes = [...of.processes.map((process) => process.used_bytes), others?.bytes ?? null].filter((bytes) => bytes !== null);
+    const steps = sum([...of.used.filter((steps) => steps !== null), others?.steps ?? 0]);
+    const title = `${of.device.model} ${of.device.name}`;
+    return h("tr", { "data-key": of.device.name }, h("th", { scope: "row" }, h("a", { href: `#gpu-${of.device.ordinal}`, title }, named(of.device)), doubtOf(of) ? h("span", { class: "bad" }, " ", doubtOf(of)) : null),
+      h("td", { class: "wide" }, strip(of)), number(bytes.length || of.total !== null ? steps : null, bytes.length || of.total !== null ? sum(bytes) : null), ...names.map((name) => Object.assign(cell(find(of, name)), { className: name === "free" ? "n" : "n optional" })),
+      number(of.total === null ? null : round(of.total), of.total));
+  });
+  return h("section", { id: "devices", "data-key": "devices", "aria-labelledby": "devices-h" }, h("h2", { id: "devices-h" }, `${all.length} ${all.length === 1 ? "device" : "devices"}`),
+    h("div", { class: "scroll" }, h("table", { class: "devices" }, h("caption", {}, unit().name),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "device"), h("th", { class: "wide", "aria-hidden": "true" }), h("th", { class: "n", scope: "col" }, "processes"),
+        names.map((name) => h("th", { class: name === "free" ? "n" : "n optional", scope: "col" }, name)), h("th", { class: "n", scope: "col" }, "in all"))),
+      h("tbody", {}, rows))),
+    h("p", { class: "keys" }, legend(all)));
+}
+
+function legend(all) {
+  const seen = new Map();
+  for (const { processes, beside } of all) {
+    for (const process of processes) for (const [code] of piecesOf(process)) seen.set(code, true);
+    for (const { color } of beside) seen.set(color, true);
+  }
+  const words = { idle: "pool idle", opaque: "opaque pools, system", predates: "predates the agent, unaccounted", untrackable: "Untrackable", smaller: "processes without an agent", free: "free" };
+  const order = (code) => (typeof code === "string" ? 1000 + Object.keys(words).indexOf(code) : code < 0 ? 500 - code : code);
+  return [...seen.keys()].sort((a, b) => order(a) - order(b)).map((code) => h("span", { "data-key": "legend " + code }, swatch(code), h("bdi", {}, words[code] ?? categoryName(STRUCTURE, code))));
+}
+
+function deviceSection(of) {
+  const { device, processes, beside, total } = of;
+  const hasPredates = processes.some((process) => process.predates_bytes);
+  const most = processes.reduce((most, process) => Math.max(most, process.used_bytes ?? 0), 1);
+  const rows = processes.map((process, at) => {
+    const { used_bytes: used, tracked_bytes: tracked, untrackable_bytes: gap, predates_bytes: predates } = process;
+    const steps = { tracked: tracked === null ? null : round(tracked), gap: gap === null ? null : round(gap), predates: predates === null ? null : round(predates) };
+    if ([used, tracked, gap, predates].every((bytes) => bytes !== null)) [steps.predates, steps.tracked, steps.gap] = apportion(of.used[at], [predates, tracked, gap]);
+    const key = process.pid === 0 ? `hidden ${at}` : `${process.pid}.${process.start_ticks}`;
+    const { rank, job } = process.claims;
+    const who = [process.facts.user ?? (process.uid === null ? null : String(process.uid)), process.facts.comm, process.facts.pod ?? process.facts.container, process.facts.slurm_job ? "slurm " + process.facts.slurm_job : job, rank === undefined ? null : "rank " + rank].filter(Boolean);
+    const doubt = [...flagsOf(process), process.used_absence, process.time_ns !== null && since(process.time_ns) > STALE ? `sampled ${seconds(since(process.time_ns))} ago` : null].filter(Boolean);
+    const optional = (cell) => Object.assign(cell, { className: "n optional" });
+    return h("tr", { "data-key": key, "data-pid": process.pid },
+      h("th", { scope: "row" }, process.pid === 0 ? "-" : h("a", { href: `/process/${key}`, id: `process-${device.ordinal}-${key}` }, String(process.pid))),
+      h("td", { class: "who" }, h("bdi", {}, who.join(" · ") || "-"), doubt.length ? h("span", { class: "soft" }, ` ${doubt.join(", ")}`) : null),
+      number(of.used[at], used), optional(number(steps.tracked, tracked)), optional(number(process.pool_idle_bytes === null ? null : round(process.pool_idle_bytes), process.pool_idle_bytes)),
+      hasPredates ? optional(number(steps.predates, predates)) : null, optional(number(steps.gap, gap)),
+      h("td", { class: "barcell", "aria-hidden": "true" }, used === null ? null : sized(h("span", { class: "stack" }, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes))), { width: `${(100 * used) / most}%` })));
+  });
+  const columns = 3 + (hasPredates ? 1 : 0);
+  const foot = (name, steps, bytes, color, kind) => h("tr", { class: kind, "data-part": name }, h("th", { scope: "row", colspan: 2 }, color ? swatch(color) : null, name), number(steps, bytes), Array.from({ length: columns }, () => h("td", { class: "optional" })), h("td"));
+  const doubt = doubtOf(of);
+  const id = `gpu-${device.ordinal}`;
+  return h("section", { id, "data-key": device.name, "aria-labelledby": id + "-h" },
+    h("h2", { id: id + "-h" }, h("bdi", {}, `${named(device)} ${device.model}`), h("span", { class: "soft" }, " ", h("bdi", {}, device.name.slice(0, 12)))),
+    doubt ? h("p", { class: "alert" }, h("bdi", {}, doubt)) : null,
+    total === null && device.reading ? h("p", { class: "soft moved" }, "Memory moved while the processes were listed, or one of them has no number: no sum is computed.") : null,
+    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `processes of ${named(device)}` }, h("table", { class: "bars processes" }, h("caption", {}, unit().name),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "pid"), h("th", { scope: "col" }, "who"), h("th", { class: "n", scope: "col" }, "used"),
+        ["tracked", "pool idle", hasPredates ? "predates" : null, "Untrackable"].filter(Boolean).map((name) => h("th", { class: "n optional", scope: "col" }, name)), h("th", { class: "barcell", "aria-hidden": "true" }))),
+      h("tbody", {}, rows.length ? rows : h("tr", { "data-key": "none" }, h("td", { colspan: 3, class: "soft" }, "no process"))),
+      h("tfoot", {}, beside.map((row) => foot(row.name === "other processes" ? `${thousands(device.other_processes.count)} more processes` : row.name, row.steps, row.bytes, row.color, "beside")),
+        total === null ? null : foot("= the device", round(total), total, null, "sum")))));
+}
+
+function drawNode() {
+  if (node === null) return;
+  const all = node.devices.map(deviceOf);
+  const none = h("p", { "data-key": "none" }, "No device: ", h("bdi", {}, node.nvml.reason || "NVML has none"), ". ", h("code", {}, "gpumemctl doctor"), " says more.");
+  const fresh = h("div", { id: "panel" }, all.length ? [devicesTable(all), ...all.map(deviceSection)] : none);
+  const active = document.activeElement;
+  const where = window.scrollY;
+  liken(panel, fresh);
+  // A row that moved has lost it.
+  if (active?.isConnected && document.activeElement !== active && panel.contains(active)) active.focus({ preventScroll: true });
+  if (window.scrollY !== where) window.scrollTo(0, where);
+  const offset = node.clock.wall_offset_ns ?? 0;
+  told.textContent = nodeSource.paused ? "paused" : `as of ${clockTime(new Date((offset + node.at_ns) / 1e6))}`;
+}
+
+function startNode() {
+  panel.id = "panel";
+  document.title = "GPU memory";
+  const source = () => nodeSource;
+  nodeSource = follow("/api/processes", 1000, {
+    show: (data) => {
+      const isFirst = node === null;
+      takeNode(data);
+      headline.replaceChildren("GPU memory of ", h("bdi", {}, data.host));
+      document.title = `GPU memory of ${data.host}`;
+      feet.textContent = `gpumemd ${data.program}. This page asks it once a second, and nobody else. ${data.shows === "tags" ? "" : "It shows categories; gpumemctl report shows tags to their owner."}`;
+      if (isFirst) chosen.replaceChildren(tools(updates(nodeSource), drawNode));
+      drawNode();
+      if (isFirst && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
+    },
+    tick: drawNode,
+    lost: lostView(source, "The numbers"),
+  });
+  nodeSource.ask();
+}

@@ -1,0 +1,298 @@
+//! Devices and processes of one moment, in the words of the report's JSON. The rows are those of `gpumemctl ps`.
+
+use super::desk::{Refused, Text, aside};
+use crate::access::Viewer;
+use crate::clock;
+use crate::config::{Page, Tenants};
+use crate::core::Published;
+use crate::view::control::ps::{self, Rows};
+use crate::view::health::Health;
+use crate::view::text::clean;
+use crate::view::{Shown, Sight};
+use gpumem_ledger::category::{OTHERS, Rules};
+use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
+use gpumem_runs::report::{names, veil};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::{self, Clock, Reading};
+use gpumem_wire::control::{DeviceRow, ProcessRow};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+/// Processes of a device that have a row; the rest, the smallest, is one sum.
+const MOST_ROWS: usize = 256;
+/// Categories of a process that have a name.
+const MOST_NAMES: usize = 24;
+/// What the rest is called.
+const SMALLER: &str = "(smaller ones)";
+/// A list and the memory beside it are told by two records: so often and after so long somebody looks again, where they do not belong
+/// together.
+const LOOKS: usize = 3;
+const AGAIN: Duration = Duration::from_millis(80);
+
+static TORCH: LazyLock<Groupings> = LazyLock::new(|| Groupings::preset(Some(names::TORCH)));
+
+#[derive(Serialize)]
+struct Node<'a> {
+    schema: &'static str,
+    version: u32,
+    program: &'static str,
+    host: String,
+    clock: Clock,
+    /// When this was made, and when the state was that it tells.
+    now_ns: u64,
+    at_ns: u64,
+    shows: &'static str,
+    nvml: Nvml<'a>,
+    devices: Vec<DeviceJson>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processes: Option<Vec<ProcessJson>>,
+}
+
+#[derive(Serialize)]
+struct Nvml<'a> {
+    up: bool,
+    reason: &'a str,
+}
+
+#[derive(Serialize)]
+struct DeviceJson {
+    name: String,
+    ordinal: u32,
+    model: String,
+    total_bytes: Option<u64>,
+    /// The newest.
+    reading: Option<Reading>,
+    /// That with which the processes add up: their used and `unaccounted_bytes` are its used.
+    listed: Option<Reading>,
+    unaccounted_bytes: Option<i64>,
+    /// Processes without a row.
+    other_processes: Others,
+    /// Why there is no fresh reading.
+    why: Option<String>,
+}
+
+#[derive(Default, Serialize)]
+struct Others {
+    count: u32,
+    used_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct ProcessJson {
+    /// 0 where it is not told.
+    pid: u32,
+    start_ticks: u64,
+    uid: Option<u64>,
+    facts: BTreeMap<String, String>,
+    claims: BTreeMap<String, String>,
+    /// Its place in `devices`.
+    device: usize,
+    flags: Vec<String>,
+    /// Of the sample.
+    time_ns: Option<u64>,
+    used_bytes: Option<u64>,
+    used_absence: Option<String>,
+    predates_bytes: Option<i64>,
+    tracked_bytes: Option<i64>,
+    pool_idle_bytes: Option<i64>,
+    opaque_bytes: Option<i64>,
+    untrackable_bytes: Option<i64>,
+    /// Together with idle and opaque bytes they are `tracked`.
+    structures: Vec<Category>,
+}
+
+#[derive(Serialize)]
+struct Category {
+    name: String,
+    bytes: i64,
+}
+
+pub(super) async fn devices(sight: &Arc<Sight>, shown: Shown) -> Result<Text, Refused> {
+    told(sight, shown, false).await
+}
+
+pub(super) async fn processes(sight: &Arc<Sight>, shown: Shown) -> Result<Text, Refused> {
+    told(sight, shown, true).await
+}
+
+async fn told(sight: &Arc<Sight>, shown: Shown, with_processes: bool) -> Result<Text, Refused> {
+    let health = sight.sources.health();
+    let mut published = sight.board.read();
+    for _ in 1..LOOKS {
+        let rows = rows(&published, &health, &shown);
+        if (0..rows.devices.len()).all(|at| adds_up(&rows, at) != Some(false)) {
+            break;
+        }
+        tokio::time::sleep(AGAIN).await;
+        published = sight.board.read();
+    }
+    aside(move || {
+        let node = node(&published, &health, &shown, with_processes);
+        // Keys are strings and numbers are finite: serialisation cannot fail.
+        serde_json::to_string(&node).unwrap_or_default()
+    })
+    .await
+}
+
+/// As somebody sees them whom nobody knows.
+fn rows<'a>(published: &'a Published, health: &Health, shown: &Shown) -> Rows<'a> {
+    let all = shown.tenants == Tenants::Named;
+    ps::rows(published, health, Viewer { uid: u32::MAX, all }, shown.tenants)
+}
+
+/// Whether a device's processes and what nobody owns are what is used of it; `None` where that cannot be known.
+fn adds_up(rows: &Rows<'_>, device: usize) -> Option<bool> {
+    let agreed = rows.devices.get(device)?.1.agreed?;
+    let mut sum = i128::from(agreed.unaccounted_bytes);
+    for (row, ..) in rows.processes.iter().filter(|(row, ..)| row.device == device) {
+        sum += i128::from(row.used_bytes?);
+    }
+    Some(sum == i128::from(agreed.reading.used_bytes))
+}
+
+fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_processes: bool) -> Node<'a> {
+    let rows = rows(published, health, shown);
+    let mut devices: Vec<DeviceJson> = (0..rows.devices.len())
+        .zip(&rows.devices)
+        .map(|(at, (row, device))| self::device(row, device, adds_up(&rows, at) == Some(true)))
+        .collect();
+    let mut processes = Vec::new();
+    let mut told = vec![0; devices.len()];
+    for (row, process, account) in &rows.processes {
+        let (Some(told), Some(device)) = (told.get_mut(row.device), devices.get_mut(row.device)) else {
+            continue;
+        };
+        *told += 1;
+        if *told <= MOST_ROWS {
+            processes.extend(with_processes.then(|| self::process(row, process, account, shown)));
+        } else {
+            device.other_processes.count += 1;
+            let used = row.used_bytes.unwrap_or(0);
+            device.other_processes.used_bytes = device.other_processes.used_bytes.saturating_add(used);
+        }
+    }
+    Node {
+        schema: if with_processes { "gpumem.processes" } else { "gpumem.devices" },
+        version: 1,
+        program: env!("CARGO_PKG_VERSION"),
+        host: clean(&rustix::system::uname().nodename().to_string_lossy()).into_owned(),
+        clock: Clock::of(&published.snapshot),
+        now_ns: clock::now_ns(),
+        at_ns: published.at_ns,
+        shows: match shown.page {
+            Page::Tags => "tags",
+            Page::Categories | Page::Off => "categories",
+        },
+        nvml: Nvml { up: health.nvml_up, reason: &health.nvml_reason },
+        devices,
+        processes: with_processes.then_some(processes),
+    }
+}
+
+fn device(row: &DeviceRow, device: &DeviceView, adds_up: bool) -> DeviceJson {
+    DeviceJson {
+        name: row.uuid.clone(),
+        ordinal: row.index,
+        model: clean(&row.model).into_owned(),
+        total_bytes: row.total_bytes,
+        reading: device.latest.map(Into::into),
+        listed: device.agreed.filter(|_| adds_up).map(|agreed| agreed.reading.into()),
+        unaccounted_bytes: row.unaccounted_bytes,
+        other_processes: Others::default(),
+        why: row.why.as_deref().map(|why| clean(why).into_owned()),
+    }
+}
+
+fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown: &Shown) -> ProcessJson {
+    // A process that is not told of by its pid is bytes only.
+    let is_named = row.pid != 0;
+    let mut of = run::Process::default();
+    if is_named {
+        (of.facts, of.claims) = (process.facts.seen.clone(), process.facts.claims.clone());
+        veil::unnamed(&mut of);
+    }
+    let cleaned = |map: BTreeMap<String, String>| -> BTreeMap<String, String> {
+        map.into_iter().map(|(name, value)| (name, clean(&value).into_owned())).collect()
+    };
+    let sample = account.complete.as_ref().filter(|_| row.used_bytes.is_some());
+    let at_sample = sample.and_then(|sample| sample.tracked_bytes.map(|_| &*sample.amounts));
+    let amounts = row.tracked_bytes.map(|_| at_sample.unwrap_or(&account.amounts));
+    let sums = amounts.map(|amounts| Sums::of(process, amounts, rules(process, shown)));
+    ProcessJson {
+        pid: row.pid,
+        start_ticks: if is_named { process.key.start_ticks } else { 0 },
+        uid: row.uid,
+        facts: cleaned(of.facts),
+        claims: cleaned(of.claims),
+        device: row.device,
+        flags: row.flags.clone(),
+        time_ns: sample.map(|sample| sample.t1_ns),
+        used_bytes: row.used_bytes,
+        used_absence: row.why.clone(),
+        predates_bytes: sample
+            .filter(|_| row.untrackable_bytes.is_some())
+            .map(|sample| sample.predates_bytes),
+        tracked_bytes: row.tracked_bytes,
+        pool_idle_bytes: row.idle_bytes,
+        opaque_bytes: sums.as_ref().map(|sums| sums.opaque),
+        untrackable_bytes: row.untrackable_bytes,
+        structures: sums.map(Sums::categories).unwrap_or_default(),
+    }
+}
+
+/// Rules that somebody chose stand; `default` is what fits the process.
+fn rules<'a>(process: &ProcessView, shown: &'a Shown) -> &'a Rules {
+    let is_torch = || process.cells.iter().any(|cell| cell.pool.as_deref() == Some(names::TORCH));
+    match shown.rules.name == "default" && is_torch() {
+        true => &TORCH.structure,
+        false => &shown.rules.structure,
+    }
+}
+
+/// What a process holds, by category.
+#[derive(Default)]
+struct Sums {
+    named: BTreeMap<String, i64>,
+    others: i64,
+    opaque: i64,
+}
+
+impl Sums {
+    fn of(process: &ProcessView, amounts: &[i64], rules: &Rules) -> Self {
+        let mut sums = Sums::default();
+        for (cell, &bytes) in process.cells.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
+            let sum = match cell.class {
+                _ if cell.is_idle() => continue,
+                Class::Opaque => &mut sums.opaque,
+                _ => match rules.category(cell) {
+                    Some(name) => match sums.named.get_mut(name) {
+                        Some(sum) => sum,
+                        None => sums.named.entry(name.to_owned()).or_default(),
+                    },
+                    None => &mut sums.others,
+                },
+            };
+            *sum = sum.wrapping_add(bytes);
+        }
+        sums
+    }
+
+    /// Largest first, `Others` last.
+    fn categories(self) -> Vec<Category> {
+        let mut list: Vec<Category> =
+            self.named.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();
+        list.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+        let rest = list.split_off(list.len().min(MOST_NAMES));
+        let rest = rest.iter().fold(0_i64, |sum, category| sum.wrapping_add(category.bytes));
+        let others = [(SMALLER, rest), (OTHERS, self.others)];
+        list.extend(
+            others
+                .into_iter()
+                .filter(|(_, bytes)| *bytes != 0)
+                .map(|(name, bytes)| Category { name: name.to_owned(), bytes }),
+        );
+        list
+    }
+}

@@ -1,0 +1,91 @@
+//! One process: its report as it stands, with what the reader may know of it.
+
+use super::desk::{Refused, Text, aside};
+use crate::config::{Page, Tenants};
+use crate::core::Ask;
+use crate::view::{Shown, Sight};
+use gpumem_ledger::{ProcessKey, ProcessView};
+use gpumem_runs::report::veil::{self, Veiled};
+use gpumem_runs::report::{Report, html, json};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::Run;
+use hyper::StatusCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Bytes of what a page draws: more names and points than fit are sums.
+const MOST_DRAWN: usize = 256 << 10;
+/// Bytes of a report: one with tens of thousands of tags has more, and is asked of the control socket.
+const MOST_REPORT: usize = 4 << 20;
+
+/// Whether there is something to ask the core for, which has better things to do than to look for what is not there.
+pub(super) fn is_there(sight: &Sight, key: ProcessKey, tenants: Tenants) -> Result<(), Refused> {
+    if tenants == Tenants::Anonymous {
+        let text = "processes are anonymous here (tenants in the configuration): gpumemctl report PID tells you yours";
+        return Err(Refused(StatusCode::FORBIDDEN, text.to_owned()));
+    }
+    let published = sight.board.read();
+    let mut processes = published.snapshot.processes.iter();
+    match processes.find(|process| process.key == key) {
+        Some(process) if process.ended.is_none() && !process.accounts.is_empty() => Ok(()),
+        _ => Err(none(key)),
+    }
+}
+
+fn none(key: ProcessKey) -> Refused {
+    let text = format!(
+        "process {} has ended, or has not used a GPU (gpumemctl runs lists those that are over)",
+        key.pid
+    );
+    Refused(StatusCode::NOT_FOUND, text)
+}
+
+pub(super) async fn report(sight: &Arc<Sight>, shown: Shown, key: ProcessKey) -> Result<Text, Refused> {
+    let text = told(sight, shown, key, |report, _| json::json(report)).await?;
+    if text.text.len() > MOST_REPORT {
+        let why =
+            format!("the report has more than {MOST_REPORT} bytes: gpumemctl report {} --json", key.pid);
+        return Err(Refused(StatusCode::PAYLOAD_TOO_LARGE, why));
+    }
+    Ok(text)
+}
+
+pub(super) async fn drawn(sight: &Arc<Sight>, shown: Shown, key: ProcessKey) -> Result<Text, Refused> {
+    told(sight, shown, key, |report, tags| html::data(report, tags, MOST_DRAWN)).await
+}
+
+async fn told(
+    sight: &Arc<Sight>,
+    shown: Shown,
+    key: ProcessKey,
+    form: fn(&Report<'_>, bool) -> String,
+) -> Result<Text, Refused> {
+    let gone = || Refused(StatusCode::SERVICE_UNAVAILABLE, "the daemon is ending".to_owned());
+    let (reply, runs) = oneshot::channel();
+    let takes = move |process: &ProcessView| process.key == key;
+    let began = Instant::now();
+    sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.map_err(|_| gone())?;
+    let runs = runs.await.map_err(|_| gone())?;
+    let core: Duration = began.elapsed();
+    let run = sight.keeper.whole(runs).await.into_iter().next().ok_or_else(|| none(key))?;
+    let mut text = aside(move || with_words(run, &shown, form)).await?;
+    text.cost += core;
+    Ok(text)
+}
+
+fn with_words(mut run: Run, shown: &Shown, form: fn(&Report<'_>, bool) -> String) -> String {
+    // Rules that somebody chose stand; `default` is what fits the run.
+    let rules = if shown.rules.name == "default" { Groupings::of_run(&run) } else { (*shown.rules).clone() };
+    let command = format!("gpumemctl report {}", run.process.pid);
+    if shown.page == Page::Tags {
+        veil::unnamed(&mut run.process);
+        let mut report = Report::new(&run, rules, None);
+        report.command = command;
+        return form(&report, true);
+    }
+    let veiled = Veiled::of(&run, rules);
+    let mut report = veiled.report();
+    report.command = command;
+    form(&report, false)
+}

@@ -1,0 +1,115 @@
+// One process in depth: the report's own page, drawn anew when there is something new. What the reader has chosen stays.
+
+// Names keep their colours, whatever becomes larger.
+const remembered = [[], [], []];
+function steady(data) {
+  data.groupings.forEach((grouping, by) => {
+    const names = remembered[by];
+    grouping.names.forEach((name) => { if (!names.includes(name)) names.push(name); });
+    const to = grouping.names.map((name) => names.indexOf(name));
+    const code = (old) => (typeof old === "number" && old >= 0 ? to[old] : old);
+    grouping.names = names;
+    for (const { detail } of data.processes.flatMap((process) => process.devices)) {
+      if (!detail) continue;
+      for (const row of detail.statements[by]) if (row.code !== undefined) row.code = code(row.code);
+      for (const row of detail.course.stacks[by].rows) row[0] = code(row[0]);
+      if (by !== TAG) for (const holding of detail.holdings) holding[1 + by] = code(holding[1 + by]);
+    }
+  });
+}
+
+// Times are since the beginning of what is told, which moves.
+function rebase(old, clock) {
+  if (state.cursor !== null) state.cursor += (old.base - clock.base) * 1e9 + (old.base_ns - clock.base_ns);
+}
+
+const FOCUSABLE = "a[href], button, input, summary, [tabindex]";
+function keep() {
+  const active = panel.contains(document.activeElement) ? document.activeElement : null;
+  const within = active?.closest("section");
+  const parts = (selector) => [...panel.querySelectorAll(selector)];
+  return {
+    id: active?.id, section: within?.id, at: active && within ? [...within.querySelectorAll(FOCUSABLE)].indexOf(active) : -1,
+    path: active?.getAttribute("role") === "treeitem" ? active.getAttribute("aria-label").split(": ")[0] : null,
+    caret: active?.matches("input[type=search]") ? active.selectionStart : null,
+    open: new Map(parts("details[data-key]").map((details) => [details.dataset.key, details.open])),
+    scrolled: parts(".scroll").map((made) => [made.scrollLeft, made.scrollTop]), y: window.scrollY,
+  };
+}
+function restore(kept) {
+  for (const details of panel.querySelectorAll("details[data-key]")) {
+    const open = kept.open.get(details.dataset.key);
+    if (open === undefined || open === details.open) continue;
+    if (open && details.unfold) details.unfold();
+    else details.open = open;
+  }
+  [...panel.querySelectorAll(".scroll")].forEach((made, at) => { [made.scrollLeft, made.scrollTop] = kept.scrolled[at] ?? [0, 0]; });
+  const section = kept.section && document.getElementById(kept.section);
+  const treeitem = kept.path !== null && [...panel.querySelectorAll("[role=treeitem]")].find((made) => made.getAttribute("aria-label").startsWith(kept.path + ": "));
+  const found = treeitem || (kept.id && document.getElementById(kept.id)) || (section && section.querySelectorAll(FOCUSABLE)[kept.at]);
+  if (found) {
+    found.focus({ preventScroll: true });
+    if (kept.caret !== null && found.setSelectionRange) found.setSelectionRange(kept.caret, kept.caret);
+  }
+  window.scrollTo(0, kept.y);
+}
+
+function startProcess(key) {
+  let source = null;
+  let signature = null;
+  let moved = { t: null, at: 0 };
+  const tell = () => {
+    if (DATA === null) return;
+    const { process } = here() ?? { process: DATA.processes[0] };
+    const last = here()?.device.last_t;
+    if (source.paused) told.textContent = "paused";
+    else if (last !== undefined) {
+      const age = (performance.now() - moved.at) / 1000;
+      told.textContent = `as of ${time(process.clock, last)}` + (age > STALE ? `, nothing newer for ${seconds(age)}` : "");
+      told.className = age > STALE ? "bad" : "";
+    }
+  };
+  const show = (data) => {
+    if (DATA !== null) rebase(DATA.processes[0].clock, data.processes[0].clock);
+    const isFirst = DATA === null;
+    steady(data);
+    take(data);
+    const last = JSON.stringify(PLACES.map(({ process, device }) => [process.clock.base, process.clock.base_ns, device.last_t]));
+    if (moved.t !== last) moved = { t: last, at: performance.now() };
+    const [process] = data.processes;
+    headline.replaceChildren(h("bdi", {}, data.title.replaceAll("  ", " · ")));
+    document.title = `pid ${process.pid} · GPU memory`;
+    beneath.replaceChildren(...(PLACES.length > 1 ? [] : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))));
+    feet.textContent = `gpumemd ${data.program}. This page asks it every other second, and nobody else. ${data.tags ? "" : "It shows categories; gpumemctl report " + process.pid + " shows tags to their owner."}`;
+    const names = JSON.stringify([data.unit, data.groupings.map((grouping) => grouping.names.length > 0), isOpen()]);
+    if (names !== signature) {
+      const at = chosen.contains(document.activeElement) ? document.activeElement : null;
+      signature = names;
+      chosen.replaceChildren(tools(updates(source)));
+      if (at) chosen.querySelector(`input[name="${at.name}"]:checked`)?.focus({ preventScroll: true });
+    }
+    const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
+    if (isFirst && PLACES[place]) state.place = Number(place);
+    if (!PLACES[state.place]) toPlace(0);
+    const kept = keep();
+    render({});
+    if (!isFirst) restore(kept);
+    tell();
+  };
+  source = follow(`/api/process/${key}/page`, 2000, { show, tick: tell, lost: lostView(() => source, "The numbers") });
+  window.addEventListener("hashchange", followHash);
+  followSize();
+  source.ask();
+}
+
+function start() {
+  const [, key] = /^\/process\/(\d+\.\d+)$/.exec(location.pathname) ?? [];
+  panel.replaceChildren(h("p", { class: "soft" }, "gpumemd is asked …"));
+  document.getElementById("main").replaceChildren(
+    h("header", {}, key ? h("p", { class: "back" }, h("a", { href: "/" }, "all devices")) : null, headline, h("p", { class: "soft asof" }, told), beneath, spoken, trouble),
+    key ? links : "", chosen, key ? over : "", panel);
+  document.body.append(feet);
+  if (key) startProcess(key);
+  else startNode();
+}
+start();

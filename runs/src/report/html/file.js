@@ -1,0 +1,18 @@
+// A report in a file: its document is in it.
+
+function start() {
+  const [process] = DATA.processes;
+  document.getElementById("text").open = false;
+  document.getElementById("main").append(
+    h("header", {}, h("h1", {}, h("bdi", {}, DATA.title.replaceAll("  ", " · "))), PLACES.length > 1 || !process ? null : process.coverage.slice(0, 2).map((line) => h("p", { class: "soft" }, h("bdi", {}, line)))),
+    links, tools(), over, panel);
+  document.body.append(h("footer", {}, `Made by gpumemctl ${DATA.program} from one run: nothing in this file asks a network for anything.`,
+    DATA.thinned ? " The run has more than fits into 5 MB: courses are drawn with fewer points, and small names are sums." : ""));
+  const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
+  if (PLACES[place]) state.place = Number(place);
+  render({});
+  window.addEventListener("hashchange", followHash);
+  followSize();
+}
+take(JSON.parse(document.getElementById("data").textContent));
+start();
