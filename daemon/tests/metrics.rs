@@ -325,7 +325,10 @@ fn the_reference_is_what_the_source_says() {
         std::fs::write(&path, &fresh).expect("written");
     } else {
         let stale = text.lines().zip(fresh.lines()).find(|(old, new)| old != new);
-        assert!(text == fresh, "UPDATE_GOLDEN=1 writes docs/metrics.md anew; the first difference: {stale:#?}");
+        assert!(
+            text == fresh,
+            "UPDATE_GOLDEN=1 writes docs/metrics.md anew; the first difference: {stale:#?}"
+        );
     }
     // What the prose and the examples name is there.
     let names: Vec<_> = prometheus::families().map(|family| family.name).collect();
