@@ -110,8 +110,18 @@ impl Server {
     /// # Panics
     /// When it does not answer.
     pub fn start(program: &Path, dir: &Path, target: SocketAddr) -> Self {
+        Server::of_fleet(program, dir, &[target])
+    }
+
+    /// The same with several targets.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn of_fleet(program: &Path, dir: &Path, targets: &[SocketAddr]) -> Self {
+        let targets: Vec<String> = targets.iter().map(|target| format!("'{target}'")).collect();
+        let targets = targets.join(", ");
         let config = format!(
-            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: node\n  static_configs: [{{targets: ['{target}']}}]\n"
+            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: gpumemd\n  static_configs: [{{targets: [{targets}]}}]\n"
         );
         Server::with_config(program, dir, &config)
     }
@@ -137,6 +147,11 @@ impl Server {
     /// What its API answers.
     pub fn ask(&self, path: &str) -> Option<serde_json::Value> {
         serde_json::from_str(&get(self.address, path)?).ok()
+    }
+
+    /// Where it answers.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// The samples of an instant query: labels and value.
