@@ -36,6 +36,8 @@ pub enum Command {
     Report(Box<Report>),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
+    /// Sum the processes of a job, on this node or with a Prometheus on all; without ID: list the jobs
+    Job(Job),
     /// Say what a word of a report means, with the numbers of a run
     Explain(Explain),
     /// Tell what one run holds more than another, and why; a gate for tests
@@ -95,6 +97,23 @@ pub struct Ps {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Job {
+    /// Name or id of the job, Slurm's, or the pod's name or uid; all jobs if left out
+    pub id: Option<String>,
+    /// One JSON document (docs/who.md)
+    #[arg(long)]
+    pub json: bool,
+    /// Ask this Prometheus, which scrapes the daemons of all nodes, instead of this node
+    #[arg(long, value_name = "URL", conflicts_with_all = ["given", "socket"])]
+    pub prometheus: Option<String>,
+    #[command(flatten)]
+    pub store: StorePath,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = crate::exit::DOCTOR_HELP)]
 pub struct Doctor {
     /// Look at this process as well
@@ -102,6 +121,13 @@ pub struct Doctor {
     /// One JSON document
     #[arg(long)]
     pub json: bool,
+    /// Write an archive for somebody who is to help, without command lines, environments, tags and users' names [default file:
+    /// gpumem-doctor-TIME.tar.gz]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", conflicts_with = "json")]
+    pub bundle: Option<PathBuf>,
+    /// Users are named as they are
+    #[arg(long, requires = "bundle")]
+    pub keep_names: bool,
     #[command(flatten)]
     pub socket: SocketPath,
 }

@@ -178,7 +178,10 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
 
 /// One sentence: `growth: tracked flat over 400 steps; gap flat`. `None` where nothing can be said yet.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
-    let told = told_by(report, device, &[By::Tag])?;
+    // Where tags are not told, categories are.
+    let by = if report.veiled { By::Structure } else { By::Tag };
+    let mut told = told_by(report, device, &[by])?;
+    told.tags.append(&mut told.structures);
     let growth = &device.details.growth;
     let over = |judgement: &Judgement| format!(" over {}", plural(growth.units(judgement), told.per.name()));
     let is_judged = |judgement: &Judgement| judgement.verdict != Verdict::NotEnoughData;
