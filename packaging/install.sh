@@ -85,6 +85,12 @@ install_all() {
     tree "$root/config/$folder" "$documents/$folder"
   done
   tree "$root/docs" "$documents/docs"
+  # Whose code the programs hold, which licences want told.
+  if "$root/packaging/third_party.py" > "$scratch" 2> /dev/null; then
+    put 644 "$scratch" "$documents/third-party.txt"
+  else
+    echo "left out, for want of python3, cargo or the crates' sources: third-party.txt" >&2
+  fi
   for file in README.md ARCHITECTURE.md CHANGELOG.md LICENSE; do put 644 "$root/$file" "$documents/$file"; done
 }
 
