@@ -1,4 +1,5 @@
-//! `doctor PID`: each reason why a process has no agent, made for real and asked for by its owner.
+//! `doctor PID`: each reason why a process has no agent, made for real and asked for by its owner; and `doctor --bundle`, in which
+//! nothing of a person may be.
 #![allow(missing_docs)]
 
 use gpumem_tests::live::programs::programs;
@@ -37,7 +38,9 @@ impl Node {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/doctor/case.c");
         let program = self.path(name);
         let mut cc = Command::new("cc");
-        let built = cc.arg("-o").arg(&program).arg(source).args(flags).arg("-ldl").output().expect("cc");
+        let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/include");
+        cc.arg("-I").arg(include).arg("-o").arg(&program).arg(source);
+        let built = cc.args(flags).arg("-ldl").output().expect("cc");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         program
     }
@@ -288,4 +291,91 @@ fn who_may_not_look_is_told_to_ask_the_owner() {
     let line = text.lines().find(|line| line.contains("process.access")).unwrap_or_else(|| panic!("{text}"));
     assert!(line.starts_with("unknown") && text.contains("ask as its owner or as root"), "{text}");
     assert!(!text.contains("CUDA_INJECTION64_PATH="), "{text}");
+}
+
+/// What a bundle holds: names and texts.
+fn unpacked(archive: &Path) -> Vec<(String, String)> {
+    let listed = Command::new("tar").arg("-tzf").arg(archive).output().expect("tar");
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let names = String::from_utf8(listed.stdout).expect("names");
+    let text = |name: &str| {
+        let output = Command::new("tar").arg("-xzOf").arg(archive).arg(name).output().expect("tar");
+        assert!(output.status.success(), "{name}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    names.lines().map(|name| (name.to_owned(), text(name))).collect()
+}
+
+#[test]
+fn a_bundle_holds_no_secret() {
+    let node = Node::new();
+    let case = node.built("case", &[]);
+    // In an environment, a command line, a tag, a job's name, a comment and a key of the configuration, a log.
+    let words = ["cuda", "hold", "hunter2-tag", "--password=hunter2-line"];
+    let mut command = node.covered(&case, &words);
+    let (_job, pid) =
+        started(command.env("API_TOKEN", "hunter2-environment").env("GPUMEM_JOB", "hunter2-job"));
+    until(20, "its allocation", || {
+        node.all(pid).iter().any(|(id, said)| id == "process" && said.text.contains("records")).then_some(())
+    });
+    let file = node.path("daemon.toml");
+    let text = std::fs::read_to_string(&file).expect("a configuration");
+    std::fs::write(
+        &file,
+        format!("# hunter2-comment\ntenants = \"named\" # hunter2-behind\n{text}# hunter2-end\nhunter = 2\n"),
+    )
+    .expect("written");
+    let log = "2026-01-01T00:00:00Z  INFO of hunter2-shell\n2026-01-01T00:00:01Z  WARN password=hunter2-log token: hunter2-token by ann-of-here\n";
+    std::fs::write(node.daemon.runtime.join("gpumemd.log"), log).expect("written");
+
+    let archive = node.path("told.tar.gz");
+    let ask = |archive: &Path| {
+        let archive = archive.to_string_lossy().into_owned();
+        let mut command = node.daemon.ctl(&node.machine, &["doctor", &pid.to_string(), "--bundle", &archive]);
+        command
+            .env("SECRET_OF_SHELL", "hunter2-shell")
+            .env("USER", "ann-of-here")
+            .output()
+            .expect("gpumemctl")
+    };
+    let output = ask(&archive);
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    let files = unpacked(&archive);
+    for (name, text) in &files {
+        assert!(!text.contains("hunter2") && !text.contains("ann-of-here"), "{name}: {text}");
+        assert!(!text.contains(&*node.machine.dir.to_string_lossy()), "{name} names its home: {text}");
+        assert!(
+            name == "contents.txt" || said.contains(&format!("\n  {name} ")),
+            "{name} was not listed: {said}"
+        );
+    }
+    assert!(!said.contains("hunter2"), "{said}");
+    let file =
+        |name: &str| &files.iter().find(|(of, _)| of == name).unwrap_or_else(|| panic!("{name}: {said}")).1;
+    assert!(file("doctor.json").contains("\"schema\": \"gpumem.doctor\""));
+    assert!(file("doctor.txt").contains("process.agent") && file("versions.txt").contains("gpumemctl "));
+    assert!(
+        file("config.toml").contains("tenants = \"named\"\n")
+            && file("config.toml").contains("list_budget = 1.0\n")
+    );
+    assert!(file("metrics.prom").contains("\ngpumem_device_used_bytes{"), "{}", file("metrics.prom"));
+    assert!(file("metrics.prom").contains(&format!("pid=\"{pid}\"")), "{}", file("metrics.prom"));
+    assert!(
+        file("log.txt").contains("password=[secret]") && file("log.txt").contains("by user-"),
+        "{}",
+        file("log.txt")
+    );
+    assert!(file("processes.txt").contains(&format!(" {pid} ")), "{}", file("processes.txt"));
+
+    // Nothing is written over.
+    let before = std::fs::read(&archive).expect("read");
+    let again = ask(&archive);
+    assert!(
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("there already"),
+        "{again:?}"
+    );
+    assert_eq!(std::fs::read(&archive).expect("read"), before);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&archive.metadata().expect("there").permissions());
+    assert_eq!(mode & 0o777, 0o600);
 }

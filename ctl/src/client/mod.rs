@@ -3,9 +3,11 @@
 //! ```text
 //! search      where the socket may be, and who may own it
 //! http        one request, one answer, within a time and a size
+//! prometheus  instant queries to a Prometheus, which is asked about many nodes
 //! ```
 
 mod http;
+pub mod prometheus;
 mod search;
 
 pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};
@@ -97,6 +99,14 @@ impl Daemon {
     pub fn doctor(&self, pid: Option<u32>) -> Result<Doctor> {
         let of = pid.map(|pid| format!("?pid={pid}")).unwrap_or_default();
         self.get(&format!("/v1/doctor{of}"), ANSWER)
+    }
+
+    /// What a scrape would be told.
+    ///
+    /// # Errors
+    /// No answer, or a refusal.
+    pub fn metrics(&self) -> Result<String> {
+        self.get("/v1/metrics", ANSWER)
     }
 
     /// Runs, the newest first.

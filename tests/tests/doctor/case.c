@@ -1,4 +1,5 @@
-// A program to look at: `case [cuda] [fork] [filter]`, in that order. It says `ready PID` (its child's after a fork) and waits.
+// A program to look at: `case [cuda] [hold TAG] [filter] [fork]`, in that order. It says `ready PID` (its child's after a fork) and waits.
+#include "gpumem.h"
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -14,6 +15,19 @@ static int use_cuda(void) {
     return init ? init(0) : -1;
 }
 
+// A megabyte on the first device, under a name.
+static int hold(const char *tag) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*use)(void *) = (int (*)(void *))dlsym(driver, "cuCtxSetCurrent");
+    int (*take)(unsigned long long *, size_t) = (int (*)(unsigned long long *, size_t))dlsym(driver, "cuMemAlloc_v2");
+    void *context = NULL;
+    unsigned long long address = 0;
+    if (!retain || !use || !take || retain(&context, 0) || use(context)) return -1;
+    gpumem_push(tag);
+    return take(&address, 1 << 20);
+}
+
 // A filter that lets everything pass is one all the same.
 static int filter(void) {
     struct sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};
@@ -24,6 +38,7 @@ static int filter(void) {
 int main(int count, char **words) {
     for (int at = 1; at < count; at++) {
         if (!strcmp(words[at], "cuda") && use_cuda()) return 2;
+        if (!strcmp(words[at], "hold") && at + 1 < count && hold(words[++at])) return 4;
         if (!strcmp(words[at], "filter") && filter()) return 3;
         if (!strcmp(words[at], "fork") && fork() != 0) {
             pause();

@@ -7,10 +7,12 @@
 //! process     one process, as far as /proc lets us look
 //! elf         what kind of program or library a file is
 //! show        text and JSON
+//! bundle      an archive for somebody who is to help
 //! ```
 //!
 //! It answers without a daemon too; that is when people call it.
 
+mod bundle;
 mod driver;
 mod elf;
 mod here;
@@ -53,6 +55,10 @@ pub fn run(args: &Args) -> Result<u8> {
         return Err(NotFound(format!("pid {pid}: no such process in this pid namespace")).into());
     }
     let told = look(args);
+    if args.bundle.is_some() {
+        bundle::write(args, &told)?;
+        return Ok(exit::OK);
+    }
     print(&if args.json { show::json(&told)? } else { show::text(&told, width()) })?;
     let is_bad = told.findings.iter().any(|finding| finding.state == State::Bad);
     Ok(if is_bad { exit::SICK } else { exit::OK })

@@ -1,0 +1,227 @@
+//! `gpumemctl doctor --bundle`: one archive for somebody who is to help, from which strangers learn nothing.
+//!
+//! ```text
+//! redact     what is replaced, cut out or not taken at all
+//! archive    .tar.gz
+//! ```
+//!
+//! Command lines, environments, tags, categories and jobs are never read for it; who runs what is told by pid and bytes.
+
+mod archive;
+mod redact;
+
+use super::{Told, show};
+use crate::args::Doctor as Args;
+use crate::client::Daemon;
+use crate::output::print;
+use anyhow::{Context, Result, bail};
+use gpumem_wire::control::Ps;
+use redact::Redactor;
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Of a log, this much of its end.
+const LOG_BYTES: u64 = 64 << 10;
+const LOG_LINES: usize = 200;
+
+/// Tells what it will hold, and writes it.
+///
+/// # Errors
+/// The file is there, or cannot be written.
+pub(super) fn write(args: &Args, told: &Told) -> Result<()> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let path = match &args.bundle {
+        Some(path) if !path.as_os_str().is_empty() => path.clone(),
+        _ => PathBuf::from(format!("gpumem-doctor-{since}.tar.gz")),
+    };
+    if path.symlink_metadata().is_ok() {
+        bail!("{}: is there already: give another name", path.display());
+    }
+    let daemon = Daemon::find(args.socket.as_deref()).ok();
+    let ps = daemon.as_ref().and_then(|daemon| daemon.ps().ok()).unwrap_or_default();
+    let environment = std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+    let users = if args.keep_names { Vec::new() } else { users(&ps) };
+    let redactor = Redactor::new(&users, environment);
+    let mut parts = vec![
+        part("versions.txt", "of gpumem, the kernel, the driver", versions(told)),
+        part("doctor.txt", "what doctor says", show::text(told, None)),
+        part("doctor.json", "the same for programs", show::json(told)?),
+        part("driver.txt", "the driver's own files, device files and their modes", driver()),
+        part("processes.txt", "pid, user, device, state and bytes; no command", processes(&ps)),
+    ];
+    if let Some(text) = told.fact("configuration").and_then(|path| fs::read_to_string(path).ok()) {
+        let (text, left_out) = redact::settings(&text);
+        let what = format!("settings that gpumemd knows, no comments; {left_out} other lines left out");
+        parts.push(part("config.toml", &what, text));
+    }
+    if let Some(text) = daemon.as_ref().and_then(|daemon| daemon.metrics().ok()) {
+        let (text, left_out) = redact::metrics(&text);
+        let what = format!(
+            "the daemon's metrics; {left_out} series with names of people, programs or tags left out"
+        );
+        parts.push(part("metrics.prom", &what, text));
+    }
+    if let Some(log) = log(told) {
+        parts.push(part("log.txt", "the end of the daemon's log", log));
+    }
+    for part in &mut parts {
+        part.text = redactor.text(&part.text);
+    }
+    let mut list = String::new();
+    for Part { name, what, text } in &parts {
+        let _ = writeln!(list, "  {name:<14} {:>7} bytes  {what}", text.len());
+    }
+    list.push_str("not in it: command lines, environments, tags, categories, jobs\n");
+    list.push_str(match users.is_empty() {
+        true => "users are named as they are\n",
+        false => "users are named user-XXXXXX, the same one in all of it (--keep-names: as they are)\n",
+    });
+    print(&format!("{} is to hold:\n{list}", path.display()))?;
+    let files: Vec<(String, Vec<u8>)> =
+        parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
+    let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();
+    let packed = archive::pack(&files, since);
+    let told = || path.display().to_string();
+    let mut file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).with_context(told)?;
+    file.write_all(&packed).with_context(told)?;
+    print(&format!("written: {} bytes, readable by you alone\n", packed.len()))
+}
+
+/// One file of the archive.
+struct Part {
+    name: String,
+    /// For people.
+    what: String,
+    text: String,
+}
+
+fn part(name: &str, what: &str, text: String) -> Part {
+    Part { name: name.to_owned(), what: what.to_owned(), text }
+}
+
+/// Names that may stand somewhere.
+fn users(ps: &Ps) -> Vec<String> {
+    let mut users: Vec<String> = ps.processes.iter().filter_map(|row| row.user.clone()).collect();
+    users.extend(["USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok()));
+    let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    // People's accounts; those of the system say nothing of anybody.
+    let people = accounts.lines().filter_map(|line| {
+        let mut fields = line.split(':');
+        let (name, id) = (fields.next()?, fields.nth(1)?.parse::<u32>().ok()?);
+        (1000..65_000).contains(&id).then(|| name.to_owned())
+    });
+    users.extend(people);
+    users.sort();
+    users.dedup();
+    users
+}
+
+fn versions(told: &Told) -> String {
+    let mut text = format!("gpumemctl {}\n", env!("CARGO_PKG_VERSION"));
+    match &told.daemon {
+        Some((_, doctor)) => {
+            let _ = writeln!(text, "gpumemd {}, up {} s", doctor.version, doctor.uptime_s);
+        }
+        None => text.push_str("gpumemd does not answer\n"),
+    }
+    let kernel = rustix::system::uname();
+    let word = |word: &std::ffi::CStr| word.to_string_lossy().into_owned();
+    let _ =
+        writeln!(text, "{} {} {}", word(kernel.sysname()), word(kernel.release()), word(kernel.machine()));
+    let system = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    for line in system.lines().filter(|line| line.starts_with("PRETTY_NAME=")) {
+        let _ = writeln!(text, "{line}");
+    }
+    for finding in told
+        .findings
+        .iter()
+        .filter(|finding| ["nvml", "driver", "driver.versions"].contains(&finding.id.as_str()))
+    {
+        let _ = writeln!(text, "{}: {}", finding.id, finding.text);
+    }
+    text
+}
+
+fn driver() -> String {
+    let mut text = String::new();
+    for file in ["/proc/driver/nvidia/version", "/proc/driver/nvidia/params"] {
+        match fs::read_to_string(file) {
+            Ok(content) => {
+                let _ = writeln!(text, "{file}\n{content}");
+            }
+            Err(error) => {
+                let _ = writeln!(text, "{file}: {error}");
+            }
+        }
+    }
+    let entries = fs::read_dir("/dev").into_iter().flatten().flatten();
+    let mut nodes: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    nodes.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("nvidia")));
+    nodes.sort();
+    for path in nodes {
+        if let Ok(node) = path.metadata() {
+            let mode = node.permissions().mode() & 0o7777;
+            let _ =
+                writeln!(text, "{} mode {mode:04o} user {} group {}", path.display(), node.uid(), node.gid());
+        }
+    }
+    text
+}
+
+fn processes(ps: &Ps) -> String {
+    let bytes = |bytes: Option<i64>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
+    let mut text = "device pid user flags used_bytes tracked_bytes why\n".to_owned();
+    for row in &ps.processes {
+        let device = ps.devices.get(row.device).map_or("-", |device| device.uuid.as_str());
+        let _ = writeln!(
+            text,
+            "{device} {} {} {} {} {} {}",
+            row.pid,
+            row.user.as_deref().unwrap_or("-"),
+            row.flags.join(","),
+            bytes(row.used_bytes.and_then(|bytes| i64::try_from(bytes).ok())),
+            bytes(row.tracked_bytes),
+            row.why.as_deref().unwrap_or("-")
+        );
+    }
+    text
+}
+
+/// The end of the log: a private daemon's beside its sockets, the system's in the journal.
+fn log(told: &Told) -> Option<String> {
+    let beside = told.daemon.as_ref().map(|(control, _)| control.with_file_name("gpumemd.log"));
+    if let Some(text) = beside.and_then(|path| end_of(&path).ok()) {
+        return Some(text);
+    }
+    let mut command = Command::new("journalctl");
+    command.args([
+        "--unit=gpumemd",
+        "--lines=200",
+        "--no-pager",
+        "--output=short-iso",
+        "--quiet",
+        "--no-hostname",
+    ]);
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.success() && !text.trim().is_empty()).then_some(text)
+}
+
+fn end_of(path: &Path) -> std::io::Result<String> {
+    let mut file = fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES)))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let lines: Vec<&str> = text.lines().collect();
+    let last = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default();
+    Ok(last.join("\n") + "\n")
+}
