@@ -298,7 +298,7 @@ fn ends_unseen(node: &Node) {
     });
     let held = run["devices"][0]["last"]["tracked_bytes"].as_i64();
     assert_eq!(held, Some(of_end.tracked), "{}", run["devices"][0]["last"]);
-    boot.sh("rm /run/systemd/system/gpumemd.service.d/20-slow.conf; systemctl daemon-reload");
+    boot.sh("rm /run/systemd/system/gpumemd.service.d/20-slow.conf; systemctl daemon-reload; systemctl reset-failed short");
 }
 
 /// What the unit lets the daemon do, seen from inside.
