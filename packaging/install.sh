@@ -81,6 +81,7 @@ install_all() {
 
   documents=$prefix/share/doc/gpumem
   put 644 "$root/config/gpumemd.toml" "$documents/gpumemd.toml"
+  tree "$root/systemd/drop-ins" "$documents/systemd"
   for folder in rules prometheus grafana kubernetes slurm; do
     tree "$root/config/$folder" "$documents/$folder"
   done
