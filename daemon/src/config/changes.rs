@@ -20,6 +20,7 @@ const AT_ONCE: &[&str] = &[
     "metrics.tags",
     "metrics.fold_younger_s",
     "metrics.rules",
+    "metrics.page",
     "private.idle_exit_s",
 ];
 
