@@ -91,7 +91,9 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
         if let Some(first) = names.first_mut() {
             *first = "sum".to_owned();
         }
-        let complete = |&column: &usize| [PREDATES, PEAK].contains(&column) || steps.iter().all(|row| row[column].is_some());
+        let complete = |&column: &usize| {
+            [PREDATES, PEAK].contains(&column) || steps.iter().all(|row| row[column].is_some())
+        };
         let note = if columns.iter().all(complete) { String::new() } else { "of what is known".to_owned() };
         let of = |&column: &usize| if column == PEAK { String::new() } else { cell(sum(column)) };
         rows.push(Cells { names, amounts: columns.iter().map(of).collect(), note });
@@ -238,7 +240,8 @@ mod tests {
 
     fn line(name: &str, amounts: [Option<i64>; 5]) -> Line {
         let [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes] = amounts;
-        let amounts = Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
+        let amounts =
+            Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
         Line { names: vec![name.into()], amounts, note: String::new() }
     }
 
