@@ -1,13 +1,14 @@
 //! What can be typed.
 
 mod compare;
+mod picture;
 mod top;
 
 pub use compare::{Diff, Explain, Export, Runs};
+pub use picture::{Picture, Plot, Traced, Window};
 pub use top::Top;
 
 use crate::exit::NoStore;
-use crate::when::When;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpumem_runs::import::{FORMATS, Format};
@@ -35,6 +36,8 @@ pub enum Command {
     Report(Box<Report>),
     /// Tell why memory ran out: the request, who had the device, what would have helped
     Oom(Oom),
+    /// Sum the processes of a job, on this node or with a Prometheus on all; without ID: list the jobs
+    Job(Job),
     /// Say what a word of a report means, with the numbers of a run
     Explain(Explain),
     /// Tell what one run holds more than another, and why; a gate for tests
@@ -89,6 +92,23 @@ pub struct Ps {
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
+    #[command(flatten)]
+    pub socket: SocketPath,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = crate::exit::HELP)]
+pub struct Job {
+    /// Name or id of the job, Slurm's, or the pod's name or uid; all jobs if left out
+    pub id: Option<String>,
+    /// One JSON document (docs/who.md)
+    #[arg(long)]
+    pub json: bool,
+    /// Ask this Prometheus, which scrapes the daemons of all nodes, instead of this node
+    #[arg(long, value_name = "URL", conflicts_with_all = ["given", "socket"])]
+    pub prometheus: Option<String>,
+    #[command(flatten)]
+    pub store: StorePath,
     #[command(flatten)]
     pub socket: SocketPath,
 }
@@ -298,15 +318,8 @@ pub struct Report {
     /// What each training step held instead: a row each (with --csv or --json too)
     #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
     pub iterations: bool,
-    /// Only the time since then: 90s, 1h30m or 2d ago, 10:30, a date and time, a mark
-    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
-    pub since: Option<When>,
-    /// What was held at that time, beside what is held now
-    #[arg(long, value_name = "TIME", group = "window", conflicts_with = "job")]
-    pub at: Option<When>,
-    /// Only from one time to another
-    #[arg(long, value_name = "A,B", group = "window", conflicts_with = "job", value_parser = crate::when::two)]
-    pub between: Option<(When, When)>,
+    #[command(flatten)]
+    pub window: Window,
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, value_name = "N|UUID")]
     pub device: Option<String>,
@@ -329,88 +342,6 @@ pub struct Report {
     pub store: StorePath,
     #[command(flatten)]
     pub socket: SocketPath,
-}
-
-/// A picture instead (docs/pictures.md).
-#[derive(Debug, Clone, Default, Args)]
-pub struct Picture {
-    /// A picture for pages
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
-    pub svg: bool,
-    /// The same for print
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
-    pub pdf: bool,
-    /// The same as pixels
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
-    pub png: bool,
-    /// What it shows [default: peak; of several runs compare]
-    #[arg(long, value_name = "WHAT", requires = "drawn")]
-    pub plot: Option<Plot>,
-    /// What stands above it
-    #[arg(long, value_name = "TEXT", requires = "drawn")]
-    pub title: Option<String>,
-    /// Categories of at most this share are one part of it, named below it
-    #[arg(long, value_name = "PERCENT", requires = "drawn", value_parser = percent)]
-    pub hide_below: Option<f64>,
-}
-
-impl Picture {
-    /// Whether one is asked for.
-    pub fn is_asked(&self) -> bool {
-        self.svg || self.pdf || self.png
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Plot {
-    /// Layers and data structures at the peak, as two stacked bars
-    Peak,
-    /// A bar per category at the peak
-    Categories,
-    /// What was held over time
-    Timeline,
-    /// The peaks of several runs side by side
-    Compare,
-}
-
-impl From<Plot> for gpumem_runs::plot::Picture {
-    fn from(plot: Plot) -> Self {
-        match plot {
-            Plot::Peak => Self::Peak,
-            Plot::Categories => Self::Categories,
-            Plot::Timeline => Self::Timeline,
-            Plot::Compare => Self::Compare,
-        }
-    }
-}
-
-/// `2`, `0.5`, `2%`.
-fn percent(text: &str) -> Result<f64, String> {
-    let number: Option<f64> = text.trim_end_matches('%').trim_end().parse().ok();
-    number
-        .filter(|percent| (0.0..=100.0).contains(percent))
-        .ok_or_else(|| "a share is 0 to 100 percent".to_owned())
-}
-
-/// For other tools (docs/pictures.md).
-#[derive(Debug, Clone, Default, Args)]
-pub struct Traced {
-    /// A trace for Perfetto and chrome://tracing
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
-    pub chrome_trace: bool,
-    /// Stacks at the peak for flame graphs: frames;of;a;path bytes
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
-    pub collapsed: bool,
-    /// Nested JSON of the peak for treemaps: {name, children} or {name, value}
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
-    pub treemap: bool,
-}
-
-impl Traced {
-    /// Whether one is asked for.
-    pub fn is_asked(&self) -> bool {
-        self.chrome_trace || self.collapsed || self.treemap
-    }
 }
 
 /// Where a report goes.

@@ -42,6 +42,7 @@ fn run(command: args::Command) -> u8 {
         args::Command::Detach(detach) => return command::run::detach(&detach),
         args::Command::Generate(generate) => command::generate::run(&generate),
         args::Command::Ps(ps) => command::ps::run(&ps),
+        args::Command::Job(job) => command::job::run(&job),
         args::Command::Top(top) => command::top::run(&top),
         args::Command::Doctor(doctor) => match command::doctor::run(&doctor) {
             Ok(code) => return code,

@@ -1,7 +1,7 @@
 //! Puts the daemon together: the only file that names sources and views.
 
 use crate::clock;
-use crate::config::{self, Config, Home, Settings};
+use crate::config::{self, Change, Config, Home, Keys, Settings};
 use crate::core::{Board, Core, Order};
 use crate::keeper::Keeper;
 use crate::recorder::Recorder;
@@ -63,13 +63,20 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// The configuration as it is typed now.
+    ///
+    /// # Errors
+    /// See [`config::Error`].
+    pub fn config(&self) -> Result<Config, config::Error> {
+        Config::load(self.file.as_deref())
+    }
+
     /// The settings as they are meant now.
     ///
     /// # Errors
     /// See [`config::Error`].
     pub fn settings(&self) -> Result<Settings, config::Error> {
-        let file = self.file.as_deref();
-        Settings::of(&Config::load(file)?, self.private, &self.home)
+        Settings::of(&self.config()?, self.private, &self.home)
     }
 }
 
@@ -79,6 +86,7 @@ impl Setup {
 /// What keeps it from starting: a configuration, a socket. Nothing later does.
 pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyhow::Result<()> {
     let stats = Arc::new(Stats::default());
+    let keys = Keys::of(&setup.config()?);
     let rules = Arc::new(Groupings::load(&settings.rules)?);
     let recorder = record(&settings, &stats)?;
     let mut listeners = Listeners::open(&setup, &settings)?;
@@ -136,7 +144,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         "gpumemd is ready"
     );
 
-    let mut live = Live { setup, settings, stats, agents, sight, http_connections, orders };
+    let mut live = Live { setup, settings, keys, stats, agents, sight, http_connections, orders };
     loop {
         let idle = live.settings.idle_exit;
         tokio::select! {
@@ -249,6 +257,8 @@ impl Listeners {
 struct Live {
     setup: Setup,
     settings: Settings,
+    /// As they are in force.
+    keys: Keys,
     stats: Arc<Stats>,
     agents: Arc<Agents>,
     sight: Arc<Sight>,
@@ -278,9 +288,9 @@ impl Live {
     }
 
     async fn take_settings(&mut self) -> anyhow::Result<()> {
-        let new = self.setup.settings()?;
+        let config = self.setup.config()?;
+        let new = Settings::of(&config, self.setup.private, &self.setup.home)?;
         let rules = Arc::new(Groupings::load(&new.rules)?);
-        let (at_once, later) = self.settings.changes(&new);
         if self.settings.record != new.record {
             let recorder = record(&new, &self.stats)?;
             let _ = self.orders.send(Order::Record(recorder)).await;
@@ -293,13 +303,16 @@ impl Live {
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);
         }
-        match (at_once.is_empty(), later.is_empty()) {
-            (true, true) => tracing::info!("the configuration was read again: nothing changed"),
-            (false, _) => tracing::info!(changed = at_once.join(", "), "the configuration was read again"),
-            _ => {}
+        let changes = self.keys.take(&Keys::of(&config));
+        if changes.is_empty() {
+            tracing::info!("the configuration was read again: nothing changed");
         }
-        if !later.is_empty() {
-            tracing::warn!(keys = later.join(", "), "these changes need a restart");
+        for Change { key, old, new, at_once } in changes {
+            if at_once {
+                tracing::info!(key, old, new, "the configuration was read again: changed");
+            } else {
+                tracing::warn!(key, old, new, "the configuration was read again: this needs a restart");
+            }
         }
         // What needs a restart stays as it is running.
         self.settings = Settings {

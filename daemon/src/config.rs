@@ -4,7 +4,10 @@
 //! A key that does not exist, or a value that makes no sense, is refused with file, line, key and what is
 //! allowed: a daemon that guessed would be found out a week later.
 
+mod changes;
 mod check;
+
+pub use changes::{Change, Keys};
 
 use crate::core::Pace;
 use crate::keeper::Retention;
@@ -12,7 +15,7 @@ use crate::source::agent::Limits;
 use crate::source::{kernel, nvml, process};
 use crate::view::Shown;
 use gpumem_runs::rules::Groupings;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +25,7 @@ use std::time::Duration;
 pub const USUAL_PATH: &str = "/etc/gpumemd/gpumemd.toml";
 
 /// The file as typed. config/gpumemd.toml has every key with its default and what it means.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)] // documented where people read it
 pub struct Config {
@@ -39,7 +42,7 @@ pub struct Config {
 }
 
 /// How much of other users' processes is shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tenants {
     /// User, pid and bytes.
@@ -49,7 +52,7 @@ pub enum Tenants {
     Anonymous,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Agent {
@@ -67,7 +70,7 @@ pub struct Agent {
     pub rows_per_process: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Nvml {
@@ -89,7 +92,7 @@ pub struct Nvml {
     pub trust_pids: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Kernel {
@@ -97,7 +100,7 @@ pub struct Kernel {
     pub control_groups: PathBuf,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Who {
@@ -107,7 +110,7 @@ pub struct Who {
     pub job_mapping: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Runs {
@@ -122,11 +125,11 @@ pub struct Runs {
     pub max_size_mib: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Metrics {
-    #[serde(deserialize_with = "check::address")]
+    #[serde(deserialize_with = "check::address", serialize_with = "changes::address")]
     pub listen: Option<SocketAddr>,
     #[serde(deserialize_with = "check::connections")]
     pub connections: usize,
@@ -141,7 +144,7 @@ pub struct Metrics {
 }
 
 /// What the live page tells whoever can open it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Page {
     /// There is none.
@@ -153,13 +156,13 @@ pub enum Page {
     Tags,
 }
 
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs)]
 pub struct Private {
     #[serde(deserialize_with = "check::seconds")]
     pub idle_exit_s: f64,
-    #[serde(deserialize_with = "check::address")]
+    #[serde(deserialize_with = "check::address", serialize_with = "changes::address")]
     pub listen: Option<SocketAddr>,
 }
 
@@ -460,36 +463,6 @@ impl Settings {
     pub fn shown(&self, rules: Arc<Groupings>) -> Shown {
         let Settings { tenants, max_series, tags, young, page, .. } = *self;
         Shown { tenants, max_series, tags, young, rules, page }
-    }
-
-    /// Names of the settings that differ in `other`, for those that can change while the daemon runs, and those
-    /// that need a restart.
-    pub fn changes(&self, other: &Settings) -> (Vec<&'static str>, Vec<&'static str>) {
-        let differ = [
-            (self.limits != other.limits, "agent", true),
-            (self.pace.checkpoint != other.pace.checkpoint, "runs.checkpoint_every_s", true),
-            (self.pace.roll != other.pace.roll, "runs.roll_every_s", true),
-            (self.retention.age != other.retention.age, "runs.keep_days", true),
-            (self.retention.bytes != other.retention.bytes, "runs.max_size_mib", true),
-            (self.pace.rows_per_process != other.pace.rows_per_process, "agent.rows_per_process", true),
-            (self.record != other.record, "record", true),
-            (self.tenants != other.tenants, "tenants", true),
-            (self.max_series != other.max_series, "metrics.max_series", true),
-            (self.tags != other.tags, "metrics.tags", true),
-            (self.young != other.young, "metrics.fold_younger_s", true),
-            (self.rules != other.rules, "metrics.rules", true),
-            (self.page != other.page, "metrics.page", true),
-            (self.http_connections != other.http_connections, "metrics.connections", true),
-            (self.idle_exit != other.idle_exit, "private.idle_exit_s", true),
-            (self.runtime_dir != other.runtime_dir, "runtime_dir", false),
-            (self.store != other.store, "runs.store", false),
-            (self.nvml != other.nvml, "nvml", false),
-            (self.kernel != other.kernel, "kernel", false),
-            (self.who != other.who, "who", false),
-            (self.listen != other.listen, "metrics.listen", false),
-        ];
-        let of = |live| differ.iter().filter(move |(differs, _, at_once)| *differs && *at_once == live);
-        (of(true).map(|(_, name, _)| *name).collect(), of(false).map(|(_, name, _)| *name).collect())
     }
 }
 

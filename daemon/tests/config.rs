@@ -3,10 +3,9 @@
 
 mod common;
 
-use common::{parse, settings};
+use common::parse;
 use gpumemd::config::{Config, Home, Settings};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 fn shipped() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/gpumemd.toml");
@@ -101,13 +100,4 @@ fn who_runs_it_decides_where_things_are() {
     let service = (Some(path("/var/lib/gpumemd")), Some(path("/run/gpumemd")));
     assert_eq!(of(false, &Home { service, ..home(995) }), root);
     assert!(Settings::of(&Config::default(), true, &Home { home: None, ..bare }).is_err());
-}
-
-#[test]
-fn changes_are_told_apart_by_whether_they_need_a_restart() {
-    let old = settings("");
-    let new = settings("tenants = \"anonymous\"\n[nvml]\nmemory_hz = 20\n[runs]\ncheckpoint_every_s = 1.0\n");
-    assert_eq!(old.changes(&new), (vec!["runs.checkpoint_every_s", "tenants"], vec!["nvml"]));
-    assert_eq!(new.pace.checkpoint, Duration::from_secs(1));
-    assert_eq!(old.changes(&old), (vec![], vec![]));
 }

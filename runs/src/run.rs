@@ -57,6 +57,11 @@ impl Source {
     pub fn is_watched(&self) -> bool {
         self.kind == "daemon" || self.kind == crate::export::FORMAT
     }
+
+    /// Agents and daemons of ours told it, and not a file of another tool.
+    pub fn is_own(&self) -> bool {
+        self.is_watched() || self.kind == "recording"
+    }
 }
 
 /// What record times mean.

@@ -17,7 +17,7 @@ FOLDER = pathlib.Path(sys.argv[1])
 #: The oldest and the newest that are promised; the policy's API is younger.
 VERSIONS = {"base": ["1.28", "1.37"], "example": ["1.28", "1.37"], "policy": ["1.36", "1.37"]}
 #: Of the base: nothing else of the node is mounted.
-NODE = {"/run/gpumemd", "/var/lib/gpumemd", "/var/lib/gpumem"}
+NODE = {"/run/gpumemd", "/var/lib/gpumemd", "/var/lib/gpumem", "/var/log/containers"}
 NAME = {"app.kubernetes.io/name": "gpumemd"}
 
 
@@ -62,6 +62,9 @@ def strict(schema):
     if isinstance(schema, dict):
         for part in list(schema.values()):
             strict(part)
+        if isinstance(schema.get("pattern"), str):
+            # Go's expressions may have their flags anywhere.
+            schema["pattern"] = schema["pattern"].replace("^(?i)", "(?i)^")
         if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
             if schema.get("type") == "object" and "spec" not in schema["properties"]:
                 schema.setdefault("additionalProperties", False)
@@ -105,7 +108,8 @@ def privileges():
     environment = {entry["name"]: entry["value"] for entry in daemon["env"]}
     assert environment == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
     mounts = {mount["name"]: mount for mount in daemon["volumeMounts"]}
-    assert mounts.keys() == {"run", "state", "config"}, "what training loads is not the daemon's to write"
+    assert mounts.keys() == {"run", "state", "config", "names"}, "what training loads is not the daemon's to write"
+    assert mounts["names"]["readOnly"] and mounts["names"]["mountPath"] == "/var/log/containers"
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert daemon[name]["httpGet"] == {"path": "/healthz", "port": "metrics"}, name
     (port,) = daemon["ports"]
@@ -133,6 +137,9 @@ def monitoring():
     documents = load("monitoring")
     monitor = of_kind(documents, "PodMonitor")["spec"]
     assert monitor["selector"]["matchLabels"] == NAME and monitor["jobLabel"] == next(iter(NAME))
+    rule = of_kind(documents, "PrometheusRule")
+    names = [group["name"] for group in rule["spec"]["groups"]]
+    assert len(names) >= 2 and len(set(names)) == len(names)
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] == "metrics" and endpoint["honorLabels"]
     dropped = [rule["regex"] for rule in endpoint["relabelings"] if rule.get("action") == "labeldrop"]

@@ -1,29 +1,20 @@
 #!/bin/sh
-# A real Slurm of one node, by hand: its packages over this machine's own files, in mounts, processes and a network of their
-# own, without installing anything. Its daemons end with the commands.
+# A real Slurm of one node, by hand: its packages over this machine's own files, nothing installed (over.sh). Its daemons end
+# with the commands.
 #
 #   slurm.sh PACKAGES FOLDER SCRIPTS OURS FAKE COMMANDS    PACKAGES: unpacked; FOLDER: everybody's, with sim.env and what is made here;
 #                                                         SCRIPTS: config/slurm; COMMANDS: a shell script, run as alice (uid 1500)
 set -e
 if [ "$1" != inside ]; then
-  exec unshare --mount --net --uts --pid --fork --kill-child --mount-proc --propagation private "$0" inside "$@"
+  exec "${0%/*}/over.sh" "$1" "$2" "$0" inside "$@"
 fi
-packages=$2 folder=$3 scripts=$4 ours=$5 fake=$6 commands=$7
-top=$folder/top
-mkdir -p "$top"
-mount -t tmpfs none "$top"
-mkdir "$top/upper" "$top/work" "$top/root"
-cp -a "$packages/." "$top/upper/"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$top/upper,workdir=$top/work" "$top/root"
-cd "$top/root"
-for place in proc sys dev tmp; do mount --rbind "/$place" "$place"; done
-mount -t tmpfs none run
+folder=$3 scripts=$4 ours=$5 fake=$6 commands=$7
+cd /
 mkdir -p run/gpumemd opt/ours opt/fake etc/slurm/gpumem var/spool/slurmctld var/spool/slurmd home/alice
 mount --bind "$ours" opt/ours
 mount --bind "$fake" opt/fake
 
 hostname node0
-ip link set lo up
 ip link add veth0 type veth peer name veth1
 ip addr add 10.99.0.1/24 dev veth0
 ip link set veth0 up
@@ -70,4 +61,4 @@ set -e
 for i in \$(seq 300); do sinfo -h -o %T 2> /dev/null | grep -qx idle && break; sleep 0.1; done
 setpriv --reuid 1500 --regid 1500 --clear-groups env HOME=/home/alice USER=alice sh -e $commands
 END
-exec chroot . sh /run/inside
+exec sh /run/inside

@@ -1,4 +1,4 @@
-//! A real Chromium without a window: opens files, does what a user does, and tells what they log and ask for.
+//! A real Chromium without a window: opens files and pages of this machine, does what a user does, and tells what they log and ask for.
 //!
 //! It is driven over a pipe with its DevTools protocol: JSON messages, each ended by a zero byte. No name resolves in it,
 //! and every request of a page is written down.
@@ -71,7 +71,7 @@ impl Browser {
             "--disable-dev-shm-usage",
         ]);
         command
-            .arg("--host-resolver-rules=MAP * ~NOTFOUND")
+            .arg("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
             .arg(format!("--user-data-dir={}", dir.display()));
         command.arg("about:blank").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("it runs");
@@ -157,10 +157,18 @@ impl Browser {
     /// # Panics
     /// When it is not.
     pub fn open(&mut self, file: &Path) {
+        self.visit(&format!("file://{}", file.display()));
+    }
+
+    /// The same of an address.
+    ///
+    /// # Panics
+    /// When it does not load.
+    pub fn visit(&mut self, url: &str) {
         self.requests.clear();
         self.logged.clear();
         self.is_loaded = false;
-        self.call("Page.navigate", json!({"url": format!("file://{}", file.display())}));
+        self.call("Page.navigate", json!({"url": url}));
         while !self.is_loaded {
             self.next("a loaded page");
         }

@@ -2,7 +2,9 @@
 #![allow(missing_docs)]
 
 use gpumem_tests::live::programs::programs;
-use gpumem_tests::live::{Daemon, Job, Machine, until};
+use gpumem_tests::live::{Daemon, Job, Machine, packages, torch, until};
+use std::path::Path;
+use std::process::Command;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 /// Until it is told that it is enough.
@@ -53,4 +55,34 @@ fn an_mps_server_is_left_alone_whatever_its_environment() {
         entries.flatten().filter_map(target).filter(is_ours).count()
     };
     assert!(sockets(trainer.pid()) >= 2 && sockets(served.pid()) == 0);
+}
+
+/// Ray and notebook kernels are many packages: tests/fleet/launchers.py takes any interpreter that has them.
+#[test]
+fn launchers_hand_the_variables_on_as_is_written() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fleet/launchers.py");
+    let machine = Machine::new(&["devices=1"]);
+    let (mut command, beside) = match packages::unpacked("launchers", &["openmpi-bin", "sudo"]) {
+        Some(packages) => {
+            let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("fleet/over.sh"));
+            command.arg(packages).arg(&machine.dir).arg("python3");
+            (command, &["sudo ", "sudo --preserve-env=", "mpirun -x"][..])
+        }
+        None => (Command::new("python3"), &[][..]),
+    };
+    command.arg(script);
+    let wheel = torch::versions().first().and_then(|version| torch::wheel(version));
+    if let Some(wheel) = &wheel {
+        command.arg(wheel.dir.join("venv/bin/python"));
+        let path = std::env::join_paths([wheel.dir.join("lib"), programs().fake.join("lib")]).expect("paths");
+        command.env("LD_LIBRARY_PATH", path);
+    }
+    let output = command.output().expect("the script runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let torchrun = wheel.iter().map(|_| "torchrun ");
+    for name in beside.iter().copied().chain(torchrun).chain(["env -i ", "multiprocessing "]) {
+        assert!(said.lines().any(|line| line.starts_with(name)), "{name} is missing:\n{said}");
+    }
 }

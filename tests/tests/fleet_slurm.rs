@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use gpumem_tests::live::programs::programs;
-use gpumem_tests::live::{Machine, until};
+use gpumem_tests::live::{Machine, packages, until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -16,54 +16,10 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn quiet(command: &mut Command) -> bool {
-    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
-/// Debian's packages of Slurm, and what of theirs this machine lacks, unpacked and not installed.
-fn packages() -> Option<PathBuf> {
-    const WANTED: [&str; 3] = ["slurmctld", "slurmd", "slurm-client"];
-    let place = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools/slurm");
-    let root = place.join("root");
-    if root.exists() {
-        return Some(root);
-    }
-    std::fs::create_dir_all(place.join("debs")).ok()?;
-    let missing = || {
-        let mut simulate = Command::new("apt-get");
-        simulate.args(["install", "-s", "--no-install-recommends"]).args(WANTED);
-        let said = text(&simulate.output().ok()?);
-        let names = said.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next());
-        Some(names.map(str::to_owned).collect::<Vec<_>>()).filter(|names| !names.is_empty())
-    };
-    let download = || {
-        let names = missing().unwrap_or_default();
-        !names.is_empty()
-            && quiet(Command::new("apt-get").arg("download").args(names).current_dir(place.join("debs")))
-    };
-    if !download() {
-        quiet(Command::new("apt-get").arg("update"));
-        download();
-    }
-    // Older packages have a lib/ of their own, which would hide the machine's link to usr/lib.
-    let unpack = "set -e; mkdir new; for deb in debs/*.deb; do dpkg-deb -x $deb new; done; \
-                  if [ -d new/lib ]; then cp -a new/lib/. new/usr/lib/; rm -r new/lib; fi; \
-                  test -x new/usr/sbin/slurmd-wlm; mv new root";
-    quiet(Command::new("sh").args(["-c", unpack]).current_dir(&place)).then_some(root)
-}
-
 #[test]
 fn a_real_slurm_runs_jobs_with_prolog_and_epilog() {
-    let mut may = Command::new("unshare");
-    may.args(["--mount", "--net", "--uts", "--pid", "--fork", "true"]);
-    if !quiet(&mut may) {
-        eprintln!("skipped: no machine of its own can be made here (root is needed)");
+    let Some(packages) = packages::unpacked("slurm", &["slurmctld", "slurmd", "slurm-client"]) else {
         return;
-    }
-    let Some(packages) = packages() else {
-        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "there is no Slurm");
-        return eprintln!("skipped: Debian's Slurm cannot be had");
     };
     let machine = Machine::new(&["devices=2"]);
     let folder = machine.dir.join("slurm");

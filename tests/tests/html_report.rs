@@ -369,6 +369,9 @@ fn it_fits_every_window_in_light_and_dark() {
             // No label of the picture stands on another.
             let collisions = "(() => { const boxes = [...document.querySelectorAll('#timeline text')].map((text) => [text.textContent, text.getBoundingClientRect()]); return boxes.flatMap(([a, one], at) => boxes.slice(at + 1).filter(([, other]) => one.left < other.right - 1 && other.left < one.right - 1 && one.top < other.bottom - 3 && other.top < one.bottom - 3).map(([b]) => a + ' on ' + b)); })()";
             assert_eq!(page.eval(collisions), json!([]), "{name} {width}");
+            // A long name takes one line, and its last part is seen.
+            let tall = "[...document.querySelectorAll('.bars .pick')].filter((it) => it.offsetHeight > 1.9 * parseFloat(getComputedStyle(it).fontSize) || it.querySelector('.path > :last-child').offsetWidth === 0).map((it) => it.textContent).slice(0, 3)";
+            assert_eq!(page.eval(tall), json!([]), "{name} {width}");
             grounds.push(page.eval("getComputedStyle(document.documentElement).backgroundColor"));
             let picture = page.browser.screenshot(true);
             assert!(picture.starts_with(b"\x89PNG") && picture.len() > 20_000, "{name} {width}");

@@ -5,12 +5,16 @@
 #[path = "package/root.rs"]
 mod root;
 
-use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::prometheus::free_address;
+use gpumem_tests::live::{Machine, until};
 use root::{Folder, Root, done, project};
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -23,6 +27,22 @@ fn deb(out: &Path, version: &str) -> PathBuf {
     done(&mut make).trim().into()
 }
 
+/// The package of this version, made once for all tests.
+fn package() -> &'static Path {
+    static PACKAGE: OnceLock<PathBuf> = OnceLock::new();
+    PACKAGE.get_or_init(|| deb(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("package"), VERSION))
+}
+
+/// Whether the machine has this program of Debian's; with GPUMEM_TOOLS_REQUIRED it must have.
+fn has(program: &str) -> bool {
+    let has = Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
+    assert!(has || std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "there is no {program}");
+    if !has {
+        eprintln!("skipped: there is no {program}");
+    }
+    has
+}
+
 /// All paths of the root, but those that any installation of any package makes.
 const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o -path /dev -o -path /var/cache \
     -o -path /var/log -o -path /var/lib/dpkg \) -prune -o -print | LC_ALL=C sort";
@@ -30,9 +50,8 @@ const PATHS: &str = r"find / -xdev \( -path /proc -o -path /run -o -path /tmp -o
 #[test]
 fn the_package_is_whole_and_leaves_nothing() {
     let Some(root) = Root::new("whole") else { return };
-    let out = Folder::new("whole-deb");
     let before = root.sh(PATHS);
-    let package = root.take(&deb(&out.0, VERSION));
+    let package = root.take(package());
     root.sh(&format!("dpkg -i {package}"));
 
     let library = format!("/usr/lib/gpumem/{VERSION}/libgpumem.so");
@@ -80,7 +99,7 @@ fn the_package_is_whole_and_leaves_nothing() {
     let complete = |words: &str, at: usize| {
         root.sh(&format!(
             ". /usr/share/bash-completion/completions/gpumemctl; COMP_WORDS=({words}) COMP_CWORD={at}; w=({words}); \
-             _gpumemctl gpumemctl \"${{w[{at}]}}\" \"${{w[{at} - 1]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+             _gpumemctl gpumemctl \"${{w[{at}]}}\" \"${{w[{at} - 1]}}\" || true; printf '%s\\n' \"${{COMPREPLY[@]}}\""
         ))
     };
     assert_eq!(complete("gpumemctl rep", 1), "report\n");
@@ -102,17 +121,21 @@ fn the_package_is_whole_and_leaves_nothing() {
 /// A process that carries the library, or only its path; its pid in the root.
 fn carrier(root: &Root, variable: &str, version: &str) -> String {
     let start = format!(
-        "{variable}=/usr/lib/gpumem/{version}/libgpumem.so setsid sleep 500 > /dev/null 2>&1 & \
-         until [ \"$(readlink /proc/$!/exe)\" = /usr/bin/sleep ]; do :; done; echo $!"
+        "{variable}=/usr/lib/gpumem/{version}/libgpumem.so setsid sleep 500 > /dev/null 2>&1 & echo $!"
     );
-    root.sh(&start).trim().to_owned()
+    let pid = root.sh(&start).trim().to_owned();
+    until(20, "sleep", || {
+        let program = root.sh(&format!("readlink /proc/{pid}/exe"));
+        program.contains("/sleep").then_some(())
+    });
+    pid
 }
 
 #[test]
 fn a_version_stays_until_nobody_needs_it() {
     let Some(root) = Root::new("versions") else { return };
     let out = Folder::new("versions-deb");
-    let (old, new) = (root.take(&deb(&out.0, "0.0.9")), root.take(&deb(&out.0, VERSION)));
+    let (old, new) = (root.take(&deb(&out.0, "0.0.9")), root.take(package()));
     root.sh(&format!("dpkg -i {old}; echo '# mine' >> /etc/gpumemd/gpumemd.toml"));
     let there = || root.sh("cd /usr/lib/gpumem; readlink current; ls -d [0-9]*");
     let inode = |version: &str| root.sh(&format!("stat -c %i /usr/lib/gpumem/{version}/libgpumem.so"));
@@ -131,7 +154,10 @@ fn a_version_stays_until_nobody_needs_it() {
     // As long as one process has it, and no longer.
     root.sh(&format!("kill {mapped}; /usr/lib/gpumem/versions clean"));
     assert_eq!(there(), format!("{VERSION}\n0.0.9\n{VERSION}\n"));
-    root.sh(&format!("kill {told}; while [ -e /proc/{told} ]; do sleep 0.01; done"));
+    root.sh(&format!("kill {told}"));
+    until(20, "its end", || {
+        (root.sh(&format!("ls -d /proc/{told} || true")).contains("cannot")).then_some(())
+    });
     root.sh("/usr/lib/gpumem/versions clean");
     assert_eq!(there(), format!("{VERSION}\n{VERSION}\n"));
 
@@ -154,19 +180,16 @@ fn a_version_stays_until_nobody_needs_it() {
 
 #[test]
 fn the_package_can_be_made_again_and_lintian_has_nothing_to_say() {
-    let (one, two) = (Folder::new("one"), Folder::new("two"));
-    let (first, second) = (deb(&one.0, VERSION), deb(&two.0, VERSION));
-    let same = std::fs::read(&first).expect("read") == std::fs::read(&second).expect("read");
+    let again = Folder::new("again");
+    let (first, second) = (package(), deb(&again.0, VERSION));
+    let same = std::fs::read(first).expect("read") == std::fs::read(&second).expect("read");
     assert!(same, "two packages of the same files differ");
 
-    let has_lintian = Command::new("lintian").arg("--version").stdout(Stdio::null()).status().is_ok();
-    if !has_lintian {
-        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "there is no lintian");
-        eprintln!("skipped: there is no lintian");
+    if !has("lintian") {
         return;
     }
     let mut lintian = Command::new("lintian");
-    lintian.args(["--fail-on", "error,warning", "--allow-root"]).arg(&first);
+    lintian.args(["--fail-on", "error,warning", "--allow-root"]).arg(first);
     assert_eq!(done(&mut lintian), "");
 }
 
@@ -191,9 +214,8 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
     assert!(installed.contains(&version("libgpumem.so")) && installed.contains("./usr/lib/gpumem/current"));
 
     let out = Folder::new("install-deb");
-    let package = deb(&out.0, VERSION);
     let unpacked = out.0.join("unpacked");
-    done(Command::new("dpkg-deb").arg("-x").arg(package).arg(&unpacked));
+    done(Command::new("dpkg-deb").arg("-x").arg(package()).arg(&unpacked));
     // Where Debian wants something elsewhere, or postinst makes it.
     let debian = |path: &String| {
         let path = path.trim_end_matches(".gz").replace("zsh/vendor-completions", "zsh/site-functions");
@@ -239,4 +261,68 @@ fn the_archive_runs_from_any_folder() {
         let daemon = done(machine.command(place.join("bin/gpumemd")).arg("--check"));
         assert_eq!(daemon, "the configuration is right\n");
     }
+}
+
+#[test]
+fn the_image_serves_metrics_and_has_what_init_containers_need() {
+    if !has("buildah") || !has("mmdebstrap") {
+        return;
+    }
+    let machine = Machine::new(&["devices=2"]);
+    std::fs::set_permissions(machine.sim(), std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .expect("shared");
+    let buildah = |verb: &str| {
+        // A process namespace of its own: what runs in the container ends with it.
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "buildah", "--storage-driver", "vfs"]);
+        command.arg("--root").arg(machine.dir.join("store")).arg("--runroot").arg(machine.dir.join("run"));
+        command.arg(verb);
+        command
+    };
+    let words = |command: &mut Command| {
+        let output = command.stderr(Stdio::piped()).output().expect("buildah");
+        assert!(output.status.success(), "{command:?}: {}", root::said(&output));
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
+    };
+    let mut make = Command::new(project().join("packaging/image.sh"));
+    make.arg(&programs().ours).arg(machine.dir.join("package"));
+    let archive = done(&mut make);
+    let image = words(buildah("pull").arg(format!("oci-archive:{}", archive.trim())));
+    let container = words(buildah("from").arg(image.lines().last().expect("an image")));
+    let run = |options: &[String], inside: &[&str]| {
+        let mut run = buildah("run");
+        run.args(["--isolation", "chroot"]).args(options).arg(&container).arg("--").args(inside);
+        run
+    };
+    let init =
+        "cp -L /usr/lib/gpumem/current/libgpumem.so /tmp/.new && mv -f /tmp/.new /tmp/libgpumem.so && id -u";
+    assert_eq!(words(&mut run(&[], &["/bin/sh", "-ec", init])), "60837");
+    assert_eq!(words(&mut run(&[], &["gpumemctl", "--version"])), format!("gpumemctl {VERSION}"));
+
+    let address = free_address();
+    let config = machine.dir.join("gpumemd.toml");
+    std::fs::write(&config, format!("[metrics]\nlisten = \"{address}\"\n")).expect("written");
+    let options = [
+        format!("--volume={}:/driver:ro", programs().fake.join("lib").display()),
+        "--volume=/dev/shm:/dev/shm".to_owned(),
+        format!("--volume={}:/etc/gpumemd/gpumemd.toml:ro", config.display()),
+        "--env=LD_LIBRARY_PATH=/driver".to_owned(),
+        format!("--env=GPUMEM_SIM={}", machine.sim().display()),
+    ];
+    let mut daemon = run(&options, &["gpumemd"]);
+    let log = std::fs::File::create(machine.dir.join("gpumemd.log")).expect("a log");
+    let mut daemon = daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("buildah");
+    let metrics = until(30, "both devices in the metrics", || {
+        let ended = daemon.try_wait().expect("waited");
+        let log = || std::fs::read_to_string(machine.dir.join("gpumemd.log"));
+        assert!(ended.is_none(), "it ended: {:?}", log());
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        (text.matches("\ngpumem_device_used_bytes{").count() == 2).then_some(text)
+    });
+    daemon.kill().expect("ended");
+    daemon.wait().expect("ended");
+    assert!(metrics.contains(&format!("version=\"{VERSION}\"")), "{metrics}");
 }

@@ -6,7 +6,7 @@ use gpumem_runs::import::read_file;
 use gpumem_runs::plot::{Anchor, Bar, Drawing, Item, Kind, Options, Picture, Segment, Text, bars, draw};
 use gpumem_runs::report::{By, Report, collapsed, treemap};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Cell, Class, Clock, Fate, Iteration, Oom, OomKind, Run, Source};
+use gpumem_runs::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
 use gpumem_runs::timeline::Point;
 use gpumem_tests::{golden, node, samples::sample};
 use std::collections::BTreeMap;
@@ -79,6 +79,17 @@ fn crowded(names: u32) -> Run {
             ..Oom::default()
         })
         .collect();
+    let named = |(number, name): (u64, Option<&str>)| Mark {
+        time_ns: number * 1_000_000_000,
+        name: name.map(str::to_owned),
+        by: "program".into(),
+    };
+    let long = "a name\u{1b}[2J of <b>someone</b> who types a lot";
+    let names = [(12, Some("warm-up")), (26, Some(long)), (60, None), (85, Some(""))];
+    let mut marks: Vec<Mark> = names.into_iter().map(named).collect();
+    marks.push(Mark { time_ns: 0, name: Some("begin".into()), by: "gpumemctl".into() });
+    marks.push(Mark { time_ns: u64::MAX, name: Some("later".into()), by: "gpumemctl".into() });
+    run.coverage.marks = marks;
     let step = |number: u64| Iteration {
         first: number,
         last: number,
@@ -279,6 +290,22 @@ fn words_do_not_meet() {
         .iter()
         .any(|item| matches!(item, Item::Text(text) if text.text.contains("2 bytes off")));
     assert!(told, "who makes a bar that does not add up is told");
+}
+
+#[test]
+fn marks_and_ooms_are_lines_of_a_timeline() {
+    let run = crowded(3);
+    let drawing = draw(&[report(&run, None)], Picture::Timeline, &Options::default()).expect("a picture");
+    let dashed = drawing.items.iter().filter(|item| matches!(item, Item::Line { dashed: true, .. })).count();
+    assert_eq!(dashed, 3 + 5, "three times out of memory and five marks; one is outside");
+    let words = |wanted: &str| {
+        drawing.items.iter().any(|item| matches!(item, Item::Text(text) if text.text.starts_with(wanted)))
+    };
+    for name in ["OOM", "warm-up", "begin", "(unnamed)", "(blank)", "a name"] {
+        assert!(words(name), "{name}");
+    }
+    assert!(!words("later"));
+    assert!(!drawing.svg().contains('\u{1b}'));
 }
 
 #[test]

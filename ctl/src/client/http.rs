@@ -6,13 +6,16 @@ use hyper::{Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use std::path::Path;
 use std::time::Duration;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 /// The answer of a daemon with a hundred runs of ten thousand tags is a fifth of this.
 const LARGEST: usize = 256 << 20;
 /// A listening socket takes a connection at once, also that of a process that is stopped.
 const CONNECT: Duration = Duration::from_secs(1);
+/// A server on a network takes longer, or is not there.
+const REACH: Duration = Duration::from_secs(5);
 
 /// Whether somebody listens.
 pub fn reach(socket: &Path) -> Result<(), String> {
@@ -28,12 +31,28 @@ pub fn request(
 ) -> Result<(StatusCode, Bytes), String> {
     block_on(async {
         let stream = connect(socket).await?;
-        match timeout(within, exchange(stream, method, path)).await {
+        match timeout(within, exchange(stream, method, path, "gpumemd", "a daemon's control socket")).await {
             Ok(answer) => answer,
             Err(_) => Err(format!(
                 "takes connections but has not answered for {} s: is its process stopped?",
                 within.as_secs()
             )),
+        }
+    })
+}
+
+/// Gets a path from a server on the network.
+pub fn ask(authority: &str, path: &str, within: Duration) -> Result<(StatusCode, Bytes), String> {
+    block_on(async {
+        let stream = match timeout(REACH, TcpStream::connect(authority)).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(format!("cannot be reached: {error}")),
+            Err(_) => return Err(format!("cannot be reached: no answer for {} s", REACH.as_secs())),
+        };
+        let asked = exchange(stream, Method::GET, path, authority, "the address of a Prometheus");
+        match timeout(within, asked).await {
+            Ok(answer) => answer,
+            Err(_) => Err(format!("takes connections but has not answered for {} s", within.as_secs())),
         }
     })
 }
@@ -58,10 +77,17 @@ async fn connect(socket: &Path) -> Result<UnixStream, String> {
     }
 }
 
-async fn exchange(stream: UnixStream, method: Method, path: &str) -> Result<(StatusCode, Bytes), String> {
+/// `what` it should be, if it does not speak HTTP.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    method: Method,
+    path: &str,
+    host: &str,
+    what: &str,
+) -> Result<(StatusCode, Bytes), String> {
     let no_http = |error: hyper::Error| {
         if error.is_parse() {
-            "does not speak HTTP: is it a daemon's control socket?".to_owned()
+            format!("does not speak HTTP: is it {what}?")
         } else if error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
             "closed the connection without an answer".to_owned()
         } else {
@@ -74,7 +100,7 @@ async fn exchange(stream: UnixStream, method: Method, path: &str) -> Result<(Sta
     let request = Request::builder()
         .method(method)
         .uri(path)
-        .header(header::HOST, "gpumemd")
+        .header(header::HOST, host)
         .header(header::USER_AGENT, concat!("gpumemctl/", env!("CARGO_PKG_VERSION")))
         .header(header::ACCEPT, "application/json")
         .body(Empty::<Bytes>::new())

@@ -3,9 +3,11 @@
 //! ```text
 //! search      where the socket may be, and who may own it
 //! http        one request, one answer, within a time and a size
+//! prometheus  instant queries to a Prometheus, which is asked about many nodes
 //! ```
 
 mod http;
+pub mod prometheus;
 mod search;
 
 pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod export;
 pub mod generate;
 pub mod import;
+pub mod job;
 pub mod mark;
 pub mod nvml;
 pub mod ps;

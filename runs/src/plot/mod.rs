@@ -17,6 +17,7 @@ mod bars;
 mod drawing;
 mod frame;
 mod helvetica;
+mod moments;
 mod of_report;
 pub mod palette;
 mod pdf;

@@ -4,7 +4,8 @@ use super::axis::{Axis, GREY, LARGE, SMALL, words};
 use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
 use super::bars::{LIST, MARGIN, ROW, list};
 use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
-use super::palette::{BLACK, Color, WHITE};
+use super::moments;
+use super::palette::{BLACK, WHITE};
 use crate::report::By;
 use crate::report::Report;
 use crate::report::text::device_title;
@@ -15,8 +16,6 @@ const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
 /// For the numbers of the scale.
 const SCALE: f64 = 44.0;
-/// Times at which memory ran out.
-const ALARM: Color = Color(0xb8, 0x1f, 0x1f);
 
 /// What was held at a time.
 struct At {
@@ -87,7 +86,7 @@ pub(super) fn timeline(
     }
     axis.zero(plot, &mut out);
     times(report, (first, last), plot, &mut out);
-    ooms(device, (first, last), plot, &x, &mut out);
+    moments::draw(report, device, (first, last), plot, &x, &mut out);
     if let Some(at) = points.get(peak) {
         let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
         let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
@@ -307,22 +306,6 @@ fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut D
     let middle = plot.x + plot.width / 2.0;
     let name = words(&format!("{name}{since}"), middle, bottom + 28.0, SMALL);
     out.text(Text { anchor: Anchor::Middle, color: GREY, ..name });
-}
-
-/// When memory ran out.
-fn ooms(device: &Device, (first, last): (u64, u64), plot: Rect, x: &dyn Fn(u64) -> f64, out: &mut Drawing) {
-    let mut labelled = f64::NEG_INFINITY;
-    for oom in device.details.ooms.iter().filter(|oom| oom.is_true() && (first..=last).contains(&oom.time_ns))
-    {
-        let x = x(oom.time_ns);
-        let points = vec![(x, plot.y), (x, plot.y + plot.height)];
-        out.items.push(Item::Line { points, color: ALARM, width: 1.2, dashed: true, data: None });
-        if x - labelled > 30.0 {
-            let label = words("OOM", x, plot.y - 4.0, SMALL);
-            out.text(Text { anchor: Anchor::Middle, color: ALARM, bold: true, ..label });
-            labelled = x;
-        }
-    }
 }
 
 /// What the areas are, with what they were at the peak, below a heading.

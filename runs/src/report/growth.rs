@@ -1,6 +1,6 @@
 //! What of a run grows, in a sentence, as a table, and as JSON.
 
-use super::text::{clean, device_title, label};
+use super::text::{clean, device_title, whose};
 use super::units::{plural, thousands};
 use super::{By, Report};
 use crate::growth::judge::{Judgement, Verdict};
@@ -178,7 +178,10 @@ fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
 
 /// One sentence: `growth: tracked flat over 400 steps; gap flat`. `None` where nothing can be said yet.
 pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
-    let told = told_by(report, device, &[By::Tag])?;
+    // Where tags are not told, categories are.
+    let by = if report.veiled { By::Structure } else { By::Tag };
+    let mut told = told_by(report, device, &[by])?;
+    told.tags.append(&mut told.structures);
     let growth = &device.details.growth;
     let over = |judgement: &Judgement| format!(" over {}", plural(growth.units(judgement), told.per.name()));
     let is_judged = |judgement: &Judgement| judgement.verdict != Verdict::NotEnoughData;
@@ -234,7 +237,7 @@ pub fn moves(told: &Told) -> bool {
 
 /// Every verdict of every device as a table; `all` names every name.
 pub fn table(report: &Report<'_>, all: bool) -> String {
-    let mut out = format!("{}  pid {}\n", label(report.run), report.run.process.pid);
+    let mut out = format!("{}\n", whose(report.run));
     for device in &report.run.devices {
         out += &format!("\n{}\n", device_title(device));
         match told(report, device) {

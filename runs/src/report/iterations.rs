@@ -3,7 +3,7 @@
 
 use super::Report;
 use super::csv::field;
-use super::text::{clean, device_title, label};
+use super::text::{clean, device_title, whose};
 use super::units::{Unit, thousands};
 use crate::run::{Iteration, Iterations, Level};
 use serde::Serialize;
@@ -35,7 +35,7 @@ pub fn text(report: &Report<'_>) -> String {
     let mut out = String::new();
     for device in &run.devices {
         let table = &device.details.iterations;
-        let title = format!("{}  pid {}  {}", label(run), run.process.pid, device_title(device));
+        let title = format!("{}  {}", whose(run), device_title(device));
         let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, clean(&title));
         out += &rows(table);
     }

@@ -61,6 +61,8 @@ pub struct Report<'r> {
     pub window: Option<Window>,
     /// What was typed to get it, without what chooses rows and form: the next command begins with it.
     pub command: String,
+    /// It has no tags, because its reader may not know them.
+    veiled: bool,
     cells: Vec<CellView>,
     /// Category of each cell by layer, by structure, and by tag.
     categories: [Vec<Option<String>>; 3],
@@ -205,6 +207,7 @@ impl<'r> Report<'r> {
             job: None,
             window: None,
             command: "gpumemctl report".to_owned(),
+            veiled: false,
             cells,
             categories,
         }

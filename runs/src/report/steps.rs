@@ -1,7 +1,7 @@
 //! The steps of the gap as people read them: when it changed, by how much, and because of what.
 
 use super::Report;
-use super::text::{clean, device_title, label};
+use super::text::{clean, device_title, whose};
 use super::time::Times;
 use super::units::{Unit, thousands};
 use crate::run::{Clock, Device, Parts, Step};
@@ -26,12 +26,7 @@ pub fn text(report: &Report<'_>) -> String {
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        list(
-            device,
-            times,
-            &format!("{}  pid {}  {}", label(run), run.process.pid, device_title(device)),
-            &mut lines,
-        );
+        list(device, times, &format!("{}  {}", whose(run), device_title(device)), &mut lines);
     }
     if lines.is_empty() {
         lines.push("no GPU memory was seen".to_owned());

@@ -76,7 +76,8 @@ impl Veiled {
     pub fn report(&self) -> Report<'_> {
         let names = |by: &By| self.categories[*by as usize].iter().any(Option::is_some);
         let by = [By::Layer, By::Structure].into_iter().find(names).unwrap_or(By::Structure);
-        Report::with(&self.run, self.groupings.clone(), by, Vec::new(), self.categories.clone())
+        let report = Report::with(&self.run, self.groupings.clone(), by, Vec::new(), self.categories.clone());
+        Report { veiled: true, ..report }
     }
 }
 

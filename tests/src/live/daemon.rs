@@ -42,6 +42,17 @@ impl Daemon {
         Some(Daemon::start_as(machine, name, config, command))
     }
 
+    /// The same, started by another program that is given its command line: `ip netns exec NAME`.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn start_by(machine: &Machine, by: &[&str], config: &str) -> Self {
+        let (program, arguments) = by.split_first().expect("a program");
+        let mut command = machine.command(program);
+        command.args(arguments).arg(programs().ours.join("gpumemd"));
+        Daemon::start_as(machine, "daemon", config, command)
+    }
+
     fn start_as(machine: &Machine, name: &str, config: &str, mut command: Command) -> Self {
         let runtime = machine.dir.join("run");
         let recording = machine.dir.join(format!("{name}.gpumem"));

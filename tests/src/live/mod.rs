@@ -6,6 +6,7 @@
 //! machine    one simulated machine with its folder; programs that run on it
 //! daemon     a daemon on it
 //! examples   the project's examples, built
+//! packages   Debian's Slurm, Podman and such, laid over this machine for one command
 //! prometheus a real Prometheus beside it
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
@@ -21,6 +22,7 @@ pub mod daemon;
 pub mod examples;
 pub mod machine;
 pub mod mixer;
+pub mod packages;
 pub mod programs;
 pub mod prometheus;
 pub mod scene;

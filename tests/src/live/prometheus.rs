@@ -110,10 +110,20 @@ impl Server {
     /// # Panics
     /// When it does not answer.
     pub fn start(program: &Path, dir: &Path, target: SocketAddr) -> Self {
+        Server::of_fleet(program, dir, &[target])
+    }
+
+    /// The same with several targets.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn of_fleet(program: &Path, dir: &Path, targets: &[SocketAddr]) -> Self {
         let address = free_address();
         let file = dir.join("prometheus.yml");
+        let targets: Vec<String> = targets.iter().map(|target| format!("'{target}'")).collect();
+        let targets = targets.join(", ");
         let config = format!(
-            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: node\n  static_configs: [{{targets: ['{target}']}}]\n"
+            "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: gpumemd\n  static_configs: [{{targets: [{targets}]}}]\n"
         );
         std::fs::write(&file, config).expect("written");
         let mut command = Command::new(program);
@@ -124,6 +134,11 @@ impl Server {
         let job = Job::start(&mut command);
         until(60, "an answering Prometheus", || get(address, "/-/ready"));
         Server { _job: job, address }
+    }
+
+    /// Where it answers.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// The samples of an instant query: labels and value.

@@ -74,7 +74,9 @@ impl Root {
               mount --bind /dev/$node root/dev/$node
             done
             touch ready
-            exec sleep 600"#;
+            # Not exec: a shell also reaps what nobody waits for.
+            sleep 600
+            :"#;
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]);
         unshare.args(["sh", "-c", script, "sh"]).arg(&folder.0).arg(lower.trim()).stdin(Stdio::null());
@@ -95,7 +97,12 @@ impl Root {
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.inside.to_string(), "-m", "-p", "--", "chroot"]);
-        command.arg(self.folder.0.join("root")).args(words).stdin(Stdio::null()).env_clear();
+        command
+            .arg(self.folder.0.join("root"))
+            .args(["timeout", "120"])
+            .args(words)
+            .stdin(Stdio::null())
+            .env_clear();
         command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8").env("HOME", "/root");
         command
     }

@@ -54,7 +54,7 @@ pub fn job(job: &str, args: &Args) -> Result<Found> {
         Err(_) => Vec::new(),
     };
     if told.is_empty() {
-        told = stored::of_job(job, args)?;
+        told = stored::of_job(job, &args.store)?;
     }
     if told.is_empty() {
         let asked = match &daemon {

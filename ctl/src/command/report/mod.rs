@@ -18,6 +18,7 @@ mod several;
 mod stored;
 
 pub use oom::{moment, oom};
+pub use stored::of_job;
 
 use crate::args::Report as Args;
 use crate::command::ps::names_device;

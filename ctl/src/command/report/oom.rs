@@ -54,7 +54,7 @@ fn job_of(run: &Run, args: &Args) -> Vec<Run> {
     };
     let asked =
         Daemon::find(args.socket.as_deref()).ok().and_then(|daemon| daemon.runs(Which::Job(job)).ok());
-    let told = asked.filter(|told| !told.is_empty()).or_else(|| stored::of_job(job, args).ok());
+    let told = asked.filter(|told| !told.is_empty()).or_else(|| stored::of_job(job, &args.store).ok());
     told.unwrap_or_default().into_iter().map(|Told { run, .. }| run).collect()
 }
 

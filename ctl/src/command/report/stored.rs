@@ -1,7 +1,7 @@
 //! Runs of the store, and files that are read on the spot.
 
 use super::{Found, One, What};
-use crate::args::Report as Args;
+use crate::args::{Report as Args, StorePath};
 use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
@@ -53,9 +53,9 @@ pub fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
 }
 
 /// The runs of a job, as the newest runs of the store have them.
-pub fn of_job(job: &str, args: &Args) -> Result<Vec<Told>> {
+pub fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
     const NEWEST: usize = 1024;
-    let path = args.store.readable()?;
+    let path = store.readable()?;
     if !path.exists() {
         return Ok(Vec::new());
     }

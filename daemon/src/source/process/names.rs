@@ -64,7 +64,7 @@ mod tests {
         let owned = |name: &str| name.to_owned();
         assert_eq!(
             of(&format!("train-bert-0_ml-team_worker-1-{id}.log")),
-            Some((owned("train-bert-0"), owned("ml-team"), owned("worker-1"), id.clone()))
+            Some((owned("train-bert-0"), owned("ml-team"), owned("worker-1"), id))
         );
         for odd in [
             "a_b_c.log",

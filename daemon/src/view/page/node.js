@@ -45,13 +45,28 @@ function processBar(process, className) {
 }
 
 // A device: rows as printed, what is beside them, and whether all of it is its size.
+// The largest first, but what is about as large stays in its place: rows that change places with every step cannot be read.
+const order = new Map();
+const keyOf = (process, at) => (process.pid === 0 ? `hidden ${at}` : `${process.pid}.${process.start_ticks}`);
+function inOrder(device, processes) {
+  const size = (process) => process.used_bytes ?? process.tracked_bytes ?? 0;
+  const before = order.get(device.name) ?? [];
+  const place = new Map(before.map((key, at) => [key, at]));
+  const at = (process) => place.get(keyOf(process)) ?? Infinity;
+  const rows = processes.slice().sort((a, b) => (at(a) === at(b) ? size(b) - size(a) : at(a) - at(b)));
+  for (let row = 1; row < rows.length; row++) {
+    for (let up = row; up > 0 && size(rows[up]) > 1.1 * size(rows[up - 1]); up--) [rows[up - 1], rows[up]] = [rows[up], rows[up - 1]];
+  }
+  order.set(device.name, rows.map((process) => keyOf(process)));
+  return rows;
+}
 function deviceOf(device, at) {
-  const processes = node.processes.filter((process) => process.device === at);
+  const processes = inOrder(device, node.processes.filter((process) => process.device === at));
   const reading = device.listed ?? device.reading;
   const beside = [
     ["other processes", device.other_processes.count > 0 ? device.other_processes.used_bytes : null, "smaller"],
     ["unaccounted", device.unaccounted_bytes, "predates"], ["system", reading?.system_reserved_bytes ?? null, "opaque"], ["free", reading?.free_bytes ?? null, "free"],
-  ].filter(([name, bytes]) => bytes !== null && (bytes !== 0 || name !== "unaccounted"));
+  ].filter(([, bytes]) => bytes !== null);
   const known = [...processes.map((process) => process.used_bytes), ...beside.map(([, bytes]) => bytes)];
   const total = device.listed === null ? null : sum(known.filter((bytes) => bytes !== null));
   const there = known.filter((bytes) => bytes !== null);
@@ -88,12 +103,12 @@ function devicesTable(all) {
     const title = `${of.device.model} ${of.device.name}`;
     return h("tr", { "data-key": of.device.name }, h("th", { scope: "row" }, h("a", { href: `#gpu-${of.device.ordinal}`, title }, named(of.device)), doubtOf(of) ? h("span", { class: "bad" }, " ", doubtOf(of)) : null),
       h("td", { class: "wide" }, strip(of)), number(bytes.length || of.total !== null ? steps : null, bytes.length || of.total !== null ? sum(bytes) : null), ...names.map((name) => Object.assign(cell(find(of, name)), { className: name === "free" ? "n" : "n optional" })),
-      number(of.total === null ? null : round(of.total), of.total));
+      Object.assign(number(of.total === null ? null : round(of.total), of.total), { className: "n optional" }));
   });
   return h("section", { id: "devices", "data-key": "devices", "aria-labelledby": "devices-h" }, h("h2", { id: "devices-h" }, `${all.length} ${all.length === 1 ? "device" : "devices"}`),
     h("div", { class: "scroll" }, h("table", { class: "devices" }, h("caption", {}, unit().name),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "device"), h("th", { class: "wide", "aria-hidden": "true" }), h("th", { class: "n", scope: "col" }, "processes"),
-        names.map((name) => h("th", { class: name === "free" ? "n" : "n optional", scope: "col" }, name)), h("th", { class: "n", scope: "col" }, "in all"))),
+        names.map((name) => h("th", { class: name === "free" ? "n" : "n optional", scope: "col" }, name)), h("th", { class: "n optional", scope: "col" }, "in all"))),
       h("tbody", {}, rows))),
     h("p", { class: "keys" }, legend(all)));
 }
@@ -112,24 +127,24 @@ function legend(all) {
 function deviceSection(of) {
   const { device, processes, beside, total } = of;
   const hasPredates = processes.some((process) => process.predates_bytes);
+  const columns = hasPredates ? 4 : 3;
   const most = processes.reduce((most, process) => Math.max(most, process.used_bytes ?? 0), 1);
   const rows = processes.map((process, at) => {
     const { used_bytes: used, tracked_bytes: tracked, untrackable_bytes: gap, predates_bytes: predates } = process;
     const steps = { tracked: tracked === null ? null : round(tracked), gap: gap === null ? null : round(gap), predates: predates === null ? null : round(predates) };
     if ([used, tracked, gap, predates].every((bytes) => bytes !== null)) [steps.predates, steps.tracked, steps.gap] = apportion(of.used[at], [predates, tracked, gap]);
-    const key = process.pid === 0 ? `hidden ${at}` : `${process.pid}.${process.start_ticks}`;
+    const key = keyOf(process, at);
     const { rank, job } = process.claims;
     const who = [process.facts.user ?? (process.uid === null ? null : String(process.uid)), process.facts.comm, process.facts.pod ?? process.facts.container, process.facts.slurm_job ? "slurm " + process.facts.slurm_job : job, rank === undefined ? null : "rank " + rank].filter(Boolean);
     const doubt = [...flagsOf(process), process.used_absence, process.time_ns !== null && since(process.time_ns) > STALE ? `sampled ${seconds(since(process.time_ns))} ago` : null].filter(Boolean);
     const optional = (cell) => Object.assign(cell, { className: "n optional" });
     return h("tr", { "data-key": key, "data-pid": process.pid },
-      h("th", { scope: "row" }, process.pid === 0 ? "-" : h("a", { href: `/process/${key}`, id: `process-${device.ordinal}-${key}` }, String(process.pid))),
+      h("th", { scope: "row" }, process.pid === 0 ? "-" : h("a", { href: `/process/${key}#on-${device.name}`, id: `process-${device.ordinal}-${key}` }, String(process.pid))),
       h("td", { class: "who" }, h("bdi", {}, who.join(" · ") || "-"), doubt.length ? h("span", { class: "soft" }, ` ${doubt.join(", ")}`) : null),
       number(of.used[at], used), optional(number(steps.tracked, tracked)), optional(number(process.pool_idle_bytes === null ? null : round(process.pool_idle_bytes), process.pool_idle_bytes)),
       hasPredates ? optional(number(steps.predates, predates)) : null, optional(number(steps.gap, gap)),
       h("td", { class: "barcell", "aria-hidden": "true" }, used === null ? null : sized(h("span", { class: "stack" }, piecesOf(process).map(([code, bytes]) => piece(colorClass(code), bytes))), { width: `${(100 * used) / most}%` })));
   });
-  const columns = 3 + (hasPredates ? 1 : 0);
   const foot = (name, steps, bytes, color, kind) => h("tr", { class: kind, "data-part": name }, h("th", { scope: "row", colspan: 2 }, color ? swatch(color) : null, name), number(steps, bytes), Array.from({ length: columns }, () => h("td", { class: "optional" })), h("td"));
   const doubt = doubtOf(of);
   const id = `gpu-${device.ordinal}`;
@@ -138,6 +153,7 @@ function deviceSection(of) {
     doubt ? h("p", { class: "alert" }, h("bdi", {}, doubt)) : null,
     total === null && device.reading ? h("p", { class: "soft moved" }, "Memory moved while the processes were listed, or one of them has no number: no sum is computed.") : null,
     h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `processes of ${named(device)}` }, h("table", { class: "bars processes" }, h("caption", {}, unit().name),
+      h("colgroup", {}, ["pid", "who", "amount", ...Array.from({ length: columns }, () => "amount optional"), "drawn"].map((name) => h("col", { class: name }))),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "pid"), h("th", { scope: "col" }, "who"), h("th", { class: "n", scope: "col" }, "used"),
         ["tracked", "pool idle", hasPredates ? "predates" : null, "Untrackable"].filter(Boolean).map((name) => h("th", { class: "n optional", scope: "col" }, name)), h("th", { class: "barcell", "aria-hidden": "true" }))),
       h("tbody", {}, rows.length ? rows : h("tr", { "data-key": "none" }, h("td", { colspan: 3, class: "soft" }, "no process"))),

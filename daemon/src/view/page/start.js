@@ -89,7 +89,8 @@ function startProcess(key) {
       if (at) chosen.querySelector(`input[name="${at.name}"]:checked`)?.focus({ preventScroll: true });
     }
     const [, place] = /^#device-(\d+)$/.exec(location.hash) ?? [];
-    if (isFirst && PLACES[place]) state.place = Number(place);
+    const on = location.hash.startsWith("#on-") ? PLACES.findIndex(({ device }) => device.name === location.hash.slice(4)) : Number(place);
+    if (isFirst && PLACES[on]) state.place = on;
     if (!PLACES[state.place]) toPlace(0);
     const kept = keep();
     render({});

@@ -19,6 +19,12 @@ function grouped(holdings, by) {
   return [...sums].filter(([, bytes]) => bytes !== 0).sort((a, b) => (last[a[0]] ?? 0) - (last[b[0]] ?? 0) || b[1] - a[1]);
 }
 
+// A name in one line: where it is too long, of a path the last part stays, which tells it from its neighbours.
+function path(name) {
+  const cut = name.lastIndexOf("/", name.length - 2) + 1;
+  return h("span", { class: "path", title: name }, h("span", {}, name.slice(0, cut)), h("span", {}, name.slice(cut)));
+}
+
 function groupings(device) {
   const { detail } = device;
   const isPicked = (holding) => state.picked && codeOf(holding, state.picked.by) === state.picked.code;
@@ -39,7 +45,7 @@ function groupings(device) {
       };
       const part = shares.get(code) ?? 0;
       return h("tr", { class: isThis ? "picked" : "" },
-        h("th", { scope: "row" }, swatch(code), h("button", { type: "button", class: "pick name", id: `pick-${by}-${code}`, "aria-pressed": String(Boolean(isThis)), onclick: pick }, nameOf(by, code))),
+        h("th", { scope: "row" }, swatch(code), h("button", { type: "button", class: "pick name", id: `pick-${by}-${code}`, "aria-pressed": String(Boolean(isThis)), onclick: pick }, path(nameOf(by, code)))),
         h("td", { class: "barcell", "aria-hidden": "true" }, isOther ? h("span", { class: "under" }, bar(code, bytes), bar(code, part)) : bar(code, bytes)),
         number(steps[at], bytes), h("td", { class: "n soft" }, percent(bytes, total)),
         isOther ? number(round(part), part) : null);

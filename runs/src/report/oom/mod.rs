@@ -23,7 +23,7 @@ pub use verdict::sentence;
 
 use super::Report;
 use super::names::library;
-use super::text::{clean, device_name, exit, label};
+use super::text::{clean, device_name, exit, hears_of_ooms, whose};
 use super::time::Times;
 use super::units::{Unit, plural, thousands};
 use crate::run::{Device, Ending, Fate, Oom, OomKind, Run};
@@ -111,7 +111,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
         one(report, *entry, ending.as_ref(), form.job, times, &mut lines);
     }
     if told.is_empty() {
-        lines.push(format!("{}  pid {}: {}", label(run), run.process.pid, nothing(run)));
+        lines.push(format!("{}: {}", whose(run), nothing(run)));
     }
     lines.extend(caught_lines(&caught, times));
     if let Some(last) = pressure.last().map(|entry| entry.oom) {
@@ -154,7 +154,8 @@ pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
 /// Without an entry: what that means.
 fn nothing(run: &Run) -> &'static str {
     match (run.coverage.covered, run.state) {
-        (true, _) => "GPU memory has not run out",
+        _ if hears_of_ooms(run) => "GPU memory has not run out",
+        (true, _) => "the file says nothing of memory that ran out, which need not mean that it did not",
         (false, crate::run::State::Closed { .. }) => {
             "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"
         }
@@ -227,10 +228,13 @@ fn one(
         _ => "PRESSURE",
     };
     lines.push(format!(
-        "{what} #{number} {} {} pid {} {}{often}  ({})",
+        "{what} #{number} {} {}{} {}{often}  ({})",
         times.time(oom.time_ns),
         device_name(device),
-        report.run.process.pid,
+        match report.run.process.pid {
+            0 => String::new(),
+            pid => format!(" pid {pid}"),
+        },
         fate(oom),
         unit.name
     ));

@@ -22,6 +22,14 @@ pub fn label(run: &Run) -> String {
     }
 }
 
+/// Whose it is, with its pid where that is known.
+pub(crate) fn whose(run: &Run) -> String {
+    match run.process.pid {
+        0 => label(run),
+        pid => format!("{}  pid {pid}", label(run)),
+    }
+}
+
 /// A command as people call it: program and script without their directories and arguments.
 pub fn short_command(command: &str) -> String {
     let mut words = command.split(' ').filter(|word| !word.is_empty());
@@ -73,7 +81,12 @@ pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
     out.prose(&(next(report) + &ooms(report)));
 }
 
-/// Whether memory ran out; of a log nobody knows.
+/// Whether nothing said of memory that ran out means that it did not: files of other tools need not have a word for it.
+pub(in crate::report) fn hears_of_ooms(run: &Run) -> bool {
+    run.coverage.covered && run.source.is_own()
+}
+
+/// Whether memory ran out, where that is known.
 fn ooms(report: &Report<'_>) -> String {
     let run = report.run;
     let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
@@ -87,7 +100,7 @@ fn ooms(report: &Report<'_>) -> String {
             format!("    oom: none, ended by something else ({asked})")
         }
         _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
-        _ if !run.coverage.covered || run.clock == Clock::Lines => String::new(),
+        (0, 0) if !hears_of_ooms(run) => String::new(),
         (0, 0) => "    oom: none".to_owned(),
         (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),
         (number, _) => format!("    oom: {} ({asked})", thousands(number)),

@@ -1,0 +1,96 @@
+//! `gpumemctl job [ID]`: the processes of a job, summed; on this node, or with a Prometheus over all nodes that it scrapes.
+//!
+//! ```text
+//! member     one process on one device, whoever told of it
+//! node       from this node's daemon, else from the store
+//! fleet      from a Prometheus, through its HTTP API
+//! sum        sums, the worst rank, the imbalance, who is missing
+//! text       all of it for people
+//! ```
+
+mod fleet;
+mod member;
+mod node;
+mod sum;
+mod text;
+
+use crate::args::Job as Args;
+use crate::exit::NotFound;
+use crate::output::print;
+use anyhow::Result;
+use gpumem_runs::report::text::clean;
+use member::Member;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use sum::Sum;
+
+/// A job, as one document.
+#[derive(Serialize)]
+struct Document<'a> {
+    job: &'a str,
+    #[serde(flatten)]
+    sum: &'a Sum,
+    members: &'a [Member],
+}
+
+/// Asks and prints.
+pub fn run(args: &Args) -> Result<()> {
+    print(&match &args.id {
+        Some(id) => one(id, args)?,
+        None => all(args)?,
+    })
+}
+
+fn one(id: &str, args: &Args) -> Result<String> {
+    let (mut members, where_from) = match &args.prometheus {
+        Some(url) => fleet::job(url, id)?,
+        None => node::job(id, args)?,
+    };
+    member::order(&mut members);
+    let sum = Sum::of(&members);
+    Ok(if args.json {
+        serde_json::to_string_pretty(&Document { job: id, sum: &sum, members: &members })? + "\n"
+    } else {
+        text::one(id, &members, &sum, &where_from)
+    })
+}
+
+fn all(args: &Args) -> Result<String> {
+    let members = match &args.prometheus {
+        Some(url) => fleet::all(url)?,
+        None => node::all(args)?,
+    };
+    let mut jobs: BTreeMap<Option<String>, Vec<Member>> = BTreeMap::new();
+    for member in members {
+        jobs.entry(member.who.get("job").cloned()).or_default().push(member);
+    }
+    // Those without a job come last.
+    let mut jobs: Vec<(Option<String>, Vec<Member>)> = jobs.into_iter().collect();
+    jobs.sort_by_key(|(job, _)| job.is_none());
+    let jobs: Vec<_> = jobs.into_iter().map(|(job, members)| (job, Sum::of(&members), members)).collect();
+    if args.json {
+        let listed = |(job, sum, _): &(Option<String>, Sum, Vec<Member>)| -> Result<serde_json::Value> {
+            let mut value = serde_json::to_value(sum)?;
+            value["job"] = serde_json::to_value(job)?;
+            Ok(value)
+        };
+        let jobs: Vec<serde_json::Value> = jobs.iter().map(listed).collect::<Result<_>>()?;
+        return Ok(serde_json::to_string_pretty(&jobs)? + "\n");
+    }
+    Ok(text::all(&jobs, args.prometheus.as_deref()))
+}
+
+/// There is no such job; `looked` says where it was looked for, `known` what there is.
+fn not_found(id: &str, looked: &str, known: impl Iterator<Item = String>) -> anyhow::Error {
+    const SHOWN: usize = 8;
+    let mut known: Vec<String> = known.map(|job| clean(&job)).collect();
+    known.sort();
+    known.dedup();
+    let more = if known.len() > SHOWN { format!(" and {} more", known.len() - SHOWN) } else { String::new() };
+    known.truncate(SHOWN);
+    let there = match known.is_empty() {
+        true => "no process of any job uses a GPU there".to_owned(),
+        false => format!("there are: {}{more}", known.join(", ")),
+    };
+    NotFound(format!("no job {}: {looked}; {there}", clean(id))).into()
+}

@@ -1,0 +1,61 @@
+//! A job on this node: from the daemon, else from the store.
+
+use super::member::Member;
+use super::not_found;
+use crate::args::Job as Args;
+use crate::client::{Daemon, Told, Which};
+use crate::command::report;
+use anyhow::Result;
+use std::collections::BTreeSet;
+
+/// The members of a job, and where they are from.
+pub fn job(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
+    let (mut told, mut from) = match Daemon::find(args.socket.as_deref()) {
+        Ok(daemon) if args.store.typed().is_empty() => (daemon.runs(Which::Job(id))?, "this node".to_owned()),
+        Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
+        _ => (Vec::new(), String::new()),
+    };
+    if told.is_empty() {
+        told = report::of_job(id, &args.store)?;
+        from = format!("the store {}", args.store.readable()?.display());
+    }
+    let members = latest(told);
+    if members.is_empty() {
+        let looked = format!("looked on this node and in {}", args.store.readable()?.display());
+        let known =
+            all(args).unwrap_or_default().into_iter().filter_map(|member| member.who.get("job").cloned());
+        return Err(not_found(id, &looked, known));
+    }
+    Ok((members, from))
+}
+
+/// What runs; what has ended, of the newest life of its rank. A job that is started again under its name has its former
+/// processes in the store, too: they are another job's.
+fn latest(mut told: Vec<Told>) -> Vec<Member> {
+    let whole = |told: &Told| told.run.process.claims.get("job").cloned();
+    let newest = told
+        .iter()
+        .max_by_key(|told| (told.run.state == gpumem_runs::run::State::Open, told.run.process.start_ticks));
+    let newest = newest.and_then(whole);
+    // Ids that `gpumemctl run` made up tell them apart; a name that a prolog gave does not.
+    told.retain(|told| whole(told) == newest || told.run.state == gpumem_runs::run::State::Open);
+    let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
+    members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
+    let mut seen = BTreeSet::new();
+    members.retain(|member| {
+        let Some(rank) = member.rank else { return true };
+        let is_first = seen.insert((rank, member.uuid.clone()));
+        is_first || member.is_running()
+    });
+    members
+}
+
+/// All that hold memory on this node.
+pub fn all(args: &Args) -> Result<Vec<Member>> {
+    let ps = Daemon::find(args.socket.as_deref())?.ps()?;
+    let member = |row| {
+        let row: &gpumem_wire::control::ProcessRow = row;
+        Some(Member::of_row(row, ps.devices.get(row.device)?))
+    };
+    Ok(ps.processes.iter().filter_map(member).collect())
+}

@@ -1,0 +1,284 @@
+//! Jobs for people. Columns add up as printed.
+
+use super::member::Member;
+use super::sum::{Sum, ranges};
+use crate::output::width;
+use gpumem_runs::report::group::{Line, table};
+use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_runs::report::units::{Unit, plural, thousands};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// Members that are printed one by one; of more, the largest.
+const ROWS: usize = 64;
+/// Ended members that are named.
+const ENDED: usize = 8;
+
+/// One job.
+pub fn one(id: &str, members: &[Member], sum: &Sum, from: &str) -> String {
+    let counted = |member: &&Member| sum.is_over || member.is_running();
+    let rows: Vec<&Member> = members.iter().filter(counted).collect();
+    let mut out = title(id, members, sum) + "\n\n";
+    for line in table_of(&rows, sum) {
+        out += &(line + "\n");
+    }
+    out.push('\n');
+    let unit = Unit::for_largest(rows.iter().filter_map(|member| member.used_bytes).max().unwrap_or(0));
+    let mut say = |text: String| out += &(wrapped(&text, width()).join("\n") + "\n");
+    let largest = sum.worst.and_then(|place| members.get(place));
+    if let Some((worst, used)) = largest.and_then(|worst| Some((worst, worst.used_bytes?))) {
+        let times = sum.imbalance.zip(sum.mean_used_bytes).map(|(times, mean)| {
+            format!(": {times:.2} times the mean of {} {}", unit.amount(mean.round() as i64), unit.name)
+        });
+        say(format!(
+            "most: {} with {} {}{}",
+            name(worst),
+            unit.amount(used),
+            unit.name,
+            times.unwrap_or_default()
+        ));
+    }
+    let highest = sum.highest_peak.and_then(|place| members.get(place));
+    if let Some((peak, bytes)) = highest.and_then(|peak| Some((peak, peak.peak_used_bytes?))) {
+        say(format!("highest peak: {} with {} {}", name(peak), unit.amount(bytes), unit.name));
+    }
+    if sum.used_unknown > 0 {
+        let used = plural(sum.used_unknown as u64, "row");
+        say(format!("used is not known of {used}: not in the sum"));
+    }
+    let failed: Vec<String> =
+        members.iter().filter(|member| member.ooms.is_some_and(|ooms| ooms > 0)).map(name).collect();
+    if !failed.is_empty() {
+        say(format!("out of memory: {} (gpumemctl oom PID)", failed.join(", ")));
+    } else if let Some(member) = members
+        .iter()
+        .filter(|member| member.failed_allocations.is_some_and(|count| count > 0))
+        .max_by_key(|member| member.failed_allocations)
+    {
+        let times = thousands(member.failed_allocations.unwrap_or(0));
+        say(format!("refused allocations: {}, {times} times, most of all", name(member)));
+    }
+    if !sum.missing_ranks.is_empty() {
+        let here = if members.iter().any(|member| member.node.is_some()) { "anywhere" } else { "here" };
+        say(format!("missing: rank {}: not seen {here} with GPU memory", ranges(&sum.missing_ranks)));
+    }
+    for text in doubts(&rows) {
+        say(text);
+    }
+    let ended: Vec<&Member> = members.iter().filter(|member| !sum.is_over && !member.is_running()).collect();
+    if !ended.is_empty() {
+        let more =
+            if ended.len() > ENDED { format!(" and {} more", ended.len() - ENDED) } else { String::new() };
+        let named: Vec<String> =
+            ended.iter().take(ENDED).map(|member| format!("{} ({})", name(member), end(member))).collect();
+        say(format!("not running any more, and in no sum: {}{more}", named.join(", ")));
+    }
+    let one = largest.or(members.first());
+    let pid = one.map_or("PID".to_owned(), |member| member.pid.to_string());
+    let on = one
+        .and_then(|member| member.node.as_deref())
+        .map(|node| format!(" on {}", clean(node)))
+        .unwrap_or_default();
+    say(format!("from {}; next: gpumemctl report {pid}{on}", clean(from)));
+    out
+}
+
+/// `job bert (slurm 8812; alice): 12 processes on 3 nodes, 12 of 12 ranks`
+fn title(id: &str, members: &[Member], sum: &Sum) -> String {
+    let mut about = Vec::new();
+    let of = |name: &str| -> BTreeSet<&str> {
+        members.iter().filter_map(|member| member.who.get(name).map(String::as_str)).collect()
+    };
+    for (key, word) in [("job", "job "), ("slurm_job", "slurm "), ("user", "")] {
+        let values = of(key);
+        // Whoever claims a job's name is summed with it: that there are several users must be seen.
+        if let Some(value) = values.first().filter(|value| **value != id) {
+            let more =
+                if values.len() > 1 { format!(" and {} more", values.len() - 1) } else { String::new() };
+            about.push(format!("{word}{}{more}", clean(value)));
+        }
+    }
+    let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join("; ")) };
+    let mut counts = vec![match sum.processes {
+        1 => "1 process".to_owned(),
+        many => format!("{} processes", thousands(many as u64)),
+    }];
+    if sum.nodes > 0 {
+        counts.push(format!("on {}", plural(sum.nodes as u64, "node")));
+    }
+    let mut title = format!("job {}{about}: {}", clean(id), counts.join(" "));
+    let ranks: BTreeSet<u32> = members
+        .iter()
+        .filter(|member| sum.is_over || member.is_running())
+        .filter_map(|member| member.rank)
+        .collect();
+    if let Some(size) = sum.world_size {
+        let _ = write!(title, ", {} of {} ranks", thousands(ranks.len() as u64), thousands(size));
+    }
+    if sum.is_over {
+        title += ", all ended: amounts are the last ones of each";
+    }
+    title
+}
+
+fn table_of(rows: &[&Member], sum: &Sum) -> Vec<String> {
+    let has_node = rows.iter().any(|member| member.node.is_some());
+    let mut heads = vec!["rank"];
+    heads.extend(has_node.then_some("node"));
+    heads.extend(["pid", "device"]);
+    let line = |member: &&Member| {
+        let mut names = vec![member.rank.map_or("-".to_owned(), |rank| rank.to_string())];
+        names.extend(has_node.then(|| member.node.clone().unwrap_or_else(|| "-".into())));
+        names.push(member.pid.to_string());
+        names.push(format!("GPU {}", member.gpu.as_deref().unwrap_or("-")));
+        let flags: Vec<&str> =
+            member.flags.iter().map(String::as_str).filter(|flag| *flag != "covered").collect();
+        let mut notes = Vec::new();
+        if !flags.is_empty() {
+            notes.push(flags.join(", "));
+        }
+        if sum.is_over {
+            notes.push(end(member));
+        }
+        Line { names, amounts: member.amounts(), note: notes.join("; ") }
+    };
+    if rows.len() <= ROWS {
+        let lines: Vec<Line> = rows.iter().map(line).collect();
+        return table(&heads, &lines);
+    }
+    // The largest one by one, the rest as one row: the sum is that of all.
+    let mut order: Vec<&&Member> = rows.iter().collect();
+    order.sort_by_key(|member| std::cmp::Reverse(member.used_bytes));
+    let (shown, rest) = order.split_at(ROWS);
+    let mut shown: Vec<&&Member> = shown.to_vec();
+    shown.sort_by_key(|member| (member.rank.is_none(), member.rank));
+    let mut lines: Vec<Line> = shown.into_iter().map(line).collect();
+    let mut more = line(order[ROWS]);
+    more.names.iter_mut().for_each(String::clear);
+    if let Some(first) = more.names.first_mut() {
+        *first = format!("{} more", rest.len());
+    }
+    let add = |of: fn(&Member) -> Option<i64>| {
+        rest.iter()
+            .filter_map(|member| of(member))
+            .fold(None, |sum: Option<i64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes)))
+    };
+    more.amounts.used_bytes = add(|member| member.used_bytes);
+    more.amounts.predates_bytes = add(|member| member.predates_bytes);
+    more.amounts.tracked_bytes = add(|member| member.tracked_bytes);
+    more.amounts.idle_bytes = add(|member| member.idle_bytes);
+    more.amounts.gap_bytes = add(|member| member.untrackable_bytes);
+    more.amounts.peak_bytes = None;
+    more.note = "smaller ones".to_owned();
+    lines.push(more);
+    table(&heads, &lines)
+}
+
+/// What a reader must know of who is summed.
+fn doubts(rows: &[&Member]) -> Vec<String> {
+    let mut doubts = Vec::new();
+    let users: BTreeSet<&String> = rows.iter().filter_map(|member| member.who.get("user")).collect();
+    if users.len() > 1 {
+        let users: Vec<String> = users.into_iter().map(|user| clean(user)).collect();
+        doubts.push(format!("several users call their job so: {}", users.join(", ")));
+    }
+    let mut ranks: Vec<_> = rows.iter().filter_map(|member| Some((member.rank?, member.process()))).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let mut twice: Vec<u32> =
+        ranks.windows(2).filter(|pair| pair[0].0 == pair[1].0).map(|pair| pair[0].0).collect();
+    twice.dedup();
+    if !twice.is_empty() {
+        doubts.push(format!("more than one process says that it is rank {}", ranges(&twice)));
+    }
+    doubts
+}
+
+/// `rank 7 (n2, GPU 3)`, or by pid.
+fn name(member: &Member) -> String {
+    let rank = member.rank.map_or(format!("pid {}", member.pid), |rank| format!("rank {rank}"));
+    let node = member.node.as_deref().map(|node| format!("{}, ", clean(node))).unwrap_or_default();
+    format!("{rank} ({node}GPU {})", clean(member.gpu.as_deref().unwrap_or("-")))
+}
+
+fn end(member: &Member) -> String {
+    match member.status {
+        Some(status) if status & 0x7f != 0 => format!("killed by signal {}", status & 0x7f),
+        Some(status) => format!("exit {}", status >> 8),
+        None => member.state.to_owned(),
+    }
+}
+
+/// All jobs.
+pub fn all(jobs: &[(Option<String>, Sum, Vec<Member>)], prometheus: Option<&str>) -> String {
+    if jobs.is_empty() {
+        return match prometheus {
+            Some(url) => {
+                format!("no process uses a GPU, or {} does not scrape gpumemd (port 9837)\n", clean(url))
+            }
+            None => "no process uses a GPU\n".to_owned(),
+        };
+    }
+    let has_nodes = jobs.iter().any(|(_, sum, _)| sum.nodes > 0);
+    let mut heads = vec!["job", "user", "slurm", "processes"];
+    heads.extend(has_nodes.then_some("nodes"));
+    heads.extend(["devices", "ranks"]);
+    let mut lines = Vec::new();
+    for (job, sum, members) in jobs {
+        let of = |name: &str| {
+            let values: BTreeSet<&str> =
+                members.iter().filter_map(|member| member.who.get(name).map(String::as_str)).collect();
+            match values.len() {
+                0 => "-".to_owned(),
+                1 => values.first().map(|value| clean(value)).unwrap_or_default(),
+                many => format!("{many} different"),
+            }
+        };
+        let mut names = vec![
+            job.as_deref().map_or("(no job)".to_owned(), clean),
+            of("user"),
+            of("slurm_job"),
+            sum.processes.to_string(),
+        ];
+        names.extend(has_nodes.then(|| sum.nodes.to_string()));
+        names.push(sum.devices.to_string());
+        let ranks: BTreeSet<u32> = members.iter().filter_map(|member| member.rank).collect();
+        names.push(match sum.world_size {
+            Some(size) if job.is_some() => format!("{}/{size}", ranks.len()),
+            _ => "-".to_owned(),
+        });
+        let add = |of: fn(&Member) -> Option<i64>| {
+            members
+                .iter()
+                .filter_map(of)
+                .fold(None, |sum: Option<i64>, bytes| Some(sum.unwrap_or(0).saturating_add(bytes)))
+        };
+        let mut amounts = Member {
+            used_bytes: sum.used_bytes,
+            tracked_bytes: sum.tracked_bytes,
+            untrackable_bytes: sum.untrackable_bytes,
+            ..Member::default()
+        }
+        .amounts();
+        amounts.predates_bytes = add(|member| member.predates_bytes);
+        amounts.idle_bytes = add(|member| member.idle_bytes);
+        if sum.uncovered > 0 {
+            // Then the parts are those of some, and used is that of all.
+            (amounts.predates_bytes, amounts.tracked_bytes, amounts.idle_bytes, amounts.gap_bytes) =
+                (None, None, None, None);
+        }
+        let mut notes = Vec::new();
+        if sum.uncovered > 0 {
+            notes.push(format!("{} without an agent", thousands(sum.uncovered as u64)));
+        }
+        if sum.used_unknown > 0 {
+            notes.push(format!("{} unknown", thousands(sum.used_unknown as u64)));
+        }
+        if let (Some(times), true) = (sum.imbalance.filter(|times| *times >= 1.005), job.is_some()) {
+            notes.push(format!("imbalance {times:.2}"));
+        }
+        lines.push(Line { names, amounts, note: notes.join(", ") });
+    }
+    let url = prometheus.map(|url| format!(" --prometheus {}", clean(url))).unwrap_or_default();
+    table(&heads, &lines).join("\n") + &format!("\n\nnext: gpumemctl job ID{url}\n")
+}

@@ -1,0 +1,60 @@
+//! Debian's packages of what is beside gpumem on machines: unpacked, and laid over this machine's files (tests/fleet/over.sh) for one
+//! command at a time. Nothing is installed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where `wanted` are unpacked, with what of theirs this machine lacks: target/tools/NAME. `None`, with a word why, where they cannot be
+/// had or laid over anything.
+///
+/// # Panics
+/// With GPUMEM_TOOLS_REQUIRED set, when they cannot be had: CI must not skip.
+pub fn unpacked(name: &str, wanted: &[&str]) -> Option<PathBuf> {
+    if !quiet(Command::new("unshare").args(["--mount", "--net", "--uts", "--pid", "--fork", "true"])) {
+        eprintln!("skipped: no machine of its own can be made here (root is needed)");
+        return None;
+    }
+    let found = unpack(name, wanted);
+    if found.is_none() {
+        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "there is no {wanted:?}");
+        eprintln!("skipped: Debian's {wanted:?} cannot be had");
+    }
+    found
+}
+
+fn quiet(command: &mut Command) -> bool {
+    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn unpack(name: &str, wanted: &[&str]) -> Option<PathBuf> {
+    let place = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools").join(name);
+    let root = place.join("root");
+    if root.exists() {
+        return Some(root);
+    }
+    std::fs::create_dir_all(place.join("debs")).ok()?;
+    if !download(&place, wanted) {
+        quiet(Command::new("apt-get").arg("update"));
+        download(&place, wanted).then_some(())?;
+    }
+    // Some packages have a lib/ of their own, which would hide the machine's link to usr/lib. Several test programs may be here at
+    // once: the first to be done is the one.
+    let script = "set -e; new=new.$$; mkdir $new; for deb in debs/*.deb; do [ ! -e $deb ] || dpkg-deb -x $deb $new; done; \
+                  if [ -d $new/lib ]; then cp -a $new/lib/. $new/usr/lib/; rm -r $new/lib; fi; \
+                  mv -T $new root || test -d root";
+    quiet(Command::new("sh").args(["-c", script]).current_dir(&place)).then_some(root)
+}
+
+fn download(place: &Path, wanted: &[&str]) -> bool {
+    let mut simulate = Command::new("apt-get");
+    simulate.args(["install", "-s", "--no-install-recommends"]).args(wanted);
+    let Ok(output) = simulate.output() else { return false };
+    let said = String::from_utf8_lossy(&output.stdout);
+    let names: Vec<_> =
+        said.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next()).collect();
+    let mut get = Command::new("apt-get");
+    // None is missing: nothing is to be laid over.
+    output.status.success()
+        && (names.is_empty() || quiet(get.arg("download").args(names).current_dir(place.join("debs"))))
+}
