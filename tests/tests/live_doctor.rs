@@ -250,3 +250,47 @@ fn accounting_stands_beside_our_peak_and_a_disagreement_is_told() {
         assert!(!machine.tool("show", &[]).contains("call nvmlDeviceSetAccountingMode"));
     }
 }
+
+#[test]
+fn processes_without_an_agent_are_counted_and_a_virtual_gpu_is_told() {
+    let (machine, daemon) = start(&["devices=1", "name=NVIDIA A40-48Q"]);
+    let covered = trainer(&machine, &daemon);
+    let arguments = ["--devices", "0", "--steps", "2", "--hold", "600"];
+    let mut bare = Job::start(&mut machine.bare_trainer(&arguments));
+    bare.wait_for("holding");
+    let words = format!("pid {} ", bare.pid());
+    let told = said(&daemon, &machine, None, "processes", &words);
+    assert!(
+        told.id == "processes.uncovered" && told.text.starts_with("1 without an agent (1 covered) holds "),
+        "{told:?}"
+    );
+    assert!(told.fix.contains(&format!("gpumemctl doctor {}", bare.pid())), "{told:?}");
+    assert!(!told.text.contains(&format!("pid {} ", covered.pid())), "{told:?}");
+    let share = said(&daemon, &machine, None, "GPU 0", "a share of a GPU (vGPU)");
+    assert!(share.id == "gpu.vgpu" && share.state == "ok", "{share:?}");
+}
+
+#[test]
+fn limits_that_agents_met_are_told_with_their_key() {
+    let machine = Machine::new(&["devices=1"]);
+    let daemon = Daemon::start(&machine, "daemon", &format!("[agent]\nconnections = 1\n{QUICK}"));
+    let _first = trainer(&machine, &daemon);
+    let _second = trainer(&machine, &daemon);
+    let told = said(&daemon, &machine, None, "agents", "found all connections taken");
+    assert!(
+        told.id == "agent.limits" && told.state == "warn" && told.fix.contains("agent.connections"),
+        "{told:?}"
+    );
+    // A configuration that is refused is told until one is taken.
+    let file = machine.dir.join("daemon.toml");
+    let good = std::fs::read_to_string(&file).expect("read");
+    std::fs::write(&file, format!("{good}\nnonsense = 1\n")).expect("written");
+    daemon.job.signal("HUP");
+    let told = said(&daemon, &machine, None, "configuration", "refused, and the old one kept");
+    assert!(told.id == "daemon.config" && told.fix.contains("gpumemd --check"), "{told:?}");
+    std::fs::write(&file, good).expect("written");
+    daemon.job.signal("HUP");
+    until(20, "nothing to say", || {
+        findings(&daemon, &machine, None).iter().all(|of| of.id != "daemon.config").then_some(())
+    });
+}

@@ -173,6 +173,14 @@ impl Asked<'_> {
             out.push(finding(check, state, subject.as_str(), text, fix));
         };
         self.problem(device, &mut say);
+        if let Some(view) = view.filter(|view| is_virtual(&view.model)) {
+            let text = format!(
+                "{} is a share of a GPU (vGPU): its host keeps part of the memory, other guests are not seen from here, and \
+                 events and accounting may be missing",
+                view.model
+            );
+            say(Check::GpuVgpu, State::Ok, text, None);
+        }
         if let Some(view) = view {
             self.faults(view, &mut say);
         }
@@ -395,6 +403,13 @@ impl Asked<'_> {
     }
 }
 
+/// Names of virtual GPUs are those of their profiles: `NVIDIA A40-48Q`, `GRID T4-4C`.
+fn is_virtual(model: &str) -> bool {
+    let profile = model.rsplit_once('-').map_or("", |(_, profile)| profile);
+    let size = profile.strip_suffix(['A', 'B', 'C', 'Q']).unwrap_or("");
+    model.starts_with("GRID ") || !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// It lives, though /proc does not say so.
 fn is_hidden(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
@@ -438,4 +453,26 @@ pub(super) fn why_absent(
 /// Faults that a program's own error makes.
 fn is_of_programs(xid: u64) -> bool {
     matches!(xid, 13 | 31 | 43 | 45)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_virtual;
+
+    #[test]
+    fn profiles_of_virtual_gpus_are_told_from_products() {
+        for model in ["NVIDIA A40-48Q", "GRID T4-4C", "NVIDIA A100-10C", "GRID V100D-32Q"] {
+            assert!(is_virtual(model), "{model}");
+        }
+        for model in [
+            "NVIDIA A100-SXM4-40GB",
+            "NVIDIA H100 80GB HBM3",
+            "NVIDIA A100-PCIE-40GB MIG 1g.5gb",
+            "Tesla T4",
+            "A-",
+            "",
+        ] {
+            assert!(!is_virtual(model), "{model}");
+        }
+    }
 }

@@ -265,12 +265,17 @@ pub(super) fn facts(
 ) -> Vec<(String, String)> {
     let running = snapshot.processes.iter().filter(|process| process.ended.is_none());
     let store = sight.keeper.status();
+    let config = sight.fixed.config.display();
+    let config = match sight.fixed.config.exists() {
+        true => config.to_string(),
+        false => format!("{config} (not there: defaults)"),
+    };
     let mut facts = vec![
         ("devices", snapshot.devices.len().to_string()),
         ("processes", running.count().to_string()),
         ("agents", health.agents.to_string()),
         ("store", store.path.display().to_string()),
-        ("configuration", sight.fixed.config.display().to_string()),
+        ("configuration", config),
     ];
     if let Some(address) = sight.fixed.metrics {
         facts.push(("metrics", address.to_string()));

@@ -45,8 +45,9 @@ pub(super) fn look(
             _ => String::new(),
         };
         let text = format!(
-            "{} without an agent ({covered} covered) hold {total}, of which only the sum is known{of}{more}",
-            uncovered.len()
+            "{} without an agent ({covered} covered) {} {total}, of which only the sum is known{of}{more}",
+            uncovered.len(),
+            if uncovered.len() == 1 { "holds" } else { "hold" }
         );
         let fix = match uncovered.iter().find(|(_, process)| viewer.sees(process.facts.uid)) {
             Some((_, process)) => format!("gpumemctl doctor {} tells why", process.key.pid),
