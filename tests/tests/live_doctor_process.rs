@@ -360,7 +360,7 @@ fn a_bundle_holds_no_secret() {
             && file("config.toml").contains("list_budget = 1.0\n")
     );
     assert!(file("metrics.prom").contains("\ngpumem_device_used_bytes{"), "{}", file("metrics.prom"));
-    assert!(file("metrics.prom").contains(&format!("pid=\"{pid}\"")), "{}", file("metrics.prom"));
+    assert!(file("metrics.prom").contains("\ngpumem_process_used_bytes{"), "{}", file("metrics.prom"));
     assert!(
         file("log.txt").contains("password=[secret]") && file("log.txt").contains("by user-"),
         "{}",
