@@ -57,6 +57,7 @@ PREFIX ?= /usr/local
 PROGRAMS ?= $(TARGET)/release
 install:
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" packaging/install.sh install "$(PROGRAMS)"
+	@echo "installed below $(DESTDIR)$(PREFIX); next: gpumemctl doctor, docs/install.md"
 
 uninstall:
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" packaging/install.sh uninstall

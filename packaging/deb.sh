@@ -42,6 +42,8 @@ own=$share/doc/gpumemd
 mkdir -p "$own"
 install -m 644 "$debian/copyright" "$own/copyright"
 rm "$share/doc/gpumem/LICENSE"
+[ -e "$share/doc/gpumem/third-party.txt" ] || exit 1
+gzip -9n "$share/doc/gpumem/third-party.txt"
 mv "$share/doc/gpumem/CHANGELOG.md" "$own/changelog"
 {
   printf 'gpumemd (%s) unstable; urgency=medium\n\n  * The changes are in changelog.gz.\n\n' "$revision"

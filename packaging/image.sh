@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the container image from built programs, as an OCI archive; prints its path. The same files give the same image.
+# Makes the container image from built programs, as an OCI archive; prints its path. The same files give an image of the same digest.
 #
 #     image.sh PROGRAMS OUT
 #
@@ -21,7 +21,12 @@ rm -rf "$context"
 mkdir -p "$context/root"
 cp "$root/packaging/Containerfile" "$context/"
 PREFIX=/usr DESTDIR=$context/root "$root/packaging/install.sh" install "$programs"
+# Of the documents only what licences want.
+mkdir "$context/kept"
+( cd "$context/root/usr/share/doc/gpumem" && mv LICENSE third-party.txt "$context/kept/" )
 for folder in share lib/systemd lib/sysusers.d lib/tmpfiles.d; do rm -r "$context/root/usr/$folder"; done
+mkdir -p "$context/root/usr/share/doc"
+mv "$context/kept" "$context/root/usr/share/doc/gpumem"
 
 if ! command -v buildah > /dev/null; then
   echo "there is no buildah: docker build $context" >&2

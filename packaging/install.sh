@@ -10,7 +10,7 @@
 #     bin/gpumemd, gpumemctl                lib/gpumem/VERSION/libgpumem.so, lib/gpumem/current -> VERSION
 #     include/gpumem.h                      lib/gpumem/versions: lists and removes them
 #     share/man, bash-completion, zsh, fish lib/systemd/system, lib/sysusers.d, lib/tmpfiles.d
-#     share/doc/gpumem/                     rules, prometheus, grafana, kubernetes, slurm, the documents
+#     share/doc/gpumem/                     rules, prometheus, grafana, kubernetes, slurm, systemd (drop-ins), the documents
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -81,10 +81,18 @@ install_all() {
 
   documents=$prefix/share/doc/gpumem
   put 644 "$root/config/gpumemd.toml" "$documents/gpumemd.toml"
+  tree "$root/systemd/drop-ins" "$documents/systemd"
   for folder in rules prometheus grafana kubernetes slurm; do
     tree "$root/config/$folder" "$documents/$folder"
   done
+  tree "$root/systemd/drop-ins" "$documents/systemd"
   tree "$root/docs" "$documents/docs"
+  # Whose code the programs hold, which licences want told.
+  if "$root/packaging/third_party.py" > "$scratch" 2> /dev/null; then
+    put 644 "$scratch" "$documents/third-party.txt"
+  else
+    echo "left out, for want of python3, cargo or the crates' sources: third-party.txt" >&2
+  fi
   for file in README.md ARCHITECTURE.md CHANGELOG.md LICENSE; do put 644 "$root/$file" "$documents/$file"; done
 }
 

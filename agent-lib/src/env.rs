@@ -62,7 +62,8 @@ const RANK_CLAIMS: [&str; 3] = ["rank", "local_rank", "world_size"];
 /// A task of Slurm has this; in a batch script, which is no task, SLURM_PROCID is 0 all the same.
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// What else launchers, and Kubernetes' downward API by custom, leave in the environment, and what a Hello calls it.
+/// What else launchers, and Kubernetes' downward API by custom, leave in the environment, and what a Hello calls it. The downward
+/// API has no name of the container, and CONTAINER_NAME means other things elsewhere.
 const CLAIMS: &[(&str, &str)] = &[
     ("job", JOB),
     ("slurm_job", "SLURM_JOB_ID"),
@@ -71,7 +72,6 @@ const CLAIMS: &[(&str, &str)] = &[
     ("pod", "POD_NAME"),
     ("namespace", "POD_NAMESPACE"),
     ("pod_uid", "POD_UID"),
-    ("container_name", "CONTAINER_NAME"),
 ];
 
 /// `key=value` lines for a Hello, of what `get` says of each variable.

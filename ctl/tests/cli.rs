@@ -343,6 +343,7 @@ fn help_reads_as_it_was_approved() {
         &["top"],
         &["report"],
         &["oom"],
+        &["job"],
         &["doctor"],
         &["record"],
         &["nvml"],

@@ -51,7 +51,7 @@ fn process(pid: u32, device: usize, user: &str, command: &str, amounts: [Option<
 }
 
 fn machine() -> Ps {
-    Ps {
+    let mut ps = Ps {
         devices: vec![device(0, 70_112, 0), device(3, 74_578, 64)],
         processes: vec![
             process(60021, 0, "svc-llm", "vllm", [Some(70_112), Some(68_790), Some(0)]),
@@ -64,7 +64,9 @@ fn machine() -> Ps {
             ),
             process(52110, 1, "bob", "python", [Some(3_310), None, None]),
         ],
-    }
+    };
+    ps.processes[1].who.insert("job".into(), "night".into());
+    ps
 }
 
 /// As many as a node has.
@@ -301,6 +303,10 @@ fn rows_are_sorted_filtered_and_chosen() {
     order(&top, ["52110", "60021", "41873"]);
     top.types("/BOB\r");
     top.until("bob alone", |text| pids(text) == ["52110"]);
+    top.types("\x1b/night\r");
+    top.until("one of the job", |text| pids(text) == ["41873"] && text.contains("/night"));
+    top.types("\x1b");
+    order(&top, ["52110", "60021", "41873"]);
     top.types("/ nothing");
     top.shows("no process has these words");
     top.types("\x1b");
@@ -511,6 +517,7 @@ fn a_refresh_costs_few_bytes() {
     let before = top.bytes();
     site.tells(&node(1));
     top.shows("3,007");
+    answers(2); // all of it is read
     let changed = top.bytes() - before;
     assert!(changed < 900, "{changed} bytes where each of twelve rows has other amounts");
     println!(
@@ -524,7 +531,7 @@ fn a_pipe_gets_one_frame() {
     let mut command = site.folder.command(&["top"]);
     let text = stdout(&command.env("LC_ALL", "C.UTF-8").output().expect("gpumemctl"));
     assert!(text.lines().count() == 8 && !text.contains('\x1b'), "{text}");
-    assert!(text.contains(" 71,204  69,918 8,648 1,286 python train.py rank 3\n"), "{text}");
+    assert!(text.contains(" 71,204  69,918 8,648 1,286 python train.py rank 3  job night\n"), "{text}");
     let run = run_of(41873, "night", None);
     site.daemon.runs("?pid=41873", &[&run]);
     let mut command = site.folder.command(&["top", "41873", "--once"]);

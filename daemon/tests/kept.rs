@@ -156,6 +156,9 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     let (peer, epoch) = Peer::welcomed(&manager.scratch.join("agent.sock"), &memory);
     let name = manager.keep();
     assert!(name.starts_with(&format!("agent-{}-{}-", std::process::id(), own_start_ticks())), "{name}");
+    // As an agent has them: names lie in its memory, too.
+    memory.name(&device());
+    memory.name(&tag(1, "model"));
     let one = allocation(1, 100, 1);
     memory.ring(one);
     let said = [device(), tag(1, "model"), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)];
@@ -170,6 +173,10 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     assert!(peer.send(&[record(two.0, two.1), watermark(2)].concat()), "nobody has closed it");
     let second = manager.start();
     let epoch = welcome(&peer);
+    // Before the agent has said anything anew, its devices have their names.
+    wait_for("what waited in the socket", || (manager.tracked() == Some(10)).then_some(()));
+    let devices = manager.ask("/v1/runs");
+    assert!(!devices.contains("unnamed"), "{devices}");
     let said = [device(), tag(1, "model"), resync(epoch, 2, &[one, two])];
     assert!(peer.send(&said.concat()));
     wait_for("the state after a kill", || (manager.tracked() == Some(110)).then_some(()));

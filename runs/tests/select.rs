@@ -67,6 +67,11 @@ fn store(name: &str) -> (Folder, Store) {
         oom(OomKind::Pressure, true, Fate::Survived),
     ];
     runs[3].state = State::Interrupted;
+    let second = &mut runs[1].process;
+    for (name, value) in [("slurm_job", "77"), ("pod", "train-0")] {
+        second.facts.insert(name.into(), value.into());
+    }
+    second.claims.insert("slurm_job".into(), "78".into());
     for (number, run) in runs.iter().enumerate() {
         store.insert(run, &format!("boot:{number}")).expect("stored");
     }
@@ -91,6 +96,9 @@ fn each_filter_leaves_what_is_meant() {
         ("job by its id", Filter { job: text("8812"), ..all() }, vec![3]),
         ("job by its name", Filter { job: text("nightly"), ..all() }, vec![1]),
         ("job by both", Filter { job: text("nightly.8812"), ..all() }, vec![4, 1]),
+        ("job by Slurm's number", Filter { job: text("77"), ..all() }, vec![2]),
+        ("job by a claim that is known better", Filter { job: text("78"), ..all() }, vec![]),
+        ("job by its pod", Filter { job: text("train-0"), ..all() }, vec![2]),
         ("no such job", Filter { job: text("night"), ..all() }, vec![]),
         ("device by number", Filter { device: text("2"), ..all() }, vec![2]),
         ("device by UUID", Filter { device: text("gpu-AAAA"), ..all() }, vec![3, 1]),

@@ -121,6 +121,7 @@ def privileges():
     assert said["runtime_dir"] == mounts["run"]["mountPath"] == volumes["run"]["hostPath"]["path"]
     assert said["runs"]["store"].startswith(mounts["state"]["mountPath"] + "/")
     assert said["metrics"]["listen"] == f"0.0.0.0:{port['containerPort']}" == "0.0.0.0:9837"
+    assert said["metrics"]["page"] == "off", "the address is the cluster's"
     assert daemon["command"][-1] == mounts["config"]["mountPath"] + "/gpumemd.toml" and mounts["config"]["readOnly"]
     (FOLDER / "gpumemd.toml").write_text(config["data"]["gpumemd.toml"])
 

@@ -178,12 +178,14 @@ fn promtool_likes_the_rules_and_each_alert_is_tested() {
     }
     let rules = std::fs::read_to_string(dir.join("gpumemd.rules.yml")).expect("rules");
     let tests = std::fs::read_to_string(dir.join("gpumemd.rules.test.yml")).expect("tests");
+    let reference = std::fs::read_to_string(config("../docs/metrics.md")).expect("the reference");
     let alerts: Vec<&str> = rules.split("- alert: ").skip(1).collect();
     assert!(alerts.len() >= 12);
     for alert in alerts {
         let alert = alert.split("\n\n").next().expect("text");
         let name = alert.lines().next().expect("a name").trim();
         assert!(tests.contains(name), "no test lets {name} fire");
+        assert!(reference.contains(&format!("| `{name}` |")), "docs/metrics.md does not tell of {name}");
         for key in ["severity:", "summary:", "description:", "runbook:"] {
             assert!(alert.contains(key), "{name} has no {key}");
         }

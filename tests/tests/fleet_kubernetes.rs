@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 const RENDERED: [&str; 4] = ["base", "monitoring", "injection/example", "injection/policy"];
 
@@ -168,7 +169,8 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     let control = node.join("run/control.sock");
     let ps = || {
         let mut command = machine.command(programs().ours.join("gpumemctl"));
-        let output = command.args(["ps", "--socket"]).arg(&control).output().expect("gpumemctl runs");
+        let output =
+            command.args(["ps", "--json", "--socket"]).arg(&control).output().expect("gpumemctl runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
 
@@ -190,7 +192,7 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     let mut daemon = Job::start(&mut pod("daemon", &inits));
     until(30, "a covered process", || {
         assert!(daemon.is_running(), "the daemon ended");
-        ps().contains(" covered").then_some(())
+        ps().contains("\"covered\"").then_some(())
     });
     let uid =
         |path: &Path| std::os::unix::fs::MetadataExt::uid(&path.symlink_metadata().expect("it is there"));
@@ -216,7 +218,21 @@ fn pods_report_through_one_directory_and_across_a_new_daemon() {
     assert_eq!(late.said.first().map(String::as_str), Some("agent.sock"), "and nothing else");
     assert!(!late.said.iter().any(|line| line.contains("written")), "{:?}", late.said);
     let covered = |count: usize| {
-        until(30, "covered processes", || (ps().matches(" covered").count() == count).then_some(()));
+        let mut last = String::new();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while Instant::now() < deadline {
+            last = ps();
+            let found: serde_json::Value = serde_json::from_str(&last).unwrap_or_default();
+            let rows = found["processes"].as_array().cloned().unwrap_or_default();
+            let is_covered = |row: &&serde_json::Value| {
+                row["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "covered"))
+            };
+            if rows.iter().filter(is_covered).count() == count {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("not {count} covered processes: {last}");
     };
     covered(2);
     daemon.signal("KILL");

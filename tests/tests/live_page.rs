@@ -203,7 +203,7 @@ fn it_says_what_ps_says_and_goes_on() {
     let row = format!("document.querySelector('tr[data-pid=\"{}\"]')", sleeper.pid());
     assert_eq!(browser.eval("document.getElementById('x')"), Value::Null);
     // What is known of it comes a moment later.
-    wait(&mut browser, "its name", &format!("{row}?.textContent.includes('<b id=x>&')"));
+    wait(&mut browser, "its name", &format!("{row}?.textContent.includes('<b id=x>\u{fffd}&')"));
     assert_eq!(
         browser.eval(&format!("Number({row}.querySelector('td.n').dataset.bytes)")),
         json!(3_u64 << 30)
@@ -422,7 +422,7 @@ fn strangers_are_told_no_more_than_the_configuration_says() {
     let rows = place.json("/api/processes")["processes"].clone();
     let row = &rows[0];
     assert_eq!(
-        (&row["pid"], &row["uid"], &row["facts"], &row["tracked_bytes"]),
+        (&row["pid"], &row["uid"], &row["who"], &row["tracked_bytes"]),
         (&json!(0), &Value::Null, &json!({}), &Value::Null)
     );
     assert!(row["used_bytes"].as_u64() > Some(0));

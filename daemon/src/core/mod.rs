@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
+use totals::Tally;
 pub use totals::Totals;
 use track::Tracks;
 
@@ -120,7 +121,7 @@ pub struct Core {
     checkpoint_ns: u64,
     roll: Roll,
     boot_id: String,
-    totals: Totals,
+    tally: Tally,
 }
 
 impl Core {
@@ -155,7 +156,7 @@ impl Core {
             checkpoint_ns: now_ns,
             roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
-            totals: Totals::default(),
+            tally: Tally::default(),
         };
         core.anchor(now_ns);
         core.roll.set(pace.roll, core.wall_ns(now_ns));
@@ -315,8 +316,8 @@ impl Core {
     pub fn publish(&mut self, now_ns: u64) {
         (self.published_ns, self.changed) = (now_ns, false);
         let snapshot = self.builder.ledger().snapshot();
-        self.totals.look(&snapshot);
-        let totals = self.totals.clone();
+        self.tally.look(&snapshot);
+        let totals = self.tally.totals.clone();
         self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot, totals }));
     }
 
@@ -357,7 +358,7 @@ impl Core {
                 self.stats.add(Count::RunsFinished, 1);
             }
         }
-        self.totals.look(&self.builder.ledger().snapshot());
+        self.tally.look(&self.builder.ledger().snapshot());
         keys.into_iter().for_each(|key| self.builder.forget(key));
         self.changed = true;
     }
@@ -367,7 +368,7 @@ impl Core {
         let wall_ns = self.wall_ns(now_ns);
         let keys = self.roll.take(wall_ns, || self.tracks.living());
         if !keys.is_empty() {
-            self.totals.look(&self.builder.ledger().snapshot());
+            self.tally.look(&self.builder.ledger().snapshot());
         }
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {

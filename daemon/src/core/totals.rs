@@ -9,6 +9,13 @@ use std::collections::BTreeMap;
 pub struct Totals {
     ooms: BTreeMap<(DeviceName, OomKind), u64>,
     lost: u64,
+}
+
+/// Who counts.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// So far.
+    pub totals: Totals,
     /// What has been counted of processes that live.
     seen: BTreeMap<ProcessKey, Seen>,
 }
@@ -30,7 +37,9 @@ impl Totals {
     pub fn lost(&self) -> u64 {
         self.lost
     }
+}
 
+impl Tally {
     /// Counts what is new. Those that are gone from the ledger are forgotten.
     pub fn look(&mut self, snapshot: &Snapshot) {
         let mut before = std::mem::take(&mut self.seen);
@@ -38,7 +47,7 @@ impl Totals {
             let mut seen = before.remove(&process.key).unwrap_or_default();
             // A process of which a new part begins may count anew.
             let lost = process.coverage.lost;
-            self.lost += lost.checked_sub(seen.lost).unwrap_or(lost);
+            self.totals.lost += lost.checked_sub(seen.lost).unwrap_or(lost);
             seen.lost = lost;
             let known = std::mem::take(&mut seen.ooms);
             // A refusal that nobody gave up for is not the end of anything; it may become one.
@@ -47,7 +56,7 @@ impl Totals {
                 let Some(device) = device.and_then(|device| snapshot.devices.get(device)) else { continue };
                 let id = (*account, oom.time_ns);
                 let more = oom.count.saturating_sub(known.get(&id).copied().unwrap_or(0));
-                *self.ooms.entry((device.name, oom.kind)).or_insert(0) += more;
+                *self.totals.ooms.entry((device.name, oom.kind)).or_insert(0) += more;
                 seen.ooms.insert(id, oom.count);
             }
             self.seen.insert(process.key, seen);

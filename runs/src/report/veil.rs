@@ -13,21 +13,21 @@ use crate::run::{
     phase_name, phase_of_name, role_name, role_of_name,
 };
 use crate::timeline::{Point, SUM, Timeline};
+use crate::who;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Stands where there is a tag.
 pub const VEILED: &str = "(not shown)";
-/// What is told of a process: its labels in the metrics.
-const FACTS: [&str; 9] =
-    ["user", "comm", "container", "container_name", "pod", "namespace", "pod_uid", "slurm_job", "slurm_step"];
-const CLAIMS: [&str; 3] = ["rank", "world_size", "job"];
+/// What names come from that are told, see [`who`].
+const TOLD_TOO: [&str; 3] = [who::MAPPED_JOB, "slurm_job_id", "slurm_step_id"];
 /// Caveats that the daemon words itself, with numbers.
 const CAVEATS: [&str; 4] = ["part", "unnamed_device", "devices_beyond", "accounting_disagrees"];
 
 /// Leaves of a process what its labels in the metrics tell: no command line, no directory.
 pub fn unnamed(process: &mut Process) {
-    process.facts.retain(|name, _| FACTS.contains(&name.as_str()));
-    process.claims.retain(|name, _| CLAIMS.contains(&name.as_str()));
+    let is_told = |name: &String| who::NAMES.contains(&name.as_str()) || TOLD_TOO.contains(&name.as_str());
+    process.facts.retain(|name, _| is_told(name));
+    process.claims.retain(|name, _| is_told(name));
 }
 
 /// A run with categories and without tags.

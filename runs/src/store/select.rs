@@ -106,10 +106,13 @@ impl Store {
             ask(condition, Box::new(user.clone()));
         }
         if let Some(job) = &filter.job {
-            // As `run::is_job`: NAME.ID is meant by both, and no name has a full stop behind it but that one.
+            // As `who::is_of_job`: NAME.ID is meant by both, and no name has a full stop behind it but that one.
             let condition =
                 "(claims ->> '$.job' = ? OR (substr(claims ->> '$.job', 1, length(?) + 1) = ? || '.'
-                AND instr(substr(claims ->> '$.job', length(?) + 2), '.') = 0))";
+                AND instr(substr(claims ->> '$.job', length(?) + 2), '.') = 0)
+                OR coalesce(nullif(facts ->> '$.slurm_job', ''), nullif(facts ->> '$.mapped_job', ''),
+                    claims ->> '$.slurm_job', claims ->> '$.slurm_job_id') = ?
+                OR coalesce(facts ->> '$.pod_uid', claims ->> '$.pod_uid') = ? OR facts ->> '$.pod' = ?)";
             ask(condition, Box::new(job.clone()));
         }
         if let Some(device) = &filter.device {

@@ -118,13 +118,21 @@ impl Server {
     /// # Panics
     /// When it does not answer.
     pub fn of_fleet(program: &Path, dir: &Path, targets: &[SocketAddr]) -> Self {
-        let address = free_address();
-        let file = dir.join("prometheus.yml");
         let targets: Vec<String> = targets.iter().map(|target| format!("'{target}'")).collect();
         let targets = targets.join(", ");
         let config = format!(
             "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: gpumemd\n  static_configs: [{{targets: [{targets}]}}]\n"
         );
+        Server::with_config(program, dir, &config)
+    }
+
+    /// The same with a configuration of the caller's.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    pub fn with_config(program: &Path, dir: &Path, config: &str) -> Self {
+        let address = free_address();
+        let file = dir.join("prometheus.yml");
         std::fs::write(&file, config).expect("written");
         let mut command = Command::new(program);
         command.arg(format!("--config.file={}", file.display()));
@@ -134,6 +142,11 @@ impl Server {
         let job = Job::start(&mut command);
         until(60, "an answering Prometheus", || get(address, "/-/ready"));
         Server { _job: job, address }
+    }
+
+    /// What its API answers.
+    pub fn ask(&self, path: &str) -> Option<serde_json::Value> {
+        serde_json::from_str(&get(self.address, path)?).ok()
     }
 
     /// Where it answers.
@@ -150,9 +163,9 @@ impl Server {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),
             byte => format!("%{byte:02X}"),
         };
-        let query: String = query.bytes().map(encode).collect();
-        let body = get(self.address, &format!("/api/v1/query?query={query}")).expect("an answer");
-        let answer: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        let encoded: String = query.bytes().map(encode).collect();
+        let answer = self.ask(&format!("/api/v1/query?query={encoded}"));
+        let answer = answer.unwrap_or_else(|| panic!("refused: {query}"));
         let result = answer["data"]["result"].as_array().expect("a vector").clone();
         let value =
             |sample: &serde_json::Value| sample["value"][1].as_str().and_then(|text| text.parse().ok());

@@ -6,6 +6,8 @@ use crate::args::Job as Args;
 use crate::client::{Daemon, Told, Which};
 use crate::command::report;
 use anyhow::Result;
+use gpumem_runs::run::State;
+use gpumem_runs::who::Who;
 use std::collections::BTreeSet;
 
 /// The members of a job, and where they are from.
@@ -32,13 +34,9 @@ pub fn job(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
 /// What runs; what has ended, of the newest life of its rank. A job that is started again under its name has its former
 /// processes in the store, too: they are another job's.
 fn latest(mut told: Vec<Told>) -> Vec<Member> {
-    let whole = |told: &Told| told.run.process.claims.get("job").cloned();
-    let newest = told
-        .iter()
-        .max_by_key(|told| (told.run.state == gpumem_runs::run::State::Open, told.run.process.start_ticks));
-    let newest = newest.and_then(whole);
-    // Ids that `gpumemctl run` made up tell them apart; a name that a prolog gave does not.
-    told.retain(|told| whole(told) == newest || told.run.state == gpumem_runs::run::State::Open);
+    let is_open = |told: &Told| told.run.state == State::Open;
+    let newest = told.iter().max_by_key(|told| (is_open(told), told.run.process.start_ticks)).and_then(life);
+    told.retain(|told| is_open(told) || life(told) == newest);
     let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
     let mut seen = BTreeSet::new();
@@ -48,6 +46,15 @@ fn latest(mut told: Vec<Told>) -> Vec<Member> {
         is_first || member.is_running()
     });
     members
+}
+
+/// What tells one life of a job from the next: the batch system's number, or the pod; else the id that `gpumemctl run` made up.
+/// Of two lives under a name that a prolog gave nothing does.
+fn life(told: &Told) -> Option<String> {
+    let process = &told.run.process;
+    let who = Who::of(&process.facts, &process.claims, None);
+    let id = || process.claims.get("job").map(String::as_str);
+    who.get("slurm_job").or_else(|| who.get("pod_uid")).or_else(id).map(str::to_owned)
 }
 
 /// All that hold memory on this node.

@@ -9,7 +9,7 @@ const KEYS: [(&str, &str); 17] = [
     ("Enter", "a process: in depth; a line of it: what its word means"),
     ("Esc", "back"),
     ("s  r", "sort by the next column; the other way round"),
-    ("/", "only processes with these words: user, command, pid, state, gpu3"),
+    ("/", "only processes with these words: user, command, pid, state, job, pod, gpu3"),
     ("Tab", "of a process: rows are layers, structures, tags"),
     ("d", "of a process on several devices: the next one"),
     ("w", "of a process: a shorter time"),

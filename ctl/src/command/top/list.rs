@@ -129,7 +129,8 @@ impl List {
             Some(process.flags.join(" ")),
             device.map(|device| format!("gpu{} {}", device.index, device.uuid)),
         ];
-        let text = clean(&texts.into_iter().flatten().collect::<Vec<_>>().join(" ")).to_lowercase();
+        let texts = texts.into_iter().flatten().chain(process.who.values().cloned());
+        let text = clean(&texts.collect::<Vec<_>>().join(" ")).to_lowercase();
         self.filter.to_lowercase().split_whitespace().all(|word| text.contains(word))
     }
 

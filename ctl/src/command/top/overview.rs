@@ -253,13 +253,27 @@ fn processes(
             screen.put(row, at, &text, Style::of(BLUE));
             at += COURSE + 1;
         }
-        screen.put(row, at, &line.note, Style::PLAIN);
+        let at = screen.put(row, at, &line.note, Style::PLAIN);
+        if let Some(whose) = whose(process) {
+            screen.put(row, at, &format!("  {whose}"), Style::DIM);
+        }
         if is_live && place == chosen {
             screen.mark(row);
         }
         row += 1;
     }
     page
+}
+
+/// Its pod or its job, as far as that is known.
+fn whose(process: &ProcessRow) -> Option<String> {
+    let of = |name: &str| process.who.get(name).map(|value| clean(value));
+    if let Some(pod) = of("pod") {
+        return Some(
+            of("namespace").map_or_else(|| format!("pod {pod}"), |space| format!("pod {space}/{pod}")),
+        );
+    }
+    of("slurm_job").map(|job| format!("slurm {job}")).or_else(|| of("job").map(|job| format!("job {job}")))
 }
 
 /// Rows in the order of the answer, with amounts that add up by device.

@@ -8,7 +8,7 @@ use super::kept::{self, Kept};
 use super::memory::{self, Memory};
 use super::packet::{MAX_PACKET_BYTES, Packet};
 use super::peer::{Peer, Unknown};
-use super::rest::Rest;
+use super::rest::{self, Rest};
 use super::seats::Seat;
 use crate::clock;
 use crate::service;
@@ -145,6 +145,7 @@ async fn inherit(agents: &Arc<Agents>, kept: Kept) -> Result<(Box<Connection>, U
     let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
     connection.kept = Some(kept.name);
     agents.stats.add(Count::Resumed, 1);
+    connection.read_names().await?;
     connection.greet(&stream);
     Ok((Box::new(connection), stream))
 }
@@ -285,6 +286,24 @@ impl Connection {
         agents.stats.add(Count::Welcomed, 1);
         tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
         Ok(connection)
+    }
+
+    /// Hands on what the agent had named to an earlier life of this daemon, before the first record that means it.
+    async fn read_names(&mut self) -> Result<(), Refusal> {
+        let Some(memory) = self.memory.take() else { return Ok(()) };
+        let (header, mut read) = (memory.header()?, 0);
+        loop {
+            let frames = rest::names(&memory, &header, read)?;
+            read += frames.len() as u64;
+            if frames.is_empty() {
+                break;
+            }
+            // Rubbish there ends the names; of the records themselves nothing is known yet.
+            let Ok(frames) = self.check(frames) else { break };
+            self.hand(frames).await.map_err(|()| Refusal::Over)?;
+        }
+        self.memory = Some(memory);
+        Ok(())
     }
 
     /// Has it outlive this daemon, where there is somebody to keep it.

@@ -59,7 +59,8 @@ impl Rest {
         loop {
             match std::mem::replace(&mut self.step, Step::Done) {
                 Step::Names => {
-                    let frames = self.some_names()?;
+                    let frames = names(&self.memory, &self.header, self.names)?;
+                    self.names += frames.len() as u64;
                     if !frames.is_empty() {
                         self.step = Step::Names;
                         return Ok(Some(frames));
@@ -108,20 +109,22 @@ impl Rest {
             }
         }
     }
+}
 
-    /// Whole frames of names from where the last call ended.
-    fn some_names(&mut self) -> Result<Vec<u8>, Refusal> {
-        let left = self.header.names_end.saturating_sub(self.names);
-        let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
-        self.memory.names(self.names, &mut bytes)?;
-        let mut whole = 0;
-        while let Ok(Some((_, payload, _))) = frame::split_frame(&bytes[whole..]) {
-            whole += frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES + payload.len();
-        }
-        bytes.truncate(whole);
-        self.names += whole as u64;
-        Ok(bytes)
+/// Whole frames of names, from an offset among them on; none at the end.
+///
+/// # Errors
+/// [`Refusal`].
+pub fn names(memory: &Memory, header: &Header, from: u64) -> Result<Vec<u8>, Refusal> {
+    let left = header.names_end.saturating_sub(from);
+    let mut bytes = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(NAMES)];
+    memory.names(from, &mut bytes)?;
+    let mut whole = 0;
+    while let Ok(Some((_, payload, _))) = frame::split_frame(&bytes[whole..]) {
+        whole += frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES + payload.len();
     }
+    bytes.truncate(whole);
+    Ok(bytes)
 }
 
 fn one(time_ns: u64, body: Body<'_>) -> Vec<u8> {

@@ -134,8 +134,8 @@ function deviceSection(of) {
     const steps = { tracked: tracked === null ? null : round(tracked), gap: gap === null ? null : round(gap), predates: predates === null ? null : round(predates) };
     if ([used, tracked, gap, predates].every((bytes) => bytes !== null)) [steps.predates, steps.tracked, steps.gap] = apportion(of.used[at], [predates, tracked, gap]);
     const key = keyOf(process, at);
-    const { rank, job } = process.claims;
-    const who = [process.facts.user ?? (process.uid === null ? null : String(process.uid)), process.facts.comm, process.facts.pod ?? process.facts.container, process.facts.slurm_job ? "slurm " + process.facts.slurm_job : job, rank === undefined ? null : "rank " + rank].filter(Boolean);
+    const { user, comm, pod, container, slurm_job: slurm, job, rank } = process.who;
+    const who = [user ?? (process.uid === null ? null : String(process.uid)), comm, pod ?? container, slurm ? "slurm " + slurm : job, rank === undefined ? null : "rank " + rank].filter(Boolean);
     const doubt = [...flagsOf(process), process.used_absence, process.time_ns !== null && since(process.time_ns) > STALE ? `sampled ${seconds(since(process.time_ns))} ago` : null].filter(Boolean);
     const optional = (cell) => Object.assign(cell, { className: "n optional" });
     return h("tr", { "data-key": key, "data-pid": process.pid },

@@ -11,9 +11,9 @@ use crate::view::text::clean;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
-use gpumem_runs::report::{names, veil};
+use gpumem_runs::report::names;
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{self, Clock, Reading};
+use gpumem_runs::run::{Clock, Reading};
 use gpumem_wire::control::{DeviceRow, ProcessRow};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -85,8 +85,7 @@ struct ProcessJson {
     pid: u32,
     start_ticks: u64,
     uid: Option<u64>,
-    facts: BTreeMap<String, String>,
-    claims: BTreeMap<String, String>,
+    who: BTreeMap<String, String>,
     /// Its place in `devices`.
     device: usize,
     flags: Vec<String>,
@@ -208,14 +207,7 @@ fn device(row: &DeviceRow, device: &DeviceView, adds_up: bool) -> DeviceJson {
 fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown: &Shown) -> ProcessJson {
     // A process that is not told of by its pid is bytes only.
     let is_named = row.pid != 0;
-    let mut of = run::Process::default();
-    if is_named {
-        (of.facts, of.claims) = (process.facts.seen.clone(), process.facts.claims.clone());
-        veil::unnamed(&mut of);
-    }
-    let cleaned = |map: BTreeMap<String, String>| -> BTreeMap<String, String> {
-        map.into_iter().map(|(name, value)| (name, clean(&value).into_owned())).collect()
-    };
+    let who = row.who.iter().map(|(name, value)| (name.clone(), clean(value).into_owned()));
     let sample = account.complete.as_ref().filter(|_| row.used_bytes.is_some());
     let at_sample = sample.and_then(|sample| sample.tracked_bytes.map(|_| &*sample.amounts));
     let amounts = row.tracked_bytes.map(|_| at_sample.unwrap_or(&account.amounts));
@@ -224,8 +216,7 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
         pid: row.pid,
         start_ticks: if is_named { process.key.start_ticks } else { 0 },
         uid: row.uid,
-        facts: cleaned(of.facts),
-        claims: cleaned(of.claims),
+        who: who.collect(),
         device: row.device,
         flags: row.flags.clone(),
         time_ns: sample.map(|sample| sample.t1_ns),

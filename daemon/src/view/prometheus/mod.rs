@@ -43,7 +43,7 @@ pub fn scrape(sight: &Sight) -> String {
 /// Every family that is written by hand or about ourselves, for the reference: those of counts and of sources have tables
 /// of their own.
 pub fn families() -> impl Iterator<Item = &'static Family> {
-    [devices::FAMILIES, processes::FAMILIES, amounts::FAMILIES, own::FAMILIES].into_iter().flatten().copied()
+    [devices::FAMILIES, amounts::FAMILIES, processes::FAMILIES, own::FAMILIES].into_iter().flatten().copied()
 }
 
 /// The most series of a process that uses so many devices.
