@@ -49,7 +49,7 @@ class Daemon:
         config = self.home / f"daemon-{self.starts}.toml"
         config.write_text(
             f'runtime_dir = "{self.runtime}"\nrecord = "{recording}"\n{self.more}\n'
-            f'[runs]\nstore = "{self.home / "runs.sqlite"}"\n[metrics]\nlisten = "127.0.0.1:{self.port}"\n')
+            f'[runs]\nstore = "{self.home / "runs.sqlite"}"\n[metrics]\nlisten = "127.0.0.1:{self.port}"\nfold_younger_s = 0.0\n')
         self.recordings.append(recording)
         command = [self.machine.program("gpumemd"), "--config", config]
         began = time.monotonic()
