@@ -13,7 +13,7 @@
 //! | 9 | unsigned subtraction, clamping at 0 | `trap_09_gap_below_zero_stays_below_zero` |
 //! | 10 | "memory utilisation" that is bandwidth | `trap_10_nothing_is_called_utilisation` |
 //! | 11 | a "hidden gap" computed from the allocator's own numbers | `trap_11_growth_that_no_call_explains_is_untrackable` |
-//! | 12 | addresses, sizes or command lines as labels | `trap_12_labels_are_few_and_bounded`, `daemon/tests/metrics.rs: series_beyond_the_most_are_counted` |
+//! | 12 | addresses, sizes or command lines as labels | `trap_12_labels_are_few_and_bounded`, `daemon/tests/metrics.rs: what_is_folded_adds_up` |
 //! | 13 | a pod's name from the environment, which launchers strip | `trap_13_cgroup_is_known_without_any_environment` |
 //! | 14 | tags of one thread only: backward threads have none | `trap_14_thread_without_a_name_has_its_process_name` |
 //! | 15 | one CUPTI client per process; whole domains enabled | `trap_15_blocked_agent_says_so_and_claims_nothing` |
