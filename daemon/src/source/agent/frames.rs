@@ -168,7 +168,7 @@ impl Stream {
         }
         let seq = word(slot, 0);
         if seq != 0 && !Flags(slot[62]).has(Flags::RESTATED) {
-            self.holes |= seq != self.last_seq + 1;
+            self.holes |= seq - 1 != self.last_seq;
             self.last_seq = self.last_seq.max(seq);
         }
         match kind {
