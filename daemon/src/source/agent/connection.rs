@@ -223,7 +223,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
         // It keeps the seat of one that has not said hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }
-    let Body::Hello { start_ticks, versions, .. } = hello.body else {
+    let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
         return Err(Refusal::NoHello(String::new()));
     };
     if versions >> 16 != u64::from(MAJOR) {
@@ -236,6 +236,10 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
     let fd = packet.fds.into_iter().next().filter(|_| fds == 1 && !packet.more_fds);
     let memory = Memory::accept(fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?)?;
     let peer = Peer::of(stream, start_ticks)?;
+    // In the words of our own clock, for whoever reads it later.
+    let start_ticks = peer.key.start_ticks;
+    let hello =
+        Record { body: Body::Hello { start_ticks, versions, capabilities, instance, claims }, ..hello };
 
     let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
     if !after.is_empty() {
