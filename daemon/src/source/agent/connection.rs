@@ -1,6 +1,5 @@
 //! One agent, from its hello to its end.
 
-use super::Agents;
 use super::ask::{Question, option};
 use super::command::{Ear, Errand};
 use super::frames::{Fault, Seen, Stream};
@@ -11,7 +10,9 @@ use super::peer::{Peer, Unknown};
 use super::rest::{self, Rest};
 use super::seats::Seat;
 use super::turns::Place;
+use super::{Agents, CANNOT_CONNECT};
 use crate::clock;
+use crate::descriptors;
 use crate::service;
 use crate::source::Batch;
 use crate::stats::Count;
@@ -41,6 +42,8 @@ pub(super) enum Refusal {
     Identity(#[from] Unknown),
     #[error("it handed over {0} descriptors, one is right")]
     Descriptors(usize),
+    #[error("no descriptor is left for its memory")]
+    NoDescriptor,
     #[error("{0}")]
     Memory(#[from] memory::Refusal),
     #[error("there are as many connections as there may be")]
@@ -54,6 +57,7 @@ pub(super) enum Refusal {
 impl Refusal {
     fn count(&self) -> Option<Count> {
         Some(match self {
+            refusal if refusal.is_lack() => Count::AcceptFailures,
             Refusal::Silent(_) => Count::RefusedSilent,
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
@@ -61,10 +65,20 @@ impl Refusal {
             Refusal::Identity(Unknown::Gone(_)) => Count::RefusedEarlyEnd,
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
+            Refusal::NoDescriptor => Count::AcceptFailures,
             Refusal::Memory(_) => Count::RefusedMemory,
             Refusal::NoSeat => Count::RefusedFull,
             Refusal::Over => return None,
         })
+    }
+
+    /// The daemon's own want, and nothing that the peer did.
+    fn is_lack(&self) -> bool {
+        match self {
+            Refusal::NoDescriptor => true,
+            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => descriptors::is_lack(error),
+            _ => false,
+        }
     }
 }
 
@@ -110,6 +124,9 @@ pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat
         Err(refusal) => {
             if let Some(count) = refusal.count() {
                 agents.stats.add(count, 1);
+            }
+            if refusal.is_lack() {
+                return agents.shortage.note(CANNOT_CONNECT, &refusal);
             }
             if agents.voice.speaks(uid) {
                 let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
@@ -214,6 +231,9 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
     };
     if versions >> 16 != u64::from(MAJOR) {
         return Err(Refusal::Version(versions >> 16));
+    }
+    if packet.no_fds {
+        return Err(Refusal::NoDescriptor);
     }
     let fds = packet.fds.len();
     let fd = packet.fds.into_iter().next().filter(|_| fds == 1 && !packet.more_fds);
@@ -410,7 +430,9 @@ impl Connection {
             match packet {
                 Packet { cut: true, .. } => return Err(End::Oversize),
                 Packet { len: 0, .. } => return Err(End::Closed),
-                packet if packet.more_fds || !packet.fds.is_empty() => return Err(End::Descriptors),
+                packet if packet.more_fds || packet.no_fds || !packet.fds.is_empty() => {
+                    return Err(End::Descriptors);
+                }
                 _ => {}
             }
             let len = bytes.len();
