@@ -5,6 +5,7 @@
 //! examples        one record of every kind, for golden bytes
 //! golden          files of expected output under tests/golden
 //! live            the whole product on the simulated machine
+//! markdown        what a document shows as code
 //! node            a small node as a daemon records it
 //! pages           runs as a page has to show them: small, huge, with several devices, hostile
 //! samples         recordings of other tools, where they are
@@ -16,6 +17,7 @@ pub mod browser;
 pub mod examples;
 pub mod golden;
 pub mod live;
+pub mod markdown;
 pub mod node;
 pub mod pages;
 pub mod samples;
