@@ -35,3 +35,8 @@ fn the_reference_of_variables_is_what_programs_read() {
 fn what_the_documents_show_is_run() {
     blocks::all();
 }
+
+#[test]
+fn each_page_is_found_and_leads_somewhere() {
+    blocks::links();
+}

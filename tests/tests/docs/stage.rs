@@ -10,9 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 const CONFIG: &str = "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\n";
-/// A training that runs out of memory on GPU 3.
-const FATAL: [&str; 9] =
-    ["--devices", "3", "--steps", "40", "--step-ms", "20", "--leak", "2000", "--oom-fatal"];
+/// A training that runs out of memory. Its steps are longer than the time between two readings, or nobody would see the GPU full.
+const FATAL: [&str; 7] = ["--steps", "40", "--step-ms", "200", "--leak", "2000", "--oom-fatal"];
 
 /// The node.
 pub struct Stage {
@@ -37,9 +36,12 @@ impl Stage {
         let mut bare = Job::start(&mut machine.bare_trainer(&hold));
         let mut ended = ["4", "9"].map(|steps| Job::start(&mut covered(&["--steps", steps])));
         ended.iter_mut().for_each(Job::finish);
-        let fatal = [true, false].map(|has_agent| {
-            let mut command = if has_agent { covered(&FATAL) } else { machine.bare_trainer(&FATAL) };
-            let mut job = Job::start(command.stderr(Stdio::null()));
+        let fatal = [("3", true), ("2", false)].map(|(device, has_agent)| {
+            let words = [&["--devices", device], &FATAL[..]].concat();
+            let mut command = if has_agent { covered(&words) } else { machine.bare_trainer(&words) };
+            Job::start(command.stderr(Stdio::null()))
+        });
+        let fatal = fatal.map(|mut job| {
             assert_eq!(job.end().code(), Some(1), "it runs out of memory");
             daemon.wait_for_the_end_of(&machine, &[&job]);
             job.pid()
@@ -65,7 +67,7 @@ impl Stage {
         symlink(self.machine.dir.join("runs.sqlite"), self.file("runs.sqlite")).expect("a link");
         let trainer = programs().fake.join("bin/trainer");
         let fatal = format!(
-            "import os\nwords = {FATAL:?}\nos.execv({trainer:?}, [{trainer:?}, '--quiet'] + words)\n"
+            "import os\nwords = {FATAL:?}\nos.execv({trainer:?}, [{trainer:?}, '--quiet', '--devices', '3'] + words)\n"
         );
         fs::write(self.file("fatal.py"), fatal).expect("written");
         let pickle = "import pickle\n\
