@@ -18,7 +18,7 @@ use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
 use crate::view::own::{self, Form, Wish};
 use crate::view::{self, Errand, Sight, Sources, control, http};
-use gpumem_ledger::{DeviceName, Origin, ProcessKey};
+use gpumem_ledger::{DeviceName, ProcessKey};
 use gpumem_runs::report::By;
 use gpumem_runs::rules::Groupings;
 use gpumem_wire::{AskKind, Body, Reading, Record, Stamp};
@@ -394,7 +394,7 @@ fn end(gone: &Gone, time_ns: u64, status: Option<u64>, kernel: &Kernel) -> Batch
     }
     let body = Body::ProcessGone { start_ticks, status: Reading(status) };
     Record { stamp, body }.append_frame(&mut frames);
-    Batch { origin: Origin::Host, frames }
+    Batch::of_host(frames)
 }
 
 /// Hands on facts that became known late, such as a command line, and hears what the kernel says meanwhile.
@@ -407,7 +407,7 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
         processes.seek();
         let mut frames = Vec::new();
         processes.take_facts(now_ns, &mut frames);
-        if !frames.is_empty() && inbox.send(Batch { origin: Origin::Host, frames }).await.is_err() {
+        if !frames.is_empty() && inbox.send(Batch::of_host(frames)).await.is_err() {
             return;
         }
     }

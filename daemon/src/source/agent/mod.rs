@@ -2,11 +2,12 @@
 //! hello, and send what happens.
 //!
 //! ```text
-//! seats       quotas
+//! seats       quotas; turns: fairness between users
 //! connection  one agent, from hello to end
 //! peer        who it is: the kernel's word, and /proc's
 //! packet      one packet off the socket
 //! frames      what an agent may say
+//! voice       what is logged about peers
 //! memory      its memfd; rest: what it recorded and never sent
 //! kept        connections that outlive the daemon
 //! ask         a program that asks about itself
@@ -26,11 +27,14 @@ mod packet;
 mod peer;
 mod rest;
 mod seats;
+mod turns;
+mod voice;
 
 pub use ask::{Answer, Answerer, Unanswered, option};
 pub use command::{Command, Disobeyed, Obeyed};
 pub use packet::MAX_PACKET_BYTES;
 pub use seats::Limits;
+pub use turns::Place;
 
 use super::Batch;
 use super::process::Processes;
@@ -83,6 +87,9 @@ pub struct Agents {
     /// Who renders what programs ask about themselves.
     answerer: OnceLock<Answerer>,
     answering: Semaphore,
+    voice: voice::Voice,
+    /// One table of live rows is in memory at a time.
+    rows: tokio::sync::Mutex<()>,
     shortage: Shortage,
 }
 
@@ -112,6 +119,8 @@ impl Agents {
             speakers: Mutex::default(),
             answerer: OnceLock::new(),
             answering: Semaphore::new(ask::AT_A_TIME),
+            voice: voice::Voice::default(),
+            rows: tokio::sync::Mutex::default(),
             shortage: Shortage::default(),
         })
     }

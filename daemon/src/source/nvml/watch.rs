@@ -14,7 +14,6 @@ use super::{Command, Settings};
 use crate::descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
-use gpumem_ledger::Origin;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Stdio;
@@ -302,7 +301,7 @@ impl Watch {
         let frames = self.translator.take_frames(&self.processes);
         if !frames.is_empty() {
             // Without a receiver the daemon is about to end.
-            let _ = self.out.send(Batch { origin: Origin::Host, frames }).await;
+            let _ = self.out.send(Batch::of_host(frames)).await;
         }
     }
 
