@@ -30,6 +30,11 @@ static SNAPSHOT: Family =
     Family::gauge("gpumemd_snapshot_age_seconds", &[], "Age of the state that this scrape shows.");
 static AGENTS: Family = Family::gauge("gpumemd_agents", &[], "Agents that are connected.");
 static WAITING: Family = Family::gauge("gpumemd_agents_waiting", &[], "Peers that have not said hello.");
+static REMEMBERED: Family = Family::gauge(
+    "gpumemd_ledger_bytes",
+    &[],
+    "Bytes, about, that the daemon remembers of what agents said; agent.memory_mib bounds it.",
+);
 static LOST: Family = Family::counter(
     "gpumemd_events_lost_total",
     &[],
@@ -57,6 +62,7 @@ pub(super) static FAMILIES: &[&Family] = &[
     &SNAPSHOT,
     &AGENTS,
     &WAITING,
+    &REMEMBERED,
     &LOST,
     &FOLDED,
     &UP,
@@ -123,6 +129,7 @@ pub(super) fn write(
         (&SNAPSHOT, Some(age), None),
         (&AGENTS, Some(health.agents as f64), None),
         (&WAITING, Some(health.agents_waiting as f64), None),
+        (&REMEMBERED, Some(published.remembered_bytes as f64), None),
         (&LOST, Some(published.totals.lost() as f64), None),
         (&FOLDED, Some(folded.young as f64), Some(("reason", "young"))),
         (&FOLDED, Some(folded.room as f64), Some(("reason", "room"))),
