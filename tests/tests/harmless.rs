@@ -506,15 +506,6 @@ fn what_a_process_says_is_harmless_while_it_runs() {
         let report: Value = serde_json::from_slice(&output.stdout).ok()?;
         let mut found = BTreeSet::new();
         texts(&report["devices"][0]["last"], "tag", &mut found);
-        eprintln!(
-            "DBG {} of {} missing {:?}",
-            found.len(),
-            tags.len(),
-            tags.iter()
-                .filter(|t| !found.contains(&*String::from_utf8_lossy(t)))
-                .map(|t| String::from_utf8_lossy(t))
-                .collect::<Vec<_>>()
-        );
         (found.len() >= tags.len()).then_some(report.clone())
     });
     let bytes: i64 = (1..=tags.len() as i64).map(|number| number << 10).sum();
