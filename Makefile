@@ -10,8 +10,13 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
+# Where crates and this folder lie on the builder's machine says nothing to anybody, and would make two builds differ.
+CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
+PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
+build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
+
 .PHONY: build fake-gpu demo reports test soak lint bench wheel clean
-.PHONY: install uninstall deb tarball image sizes
+.PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -75,6 +80,18 @@ tarball:
 # The container image, as an OCI archive; the last line is its path. Needs buildah and mmdebstrap, no Docker.
 image: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
 	@packaging/image.sh "$(PROGRAMS)" $(TARGET)/package
+
+# Two builds of the package are equal; half an hour, see there.
+reproducible:
+	@CARGO="$(CARGO)" packaging/reproducible.sh $(TARGET)/reproducible
+
+# Licences, sources and build scripts of all crates, as deny.toml has them; tests/tests/supply.rs does the same.
+deny:
+	cargo-deny --offline --locked check bans licenses sources
+
+# Known holes in crates: asks a database on the network, so it is no test.
+advisories:
+	cargo-deny check advisories
 
 # What there is of packages, and what takes the room in them.
 sizes:
