@@ -281,7 +281,11 @@ impl Sender {
     /// Subscription, pools and threads: now and then.
     fn look_around(&mut self) {
         let now = self.core.clock.now();
-        if now < self.next_look_ns || finishing() {
+        if finishing() {
+            scope::look(); // a program may be over before the first look
+            return;
+        }
+        if now < self.next_look_ns {
             return;
         }
         self.next_look_ns = now + LOOK_NS;
