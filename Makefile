@@ -10,7 +10,7 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-.PHONY: build fake-gpu demo reports test soak lint bench wheel clean
+.PHONY: build fake-gpu demo reports test soak fuzz lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes
 
 build:
@@ -43,6 +43,12 @@ test:
 # Random calls of every kind on the simulated machine, its own truth beside; minutes.
 soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
+
+# Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
+fuzz:
+	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
+	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire
+	GPUMEM_FUZZ=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-agent --lib python::fuzz
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu
