@@ -27,6 +27,9 @@ pub struct Rest {
     holes: bool,
     epoch: u64,
     step: Step,
+    /// Live rows that may be in memory, and those that were not taken.
+    max_rows: usize,
+    dropped: u64,
 }
 
 #[derive(Debug)]
@@ -41,18 +44,29 @@ enum Step {
 }
 
 impl Rest {
-    /// Of an agent that was heard up to `last_seq`. `holes`: not all of it.
+    /// Of an agent that was heard up to `last_seq`, and with holes not all of it. Of more than `max_rows` live rows the first are
+    /// said, and that there are more.
     ///
     /// # Errors
     /// [`Refusal`]: the memory is not what it was.
-    pub fn new(memory: Memory, last_seq: u64, holes: bool, epoch: u64) -> Result<Self, Refusal> {
+    pub fn new(
+        memory: Memory,
+        (last_seq, holes): (u64, bool),
+        epoch: u64,
+        max_rows: usize,
+    ) -> Result<Self, Refusal> {
         let mut header = memory.header()?;
         header.head_seq = header.head_seq.min(MAX_SEQ);
         let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
-        let wanted = last_seq.saturating_add(1);
-        let next = wanted.max(oldest);
-        let holes = holes || next > wanted;
-        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names })
+        let first = last_seq.saturating_add(1);
+        let next = first.max(oldest);
+        let holes = holes || next > first;
+        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names, max_rows, dropped: 0 })
+    }
+
+    /// The rows are next: as many as the table has are held at once.
+    pub fn is_at_rows(&self) -> bool {
+        matches!(self.step, Step::Rows(0, _))
     }
 
     /// The next frames; none at the end. They are as unchecked as those of a packet.
@@ -89,6 +103,8 @@ impl Rest {
                 Step::Rows(first, mut rows) => {
                     if first < self.header.live_rows {
                         self.memory.live(first, PIECE, &mut rows)?;
+                        self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
+                        rows.truncate(self.max_rows);
                         self.step = Step::Rows(first + PIECE, rows);
                         return Ok(Some(Vec::new())); // a turn of its own
                     }
@@ -101,7 +117,7 @@ impl Rest {
                     let to = rows.len().min(from + PIECE as usize);
                     if from == to {
                         let (epoch, head_seq) = (self.epoch, self.header.head_seq);
-                        let rows = rows.len() as u64;
+                        let rows = rows.len() as u64 + self.dropped;
                         return Ok(Some(one(now_ns, Body::ResyncEnd { epoch, head_seq, rows })));
                     }
                     rows[from..to].iter_mut().for_each(|row| row[62] |= Flags::RESTATED.0);
