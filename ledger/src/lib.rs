@@ -89,6 +89,7 @@ mod rounding;
 mod segment;
 mod slot;
 mod snapshot;
+mod sums;
 mod timeline;
 mod trail;
 mod trend;
@@ -113,6 +114,7 @@ pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
+pub use sums::{SUM, is_sum, without_sum};
 pub use timeline::{MAX_POINT_CELLS, MAX_POINTS, TimelinePoint, TimelineView};
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 

@@ -102,7 +102,6 @@ pub(crate) struct Process {
     pub layers: Layers,
     pub marks: Marks,
     pub ooms: Ooms,
-    pub tags: Map<u32, Arc<str>>,
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
     /// Same index as `holdings.books`.
@@ -160,7 +159,6 @@ impl Process {
             layers: Layers::default(),
             marks: Marks::default(),
             ooms: Ooms::default(),
-            tags: Map::default(),
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
@@ -404,8 +402,8 @@ impl Process {
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
             }
-            Body::Tag { path } if self.tags.len() < MAX_NAMES => {
-                self.tags.insert(stamp.tag, path.into());
+            Body::Tag { path } if self.holdings.cells.tags.len() < MAX_NAMES => {
+                self.holdings.cells.tags.insert(stamp.tag, path.into());
             }
             Body::Module { path, .. } => {
                 self.holdings.note_library(stamp.module, path);
@@ -457,7 +455,7 @@ impl Process {
                 self.close_where(u64::MAX, true);
             }
             Body::Marker {} => {
-                let name = self.tags.get(&stamp.tag).cloned();
+                let name = self.holdings.cells.tags.get(&stamp.tag).cloned();
                 self.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
             }
             // Counters and scopes do not move a sum; the host's own records and commands are not for a process to say.
