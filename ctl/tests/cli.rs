@@ -204,6 +204,7 @@ fn wrong_words_are_answered() {
     for (args, code, words) in [
         (&["report", "r99"][..], 3, "run store"),
         (&["report", "r0"][..], 3, "runs are named r1"),
+        (&["report", "train"][..], 3, "train: no such file, and neither a pid nor a run"),
         (&["report", "r99999999999999999999"][..], 3, "runs are named r1"),
         (&["report"][..], 3, "run store"),
         (&["import", "--format", "csv", "x"][..], 2, "possible values: recording, "),

@@ -145,6 +145,10 @@ pub struct Rule {
 }
 
 impl Rule {
+    fn is_by_name(&self) -> bool {
+        !self.tags.is_empty() || !self.libraries.is_empty()
+    }
+
     fn matches(&self, cell: &CellView) -> bool {
         let any = |patterns: &[Pattern], text: Option<&str>| {
             patterns.is_empty()
@@ -185,14 +189,15 @@ impl Rules {
         self.rules.iter().find(|rule| rule.matches(cell)).map(|rule| rule.name.as_str())
     }
 
-    /// Cells that more than one category wants, for the user to judge the order by.
+    /// Cells that more than one category wants by its name, for the user to judge the order by: words catch more than
+    /// was meant. A later rule on role or phase alone is there for what is left, and wants nothing.
     pub fn conflicts(&self, cells: &[CellView]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         let is_one = |cell: &CellView| is_named_by_rules(cell) && !cell.tag.as_deref().is_some_and(is_sum);
         for (index, cell) in cells.iter().enumerate().filter(|(_, cell)| is_one(cell)) {
             let mut matching = self.rules.iter().filter(|rule| rule.matches(cell));
             let Some(winner) = matching.next() else { continue };
-            if let Some(loser) = matching.find(|rule| rule.name != winner.name) {
+            if let Some(loser) = matching.find(|rule| rule.name != winner.name && rule.is_by_name()) {
                 conflicts.push(Conflict {
                     cell: index,
                     winner: winner.name.clone(),
@@ -238,6 +243,28 @@ mod tests {
         for (glob, text, expected) in cases {
             assert_eq!(Pattern::new(glob).map(|glob| glob.matches(text)), Ok(expected), "{glob} on {text}");
         }
+    }
+
+    #[test]
+    fn only_words_are_in_conflict() {
+        let glob = |text| vec![Pattern::new(text).expect("a glob")];
+        let rule = |name: &str, tags, phases| Rule { name: name.into(), tags, phases, ..Rule::default() };
+        let cell = CellView {
+            class: Class::Block,
+            tag: Some("h.1/attn".into()),
+            origin: None,
+            role: Role::Unknown,
+            phase: Phase::Forward,
+            library: None,
+            pool: None,
+            pending: false,
+        };
+        let rest = rule("made in forward", Vec::new(), vec![Phase::Forward]);
+        let mut rules = Rules { rules: vec![rule("attention", glob("*att*"), Vec::new()), rest] };
+        assert_eq!(rules.conflicts(std::slice::from_ref(&cell)), []);
+        rules.rules.push(rule("blocks", glob("h.*"), Vec::new()));
+        let [conflict] = &rules.conflicts(&[cell])[..] else { panic!("one conflict") };
+        assert_eq!((&*conflict.winner, &*conflict.loser), ("attention", "blocks"));
     }
 
     #[test]

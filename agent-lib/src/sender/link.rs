@@ -219,15 +219,17 @@ impl Link {
             Some(path) => self.open_file(core, path),
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
-        if up {
-            self.retry_ns = *RETRY_NS.start();
-        } else {
-            // A quarter more or less, so that a node's processes do not come back at once.
-            let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
-            self.next_try_ns = now + jitter;
-            self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
-        }
+        // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
+        // daemon that has no place for us takes it, and closes it.
+        let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
+        self.next_try_ns = now + jitter;
+        self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         up
+    }
+
+    /// The daemon has let us in: should it go, it is looked for at once.
+    pub fn be_welcomed(&mut self) {
+        (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
     fn open_file(&mut self, core: &Core, path: &Path) -> bool {

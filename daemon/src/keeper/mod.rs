@@ -31,7 +31,7 @@ use tokio::sync::oneshot;
 const QUEUED: usize = 256;
 /// Runs that may wait for a store that is out of order.
 const WAITING: usize = 512;
-/// A store that is out of order is tried again after this, doubled up to [`LONGEST`].
+/// A store that is out of order is tried again after this, doubled up to [`LONGEST`] where it is not for want of something.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// Stored runs that a search looks into, newest first.
@@ -314,7 +314,7 @@ impl Desk {
                 status.remedy = Some(aside::remedy(&error));
                 (status.up, status.reason) = (false, Some(reason));
                 self.next_try = Instant::now() + self.retry;
-                self.retry = (self.retry * 2).min(LONGEST);
+                self.retry = if aside::may_pass(&error) { RETRY } else { (self.retry * 2).min(LONGEST) };
             }
         }
         status.waiting = self.waiting.len();

@@ -100,11 +100,11 @@ fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> 
         .into_iter()
         .map(|(name, points)| Named { name: name.to_owned(), judgement: growth.judge(&points, used, among) })
         .collect();
-    let weight = |named: &Named| named.judgement.bytes_per_unit.map_or(0, |rate| rate.abs() as u64);
-    names.sort_by(|a, b| {
-        let moves = |named: &Named| named.judgement.verdict.moves();
-        (moves(b), weight(b)).cmp(&(moves(a), weight(a))).then_with(|| a.name.cmp(&b.name))
-    });
+    let weight = |Named { judgement, .. }: &Named| {
+        let rate = judgement.bytes_per_unit.map_or(0, |rate| rate.abs() as u64);
+        (judgement.verdict.moves(), judgement.verdict != Verdict::NotEnoughData, rate)
+    };
+    names.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.name.cmp(&b.name)));
     names
 }
 
@@ -261,15 +261,19 @@ fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: 
         By::Tag => &[("by tag", &told.tags)],
     };
     for (kind, names) in kinds {
-        let shown = if all { names.len() } else { names.len().min(ROWS) };
-        if shown > 0 {
+        // Rows that say nothing would hide those that do.
+        let judged = names.iter().filter(|named| named.judgement.verdict != Verdict::NotEnoughData).count();
+        let shown = if all { names.len() } else { judged.min(ROWS) };
+        if !names.is_empty() {
             rows.push((format!(" {kind}"), None));
         }
         rows.extend(
             names[..shown].iter().map(|named| (format!("  {}", short(&named.name)), Some(&named.judgement))),
         );
         if names.len() > shown {
-            rows.push((format!("  ({} more: --all)", thousands((names.len() - shown) as u64)), None));
+            let more = thousands((names.len() - shown) as u64);
+            let why = if judged == 0 { ", too few points to judge" } else { "" };
+            rows.push((format!("  ({more} more{why}: --all)"), None));
         }
     }
     rows.extend(told.pool_slack.as_ref().map(|slack| ("pool slack".to_owned(), Some(slack))));

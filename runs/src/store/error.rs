@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[allow(missing_docs)] // the fields are what the messages name
 pub enum StoreError {
     /// There is no file, and opening for reading never makes one.
-    #[error("{}: there is no run store yet; the daemon and gpumemctl import make it", path.display())]
+    #[error("{}: there is no run store yet: gpumemctl run -- COMMAND makes one, and so do the daemon and gpumemctl import", path.display())]
     NotFound { path: PathBuf },
     /// The file is something else; it was not touched.
     #[error(

@@ -17,8 +17,9 @@ pub fn find(args: &Args) -> Result<Found> {
     // A file may be called like a run; a run is never called like a path.
     let id: Option<RunId> = name.and_then(|name| name.parse().ok());
     match (name, id) {
-        (Some(name), None) if looks_like_run(name) && !Path::new(name).exists() => {
-            let text = format!("{name} is neither a file nor a run: runs are named r1, r2, ...");
+        (Some(name), None) if !name.contains('/') && !Path::new(name).exists() => {
+            let text =
+                format!("{name}: no such file, and neither a pid nor a run: runs are named r1, r2, ...");
             return Err(NotFound(text).into());
         }
         (Some(name), None) => return from_file(name, args),
@@ -103,12 +104,6 @@ fn command(id: RunId, args: &Args, path: &Path) -> Vec<String> {
         command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
     }
     command
-}
-
-/// Meant as a run, though no run can have that name.
-fn looks_like_run(name: &str) -> bool {
-    let number = name.strip_prefix('r').unwrap_or("");
-    !number.is_empty() && number.chars().all(|character| character.is_ascii_digit() || character == '-')
 }
 
 /// The process with most memory, unless one is asked for.
