@@ -16,11 +16,13 @@ use crate::source::Batch;
 use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
-use rustix::net::{SendFlags, Shutdown, shutdown};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
@@ -238,6 +240,7 @@ enum Ready {
     Gone,
     Resync,
     Errand(Errand),
+    Successor(oneshot::Sender<()>),
 }
 
 impl Connection {
@@ -250,6 +253,7 @@ impl Connection {
         mut seat: Seat,
     ) -> Result<Self, Refusal> {
         seat.welcomed();
+        agents.succeed(peer.key).await;
         let epoch = agents.next_epoch();
         let mut connection = Connection {
             ear: agents.introduce(peer.key),
@@ -336,7 +340,13 @@ impl Connection {
         let mut resyncs = self.agents.resyncs.subscribe();
         let mut over = self.agents.over.subscribe();
         let mut gone = self.agents.expect_end(self.peer.key, self.watched);
+        let mut successors = Vec::new();
         let end = loop {
+            if !successors.is_empty() && is_empty(stream) {
+                for tell in successors.drain(..) {
+                    let _: Result<(), ()> = oneshot::Sender::send(tell, ());
+                }
+            }
             let ready = tokio::select! {
                 biased;
                 _ = over.wait_for(|over| *over) => Ok(Ready::Over),
@@ -344,6 +354,7 @@ impl Connection {
                 _ = &mut gone => Ok(Ready::Gone),
                 Ok(()) = resyncs.changed() => Ok(Ready::Resync),
                 Some(errand) = self.ear.errands.recv() => Ok(Ready::Errand(errand)),
+                Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
             };
             match ready {
                 // What is in the socket is for the daemon's next life.
@@ -356,6 +367,7 @@ impl Connection {
                 }
                 Ok(Ready::Resync) => self.ask_again(stream),
                 Ok(Ready::Errand(errand)) => self.command(stream, errand),
+                Ok(Ready::Successor(tell)) => successors.push(tell),
                 // Its children may hold the socket open, so there may be no end of it; what was sent is here.
                 Ok(Ready::Gone) => {
                     break match self.turn(stream, usize::MAX).await {
@@ -367,6 +379,7 @@ impl Connection {
             }
         };
         self.end(stream, end).await;
+        // Whoever waits for that hears it now: `successors` are dropped.
     }
 
     /// Asks for the whole state once more.
@@ -448,10 +461,16 @@ impl Connection {
         self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames }).await
     }
 
-    /// Reads what was not sent, and tells that the agent is gone; when its process is, that too.
-    async fn end(mut self, stream: &UnixStream, end: End) {
+    /// Reads what was not sent, and tells that the agent is gone; when its process is, that too. Until then a newer connection of the
+    /// process waits.
+    async fn end(self, stream: &UnixStream, end: End) {
+        let (agents, key, heard) = (Arc::clone(&self.agents), self.peer.key, Arc::clone(&self.ear.heard));
+        self.leave(stream, end).await;
+        agents.forget(key, &heard);
+    }
+
+    async fn leave(mut self, stream: &UnixStream, end: End) {
         let (pid, uid) = (self.peer.key.pid, self.peer.uid);
-        self.agents.forget(self.peer.key, &self.ear);
         match end.count() {
             Some(count) => {
                 self.agents.stats.add(count, 1);
@@ -512,6 +531,12 @@ impl Connection {
         self.agents.stats.add(Count::Recovered, self.stream.last_seq.saturating_sub(before));
         Ok(())
     }
+}
+
+/// Whether the socket is open and everything in it has been read. The kernel is asked: what tokio knows may be older.
+fn is_empty(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    rustix::net::recv(stream, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
 }
 
 /// What a connection may send in a second. Spending more waits, the socket fills, and the agent's ring takes it
