@@ -132,7 +132,7 @@ impl Injector {
             }
             Fault::Stopped => {
                 clients.doubt(true);
-                manager.daemon().job.signal("STOP");
+                manager.stop(true);
             }
             Fault::Reload => {
                 let other = format!("{}tags = 8\n[agent]\nmib_per_s = 50\n", self.good);
@@ -179,7 +179,7 @@ impl Injector {
                 clients.doubt(false);
             }
             Fault::Stopped => {
-                manager.daemon().job.signal("CONT");
+                manager.stop(false);
                 clients.doubt(false);
             }
             Fault::Reload | Fault::BadReload => {

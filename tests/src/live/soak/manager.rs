@@ -95,6 +95,8 @@ pub struct Manager {
     pub lives: u64,
     /// Times without one.
     pub gaps: Vec<Gap>,
+    /// Times in which it was stopped.
+    pub stops: Vec<(u64, u64)>,
 }
 
 impl Manager {
@@ -117,8 +119,16 @@ impl Manager {
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", "-o"]).args([&faults, Path::new(source)]).arg("-ldl");
         assert!(compiler.status().expect("a C compiler").success());
-        let manager =
-            Manager { dir, kept, listeners: Vec::new(), faults, daemon: None, lives: 0, gaps: Vec::new() };
+        let manager = Manager {
+            dir,
+            kept,
+            listeners: Vec::new(),
+            faults,
+            daemon: None,
+            lives: 0,
+            gaps: Vec::new(),
+            stops: Vec::new(),
+        };
         let store = manager.store();
         let runtime = manager.runtime();
         let text = format!(
@@ -270,6 +280,20 @@ impl Manager {
         self.start(machine, start);
         if let Some(gap) = self.gaps.last_mut() {
             (gap.to_ns, gap.start) = (now_ns(), start);
+        }
+    }
+
+    /// Times in which nobody listened.
+    pub fn silences(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.gaps.iter().map(|gap| (gap.from_ns, gap.to_ns)).chain(self.stops.iter().copied())
+    }
+
+    /// Stops it, or lets it go on.
+    pub fn stop(&mut self, stop: bool) {
+        self.daemon().job.signal(if stop { "STOP" } else { "CONT" });
+        match stop {
+            true => self.stops.push((now_ns(), u64::MAX)),
+            false => self.stops.last_mut().into_iter().for_each(|stop| stop.1 = now_ns()),
         }
     }
 
