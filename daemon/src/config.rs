@@ -9,11 +9,11 @@ mod check;
 
 pub use changes::{Change, Keys};
 
-use crate::core::Pace;
+use crate::core::{LIMITS, Pace};
 use crate::keeper::Retention;
 use crate::source::agent::Limits;
 use crate::source::{kernel, nvml, process};
-use crate::view::Shown;
+use crate::view::{self, Shown};
 use gpumem_runs::rules::Groupings;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -37,6 +37,7 @@ pub struct Config {
     pub kernel: Kernel,
     pub who: Who,
     pub runs: Runs,
+    pub control: Control,
     pub metrics: Metrics,
     pub private: Private,
 }
@@ -68,6 +69,12 @@ pub struct Agent {
     pub mib_per_s: u64,
     #[serde(deserialize_with = "check::rows")]
     pub rows_per_process: usize,
+    #[serde(deserialize_with = "check::memory")]
+    pub memory_mib: usize,
+    #[serde(deserialize_with = "check::memory")]
+    pub memory_mib_per_uid: usize,
+    #[serde(deserialize_with = "check::whole")]
+    pub shared_mib: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -141,6 +148,18 @@ pub struct Metrics {
     pub fold_younger_s: f64,
     pub rules: String,
     pub page: Page,
+    #[serde(deserialize_with = "check::hosts")]
+    pub hosts: Vec<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct Control {
+    #[serde(deserialize_with = "check::connections")]
+    pub connections: usize,
+    #[serde(deserialize_with = "check::connections")]
+    pub connections_per_uid: usize,
 }
 
 /// What the live page tells whoever can open it.
@@ -177,6 +196,7 @@ impl Default for Config {
             kernel: Kernel::default(),
             who: Who::default(),
             runs: Runs::default(),
+            control: Control::default(),
             metrics: Metrics::default(),
             private: Private::default(),
         }
@@ -191,7 +211,10 @@ impl Default for Agent {
             connections_without_hello: 64,
             hello_timeout_s: 5.0,
             mib_per_s: 0,
-            rows_per_process: 4_000_000,
+            rows_per_process: LIMITS.rows_per_process,
+            memory_mib: LIMITS.bytes >> 20,
+            memory_mib_per_uid: LIMITS.bytes_per_user >> 20,
+            shared_mib: 2048,
         }
     }
 }
@@ -246,7 +269,15 @@ impl Default for Metrics {
             fold_younger_s: 10.0,
             rules: "default".into(),
             page: Page::default(),
+            hosts: Vec::new(),
         }
+    }
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        let view::control::Limits { connections, connections_per_uid } = view::control::Limits::default();
+        Control { connections, connections_per_uid }
     }
 }
 
@@ -393,6 +424,10 @@ pub struct Settings {
     pub rules: String,
     /// What the live page tells.
     pub page: Page,
+    /// Names by which it may be asked for.
+    pub hosts: Vec<String>,
+    /// Who may be connected to the control socket.
+    pub control: view::control::Limits,
     /// A private daemon without agents and requests ends after this.
     pub idle_exit: Option<Duration>,
 }
@@ -412,7 +447,11 @@ impl Settings {
             store: store.ok_or(Error::NoHome("runs.store"))?,
             pace: Pace {
                 checkpoint: seconds(config.runs.checkpoint_every_s),
-                rows_per_process: agent.rows_per_process,
+                limits: gpumem_ledger::Limits {
+                    rows_per_process: agent.rows_per_process,
+                    bytes_per_user: agent.memory_mib_per_uid << 20,
+                    bytes: agent.memory_mib << 20,
+                },
                 roll: not_zero(config.runs.roll_every_s).map(seconds),
             },
             retention: Retention {
@@ -427,6 +466,11 @@ impl Settings {
                 waiting: agent.connections_without_hello,
                 hello: seconds(agent.hello_timeout_s),
                 bytes_per_s: agent.mib_per_s << 20,
+                shared_bytes: agent.shared_mib << 20,
+                // A quarter of what the ledger may remember of them.
+                rows: agent
+                    .rows_per_process
+                    .min((agent.memory_mib_per_uid << 20) / 4 / gpumem_wire::SLOT_BYTES),
             },
             nvml: nvml::Settings {
                 library: nvml.library.clone(),
@@ -455,14 +499,19 @@ impl Settings {
             young: seconds(config.metrics.fold_younger_s),
             rules: config.metrics.rules.clone(),
             page: config.metrics.page,
+            hosts: config.metrics.hosts.clone(),
+            control: view::control::Limits {
+                connections: config.control.connections,
+                connections_per_uid: config.control.connections_per_uid,
+            },
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })
     }
 
     /// What views show, with these rules.
     pub fn shown(&self, rules: Arc<Groupings>) -> Shown {
-        let Settings { tenants, max_series, tags, young, page, .. } = *self;
-        Shown { tenants, max_series, tags, young, rules, page }
+        let Settings { tenants, max_series, tags, young, page, control, .. } = *self;
+        Shown { tenants, max_series, tags, young, rules, page, hosts: self.hosts.clone().into(), control }
     }
 }
 

@@ -52,6 +52,11 @@ counts! {
         SkippedForbidden = "not_for_agents",
         SkippedDevices = "too_many_devices",
     }
+    "gpumemd_ledger_refused_records_total", "Records of agents that the ledger had no room for, by limit." {
+        RefusedRows = "rows_per_process",
+        RefusedOfUser = "memory_mib_per_uid",
+        RefusedOfAll = "memory_mib",
+    }
     "gpumemd_agent_recovered_records_total", "Records read from the memory of agents that ended without sending them." { Recovered }
     "gpumemd_accept_failures_total", "Connections that could not be accepted, such as for want of descriptors." { AcceptFailures }
     "gpumemd_records_late_total", "Records of processes whose run was over." { Late }
@@ -70,6 +75,10 @@ counts! {
         HttpBad = "request",
     }
     "gpumemd_control_requests_total", "Requests on the control socket." { ControlRequests }
+    "gpumemd_control_refused_total", "Connections to the control socket that were closed, by limit." {
+        ControlFull = "connections",
+        ControlOfUid = "connections_per_uid",
+    }
     "gpumemd_series_folded_total", "Series that a scrape left out because there were more than metrics.max_series." { SeriesFolded }
     "gpumemd_reloads_total", "Times that the configuration was read again." { Reloads }
     "gpumemd_reload_errors_total", "Times that it was refused and the old one kept." { ReloadErrors }

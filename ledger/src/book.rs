@@ -97,6 +97,11 @@ impl CellTable {
         CellTable { keys, ids: Map::default(), folds: Vec::new(), overflowed: 0 }
     }
 
+    /// What it takes, about.
+    pub fn bytes(&self) -> usize {
+        self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
+    }
+
     /// The cell of what `stamp` speaks of.
     #[inline]
     pub fn cell_of(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase)) -> CellId {
@@ -557,6 +562,11 @@ impl Book {
 
     pub fn len(&self) -> usize {
         self.cells.len()
+    }
+
+    /// What it takes, about: its cells, their copies, and what is followed of each.
+    pub fn bytes(&self) -> usize {
+        self.cells.capacity() * (std::mem::size_of::<Cell>() + 5 * std::mem::size_of::<i64>())
     }
 
     /// Opens the window of `time_ns`, and the timeline's slot; says the window that is over. Comes before

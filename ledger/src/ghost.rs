@@ -42,6 +42,11 @@ impl Ghosts {
         self.places.get(&seq).map(|&place| &mut self.log[place].1)
     }
 
+    /// What they take, about.
+    pub fn bytes(&self) -> usize {
+        self.log.capacity() * std::mem::size_of::<(u64, Ghost)>() + self.places.capacity() * 18
+    }
+
     /// There is a new peak, and they are not in it.
     #[inline]
     pub fn forget(&mut self) {

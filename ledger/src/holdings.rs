@@ -158,7 +158,7 @@ pub(crate) struct Holdings {
     /// Blocks that wait for a stream, by their seq: the cell they were in, and the epoch from which on they wait.
     pub waiting: Map<u64, (CellId, u32)>,
     /// Gone since the peak, role not told: per book.
-    ghosts: Vec<Ghosts>,
+    pub ghosts: Vec<Ghosts>,
     /// Same index as `books`.
     pub roles: Vec<Roles>,
     pub phases: PhaseWords,

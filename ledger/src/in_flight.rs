@@ -25,16 +25,25 @@ pub(crate) enum InFlight {
     Nothing,
 }
 
+impl InFlight {
+    fn mappings(&self) -> usize {
+        if let InFlight::Unmap { mappings } = self { mappings.len() } else { 0 }
+    }
+}
+
 /// By the seq of the record that began them.
 #[derive(Debug, Default)]
 pub(crate) struct InFlights {
     latest: Option<(u64, InFlight)>,
     others: Map<u64, InFlight>,
+    /// In all of them.
+    mappings: usize,
 }
 
 impl InFlights {
     #[inline]
     pub fn begin(&mut self, seq: u64, what: InFlight) {
+        self.mappings += what.mappings();
         if let Some((seq, what)) = self.latest.replace((seq, what)) {
             self.others.insert(seq, what);
         }
@@ -42,13 +51,25 @@ impl InFlights {
 
     #[inline]
     pub fn end(&mut self, seq: u64) -> Option<InFlight> {
-        match self.latest.take() {
+        let what = match self.latest.take() {
             Some((latest, what)) if latest == seq => Some(what),
             other => {
                 self.latest = other;
                 if self.others.is_empty() { None } else { self.others.remove(&seq) }
             }
-        }
+        };
+        self.mappings = self.mappings.saturating_sub(what.as_ref().map_or(0, InFlight::mappings));
+        what
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        usize::from(self.latest.is_some()) + self.others.len()
+    }
+
+    /// What they take, about.
+    pub fn bytes(&self) -> usize {
+        self.others.capacity() * size_of::<(u64, InFlight)>() + self.mappings * size_of::<(u64, Mapping)>()
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, &InFlight)> {

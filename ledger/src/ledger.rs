@@ -11,6 +11,7 @@ use crate::observation::{Origin, ProcessKey};
 use crate::oom::Listing;
 use crate::process::{Process, parse_lines};
 use crate::recent::Recent;
+use crate::share::Shares;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
 use crate::timeline::TimelineView;
 use crate::trend::TrendView;
@@ -19,6 +20,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
+/// With so many devices, those that only a process names are none: a machine has fewer, and each is remembered for ever.
+const MAX_CLAIMED_DEVICES: usize = 512;
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
@@ -132,8 +135,8 @@ pub struct Ledger {
     /// Processes with samples that wait, by the end of the first one.
     waiting: BinaryHeap<Reverse<(u64, usize)>>,
     last: Option<(ProcessKey, usize)>,
-    /// See [`Ledger::limit_rows`].
-    max_rows: usize,
+    /// What processes may take, and do.
+    pub(crate) shares: Shares,
 }
 
 impl Ledger {
@@ -155,14 +158,8 @@ impl Ledger {
             windows: Vec::new(),
             waiting: BinaryHeap::new(),
             last: None,
-            max_rows: usize::MAX,
+            shares: Shares::default(),
         }
-    }
-
-    /// How many live allocations, blocks, segments and handles each process that is seen from now on may have. More
-    /// are counted as lost, and its sums are partial: one process must not take the memory of all.
-    pub fn limit_rows(&mut self, max_rows: usize) {
-        self.max_rows = max_rows;
     }
 
     /// Takes one record. Never fails: what does not fit is counted in the process's `odd`.
@@ -173,9 +170,10 @@ impl Ledger {
             Origin::Process(_) if matches!(record.body, Body::ClockAnchor { .. }) => self.set_clock(record),
             Origin::Process(key) => {
                 let index = self.process(key);
+                self.weigh_now_and_then(index);
                 match record.body {
                     Body::Device { .. } => {
-                        let device = self.device(record);
+                        let Some(device) = self.claimed_device(index, record) else { return };
                         let process = &mut self.processes[index];
                         let was_member = is_on(process, device);
                         // Multiprocessors, and the threads that one can hold.
@@ -212,13 +210,25 @@ impl Ledger {
             Some(&index) => index,
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
-                self.processes.push(Process::new(key, window_ns, self.max_rows));
+                self.processes.push(Process::new(key, window_ns));
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
         };
         self.last = Some((key, index));
         index
+    }
+
+    /// The device that a process names; none where it may not name one more.
+    fn claimed_device(&mut self, index: usize, record: &Record<'_>) -> Option<usize> {
+        let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
+        let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
+        let is_full = self.processes[index].coverage.full.is_some();
+        if is_full || is_new && self.devices.len() >= MAX_CLAIMED_DEVICES {
+            self.processes[index].holdings.odd.devices_beyond += 1;
+            return None;
+        }
+        Some(self.device(record))
     }
 
     fn device(&mut self, record: &Record<'_>) -> usize {
@@ -488,7 +498,8 @@ impl Ledger {
     /// later begins it anew.
     pub fn forget(&mut self, key: ProcessKey) {
         let Some(index) = self.by_key.remove(&key) else { return };
-        self.processes.swap_remove(index);
+        let mut gone = self.processes.swap_remove(index);
+        self.shares.release(&mut gone);
         let moved = self.processes.len();
         if let Some(process) = self.processes.get(index) {
             self.by_key.insert(process.key, index);

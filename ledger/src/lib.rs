@@ -20,6 +20,7 @@
 //!   layer       how each way of naming memory is
 //!   mark        moments that somebody gave a name
 //!   oom         running out: the request, who had the device, what the process held
+//! share         what processes may take of the ledger's memory
 //! recent        extremes of the last minute
 //! timeline      what was held over time, by cell, in a bounded number of exact points
 //! trend         what stays from step to step, and as time passes
@@ -87,6 +88,7 @@ mod resync;
 mod role;
 mod rounding;
 mod segment;
+mod share;
 mod slot;
 mod snapshot;
 mod timeline;
@@ -109,6 +111,7 @@ pub use observation::{Origin, ProcessKey};
 pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial};
 pub use recent::{RECENT_NS, Recent};
+pub use share::{Full, Limits, Refused};
 pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,

@@ -11,6 +11,7 @@ use crate::mark::{MarkView, Marks};
 use crate::observation::ProcessKey;
 use crate::oom::Ooms;
 use crate::resync::Resync;
+use crate::share::{Full, Load};
 use crate::trend::{StepCount, Trend};
 use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
 use std::collections::BTreeMap;
@@ -22,8 +23,6 @@ pub(crate) const NO_BOOK: u8 = u8::MAX;
 pub(crate) const BEYOND: u8 = 63;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
-/// Records between two counts of the rows.
-const COUNT_EVERY: u64 = 1024;
 
 /// What is known of a process from outside, and what it claims.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -92,6 +91,8 @@ pub struct Coverage {
     pub failed_allocations: u64,
     /// Steps that the process reported.
     pub steps: u64,
+    /// It may not say more than it has: what it added since is lost.
+    pub full: Option<Full>,
 }
 
 #[derive(Debug)]
@@ -135,9 +136,8 @@ pub(crate) struct Process {
     /// Which program of the process speaks, as its agent numbers it; and how many have been before it.
     pub instance: Option<u16>,
     pub image: u16,
-    /// Rows that the process may have, and whether it has more.
-    max_rows: usize,
-    is_full: bool,
+    /// What it takes of the ledger's memory.
+    pub load: Load,
     /// Of what the agent said about itself last.
     pub state_ns: u64,
     /// It has seen what the program does, at some time.
@@ -152,7 +152,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn new(key: ProcessKey, window_ns: u64, max_rows: usize) -> Self {
+    pub fn new(key: ProcessKey, window_ns: u64) -> Self {
         Process {
             key,
             facts: Facts::default(),
@@ -180,8 +180,7 @@ impl Process {
             healing: false,
             instance: None,
             image: 0,
-            max_rows,
-            is_full: false,
+            load: Load::default(),
             state_ns: 0,
             is_watched_over: false,
             silent: false,
@@ -307,26 +306,6 @@ impl Process {
         }
     }
 
-    /// Whether the record would make one more row than a process may have. Counted now and then: a process
-    /// may exceed its limit by as many records as lie between two counts.
-    #[inline]
-    fn is_beyond_limit(&mut self, record: &Record<'_>) -> bool {
-        if self.coverage.events.is_multiple_of(COUNT_EVERY) {
-            self.is_full = self.holdings.rows() > self.max_rows;
-        }
-        self.is_full
-            && matches!(
-                record.body,
-                Body::AllocEnd { .. }
-                    | Body::BlockAlloc { .. }
-                    | Body::Import { .. }
-                    | Body::VmmCreate { .. }
-                    | Body::VmmMap { .. }
-                    | Body::SegmentAdd { .. }
-                    | Body::PoolCreate { .. }
-            )
-    }
-
     #[inline]
     fn book_record(&mut self, record: &Record<'_>) {
         let stamp: &Stamp = &record.stamp;
@@ -405,11 +384,13 @@ impl Process {
                 self.holdings.unseen_segments = true;
             }
             Body::Tag { path } if self.tags.len() < MAX_NAMES => {
-                self.tags.insert(stamp.tag, path.into());
+                let old = self.tags.insert(stamp.tag, path.into());
+                self.load.rename(path, old.as_deref());
             }
             Body::Module { path, .. } => {
                 self.holdings.note_library(stamp.module, path);
-                self.modules.insert(stamp.module, path.into());
+                let old = self.modules.insert(stamp.module, path.into());
+                self.load.rename(path, old.as_deref());
             }
             Body::Hello { claims, .. } => {
                 self.facts.claims = parse_lines(claims);

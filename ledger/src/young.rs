@@ -79,6 +79,11 @@ impl Default for Young {
 }
 
 impl Young {
+    /// What the lists take, about.
+    pub fn bytes(&self) -> usize {
+        self.entries.capacity() * std::mem::size_of::<Entry>()
+    }
+
     /// A block joins a list as the youngest; where it lies, or [`NOT_FOLLOWED`].
     #[inline]
     pub fn join(&mut self, list: List, guess: Role, (pool, address): (u32, u64), bytes: u64) -> u32 {

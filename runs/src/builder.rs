@@ -8,7 +8,7 @@ use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
 use crate::series::Series;
 use gpumem_ledger::{
-    AccountView, ClosedSample, DeviceView, Ledger, Origin, Place, ProcessKey, ProcessView, Snapshot,
+    AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
 use gpumem_wire::{Absence, ClockKind, Record};
@@ -115,9 +115,9 @@ impl RunBuilder {
         &self.ledger
     }
 
-    /// See [`Ledger::limit_rows`].
-    pub fn limit_rows(&mut self, max_rows: usize) {
-        self.ledger.limit_rows(max_rows);
+    /// See [`Ledger::limit`].
+    pub fn limit(&mut self, limits: Limits) {
+        self.ledger.limit(limits);
     }
 
     /// Drops a process whose run is kept elsewhere.

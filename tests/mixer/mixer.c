@@ -28,11 +28,20 @@ static _Thread_local uint64_t said_number;
 static _Thread_local char said_text[129];
 static _Thread_local void *context;
 
+/* %1b5b, in place: bytes that a line of commands cannot have. */
+static void decode(char *hex) {
+    char *to = hex;
+    unsigned byte;
+    for (hex++; sscanf(hex, "%2x", &byte) == 1; hex += 2) *to++ = (char)byte;
+    *to = 0;
+}
+
 const char *word(void) {
     while (*at == ' ') at++;
-    const char *found = at;
+    char *found = at;
     at += strcspn(at, " ");
     if (*at) *at++ = 0;
+    if (*found == '%') decode(found);
     return found;
 }
 

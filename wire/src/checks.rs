@@ -67,11 +67,13 @@ checks! {
     Metrics = "metrics", "whether metrics are served, and where";
     MetricsSeries = "metrics.series", "series that a scrape left out";
     MetricsConnections = "metrics.connections", "scrapes that found all connections taken";
+    ControlConnections = "control.connections", "callers of gpumemctl that found all connections taken";
     AgentLibrary = "agent.library", "whether gpumemctl finds libgpumem.so, for this machine's architecture";
     AgentVersions = "agent.versions", "which libgpumem.so files this user's processes have loaded: replaced, removed or different ones";
     AgentCupti = "agent.cupti", "whether there is a libcupti, and one that the driver's CUDA version can serve";
     AgentEnvironment = "agent.environment", "variables of this shell that keep the agent out or change what it does";
     AgentLimits = "agent.limits", "agents that found a limit reached: connections, hellos, descriptors, records a second, devices";
+    AgentMemory = "agent.memory", "processes that said more than the daemon may remember of them, of their user or of all";
     AgentProtocol = "agent.protocol", "agents of another version of the protocol";
     AgentIdentity = "agent.identity", "agents whose process the daemon could not tell";
     AgentPackets = "agent.packets", "agents that were dropped for what they sent";
@@ -97,6 +99,8 @@ checks! {
     ProcessLate = "process.late", "an agent that came after the first allocations";
     ProcessBlind = "process.blind", "times in which its agent saw nothing";
     ProcessLost = "process.lost", "records of it that were lost";
+    ProcessLimit = "process.limit", "whether the daemon may remember more of it";
+    ProcessOdd = "process.odd", "records of it that contradict each other: an agent that lies, or a fault of ours";
     ProcessNames = "process.names", "how its memory gets its names, and which layers do not work";
     ProcessBytes = "process.bytes", "why NVML has no bytes of it";
     ProcessMps = "process.mps", "an MPS server, in which the agent is silent";

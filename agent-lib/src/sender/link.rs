@@ -152,7 +152,7 @@ impl Link {
         }
     }
 
-    /// The daemon has taken us in.
+    /// The daemon has let us in: should it go, it is looked for at once.
     pub fn be_welcomed(&mut self) {
         self.is_welcomed = true;
         (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
@@ -239,7 +239,8 @@ impl Link {
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
         self.is_welcomed = false;
-        // Until somebody welcomes us. A quarter more or less, so that a node's processes do not come back at once.
+        // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
+        // daemon that has no place for us takes it, and closes it.
         let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());

@@ -15,12 +15,14 @@ const AT_ONCE: &[&str] = &[
     "runs.roll_every_s",
     "runs.keep_days",
     "runs.max_size_mib",
+    "control",
     "metrics.connections",
     "metrics.max_series",
     "metrics.tags",
     "metrics.fold_younger_s",
     "metrics.rules",
     "metrics.page",
+    "metrics.hosts",
     "private.idle_exit_s",
 ];
 

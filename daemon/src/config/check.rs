@@ -36,6 +36,10 @@ pub(super) fn rows<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error
     within(from, 1000, 1 << 30, "counts")
 }
 
+pub(super) fn memory<'de, D: Deserializer<'de>>(from: D) -> Result<usize, D::Error> {
+    within(from, 1, 1 << 20, "MiB")
+}
+
 pub(super) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     within(from, 0, 1 << 20, "whole numbers")
 }
@@ -61,6 +65,24 @@ pub(super) fn roll<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> 
     Err(D::Error::custom(format!(
         "{value} is out of range: 0 (never), or seconds from 1 to 2678400 are allowed"
     )))
+}
+
+/// Names of machines and services, or `*.` and the end of one: what a browser may say that it asks for.
+pub(super) fn hosts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let hosts = Vec::<String>::deserialize(from)?;
+    for host in &hosts {
+        let name = host.strip_prefix("*.").unwrap_or(host);
+        let is_name = !name.is_empty()
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+            && (name.len() == host.len() || name.contains('.'));
+        if !is_name {
+            return Err(D::Error::custom(format!(
+                "{host:?} is no name of a host: without a port, such as \"gpu.example.com\", or \"*.example.com\" for all that \
+                 end so"
+            )));
+        }
+    }
+    Ok(hosts)
 }
 
 pub(super) fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {

@@ -10,7 +10,7 @@ use crate::keeper::Keeper;
 use crate::recorder::Recorder;
 use crate::source::Batch;
 use crate::stats::{Count, Stats};
-use gpumem_ledger::{Origin, ProcessKey, ProcessView, Snapshot};
+use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, Refused, Snapshot};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::run::{Run, Source};
 use gpumem_wire::{Body, Record, Stamp, frame};
@@ -50,6 +50,8 @@ pub struct Published {
     pub snapshot: Snapshot,
     /// What has happened since the daemon started.
     pub totals: Totals,
+    /// Bytes, about, that the ledger remembers of what processes said.
+    pub remembered_bytes: usize,
 }
 
 /// Where views read. Reading never waits.
@@ -86,20 +88,25 @@ pub enum Ask {
     Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
 }
 
+/// What peers can make the ledger remember, unless the configuration says otherwise: with what the daemon has beside it, less than
+/// the unit's `MemoryMax`.
+pub const LIMITS: Limits =
+    Limits { rows_per_process: 4_000_000, bytes_per_user: 224 << 20, bytes: 320 << 20 };
+
 /// How the core keeps what it is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Runs that go on are written that often.
     pub checkpoint: Duration,
-    /// Live rows that one process may have: what a peer can make the ledger remember.
-    pub rows_per_process: usize,
+    /// What peers can make the ledger remember.
+    pub limits: Limits,
     /// Processes that live longer have a run per such time; `None`: one, however long.
     pub roll: Option<Duration>,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Pace { checkpoint: Duration::from_secs(5), rows_per_process: 4_000_000, roll: None }
+        Pace { checkpoint: Duration::from_secs(5), limits: LIMITS, roll: None }
     }
 }
 
@@ -122,6 +129,8 @@ pub struct Core {
     roll: Roll,
     boot_id: String,
     tally: Tally,
+    /// Records that the ledger's limits had refused when views were last told.
+    refused: Refused,
 }
 
 impl Core {
@@ -131,9 +140,9 @@ impl Core {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let source = Source { kind: "daemon".into(), origin: host, preset: None };
         let mut builder = RunBuilder::new(source);
-        builder.limit_rows(pace.rows_per_process);
+        builder.limit(pace.limits);
         let snapshot = builder.ledger().snapshot();
-        let first = Published { at_ns: now_ns, snapshot, totals: Totals::default() };
+        let first = Published { at_ns: now_ns, snapshot, totals: Totals::default(), remembered_bytes: 0 };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
         let turned_ns = Arc::new(AtomicU64::new(now_ns));
@@ -157,6 +166,7 @@ impl Core {
             roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
+            refused: Refused::default(),
         };
         core.anchor(now_ns);
         core.roll.set(pace.roll, core.wall_ns(now_ns));
@@ -174,7 +184,7 @@ impl Core {
     pub fn set_pace(&mut self, pace: Pace) {
         self.pace = pace;
         self.roll.set(pace.roll, self.wall_ns(clock::now_ns()));
-        self.builder.limit_rows(pace.rows_per_process);
+        self.builder.limit(pace.limits);
     }
 
     /// Takes what comes until `work` says that it is over; then closes what is open.
@@ -228,7 +238,7 @@ impl Core {
     }
 
     /// Observes a batch.
-    pub fn take(&mut self, batch: Batch) {
+    pub fn take(&mut self, mut batch: Batch) {
         self.changed = true;
         let mut rest = batch.frames.as_slice();
         let mut records = 0;
@@ -247,6 +257,7 @@ impl Core {
             rest = after;
         }
         self.stats.add(Count::Records, records);
+        batch.place = None;
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
         }
@@ -318,7 +329,17 @@ impl Core {
         let snapshot = self.builder.ledger().snapshot();
         self.tally.look(&snapshot);
         let totals = self.tally.totals.clone();
-        self.publisher.send_replace(Arc::new(Published { at_ns: now_ns, snapshot, totals }));
+        let (remembered_bytes, refused) = self.builder.ledger().load();
+        let before = std::mem::replace(&mut self.refused, refused);
+        self.stats.add(Count::RefusedRows, refused.rows - before.rows);
+        self.stats.add(Count::RefusedOfUser, refused.user - before.user);
+        self.stats.add(Count::RefusedOfAll, refused.all - before.all);
+        self.publisher.send_replace(Arc::new(Published {
+            at_ns: now_ns,
+            snapshot,
+            totals,
+            remembered_bytes,
+        }));
     }
 
     /// Something that the daemon itself says.
@@ -327,7 +348,7 @@ impl Core {
         if let Some(recorder) = &self.recorder {
             let mut frames = Vec::new();
             record.append_frame(&mut frames);
-            recorder.take(Batch { origin: Origin::Host, frames });
+            recorder.take(Batch::of_host(frames));
         }
     }
 
@@ -467,7 +488,7 @@ fn without_ends(batch: Batch) -> Batch {
         }
         rest = after;
     }
-    if found { Batch { origin: batch.origin, frames } } else { batch }
+    if found { Batch { frames, ..batch } } else { batch }
 }
 
 /// A process that never touched a device has no run.

@@ -15,4 +15,13 @@ pub struct Batch {
     pub origin: Origin,
     /// Frames, see `gpumem_wire::frame`.
     pub frames: Vec<u8>,
+    /// What it takes of its user's part of the inbox, until the ledger has it.
+    pub place: Option<agent::Place>,
+}
+
+impl Batch {
+    /// Frames of the host.
+    pub fn of_host(frames: Vec<u8>) -> Self {
+        Batch { origin: Origin::Host, frames, place: None }
+    }
 }

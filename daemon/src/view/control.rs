@@ -26,10 +26,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
-/// Connections at once.
-const CONNECTIONS: usize = 64;
-/// Of them for one user, so that nobody can lock the others out.
-const CONNECTIONS_PER_UID: usize = CONNECTIONS / 4;
+/// Who may be connected at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections.
+    pub connections: usize,
+    /// Of them for one user, so that nobody can lock the others out.
+    pub connections_per_uid: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { connections: 64, connections_per_uid: 16 }
+    }
+}
+
 /// Time for the head of a request.
 const HEADER: Duration = Duration::from_secs(1);
 /// Longest life of a connection.
@@ -55,15 +66,17 @@ struct Place(Places, u32);
 
 impl Places {
     /// Root always gets one: who looks for what is wrong must not be locked out.
-    fn take(&self, uid: u32) -> Option<Place> {
+    fn take(&self, uid: u32, limits: Limits) -> Result<Place, Count> {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mine = taken.get(&uid).copied().unwrap_or(0);
-        let is_full = mine >= CONNECTIONS_PER_UID || taken.values().sum::<usize>() >= CONNECTIONS;
-        if is_full && uid != 0 {
-            return None;
+        if uid != 0 && mine >= limits.connections_per_uid {
+            return Err(Count::ControlOfUid);
+        }
+        if uid != 0 && taken.values().sum::<usize>() >= limits.connections {
+            return Err(Count::ControlFull);
         }
         taken.insert(uid, mine + 1);
-        Some(Place(self.clone(), uid))
+        Ok(Place(self.clone(), uid))
     }
 }
 
@@ -94,7 +107,13 @@ pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         };
         // Full: closed, and the client says so.
         let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let Some(place) = places.take(uid) else { continue };
+        let place = match places.take(uid, sight.shown().control) {
+            Ok(place) => place,
+            Err(full) => {
+                sight.stats.add(full, 1);
+                continue;
+            }
+        };
         let sight = Arc::clone(&sight);
         tokio::spawn(async move {
             let _place = place;
@@ -209,16 +228,18 @@ mod tests {
 
     #[test]
     fn nobody_locks_the_others_out() {
-        let places = Places::default();
-        let mut held: Vec<Place> = (0..100).filter_map(|_| places.take(1000)).collect();
-        assert_eq!(held.len(), CONNECTIONS_PER_UID);
-        assert!(places.take(1001).is_some());
+        let (places, limits) = (Places::default(), Limits::default());
+        let take = |uid| places.take(uid, limits);
+        let mut held: Vec<Place> = (0..100).filter_map(|_| take(1000).ok()).collect();
+        assert_eq!(held.len(), limits.connections_per_uid);
+        assert_eq!(take(1000).err(), Some(Count::ControlOfUid));
+        assert!(take(1001).is_ok());
         for uid in 1001..1010 {
-            held.extend((0..100).filter_map(|_| places.take(uid)));
+            held.extend((0..100).filter_map(|_| take(uid).ok()));
         }
-        assert_eq!(held.len(), CONNECTIONS);
-        assert!(places.take(2000).is_none());
-        assert!(places.take(0).is_some(), "root looks for what is wrong");
+        assert_eq!(held.len(), limits.connections);
+        assert_eq!(take(2000).err(), Some(Count::ControlFull));
+        assert!(take(0).is_ok(), "root looks for what is wrong");
         held.clear();
         assert!(places.0.lock().expect("unharmed").is_empty());
     }

@@ -6,6 +6,7 @@ pub mod health;
 pub mod http;
 pub mod own;
 pub mod page;
+mod places;
 pub mod prometheus;
 pub mod text;
 
@@ -67,6 +68,10 @@ pub struct Shown {
     pub rules: Arc<Groupings>,
     /// What the live page tells.
     pub page: Page,
+    /// Names by which the page may be asked for, beside those of this machine.
+    pub hosts: Arc<[String]>,
+    /// Who may be connected to the control socket.
+    pub control: control::Limits,
 }
 
 impl Default for Shown {
@@ -74,7 +79,16 @@ impl Default for Shown {
         let rules = Arc::new(Groupings::preset(None));
         let young = Duration::from_secs(10);
         let page = Page::default();
-        Shown { tenants: Tenants::default(), max_series: 10_000, tags: 0, young, rules, page }
+        Shown {
+            tenants: Tenants::default(),
+            max_series: 10_000,
+            tags: 0,
+            young,
+            rules,
+            page,
+            hosts: Arc::default(),
+            control: control::Limits::default(),
+        }
     }
 }
 

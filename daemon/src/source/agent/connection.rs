@@ -1,7 +1,7 @@
 //! One agent, from its hello to its end.
 
-use super::Agents;
 use super::ask::{Question, option};
+use super::budget::Budget;
 use super::command::{Ear, Errand};
 use super::frames::{Fault, Seen, Stream};
 use super::kept::{self, Kept};
@@ -10,7 +10,10 @@ use super::packet::{MAX_PACKET_BYTES, Packet};
 use super::peer::{Peer, Unknown};
 use super::rest::{self, Rest};
 use super::seats::Seat;
+use super::turns::Place;
+use super::{Agents, CANNOT_CONNECT};
 use crate::clock;
+use crate::descriptors;
 use crate::service;
 use crate::source::Batch;
 use crate::stats::Count;
@@ -20,7 +23,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
@@ -42,6 +45,8 @@ pub(super) enum Refusal {
     Identity(#[from] Unknown),
     #[error("it handed over {0} descriptors, one is right")]
     Descriptors(usize),
+    #[error("no descriptor is left for its memory")]
+    NoDescriptor,
     #[error("{0}")]
     Memory(#[from] memory::Refusal),
     #[error("there are as many connections as there may be")]
@@ -55,6 +60,7 @@ pub(super) enum Refusal {
 impl Refusal {
     fn count(&self) -> Option<Count> {
         Some(match self {
+            refusal if refusal.is_lack() => Count::AcceptFailures,
             Refusal::Silent(_) => Count::RefusedSilent,
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
@@ -62,10 +68,20 @@ impl Refusal {
             Refusal::Identity(Unknown::Gone(_)) => Count::RefusedEarlyEnd,
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
+            Refusal::NoDescriptor => Count::AcceptFailures,
             Refusal::Memory(_) => Count::RefusedMemory,
             Refusal::NoSeat => Count::RefusedFull,
             Refusal::Over => return None,
         })
+    }
+
+    /// The daemon's own want, and nothing that the peer did.
+    fn is_lack(&self) -> bool {
+        match self {
+            Refusal::NoDescriptor => true,
+            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => descriptors::is_lack(error),
+            _ => false,
+        }
     }
 }
 
@@ -112,8 +128,13 @@ pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat
             if let Some(count) = refusal.count() {
                 agents.stats.add(count, 1);
             }
-            let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
-            tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
+            if refusal.is_lack() {
+                return agents.shortage.note(CANNOT_CONNECT, &refusal);
+            }
+            if agents.voice.speaks(uid) {
+                let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+                tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
+            }
         }
     }
 }
@@ -135,7 +156,7 @@ async fn inherit(agents: &Arc<Agents>, kept: Kept) -> Result<(Box<Connection>, U
     let stream = std::os::unix::net::UnixStream::from(kept.socket);
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;
-    let memory = Memory::accept(kept.memory)?;
+    let memory = Memory::accept(kept.memory, agents.limits().shared_bytes)?;
     let peer = Peer::kept(&stream, kept.key)?;
     let no_hello = || Refusal::NoHello(" that was kept".to_owned());
     let (slot, payload, _) = frame::split_frame(&kept.hello).ok().flatten().ok_or_else(no_hello)?;
@@ -173,7 +194,7 @@ struct Connection {
     /// What the service manager keeps it under.
     kept: Option<String>,
     /// Held until the end.
-    _seat: Seat,
+    seat: Seat,
 }
 
 async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Result<Guest, Refusal> {
@@ -214,9 +235,13 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
     if versions >> 16 != u64::from(MAJOR) {
         return Err(Refusal::Version(versions >> 16));
     }
+    if packet.no_fds {
+        return Err(Refusal::NoDescriptor);
+    }
     let fds = packet.fds.len();
     let fd = packet.fds.into_iter().next().filter(|_| fds == 1 && !packet.more_fds);
-    let memory = Memory::accept(fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?)?;
+    let fd = fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?;
+    let memory = Memory::accept(fd, limits.shared_bytes)?;
     let peer = Peer::of(stream, start_ticks)?;
 
     let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
@@ -265,7 +290,7 @@ impl Connection {
             peer,
             watched: false,
             kept: None,
-            _seat: seat,
+            seat,
         };
         // What the packet says is taken as said by the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
@@ -284,11 +309,13 @@ impl Connection {
             agents.processes.last_facts(key, clock::now_ns(), &mut facts);
         }
         if !facts.is_empty() {
-            agents.hand(Batch { origin: Origin::Host, frames: facts }).await.map_err(|()| Refusal::Over)?;
+            agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;
         }
         connection.hand(frames).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
-        tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+        if agents.voice.speaks(connection.peer.uid) {
+            tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
+        }
         Ok(connection)
     }
 
@@ -407,6 +434,7 @@ impl Connection {
     /// Takes what is there, up to so many packets.
     async fn turn(&mut self, stream: &UnixStream, packets: usize) -> Result<(), End> {
         for _ in 0..packets {
+            let place = self.seat.turn.place().await;
             let (packet, bytes) = match self.agents.receive(stream) {
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
@@ -416,11 +444,13 @@ impl Connection {
             match packet {
                 Packet { cut: true, .. } => return Err(End::Oversize),
                 Packet { len: 0, .. } => return Err(End::Closed),
-                packet if packet.more_fds || !packet.fds.is_empty() => return Err(End::Descriptors),
+                packet if packet.more_fds || packet.no_fds || !packet.fds.is_empty() => {
+                    return Err(End::Descriptors);
+                }
                 _ => {}
             }
             let len = bytes.len();
-            self.take(bytes).await?;
+            self.take_in(bytes, place).await?;
             self.budget.spend(len).await;
         }
         Ok(())
@@ -428,12 +458,17 @@ impl Connection {
 
     /// Hands on what a packet says.
     async fn take(&mut self, packet: Vec<u8>) -> Result<(), End> {
+        let place = self.seat.turn.place().await;
+        self.take_in(packet, place).await
+    }
+
+    async fn take_in(&mut self, packet: Vec<u8>, place: Option<Place>) -> Result<(), End> {
         let stats = &self.agents.stats;
         stats.add(Count::Packets, 1);
         stats.add(Count::Bytes, packet.len() as u64);
         let frames = self.check(packet).map_err(End::Fault)?;
         self.ear.listen(&frames);
-        self.hand(frames).await.map_err(|()| End::Over)?;
+        self.hand_in(frames, place).await.map_err(|()| End::Over)?;
         self.ear.heard.store(self.stream.last_seq, Ordering::Relaxed);
         Ok(())
     }
@@ -458,7 +493,12 @@ impl Connection {
     }
 
     async fn hand(&self, frames: Vec<u8>) -> Result<(), ()> {
-        self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames }).await
+        let place = self.seat.turn.place().await;
+        self.hand_in(frames, place).await
+    }
+
+    async fn hand_in(&self, frames: Vec<u8>, place: Option<Place>) -> Result<(), ()> {
+        self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, place }).await
     }
 
     /// Reads what was not sent, and tells that the agent is gone; when its process is, that too. Until then a newer connection of the
@@ -471,13 +511,19 @@ impl Connection {
 
     async fn leave(mut self, stream: &UnixStream, end: End) {
         let (pid, uid) = (self.peer.key.pid, self.peer.uid);
+        if matches!(end, End::Over) {
+            return;
+        }
+        let speaks = self.agents.voice.speaks(uid);
         match end.count() {
             Some(count) => {
                 self.agents.stats.add(count, 1);
-                tracing::warn!(pid, uid, why = %end, "an agent's connection was ended");
+                if speaks {
+                    tracing::warn!(pid, uid, why = %end, "an agent's connection was ended");
+                }
             }
-            None if matches!(end, End::Over) => return,
-            None => tracing::info!(pid, uid, why = %end, "an agent is gone"),
+            None if speaks => tracing::info!(pid, uid, why = %end, "an agent is gone"),
+            None => {}
         }
         if let Some(name) = self.kept.take() {
             // Whoever keeps it holds it open until it has heard that it need not.
@@ -486,7 +532,8 @@ impl Connection {
         }
         // Of a peer that sends rubbish, nothing more is believed.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
-            && let Err(error) = self.recover(memory).await
+            && let Err(error) = Arc::clone(&self.seat.turn).alone(self.recover(memory)).await
+            && speaks
         {
             tracing::warn!(pid, uid, why = %error, "what the agent had not sent could not be read");
         }
@@ -503,15 +550,21 @@ impl Connection {
             let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
             let mut frames = Vec::new();
             Record { stamp, body }.append_frame(&mut frames);
-            let _ = self.agents.hand(Batch { origin: Origin::Host, frames }).await;
+            let _ = self.agents.hand(Batch::of_host(frames)).await;
         }
     }
 
     /// Hands on what the memory holds beyond what was received.
     async fn recover(&mut self, memory: Memory) -> Result<(), memory::Refusal> {
-        let mut rest = Rest::new(memory, self.stream.last_seq, self.stream.holes, self.agents.next_epoch())?;
+        let heard = (self.stream.last_seq, self.stream.holes);
+        let agents = Arc::clone(&self.agents);
+        let mut rest = Rest::new(memory, heard, agents.next_epoch(), agents.limits().rows)?;
         let before = self.stream.last_seq;
+        let mut rows = None;
         while let Some(piece) = rest.next_piece(clock::now_ns())? {
+            if rest.is_at_rows() && rows.is_none() {
+                rows = Some(agents.rows.lock().await);
+            }
             tokio::task::yield_now().await;
             if piece.is_empty() {
                 continue;
@@ -523,7 +576,9 @@ impl Connection {
                     }
                 }
                 Err(fault) => {
-                    tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's memory holds rubbish");
+                    if self.agents.voice.speaks(self.peer.uid) {
+                        tracing::warn!(pid = self.peer.key.pid, why = %fault, "an agent's memory holds rubbish");
+                    }
                     return Ok(());
                 }
             }
@@ -537,35 +592,4 @@ impl Connection {
 fn is_empty(stream: &UnixStream) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     rustix::net::recv(stream, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
-}
-
-/// What a connection may send in a second. Spending more waits, the socket fills, and the agent's ring takes it
-/// from there.
-#[derive(Debug)]
-struct Budget {
-    bytes_per_s: u64,
-    since: Instant,
-    spent: u64,
-}
-
-impl Budget {
-    fn new(bytes_per_s: u64) -> Self {
-        Budget { bytes_per_s, since: Instant::now(), spent: 0 }
-    }
-
-    async fn spend(&mut self, bytes: usize) {
-        if self.bytes_per_s == 0 {
-            return;
-        }
-        self.spent += bytes as u64;
-        // Looked at once in a tenth of a second's worth: bursts of that size are free.
-        if self.spent < self.bytes_per_s / 10 {
-            return;
-        }
-        let due = Duration::from_secs_f64(self.spent as f64 / self.bytes_per_s as f64);
-        if let Some(wait) = due.checked_sub(self.since.elapsed()) {
-            tokio::time::sleep(wait).await;
-        }
-        (self.since, self.spent) = (Instant::now(), 0);
-    }
 }

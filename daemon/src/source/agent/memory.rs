@@ -8,10 +8,6 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::{Errno, pread};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Largest memfd that is taken: a ring of a million records, four million rows and a gigabyte to spare would
-/// still fit. It bounds what the end of one agent can cost.
-const MAX_BYTES: u64 = 2 << 30;
-
 /// What a handed over descriptor must be sealed against.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -22,8 +18,8 @@ pub enum Refusal {
     #[error("the memory is not sealed against change of its size")]
     Seals,
     /// More than is read.
-    #[error("the memory has {0} bytes, at most {MAX_BYTES} are taken")]
-    TooLarge(u64),
+    #[error("the memory has {0} bytes, at most {1} are taken (agent.shared_mib)")]
+    TooLarge(u64, u64),
     /// Its header is wrong.
     #[error("the memory's header: {0}")]
     Header(#[from] layout::Error),
@@ -44,18 +40,19 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Looks whether the descriptor is what it should be.
+    /// Looks whether the descriptor is what it should be, and no larger than `max_bytes`: that bounds what the end of one agent
+    /// can cost.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn accept(fd: OwnedFd) -> Result<Self, Refusal> {
+    pub fn accept(fd: OwnedFd, max_bytes: u64) -> Result<Self, Refusal> {
         match fcntl_get_seals(&fd) {
             Ok(seals) if seals.contains(SEALS) => {}
             _ => return Err(Refusal::Seals),
         }
         let file_bytes = u64::try_from(fstat(&fd)?.st_size).unwrap_or(0);
-        if file_bytes > MAX_BYTES {
-            return Err(Refusal::TooLarge(file_bytes));
+        if file_bytes > max_bytes {
+            return Err(Refusal::TooLarge(file_bytes, max_bytes));
         }
         let header = read_header(&fd, file_bytes)?;
         Ok(Memory { fd, header, file_bytes })

@@ -1,6 +1,7 @@
 //! Who is at the other end of a connection. The kernel says pid and uid; the start time in /proc tells this
 //! process from another one that had the pid before or has it after.
 
+use crate::descriptors;
 use gpumem_ledger::ProcessKey;
 use tokio::net::UnixStream;
 
@@ -49,8 +50,8 @@ impl Peer {
         let credentials = stream.peer_cred()?;
         let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
         let pid = pid.ok_or(Unknown::NoPid)?;
-        let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|_| Unknown::Gone(pid))?;
-        let found = start_ticks(pid).ok_or(Unknown::Gone(pid))?;
+        let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|error| unread(pid, error))?;
+        let found = start_ticks(pid)?;
         if std::os::unix::fs::MetadataExt::uid(&owner) != credentials.uid() {
             return Err(Unknown::StartTime { pid, found, claimed: 0 });
         }
@@ -66,7 +67,7 @@ impl Peer {
         let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
         let pid = pid.ok_or(Unknown::NoPid)?;
         // The pid may be another process's by now, but then not with the start time that the peer had.
-        let found = start_ticks(pid).ok_or(Unknown::Gone(pid))?;
+        let found = start_ticks(pid)?;
         if found != claimed_ticks {
             return Err(Unknown::StartTime { pid, found, claimed: claimed_ticks });
         }
@@ -85,7 +86,8 @@ impl Peer {
     pub fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
         match Peer::of(stream, key.start_ticks) {
             Ok(peer) if peer.key == key => return Ok(peer),
-            Ok(_) | Err(Unknown::NoPid | Unknown::System(_)) => return Err(Unknown::NoPid),
+            Err(Unknown::System(error)) => return Err(error.into()),
+            Ok(_) | Err(Unknown::NoPid) => return Err(Unknown::NoPid),
             Err(Unknown::Gone(_) | Unknown::StartTime { .. }) => {}
         }
         let credentials = stream.peer_cred()?;
@@ -112,8 +114,16 @@ fn time_offset_ns(pid: u32) -> i64 {
 
 /// Field 22 of /proc/PID/stat; a process that was killed and not waited for still has it. The name before it
 /// may hold anything, so fields are counted from the last `)`.
-fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let end = stat.iter().rposition(|&byte| byte == b')')?;
-    std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+fn start_ticks(pid: u32) -> Result<u64, Unknown> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
+    let ticks = || {
+        let end = stat.iter().rposition(|&byte| byte == b')')?;
+        std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+    };
+    ticks().ok_or(Unknown::Gone(pid))
+}
+
+/// What could not be read of it: who has no descriptor left knows nothing of the process.
+fn unread(pid: u32, error: std::io::Error) -> Unknown {
+    if descriptors::is_lack(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
 }

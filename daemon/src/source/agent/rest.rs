@@ -13,6 +13,8 @@ use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
 const PIECE: u64 = 4096;
 /// Bytes of names read at a time: as many as a packet has.
 const NAMES: usize = 60 << 10;
+/// The head of a ring is not taken to be further than that: a piece beyond it is still a number.
+const MAX_SEQ: u64 = u64::MAX - PIECE;
 
 /// Reads what is left, piece by piece.
 #[derive(Debug)]
@@ -25,6 +27,9 @@ pub struct Rest {
     holes: bool,
     epoch: u64,
     step: Step,
+    /// Live rows that may be in memory, and those that were not taken.
+    max_rows: usize,
+    dropped: u64,
 }
 
 #[derive(Debug)]
@@ -39,16 +44,29 @@ enum Step {
 }
 
 impl Rest {
-    /// Of an agent that was heard up to `last_seq`. `holes`: not all of it.
+    /// Of an agent that was heard up to `last_seq`, and with holes not all of it. Of more than `max_rows` live rows the first are
+    /// said, and that there are more.
     ///
     /// # Errors
     /// [`Refusal`]: the memory is not what it was.
-    pub fn new(memory: Memory, last_seq: u64, holes: bool, epoch: u64) -> Result<Self, Refusal> {
-        let header = memory.header()?;
+    pub fn new(
+        memory: Memory,
+        (last_seq, holes): (u64, bool),
+        epoch: u64,
+        max_rows: usize,
+    ) -> Result<Self, Refusal> {
+        let mut header = memory.header()?;
+        header.head_seq = header.head_seq.min(MAX_SEQ);
         let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
-        let next = (last_seq + 1).max(oldest);
-        let holes = holes || next > last_seq + 1;
-        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names })
+        let first = last_seq.saturating_add(1);
+        let next = first.max(oldest);
+        let holes = holes || next > first;
+        Ok(Rest { memory, header, next, names: 0, holes, epoch, step: Step::Names, max_rows, dropped: 0 })
+    }
+
+    /// The rows are next: as many as the table has are held at once.
+    pub fn is_at_rows(&self) -> bool {
+        matches!(self.step, Step::Rows(0, _))
     }
 
     /// The next frames; none at the end. They are as unchecked as those of a packet.
@@ -85,6 +103,8 @@ impl Rest {
                 Step::Rows(first, mut rows) => {
                     if first < self.header.live_rows {
                         self.memory.live(first, PIECE, &mut rows)?;
+                        self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
+                        rows.truncate(self.max_rows);
                         self.step = Step::Rows(first + PIECE, rows);
                         return Ok(Some(Vec::new())); // a turn of its own
                     }
@@ -97,7 +117,7 @@ impl Rest {
                     let to = rows.len().min(from + PIECE as usize);
                     if from == to {
                         let (epoch, head_seq) = (self.epoch, self.header.head_seq);
-                        let rows = rows.len() as u64;
+                        let rows = rows.len() as u64 + self.dropped;
                         return Ok(Some(one(now_ns, Body::ResyncEnd { epoch, head_seq, rows })));
                     }
                     rows[from..to].iter_mut().for_each(|row| row[62] |= Flags::RESTATED.0);
@@ -169,7 +189,47 @@ fn order(rows: &mut [Slot]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_wire::MemoryKind;
+    use gpumem_wire::{MAJOR, MINOR, MemoryKind};
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    /// Memory with a small ring whose header says that.
+    fn memory_with_head(head_seq: u64) -> Memory {
+        let (ring_slots, live_rows, name_bytes, names_end) = (4, 2, 64, 0);
+        let (major, minor) = (MAJOR, MINOR);
+        let (pid, start_ticks, lost) = (1, 1, 0);
+        let header = Header {
+            major,
+            minor,
+            pid,
+            start_ticks,
+            ring_slots,
+            live_rows,
+            name_bytes,
+            head_seq,
+            lost,
+            names_end,
+        };
+        let fd = memfd_create("rest", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&fd, header.file_bytes().expect("small")).expect("room");
+        assert_eq!(rustix::io::pwrite(&fd, &header.encode(), 0), Ok(72));
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).expect("sealed");
+        Memory::accept(fd).expect("as it should be")
+    }
+
+    /// A header may say anything: a head at the end of all numbers once made reading begin again at 0, for ever.
+    #[test]
+    fn reading_ends_whatever_the_head_is_said_to_be() {
+        for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
+            for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
+                let mut rest = Rest::new(memory_with_head(head), last_seq, true, 1).expect("readable");
+                let mut pieces = 0;
+                while rest.next_piece(1).expect("readable").is_some() {
+                    pieces += 1;
+                    assert!(pieces < 20, "head {head}, heard {last_seq}");
+                }
+            }
+        }
+    }
 
     fn row(seq: u64, body: Body<'_>) -> Slot {
         Record { stamp: Stamp { seq, ..Stamp::default() }, body }.encode().0

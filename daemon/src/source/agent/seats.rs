@@ -1,5 +1,6 @@
 //! Quotas: how many peers may be there at once, in all, of one user, and without having said hello.
 
+use super::turns::Turn;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,10 @@ pub struct Limits {
     pub hello: Duration,
     /// What one connection may send in a second; more waits. 0: as much as the daemon can take.
     pub bytes_per_s: u64,
+    /// Largest memory that an agent may hand over.
+    pub shared_bytes: u64,
+    /// Rows of it that are read when it ends with holes in its history.
+    pub rows: usize,
 }
 
 /// Why there is no seat.
@@ -36,6 +41,7 @@ struct Taken {
     waiting: usize,
     by_uid: HashMap<u32, usize>,
     waiting_by_uid: HashMap<u32, usize>,
+    turns: HashMap<u32, Arc<Turn>>,
 }
 
 /// Who sits.
@@ -48,6 +54,8 @@ pub struct Seat {
     seats: Arc<Seats>,
     uid: u32,
     waiting: bool,
+    /// What it shares with the others of its user.
+    pub turn: Arc<Turn>,
 }
 
 impl Seats {
@@ -88,7 +96,8 @@ impl Seats {
         taken.waiting += 1;
         *taken.by_uid.entry(uid).or_default() += 1;
         *taken.waiting_by_uid.entry(uid).or_default() += 1;
-        Ok(Seat { seats: Arc::clone(self), uid, waiting: true })
+        let turn = Arc::clone(taken.turns.entry(uid).or_default());
+        Ok(Seat { seats: Arc::clone(self), uid, waiting: true, turn })
     }
 }
 
@@ -118,6 +127,9 @@ impl Drop for Seat {
         let mut taken = self.seats.taken();
         taken.all -= 1;
         less(&mut taken.by_uid, self.uid);
+        if !taken.by_uid.contains_key(&self.uid) {
+            taken.turns.remove(&self.uid);
+        }
     }
 }
 
@@ -133,6 +145,8 @@ mod tests {
             waiting: 4,
             hello: Duration::from_secs(1),
             bytes_per_s: 0,
+            shared_bytes: 0,
+            rows: 0,
         };
         let seats = Arc::new(Seats::default());
         let mut first = seats.take(1, &limits).unwrap();
@@ -147,5 +161,6 @@ mod tests {
         drop((first, second, other));
         assert_eq!(seats.count(), (0, 0));
         assert!(seats.taken().by_uid.is_empty() && seats.taken().waiting_by_uid.is_empty());
+        assert!(seats.taken().turns.is_empty());
     }
 }

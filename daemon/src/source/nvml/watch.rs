@@ -11,9 +11,9 @@ use super::session::now_ns;
 use super::status::Status;
 use super::translate::Translator;
 use super::{Command, Settings};
+use crate::descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
-use gpumem_ledger::Origin;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Stdio;
@@ -110,6 +110,10 @@ impl Watch {
                 Ok(poller) => self.listen(poller).await,
                 Err(error) => {
                     self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
+                    // It costs little to try, and says nothing of the driver.
+                    if descriptors::is_lack(&error) {
+                        wait = RESTART;
+                    }
                     End::Died
                 }
             };
@@ -297,7 +301,7 @@ impl Watch {
         let frames = self.translator.take_frames(&self.processes);
         if !frames.is_empty() {
             // Without a receiver the daemon is about to end.
-            let _ = self.out.send(Batch { origin: Origin::Host, frames }).await;
+            let _ = self.out.send(Batch::of_host(frames)).await;
         }
     }
 

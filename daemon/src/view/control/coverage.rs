@@ -1,7 +1,7 @@
 //! How much of a process is seen, and what to do where it is less than all.
 
-use super::doctor::finding;
-use gpumem_ledger::{Blind, Blocked, ProcessView};
+use super::doctor::{finding, limit};
+use gpumem_ledger::{Blind, Blocked, Oddities, ProcessView};
 use gpumem_runs::layers::{self, LayerSaid};
 use gpumem_wire::checks::Check;
 use gpumem_wire::control::{Finding, State};
@@ -57,6 +57,17 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
             None,
         ));
     }
+    if let Some(full) = coverage.full {
+        let (text, key) = limit(full);
+        let text = format!("{text}: what it adds is lost");
+        let fix = format!("raise {key}, if what it says is true");
+        let subject = format!("process {}", process.key.pid);
+        findings.push(finding(Check::ProcessLimit, State::Warn, subject, text, Some(&fix)));
+    }
+    if let Some(text) = of_oddities(&process.odd) {
+        let remedy = "its lines are what it says, its `used` is the driver's word; if the agent is ours, please report it";
+        findings.push(say(Check::ProcessOdd, State::Warn, text, Some(remedy)));
+    }
     findings.extend(
         of_layers(process).into_iter().map(|(state, text, fix)| say(Check::ProcessNames, state, text, fix)),
     );
@@ -65,6 +76,22 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
         findings.push(say(Check::Process, State::Ok, text, None));
     }
     findings
+}
+
+/// What it said that cannot be so. An agent of ours says nothing of the kind.
+fn of_oddities(odd: &Oddities) -> Option<String> {
+    let kinds = [
+        (odd.unknown_frees, "free what was not there"),
+        (odd.unknown_ends, "end what did not begin"),
+        (odd.replaced, "allocate what was there already"),
+        (odd.unknown_handles, "name handles, pools or segments that were not there"),
+        (odd.impossible, "have sizes that no machine has"),
+        (odd.duplicates, "came twice"),
+        (odd.devices_beyond, "are of more devices than a process may have"),
+    ];
+    let said: Vec<String> =
+        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    (!said.is_empty()).then(|| format!("of its records, {}", said.join(", ")))
 }
 
 /// How memory gets its names, and what of that does not work.

@@ -10,6 +10,8 @@ mod gpus;
 mod own;
 mod processes;
 
+pub(super) use processes::limit;
+
 use super::{Refused, coverage, number, only};
 use crate::access::Viewer;
 use crate::clock;

@@ -105,8 +105,9 @@ pub(super) async fn answer(
     let asked = Asked::of(request.uri().path())?;
     let mut response = if sight.shown().page == Page::Off {
         plain(StatusCode::NOT_FOUND, "there is no page here: metrics.page is \"off\" in the configuration\n")
-    } else if !is_ours(request.headers()) {
-        let text = "this page is asked for by address, as localhost, or by the name of the machine\n";
+    } else if !is_ours(request.headers(), &sight.shown().hosts) {
+        let text = "this page is asked for by address, as localhost, by the name of the machine, or by one of metrics.hosts in the \
+                    configuration\n";
         plain(StatusCode::MISDIRECTED_REQUEST, text)
     } else {
         match asked {
@@ -167,22 +168,35 @@ fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
 
 /// Whether the asker means this machine. A page from elsewhere could give its own name our address and read what is here; it
 /// cannot make a browser say another name than its own.
-fn is_ours(headers: &HeaderMap) -> bool {
+fn is_ours(headers: &HeaderMap, hosts: &[String]) -> bool {
     let Some(host) = headers.get(HOST) else { return true };
     let own = rustix::system::uname();
-    host.to_str().is_ok_and(|host| names_us(host, &own.nodename().to_string_lossy()))
+    host.to_str().is_ok_and(|host| names_us(host, &own.nodename().to_string_lossy(), hosts))
 }
 
-fn names_us(host: &str, own: &str) -> bool {
+fn names_us(host: &str, own: &str, hosts: &[String]) -> bool {
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
         None => host.split(':').next().unwrap_or(host),
     };
-    let short = |name: &str| name.split('.').next().unwrap_or(name).to_ascii_lowercase();
+    // Not whatever begins like this machine's name: the rest could be anybody's domain.
+    let short = own.split('.').next().unwrap_or(own);
     name.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
         || name.to_ascii_lowercase().ends_with(".localhost")
-        || !own.is_empty() && short(name) == short(own)
+        || !own.is_empty() && (name.eq_ignore_ascii_case(own) || name.eq_ignore_ascii_case(short))
+        || hosts.iter().any(|allowed| is_allowed(allowed, name))
+}
+
+/// `*.` and an end allow what has something before that end.
+fn is_allowed(allowed: &str, name: &str) -> bool {
+    match allowed.strip_prefix('*') {
+        Some(end) => {
+            let begins = name.len().checked_sub(end.len()).filter(|&begins| begins > 0);
+            begins.and_then(|at| name.get(at..)).is_some_and(|of_name| of_name.eq_ignore_ascii_case(end))
+        }
+        None => allowed.eq_ignore_ascii_case(name),
+    }
 }
 
 #[cfg(test)]
@@ -219,12 +233,24 @@ mod tests {
             ("page.localhost:9837", true),
             ("node7:9837", true),
             ("node7.cluster.example:9837", true),
+            ("NODE7.cluster.example", true),
+            ("node7.evil.example:9837", false),
             ("node77:9837", false),
             ("rebound.example:9837", false),
             ("127.0.0.1.example", false),
             ("", false),
+            ("gpumemd.monitoring.svc:9837", true),
+            ("GPUMEMD.monitoring.SVC", true),
+            ("gpumemd.monitoring.svc.evil.example", false),
+            ("evil-gpumemd.monitoring.svc", false),
+            ("a.gpu.example.com", true),
+            ("gpu.example.com", false),
+            (".gpu.example.com", false),
+            ("a.gpu.example.com.evil.example", false),
+            ("\u{e9}.gpu.example.com", true),
         ] {
-            assert_eq!(names_us(host, "node7.cluster.example"), ours, "{host}");
+            let hosts = ["gpumemd.monitoring.svc".to_owned(), "*.gpu.example.com".to_owned()];
+            assert_eq!(names_us(host, "node7.cluster.example", &hosts), ours, "{host}");
         }
     }
 

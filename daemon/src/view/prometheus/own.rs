@@ -7,7 +7,7 @@ use crate::core::Published;
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
-use crate::view::text::clean;
+use crate::view::text::Label;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, Registry, TextEncoder};
@@ -30,6 +30,11 @@ static SNAPSHOT: Family =
     Family::gauge("gpumemd_snapshot_age_seconds", &[], "Age of the state that this scrape shows.");
 static AGENTS: Family = Family::gauge("gpumemd_agents", &[], "Agents that are connected.");
 static WAITING: Family = Family::gauge("gpumemd_agents_waiting", &[], "Peers that have not said hello.");
+static REMEMBERED: Family = Family::gauge(
+    "gpumemd_ledger_bytes",
+    &[],
+    "Bytes, about, that the daemon remembers of what agents said; agent.memory_mib bounds it.",
+);
 static LOST: Family = Family::counter(
     "gpumemd_events_lost_total",
     &[],
@@ -57,6 +62,7 @@ pub(super) static FAMILIES: &[&Family] = &[
     &SNAPSHOT,
     &AGENTS,
     &WAITING,
+    &REMEMBERED,
     &LOST,
     &FOLDED,
     &UP,
@@ -90,7 +96,7 @@ fn metric(counter: bool, value: f64, labels: &[(&str, &str)]) -> Metric {
     let pairs = labels.iter().map(|(name, value)| {
         let mut pair = LabelPair::default();
         pair.set_name((*name).to_owned());
-        pair.set_value(clean(value).into_owned());
+        pair.set_value(Label::from(*value).as_str().to_owned());
         pair
     });
     metric.set_label(pairs.collect());
@@ -123,6 +129,7 @@ pub(super) fn write(
         (&SNAPSHOT, Some(age), None),
         (&AGENTS, Some(health.agents as f64), None),
         (&WAITING, Some(health.agents_waiting as f64), None),
+        (&REMEMBERED, Some(published.remembered_bytes as f64), None),
         (&LOST, Some(published.totals.lost() as f64), None),
         (&FOLDED, Some(folded.young as f64), Some(("reason", "young"))),
         (&FOLDED, Some(folded.room as f64), Some(("reason", "room"))),

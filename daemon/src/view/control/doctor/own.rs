@@ -41,13 +41,13 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
 /// Peers that were turned away, and what was left out.
-const TOLD: [Told; 19] = [
+const TOLD: [Told; 24] = [
     told(
         Count::RefusedFull,
         Check::AgentLimits,
         "agents",
         "agents found all connections taken",
-        "raise agent.connections",
+        "raise agent.connections; each takes three of the open files that LimitNOFILE= allows",
     ),
     told(
         Count::RefusedUid,
@@ -90,6 +90,41 @@ const TOLD: [Told; 19] = [
         "agents",
         "connections could not be accepted",
         ENOUGH_FILES,
+    ),
+    told(
+        Count::RefusedRows,
+        Check::AgentMemory,
+        "agents",
+        "records were refused of processes with too many live allocations and blocks",
+        "raise agent.rows_per_process; the sums of such a process are bounds",
+    ),
+    told(
+        Count::RefusedOfUser,
+        Check::AgentMemory,
+        "agents",
+        "records were refused of processes of a user who has used up their share of the daemon's memory",
+        "raise agent.memory_mib_per_uid and agent.memory_mib; processes.partial says whose",
+    ),
+    told(
+        Count::RefusedOfAll,
+        Check::AgentMemory,
+        "agents",
+        "records were refused because the daemon may remember no more",
+        "raise agent.memory_mib, and MemoryMax= of the unit with it",
+    ),
+    told(
+        Count::ControlFull,
+        Check::ControlConnections,
+        "control",
+        "callers found all connections taken",
+        "raise control.connections",
+    ),
+    told(
+        Count::ControlOfUid,
+        Check::ControlConnections,
+        "control",
+        "callers found their user's connections taken",
+        "raise control.connections_per_uid, or look who asks all the time",
     ),
     told(
         Count::RefusedVersion,
@@ -151,7 +186,7 @@ const TOLD: [Told; 19] = [
         Count::HttpFull,
         Check::MetricsConnections,
         "metrics",
-        "scrapes found all connections taken",
+        "connections were closed because all were taken: scrapes, or who says nothing",
         "raise metrics.connections, or look who holds them (ss -tn sport = :9837)",
     ),
     told(

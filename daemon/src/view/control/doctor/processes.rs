@@ -4,7 +4,7 @@ use super::finding;
 use super::gpus::mib;
 use crate::access::Viewer;
 use crate::config::Tenants;
-use gpumem_ledger::{Blocked, ProcessView, Snapshot};
+use gpumem_ledger::{Blocked, Full, ProcessView, Snapshot};
 use gpumem_wire::checks::Check;
 use gpumem_wire::control::{Finding, State};
 
@@ -62,6 +62,15 @@ pub(super) fn look(
             findings.push(finding(Check::Blocked, State::Warn, "processes", text, Some(&fix)));
         }
     }
+    for process in living().filter(|process| viewer.sees(process.facts.uid)) {
+        if let Some(full) = process.coverage.full {
+            let (what, key) = limit(full);
+            let text =
+                format!("pid {}: {what}; what it adds is lost, and its sums are bounds", process.key.pid);
+            let fix = format!("raise {key}, if what it says is true");
+            findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(&fix)));
+        }
+    }
     let of_viewer = living().filter(|process| viewer.sees(process.facts.uid));
     let partial: Vec<String> = of_viewer
         .filter(|process| process.coverage.partial.is_some_and(|partial| partial.state))
@@ -76,6 +85,18 @@ pub(super) fn look(
         );
         let fix = "a larger ring helps a program that reports in bursts: GPUMEM_RING_SLOTS=262144; many rows: agent.rows_per_process";
         findings.push(finding(Check::Partial, State::Warn, "processes", text, Some(fix)));
+    }
+}
+
+/// In words, and the key that is it.
+pub(in crate::view) fn limit(full: Full) -> (&'static str, &'static str) {
+    match full {
+        Full::Rows => ("it has as many live allocations and blocks as it may", "agent.rows_per_process"),
+        Full::User => (
+            "its user's processes have said as much as the daemon may remember of them",
+            "agent.memory_mib_per_uid",
+        ),
+        Full::All => ("the daemon may remember no more of any process", "agent.memory_mib"),
     }
 }
 

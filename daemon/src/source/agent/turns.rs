@@ -1,0 +1,70 @@
+//! Fairness between users: whatever the connections of one user send, the others wait for a bounded part of it.
+//!
+//! The ledger takes batches in the order in which they come, so what one user has in its inbox is bounded: a connection reads its
+//! socket when it has a place there, and gets the place back when the ledger has taken the batch. What ended agents left is
+//! read one agent of a user at a time, and who makes that long rests as many times as long.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+
+/// Batches of one user that wait for the ledger: a quarter of its inbox.
+const PLACES: usize = 16;
+/// Reading what was left takes milliseconds, a full ring of a million records and as many rows a quarter of a second.
+const LONG: Duration = Duration::from_millis(250);
+/// Who takes longer leaves four fifths of the time to others.
+const RESTS: u32 = 4;
+
+/// A place in the ledger's inbox; given back when dropped.
+pub type Place = Arc<OwnedSemaphorePermit>;
+
+/// What the connections of one user share.
+#[derive(Debug)]
+pub struct Turn {
+    places: Arc<Semaphore>,
+    recovering: Mutex<()>,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Turn { places: Arc::new(Semaphore::new(PLACES)), recovering: Mutex::default() }
+    }
+}
+
+impl Turn {
+    /// A place in the inbox, in the order in which they were asked for.
+    pub async fn place(&self) -> Option<Place> {
+        // It is never closed.
+        Arc::clone(&self.places).acquire_owned().await.ok().map(Arc::new)
+    }
+
+    /// Does work that is done for one connection of a user at a time.
+    pub async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
+        let _turn = self.recovering.lock().await;
+        let started = Instant::now();
+        let done = work.await;
+        let took = started.elapsed();
+        if took > LONG {
+            tokio::time::sleep(took * RESTS).await;
+        }
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_user_has_so_many_places_and_gets_them_back() {
+        let turn = Turn::default();
+        let mut held = Vec::new();
+        for _ in 0..PLACES {
+            held.push(turn.place().await);
+        }
+        let more = tokio::time::timeout(Duration::from_millis(1), turn.place()).await;
+        assert!(more.is_err());
+        held.pop();
+        assert!(turn.place().await.is_some());
+    }
+}
