@@ -225,7 +225,8 @@ impl Names {
             }
         }
         for chunk in name.utf8_chunks() {
-            for part in [chunk.valid(), if chunk.invalid().is_empty() { "" } else { "?" }] {
+            let escapes = escapes(chunk.invalid());
+            for part in [chunk.valid(), std::str::from_utf8(&escapes).unwrap_or("?").trim_end_matches('\0')] {
                 let room = (0..=part.len().min(MAX_TAG_BYTES - len))
                     .rev()
                     .find(|&at| part.is_char_boundary(at))
@@ -251,6 +252,16 @@ impl Names {
         let at = self.paths.get((tag as usize).checked_sub(1)?)?.load(Acquire);
         (at != 0).then(|| self.read(at >> 16, at & 0xffff))
     }
+}
+
+/// Bytes that are no text, as `\xE9`: two names stay two. There are three of them at most, and zeros behind them.
+fn escapes(bytes: &[u8]) -> [u8; 12] {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut out = [0; 12];
+    for (place, byte) in out.chunks_exact_mut(4).zip(bytes) {
+        place.copy_from_slice(&[b'\\', b'x', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    }
+    out
 }
 
 /// 64 bits of (parent, name); never 0.

@@ -11,6 +11,7 @@ pub use top::Top;
 use crate::exit::NoStore;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpumem_runs::harmless::quoted;
 use gpumem_runs::import::{FORMATS, Format};
 use gpumem_runs::report::By;
 use std::ffi::OsString;
@@ -251,7 +252,10 @@ impl SocketPath {
 
     /// As it must be typed again, with a blank before it; empty if it was not typed.
     pub fn typed(&self) -> String {
-        self.socket.as_ref().map(|path| format!(" --socket {}", path.display())).unwrap_or_default()
+        self.socket
+            .as_ref()
+            .map(|path| format!(" --socket {}", quoted(&path.to_string_lossy())))
+            .unwrap_or_default()
     }
 }
 
@@ -423,7 +427,10 @@ pub struct StorePath {
 impl StorePath {
     /// As it must be typed again, with a blank before it; empty if it was not typed.
     pub fn typed(&self) -> String {
-        self.given.as_ref().map(|path| format!(" --store {}", path.display())).unwrap_or_default()
+        self.given
+            .as_ref()
+            .map(|path| format!(" --store {}", quoted(&path.to_string_lossy())))
+            .unwrap_or_default()
     }
 
     /// Where there is something to read: as [`path`](Self::path), but the system daemon's where the user has

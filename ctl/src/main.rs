@@ -15,6 +15,8 @@ mod client;
 mod command;
 mod exit;
 mod output;
+#[cfg(test)]
+mod reference;
 mod when;
 
 use clap::Parser;
@@ -24,7 +26,7 @@ fn main() -> ExitCode {
     ExitCode::from(match args::Cli::try_parse() {
         Ok(cli) => run(cli.command),
         Err(help_or_error) => {
-            let _ = help_or_error.print();
+            output::explain(&help_or_error);
             // Of `run`, a code below 125 is always the command's own.
             let wrong = if std::env::args_os().nth(1).is_some_and(|word| word == "run") {
                 exit::RUN_OWN

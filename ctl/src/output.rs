@@ -127,6 +127,20 @@ pub fn complain(error: &anyhow::Error) -> u8 {
     exit::code(error)
 }
 
+/// Says what is wrong with the arguments, or what was asked of them. A file's name may have come among them by a pattern of the shell,
+/// from whoever named the file.
+pub fn explain(help_or_error: &clap::Error) {
+    let is_harmless =
+        |argument: std::ffi::OsString| argument.to_str().is_some_and(|text| clean(text) == *text);
+    if !help_or_error.use_stderr() || std::env::args_os().all(is_harmless) {
+        let _ = help_or_error.print();
+        return;
+    }
+    let text = help_or_error.render().to_string();
+    let lines: Vec<String> = text.trim_end().lines().map(clean).collect();
+    let _ = writeln!(io::stderr(), "{}", lines.join("\n"));
+}
+
 /// Whether the reader of our output has gone.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;

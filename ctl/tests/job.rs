@@ -126,7 +126,7 @@ fn servers_that_are_no_prometheus_are_named() {
         (
             "HTTP/1.1 400 Bad Request\r\nContent-Length: 55\r\n\r\n{\"status\":\"error\",\"errorType\":\"x\",\"error\":\"\\u001bboom\"}  ",
             1,
-            "refuses the query: \u{fffd}boom",
+            "refuses the query: \\u{1b}boom",
         ),
         (
             "HTTP/1.1 200 OK\r\nContent-Length: 63\r\n\r\n{\"status\":\"success\",\"data\":{\"resultType\":\"vector\",\"result\":[]}} ",

@@ -103,7 +103,7 @@ fn a_daemon_that_does_not_answer_as_it_should_is_named_with_what_to_do() {
         (200, "{}", 6, "another version"),
         (200, "not json", 6, "another version"),
         (404, r#"{"error":"no such path"}"#, 6, "does not know /v1/ps (no such path)"),
-        (403, r#"{"error":"not\u001b yours"}"#, 7, "refused: not\u{fffd} yours"),
+        (403, r#"{"error":"not\u001b yours"}"#, 7, "refused: not\\u{1b} yours"),
         (503, r#"{"error":"ends"}"#, 1, "control.sock: ends"),
         (500, "", 1, "answered 500"),
     ] {

@@ -3,6 +3,7 @@
 use crate::clock;
 use crate::config::{self, Change, Config, Home, Keys, Settings};
 use crate::core::{Board, Core, Order};
+use crate::descriptors;
 use crate::keeper::Keeper;
 use crate::recorder::Recorder;
 use crate::service::{self, tell};
@@ -29,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// Batches between sources and core: at 60 KiB each, 4 MiB at most; then sources wait.
 const INBOX: usize = 64;
@@ -37,8 +38,8 @@ const INBOX: usize = 64;
 const FACTS: Duration = Duration::from_millis(500);
 /// The status of a process that has ended is asked for again after these.
 const STATUS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
-/// The store may take that long at the end.
-const LAST_WRITE: Duration = Duration::from_millis(800);
+/// The store may take that long at the end: it writes each run once more. systemd waits for 5 s (systemd/gpumemd.service).
+const LAST_WRITE: Duration = Duration::from_secs(3);
 
 /// When the daemon ends, and when it reads its configuration again.
 #[derive(Debug)]
@@ -88,7 +89,8 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let stats = Arc::new(Stats::default());
     let keys = Keys::of(&setup.config()?);
     let rules = Arc::new(Groupings::load(&settings.rules)?);
-    let recorder = record(&settings, &stats)?;
+    let recorded_again = Arc::new(Notify::new());
+    let recorder = record(&settings, &stats, &recorded_again)?;
     let mut listeners = Listeners::open(&setup, &settings)?;
 
     let (keeper, keeper_thread) =
@@ -105,6 +107,10 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
     let nvml = Nvml::start(settings.nvml.clone(), processes.clone(), inbox.clone());
     let hinted = nvml.clone();
     let hint = Box::new(move |uuid| hinted.hint(DeviceName::Gpu(uuid)));
+    let (wanted, connections) = (settings.limits.connections, descriptors::fit(settings.limits).connections);
+    if connections < wanted {
+        tracing::warn!(connections, wanted, "the limit of open files is too low for that many agents");
+    }
     let agents = Agents::new(settings.limits, processes.clone(), inbox.clone(), Arc::clone(&stats), hint);
     let shown = settings.shown(rules);
     let config = setup.file.clone().unwrap_or_else(|| config::USUAL_PATH.into());
@@ -144,13 +150,15 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         "gpumemd is ready"
     );
 
-    let mut live = Live { setup, settings, keys, stats, agents, sight, http_connections, orders };
+    let mut live =
+        Live { setup, settings, keys, stats, agents, sight, http_connections, orders, recorded_again };
     loop {
         let idle = live.settings.idle_exit;
         tokio::select! {
             () = signals.end.next() => break,
             ended = &mut core => anyhow::bail!("the ledger's task ended: {ended:?}"),
             () = signals.reload.next() => live.reload().await,
+            () = live.recorded_again.notified() => live.agents.resync(),
             () = until_idle(idle, &live.agents, &board) => {
                 tracing::info!("nobody has needed this private daemon for a while");
                 break;
@@ -199,10 +207,10 @@ fn answer(agents: &Agents, sight: &Arc<Sight>) {
     }));
 }
 
-fn record(settings: &Settings, stats: &Arc<Stats>) -> anyhow::Result<Option<Recorder>> {
+fn record(settings: &Settings, stats: &Arc<Stats>, again: &Arc<Notify>) -> anyhow::Result<Option<Recorder>> {
     use anyhow::Context;
     let Some(path) = &settings.record else { return Ok(None) };
-    let recorder = Recorder::start(path, Arc::clone(stats));
+    let recorder = Recorder::start(path, Arc::clone(stats), Arc::clone(again));
     recorder.map(Some).with_context(|| format!("record = {path:?}: a new file cannot be made"))
 }
 
@@ -264,6 +272,7 @@ struct Live {
     sight: Arc<Sight>,
     http_connections: Arc<AtomicUsize>,
     orders: mpsc::Sender<Order>,
+    recorded_again: Arc<Notify>,
 }
 
 impl Live {
@@ -292,7 +301,7 @@ impl Live {
         let new = Settings::of(&config, self.setup.private, &self.setup.home)?;
         let rules = Arc::new(Groupings::load(&new.rules)?);
         if self.settings.record != new.record {
-            let recorder = record(&new, &self.stats)?;
+            let recorder = record(&new, &self.stats, &self.recorded_again)?;
             let _ = self.orders.send(Order::Record(recorder)).await;
             self.agents.resync();
         }

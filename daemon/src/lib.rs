@@ -7,7 +7,7 @@
 //! view       published state -> the world: prometheus and http, control
 //! app        puts them together: the only file that names both sides
 //! config     the file as typed -> settings as meant
-//! service    what systemd is told and keeps; sockets: own or handed over by it; signals; stats: what we count about ourselves; namespace: whose pids we see
+//! service    what systemd is told and keeps; sockets: own or handed over by it; signals; descriptors: how many there are; stats: what we count about ourselves; namespace: whose pids we see
 //! ```
 //!
 //! One thread runs everything but the store and the recording, which wait for disks. NVML lives in a child
@@ -19,6 +19,7 @@ pub mod app;
 pub mod clock;
 pub mod config;
 pub mod core;
+pub mod descriptors;
 pub mod keeper;
 mod namespace;
 pub mod recorder;

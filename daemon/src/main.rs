@@ -4,6 +4,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use gpumemd::app::{self, Setup};
 use gpumemd::config::Home;
+use gpumemd::descriptors;
 use gpumemd::signals::Signals;
 use gpumemd::told;
 use std::io::IsTerminal;
@@ -73,7 +74,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
         return Ok(());
     }
     log(&run.log)?;
-    raise_descriptors();
+    descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let (end, reload) = signals.listen()?;
@@ -98,14 +99,4 @@ fn log(directives: &str) -> anyhow::Result<()> {
         builder.init()
     }
     Ok(())
-}
-
-/// Each agent needs three descriptors; the limit that shells set is for programs of the last century.
-fn raise_descriptors() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%error, "the limit of descriptors stays");
-    }
 }

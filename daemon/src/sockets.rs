@@ -219,6 +219,8 @@ pub fn tcp(address: SocketAddr) -> Result<tokio::net::TcpListener, Error> {
     let listen = || {
         let listener = std::net::TcpListener::bind(address)?; // reuses addresses that wait to be forgotten
         listener.set_nonblocking(true)?;
+        // Who finds the queue full is not heard for a second.
+        rustix::net::listen(&listener, BACKLOG)?;
         tokio::net::TcpListener::from_std(listener)
     };
     listen().map_err(|source| Error::Address { address, source })

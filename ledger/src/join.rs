@@ -85,7 +85,8 @@ impl Process {
         if !self.pending.iter().any(|pending| pending.is(book, number)) {
             self.begin_sample(book, number, t0_ns);
         }
-        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
+        // Numbers may come again (a daemon that was started anew): the youngest reading is meant.
+        if let Some(pending) = self.pending.iter_mut().rfind(|pending| pending.is(book, number)) {
             pending.used = used;
         }
         if let Ok(used) = used {
@@ -95,7 +96,8 @@ impl Process {
 
     /// The reading ended; its process lists may have `failed`.
     pub fn end_sample(&mut self, book: u8, number: u64, t1_ns: u64, failed: bool) {
-        if let Some(pending) = self.pending.iter_mut().find(|pending| pending.is(book, number)) {
+        let is_open = |pending: &Pending| pending.is(book, number) && pending.ended_ns().is_none();
+        if let Some(pending) = self.pending.iter_mut().rfind(|pending| is_open(pending)) {
             pending.end(t1_ns);
             if failed {
                 pending.fail();
@@ -171,7 +173,7 @@ impl Process {
             late: self.coverage.late,
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
-            names: Names { tags: &self.tags, modules: &self.modules },
+            names: Names { tags: &self.holdings.cells.tags, modules: &self.modules },
         };
         sample.parts = account.causes.close(&sample, &known);
         self.coverage.stale_samples += u64::from(stale);

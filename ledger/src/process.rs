@@ -105,7 +105,6 @@ pub(crate) struct Process {
     pub layers: Layers,
     pub marks: Marks,
     pub ooms: Ooms,
-    pub tags: Map<u32, Arc<str>>,
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
     /// Same index as `holdings.books`.
@@ -162,7 +161,6 @@ impl Process {
             layers: Layers::default(),
             marks: Marks::default(),
             ooms: Ooms::default(),
-            tags: Map::default(),
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
@@ -385,8 +383,8 @@ impl Process {
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
             }
-            Body::Tag { path } if self.tags.len() < MAX_NAMES => {
-                let old = self.tags.insert(stamp.tag, path.into());
+            Body::Tag { path } if self.holdings.cells.tags.len() < MAX_NAMES => {
+                let old = self.holdings.cells.tags.insert(stamp.tag, path.into());
                 self.load.rename(path, old.as_deref());
             }
             Body::Module { path, .. } => {
@@ -440,7 +438,7 @@ impl Process {
                 self.close_where(u64::MAX, true);
             }
             Body::Marker {} => {
-                let name = self.tags.get(&stamp.tag).cloned();
+                let name = self.holdings.cells.tags.get(&stamp.tag).cloned();
                 self.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
             }
             // Counters and scopes do not move a sum; the host's own records and commands are not for a process to say.

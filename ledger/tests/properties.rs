@@ -67,6 +67,29 @@ fn driver_reaches_every_kind_of_call_and_closes_samples() {
     }
 }
 
+/// Two readings with one number, the first of them not closed when the second ends: each has an end of its own.
+#[test]
+fn a_number_that_comes_again_does_not_move_the_end_of_an_older_reading() {
+    let ops = [
+        (37, 0, 0),
+        (4, 0, 0),
+        (39, 0, 0),
+        (37, 26690, 0),
+        (27, 0, 0),
+        (37, 11775, 55333),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (0, 0, 0),
+        (37, 46046, 0),
+        (37, 31167, 11156),
+        (15, 0, 0),
+        (37, 28430, 0),
+        (39, 0, 0),
+    ];
+    run(&ops.map(|(what, a, b)| Op { what, a, b }), false);
+}
+
 /// A free whose begin was lost, a role said meanwhile, and the free failed: the row that comes back does not have it.
 #[test]
 fn a_role_that_never_reached_its_row_is_forgotten() {

@@ -141,12 +141,17 @@ pub enum Error {
 }
 
 /// An opened file whose beginning has been looked at.
-#[derive(Debug)]
 pub struct Input {
     /// As given.
     pub path: PathBuf,
     head: Vec<u8>,
-    file: BufReader<File>,
+    rest: Box<dyn BufRead>,
+}
+
+impl std::fmt::Debug for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Input").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Input {
@@ -161,9 +166,17 @@ impl Input {
             return Err(Error::NotAFile { path: path.into(), what: "directory" });
         }
         let file = File::open(path).map_err(open_error)?;
-        let mut file = BufReader::with_capacity(1 << 18, file);
+        Input::new(path, BufReader::with_capacity(1 << 18, file))
+    }
+
+    /// What a reader gives, under this name.
+    ///
+    /// # Errors
+    /// As [`Input::open`].
+    pub fn new(path: &Path, reader: impl BufRead + 'static) -> Result<Self, Error> {
+        let mut rest: Box<dyn BufRead> = Box::new(reader);
         let mut head = Vec::new();
-        let read = file.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
+        let read = rest.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
         read.map_err(|source| Error::Read { path: path.into(), offset: 0, source })?;
         // Editors of Windows begin UTF-8 with a mark; no format has it.
         if head.starts_with(b"\xef\xbb\xbf") {
@@ -175,7 +188,7 @@ impl Input {
         if let Some(encoding) = wide(&head) {
             return Err(Error::Encoding { path: path.into(), encoding });
         }
-        Ok(Input { path: path.into(), head, file })
+        Ok(Input { path: path.into(), head, rest })
     }
 
     /// The first bytes, up to [`HEAD_BYTES`].
@@ -210,7 +223,7 @@ impl Input {
 
     /// Everything, from the first byte on.
     pub fn into_reader(self) -> impl BufRead {
-        io::Cursor::new(self.head).chain(self.file)
+        io::Cursor::new(self.head).chain(self.rest)
     }
 }
 

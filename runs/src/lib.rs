@@ -14,6 +14,7 @@
 //! export                     a run as a file, for another machine
 //! diff                       two runs beside each other
 //! report                     Run + rules -> one statement -> text, JSON, CSV
+//! harmless                   words of strangers on their way to people
 //! plot                       pictures of reports: SVG, PDF, PNG
 //! store                      runs in an SQLite file, checkpointed while they go on
 //! ```
@@ -29,6 +30,7 @@ pub mod ending;
 pub mod export;
 pub mod gap;
 pub mod growth;
+pub mod harmless;
 pub mod import;
 pub mod input;
 pub mod iterations;

@@ -7,8 +7,8 @@ use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_wire::{Body, CodecError, MAJOR, Record, Stamp, frame};
 use std::io::{self, Read, Write};
 
-/// Bytes read at a time: many frames, and at least the longest one.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes read at a time: many frames, and at least the longest one. Fuzzers have small files and many of them.
+const CHUNK_BYTES: usize = if cfg!(fuzzing) { 66 << 10 } else { 1 << 20 };
 const _: () = assert!(CHUNK_BYTES > frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
 
 /// Whether a file begins like a recording.

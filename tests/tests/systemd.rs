@@ -438,6 +438,20 @@ fn the_unit_is_tight_and_right() {
     let said = String::from_utf8_lossy(&output.stdout);
     println!("{}", said.lines().last().unwrap_or_default());
     assert!(output.status.success(), "{said}");
+    // A word that this systemd does not know is said, and fails nothing: there must be none. The program is not installed here.
+    let copies = std::env::temp_dir().join(format!("gpumem-units-{}", std::process::id()));
+    std::fs::create_dir_all(&copies).expect("a folder");
+    let mut verify = vec!["verify".to_owned(), "--man=no".to_owned()];
+    for name in ["gpumemd.service", "gpumemd-agent.socket", "gpumemd-control.socket", "gpumemd-http.socket"] {
+        let text = std::fs::read_to_string(project().join("systemd").join(name)).expect("a unit");
+        let copy = copies.join(name);
+        std::fs::write(&copy, text.replace("/usr/bin/gpumemd", "/bin/true")).expect("written");
+        verify.push(copy.to_str().expect("text").to_owned());
+    }
+    let verified = analyze(&verify.iter().map(String::as_str).collect::<Vec<_>>()).expect("it is there");
+    let _ = std::fs::remove_dir_all(&copies);
+    let said = String::from_utf8_lossy(&verified.stderr);
+    assert!(verified.status.success() && said.is_empty(), "{said}");
     // Who the peers are must stay the kernel's word, however well it would score.
     let text = std::fs::read_to_string(&unit).expect("the unit");
     let set = |key: &str| text.lines().any(|line| line.split('=').next() == Some(key));

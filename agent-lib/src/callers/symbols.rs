@@ -20,23 +20,27 @@ const FUNCTIONS: [u8; 2] = [2, 10];
 
 /// Its name, in the file that is mapped from `start` on.
 pub fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
-    let file = File::open(path).ok()?;
-    let head: [u8; 64] = read(&file, 0)?;
+    name(&File::open(path).ok()?, start, address)
+}
+
+/// The same of a file that is open.
+pub fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
+    let head: [u8; 64] = read(file, 0)?;
     if !head.starts_with(b"\x7fELF\x02\x01") {
         return None;
     }
-    let first = first_segment(&file, &head)?;
+    let first = first_segment(file, &head)?;
     let wanted = address.checked_sub(start)?.checked_add(first)?;
     let (sections, bytes, count) = (u64_at(&head, 40)?, u64::from(u16_at(&head, 58)?), u16_at(&head, 60)?);
     let section =
-        |number: u64| -> Option<[u8; 64]> { read(&file, sections.checked_add(number.checked_mul(bytes)?)?) };
+        |number: u64| -> Option<[u8; 64]> { read(file, sections.checked_add(number.checked_mul(bytes)?)?) };
     let of_kind = |kind: u32| {
         let headers = (0..u64::from(count.min(SECTIONS))).filter_map(section);
         headers.into_iter().find(|header| u32_at(header, 4) == Some(kind))
     };
     let table = of_kind(SYMBOLS).or_else(|| of_kind(EXPORTED))?;
     let strings = section(u32_at(&table, 40)?.into())?;
-    let name = function(&file, &table, wanted)?;
+    let name = function(file, &table, wanted)?;
     let mut text = vec![0; NAME];
     let offset = u64_at(&strings, 24)?.checked_add(name.into())?;
     let read = file.read_at(&mut text, offset).ok()?;
@@ -46,7 +50,7 @@ pub fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
 }
 
 /// Where the first segment wants to lie, in whole pages: the difference to where it lies is the same for all addresses.
-fn first_segment(file: &File, head: &[u8; 64]) -> Option<u64> {
+fn first_segment(file: &impl FileExt, head: &[u8; 64]) -> Option<u64> {
     let (offset, bytes, count) = (u64_at(head, 32)?, u64::from(u16_at(head, 54)?), u16_at(head, 56)?);
     (0..u64::from(count)).find_map(|number| {
         let header: [u8; 56] = read(file, offset.checked_add(number * bytes)?)?;
@@ -55,7 +59,7 @@ fn first_segment(file: &File, head: &[u8; 64]) -> Option<u64> {
 }
 
 /// The offset of the name of the function that `address` is in.
-fn function(file: &File, table: &[u8; 64], address: u64) -> Option<u32> {
+fn function(file: &impl FileExt, table: &[u8; 64], address: u64) -> Option<u32> {
     let (offset, bytes) = (u64_at(table, 24)?, u64_at(table, 32)?);
     if bytes > MOST {
         return None;
@@ -71,7 +75,7 @@ fn function(file: &File, table: &[u8; 64], address: u64) -> Option<u32> {
     symbols.chunks_exact(24).filter_map(holds).max_by_key(|(value, _)| *value).map(|(_, name)| name)
 }
 
-fn read<const BYTES: usize>(file: &File, offset: u64) -> Option<[u8; BYTES]> {
+fn read<const BYTES: usize>(file: &impl FileExt, offset: u64) -> Option<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     file.read_exact_at(&mut bytes, offset).ok()?;
     Some(bytes)

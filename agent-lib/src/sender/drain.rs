@@ -179,6 +179,7 @@ impl Sender {
     /// A second welcome on a connection is that of another daemon, which has inherited it: what was said to the first one, and is
     /// no part of the state, is said again.
     fn be_welcomed(&mut self, epoch: u64) {
+        self.link.be_welcomed();
         if std::mem::replace(&mut self.epoch, epoch) != 0 {
             self.layers_version = None;
         }

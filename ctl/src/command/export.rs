@@ -7,11 +7,12 @@ use crate::exit::Usage;
 use crate::output::deliver;
 use anyhow::Result;
 use gpumem_runs::export::{self, From};
-use gpumem_runs::report::text::{clean, label};
+use gpumem_runs::harmless::{clean, quoted};
+use gpumem_runs::report::text::label;
 use gpumem_runs::report::units::thousands;
 use gpumem_runs::run::Run;
 use gpumem_runs::store::{RunId, Store};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -32,8 +33,10 @@ pub fn run(args: &Args) -> Result<()> {
     let file = export::write(&run, &uid, &from)?;
     deliver(&file, &args.output)?;
     if let Some(path) = args.output.path() {
-        let path = clean(&path.display().to_string());
-        eprintln!(
+        let path = clean(&quoted(&path.display().to_string()));
+        // Standard error may be full or closed: the file is there.
+        let _ = writeln!(
+            std::io::stderr(),
             "{path}: {} ({} bytes); there: gpumemctl import {path}, or gpumemctl report {path}",
             label(&run),
             thousands(file.len() as u64)

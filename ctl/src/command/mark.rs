@@ -2,11 +2,11 @@
 
 use crate::args::Mark;
 use crate::client::{Daemon, Which};
-use crate::command::report::quoted;
 use crate::exit::NotFound;
 use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
+use gpumem_runs::harmless::quoted;
 use gpumem_runs::report::text::clean;
 
 /// Gives this moment a name in the runs of live processes.

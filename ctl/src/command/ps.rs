@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(device) = &args.device {
         only(&mut ps, device)?;
     }
-    print(&if args.json { serde_json::to_string_pretty(&ps)? + "\n" } else { table(&ps, width()) })
+    print(&if args.json { gpumem_runs::harmless::json(&ps) } else { table(&ps, width()) })
 }
 
 /// Leaves one device.
@@ -324,7 +324,7 @@ MiB; next: gpumemctl report PID
         assert!(text.contains(" late,stale 71,204 "), "{text}");
         assert!(text.contains("rank 3 (4.2 s old, why: doctor 41873)"), "{text}");
         assert!(
-            text.contains(" uncovered       -       -     -     - - (no permission\u{fffd}, why: "),
+            text.contains(" uncovered       -       -     -     - - (no permission\\u{1b}, why: "),
             "{text}"
         );
         assert!(text.contains(" NOT FRESH: timeout, read 12.3 s ago\n"), "{text}");

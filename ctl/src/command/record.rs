@@ -4,6 +4,7 @@ use crate::args::{Record, Verb};
 use crate::client::Daemon;
 use crate::output::print;
 use anyhow::Result;
+use gpumem_runs::harmless::{clean, quoted};
 
 /// Has the daemon tell the agent of a process.
 pub fn run(args: &Record) -> Result<()> {
@@ -21,7 +22,7 @@ pub fn run(args: &Record) -> Result<()> {
     }
     let recorded = daemon.record(args.pid, args.verb.name(), output.as_deref(), &limits)?;
     let pid = recorded.pid;
-    let file = recorded.file.as_deref().map(gpumem_runs::report::text::clean);
+    let file = recorded.file.as_deref().map(|file| clean(&quoted(file)));
     let told = match (args.verb, file) {
         (Verb::Start, Some(file)) => match args.steps {
             Some((first, last)) => {

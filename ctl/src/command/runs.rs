@@ -17,7 +17,7 @@ pub fn run(args: &Runs) -> Result<()> {
     let runs = store.select(&filter(args)?)?;
     if args.json {
         let list: Vec<_> = runs.iter().map(line_json).collect();
-        return print(&(serde_json::to_string_pretty(&list)? + "\n"));
+        return print(&gpumem_runs::harmless::json(&list));
     }
     let size = store.room()?.file_bytes;
     print(&table(&runs, size, width()))

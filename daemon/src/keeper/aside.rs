@@ -57,6 +57,11 @@ pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<PathBuf, StoreE
     Ok(aside)
 }
 
+/// Room, descriptors, a directory: such things come back at any time, and a try costs nothing.
+pub(super) fn may_pass(error: &StoreError) -> bool {
+    matches!(error, StoreError::DiskFull { .. } | StoreError::Io { .. } | StoreError::Sqlite { .. })
+}
+
 /// What a person can do.
 pub(super) fn remedy(error: &StoreError) -> &'static str {
     match error {

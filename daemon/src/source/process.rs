@@ -25,7 +25,7 @@ pub use facts::Facts;
 pub use jobs::Gpu;
 pub use seek::Settings;
 
-use facts::Commands;
+use facts::{Commands, Look};
 use gpumem_ledger::ProcessKey;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -161,15 +161,20 @@ impl Processes {
             if entry.pidfd.is_some() && pidfd.is_none() {
                 return Some(key);
             }
-            match facts::read_stat(&self.inner.proc, pid) {
-                Some(stat) if stat.start_ticks == key.start_ticks && !stat.has_ended() => return Some(key),
+            match facts::look(&self.inner.proc, pid) {
+                Look::Found(stat) if is_still(key, &stat) => return Some(key),
+                Look::Blind => return Some(key),
                 _ => self.end(&mut table, key),
             }
         }
         let known = Pid::from_raw(i32::try_from(pid).ok()?)?;
         let pidfd = pidfd.or_else(|| pidfd_open(known, PidfdFlags::empty()).ok());
         let lately = table.lately.iter().rev().find(|key| key.pid == pid).copied();
-        let Some(stat) = facts::read_stat(&self.inner.proc, pid) else { return lately };
+        let stat = match facts::look(&self.inner.proc, pid) {
+            Look::Found(stat) => stat,
+            Look::Gone => return lately,
+            Look::Blind => return None,
+        };
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
         let has_ended = stat.has_ended() || pidfd.as_ref().is_some_and(is_readable);
         if has_ended {
@@ -248,9 +253,10 @@ impl Processes {
         let mut table = self.lock();
         let unguarded = table.live.values().filter(|entry| entry.pidfd.is_none()).map(|entry| entry.key);
         for key in unguarded.collect::<Vec<_>>() {
-            let stat = facts::read_stat(&self.inner.proc, key.pid);
-            if stat.is_none_or(|stat| stat.start_ticks != key.start_ticks || stat.has_ended()) {
-                self.end(&mut table, key);
+            match facts::look(&self.inner.proc, key.pid) {
+                Look::Found(stat) if is_still(key, &stat) => {}
+                Look::Blind => {}
+                _ => self.end(&mut table, key),
             }
         }
     }
@@ -350,6 +356,10 @@ impl Processes {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.inner.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_still(key: ProcessKey, stat: &parse::Stat) -> bool {
+    stat.start_ticks == key.start_ticks && !stat.has_ended()
 }
 
 fn is_readable(pidfd: &OwnedFd) -> bool {

@@ -1,7 +1,8 @@
 //! Metrics and the live page over HTTP: GET /metrics, GET /healthz and what [`page`] answers, no bodies. Strangers may connect: a header has
-//! a second, connections are counted, and when all places are taken the newcomer is the one that is closed.
+//! a second, connections are counted, and when all places are taken the one that has been silent longest is closed.
 
 use super::page::{self, Desk};
+use super::places::Places;
 use super::{Sight, prometheus};
 use crate::stats::Count;
 use http_body_util::Full;
@@ -13,12 +14,14 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// Time for the head of a request, and for the next one on the same connection.
 const HEADER: Duration = Duration::from_secs(1);
+/// Whoever has connected has that long to say what for, however crowded it is.
+const GRACE: Duration = Duration::from_millis(25);
 /// Longest life of a connection: a reader that takes its answer a byte at a time.
 const LONGEST: Duration = Duration::from_secs(30);
 
@@ -27,7 +30,7 @@ const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Serves until the future is dropped. `most`: connections at once.
 pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsize>) {
-    let open = Arc::new(AtomicUsize::new(0));
+    let places = Places::new(most);
     let desk = Arc::new(Desk::default());
     loop {
         let stream = match listener.accept().await {
@@ -39,42 +42,35 @@ pub async fn serve(listener: TcpListener, sight: Arc<Sight>, most: Arc<AtomicUsi
                 continue;
             }
         };
-        let Some(place) = Place::take(&open, most.load(Ordering::Relaxed)) else {
-            sight.stats.add(Count::HttpFull, 1);
-            continue;
-        };
+        let (place, cut) = places.take(GRACE).await;
+        if cut > 0 {
+            sight.stats.add(Count::HttpFull, cut);
+        }
         let (sight, desk) = (Arc::clone(&sight), Arc::clone(&desk));
         tokio::spawn(async move {
-            let _place = place;
-            let stats = Arc::clone(&sight.stats);
+            let place = Arc::new(place);
+            let (stats, cut) = (Arc::clone(&sight.stats), place.cut());
             let service = service_fn(|request| {
-                let (sight, desk) = (Arc::clone(&sight), Arc::clone(&desk));
-                async move { Ok::<_, Infallible>(answer(&sight, &desk, &request).await) }
+                let (sight, desk, place) = (Arc::clone(&sight), Arc::clone(&desk), Arc::clone(&place));
+                async move {
+                    place.is_busy();
+                    let response = answer(&sight, &desk, &request).await;
+                    place.is_silent(HEADER);
+                    Ok::<_, Infallible>(response)
+                }
             });
             let mut builder = http1::Builder::new();
             builder.timer(TokioTimer::new()).header_read_timeout(HEADER).max_buf_size(16 << 10);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
-            if !matches!(tokio::time::timeout(LONGEST, connection).await, Ok(Ok(()))) {
-                stats.add(Count::HttpBad, 1);
+            tokio::select! {
+                served = tokio::time::timeout(LONGEST, connection) => {
+                    if !matches!(served, Ok(Ok(()))) {
+                        stats.add(Count::HttpBad, 1);
+                    }
+                }
+                () = cut.notified() => {}
             }
         });
-    }
-}
-
-/// One of the connections.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(open: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let more = |taken| (taken < most).then_some(taken + 1);
-        open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Place(Arc::clone(open)))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

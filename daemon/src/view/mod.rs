@@ -6,6 +6,7 @@ pub mod health;
 pub mod http;
 pub mod own;
 pub mod page;
+mod places;
 pub mod prometheus;
 pub mod text;
 

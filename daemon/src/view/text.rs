@@ -1,46 +1,74 @@
 //! Texts of strangers on their way to terminals, dashboards and scrapers.
 
+use gpumem_runs::harmless::{acts, clean as shown, distinct};
 use std::borrow::Cow;
 use std::fmt::Write;
 
 /// Longest label value in bytes: a scrape stays small whatever processes call themselves.
 pub const LABEL_BYTES: usize = 128;
+/// What a cut text ends with: `~` and 8 digits of a sum over the whole.
+const SUM_BYTES: usize = 9;
 
-/// Control characters, and marks that make text run backwards or hide: nobody who looks at a dashboard or a
-/// terminal wants them obeyed.
-fn is_harmful(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
-/// A text without what is harmful, cut to [`LABEL_BYTES`] at a character.
+/// A text without what is obeyed instead of shown, cut to [`LABEL_BYTES`].
 pub fn clean(text: &str) -> Cow<'_, str> {
-    if text.len() <= LABEL_BYTES && !text.chars().any(is_harmful) {
-        return text.into();
-    }
-    let mut out = String::with_capacity(LABEL_BYTES);
-    for c in text.chars().filter(|&c| !is_harmful(c)) {
-        if out.len() + c.len_utf8() > LABEL_BYTES {
-            break;
-        }
-        out.push(c);
-    }
-    out.into()
+    if is_plain(text) { text.into() } else { cut(text, shown(text)).into() }
 }
 
-/// Appends a label's value as the exposition format wants it.
-pub fn push_label(out: &mut String, value: &str) {
-    let value = clean(value);
-    if !value.contains(['\\', '"']) {
-        out.push_str(&value);
-        return;
+fn is_plain(text: &str) -> bool {
+    text.len() <= LABEL_BYTES && !text.chars().any(acts)
+}
+
+/// A label's value. Two texts have two values, also those that differ only in what nobody sees or behind the longest label: the same
+/// series twice would lose one of them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Label<'a>(Cow<'a, str>);
+
+impl<'a> From<&'a str> for Label<'a> {
+    fn from(text: &'a str) -> Self {
+        let is_itself = is_plain(text) && !text.contains("\\u{");
+        Label(if is_itself { text.into() } else { cut(text, distinct(text)).into() })
     }
-    for c in value.chars() {
-        if matches!(c, '\\' | '"') {
-            out.push('\\');
+}
+
+impl<'a> From<&'a Label<'_>> for Label<'a> {
+    fn from(label: &'a Label<'_>) -> Self {
+        Label(Cow::Borrowed(&label.0))
+    }
+}
+
+impl Label<'_> {
+    /// As it is shown.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Appends it as the exposition format wants it.
+    pub fn push(&self, out: &mut String) {
+        if !self.0.contains(['\\', '"']) {
+            out.push_str(&self.0);
+            return;
         }
-        out.push(c);
+        for character in self.0.chars() {
+            if matches!(character, '\\' | '"') {
+                out.push('\\');
+            }
+            out.push(character);
+        }
     }
+}
+
+/// What is shown of a text, no longer than a label may be.
+fn cut(text: &str, mut shown: String) -> String {
+    if shown.len() > LABEL_BYTES {
+        // FNV-1a. Who makes two of their own names collide has their sum in one series.
+        let sum =
+            text.bytes().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        let most = (0..=LABEL_BYTES - SUM_BYTES).rev().find(|&at| shown.is_char_boundary(at));
+        shown.truncate(most.unwrap_or(0));
+        // A String takes everything.
+        let _ = write!(shown, "~{sum:08x}");
+    }
+    shown
 }
 
 /// A number that a series can have.
@@ -87,11 +115,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn harmful_characters_go() {
+    fn what_acts_is_shown_and_what_is_long_is_cut() {
         assert_eq!(clean("python"), "python");
-        assert_eq!(clean("a\nb\0c\u{202e}d\x1b[2J\u{feff}"), "abcd[2J");
+        assert_eq!(clean("a\nb\0\u{202e}\x1b[2J"), "a\\u{a}b\\u{0}\\u{202e}\\u{1b}[2J");
         let long = "é".repeat(100);
-        assert_eq!(clean(&long), "é".repeat(64));
+        let (cut, other) = (clean(&long).into_owned(), clean(&(long.clone() + "x")).into_owned());
+        assert!(
+            cut.len() <= LABEL_BYTES && cut.starts_with(&"é".repeat(59)) && cut != other,
+            "{cut} {other}"
+        );
+        assert_eq!(clean(&cut), cut);
+        assert_eq!(clean(&"\n".repeat(100)).len(), LABEL_BYTES);
     }
 
     #[test]
@@ -109,9 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_escaped() {
-        let mut out = String::new();
-        push_label(&mut out, "a\"b\\c\n");
-        assert_eq!(out, "a\\\"b\\\\c");
+    fn labels_are_escaped_once_and_stay_apart() {
+        let of = |text: &str| {
+            let mut out = String::new();
+            Label::from(text).push(&mut out);
+            out
+        };
+        assert_eq!(of("a\"b\\c\n"), "a\\\"b\\\\c\\\\u{a}");
+        assert_ne!(of("\u{1b}"), of("\\u{1b}"));
+        assert_ne!(of(&"a".repeat(200)), of(&"a".repeat(201)));
     }
 }

@@ -4,7 +4,6 @@
 use super::gate::Verdict;
 use super::text::Shown;
 use super::{At, Diff, Doubt, Pair, Paired, Side, difference, nameless, words};
-use crate::report::json::harmless;
 use crate::report::{By, Part};
 use crate::run::{Caveat, Clock, Coverage, Device, Parts, Process, Source, State};
 use serde::Serialize;
@@ -112,7 +111,7 @@ pub fn json(diff: &Diff<'_>, gate: Option<&Verdict>) -> String {
         total: diff.total.as_ref().map(|pair| PairJson { paired: None, ..pair_json(diff, pair) }),
         gate,
     };
-    harmless(serde_json::to_string_pretty(&document).unwrap_or_default()) + "\n"
+    crate::harmless::json(&document)
 }
 
 fn side_json<'a>(side: &'a Side<'_>) -> SideJson<'a> {

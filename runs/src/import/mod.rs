@@ -130,13 +130,21 @@ pub fn format(name: &str) -> Option<&'static Format> {
 /// # Errors
 /// See [`Error`]: each says what, where, and what would be right.
 pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
-    let (input, format) = open(path, forced)?;
+    read(Input::open(path)?, forced)
+}
+
+/// The same of what was opened already.
+///
+/// # Errors
+/// As [`read_file`].
+pub fn read(input: Input, forced: Option<&'static Format>) -> Result<Vec<Run>, Error> {
+    let format = format_of(&input, forced)?;
     if format.name == export::FORMAT {
         return Ok(vec![export::read(input)?.run]);
     }
     let mut builder = RunBuilder::new(Source {
         kind: format.name.into(),
-        origin: path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
+        origin: input.path.file_name().unwrap_or(input.path.as_os_str()).to_string_lossy().into_owned(),
         preset: format.preset.map(str::to_owned),
     });
     (format.read)(input, &mut builder)?;
@@ -148,8 +156,8 @@ pub fn read_file(path: &Path, forced: Option<&'static Format>) -> Result<Vec<Run
 /// # Errors
 /// As [`read_file`].
 pub fn observe_file(path: &Path, forced: Option<&'static Format>, sink: &mut dyn Sink) -> Result<(), Error> {
-    let (input, format) = open(path, forced)?;
-    (format.read)(input, sink)
+    let input = Input::open(path)?;
+    (format_of(&input, forced)?.read)(input, sink)
 }
 
 /// An exported run is what others are made into.
@@ -158,14 +166,11 @@ fn no_records(input: Input, _: &mut dyn Sink) -> Result<(), Error> {
     Err(Error::Damaged { path: input.path, offset: 0, what })
 }
 
-fn open(path: &Path, forced: Option<&'static Format>) -> Result<(Input, &'static Format), Error> {
-    let input = Input::open(path)?;
-    match forced.or_else(|| FORMATS.iter().find(|format| (format.looks_like)(input.head()))) {
-        Some(format) => Ok((input, format)),
-        None => Err(Error::Unrecognised {
-            path: path.into(),
-            what: input.describe(),
-            known: FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", "),
-        }),
-    }
+fn format_of(input: &Input, forced: Option<&'static Format>) -> Result<&'static Format, Error> {
+    let found = forced.or_else(|| FORMATS.iter().find(|format| (format.looks_like)(input.head())));
+    found.ok_or_else(|| Error::Unrecognised {
+        path: input.path.clone(),
+        what: input.describe(),
+        known: FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", "),
+    })
 }

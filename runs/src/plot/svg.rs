@@ -122,7 +122,7 @@ pub(super) fn number(value: f64) -> String {
     if text == "-0" { "0".to_owned() } else { text.to_owned() }
 }
 
-/// For content and attributes of XML. Control characters have no place in XML, not even escaped.
+/// For content and attributes of XML. Control characters and noncharacters have no place in XML, not even escaped: they are no more.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in crate::report::text::clean(text).chars() {
@@ -132,7 +132,6 @@ fn escaped(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
             character => out.push(character),
         }
     }

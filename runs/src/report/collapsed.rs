@@ -24,8 +24,8 @@ fn lines(node: &Node, path: &mut String, out: &mut String) {
         if !path.is_empty() {
             path.push(';');
         }
-        // Its separator has no escape.
-        path.push_str(&name.trim().replace(';', ":"));
+        // Its separator has no escape of its own.
+        path.push_str(&name.replace(';', "\\u{3b}"));
         lines(child, path, out);
         path.truncate(length);
     }

@@ -6,6 +6,7 @@
 //! `local_memory`, `heaps`, `rounding`, `unexplained`.
 
 use super::{By, Report};
+use crate::harmless::distinct;
 use crate::run::{Class, Device, Moment};
 use gpumem_ledger::category::OTHERS;
 use std::fmt::Write;
@@ -68,13 +69,32 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
     }
 }
 
-/// A text as one field, without control characters. What a spreadsheet would run as a formula gets an
-/// apostrophe in front.
+/// A text as one field: different texts are different fields, and no spreadsheet runs one.
+///
+/// Programs get the text back by one rule: of apostrophes before `=`, `+`, `-` or `@` (blanks, quotes and more apostrophes may be
+/// between) where a cell may begin, the first is ours. Spreadsheets take semicolons and bars for separators too, some in the
+/// midst of quotes, so a cell may begin behind any of these.
 pub(crate) fn field(text: &str) -> String {
-    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
-    let text = text.replace(char::is_control, "\u{fffd}");
-    let text = if formula { format!("'{text}") } else { text };
-    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+    const SEPARATORS: [char; 3] = [',', ';', '|'];
+    let text = distinct(text);
+    let mut out = String::with_capacity(text.len() + 2);
+    for cell in text.split_inclusive(SEPARATORS) {
+        if is_formula(cell) {
+            out.push('\'');
+        }
+        out.push_str(cell);
+    }
+    if out.contains(SEPARATORS) || out.contains('"') || out.trim().len() < out.len() {
+        return format!("\"{}\"", out.replace('"', "\"\""));
+    }
+    out
+}
+
+/// Whether a spreadsheet would calculate it, or would without the apostrophes before it.
+fn is_formula(cell: &str) -> bool {
+    let first = cell
+        .trim_start_matches(|character: char| character.is_whitespace() || matches!(character, '\'' | '"'));
+    first.starts_with(['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'])
 }
 
 #[cfg(test)]
@@ -85,6 +105,12 @@ mod tests {
     fn a_field_is_one_field_and_harmless() {
         assert_eq!(field("a,\"b\""), "\"a,\"\"b\"\"\"");
         assert_eq!(field("=1+1"), "'=1+1");
-        assert_eq!(field("a\u{1b}[2J\n\u{9b}b"), "a\u{fffd}[2J\u{fffd}\u{fffd}b");
+        assert_eq!(field(" +1"), "' +1");
+        assert_eq!(field("a;=1|@b"), "\"a;'=1|'@b\"");
+        assert_eq!(field("layers.0-1=2@x"), "layers.0-1=2@x");
+        assert_eq!(field("a\u{1b}[2J\n\u{9b}b"), "a\\u{1b}[2J\\u{a}\\u{9b}b");
+        let alike = ["=1", "'=1", "''=1", "\"=1", "\u{1b}", "\\u{1b}", "a", "a ", " a"];
+        let fields: std::collections::BTreeSet<String> = alike.iter().map(|text| field(text)).collect();
+        assert_eq!(fields.len(), alike.len(), "{fields:?}");
     }
 }

@@ -288,10 +288,10 @@ mod tests {
         assert_eq!(
             printed,
             [
-                "device  used  tracked  idle  gap  (bytes)",
-                "a        600      100     0  500",
-                "b\u{fffd}        50        -     -    -",
-                "sum      650      100     0  500  of what is known",
+                "device   used  tracked  idle  gap  (bytes)",
+                "a         600      100     0  500",
+                "b\\u{1b}    50        -     -    -",
+                "sum       650      100     0  500  of what is known",
             ]
         );
         assert_eq!(table(&[""], &[known]).len(), 2, "one row needs no sum");

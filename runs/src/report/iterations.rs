@@ -193,7 +193,7 @@ pub fn json(report: &Report<'_>) -> String {
             .map(|device| OfDevice { name: &device.name, iterations: &device.details.iterations })
             .collect(),
     };
-    super::json::harmless(serde_json::to_string_pretty(&document).unwrap_or_default()) + "\n"
+    crate::harmless::json(&document)
 }
 
 #[cfg(test)]

@@ -195,25 +195,7 @@ pub fn json(report: &Report<'_>) -> String {
         caveats: &run.caveats,
         devices: devices.collect(),
     };
-    // Keys are strings and numbers are finite: serialisation cannot fail.
-    harmless(serde_json::to_string_pretty(&document).unwrap_or_default()) + "\n"
-}
-
-/// The control characters that JSON allows and terminals act on, escaped. Only strings can hold them.
-pub(crate) fn harmless(json: String) -> String {
-    use std::fmt::Write;
-    let acts = |character: char| ('\u{7f}'..='\u{9f}').contains(&character);
-    if !json.contains(acts) {
-        return json;
-    }
-    json.chars().fold(String::with_capacity(json.len()), |mut out, character| {
-        if acts(character) {
-            let _ = write!(out, "\\u{:04x}", character as u32);
-        } else {
-            out.push(character);
-        }
-        out
-    })
+    crate::harmless::json(&document)
 }
 
 fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {

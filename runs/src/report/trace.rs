@@ -16,6 +16,7 @@
 use super::text::{device_name, label};
 use super::units::Unit;
 use super::{By, Report};
+use crate::harmless::in_json;
 use crate::marks::Mark;
 use crate::plot;
 use crate::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
@@ -65,10 +66,11 @@ pub fn json(report: &Report<'_>) -> String {
         "origin": run.source.origin,
     });
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
-    format!(
+    let document = format!(
         "{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{}\n]}}\n",
         lines.join(",\n")
-    )
+    );
+    in_json(&document, |_| false)
 }
 
 impl Event {

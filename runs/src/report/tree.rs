@@ -10,7 +10,8 @@
 
 use super::Report;
 use super::names::library;
-use super::text::{clean, device_name};
+use super::text::{clean_name, device_name};
+use crate::harmless::distinct;
 use crate::run::{Cell, Class, Device};
 use std::collections::BTreeMap;
 
@@ -31,9 +32,9 @@ impl Node {
     pub fn of(report: &Report<'_>) -> Node {
         let mut root = Node::default();
         for device in &report.run.devices {
-            let mut name = clean(&device_name(device));
+            let mut name = distinct(&device_name(device));
             if root.children.contains_key(&name) {
-                name = format!("{name} {}", clean(&device.name));
+                name = format!("{name} {}", distinct(&device.name));
             }
             let node = root.children.entry(name).or_default();
             fill(report, device, node);
@@ -49,11 +50,18 @@ impl Node {
     fn add<'p>(&mut self, path: impl IntoIterator<Item = &'p str>, bytes: i64) {
         let mut node = self;
         for name in path {
-            let name = clean(name);
-            let name = if name.trim().is_empty() { "(blank)".to_owned() } else { name };
-            node = node.children.entry(name).or_default();
+            node = node.children.entry(part(name)).or_default();
         }
         node.own_bytes = node.own_bytes.saturating_add(bytes);
+    }
+}
+
+/// A name on a path: what differs in it stays apart.
+fn part(name: &str) -> String {
+    match distinct(name) {
+        name if name.is_empty() => "(blank)".to_owned(),
+        name if name.trim().is_empty() => clean_name(&name),
+        name => name,
     }
 }
 
@@ -120,8 +128,13 @@ mod tests {
         assert_eq!(path(&cell).len(), DEEPEST);
         root.add(path(&cell), 5);
         root.add(["a"], 7);
-        root.add(["a", "  "], -3);
-        assert_eq!(root.bytes(), 9);
+        root.add(["a", ""], -3);
+        root.add(["a", " "], 1);
+        root.add(["a", "  "], 1);
+        root.add(["a", "\u{1b}"], 1);
+        root.add(["a", "\\u{1b}"], 1);
+        assert_eq!(root.bytes(), 13);
+        assert_eq!(root.children["a"].children.len(), 6, "what differs is apart: {:?}", root.children["a"]);
         assert_eq!(root.children["a"].own_bytes, 7);
         assert_eq!(root.children["a"].children["(blank)"].own_bytes, -3);
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// The document.
 pub fn json(report: &Report<'_>) -> String {
     let root = value(&label(report.run), &Node::of(report));
-    serde_json::to_string_pretty(&root).unwrap_or_default() + "\n"
+    crate::harmless::json(&root)
 }
 
 fn value(name: &str, node: &Node) -> Value {

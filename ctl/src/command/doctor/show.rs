@@ -94,7 +94,7 @@ pub(super) fn json(told: &Told) -> Result<String> {
         },
         "findings": told.findings,
     });
-    Ok(serde_json::to_string_pretty(&document)? + "\n")
+    Ok(gpumem_runs::harmless::json(&document))
 }
 
 fn duration(seconds: u64) -> String {

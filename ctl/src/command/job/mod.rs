@@ -49,7 +49,7 @@ fn one(id: &str, args: &Args) -> Result<String> {
     member::order(&mut members);
     let sum = Sum::of(&members);
     Ok(if args.json {
-        serde_json::to_string_pretty(&Document { job: id, sum: &sum, members: &members })? + "\n"
+        gpumem_runs::harmless::json(&Document { job: id, sum: &sum, members: &members })
     } else {
         text::one(id, &members, &sum, &where_from)
     })
@@ -75,7 +75,7 @@ fn all(args: &Args) -> Result<String> {
             Ok(value)
         };
         let jobs: Vec<serde_json::Value> = jobs.iter().map(listed).collect::<Result<_>>()?;
-        return Ok(serde_json::to_string_pretty(&jobs)? + "\n");
+        return Ok(gpumem_runs::harmless::json(&jobs));
     }
     Ok(text::all(&jobs, args.prometheus.as_deref()))
 }

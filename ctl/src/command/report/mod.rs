@@ -25,6 +25,7 @@ use crate::command::ps::names_device;
 use crate::exit::NotFound;
 use crate::output::{deliver, unicode, width};
 use anyhow::Result;
+use gpumem_runs::harmless::quoted;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, steps};
 use gpumem_runs::report::{collapsed, trace, treemap};
@@ -245,24 +246,4 @@ fn only(runs: &mut [Run], name: &str) -> Result<()> {
     }
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     Err(NotFound(format!("no memory on a device {name}; there is some on: {known}")).into())
-}
-
-/// A word as a shell takes it.
-pub fn quoted(word: &str) -> String {
-    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=,-".contains(character);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quoted;
-
-    #[test]
-    fn words_survive_a_shell() {
-        let words = ["r1", "a/b-c.log", "", "my log", "it's"].map(quoted);
-        assert_eq!(words, ["r1", "a/b-c.log", "''", "'my log'", r"'it'\''s'"]);
-    }
 }

@@ -2,6 +2,7 @@
 
 use super::{Listener, Words};
 use crate::client::{Daemon, Told, Which};
+use gpumem_runs::harmless::quoted;
 use gpumem_runs::report::brief::{Ended, brief};
 use gpumem_runs::run::State;
 use std::path::{Path, PathBuf};
@@ -125,7 +126,10 @@ impl Farewell<'_> {
                 let largest = files.iter().max_by_key(|file| size(file)).unwrap_or(&files[0]);
                 let what = gpumem_runs::report::units::plural(files.len() as u64, "recording");
                 let bytes = gpumem_runs::report::units::plural(bytes, "byte");
-                words.say(&format!("{what} of {bytes}; next: gpumemctl report {}", largest.display()));
+                words.say(&format!(
+                    "{what} of {bytes}; next: gpumemctl report {}",
+                    quoted(&largest.to_string_lossy())
+                ));
             }
         }
     }
@@ -167,6 +171,6 @@ fn is_numbered(file: &str, name: &str) -> bool {
 }
 
 fn own_start_ticks() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    let stat = std::fs::read("/proc/self/stat").ok()?;
+    String::from_utf8_lossy(&stat).rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }

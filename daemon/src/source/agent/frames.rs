@@ -168,7 +168,7 @@ impl Stream {
         }
         let seq = word(slot, 0);
         if seq != 0 && !Flags(slot[62]).has(Flags::RESTATED) {
-            self.holes |= seq - 1 != self.last_seq;
+            self.holes |= self.last_seq.checked_add(1) != Some(seq);
             self.last_seq = self.last_seq.max(seq);
         }
         match kind {
@@ -266,6 +266,13 @@ mod tests {
         assert_eq!((stream.last_seq, stream.holes), (2, false));
         stream.check(packet(&[alloc(4, 1)]), 10).unwrap();
         assert_eq!((stream.last_seq, stream.holes), (4, true));
+    }
+
+    #[test]
+    fn numbers_may_end() {
+        let mut stream = Stream::default();
+        let (_, seen) = stream.check(packet(&[alloc(u64::MAX, 1), alloc(1, 1)]), 10).unwrap();
+        assert_eq!((seen.records, stream.last_seq, stream.holes), (2, u64::MAX, true));
     }
 
     #[test]

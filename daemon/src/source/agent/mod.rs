@@ -5,7 +5,7 @@
 //! seats       quotas; turns: fairness between users
 //! connection  one agent, from hello to end
 //! peer        who it is: the kernel's word, and /proc's
-//! packet      one packet off the socket
+//! packet      one packet off the socket; budget: how much of that in a second
 //! frames      what an agent may say
 //! voice       what is logged about peers
 //! memory      its memfd; rest: what it recorded and never sent
@@ -18,6 +18,7 @@
 //! one of them sends costs the others nothing but their turn.
 
 mod ask;
+mod budget;
 mod command;
 mod connection;
 mod frames;
@@ -38,6 +39,7 @@ pub use turns::Place;
 
 use super::Batch;
 use super::process::Processes;
+use crate::descriptors::{self, Shortage};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
@@ -56,6 +58,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 /// How long the daemon's end waits for packets that were read.
 const LAST_PACKETS: Duration = Duration::from_millis(300);
+/// For want of descriptors.
+const CANNOT_CONNECT: &str = "agents cannot connect";
 
 /// Called with the UUID of a device about which NVML is worth asking.
 pub type Hint = Box<dyn Fn([u8; 16]) + Send + Sync>;
@@ -87,6 +91,7 @@ pub struct Agents {
     voice: voice::Voice,
     /// One table of live rows is in memory at a time.
     rows: tokio::sync::Mutex<()>,
+    shortage: Shortage,
 }
 
 impl Agents {
@@ -117,6 +122,7 @@ impl Agents {
             answering: Semaphore::new(ask::AT_A_TIME),
             voice: voice::Voice::default(),
             rows: tokio::sync::Mutex::default(),
+            shortage: Shortage::default(),
         })
     }
 
@@ -194,21 +200,17 @@ impl Agents {
 
     /// Takes connections until the future is dropped.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
-        let mut failing = false;
         loop {
             let (stream, _) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     self.stats.add(Count::AcceptFailures, 1);
-                    if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!(%error, "agents cannot connect");
-                    }
+                    self.shortage.note(CANNOT_CONNECT, &error);
                     // Out of descriptors: the connection stays in the queue, asking again at once would spin.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
-            failing = false;
             // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
             let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
             match self.seats.take(uid, &self.limits()) {
@@ -230,8 +232,9 @@ impl Agents {
         }
     }
 
+    /// As many as the descriptors of now allow.
     fn limits(&self) -> Limits {
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+        descriptors::fit(*self.limits.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn next_epoch(&self) -> u64 {

@@ -24,6 +24,8 @@ pub struct Packet {
     pub fds: Vec<OwnedFd>,
     /// There were more of them than there was room.
     pub more_fds: bool,
+    /// This process has no descriptors left for what came.
+    pub no_fds: bool,
 }
 
 /// Takes one packet, if there is one.
@@ -46,6 +48,9 @@ pub fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<Packet> {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
                 packet.fds.extend(fds);
             }
+        }
+        if packet.more_fds && packet.fds.len() < MAX_FDS {
+            (packet.more_fds, packet.no_fds) = (false, true);
         }
         Ok(packet)
     })

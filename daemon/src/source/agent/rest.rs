@@ -13,6 +13,8 @@ use gpumem_wire::{Body, Flags, Record, Slot, Stamp, frame};
 const PIECE: u64 = 4096;
 /// Bytes of names read at a time: as many as a packet has.
 const NAMES: usize = 60 << 10;
+/// The head of a ring is not taken to be further than that: a piece beyond it is still a number.
+const MAX_SEQ: u64 = u64::MAX - PIECE;
 
 /// Reads what is left, piece by piece.
 #[derive(Debug)]
@@ -54,8 +56,7 @@ impl Rest {
         max_rows: usize,
     ) -> Result<Self, Refusal> {
         let mut header = memory.header()?;
-        // Nobody counts so far; who says so would have the sums below begin at zero again.
-        header.head_seq = header.head_seq.min(u64::MAX / 2);
+        header.head_seq = header.head_seq.min(MAX_SEQ);
         let oldest = header.head_seq.saturating_sub(header.ring_slots - 1).max(1);
         let first = last_seq.saturating_add(1);
         let next = first.max(oldest);
@@ -188,7 +189,47 @@ fn order(rows: &mut [Slot]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_wire::MemoryKind;
+    use gpumem_wire::{MAJOR, MINOR, MemoryKind};
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+    /// Memory with a small ring whose header says that.
+    fn memory_with_head(head_seq: u64) -> Memory {
+        let (ring_slots, live_rows, name_bytes, names_end) = (4, 2, 64, 0);
+        let (major, minor) = (MAJOR, MINOR);
+        let (pid, start_ticks, lost) = (1, 1, 0);
+        let header = Header {
+            major,
+            minor,
+            pid,
+            start_ticks,
+            ring_slots,
+            live_rows,
+            name_bytes,
+            head_seq,
+            lost,
+            names_end,
+        };
+        let fd = memfd_create("rest", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&fd, header.file_bytes().expect("small")).expect("room");
+        assert_eq!(rustix::io::pwrite(&fd, &header.encode(), 0), Ok(72));
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).expect("sealed");
+        Memory::accept(fd, 1 << 20).expect("as it should be")
+    }
+
+    /// A header may say anything: a head at the end of all numbers once made reading begin again at 0, for ever.
+    #[test]
+    fn reading_ends_whatever_the_head_is_said_to_be() {
+        for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
+            for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
+                let mut rest = Rest::new(memory_with_head(head), (last_seq, true), 1, 2).expect("readable");
+                let mut pieces = 0;
+                while rest.next_piece(1).expect("readable").is_some() {
+                    pieces += 1;
+                    assert!(pieces < 20, "head {head}, heard {last_seq}");
+                }
+            }
+        }
+    }
 
     fn row(seq: u64, body: Body<'_>) -> Slot {
         Record { stamp: Stamp { seq, ..Stamp::default() }, body }.encode().0

@@ -11,6 +11,7 @@ use super::session::now_ns;
 use super::status::Status;
 use super::translate::Translator;
 use super::{Command, Settings};
+use crate::descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
 use std::collections::VecDeque;
@@ -109,6 +110,10 @@ impl Watch {
                 Ok(poller) => self.listen(poller).await,
                 Err(error) => {
                     self.say_source(false, &format!("nvml: the poller cannot be started: {error}")).await;
+                    // It costs little to try, and says nothing of the driver.
+                    if descriptors::is_lack(&error) {
+                        wait = RESTART;
+                    }
                     End::Died
                 }
             };

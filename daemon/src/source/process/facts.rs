@@ -6,6 +6,7 @@
 
 use super::names::Names;
 use super::parse;
+use crate::descriptors;
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::who::MAPPED_JOB;
 use gpumem_runs::who::cgroup::Place;
@@ -62,10 +63,30 @@ pub(super) fn read_stat(proc: &Path, pid: u32) -> Option<parse::Stat> {
     parse::stat(&read(proc, pid, "stat", FILE_BYTES)?)
 }
 
+/// What looking at a process found.
+pub(super) enum Look {
+    Found(parse::Stat),
+    Gone,
+    /// There was no descriptor to look with: it may be as it was.
+    Blind,
+}
+
+pub(super) fn look(proc: &Path, pid: u32) -> Look {
+    match try_read(proc, pid, "stat", FILE_BYTES) {
+        Ok(text) => parse::stat(&text).map_or(Look::Gone, Look::Found),
+        Err(error) if descriptors::is_lack(&error) => Look::Blind,
+        Err(_) => Look::Gone,
+    }
+}
+
 fn read(proc: &Path, pid: u32, file: &str, limit: u64) -> Option<Vec<u8>> {
+    try_read(proc, pid, file, limit).ok()
+}
+
+fn try_read(proc: &Path, pid: u32, file: &str, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    File::open(proc.join(pid.to_string()).join(file)).ok()?.take(limit).read_to_end(&mut text).ok()?;
-    Some(text)
+    File::open(proc.join(pid.to_string()).join(file))?.take(limit).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 impl Facts {

@@ -51,7 +51,7 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
 }
 
 /// What limits a recording, as the agent is told: each behind a NUL.
-fn limits(query: &str) -> Result<String, Refused> {
+pub(super) fn limits(query: &str) -> Result<String, Refused> {
     let is_number =
         |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut limits = String::new();
@@ -77,7 +77,8 @@ pub(super) fn unescaped(text: &str) -> Result<String, Refused> {
             bytes.push(byte);
             continue;
         }
-        let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit)); // no sign
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
         let byte = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
         bytes.push(
             byte.ok_or_else(|| Refused::new(StatusCode::BAD_REQUEST, "a % must be followed by two digits"))?,
@@ -104,7 +105,7 @@ mod tests {
     #[test]
     fn paths_are_unescaped() {
         assert_eq!(unescaped("/tmp/a%20b%25").ok().as_deref(), Some("/tmp/a b%"));
-        for bad in ["%", "%2", "%zz", "%ff"] {
+        for bad in ["%", "%2", "%zz", "%ff", "%+a"] {
             assert!(unescaped(bad).is_err(), "{bad}");
         }
     }

@@ -1,5 +1,6 @@
 //! Runs: those that go on, from the ledger; those that are over, from the keeper.
 
+use super::record::unescaped;
 use super::{Refused, number, only, value};
 use crate::access::Viewer;
 use crate::config::Tenants;
@@ -40,7 +41,7 @@ impl Which {
             let no_pid = |_| Refused::new(StatusCode::BAD_REQUEST, format!("{key}: no pid is that large"));
             pid.map(|pid| u32::try_from(pid).map_err(no_pid)).transpose()
         };
-        let job = value(query, "job").map(str::to_owned);
+        let job = value(query, "job").map(unescaped).transpose()?;
         match (pid("pid")?, pid("tree")?, job) {
             (None, None, None) => Ok(Which::Live),
             (Some(pid), None, None) => Ok(Which::Pid(pid)),
@@ -122,6 +123,8 @@ mod tests {
         assert_eq!(Which::of("pid=7").ok(), Some(Which::Pid(7)));
         assert_eq!(Which::of("tree=7").ok(), Some(Which::Tree(7)));
         assert_eq!(Which::of("job=8812.0").ok(), Some(Which::Job("8812.0".into())));
+        // GPUMEM_JOB may be any text: what a query cannot hold comes with a %.
+        assert_eq!(Which::of("job=bert%20large%251").ok(), Some(Which::Job("bert large%1".into())));
         let around = Around { at_ns: 70, for_ns: 5 };
         assert_eq!(Which::of("around=70&within=5").ok(), Some(Which::Around(around)));
         for bad in

@@ -3,9 +3,9 @@
 
 use super::families::{Families, Family, Labels};
 use super::names::REST;
+use crate::view::text::Label;
 use gpumem_ledger::{AccountView, Parts};
 use gpumem_runs::run::absence_name;
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];
@@ -59,7 +59,7 @@ fn parts(parts: &Parts) -> [i64; 6] {
 }
 
 /// Bytes by name.
-pub(super) type Named<'a> = BTreeMap<Cow<'a, str>, i64>;
+pub(super) type Named<'a> = BTreeMap<Label<'a>, i64>;
 
 /// Bytes of one process, or of several, on one device. What is not known is absent.
 #[derive(Debug, Default)]
@@ -143,7 +143,7 @@ impl<'a> Amounts<'a> {
             out.add(&USED, labels, used);
         }
         if let Some(reason) = self.unavailable {
-            out.add_with(&UNAVAILABLE, labels, Some(("reason", reason)), 1_u64);
+            out.add_with(&UNAVAILABLE, labels, ("reason", reason), 1_u64);
         }
         for (family, bytes) in
             [(&PREDATES, self.predates), (&UNTRACKABLE, self.untrackable), (&TRACKED, self.tracked)]
@@ -153,13 +153,13 @@ impl<'a> Amounts<'a> {
             }
         }
         for (part, bytes) in PARTS.iter().zip(self.parts.iter().flatten()) {
-            out.add_with(&UNTRACKABLE_PART, labels, Some(("part", part)), *bytes);
+            out.add_with(&UNTRACKABLE_PART, labels, ("part", *part), *bytes);
         }
         for (category, &bytes) in &self.categories {
-            out.add_with(&CATEGORY, labels, Some(("category", category)), bytes);
+            out.add_with(&CATEGORY, labels, ("category", category), bytes);
         }
         for (tag, &bytes) in &self.tags {
-            out.add_with(&TAG, labels, Some(("tag", tag)), bytes);
+            out.add_with(&TAG, labels, ("tag", tag), bytes);
         }
     }
 }

@@ -88,25 +88,25 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
     for device in &published.snapshot.devices {
         let of = health.devices.iter().find(|of| of.name == device.name);
         let labels = labels(device, health);
-        out.add_with(&INFO, &labels, Some(("model", &device.model)), 1_u64);
+        out.add_with(&INFO, &labels, ("model", &*device.model), 1_u64);
         if let Some(total) = device.total_bytes {
             out.add(&TOTAL, &labels, total);
         }
         let problem = of.and_then(|of| of.problem.as_deref());
         let problem = problem.or((!health.nvml_up).then_some(health.nvml_reason.as_str()));
         if let Some(reason) = problem {
-            out.add_with(&UNAVAILABLE, &labels, Some(("reason", reason)), 1_u64);
+            out.add_with(&UNAVAILABLE, &labels, ("reason", reason), 1_u64);
         }
         for (xid, count) in device.faults.counts() {
             let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
-            out.add_with(&XIDS, &labels, Some(("xid", &xid)), count);
+            out.add_with(&XIDS, &labels, ("xid", &*xid), count);
         }
         // From the beginning, so that the first one is an increase.
         for (kind, word) in
             [(OomKind::Device, "device"), (OomKind::Pool, "pool"), (OomKind::Suspected, "suspected")]
         {
             let count = published.totals.ooms(device.name, kind);
-            out.add_with(&OOMS, &labels, Some(("kind", word)), count);
+            out.add_with(&OOMS, &labels, ("kind", word), count);
         }
         // A reading that is old is no reading of now; where only the lists fail, memory is read as ever.
         let is_fresh = |time_ns: u64| published.at_ns.saturating_sub(time_ns) < FRESH_NS;

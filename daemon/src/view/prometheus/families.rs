@@ -1,6 +1,6 @@
 //! Families of series, each written once with its help, in the order in which they were first named.
 
-use crate::view::text::{Number, push_label};
+use crate::view::text::{Label, Number};
 
 /// What a family is.
 #[derive(Debug, Clone, Copy)]
@@ -38,15 +38,19 @@ impl Labels {
 
     /// With one more label.
     pub fn with(mut self, name: &str, value: &str) -> Self {
-        if !self.0.is_empty() {
-            self.0.push(',');
-        }
-        self.0.push_str(name);
-        self.0.push_str("=\"");
-        push_label(&mut self.0, value);
-        self.0.push('"');
+        push_pair(&mut self.0, name, &value.into());
         self
     }
+}
+
+fn push_pair(out: &mut String, name: &str, value: &Label<'_>) {
+    if !out.is_empty() && !out.ends_with('{') {
+        out.push(',');
+    }
+    out.push_str(name);
+    out.push_str("=\"");
+    value.push(out);
+    out.push('"');
 }
 
 /// How far a scrape had come.
@@ -74,15 +78,25 @@ impl Families {
 
     /// One series. Beyond the most that a scrape may have, it is counted and left out.
     pub fn add(&mut self, family: &'static Family, labels: &Labels, value: impl Number) {
-        self.add_with(family, labels, None, value);
+        self.push(family, labels, None, value);
     }
 
     /// One series with a label of its own.
-    pub fn add_with(
+    pub fn add_with<'a>(
         &mut self,
         family: &'static Family,
         labels: &Labels,
-        own: Option<(&str, &str)>,
+        (name, own): (&str, impl Into<Label<'a>>),
+        value: impl Number,
+    ) {
+        self.push(family, labels, Some((name, &own.into())), value);
+    }
+
+    fn push(
+        &mut self,
+        family: &'static Family,
+        labels: &Labels,
+        own: Option<(&str, &Label<'_>)>,
         value: impl Number,
     ) {
         if self.series >= self.most {
@@ -101,13 +115,7 @@ impl Families {
             out.push('{');
             out.push_str(&labels.0);
             if let Some((name, value)) = own {
-                if !labels.0.is_empty() {
-                    out.push(',');
-                }
-                out.push_str(name);
-                out.push_str("=\"");
-                push_label(out, value);
-                out.push('"');
+                push_pair(out, name, value);
             }
             out.push('}');
         }
@@ -169,14 +177,14 @@ mod tests {
         families.add(&A, &labels, 5_u64);
         families.add(&B, &Labels::default(), 6_u64);
         families.add(&A, &Labels::default(), -7_i64);
-        families.add_with(&B, &labels, Some(("reason", "x")), 8_u64);
+        families.add_with(&B, &labels, ("reason", "x"), 8_u64);
         families.add(&A, &labels, 9_u64);
         assert_eq!(families.folded(), 1);
         assert_eq!(
             families.text(),
-            "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\"} 5\na_bytes -7\n\
+            "# HELP a_bytes A.\n# TYPE a_bytes gauge\na_bytes{pid=\"1\",user=\"a\\\"\\\\u{a}\"} 5\na_bytes -7\n\
              # HELP b_total B.\n# TYPE b_total counter\nb_total 6\n\
-             b_total{pid=\"1\",user=\"a\\\"\",reason=\"x\"} 8\n"
+             b_total{pid=\"1\",user=\"a\\\"\\\\u{a}\",reason=\"x\"} 8\n"
         );
     }
     #[test]

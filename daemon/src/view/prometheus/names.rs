@@ -1,10 +1,9 @@
 //! What the bytes of a process are called: categories, by the rules, and tags, the largest of them.
 
 use super::amounts::Named;
-use crate::view::text::clean;
+use crate::view::text::Label;
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{CellView, Class, ProcessView};
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -16,15 +15,15 @@ pub(super) const BESIDE_TAGS: usize = 4;
 pub(super) const BESIDE_RULES: usize = 3;
 
 /// The name of each cell of a process.
-pub(super) struct Names<'a>(Vec<Cow<'a, str>>);
+pub(super) struct Names<'a>(Vec<Label<'a>>);
 
 impl<'a> Names<'a> {
     /// Categories.
     pub fn categories(process: &ProcessView, rules: &'a Rules) -> Self {
         let name = |cell: &CellView| match cell.class {
-            _ if cell.is_idle() => Cow::Borrowed("pool idle"),
-            Class::Opaque => Cow::Borrowed("opaque pools"),
-            Class::Direct | Class::Block | Class::PoolIdle => clean(rules.category(cell).unwrap_or(OTHERS)),
+            _ if cell.is_idle() => "pool idle".into(),
+            Class::Opaque => "opaque pools".into(),
+            Class::Direct | Class::Block | Class::PoolIdle => rules.category(cell).unwrap_or(OTHERS).into(),
         };
         Names(process.cells.iter().map(name).collect())
     }
@@ -35,8 +34,7 @@ impl<'a> Names<'a> {
         let own = |cell: &'a CellView| match (&cell.tag, cell.class) {
             _ if cell.is_idle() => Err("(pool idle)"),
             (_, Class::Opaque) => Err("(opaque pools)"),
-            // What differs behind the longest label only is one: the same series twice would lose bytes.
-            (Some(tag), _) => Ok(clean(tag)),
+            (Some(tag), _) => Ok(Label::from(&**tag)),
             (None, _) => Err("(no tag)"),
         };
         let mut sums = BTreeMap::new();
@@ -51,8 +49,8 @@ impl<'a> Names<'a> {
         order.truncate(most);
         let name = |cell| match own(cell) {
             Ok(tag) if order.iter().any(|(shown, _)| *shown == tag) => tag,
-            Ok(_) => Cow::Borrowed(REST),
-            Err(word) => Cow::Borrowed(word),
+            Ok(_) => REST.into(),
+            Err(word) => word.into(),
         };
         Names(process.cells.iter().map(name).collect())
     }
@@ -61,7 +59,7 @@ impl<'a> Names<'a> {
     pub fn sums(&self, amounts: &[i64]) -> Named<'a> {
         let mut sums = Named::new();
         for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
-            match sums.get_mut(&**name) {
+            match sums.get_mut(name) {
                 Some(sum) => *sum = sum.wrapping_add(bytes),
                 None => drop(sums.insert(name.clone(), bytes)),
             }

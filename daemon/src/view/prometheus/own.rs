@@ -7,7 +7,7 @@ use crate::core::Published;
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
-use crate::view::text::clean;
+use crate::view::text::Label;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{Counter, Gauge, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Encoder, Registry, TextEncoder};
@@ -96,7 +96,7 @@ fn metric(counter: bool, value: f64, labels: &[(&str, &str)]) -> Metric {
     let pairs = labels.iter().map(|(name, value)| {
         let mut pair = LabelPair::default();
         pair.set_name((*name).to_owned());
-        pair.set_value(clean(value).into_owned());
+        pair.set_value(Label::from(*value).as_str().to_owned());
         pair
     });
     metric.set_label(pairs.collect());

@@ -137,7 +137,7 @@ pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out
         }
     }
     if folded.young + folded.room > 0 {
-        out.add_with(&INFO, &ids(Labels::new(), REST, "0"), Some(("comm", REST)), 1_u64);
+        out.add_with(&INFO, &ids(Labels::new(), REST, "0"), ("comm", REST), 1_u64);
     }
     for (device, amounts) in rest {
         if let Some(device) = devices.get(device) {
@@ -172,7 +172,7 @@ fn count(published: &Published, health: &Health, live: &[&ProcessView], out: &mu
                 process.coverage.covered == covered && devices.any(|device| device == index)
             };
             let count = live.iter().filter(on).count() as u64;
-            out.add_with(&COUNT, &labels, Some(("coverage", word)), count);
+            out.add_with(&COUNT, &labels, ("coverage", word), count);
         }
     }
 }
@@ -208,7 +208,7 @@ fn write(
         out.add(&FAILED, &own, process.coverage.failed_allocations);
         for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
             let labels = own.clone().with("layer", layer_name(said.layer));
-            out.add_with(&LAYER, &labels, Some(("state", state_name(said.state))), 1_u64);
+            out.add_with(&LAYER, &labels, ("state", state_name(said.state)), 1_u64);
         }
     }
     for (device, account, amounts) in accounts {
@@ -257,7 +257,7 @@ fn beside(
             ("host_vmm", beside.host_vmm),
         ] {
             if bytes != 0 {
-                out.add_with(&BESIDE, labels, Some(("kind", kind)), bytes);
+                out.add_with(&BESIDE, labels, ("kind", kind), bytes);
             }
         }
     }
@@ -265,7 +265,7 @@ fn beside(
         out.add(&USED_PEAK, labels, used);
     }
     for flag in flags(process, account) {
-        out.add_with(&FLAG, labels, Some(("flag", flag)), 1_u64);
+        out.add_with(&FLAG, labels, ("flag", flag), 1_u64);
     }
 }
 

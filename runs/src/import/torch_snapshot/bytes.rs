@@ -4,7 +4,8 @@ use std::io::{self, Read};
 
 /// Longest string, number or line that is read: a snapshot's longest names have some kilobytes.
 pub(super) const MAX_PIECE_BYTES: u64 = 1 << 20;
-const BUFFER_BYTES: usize = 1 << 18;
+/// Fuzzers have small files, and look for what happens where a buffer ends.
+const BUFFER_BYTES: usize = if cfg!(fuzzing) { 64 } else { 1 << 18 };
 
 /// Why reading stopped.
 #[derive(Debug)]

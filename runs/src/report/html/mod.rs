@@ -22,6 +22,7 @@ mod holdings;
 
 use super::text::{self, Layout, clean};
 use super::{Report, group as table};
+use crate::harmless::in_json;
 use data::{Limits, Page};
 use std::fmt::Write;
 
@@ -155,28 +156,7 @@ fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &s
 /// end it or begin a comment, line and paragraph separators end lines of scripts, others turn the reading direction.
 /// They can only be in its strings.
 fn inert(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for character in json.chars() {
-        let is_harmless = match character {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => false,
-            character => clean_is(character),
-        };
-        if is_harmless {
-            out.push(character);
-            continue;
-        }
-        for unit in character.encode_utf16(&mut [0; 2]) {
-            let _ = write!(out, "\\u{unit:04x}");
-        }
-    }
-    out
-}
-
-/// Whether a terminal would take that character as it is.
-fn clean_is(character: char) -> bool {
-    let mut bytes = [0; 4];
-    let text = character.encode_utf8(&mut bytes);
-    clean(text) == *text
+    in_json(json, |character| matches!(character, '<' | '>' | '&'))
 }
 
 /// Text between tags or in quotes.

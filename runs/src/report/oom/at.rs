@@ -1,10 +1,10 @@
 //! `gpumemctl oom --at TIME --gpu N`: a device around a moment. Who ended then, who ran out of memory, who may have, and who grew.
 
 use super::{Entry, Form, entries, one, signed};
+use crate::report::Report;
 use crate::report::text::{clean, device_title, exit, label};
 use crate::report::time::Times;
 use crate::report::units::Unit;
-use crate::report::{Report, json};
 use crate::rules::Groupings;
 use crate::run::{Device, Ending, Run, State};
 use serde::Serialize;
@@ -206,5 +206,5 @@ pub fn json(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
         for_ns: around.for_ns,
         processes: processes.collect(),
     };
-    json::harmless(serde_json::to_string_pretty(&document).unwrap_or_default()) + "\n"
+    crate::harmless::json(&document)
 }

@@ -83,5 +83,5 @@ pub fn json(report: &Report<'_>) -> String {
         dropped: run.coverage.ooms_dropped,
         ooms: entries.collect(),
     };
-    crate::report::json::harmless(serde_json::to_string_pretty(&document).unwrap_or_default()) + "\n"
+    crate::harmless::json(&document)
 }

@@ -1,18 +1,9 @@
 //! Lines on their way to a terminal: harmless, and no wider than it where words allow.
 
+use crate::harmless::clean;
+
 /// Sentences are not broken into less than this.
 const NARROWEST: usize = 20;
-
-/// Text from strangers without anything that a terminal would act on.
-pub fn clean(text: &str) -> String {
-    let acts = |character: char| {
-        character.is_control()
-            || matches!(character,
-                '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'
-                | '\u{2066}'..='\u{2069}' | '\u{feff}')
-    };
-    text.chars().map(|character| if acts(character) { '\u{fffd}' } else { character }).collect()
-}
 
 /// A sentence, clean, as lines of a terminal.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
@@ -21,13 +12,18 @@ pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     lines.lines
 }
 
-/// A name from strangers: clean, and without blanks at its ends, which would forge indentation.
+/// A name from strangers: clean, and with blanks at its ends told by their numbers, as they would forge indentation and hide what
+/// two names differ in.
 pub(crate) fn clean_name(name: &str) -> String {
-    let name = clean(name);
-    match name.trim() {
-        "" => "(blank)".to_owned(),
-        name => name.to_owned(),
+    let trimmed = name.trim();
+    if name.is_empty() || trimmed.len() == name.len() {
+        return if name.is_empty() { "(blank)".to_owned() } else { clean(name) };
     }
+    let (start, end) = name.split_at(name.len() - name.trim_start().len());
+    let end = end.get(trimmed.len()..).unwrap_or_default();
+    let numbers =
+        |blanks: &str| blanks.chars().map(|blank| format!("\\u{{{:x}}}", blank as u32)).collect::<String>();
+    numbers(start) + &clean(trimmed) + &numbers(end)
 }
 
 /// Lines of a report. Whatever goes in comes out clean.
@@ -109,9 +105,10 @@ mod tests {
         let bad = "\u{1b}\u{7f}\u{9b}\n\u{61c}\u{200b}\u{200f}\u{2028}\u{202e}\u{2060}\u{2069}\u{feff}";
         lines.line(bad);
         lines.prose(bad);
-        let marks = "\u{fffd}".repeat(bad.chars().count());
-        assert_eq!(lines.lines, [marks.clone(), marks]);
-        assert_eq!(clean_name("  \u{3000}a b "), "a b");
-        assert_eq!(clean_name("   "), "(blank)");
+        let marks = "\\u{1b}\\u{7f}\\u{9b}\\u{a}\\u{61c}\\u{200b}\\u{200f}\\u{2028}\\u{202e}\\u{2060}\\u{2069}\\u{feff}";
+        assert_eq!(lines.lines, [marks, marks]);
+        assert_eq!(clean_name(" \u{3000}a b "), "\\u{20}\\u{3000}a b\\u{20}");
+        assert_eq!(clean_name("  "), "\\u{20}\\u{20}");
+        assert_eq!(clean_name(""), "(blank)");
     }
 }

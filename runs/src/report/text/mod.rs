@@ -19,9 +19,10 @@ mod prose;
 mod spark;
 mod table;
 
+pub use crate::harmless::clean;
 pub(super) use facts::device_parts;
+pub use lines::wrapped;
 pub(crate) use lines::{Lines, clean_name};
-pub use lines::{clean, wrapped};
 pub(in crate::report) use prose::{HELD, hears_of_ooms};
 pub(crate) use prose::{device_name, device_title, exit, whose};
 pub use prose::{label, short_command};

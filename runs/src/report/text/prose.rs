@@ -1,7 +1,8 @@
 //! What stands above and below the tables: whose memory it is, how much of the truth it is, what to type
 //! next.
 
-use super::lines::{Lines, clean};
+use super::lines::Lines;
+use crate::harmless::clean;
 use crate::layers;
 use crate::report::growth;
 use crate::report::time::Times;

@@ -15,6 +15,7 @@ use crate::args::Doctor as Args;
 use crate::client::Daemon;
 use crate::output::print;
 use anyhow::{Context, Result, bail};
+use gpumem_runs::harmless::clean;
 use gpumem_wire::control::Ps;
 use redact::Redactor;
 use std::fmt::Write as _;
@@ -82,7 +83,7 @@ pub(super) fn write(args: &Args, told: &Told) -> Result<()> {
         true => "users are named as they are\n",
         false => "users are named user-XXXXXX, the same one in all of it (--keep-names: as they are)\n",
     });
-    print(&format!("{} is to hold:\n{list}", path.display()))?;
+    print(&format!("{} is to hold:\n{list}", clean(&path.display().to_string())))?;
     let files: Vec<(String, Vec<u8>)> =
         parts.into_iter().map(|part| (part.name, part.text.into_bytes())).collect();
     let files: Vec<_> = [("contents.txt".to_owned(), list.into_bytes())].into_iter().chain(files).collect();
@@ -110,7 +111,9 @@ fn part(name: &str, what: &str, text: String) -> Part {
 fn users(ps: &Ps) -> Vec<String> {
     let mut users: Vec<String> = ps.processes.iter().filter_map(|row| row.user.clone()).collect();
     users.extend(["USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok()));
-    let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    // One name in an old encoding must not keep all the others from being redacted.
+    let accounts = fs::read("/etc/passwd").unwrap_or_default();
+    let accounts = String::from_utf8_lossy(&accounts);
     // People's accounts; those of the system say nothing of anybody.
     let people = accounts.lines().filter_map(|line| {
         let mut fields = line.split(':');

@@ -47,7 +47,7 @@ const TOLD: [Told; 24] = [
         Check::AgentLimits,
         "agents",
         "agents found all connections taken",
-        "raise agent.connections",
+        "raise agent.connections; each takes three of the open files that LimitNOFILE= allows",
     ),
     told(
         Count::RefusedUid,
@@ -186,7 +186,7 @@ const TOLD: [Told; 24] = [
         Count::HttpFull,
         Check::MetricsConnections,
         "metrics",
-        "scrapes found all connections taken",
+        "connections were closed because all were taken: scrapes, or who says nothing",
         "raise metrics.connections, or look who holds them (ss -tn sport = :9837)",
     ),
     told(

@@ -1,0 +1,117 @@
+//! Words of strangers on their way to people: the one place that knows which characters are obeyed instead of shown.
+//!
+//! Processes name themselves, their memory and their files as they like, and every view shows it. A terminal obeys escapes, text can be
+//! made to run backwards, and what is invisible makes two names look the same. Such a character is shown by its number, `\u{1b}`,
+//! so what differs still looks different; what a view's own syntax needs comes on top of that, in the view.
+
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Whether somebody who shows that character obeys it, or shows nothing: controls, what ends lines, what turns the direction of
+/// text, what is ignored where it is not understood (Unicode's Default_Ignorable_Code_Point), and what no text may have.
+pub fn acts(character: char) -> bool {
+    match character {
+        ' '..='~' => false,
+        character if character.is_control() => true,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' => true,
+        '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' => true,
+        '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' => true,
+        '\u{fff0}'..='\u{fffb}' | '\u{fffe}'..='\u{ffff}' => true,
+        '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}' => true,
+        _ => false,
+    }
+}
+
+/// Text on one line that nobody obeys. What is clean stays as it is, so it does not matter who does it first.
+pub fn clean(text: &str) -> String {
+    shown(text, |_| false)
+}
+
+/// The same where a name is a key (a label, a line that a program reads): different texts stay different, even one that has a character
+/// and one that only writes it as it would be shown. To be done once.
+pub fn distinct(text: &str) -> String {
+    shown(text, |rest| rest.starts_with("\\u{"))
+}
+
+fn shown(text: &str, escapes_too: impl Fn(&str) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for (at, character) in text.char_indices() {
+        if acts(character) || text.get(at..).is_some_and(&escapes_too) {
+            // A String takes everything.
+            let _ = write!(out, "\\u{{{:x}}}", character as u32);
+        } else {
+            out.push(character);
+        }
+    }
+    out
+}
+
+/// A word as a shell takes it, for commands that people copy.
+pub fn quoted(word: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._/+:@%=,-".contains(character);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// JSON for people and programs: a document over several lines in which strings are as they were said, and no byte is obeyed.
+pub fn json(document: &impl Serialize) -> String {
+    // Keys are strings and numbers are finite: serialisation cannot fail.
+    in_json(&serde_json::to_string_pretty(document).unwrap_or_default(), |_| false) + "\n"
+}
+
+/// A JSON text with escapes for what is obeyed, and for what else is to be escaped. Line ends between its parts stay; other such
+/// characters can only be in its strings.
+pub(crate) fn in_json(json: &str, also: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character == '\n' || !(acts(character) || also(character)) {
+            out.push(character);
+            continue;
+        }
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            let _ = write!(out, "\\u{unit:04x}");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_acts_is_shown_by_its_number() {
+        assert_eq!(clean("a\u{1b}[2J\n\u{9b}"), "a\\u{1b}[2J\\u{a}\\u{9b}");
+        assert_eq!(clean("\u{202e}\u{feff}\u{e0041}"), "\\u{202e}\\u{feff}\\u{e0041}");
+        for harmless in ["a/b.0", "größe \u{1f600} 模型 \u{645}\u{631}", "C:\\u", "a\u{301}"] {
+            assert_eq!(clean(harmless), harmless);
+            assert_eq!(distinct(harmless), harmless);
+        }
+    }
+
+    #[test]
+    fn cleaning_twice_is_cleaning_once_and_keys_stay_apart() {
+        let names = ["a\u{1b}", "a\\u{1b}", "a\\u{5c}u{1b}", "a", "a\u{200b}", "a\u{200c}", "a\\", "a\\u"];
+        for name in names {
+            assert_eq!(clean(&clean(name)), clean(name));
+        }
+        let keys: std::collections::BTreeSet<String> = names.iter().map(|name| distinct(name)).collect();
+        assert_eq!(keys.len(), names.len(), "{keys:?}");
+    }
+
+    #[test]
+    fn words_survive_a_shell() {
+        let words = ["r1", "a/b-c.log", "", "my log", "it's"].map(quoted);
+        assert_eq!(words, ["r1", "a/b-c.log", "''", "'my log'", r"'it'\''s'"]);
+    }
+
+    #[test]
+    fn json_says_the_same_without_a_byte_that_acts() {
+        let names = ["\u{1b}[2J\u{9b}\u{7f}\n", "\u{202e}\u{2028}\u{e0041}", "\u{1f600} \\ \""];
+        let text = json(&names);
+        assert!(!text.chars().any(|character| acts(character) && character != '\n'), "{text}");
+        assert_eq!(serde_json::from_str::<Vec<String>>(&text).expect("JSON"), names);
+    }
+}
