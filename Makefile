@@ -49,6 +49,11 @@ test:
 soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
 
+# The agent's lock-free parts under loom, its tests under ThreadSanitizer, C programs with it under valgrind; minutes.
+.PHONY: race
+race:
+	CARGO="$(CARGO)" tests/races/run.sh
+
 # Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
 fuzz:
 	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
