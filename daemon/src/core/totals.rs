@@ -46,7 +46,7 @@ impl Tally {
         for process in &snapshot.processes {
             let mut seen = before.remove(&process.key).unwrap_or_default();
             // A process of which a new part begins may count anew.
-            let lost = process.coverage.lost;
+            let lost = process.coverage.lost_in_all();
             self.totals.lost += lost.checked_sub(seen.lost).unwrap_or(lost);
             seen.lost = lost;
             let known = std::mem::take(&mut seen.ooms);
