@@ -10,7 +10,7 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-.PHONY: build fake-gpu demo reports test soak lint bench wheel clean
+.PHONY: build fake-gpu demo reports test soak kills lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes
 
 build:
@@ -43,6 +43,11 @@ test:
 # Random calls of every kind on the simulated machine, its own truth beside; minutes.
 soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
+
+# Writers of the run store and whole daemons, killed a thousand times each; ten minutes.
+kills:
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test store acknowledged -- --nocapture
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test store kills_cost -- --nocapture
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu
