@@ -10,18 +10,13 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-<<<<<<< HEAD
-.PHONY: build fake-gpu demo reports test soak kills lint bench wheel clean
-.PHONY: install uninstall deb tarball image sizes
-=======
 # Where crates and this folder lie on the builder's machine says nothing to anybody, and would make two builds differ.
 CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
 build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
 
-.PHONY: build fake-gpu demo reports test soak fuzz lint bench wheel clean
+.PHONY: build fake-gpu demo reports test soak kills fuzz lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes reproducible deny advisories
->>>>>>> main
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -54,18 +49,16 @@ test:
 soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
 
-<<<<<<< HEAD
 # Writers of the run store and whole daemons, killed a thousand times each; ten minutes.
 kills:
 	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test store acknowledged -- --nocapture
 	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test store kills_cost -- --nocapture
-=======
+
 # Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
 fuzz:
 	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
 	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire
 	GPUMEM_FUZZ=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-agent --lib python::fuzz
->>>>>>> main
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu
