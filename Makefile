@@ -15,7 +15,7 @@ CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
 build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
 
-.PHONY: build fake-gpu demo reports test soak fuzz lint bench wheel clean
+.PHONY: build fake-gpu demo reports test soak kills fuzz lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
@@ -50,9 +50,13 @@ soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
 
 # The agent's lock-free parts under loom, its tests under ThreadSanitizer, C programs with it under valgrind; minutes.
-.PHONY: race
 race:
 	CARGO="$(CARGO)" tests/races/run.sh
+
+# Writers of the run store and whole daemons, killed a thousand times each; ten minutes.
+kills:
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test store acknowledged -- --nocapture
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test store kills_cost -- --nocapture
 
 # Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
 fuzz:
