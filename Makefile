@@ -15,7 +15,7 @@ CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
 build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
 
-.PHONY: build fake-gpu demo reports test soak lint bench wheel clean
+.PHONY: build fake-gpu demo reports test soak fuzz lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
@@ -48,6 +48,12 @@ test:
 # Random calls of every kind on the simulated machine, its own truth beside; minutes.
 soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
+
+# Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
+fuzz:
+	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
+	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire
+	GPUMEM_FUZZ=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-agent --lib python::fuzz
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu

@@ -7,6 +7,7 @@ use super::common::parse;
 use gpumemd::config::{Config, Keys};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const HEAD: &str = "# Every key of the configuration
 
@@ -54,15 +55,15 @@ impl Key {
         let expected = self.refusal("{}").unwrap_or_else(|| panic!("{} takes a table", self.full()));
         let kind = expected.rsplit("expected ").next().unwrap_or_default();
         let bounds = |value: &str| {
-            let refusal = self.refusal(value).unwrap_or_else(|| panic!("{} takes {value}", self.full()));
+            let refusal = self.refusal(value)?;
             refusal.split_once("out of range: ").map(|(_, allowed)| allowed.replace(" are allowed", ""))
         };
         match kind {
             "usize" | "u64" | "u32" => {
-                let allowed = bounds("4000000000").expect("bounds");
+                let allowed = bounds("4000000000").unwrap_or_else(|| "at least 0".into());
                 format!("whole number: {allowed}").replace("number: whole numbers", "number")
             }
-            "f64" => format!("number: {}", bounds("-1.0").expect("bounds")),
+            "f64" => format!("number: {}", bounds("-1.0").unwrap_or_else(|| "any".into())),
             "a boolean" => "`true` or `false`".into(),
             "path string" => "path".into(),
             // A text, or words of which there is a list: what the program says of one that it has never heard.
@@ -151,7 +152,14 @@ fn fresh(shipped: &str) -> String {
                 .expect("a String");
         }
     }
-    text + "\n" + ENVIRONMENT
+    let help = Command::new(env!("CARGO_BIN_EXE_gpumemd"))
+        .arg("--help")
+        .env_remove("COLUMNS")
+        .output()
+        .expect("gpumemd runs");
+    let help = String::from_utf8(help.stdout).expect("UTF-8");
+    let help: String = help.lines().map(|line| line.trim_end().to_owned() + "\n").collect();
+    text + "\n" + ENVIRONMENT + "\n## The program\n\n```text\n" + help.trim_end() + "\n```\n"
 }
 
 const ENVIRONMENT: &str = "## From the environment
