@@ -11,7 +11,8 @@
 
 use crate::Map;
 use crate::rounding::Rounding;
-use crate::timeline::{Change, Moment, NAMED, Timeline};
+use crate::sums::Sums;
+use crate::timeline::{Change, Moment, Timeline};
 use crate::trail::Trail;
 use gpumem_wire::{Phase, Role, Stamp};
 use std::sync::Arc;
@@ -73,16 +74,16 @@ pub(crate) const OVERFLOW: CellId = 2;
 const MAX_CELLS: usize = 65_536;
 /// The tag that [`OVERFLOW`] shows.
 pub(crate) const OVERFLOW_TAG: u32 = u32::MAX;
-/// The tag of sums of smaller cells in a timeline.
-pub(crate) const OTHERS_TAG: u32 = u32::MAX - 1;
 
 /// The cells of a process, interned: a row holds a [`CellId`].
 #[derive(Debug)]
 pub(crate) struct CellTable {
     pub keys: Vec<CellKey>,
-    ids: Map<CellKey, CellId>,
-    /// Of each key, the cell that has the sum of those with the same use; none while there are few.
-    folds: Vec<CellId>,
+    pub ids: Map<CellKey, CellId>,
+    /// Paths of tags, as far as they were told.
+    pub tags: Map<u32, Arc<str>>,
+    /// Of smaller cells, in timelines; none while there are few.
+    pub sums: Sums,
     /// Bookings that found the table full.
     pub overflowed: u64,
 }
@@ -94,7 +95,7 @@ impl CellTable {
             CellKey::plain(Class::Opaque),
             CellKey { tag: OVERFLOW_TAG, ..CellKey::plain(Class::Direct) },
         ];
-        CellTable { keys, ids: Map::default(), folds: Vec::new(), overflowed: 0 }
+        CellTable { keys, ids: Map::default(), tags: Map::default(), sums: Sums::default(), overflowed: 0 }
     }
 
     /// What it takes, about.
@@ -135,24 +136,8 @@ impl CellTable {
         let id = self.keys.len() as CellId;
         self.keys.push(key);
         self.ids.insert(key, id);
-        while self.keys.len() > NAMED
-            && let Some(&key) = self.keys.get(self.folds.len())
-        {
-            let fold = CellKey { tag: OTHERS_TAG, origin: 0, ..key };
-            let known = self.ids.get(&fold).copied();
-            let id = known.unwrap_or(self.keys.len() as CellId);
-            if known.is_none() {
-                self.keys.push(fold);
-                self.ids.insert(fold, id);
-            }
-            self.folds.push(id);
-        }
+        self.learn_chains();
         id
-    }
-
-    /// The cell that has the sum of those with the same use as this one.
-    pub fn fold(&self, id: CellId) -> Option<CellId> {
-        self.folds.get(id as usize).copied()
     }
 }
 

@@ -7,6 +7,7 @@
 
 use crate::book::Class;
 use crate::snapshot::CellView;
+use crate::sums::{is_sum, without_sum};
 use gpumem_wire::{Phase, Role};
 use regex_lite::Regex;
 
@@ -153,7 +154,7 @@ impl Rule {
             patterns.is_empty()
                 || text.is_some_and(|text| patterns.iter().any(|pattern| pattern.matches(text)))
         };
-        any(&self.tags, cell.tag.as_deref())
+        any(&self.tags, cell.tag.as_deref().map(without_sum))
             && any(&self.libraries, cell.library.as_deref())
             && (self.roles.is_empty() || self.roles.contains(&cell.role))
             && (self.phases.is_empty() || self.phases.contains(&cell.phase))
@@ -192,7 +193,8 @@ impl Rules {
     /// was meant. A later rule on role or phase alone is there for what is left, and wants nothing.
     pub fn conflicts(&self, cells: &[CellView]) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
-        for (index, cell) in cells.iter().enumerate().filter(|(_, cell)| is_named_by_rules(cell)) {
+        let is_one = |cell: &CellView| is_named_by_rules(cell) && !cell.tag.as_deref().is_some_and(is_sum);
+        for (index, cell) in cells.iter().enumerate().filter(|(_, cell)| is_one(cell)) {
             let mut matching = self.rules.iter().filter(|rule| rule.matches(cell));
             let Some(winner) = matching.next() else { continue };
             if let Some(loser) = matching.find(|rule| rule.name != winner.name && rule.is_by_name()) {

@@ -173,7 +173,7 @@ impl Process {
             late: self.coverage.late,
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
-            names: Names { tags: &self.tags, modules: &self.modules },
+            names: Names { tags: &self.holdings.cells.tags, modules: &self.modules },
         };
         sample.parts = account.causes.close(&sample, &known);
         self.coverage.stale_samples += u64::from(stale);

@@ -91,6 +91,7 @@ mod segment;
 mod share;
 mod slot;
 mod snapshot;
+mod sums;
 mod timeline;
 mod trail;
 mod trend;
@@ -116,6 +117,7 @@ pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
     Snapshot,
 };
+pub use sums::{SUM, is_sum, without_sum};
 pub use timeline::{MAX_POINT_CELLS, MAX_POINTS, TimelinePoint, TimelineView};
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 

@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
+/// Losses of one process that are counted: a day of a billion a second. A liar's numbers would be all that is left of a sum of them.
+const MOST_LOST: u64 = 1 << 46;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
 
@@ -103,7 +105,6 @@ pub(crate) struct Process {
     pub layers: Layers,
     pub marks: Marks,
     pub ooms: Ooms,
-    pub tags: Map<u32, Arc<str>>,
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
     /// Same index as `holdings.books`.
@@ -160,7 +161,6 @@ impl Process {
             layers: Layers::default(),
             marks: Marks::default(),
             ooms: Ooms::default(),
-            tags: Map::default(),
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
             accounts: Vec::new(),
@@ -198,7 +198,7 @@ impl Process {
         self.steps.lose();
         self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
-        self.coverage.lost = self.coverage.lost.saturating_add(count);
+        self.coverage.lost = self.coverage.lost.saturating_add(count).min(MOST_LOST);
         self.holdings.doubtful_before = Some(self.last_seq);
         let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
         self.coverage.partial = Some(Partial { since_ns, state: true });
@@ -383,8 +383,8 @@ impl Process {
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
             }
-            Body::Tag { path } if self.tags.len() < MAX_NAMES => {
-                let old = self.tags.insert(stamp.tag, path.into());
+            Body::Tag { path } if self.holdings.cells.tags.len() < MAX_NAMES => {
+                let old = self.holdings.cells.tags.insert(stamp.tag, path.into());
                 self.load.rename(path, old.as_deref());
             }
             Body::Module { path, .. } => {
@@ -438,7 +438,7 @@ impl Process {
                 self.close_where(u64::MAX, true);
             }
             Body::Marker {} => {
-                let name = self.tags.get(&stamp.tag).cloned();
+                let name = self.holdings.cells.tags.get(&stamp.tag).cloned();
                 self.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
             }
             // Counters and scopes do not move a sum; the host's own records and commands are not for a process to say.

@@ -242,7 +242,7 @@ impl Process {
 
     /// What it takes, about.
     fn bytes(&self) -> usize {
-        let names = map(&self.tags) + map(&self.modules) + self.load.names;
+        let names = map(&self.holdings.cells.tags) + map(&self.modules) + self.load.names;
         let accounts = self.accounts.len() * (16 << 10);
         size_of::<Process>() + names + accounts + self.holdings.bytes()
     }

@@ -15,6 +15,7 @@ use crate::observation::ProcessKey;
 use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
 use crate::recent::Recent;
+use crate::sums::SUM_TAG;
 use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
@@ -225,16 +226,17 @@ pub(crate) fn of(ledger: &Ledger) -> Snapshot {
 
 fn process_view(process: &Process) -> ProcessView {
     let holdings = &process.holdings;
-    let names = Names { tags: &process.tags, modules: &process.modules };
+    let names = Names { tags: &holdings.cells.tags, modules: &process.modules };
     let tag_name = |id: u32| names.tag(id);
     let cells: Vec<CellView> = holdings
         .cells
         .keys
         .iter()
-        .map(|key| CellView {
+        .map(|key| (key, holdings.cells.sums.name(key).filter(|_| key.tag == SUM_TAG)))
+        .map(|(key, sum)| CellView {
             class: key.class,
-            tag: tag_name(key.tag),
-            origin: tag_name(key.origin),
+            origin: if sum.is_some() { None } else { tag_name(key.origin) },
+            tag: sum.or_else(|| tag_name(key.tag)),
             role: key.role,
             phase: key.phase,
             library: names.library(key.module),

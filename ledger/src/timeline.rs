@@ -20,7 +20,7 @@ use crate::holdings::Holdings;
 pub const MAX_POINTS: usize = 256;
 /// Cells of a point at most.
 pub const MAX_POINT_CELLS: usize = 64;
-/// Of these, cells with their own names where there are more; the others are summed by use.
+/// Of these, cells and sums of some of them where there are more (sums.rs); the others are sums of uses.
 pub(crate) const NAMED: usize = 40;
 
 /// What was held at a moment: `amounts` and `rest_bytes` sum to `tracked`.
@@ -30,7 +30,7 @@ pub struct TimelinePoint {
     pub time_ns: u64,
     /// Bytes by index of `ProcessView::cells`, in its order, without zeros.
     pub amounts: Vec<(CellId, i64)>,
-    /// What no amount names.
+    /// What no amount names: of uses for whose sums there was no room.
     pub rest_bytes: i64,
 }
 
@@ -55,17 +55,38 @@ pub(crate) struct Point {
     is_high: bool,
     /// The state that a silence of more than a slot began with.
     is_held: bool,
-    /// Cells that are not among its amounts are in sums.
+    /// Cells that are not among its amounts may be in sums.
     is_folded: bool,
+    /// Those that are in none are in the rest.
+    has_rest: bool,
 }
 
 impl Point {
     fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
-        let is_folded = amounts.len() > MAX_POINT_CELLS;
-        let (amounts, rest_bytes) = if is_folded { folded(amounts, cells) } else { (amounts, 0) };
-        let said = TimelinePoint { time_ns, amounts, rest_bytes };
-        Point { said, bytes, unnamed, epoch, is_high, is_held: !is_high, is_folded }
+        let said = TimelinePoint { time_ns, amounts, rest_bytes: 0 };
+        let mut point = Point {
+            said,
+            bytes,
+            unnamed,
+            epoch,
+            is_high,
+            is_held: !is_high,
+            is_folded: false,
+            has_rest: false,
+        };
+        point.fold(cells);
+        point
+    }
+
+    /// No more amounts than there is room for.
+    fn fold(&mut self, cells: &CellTable) {
+        let said = &mut self.said;
+        if said.amounts.len() > MAX_POINT_CELLS {
+            let mut rest = self.has_rest.then_some(said.rest_bytes);
+            said.amounts = cells.fewer(std::mem::take(&mut said.amounts), &mut rest);
+            (self.is_folded, self.has_rest, said.rest_bytes) = (true, rest.is_some(), rest.unwrap_or(0));
+        }
     }
 
     fn is_fuller(&self, than: &Point) -> bool {
@@ -75,16 +96,11 @@ impl Point {
     /// Adds to a cell, or to the sum that it is in.
     fn add(&mut self, id: CellId, bytes: i64, cells: &CellTable) {
         let amounts = &mut self.said.amounts;
-        let find = |amounts: &[(CellId, i64)], id| amounts.binary_search_by_key(&id, |&(id, _)| id);
-        let mut place = find(amounts, id).map_err(|at| (id, at));
-        if self.is_folded
-            && place.is_err()
-            && let Some(fold) = cells.fold(id)
-        {
-            place = find(amounts, fold).map_err(|at| (fold, at));
-        }
-        match place {
-            Ok(at) => {
+        let find = |id| amounts.binary_search_by_key(&id, |&(id, _)| id);
+        let sums = cells.sums_of(id).filter(|_| self.is_folded);
+        let found = [id].into_iter().chain(sums).find_map(|id| find(id).ok());
+        match found {
+            Some(at) => {
                 if let Some((_, amount)) = amounts.get_mut(at) {
                     *amount = amount.wrapping_add(bytes);
                     if *amount == 0 {
@@ -92,46 +108,14 @@ impl Point {
                     }
                 }
             }
-            Err((id, at)) => {
+            None if self.has_rest => self.said.rest_bytes = self.said.rest_bytes.wrapping_add(bytes),
+            None => {
+                let at = find(id).unwrap_or_else(|at| at);
                 amounts.insert(at, (id, bytes));
-                if amounts.len() > MAX_POINT_CELLS {
-                    let (fewer, rest_bytes) = folded(std::mem::take(amounts), cells);
-                    (*amounts, self.is_folded) = (fewer, true);
-                    self.said.rest_bytes = self.said.rest_bytes.wrapping_add(rest_bytes);
-                }
+                self.fold(cells);
             }
         }
     }
-}
-
-/// The largest, the sums of the others by use, and what no sum has room for.
-fn folded(mut amounts: Vec<(CellId, i64)>, cells: &CellTable) -> (Vec<(CellId, i64)>, i64) {
-    let largest = |&(id, bytes): &(CellId, i64)| (std::cmp::Reverse(bytes.unsigned_abs()), id);
-    amounts.sort_unstable_by_key(largest);
-    let others = amounts.split_off(NAMED.min(amounts.len()));
-    let mut rest_bytes = 0_i64;
-    let mut sums: Vec<(CellId, i64)> = Vec::new();
-    for (id, bytes) in others {
-        match cells.fold(id) {
-            Some(fold) => match sums.iter_mut().find(|(of, _)| *of == fold) {
-                Some((_, sum)) => *sum = sum.wrapping_add(bytes),
-                None => sums.push((fold, bytes)),
-            },
-            None => rest_bytes = rest_bytes.wrapping_add(bytes),
-        }
-    }
-    sums.sort_unstable_by_key(largest);
-    let beyond = sums.split_off(sums.len().min(MAX_POINT_CELLS - NAMED));
-    rest_bytes = beyond.iter().fold(rest_bytes, |sum, (_, bytes)| sum.wrapping_add(*bytes));
-    for (fold, bytes) in sums {
-        match amounts.iter_mut().find(|(id, _)| *id == fold) {
-            Some((_, sum)) => *sum = sum.wrapping_add(bytes), // it was among the largest, from an earlier time
-            None => amounts.push((fold, bytes)),
-        }
-    }
-    amounts.retain(|(_, bytes)| *bytes != 0);
-    amounts.sort_unstable_by_key(|&(id, _)| id);
-    (amounts, rest_bytes)
 }
 
 /// A moment that becomes a point.

@@ -9,8 +9,7 @@ pub use gpumem_ledger::MAX_POINT_CELLS as MAX_CELLS;
 pub use gpumem_ledger::MAX_POINTS;
 use gpumem_ledger::{TimelinePoint, TimelineView};
 
-/// Tag of cells that are sums of smaller ones: a role may name them, no rule of tags can.
-pub(crate) const SUM: &str = "(smaller ones)";
+pub(crate) use gpumem_ledger::SUM;
 
 /// What was held on a device over time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +31,8 @@ pub struct Point {
     /// When, in record time.
     pub time_ns: u64,
     /// (index in [`Run::cells`](crate::run::Run::cells), bytes), by index, without zeros; at most [`MAX_CELLS`]. Where there
-    /// are more, the smaller ones are summed in cells of their class, role and phase whose tag is `(smaller ones)`.
+    /// are more, the smaller ones are summed: those whose tags differ in numbers in a cell `a/b.*/c (smaller ones)`, those below a path
+    /// in `a/(smaller ones)`, what is left of a class, role and phase in `(smaller ones)`; each has what no nearer one has.
     pub amounts: Vec<(u32, i64)>,
     /// What cells that are not named held.
     pub rest_bytes: i64,

@@ -200,3 +200,33 @@ fn micro19_has_its_known_gap() {
     // Published for this log: 569 to 601 MiB.
     assert!(low > 568.0 && high < 602.0, "{low} to {high}");
 }
+
+/// Thousands of names become forty in each point of a timeline: what is summed keeps enough of its names for the rules.
+#[test]
+fn a_timeline_of_thousands_of_names_has_their_categories() {
+    for path in logs() {
+        let run = one_run(&path);
+        let rules = Groupings::load("tbd").expect("a preset");
+        let report = Report::new(&run, rules, Some(By::Layer));
+        let device = &run.devices[0];
+        let peak = report.composition(&device.peak, By::Layer).categories;
+        let points = &device.details.timeline.points;
+        let point =
+            points.iter().find(|point| point.time_ns == device.peak.time_ns).expect("the peak is a point");
+        assert_eq!(Some(point.tracked_bytes()), device.peak.tracked_bytes);
+        let (mut told, mut untold) = (BTreeMap::<&str, i64>::new(), point.rest_bytes);
+        for &(cell, bytes) in &point.amounts {
+            let tag = run.cells[cell as usize].tag.as_deref().unwrap_or_default();
+            match report.category(cell, By::Layer) {
+                Some(name) => *told.entry(name).or_default() += bytes,
+                None if gpumem_ledger::is_sum(tag) => untold += bytes,
+                None => {}
+            }
+        }
+        for (name, bytes) in told {
+            assert!(peak.get(name).is_some_and(|peak| bytes <= *peak), "{name} {bytes} of {peak:?}");
+        }
+        let share = untold as f64 / point.tracked_bytes() as f64;
+        assert!(share < 0.1, "{share} of {} has no category", path.display());
+    }
+}

@@ -1,7 +1,7 @@
 //! What the driver did that may move the gap.
 
 use crate::Map;
-use crate::book::{OTHERS_TAG, OVERFLOW_TAG};
+use crate::book::OVERFLOW_TAG;
 use gpumem_wire::{DriverEventKind, Stamp};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,6 @@ impl Names<'_> {
         match id {
             0 => None,
             OVERFLOW_TAG => Some("(more names than a process may have)".into()),
-            OTHERS_TAG => Some("(smaller ones)".into()),
             id => {
                 let known = self.tags.get(&id).cloned();
                 Some(known.unwrap_or_else(|| format!("(tag {id}, its name was lost)").into()))

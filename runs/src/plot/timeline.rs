@@ -11,6 +11,7 @@ use crate::report::Report;
 use crate::report::text::device_title;
 use crate::report::units::{Unit, thousands};
 use crate::run::{Clock, Device, Moment};
+use crate::timeline::SUM;
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;
@@ -136,13 +137,10 @@ fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
     points
 }
 
-/// Whether a cell is the sum of those that a point does not name, and no rule takes it by its role.
+/// Whether a cell is a sum of those that a point does not name, and has no category as such.
 fn is_sum(report: &Report<'_>, cell: u32, by: By) -> bool {
-    /// Its tag.
-    const SUM: &str = "(smaller ones)";
-    let cell_is_sum =
-        report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref() == Some(SUM));
-    cell_is_sum && report.category(cell, by).is_none_or(|name| name == SUM)
+    let tag = report.run.cells.get(cell as usize).and_then(|cell| cell.tag.as_deref());
+    tag.is_some_and(gpumem_ledger::is_sum) && report.category(cell, by).is_none_or(|name| name == SUM)
 }
 
 /// As the sample at or before a time has it.

@@ -1,7 +1,7 @@
 //! Names that no rule gives: the library that asked for bytes, and paths of tags rolled up.
 
 use crate::run::{Class, Run};
-use gpumem_ledger::CellView;
+use gpumem_ledger::{CellView, without_sum};
 use std::collections::BTreeSet;
 
 /// What PyTorch's pool is called.
@@ -59,7 +59,8 @@ pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
         .filter_map(|(index, _)| cells.get(*index as usize)?.tag.as_deref())
         .collect();
     let (depth, starred) = level(&paths);
-    cells.iter().map(|cell| cell.tag.as_deref().map(|path| group(path, depth, starred))).collect()
+    let path = |cell: &CellView| cell.tag.as_deref().map(|tag| group(without_sum(tag), depth, starred));
+    cells.iter().map(path).collect()
 }
 
 /// How many components of paths make a table, and whether numbers are alike in it.

@@ -5,7 +5,8 @@ use super::data::{GROUPINGS, Limits, Ranks, Since};
 use crate::report::Report;
 use crate::run::{Class, Device};
 use crate::series::{Bucket, Extremes};
-use crate::timeline::{Point, SUM};
+use crate::timeline::Point;
+use gpumem_ledger::is_sum;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -49,8 +50,8 @@ impl Course {
         let timeline = &device.details.timeline;
         let points: Vec<&Point> = thinned(&timeline.points, limits.points);
         let class = |cell: u32| report.run.cells.get(cell as usize).map(|cell| cell.class);
-        let is_sum = |cell: u32| {
-            report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref() == Some(SUM))
+        let is_several = |cell: u32| {
+            report.run.cells.get(cell as usize).is_some_and(|cell| cell.tag.as_deref().is_some_and(is_sum))
         };
         let of_class = |wanted: Class| {
             let sum = |point: &&Point| {
@@ -72,7 +73,7 @@ impl Course {
                         continue;
                     }
                     let row = match report.category(cell, by) {
-                        None if is_sum(cell) => &mut smaller,
+                        None if is_several(cell) => &mut smaller,
                         None => &mut others,
                         Some(name) => match place.get(name).and_then(|row| rows.get_mut(*row)) {
                             Some(row) => row,
