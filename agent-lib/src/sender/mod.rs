@@ -249,6 +249,9 @@ impl Sender {
         }
         self.follow_mute();
         self.listen();
+        if !self.link.may_speak() {
+            return busy;
+        }
         busy |= self.send_new();
         if self.losses && self.resync.is_none() {
             self.resync = Some(self.epoch);

@@ -11,6 +11,7 @@
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
 //! hostile    peers made by hand, and other users
+//! soak       64 programs that come and go, with faults mixed in
 //! mixer      a program that takes and gives memory of every kind, as it is told
 //! torch      unmodified PyTorch wheels on such a machine, and what was recorded of them
 //! attribution whose memory such a recording says it is, beside what the program knows
@@ -28,6 +29,7 @@ pub mod packages;
 pub mod programs;
 pub mod prometheus;
 pub mod scene;
+pub mod soak;
 pub mod torch;
 pub mod truth;
 
