@@ -48,7 +48,9 @@ fn tamed(value: Value) -> Value {
             None => number.as_u64().map_or(Value::Number(number), |number| (number % (1 << 44)).into()),
         },
         Value::Array(all) => all.into_iter().map(tamed).collect(),
-        Value::Object(all) => Value::Object(all.into_iter().map(|(name, value)| (name, tamed(value))).collect()),
+        Value::Object(all) => {
+            Value::Object(all.into_iter().map(|(name, value)| (name, tamed(value))).collect())
+        }
         other => other,
     }
 }
@@ -60,7 +62,13 @@ fn views(bytes: &[u8]) {
     for run in runs.iter().take(2) {
         let report = Report::new(run, RULES.with(|rules| (**rules).clone()), None);
         text(&report, Layout::default()).lines().for_each(harmless);
-        drop((json::json(&report), csv::csv(&report), html::html(&report), trace::json(&report), treemap::json(&report)));
+        drop((
+            json::json(&report),
+            csv::csv(&report),
+            html::html(&report),
+            trace::json(&report),
+            treemap::json(&report),
+        ));
         drop(collapsed::collapsed(&report));
     }
 }
