@@ -45,15 +45,13 @@ lint:
 test:
 	$(CARGO) test --workspace --locked
 
-# Random calls of every kind on the simulated machine, its own truth beside; minutes.
+# A node on which programs come and go while things go wrong: ten minutes, HOURS=1, or SOAK_SECONDS=N; SEED=N as it was printed. Then
+# CALLS random calls of one program. The simulated machine's truth beside both; tests/tests/soak.rs has the plan.
+SOAK_SECONDS ?= $(if $(HOURS),$(shell expr $(HOURS) \* 3600),600)
+SEED ?= $(shell date +%s)
 soak:
-	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
-
-# Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
-fuzz:
-	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
-	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire
-	GPUMEM_FUZZ=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-agent --lib python::fuzz
+	SOAK_SECONDS=$(SOAK_SECONDS) SOAK_SEED=$(SEED) GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) \
+	  $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture --test-threads=1
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu
