@@ -86,13 +86,28 @@ pub const WORDS: &[&str] = &[
 ];
 
 /// Bytes that are no text, for where those can be put: program names, arguments, file names, tags.
-pub const BYTES: &[&[u8]] = &[b"caf\xe9", b"caf\xe8", b"\xff\xfe\x9b31m", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80 \x1b[2J"];
+pub const BYTES: &[&[u8]] =
+    &[b"caf\xe9", b"caf\xe8", b"\xff\xfe\x9b31m", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80 \x1b[2J"];
 
 /// What is obeyed or not seen, of what is in [`WORDS`] and [`BYTES`]; its own list, and not the product's.
 fn is_obeyed(character: char) -> bool {
     const OTHERS: [char; 16] = [
-        '\u{ad}', '\u{200b}', '\u{200c}', '\u{2028}', '\u{2029}', '\u{202e}', '\u{2060}', '\u{2066}', '\u{2069}',
-        '\u{3164}', '\u{fe0f}', '\u{feff}', '\u{fffe}', '\u{ffff}', '\u{e0041}', '\u{61c}',
+        '\u{ad}',
+        '\u{200b}',
+        '\u{200c}',
+        '\u{2028}',
+        '\u{2029}',
+        '\u{202e}',
+        '\u{2060}',
+        '\u{2066}',
+        '\u{2069}',
+        '\u{3164}',
+        '\u{fe0f}',
+        '\u{feff}',
+        '\u{fffe}',
+        '\u{ffff}',
+        '\u{e0041}',
+        '\u{61c}',
     ];
     character.is_control() || OTHERS.contains(&character)
 }
@@ -116,11 +131,13 @@ pub fn lines<'t>(what: &str, text: &'t [u8]) -> Vec<&'t str> {
 /// When rows differ in length, quotes do not match, or a spreadsheet, whatever it takes for separators, would calculate a cell
 /// that is no number.
 pub fn csv(what: &str, text: &[u8]) -> Vec<Vec<String>> {
-    let rows: Vec<Vec<String>> = lines(what, text).iter().filter(|line| !line.is_empty()).map(|line| row(what, line)).collect();
+    let rows: Vec<Vec<String>> =
+        lines(what, text).iter().filter(|line| !line.is_empty()).map(|line| row(what, line)).collect();
     assert!(rows.windows(2).all(|pair| pair[0].len() == pair[1].len()), "{what}: rows of different lengths");
     let calculated = |cell: &str| {
         let cell = cell.trim_start_matches(|character: char| character == '"' || character.is_whitespace());
-        cell.starts_with(['=', '+', '-', '@', '\u{ff1d}']) && cell.trim_end_matches('"').parse::<f64>().is_err()
+        cell.starts_with(['=', '+', '-', '@', '\u{ff1d}'])
+            && cell.trim_end_matches('"').parse::<f64>().is_err()
     };
     for cell in rows.iter().flatten() {
         assert!(!calculated(cell), "{what}: {cell:?} is a formula");
@@ -136,7 +153,8 @@ fn row(what: &str, line: &str) -> Vec<String> {
         let mut field = String::new();
         if let Some(mut quoted) = rest.strip_prefix('"') {
             loop {
-                let (before, after) = quoted.split_once('"').unwrap_or_else(|| panic!("{what}: an open quote in {line:?}"));
+                let (before, after) =
+                    quoted.split_once('"').unwrap_or_else(|| panic!("{what}: an open quote in {line:?}"));
                 field += before;
                 quoted = after;
                 let Some(more) = quoted.strip_prefix('"') else { break };
@@ -164,7 +182,9 @@ fn row(what: &str, line: &str) -> Vec<String> {
 pub fn run() -> Run {
     let mut run = training(Training { has_oom: true, ..Training::SMALL });
     let long = "é/".repeat(127);
-    run.process.claims.extend(["job", "pod", "x\u{1b}[2J=\"<b>"].map(|name| (name.to_owned(), String::new())));
+    run.process
+        .claims
+        .extend(["job", "pod", "x\u{1b}[2J=\"<b>"].map(|name| (name.to_owned(), String::new())));
     let mut whole = serde_json::to_value(&run).unwrap_or_default();
     let mut places = Vec::new();
     find(&whole, &mut String::new(), &mut places);
@@ -173,7 +193,8 @@ pub fn run() -> Run {
     for place in places {
         // Places that differ in numbers only are one kind; words of the model's own (`closed`, `block`) cannot be replaced, and what is
         // absent may be a number.
-        let kind: String = place.split('/').map(|part| if part.parse::<u64>().is_ok() { "/N" } else { part }).collect();
+        let kind: String =
+            place.split('/').map(|part| if part.parse::<u64>().is_ok() { "/N" } else { part }).collect();
         let known = kinds.iter().find(|(other, _)| *other == kind).map(|(_, may)| *may);
         let Some(leaf) = whole.pointer_mut(&place) else { continue };
         let word = Value::String(words.next().unwrap_or_default().to_owned());
@@ -219,6 +240,7 @@ fn find(value: &Value, at: &mut String, places: &mut Vec<String>) {
 
 /// The file of such a run, as somebody hands it over.
 pub fn exported(run: &Run, uid: &str) -> Vec<u8> {
-    let from = From { host: WORDS[6].into(), id: Some(WORDS[4].into()), time_s: 1, program: WORDS[16].into() };
+    let from =
+        From { host: WORDS[6].into(), id: Some(WORDS[4].into()), time_s: 1, program: WORDS[16].into() };
     export::write(run, uid, &from).expect("small enough")
 }

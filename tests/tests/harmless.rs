@@ -74,10 +74,24 @@ const STORED: &[Views] = &[
     },
     Views {
         command: "oom",
-        forms: &["RUN", "RUN --json", "RUN --all", "--at 2026-11-20", "--at TAG", "RUN --device TAG", "--job TAG", "TAG", "FILE --pid 41873"],
+        forms: &[
+            "RUN",
+            "RUN --json",
+            "RUN --all",
+            "--at 2026-11-20",
+            "--at TAG",
+            "RUN --device TAG",
+            "--job TAG",
+            "TAG",
+            "FILE --pid 41873",
+        ],
         others: &["store", "socket", "for", "gpu"],
     },
-    Views { command: "explain", forms: &["", "gap RUN", "TAG RUN", "TAG RUN --rules TAG", "gap FILE", "gap TAG"], others: &["store", "socket"] },
+    Views {
+        command: "explain",
+        forms: &["", "gap RUN", "TAG RUN", "TAG RUN --rules TAG", "gap FILE", "gap TAG"],
+        others: &["store", "socket"],
+    },
     Views {
         command: "diff",
         forms: &[
@@ -103,11 +117,26 @@ const STORED: &[Views] = &[
     },
     Views {
         command: "runs",
-        forms: &["", "--json", "--user TAG", "--job TAG", "--label TAG", "--device TAG", "--since TAG", "--until TAG", "--state TAG", "--sort TAG"],
+        forms: &[
+            "",
+            "--json",
+            "--user TAG",
+            "--job TAG",
+            "--label TAG",
+            "--device TAG",
+            "--since TAG",
+            "--until TAG",
+            "--state TAG",
+            "--sort TAG",
+        ],
         others: &["store", "oom", "limit"],
     },
     Views { command: "import", forms: &["FILE", "TAG", "--format TAG FILE"], others: &["store"] },
-    Views { command: "export", forms: &["RUN -o OUT", "FILE -o OUT --force", "TAG -o OUT", "! RUN --pid 7"], others: &["store", "socket"] },
+    Views {
+        command: "export",
+        forms: &["RUN -o OUT", "FILE -o OUT --force", "TAG -o OUT", "! RUN --pid 7"],
+        others: &["store", "socket"],
+    },
     Views { command: "generate", forms: &["OUT"], others: &[] },
 ];
 
@@ -115,7 +144,11 @@ const STORED: &[Views] = &[
 const LIVE: &[Views] = &[
     Views { command: "ps", forms: &["", "--json", "--device TAG"], others: &["socket"] },
     Views { command: "top", forms: &["--once", "--once --device TAG"], others: &["socket", "interval"] },
-    Views { command: "job", forms: &["", "--json", "TAG", "TAG --json", "TAG --prometheus TAG"], others: &["store", "socket"] },
+    Views {
+        command: "job",
+        forms: &["", "--json", "TAG", "TAG --json", "TAG --prometheus TAG"],
+        others: &["store", "socket"],
+    },
     Views {
         command: "doctor",
         forms: &["", "PID", "--json", "PID --json", "PID --bundle OUT", "PID --bundle OUT --keep-names"],
@@ -124,27 +157,42 @@ const LIVE: &[Views] = &[
     Views { command: "mark", forms: &["TAG PID", "TAG", "TAG --job TAG"], others: &["socket"] },
     Views {
         command: "record",
-        forms: &["PID start -o OUT", "PID stop", "PID dump -o OUT", "PID pause", "PID resume", "PID start -o OUT --steps TAG"],
+        forms: &[
+            "PID start -o OUT",
+            "PID stop",
+            "PID dump -o OUT",
+            "PID pause",
+            "PID resume",
+            "PID start -o OUT --steps TAG",
+        ],
         others: &["socket", "for", "max-size"],
     },
     Views { command: "nvml release", forms: &["--for 1s", "--for TAG"], others: &["socket"] },
     Views {
         command: "run",
-        forms: &["-- PROGRAM", "--quiet -- PROGRAM", "--record OUT -- PROGRAM", "--name TAG -- PROGRAM", "-- TAG"],
+        forms: &[
+            "-- PROGRAM",
+            "--quiet -- PROGRAM",
+            "--record OUT -- PROGRAM",
+            "--name TAG -- PROGRAM",
+            "-- TAG",
+        ],
         others: &["socket"],
     },
 ];
 
 /// Its long options, by command: as `generate` writes them for a shell, from the parser.
 fn options(of: &Path) -> BTreeMap<String, BTreeSet<String>> {
-    let text = std::fs::read_to_string(of.join("fish/vendor_completions.d/gpumemctl.fish")).expect("completions");
+    let text =
+        std::fs::read_to_string(of.join("fish/vendor_completions.d/gpumemctl.fish")).expect("completions");
     let mut commands: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in text.lines() {
         let Some((_, rest)) = line.split_once("__fish_gpumemctl_using_subcommand ") else { continue };
         let Some((condition, rest)) = rest.split_once('"') else { continue };
         let named: Vec<&str> = condition.split(['"', ';', ' ']).filter(|word| !word.is_empty()).collect();
         let (command, nested) = (named[0], condition.contains("and __fish_seen_subcommand_from"));
-        let command = if nested { format!("{command} {}", named[named.len() - 1]) } else { command.to_owned() };
+        let command =
+            if nested { format!("{command} {}", named[named.len() - 1]) } else { command.to_owned() };
         if command.starts_with("help") || command.contains(" help") {
             continue;
         }
@@ -169,7 +217,8 @@ fn no_command_and_no_option_is_forgotten() {
     let unknown: Vec<&String> = commands.keys().filter(|command| !named.contains(command.as_str())).collect();
     assert!(unknown.is_empty() && commands.len() > 12, "commands that are in no list: {unknown:?}");
     for views in views {
-        let tried = views.forms.iter().flat_map(|form| form.split(' ')).filter_map(|word| word.strip_prefix("--"));
+        let tried =
+            views.forms.iter().flat_map(|form| form.split(' ')).filter_map(|word| word.strip_prefix("--"));
         let mut known: BTreeSet<&str> = tried.chain(views.others.iter().copied()).collect();
         known.extend(["help", if views.forms.concat().contains("-o OUT") { "output" } else { "help" }]);
         let has = commands.get(views.command).cloned().unwrap_or_default();
@@ -226,8 +275,13 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
     } else if has("--pdf") {
         assert!(bytes.starts_with(b"%PDF-") && bytes.ends_with(b"%%EOF\n"), "{what}");
         // The one binary line is the comment that says so.
-        let text: Vec<u8> = bytes.iter().copied().filter(|byte| *byte == b'\n' || (b' '..=b'~').contains(byte)).collect();
-        assert!(bytes.len() - text.len() <= 4 + 64, "{what}: {} bytes that are no text", bytes.len() - text.len());
+        let text: Vec<u8> =
+            bytes.iter().copied().filter(|byte| *byte == b'\n' || (b' '..=b'~').contains(byte)).collect();
+        assert!(
+            bytes.len() - text.len() <= 4 + 64,
+            "{what}: {} bytes that are no text",
+            bytes.len() - text.len()
+        );
     } else if has("--png") {
         assert!(bytes.starts_with(b"\x89PNG"), "{what}");
     } else {
@@ -237,7 +291,11 @@ fn judge(what: &str, form: &str, output: &Output, file: &Path) -> Option<Value> 
 }
 
 fn hostile_if_text<'t>(what: &str, bytes: &'t [u8]) -> Vec<&'t str> {
-    if bytes.starts_with(b"%PDF") || bytes.starts_with(b"\x89PNG") { Vec::new() } else { hostile::lines(what, bytes) }
+    if bytes.starts_with(b"%PDF") || bytes.starts_with(b"\x89PNG") {
+        Vec::new()
+    } else {
+        hostile::lines(what, bytes)
+    }
 }
 
 /// People copy what stands behind `gpumemctl`: a shell must find no command of somebody else's in it.
@@ -249,7 +307,8 @@ fn no_command_to_copy(what: &str, line: &str) {
 
 fn fed(command: &mut Command, bytes: &[u8]) -> Output {
     use std::io::Write;
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
     child.stdin.take().expect("piped").write_all(bytes).expect("it reads");
     child.wait_with_output().expect("it ends")
 }
@@ -293,13 +352,16 @@ fn what_a_run_says_is_harmless_in_every_view() {
         .zip([&b"=1+1\x1b]0;t\x07\n<b>$(touch harm)\xe2\x80\xae"[..], BYTES[2]])
         .map(|(run, name)| {
             let file = dir.join(OsStr::from_bytes(name));
-            std::fs::write(&file, hostile::exported(run, &format!("{} {}", WORDS[0], run.process.pid))).expect("written");
+            std::fs::write(&file, hostile::exported(run, &format!("{} {}", WORDS[0], run.process.pid)))
+                .expect("written");
             file
         })
         .collect();
     let ctl = |arguments: &[OsString]| {
         let mut ctl = Command::new(programs().ours.join("gpumemctl"));
-        ctl.args(arguments).env("GPUMEM_STORE", dir.join("runs.sqlite")).env("GPUMEM_CONTROL", "/nonexistent/control.sock");
+        ctl.args(arguments)
+            .env("GPUMEM_STORE", dir.join("runs.sqlite"))
+            .env("GPUMEM_CONTROL", "/nonexistent/control.sock");
         ctl.env("TZ", "UTC").current_dir(&dir).stdin(Stdio::null()).output().expect("gpumemctl runs")
     };
     let mut import: Vec<OsString> = vec!["import".into()];
@@ -327,7 +389,12 @@ fn what_a_run_says_is_harmless_in_every_view() {
                 let _ = std::fs::remove_file(dir.join("out"));
                 let _ = std::fs::remove_dir_all(dir.join("out"));
                 if !form.contains("TAG") {
-                    assert_eq!(TOLD.contains(&output.status.code()), !form.starts_with('!'), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+                    assert_eq!(
+                        TOLD.contains(&output.status.code()),
+                        !form.starts_with('!'),
+                        "{what}: {}",
+                        String::from_utf8_lossy(&output.stderr)
+                    );
                 }
             }
         }
@@ -349,16 +416,29 @@ fn what_a_run_says_is_harmless_in_every_view() {
     assert!(missing.is_empty(), "not in JSON as they were said: {missing:?}");
     let table = hostile::csv("tags", &of(&["report", "r1", "--csv"]));
     let at = |name: &str| table[0].iter().position(|field| field == name).expect("a column");
-    let fields: BTreeSet<&str> = table[1..].iter().map(|row| &*row[at("tag")]).filter(|tag| !tag.is_empty()).collect();
+    let fields: BTreeSet<&str> =
+        table[1..].iter().map(|row| &*row[at("tag")]).filter(|tag| !tag.is_empty()).collect();
     assert!(fields.len() > WORDS.len(), "{} of {}: {fields:?}", fields.len(), WORDS.len());
     let collapsed = of(&["report", "r1", "--collapsed"]);
-    let paths: Vec<&str> = hostile::lines("collapsed", &collapsed).iter().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
+    let paths: Vec<&str> = hostile::lines("collapsed", &collapsed)
+        .iter()
+        .filter_map(|line| Some(line.rsplit_once(' ')?.0))
+        .collect();
     let apart: BTreeSet<&&str> = paths.iter().collect();
     assert_eq!(apart.len(), paths.len(), "a path is there twice");
     assert!(collapsed.is_ascii() || paths.len() >= WORDS.len(), "{} of {}", paths.len(), WORDS.len());
     let shown = of(&["report", "r1", "--tags"]);
     let rows: BTreeSet<&str> = hostile::lines("tags", &shown).into_iter().collect();
-    let alike = ["ab", "a\\u{200b}b", "a\\u{200c}b", "a\\u{ad}b", "a\\u{feff}b", "ab\\u{20}", "\\u{20}ab", "a\\u{e0041}b"];
+    let alike = [
+        "ab",
+        "a\\u{200b}b",
+        "a\\u{200c}b",
+        "a\\u{ad}b",
+        "a\\u{feff}b",
+        "ab\\u{20}",
+        "\\u{20}ab",
+        "a\\u{e0041}b",
+    ];
     for name in alike {
         assert!(rows.iter().any(|row| row.split_whitespace().next() == Some(name)), "{name}: {rows:#?}");
     }
@@ -372,7 +452,16 @@ fn disguised(machine: &Machine, daemon: &Daemon, name: &[u8]) -> Command {
     std::fs::copy(plain.get_program(), &program).expect("copied");
     let mut command = machine.command(&program);
     command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let claims = ["SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "POD_NAME", "POD_NAMESPACE", "POD_UID", "RANK", "WORLD_SIZE"];
+    let claims = [
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "TORCHELASTIC_RUN_ID",
+        "POD_NAME",
+        "POD_NAMESPACE",
+        "POD_UID",
+        "RANK",
+        "WORLD_SIZE",
+    ];
     let words = WORDS.iter().filter(|word| !word.contains('\0'));
     command.envs(claims.iter().zip(words));
     command.arg0(argument(WORDS[16].as_bytes()));
@@ -397,7 +486,12 @@ fn what_a_process_says_is_harmless_while_it_runs() {
     let mut mixer = Mixer::run(&mut disguised(&machine, &daemon, b"\x1b]0;t\x07\n=1<b>\xff"));
     let pid = mixer.pid().to_string();
     mixer.ok("device 0");
-    let tags: Vec<&[u8]> = WORDS.iter().map(|word| word.as_bytes()).filter(|word| !word.contains(&0)).chain(BYTES.iter().copied()).collect();
+    let tags: Vec<&[u8]> = WORDS
+        .iter()
+        .map(|word| word.as_bytes())
+        .filter(|word| !word.contains(&0))
+        .chain(BYTES.iter().copied())
+        .collect();
     mixer.ok(&format!("process-tag %{}", hex(WORDS[40].as_bytes())));
     for (number, tag) in tags.iter().enumerate() {
         mixer.ok(&format!("tag %{}; alloc a{number} {}", hex(tag), (number + 1) << 10));
@@ -418,13 +512,20 @@ fn what_a_process_says_is_harmless_while_it_runs() {
     assert_eq!(report["devices"][0]["last"]["tracked_bytes"], bytes);
 
     // Every command that asks the daemon.
-    let (out, program) = (machine.dir.join("out\u{1b}[2J$(touch harm)"), machine.dir.join(OsStr::from_bytes(b"\x9b2J;touch harm")));
+    let (out, program) = (
+        machine.dir.join("out\u{1b}[2J$(touch harm)"),
+        machine.dir.join(OsStr::from_bytes(b"\x9b2J;touch harm")),
+    );
     std::fs::copy(Mixer::command(&machine, &daemon).get_program(), &program).expect("copied");
-    let mut filled: BTreeMap<&str, OsString> =
-        BTreeMap::from([("PID", pid.clone().into()), ("OUT", out.clone().into()), ("PROGRAM", program.into())]);
-    let stored: Vec<Views> = ["PID", "PID --tags", "PID --json", "PID --csv", "PID --html", "PID --svg", "PID --treemap"]
-        .map(|form| Views { command: "report", forms: vec![form].leak(), others: &[] })
-        .into();
+    let mut filled: BTreeMap<&str, OsString> = BTreeMap::from([
+        ("PID", pid.clone().into()),
+        ("OUT", out.clone().into()),
+        ("PROGRAM", program.into()),
+    ]);
+    let stored: Vec<Views> =
+        ["PID", "PID --tags", "PID --json", "PID --csv", "PID --html", "PID --svg", "PID --treemap"]
+            .map(|form| Views { command: "report", forms: vec![form].leak(), others: &[] })
+            .into();
     for views in LIVE.iter().chain(&stored) {
         for form in views.forms {
             for word in tried(form) {
@@ -451,9 +552,17 @@ fn what_a_process_says_is_harmless_while_it_runs() {
     let lines = hostile::lines("/metrics", metrics.as_bytes());
     let of = |family: &str| lines.iter().filter(|line| line.starts_with(family)).copied().collect::<Vec<_>>();
     assert_eq!(of("gpumem_device_used_bytes{").len(), 2, "nobody adds a series");
-    let own: Vec<&str> = of("gpumem_process_tag_bytes{").into_iter().filter(|line| line.contains(&format!("pid=\"{pid}\""))).collect();
+    let own: Vec<&str> = of("gpumem_process_tag_bytes{")
+        .into_iter()
+        .filter(|line| line.contains(&format!("pid=\"{pid}\"")))
+        .collect();
     let series: BTreeSet<&str> = own.iter().filter_map(|line| Some(line.rsplit_once(' ')?.0)).collect();
-    assert!(series.len() == own.len() && own.len() >= tags.len(), "{} series of {} tags", own.len(), tags.len());
+    assert!(
+        series.len() == own.len() && own.len() >= tags.len(),
+        "{} series of {} tags",
+        own.len(),
+        tags.len()
+    );
     let sum: i64 = own.iter().filter_map(|line| line.rsplit_once(' ')?.1.parse::<i64>().ok()).sum();
     assert_eq!(sum, bytes);
     if let Some(promtool) = tool("promtool") {
@@ -470,7 +579,11 @@ fn what_a_process_says_is_harmless_while_it_runs() {
             assert_eq!(browser.eval(harm), serde_json::json!(["undefined", 0]), "{path}");
             browser.settle();
             assert_eq!(browser.logged, Vec::<String>::new());
-            assert!(browser.requests.iter().all(|request| request.starts_with(&format!("http://{http}/"))), "{:?}", browser.requests);
+            assert!(
+                browser.requests.iter().all(|request| request.starts_with(&format!("http://{http}/"))),
+                "{:?}",
+                browser.requests
+            );
         }
     }
 
