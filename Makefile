@@ -10,8 +10,13 @@ FAKE = $(TARGET)/fake-gpu
 CTL = $(TARGET)/release/gpumemctl
 SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-.PHONY: build fake-gpu demo reports test soak lint bench wheel clean
-.PHONY: install uninstall deb tarball image sizes
+# Where crates and this folder lie on the builder's machine says nothing to anybody, and would make two builds differ.
+CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
+PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
+build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
+
+.PHONY: build fake-gpu demo reports test soak fuzz lint bench wheel clean
+.PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
 	$(CARGO) build --release --locked -p gpumemd -p gpumemctl -p gpumem-agent
@@ -37,12 +42,19 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
+# Two test binaries at a time; LANES=1 runs them one by one.
 test:
-	$(CARGO) test --workspace --locked
+	@CARGO="$(CARGO)" tests/tools/beside.sh
 
 # Random calls of every kind on the simulated machine, its own truth beside; minutes.
 soak:
 	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
+
+# Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
+fuzz:
+	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
+	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire
+	GPUMEM_FUZZ=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-agent --lib python::fuzz
 
 # Each figure beside its floor, measured in the same run.
 bench: build fake-gpu
@@ -75,6 +87,18 @@ tarball:
 # The container image, as an OCI archive; the last line is its path. Needs buildah and mmdebstrap, no Docker.
 image: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
 	@packaging/image.sh "$(PROGRAMS)" $(TARGET)/package
+
+# Two builds of the package are equal; half an hour, see there.
+reproducible:
+	@CARGO="$(CARGO)" packaging/reproducible.sh $(TARGET)/reproducible
+
+# Licences, sources and build scripts of all crates, as deny.toml has them; tests/tests/supply.rs does the same.
+deny:
+	cargo-deny --offline --locked check bans licenses sources
+
+# Known holes in crates: asks a database on the network, so it is no test.
+advisories:
+	cargo-deny check advisories
 
 # What there is of packages, and what takes the room in them.
 sizes:

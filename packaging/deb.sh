@@ -25,7 +25,7 @@ umask 022
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/tree
-PREFIX=/usr DESTDIR=$tree "$root/packaging/install.sh" install "$programs"
+PURL=pkg:deb/debian/gpumemd PREFIX=/usr DESTDIR=$tree "$root/packaging/install.sh" install "$programs"
 
 # dpkg removes the files of a version when the next one is unpacked, whoever has them mapped. So it owns a file that stands for
 # the newest version; the versions' own folders are made from it by postinst, and go when nobody needs them.

@@ -20,10 +20,10 @@ context=$out/image
 rm -rf "$context"
 mkdir -p "$context/root"
 cp "$root/packaging/Containerfile" "$context/"
-PREFIX=/usr DESTDIR=$context/root "$root/packaging/install.sh" install "$programs"
+PURL=pkg:oci/gpumemd PREFIX=/usr DESTDIR=$context/root "$root/packaging/install.sh" install "$programs"
 # Of the documents only what licences want.
 mkdir "$context/kept"
-( cd "$context/root/usr/share/doc/gpumem" && mv LICENSE third-party.txt "$context/kept/" )
+( cd "$context/root/usr/share/doc/gpumem" && mv LICENSE third-party.txt sbom.cdx.json "$context/kept/" )
 for folder in share lib/systemd lib/sysusers.d lib/tmpfiles.d; do rm -r "$context/root/usr/$folder"; done
 mkdir -p "$context/root/usr/share/doc"
 mv "$context/kept" "$context/root/usr/share/doc/gpumem"
@@ -35,12 +35,25 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 build() { verb=$1; shift; buildah --root "$work/store" --runroot "$work/run" --storage-driver vfs "$verb" "$@"; }
+debian() { # FOLDER: deb:NAME=VERSION of what has documents there
+  for package in "$1"/*/; do
+    for log in "$package"changelog.Debian.gz "$package"changelog.gz; do
+      [ -e "$log" ] || continue
+      gzip -dc "$log" | sed -n "1s/^[^ ]* (\(.*\)).*/deb:$(basename "$package")=\1/p"
+      break
+    done
+  done
+}
 {
   if [ -z "${BASE-}" ]; then
     # Unpacked, not installed: no scripts, no package manager, nothing to keep up to date but these.
     mmdebstrap --quiet --mode=root --variant=extract --include=base-files,libc6,libgcc-s1,busybox-static \
       --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr bookworm "$work/base"
     chroot "$work/base" /usr/bin/busybox --install -s /usr/bin
+    own=$context/root/usr
+    "$root/packaging/sbom.py" pkg:oci/gpumemd "$VERSION" "gpumemd=$own/bin/gpumemd" "gpumemctl=$own/bin/gpumemctl" \
+      "libgpumem.so=$own/lib/gpumem/$VERSION/libgpumem.so" $(debian "$work/base/usr/share/doc") > "$work/sbom"
+    cp "$work/sbom" "$own/share/doc/gpumem/sbom.cdx.json"
     rm -rf "$work"/base/dev/* "$work"/base/usr/share/doc "$work"/base/usr/share/man "$work"/base/usr/share/info \
       "$work"/base/usr/share/lintian "$work"/base/var/lib/apt "$work"/base/var/lib/dpkg "$work"/base/var/cache/apt \
       "$work"/base/var/log/* "$work"/base/usr/lib/*/gconv

@@ -10,7 +10,8 @@
 #     bin/gpumemd, gpumemctl                lib/gpumem/VERSION/libgpumem.so, lib/gpumem/current -> VERSION
 #     include/gpumem.h                      lib/gpumem/versions: lists and removes them
 #     share/man, bash-completion, zsh, fish lib/systemd/system, lib/sysusers.d, lib/tmpfiles.d
-#     share/doc/gpumem/                     rules, prometheus, grafana, kubernetes, slurm, systemd (drop-ins), the documents
+#     share/doc/gpumem/                     rules, prometheus, grafana, kubernetes, slurm, systemd (drop-ins), the documents;
+#                                           sbom.cdx.json: what the programs are made of, of a package called PURL
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -87,11 +88,14 @@ install_all() {
   done
   tree "$root/systemd/drop-ins" "$documents/systemd"
   tree "$root/docs" "$documents/docs"
-  # Whose code the programs hold, which licences want told.
+  # Whose code the programs hold, which licences want told; and the same for programs, with checksums.
   if "$root/packaging/third_party.py" > "$scratch" 2> /dev/null; then
     put 644 "$scratch" "$documents/third-party.txt"
+    "$root/packaging/sbom.py" "${PURL-pkg:generic/gpumemd}" "$VERSION" "gpumemd=$prefix/bin/gpumemd" \
+      "gpumemctl=$prefix/bin/gpumemctl" "libgpumem.so=$library/$VERSION/libgpumem.so" > "$scratch"
+    put 644 "$scratch" "$documents/sbom.cdx.json"
   else
-    echo "left out, for want of python3, cargo or the crates' sources: third-party.txt" >&2
+    echo "left out, for want of python3, cargo or the crates' sources: third-party.txt, sbom.cdx.json" >&2
   fi
   for file in README.md ARCHITECTURE.md CHANGELOG.md LICENSE; do put 644 "$root/$file" "$documents/$file"; done
 }

@@ -5,8 +5,13 @@
  * without it. Calls cost a load and a branch then; scopes cost about 10 ns with it.
  *
  * Strings are UTF-8 ending with 0 and are copied; NULL counts as empty. Amounts are bytes, addresses are device
- * addresses as numbers. Every function may be called from any thread, at any time, also in a forked child, where all
- * of them do nothing.
+ * addresses as numbers, times nanoseconds of CLOCK_MONOTONIC. What a call cannot do it leaves: none raises, aborts, or says
+ * anything by errno; those that can fail say so by their result.
+ *
+ * Every function may be called from any thread, at any time, before CUDA is initialised too. In a forked child all of them do
+ * nothing until it initialises CUDA itself. In a signal handler those may be called that take no lock, which is said of the
+ * others, once any call was made outside of one: before, the library is looked for. Where a handler interrupts one of these calls,
+ * its own do nothing.
  *
  *     gpumem_push("model");
  *       gpumem_push("layer.0");         allocations of this thread are model/layer.0
@@ -14,10 +19,10 @@
  *       gpumem_pop();
  *     gpumem_pop();
  *
- * Beside the call that names something there are calls that say what the process holds (gpumem_dumps, gpumem_report, gpumem_memory_info)
- * and that write recordings (gpumem_start, gpumem_stop, gpumem_dump). Those wait for the agent's own thread, for seconds at most; no other
- * call waits for anything. docs/c-api.md has each call with its units and errors, and what the calls of earlier profilers became.
- */
+ * Beside the call that names something there are calls that say what the process holds (gpumem_dumps, gpumem_report,
+ * gpumem_memory_info) and that write recordings (gpumem_start, gpumem_stop, gpumem_dump). Those wait for the agent's own thread,
+ * for seconds at most; no other call waits for anything. docs/c-api.md has each call with its units and errors, and what the
+ * calls of earlier profilers became. */
 #ifndef GPUMEM_H
 #define GPUMEM_H
 
@@ -195,7 +200,8 @@ static inline void gpumem_process_tag(const char *path) {
     if (f != 0) f->process_tag(path);
 }
 
-/* Step `number` of the training begins. */
+/* Step `number` of the training begins. At the first and last step of `record_steps` it waits until the state is written, a
+ * second at most. Takes locks: not in a signal handler. */
 static inline void gpumem_step(uint64_t number) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->step(number);
@@ -232,7 +238,7 @@ static inline void gpumem_segment_add(uint64_t pool, uint64_t address, uint64_t 
     if (f != 0 && pool != 0) f->segment_add(pool, address, bytes);
 }
 
-/* It gave that range back: one segment, several, or a part of one. */
+/* The pool gave [address, address + bytes) back: one segment, several, or a part of one. */
 static inline void gpumem_segment_remove(uint64_t pool, uint64_t address, uint64_t bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && pool != 0) f->segment_remove(pool, address, bytes);
@@ -270,14 +276,15 @@ static inline void gpumem_retag(uint64_t pool, uint64_t address, const char *pat
 }
 
 /* Lets another CUPTI client (a profiler) have the one subscription of the process: it is free when this returns. Driver calls
- * are not seen until gpumem_resume, and the report says so. May be called before CUDA is initialised; calls nest. */
+ * are not seen until gpumem_resume, and the report says so. May be called before CUDA is initialised; calls nest. Takes locks:
+ * not in a signal handler. */
 static inline void gpumem_pause(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->pause();
 }
 
 /* Takes the subscription back, now or as soon as the other client lets go. What was freed meanwhile is not known: from here on
- * the sums are marked as partial. */
+ * the sums are marked as partial. Takes locks: not in a signal handler. */
 static inline void gpumem_resume(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->resume();
@@ -296,81 +303,87 @@ static inline void gpumem_resume(void) {
  *     dump_file          where dumps by themselves go
  *     dump_period   0    seconds between them, at least 0.1; 0: none
  *
- * Switches are 1, true, on, yes and 0, false, off, no. In a file's name, %h is the host, %r is r, the rank and - (nothing without a
- * rank), %p is p and the pid, %n a number that makes the name new; the usual name is gpumem-%h-%r%p-%n.gpumem in the current folder. */
+ * Switches are 1, true, on, yes and 0, false, off, no. In a file's name, %h is the host, %r is r, the rank and - (nothing
+ * without a rank), %p is p and the pid, %n a number that makes the name new; the usual name is gpumem-%h-%r%p-%n.gpumem in the
+ * current folder. Takes locks: not in a signal handler. */
 static inline int gpumem_configure(const char *key, const char *value) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->configure != 0 && f->configure(key, value);
 }
 
-/* Begins a recording beside what is told to the daemon; it holds the state and all that happens from here on, and can be read at any time
- * (`gpumemctl report FILE`). 1 if one goes on now, 0 if the file is there already or cannot be made. */
+/* Begins a recording beside what is told to the daemon; it holds the state and all that happens from here on, and can be read at
+ * any time (`gpumemctl report FILE`). 1 if one goes on now, 0 if the file is there already or cannot be made. Takes locks: not
+ * in a signal handler. */
 static inline int gpumem_start(void) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->start != 0 && f->start();
 }
 
-/* Ends it. 1 if everything up to here is in it, or if none went on. */
+/* Ends the recording. 1 if everything up to here is in it, or if none went on. Takes locks: not in a signal handler. */
 static inline int gpumem_stop(void) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->stop != 0 && f->stop();
 }
 
-/* Keeps the history back: allocations go on to be watched and booked, but are told to nobody until gpumem_unmute, which tells how many
- * were not, and the state as it is then: sums are exact again, peaks of the time between are not known. Calls nest. */
+/* Keeps the history back: allocations go on to be watched and booked, but are told to nobody until gpumem_unmute, which tells
+ * how many were not, and the state as it is then: sums are exact again, peaks of the time between are not known. Calls nest.
+ * Takes locks: not in a signal handler. */
 static inline void gpumem_mute(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->mute != 0) f->mute();
 }
 
-/* See gpumem_mute. */
+/* Ends one gpumem_mute. Takes locks: not in a signal handler. */
 static inline void gpumem_unmute(void) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->unmute != 0) f->unmute();
 }
 
-/* Writes what is held now to the new file `path`, a recording of its own. NULL or "": if a recording goes on, everything up to here is in it when this
- * returns; else to a file of the usual name. `finished` 1 ends a recording that goes on. 1 if it is written. */
+/* Writes what is held now to the new file `path`, a recording of its own. NULL or "": if a recording goes on, everything up to
+ * here is in it when this returns; else to a file of the usual name. `finished` 1 ends a recording that goes on. 1 if it is
+ * written. Takes locks: not in a signal handler. */
 static inline int gpumem_dump(const char *path, int finished) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->dump != 0 && f->dump(path, finished);
 }
 
 /* A report of this process as "text" or "json" (NULL: text), to be given to gpumem_free: the daemon's, or where none answers the
- * agent's own, which knows what is live and what counters have been, and nothing of NVML. `sort` (total, avg, min, max, count, name; NULL: total) and
- * `ascending` order the lines of the latter; `reset` 1 begins the statistics of counters anew. NULL for a format or order that is none,
- * and without the agent. */
+ * agent's own, which knows what is live and what counters have been, and nothing of NVML. `sort` (total, avg, min, max, count,
+ * name; NULL: total) and `ascending` order the lines of the latter; `reset` 1 begins the statistics of counters anew. NULL for a
+ * format or order that is none, and without the agent. Takes locks: not in a signal handler. */
 static inline char *gpumem_dumps(const char *format, const char *sort, int ascending, int reset) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->dumps != 0 ? f->dumps(format, sort, ascending, reset) : 0;
 }
 
-/* The daemon's report of this process as "text", "json" or "csv" (NULL: text), to be given to gpumem_free; NULL where no daemon answers
- * within 3 s or it knows nothing of this process. `options`, NULL for none: lines "by=layer", "by=structure" or "by=tag", and "all=1". */
+/* The daemon's report of this process as "text", "json" or "csv" (NULL: text), to be given to gpumem_free; NULL where no daemon
+ * answers within 3 s or it knows nothing of this process. `options`, NULL for none: lines "by=layer", "by=structure" or
+ * "by=tag", and "all=1". Takes locks: not in a signal handler. */
 static inline char *gpumem_report(const char *format, const char *options) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->report != 0 ? f->report(format, options) : 0;
 }
 
-/* Frees what gpumem_dumps and gpumem_report returned. */
+/* Frees what gpumem_dumps and gpumem_report returned. Takes locks: not in a signal handler. */
 static inline void gpumem_free(char *text) {
     free(text);
 }
 
-/* Counter `name` has this value from now on. */
+/* Counter `name` has this value from now on. Takes locks: not in a signal handler. */
 static inline void gpumem_counter_set(const char *name, int64_t value) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->counter_set != 0) f->counter_set(name, value);
 }
 
-/* It has that much more. A counter begins at 0. */
+/* Counter `name` has `change` more, or less. A counter begins at 0. Takes locks: not in a signal handler. */
 static inline void gpumem_counter_add(const char *name, int64_t change) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->counter_add != 0) f->counter_add(name, change);
 }
 
-/* Bytes of the device that are free now for everybody, and its size, as the driver says; either place may be NULL. 1, or 0 and nothing
- * written if neither the current context of the calling thread nor the primary one is on that device. */
+/* Bytes of the device that are free now for everybody, and its size, as the driver says; either place may be NULL. 1, or 0 and
+ * nothing written if neither the current context of the calling thread nor the primary one is on that device. Takes locks: not
+ * in a signal handler. */
 static inline int gpumem_memory_info(int cuda_ordinal, uint64_t *free_bytes, uint64_t *total_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->memory_info != 0 && f->memory_info(cuda_ordinal, free_bytes, total_bytes);
@@ -379,15 +392,15 @@ static inline int gpumem_memory_info(int cuda_ordinal, uint64_t *free_bytes, uin
 /* What gpumem_peak does. */
 enum gpumem_peak_verb { GPUMEM_PEAK_END = 0, GPUMEM_PEAK_BEGIN = 1, GPUMEM_PEAK_RESET = 2 };
 
-/* A range whose highest is kept, of the process: one at a time. While one is open each allocation costs a few ns more. 1, or 0 if there
- * is no memory for it. */
+/* Begins, begins anew or ends (an enum gpumem_peak_verb) a range whose highest is kept, of the process: one at a time. While one
+ * is open each allocation costs a few ns more. 1, or 0 if there is no memory for it. Takes locks: not in a signal handler. */
 static inline int gpumem_peak(int verb) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->peak != 0 && f->peak(verb);
 }
 
-/* The highest so far in the range that is open, exact to the byte: of live driver allocations on the device, and of live blocks of pools
- * there; either place may be NULL. 1, or 0 and nothing written while no range is open. */
+/* The highest so far in the range that is open, exact to the byte: of live driver allocations on the device, and of live blocks
+ * of pools there; either place may be NULL. 1, or 0 and nothing written while no range is open. */
 static inline int gpumem_peak_bytes(int cuda_ordinal, uint64_t *bytes, uint64_t *block_bytes) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->peak_bytes != 0 && f->peak_bytes(cuda_ordinal, bytes, block_bytes);
@@ -396,8 +409,9 @@ static inline int gpumem_peak_bytes(int cuda_ordinal, uint64_t *bytes, uint64_t 
 /* What gpumem_snapshot tells. */
 enum gpumem_snapshot_kind { GPUMEM_SNAPSHOT_LIVE = 0, GPUMEM_SNAPSHOT_STATUS = 1, GPUMEM_SNAPSHOT_PEAK = 2 };
 
-/* As JSON: what is live, per device, tag, role and pool; how the agent is; or the high of the range that is open, and what it was made of.
- * Written to `buffer` without an end if it fits into `capacity` bytes; its length, 0 without the agent. */
+/* As JSON: what is live, per device, tag, role and pool; how the agent is; or the high of the range that is open, and what it
+ * was made of. Written to `buffer` without an end if it fits into `capacity` bytes; its length, 0 without the agent. Takes
+ * locks: not in a signal handler. */
 static inline uint64_t gpumem_snapshot(int kind, char *buffer, uint64_t capacity) {
     const struct gpumem_functions *f = gpumem_functions();
     return f != 0 && f->snapshot != 0 ? f->snapshot(kind, buffer, capacity) : 0;

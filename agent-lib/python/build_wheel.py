@@ -11,6 +11,7 @@ really ask for. The same files give the same wheel, byte by byte.
     gpumem/...                                the package, with libgpumem.so
     gpumem-V.data/scripts/gpumemd, gpumemctl  on PATH
     gpumem-V.data/data/lib/gpumem/V/libgpumem.so  where gpumemctl looks: ../lib/gpumem/V
+    gpumem-V.dist-info/sboms/gpumem.cdx.json      what all that is made of
 """
 
 import argparse
@@ -60,7 +61,7 @@ def main() -> int:
         files = {name: folder / name for name in (*PROGRAMS, LIBRARY)}
         if not given.no_strip and shutil.which("strip"):
             files = {name: stripped(path, pathlib.Path(scratch)) for name, path in files.items()}
-        print(wheel(files, given.out))
+        print(wheel(files, given.out, parts_list(files)))
     return 0
 
 
@@ -98,6 +99,17 @@ def stripped(path: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
     return copy
 
 
+def parts_list(files: Dict[str, pathlib.Path]) -> bytes:
+    """What is in them (PEP 770)."""
+    named = ["{}={}".format(name, path) for name, path in files.items()]
+    command = [sys.executable, str(ROOT / "packaging" / "sbom.py"), "pkg:pypi/gpumem", version(), *named]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+
+def version() -> str:
+    return re.search(r'^version = "(.*)"', (HERE / "pyproject.toml").read_text(encoding="utf-8"), re.M)[1]  # type: ignore[index]
+
+
 def glibc(path: pathlib.Path) -> Tuple[int, int]:
     """The newest version of glibc that an ELF file asks for: it is not loaded with an older one."""
     elf = path.read_bytes()
@@ -133,27 +145,26 @@ def tag(files: Dict[str, pathlib.Path]) -> str:
     return "manylinux_{}_{}_{}".format(major, minor, machine)
 
 
-def wheel(files: Dict[str, pathlib.Path], out: pathlib.Path) -> pathlib.Path:
+def wheel(files: Dict[str, pathlib.Path], out: pathlib.Path, sbom: bytes) -> pathlib.Path:
     """Writes it; where it is."""
     project = (HERE / "pyproject.toml").read_text(encoding="utf-8")
-    version = re.search(r'^version = "(.*)"', project, re.M)[1]  # type: ignore[index]
     summary = re.search(r'^description = "(.*)"', project, re.M)[1]  # type: ignore[index]
     platforms = tag(files)
-    stem = "gpumem-" + version
+    stem = "gpumem-" + version()
     parts: List[Tuple[str, bytes, bool]] = []
     for path in sorted((HERE / "gpumem").rglob("*")):
         if path.suffix in (".py", ".pyi") or path.name == "py.typed":
             parts.append((path.relative_to(HERE).as_posix(), path.read_bytes(), False))
     library = files[LIBRARY].read_bytes()
     parts.append(("gpumem/" + LIBRARY, library, True))
-    parts.append(("{}.data/data/lib/gpumem/{}/{}".format(stem, version, LIBRARY), library, True))
+    parts.append(("{}.data/data/lib/gpumem/{}/{}".format(stem, version(), LIBRARY), library, True))
     for name in PROGRAMS:
         parts.append(("{}.data/scripts/{}".format(stem, name), files[name].read_bytes(), True))
     info = stem + ".dist-info/"
     metadata = [
         "Metadata-Version: 2.1",
         "Name: gpumem",
-        "Version: " + version,
+        "Version: " + version(),
         "Summary: " + summary,
         "License: Apache-2.0",
         "Classifier: Operating System :: POSIX :: Linux",
@@ -167,6 +178,7 @@ def wheel(files: Dict[str, pathlib.Path], out: pathlib.Path) -> pathlib.Path:
     build_info = ["Wheel-Version: 1.0", "Generator: gpumem", "Root-Is-Purelib: false", *tags]
     parts.append((info + "METADATA", "\n".join(metadata).encode(), False))
     parts.append((info + "WHEEL", ("\n".join(build_info) + "\n").encode(), False))
+    parts.append((info + "sboms/gpumem.cdx.json", sbom, False))
     parts.append((info + "licenses/LICENSE", (ROOT / "LICENSE").read_bytes(), False))
     record = "".join("{},sha256={},{}\n".format(name, digest(data), len(data)) for name, data, _ in parts)
     parts.append((info + "RECORD", (record + info + "RECORD,,\n").encode(), False))

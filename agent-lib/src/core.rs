@@ -169,8 +169,31 @@ pub fn nothing(_: &Core, _: &Row) {}
 
 /// Field 22 of /proc/self/stat; 0 if it cannot be read.
 pub fn start_ticks() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The command, field 2, is in parentheses and may hold anything.
-    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-    after.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+    ticks_of(&std::fs::read("/proc/self/stat").unwrap_or_default()).unwrap_or(0)
+}
+
+/// The command, field 2, is in parentheses and may hold anything, also bytes that are no text: the kernel cuts a name at 15 of them.
+fn ticks_of(stat: &[u8]) -> Option<u64> {
+    let end = stat.iter().rposition(|&byte| byte == b')')?;
+    std::str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ticks_of;
+
+    #[test]
+    fn a_name_may_be_anything() {
+        let rest = b" S 17 4711 4711 34816 4711 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 10 11 12\n";
+        for name in [
+            &b"python"[..],
+            b"\xe8\xae\xad\xe7\xbb\x83\xe6\xa8\xa1\xe5\x9e\x8b\xe6\x96",
+            b"\xff",
+            b"a) S 1 (b\n",
+        ] {
+            assert_eq!(ticks_of(&[b"4711 (", name, b")", rest].concat()), Some(987_654));
+        }
+        assert_eq!(ticks_of(b""), None);
+        assert_eq!(ticks_of(b"1 (a)"), None);
+    }
 }

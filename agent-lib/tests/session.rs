@@ -164,13 +164,16 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
     check_memory(&first, core);
     let told = view;
 
-    // The daemon goes away; life goes on; another one comes.
+    // The daemon goes away; life goes on; another one comes, and then one that has room.
+    let heard = first.watermark;
     drop(first);
     alloc(0xb000_0000, 11 * MIB);
     free(0xb000_0000);
     scoped("later", || alloc(0xb000_0000, 12 * MIB));
+    daemon.refuse();
     let mut second = daemon.accept();
     second.resync(2);
+    assert_eq!(second.view().coverage.lost, heard, "only what the first one had: the ring keeps the rest");
     let mut later = expected();
     later.insert("later".to_owned(), 12 * MIB as i64);
     // What the driver's pool keeps is polled, and there is no driver here.

@@ -15,6 +15,8 @@ mod client;
 mod command;
 mod exit;
 mod output;
+#[cfg(test)]
+mod reference;
 mod when;
 
 use clap::Parser;

@@ -38,8 +38,8 @@ const INBOX: usize = 64;
 const FACTS: Duration = Duration::from_millis(500);
 /// The status of a process that has ended is asked for again after these.
 const STATUS: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(9), Duration::from_millis(40)];
-/// The store may take that long at the end.
-const LAST_WRITE: Duration = Duration::from_millis(800);
+/// The store may take that long at the end: it writes each run once more. systemd waits for 5 s (systemd/gpumemd.service).
+const LAST_WRITE: Duration = Duration::from_secs(3);
 
 /// When the daemon ends, and when it reads its configuration again.
 #[derive(Debug)]

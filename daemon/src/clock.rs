@@ -2,7 +2,7 @@
 
 use gpumem_wire::{Body, ClockKind, Record, Stamp};
 use rustix::time::{ClockId, clock_gettime};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 fn read(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
@@ -14,15 +14,21 @@ pub fn now_ns() -> u64 {
     read(ClockId::Monotonic)
 }
 
+/// The wall clock, by the library's call and not by the kernel's own page: so that a test can set it.
+fn wall_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// How far the wall clock is ahead of CLOCK_MONOTONIC, in ns.
 pub fn wall_offset_ns() -> i128 {
-    i128::from(read(ClockId::Realtime)) - i128::from(now_ns())
+    i128::from(wall_ns()) - i128::from(now_ns())
 }
 
 /// What ties record times to the wall clock from now on.
 pub fn anchor() -> Record<'static> {
     let stamp = Stamp { time_ns: now_ns(), ..Stamp::default() };
-    let (realtime_ns, boottime_ns) = (read(ClockId::Realtime), read(ClockId::Boottime));
+    let (realtime_ns, boottime_ns) = (wall_ns(), read(ClockId::Boottime));
     Record { stamp, body: Body::ClockAnchor { realtime_ns, boottime_ns, clock: ClockKind::Monotonic } }
 }
 

@@ -2,6 +2,8 @@
 #![allow(missing_docs)]
 
 mod common;
+#[path = "config/reference.rs"]
+mod reference;
 
 use common::parse;
 use gpumemd::config::{Config, Home, Settings};
@@ -44,6 +46,11 @@ fn the_shipped_file_has_every_key() {
             "config/gpumemd.toml does not name {key}"
         );
     }
+}
+
+#[test]
+fn the_reference_is_what_the_program_takes() {
+    reference::check(&shipped());
 }
 
 #[test]

@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::peer::{Memory, Peer, allocation, device, own_start_ticks, record, resync, tag, watermark};
+use common::peer::{
+    Memory, Peer, VERSIONS, allocation, device, own_start_ticks, record, resync, tag, watermark,
+};
 use common::{PATIENCE, Scratch, http, wait_for};
 use gpumem_wire::{Body, frame};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
@@ -14,7 +16,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Child, Command, Stdio};
 
@@ -138,6 +140,18 @@ impl Manager {
     }
 }
 
+/// The hello of this process as another program.
+fn hello_of(instance: u16) -> Vec<u8> {
+    let body = Body::Hello {
+        start_ticks: own_start_ticks(),
+        versions: VERSIONS,
+        capabilities: 0,
+        instance,
+        claims: "",
+    };
+    record(gpumem_wire::Stamp { thread: std::process::id(), ..Default::default() }, body)
+}
+
 /// What the peer is told by a daemon that it meets, or that has inherited it.
 fn welcome(peer: &Peer) -> u64 {
     let reply = peer.receive().expect("a welcome");
@@ -206,6 +220,42 @@ fn the_next_daemon_goes_on_with_the_connections_of_the_last_one() {
     peer.is_closed();
     third.signal(Signal::TERM);
     third.end();
+}
+
+/// exec(): the old program's connection closes, the new one's comes. What the old one had not sent is read from its memory, and
+/// belongs to it.
+#[test]
+fn what_a_program_left_is_not_taken_for_that_of_the_one_it_became() {
+    let mut manager = Manager::new();
+    let life = manager.start();
+    let mut memory = Memory::new();
+    let (peer, epoch) = Peer::welcomed(&manager.scratch.join("agent.sock"), &memory);
+    manager.keep();
+    let one = allocation(1, 100, 0);
+    memory.ring(one);
+    assert!(peer.send(&[device(), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)].concat()));
+    wait_for("the first word", || (manager.tracked() == Some(100)).then_some(()));
+
+    // Whatever the daemon finds first when it goes on: the end of the one, or the hello of the other.
+    life.signal(Signal::STOP);
+    (2..=8).for_each(|seq| memory.ring(allocation(seq, 10, 0)));
+    assert_eq!(rustix::net::shutdown(&peer.socket, rustix::net::Shutdown::Both), Ok(()));
+    let next = Peer::connect(&manager.scratch.join("agent.sock"));
+    let other = Memory::new();
+    next.send_with(&hello_of(2), &[other.fd.as_fd()]);
+    life.signal(Signal::CONT);
+    let epoch = welcome(&next);
+    let one = allocation(1, 1000, 0);
+    assert!(next.send(&[device(), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)].concat()));
+    wait_for("the new program's word", || {
+        let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).ok()?;
+        let coverage = &runs[0]["coverage"];
+        (coverage["events"] == 9 && manager.tracked() == Some(1000)).then(|| {
+            assert_eq!((&coverage["lost"], &coverage["odd"]), (&0.into(), &0.into()), "{coverage}");
+        })
+    });
+    life.signal(Signal::TERM);
+    life.end();
 }
 
 #[test]

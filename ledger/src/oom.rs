@@ -223,7 +223,7 @@ impl Ooms {
         if self.entries.len() >= MAX_ENTRIES {
             let oldest = self.entries.iter().position(|entry| entry.said.kind == OomKind::Pressure);
             let dropped = self.entries.remove(oldest.unwrap_or(MAX_ENTRIES / 2));
-            self.dropped += dropped.said.count;
+            self.dropped = self.dropped.saturating_add(dropped.said.count);
         }
         self.entries.push(entry);
         self.wants_holders = true;

@@ -21,6 +21,8 @@ use std::sync::Arc;
 pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
+/// Losses of one process that are counted: a day of a billion a second. A liar's numbers would be all that is left of a sum of them.
+const MOST_LOST: u64 = 1 << 46;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
 
@@ -196,7 +198,7 @@ impl Process {
         self.steps.lose();
         self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
-        self.coverage.lost = self.coverage.lost.saturating_add(count);
+        self.coverage.lost = self.coverage.lost.saturating_add(count).min(MOST_LOST);
         self.holdings.doubtful_before = Some(self.last_seq);
         let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
         self.coverage.partial = Some(Partial { since_ns, state: true });

@@ -10,7 +10,7 @@
 #define M(field) offsetof(sim_machine, field), sizeof(((sim_machine *)0)->field)
 #define D(field) offsetof(sim_device, field), sizeof(((sim_device *)0)->field)
 #define C(field) offsetof(sim_machine, cost.field), sizeof(((sim_machine *)0)->cost.field)
-#define FAULTS "none|lost|hang|no_permission|bytes_unavailable|not_supported|unknown|reset_required|timeout"
+#define FAULTS "none|lost|hang|no_permission|bytes_unavailable|not_supported|unknown|reset_required|timeout|crash|garbage"
 
 static const sim_key keys[] = {
     {"devices", M(device_count), 'n', 0, NULL, "number of GPUs (1 to 16)"},

@@ -33,6 +33,8 @@ enum sim_fault {
     SIM_UNKNOWN,
     SIM_RESET_REQUIRED,
     SIM_TIMEOUT,
+    SIM_CRASH,
+    SIM_GARBAGE,
 };
 #define SIM_CODE 0x10000u /* a fault or a driver that gives any NVML code: this and the code */
 enum sim_driver { SIM_DRIVER_OK, SIM_DRIVER_ABSENT, SIM_DRIVER_MISMATCH };

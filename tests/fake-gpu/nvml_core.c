@@ -2,6 +2,7 @@
 #include "nvml_internal.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -90,7 +91,7 @@ nvmlReturn begin(int *counter, const char *name) {
     return OK;
 }
 
-static uint64_t fault_of(const handle *h, enum lane lane) {
+uint64_t fault_of(const handle *h, enum lane lane) {
     const volatile sim_device *d = &machine->device[h->device];
     if (d->fault) return d->fault;
     return lane == LANE_MEMORY ? d->fault_memory : lane == LANE_LIST ? d->fault_list : SIM_NONE;
@@ -129,6 +130,9 @@ nvmlReturn begin_device(int *counter, const char *name, const handle *h, enum la
         return lane == LANE_OTHER ? OK : TIMED_OUT;
     case SIM_UNKNOWN:
         return lane == LANE_OTHER ? OK : UNKNOWN;
+    case SIM_CRASH:
+        if (lane != LANE_OTHER) raise(SIGSEGV);
+        return OK;
     case SIM_BYTES_UNAVAILABLE:
         if (hide_bytes) *hide_bytes = 1;
         return OK;

@@ -149,6 +149,8 @@ static memory read_memory(const handle *h) {
     sim_unlock(machine);
     sim_wait_us(machine, machine->nvml_memory_us - machine->nvml_memory_us / 2);
     m.free = m.reserved + m.used < m.total ? m.total - m.reserved - m.used : 0;
+    if (fault_of(h, LANE_MEMORY) == SIM_GARBAGE)
+        m = (memory){m.total, UINT64_MAX - 7, UINT64_MAX / 2, UINT64_MAX - sim_random(machine) % 99};
     return m;
 }
 typedef struct {

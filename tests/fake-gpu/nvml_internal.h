@@ -38,6 +38,7 @@ extern handle handles[SIM_DEVICES][8];
 
 enum lane { LANE_OTHER, LANE_MEMORY, LANE_LIST };
 nvmlReturn begin(int *counter, const char *name);
+uint64_t fault_of(const handle *h, enum lane lane);
 nvmlReturn begin_device(int *counter, const char *name, const handle *h, enum lane lane, int *hide_bytes);
 
 /* Counts the call and asks whether NVML is up. */

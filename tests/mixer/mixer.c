@@ -1,5 +1,6 @@
 /* A program that does with driver memory what it is told, or everything at random (soak.c):
  *     mixer < commands
+ *     mixer brief CALLS
  *     mixer soak SEED CALLS THREADS DEVICES ROUNDS */
 #include <pthread.h>
 #include <stdio.h>
@@ -102,6 +103,7 @@ static char *run(const char *line) {
     const char *name = word();
     const command *found = find(memory_words, name);
     if (!found) found = find(sharing_words, name);
+    if (!found) found = find(end_words, name);
     if (!found) {
         fprintf(stderr, "mixer: no such command: %s\n", name);
         exit(2);
@@ -139,8 +141,9 @@ int main(int argc, char **argv) {
     }
     if (argc == 7 && !strcmp(argv[1], "soak"))
         return soak(strtoull(argv[2], NULL, 0), strtoull(argv[3], NULL, 0), atoi(argv[4]), atoi(argv[5]), atoi(argv[6]));
+    if (argc == 3 && !strcmp(argv[1], "brief")) return brief_life(strtoull(argv[2], NULL, 0));
     if (argc > 1) {
-        fprintf(stderr, "mixer < commands\nmixer soak SEED CALLS THREADS DEVICES ROUNDS\n");
+        fprintf(stderr, "mixer < commands\nmixer brief CALLS\nmixer soak SEED CALLS THREADS DEVICES ROUNDS\n");
         return 2;
     }
     printf("ready pid=%d\n", (int)getpid());

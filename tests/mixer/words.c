@@ -287,13 +287,6 @@ WORD(block_done) { /* POOL ADDRESS OFFSET */
     return OK;
 }
 
-/* ---- ends ---- */
-
-WORD(die) { return raise(SIGKILL); }
-WORD(leave) { /* STATUS */
-    _exit((int)number());
-}
-
 const command memory_words[] = {
     {"device", use_device}, {"device-release", release_device}, {"device-reset", reset_device},
     {"context", context_new}, {"context-end", context_end}, {"context-use", context_use},
@@ -313,6 +306,5 @@ const command memory_words[] = {
     {"graph-trim", graph_trim}, {"capture", capture}, {"capture-end", capture_end},
     {"module", module_new}, {"module-end", module_end}, {"library", library_new}, {"library-end", library_end},
     {"caching", caching}, {"segment", segment}, {"segment-end", segment_done}, {"block", block}, {"block-end", block_done},
-    {"die", die}, {"leave", leave},
     {NULL, NULL},
 };

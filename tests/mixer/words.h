@@ -9,7 +9,8 @@ typedef struct {
     const char *name;
     int (*run)(void); /* the driver's result */
 } command;
-extern const command memory_words[], sharing_words[];
+extern const command memory_words[], sharing_words[], end_words[];
+int brief_life(uint64_t calls); /* of a program that ends by itself; its status */
 
 const char *word(void);            /* the next of the line, "" at its end */
 uint64_t number(void);             /* 7, 4K, 2M, 1G, 0xff, or what a name stands for */

@@ -6,6 +6,7 @@
 //! golden          files of expected output under tests/golden
 //! live            the whole product on the simulated machine
 //! hostile         what somebody would call things to harm whoever looks at them
+//! markdown        what a document shows as code
 //! node            a small node as a daemon records it
 //! pages           runs as a page has to show them: small, huge, with several devices
 //! samples         recordings of other tools, where they are
@@ -18,6 +19,7 @@ pub mod examples;
 pub mod golden;
 pub mod hostile;
 pub mod live;
+pub mod markdown;
 pub mod node;
 pub mod pages;
 pub mod samples;

@@ -106,6 +106,8 @@ fn cpp() {
     assert_eq!((&own["schema"], &own["coverage"]["steps"]), (&"gpumem.report".into(), &4.into()), "{own}");
     assert_eq!(cells(&own["devices"][0]["peak"]), three_layers(), "{own}");
     assert_eq!(peak(&machine, &daemon), three_layers());
+    // However short its life: its scopes are what names its memory.
+    assert_eq!(report(&machine, &daemon, &[])["names"], "scopes");
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 #[path = "package/root.rs"]
 mod root;
+#[path = "package/sbom.rs"]
+mod sbom;
 
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::prometheus::free_address;
@@ -216,6 +218,19 @@ fn make_install_has_the_same_layout_and_takes_all_of_it_away() {
     let out = Folder::new("install-deb");
     let unpacked = out.0.join("unpacked");
     done(Command::new("dpkg-deb").arg("-x").arg(package()).arg(&unpacked));
+    let below = |folder: &Path, library: &str| {
+        let of = |path: &str| folder.join("usr").join(path);
+        let [daemon, ctl, library] =
+            [of("bin/gpumemd"), of("bin/gpumemctl"), of(&format!("lib/gpumem/{library}/libgpumem.so"))];
+        let told = std::fs::read(of("share/doc/gpumem/sbom.cdx.json")).expect("a list of parts");
+        (told, daemon, ctl, library)
+    };
+    for (folder, library, purl) in
+        [(&folder.0, VERSION, "pkg:generic/gpumemd"), (&unpacked, "agent", "pkg:deb/debian/gpumemd")]
+    {
+        let (told, daemon, ctl, library) = below(folder, library);
+        sbom::check(&told, purl, &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)]);
+    }
     // Where Debian wants something elsewhere, or postinst makes it.
     let debian = |path: &String| {
         let path = path.trim_end_matches(".gz").replace("zsh/vendor-completions", "zsh/site-functions");
@@ -298,6 +313,13 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
         "cp -L /usr/lib/gpumem/current/libgpumem.so /tmp/.new && mv -f /tmp/.new /tmp/libgpumem.so && id -u";
     assert_eq!(words(&mut run(&[], &["/bin/sh", "-ec", init])), "60837");
     assert_eq!(words(&mut run(&[], &["gpumemctl", "--version"])), format!("gpumemctl {VERSION}"));
+    // It says what else is in it: Debian's packages.
+    let told = words(&mut run(&[], &["cat", "/usr/share/doc/gpumem/sbom.cdx.json"]));
+    assert!(
+        ["libc6", "busybox-static"].iter().all(|name| told.contains(&format!("\"pkg:deb/debian/{name}@"))),
+        "{told}"
+    );
+    sbom::check(told.as_bytes(), "pkg:oci/gpumemd", &[]);
 
     let address = free_address();
     let config = machine.dir.join("gpumemd.toml");

@@ -1,6 +1,9 @@
 //! The wheel as a complete installation: without root, without a compiler, without anything of ours beside it.
 #![allow(missing_docs)]
 
+#[path = "package/sbom.rs"]
+mod sbom;
+
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Machine, until};
 use std::os::unix::fs::PermissionsExt;
@@ -117,6 +120,11 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
+/// The project's folder.
+fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the project")
+}
+
 fn done(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", said(&output));
@@ -132,6 +140,20 @@ fn pip_install_is_a_complete_installation() {
     build.arg(package.join("build_wheel.py")).arg("--programs").arg(&programs().ours);
     build.arg("--out").arg(&home.machine.dir).env("PYTHONDONTWRITEBYTECODE", "1");
     let wheel = done(&mut build).trim().to_owned();
+    // It says what it is made of (PEP 770).
+    let unpacked = home.path("unpacked");
+    done(Command::new("python3").args(["-m", "zipfile", "-e", &wheel]).arg(&unpacked));
+    let stem = format!("gpumem-{}", env!("CARGO_PKG_VERSION"));
+    let told = std::fs::read(unpacked.join(format!("{stem}.dist-info/sboms/gpumem.cdx.json")))
+        .expect("a list of parts");
+    let program = |name: &str| unpacked.join(format!("{stem}.data/scripts/{name}"));
+    let (daemon, ctl, library) =
+        (program("gpumemd"), program("gpumemctl"), unpacked.join("gpumem/libgpumem.so"));
+    sbom::check(
+        &told,
+        "pkg:pypi/gpumem",
+        &[("gpumemd", &daemon), ("gpumemctl", &ctl), ("libgpumem.so", &library)],
+    );
     std::fs::write(home.path("train.py"), TRAIN).expect("written");
     done(home.command("python3").args(["-m", "venv", "venv"]));
     let bin = home.path("home/venv/bin");

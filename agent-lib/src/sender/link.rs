@@ -103,6 +103,8 @@ pub struct Link {
     packet: Vec<u8>,
     next_try_ns: u64,
     retry_ns: u64,
+    /// The daemon at the other end has taken us in: what it is sent is not for nothing.
+    is_welcomed: bool,
     /// Differs between the programs that a process becomes by exec().
     instance: u16,
 }
@@ -118,6 +120,7 @@ impl Link {
             packet: Vec::with_capacity(PACKET_BYTES),
             next_try_ns: 0,
             retry_ns: *RETRY_NS.start(),
+            is_welcomed: false,
             instance: crate::live::mix(kernel_ns(), here) as u16,
         }
     }
@@ -137,6 +140,22 @@ impl Link {
     /// The daemon or file that the environment names.
     pub fn has_main(&self) -> bool {
         !matches!(self.to, To::Nobody)
+    }
+
+    /// What is sent arrives, as far as can be known. A daemon that has no room ends the connection without reading what came after
+    /// the hello; until it has said that it has, records are kept where they are. At the end there is nothing to keep them for.
+    pub fn may_speak(&self) -> bool {
+        match self.to {
+            To::Nobody => self.beside.is_some(),
+            To::Daemon(_) => self.is_welcomed || finishing(),
+            To::File(_) => true,
+        }
+    }
+
+    /// The daemon has let us in: should it go, it is looked for at once.
+    pub fn be_welcomed(&mut self) {
+        self.is_welcomed = true;
+        (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
     /// The file that is written.
@@ -219,17 +238,13 @@ impl Link {
             Some(path) => self.open_file(core, path),
             None => self.memory.is_some_and(Identity::holds) && self.open_socket(core),
         };
+        self.is_welcomed = false;
         // A quarter more or less, so that a node's processes do not come back at once. A connection alone is no success: a
         // daemon that has no place for us takes it, and closes it.
         let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
         up
-    }
-
-    /// The daemon has let us in: should it go, it is looked for at once.
-    pub fn be_welcomed(&mut self) {
-        (self.next_try_ns, self.retry_ns) = (0, *RETRY_NS.start());
     }
 
     fn open_file(&mut self, core: &Core, path: &Path) -> bool {

@@ -249,6 +249,9 @@ impl Sender {
         }
         self.follow_mute();
         self.listen();
+        if !self.link.may_speak() {
+            return busy;
+        }
         busy |= self.send_new();
         if self.losses && self.resync.is_none() {
             self.resync = Some(self.epoch);
@@ -281,7 +284,11 @@ impl Sender {
     /// Subscription, pools and threads: now and then.
     fn look_around(&mut self) {
         let now = self.core.clock.now();
-        if now < self.next_look_ns || finishing() {
+        if finishing() {
+            scope::look(); // a program may be over before the first look
+            return;
+        }
+        if now < self.next_look_ns {
             return;
         }
         self.next_look_ns = now + LOOK_NS;

@@ -85,7 +85,27 @@ impl Daemon {
         while peer.key.start_ticks == 0 {
             assert!(peer.take(PATIENCE), "no Hello");
         }
+        // An agent keeps its records until it is welcomed; the epoch 0 is that of no resync. One that is gone needs no welcome.
+        let mut packet = Vec::new();
+        let body = Body::Welcome { epoch: 0, versions: 1 << 16, capabilities: 0 };
+        Record { stamp: Stamp::default(), body }.append_frame(&mut packet);
+        // SAFETY: a buffer of this length.
+        unsafe { libc::send(socket, packet.as_ptr().cast(), packet.len(), libc::MSG_NOSIGNAL) };
         peer
+    }
+
+    /// Has no room for the agent that connects: ends the connection after its hello, whatever comes behind that.
+    pub fn refuse(&self) {
+        assert!(self.is_called(PATIENCE), "no agent connects");
+        let mut buffer = [0_u8; 4096];
+        // SAFETY: a listening socket; a buffer of this length.
+        unsafe {
+            let socket =
+                libc::accept4(self.0, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC);
+            assert!(libc::recv(socket, buffer.as_mut_ptr().cast(), buffer.len(), 0) > 0, "no hello");
+            readable(socket, Duration::from_millis(200));
+            libc::close(socket);
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! One request and its answer, within a time and a size.
 
+use super::search::Candidate;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
-use std::path::Path;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -18,13 +18,13 @@ const CONNECT: Duration = Duration::from_secs(1);
 const REACH: Duration = Duration::from_secs(5);
 
 /// Whether somebody listens.
-pub fn reach(socket: &Path) -> Result<(), String> {
+pub fn reach(socket: &Candidate) -> Result<(), String> {
     block_on(async { connect(socket).await.map(drop) })
 }
 
 /// Sends a request without a body.
 pub fn request(
-    socket: &Path,
+    socket: &Candidate,
     method: Method,
     path: &str,
     within: Duration,
@@ -62,9 +62,13 @@ fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, Strin
     runtime.map_err(|error| error.to_string())?.block_on(work)
 }
 
-async fn connect(socket: &Path) -> Result<UnixStream, String> {
-    match timeout(CONNECT, UnixStream::connect(socket)).await {
-        Ok(Ok(stream)) => Ok(stream),
+async fn connect(socket: &Candidate) -> Result<UnixStream, String> {
+    match timeout(CONNECT, UnixStream::connect(&socket.path)).await {
+        Ok(Ok(stream)) => {
+            let server = stream.peer_cred().map_err(|error| error.to_string())?;
+            socket.believes(server.uid())?;
+            Ok(stream)
+        }
         Ok(Err(error)) => Err(match error.kind() {
             std::io::ErrorKind::ConnectionRefused => {
                 "nobody listens (left by a daemon that has ended)".into()

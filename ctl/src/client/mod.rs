@@ -35,6 +35,7 @@ const RUNS: Duration = Duration::from_secs(30);
 pub struct Daemon {
     /// Its control socket.
     pub control: PathBuf,
+    candidate: search::Candidate,
     /// No answer is waited for longer.
     patience: Duration,
 }
@@ -71,8 +72,10 @@ impl Daemon {
     pub fn find(given: Option<&Path>) -> Result<Daemon, Unreachable> {
         let mut tried = Vec::new();
         for candidate in search::candidates(given) {
-            match candidate.check().and_then(|()| http::reach(&candidate.path)) {
-                Ok(()) => return Ok(Daemon { control: candidate.path, patience: Duration::MAX }),
+            match candidate.check().and_then(|()| http::reach(&candidate)) {
+                Ok(()) => {
+                    return Ok(Daemon { control: candidate.path.clone(), candidate, patience: Duration::MAX });
+                }
                 Err(why) => tried.push((candidate.path, why)),
             }
         }
@@ -169,7 +172,7 @@ impl Daemon {
     }
 
     fn ask<T: serde::de::DeserializeOwned>(&self, method: Method, path: &str, within: Duration) -> Result<T> {
-        let (status, body) = http::request(&self.control, method, path, within.min(self.patience))
+        let (status, body) = http::request(&self.candidate, method, path, within.min(self.patience))
             .map_err(|why| NoAnswer(format!("the daemon at {}: {why}", self.control.display())))?;
         if status.is_success() {
             return Ok(serde_json::from_slice(&body).map_err(|error| self.not_understood(path, &error))?);

@@ -15,7 +15,7 @@ pub const AGENT: &str = "agent.sock";
 const SYSTEM: &str = "/run/gpumemd";
 
 /// A place to look at.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// The socket.
     pub path: PathBuf,
@@ -121,22 +121,54 @@ impl Candidate {
         if self.typed {
             return Ok(());
         }
-        let directory = self.path.parent().unwrap_or(Path::new("/"));
-        let place = std::fs::metadata(directory).map_err(|error| error.to_string())?;
-        let by_root = directory == Path::new(SYSTEM);
-        trusted(by_root, socket.uid(), place.mode(), user())
+        trusted(&self.path, socket.uid())?;
+        // The agents' socket is a link to one in a directory of its own: there, too.
+        let real = std::fs::canonicalize(&self.path).map_err(|error| error.to_string())?;
+        trusted(&real, socket.uid())
+    }
+
+    /// Whether whoever made the socket that was reached may be believed: between the look at a path and the connection
+    /// something else can have come there.
+    pub fn believes(&self, server: u32) -> Result<(), String> {
+        if self.typed || is_systems(&self.path) || server == 0 || server == user() {
+            return Ok(());
+        }
+        Err(not_ours(server))
     }
 }
 
-/// The system's directory is made by root, and holds the sockets of the daemon's own user.
-fn trusted(by_root: bool, owner: u32, directory_mode: u32, user: u32) -> Result<(), String> {
-    if directory_mode & 0o002 != 0 {
-        return Err("not used: anybody may write in its directory".into());
+/// Whether a path lies in the system's directory: only root can make that, and it holds the sockets of the daemon's own user.
+fn is_systems(path: &Path) -> bool {
+    path.starts_with(SYSTEM)
+}
+
+fn trusted(path: &Path, owner: u32) -> Result<(), String> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let place = std::fs::metadata(directory).map_err(|error| error.to_string())?;
+    let groups = place.gid() == 0 || place.gid() == rustix::process::getgid().as_raw();
+    may_hold(is_systems(path), owner, (place.uid(), place.mode(), groups), user())
+}
+
+/// `directory`: its owner, its mode, and whether its group is ours or root's.
+fn may_hold(is_systems: bool, owner: u32, directory: (u32, u32, bool), user: u32) -> Result<(), String> {
+    let (holder, mode, is_our_group) = directory;
+    if mode & 0o002 != 0 || mode & 0o020 != 0 && !is_our_group {
+        return Err("not used: others may write in its directory".into());
     }
-    if owner != 0 && owner != user && !by_root {
-        return Err(format!("not used: belongs to user {owner} (--socket takes it all the same)"));
+    if owner != 0 && owner != user && !is_systems {
+        return Err(not_ours(owner));
+    }
+    // Who owns the directory can put another socket into it, or a link to one.
+    if holder != 0 && holder != user && !is_systems {
+        return Err(format!(
+            "not used: its directory belongs to user {holder} (--socket takes it all the same)"
+        ));
     }
     Ok(())
+}
+
+fn not_ours(owner: u32) -> String {
+    format!("not used: belongs to user {owner} (--socket takes it all the same)")
 }
 
 #[cfg(test)]
@@ -145,9 +177,29 @@ mod tests {
 
     #[test]
     fn only_root_and_the_caller_are_believed() {
-        let ok = |by_root, owner, mode| trusted(by_root, owner, mode, 1000).is_ok();
-        assert_eq!([ok(false, 0, 0o755), ok(false, 1000, 0o700), ok(true, 990, 0o755)], [true; 3]);
-        assert_eq!([ok(false, 1001, 0o755), ok(false, 1000, 0o777), ok(true, 0, 0o777)], [false; 3]);
+        let ok = |systems, owner, holder, mode, group| {
+            may_hold(systems, owner, (holder, mode, group), 1000).is_ok()
+        };
+        for (systems, owner, holder, mode, group) in [
+            (false, 0, 0, 0o755, false),
+            (false, 1000, 1000, 0o700, false),
+            (false, 1000, 1000, 0o775, true),
+            (true, 990, 990, 0o755, false),
+        ] {
+            assert!(ok(systems, owner, holder, mode, group), "{owner} in {holder}'s {mode:o}");
+        }
+        for (systems, owner, holder, mode, group) in [
+            (false, 1001, 1000, 0o755, false),
+            (false, 1000, 1000, 0o777, true),
+            (false, 1000, 1000, 0o775, false),
+            (true, 0, 0, 0o777, false),
+            // A link to root's socket, in a directory where its owner can put another one any time.
+            (false, 0, 1001, 0o755, false),
+        ] {
+            assert!(!ok(systems, owner, holder, mode, group), "{owner} in {holder}'s {mode:o}");
+        }
+        let own = |typed| Candidate { path: "/home/a/control.sock".into(), typed };
+        assert!(own(false).believes(user() + 1).is_err() && own(true).believes(user() + 1).is_ok());
     }
 
     #[test]

@@ -36,7 +36,7 @@ const FIRST_CHECKPOINT_NS: u64 = 500_000_000;
 /// A process that has ended waits so long for the last word of its agent.
 const LAST_WORD_NS: u64 = 2_000_000_000;
 /// The wall clock is looked at that often, and anchored anew when it was set by more than [`JUMP_NS`].
-const ANCHOR_NS: u64 = 10_000_000_000;
+const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
 /// Batches taken before others get a turn.
 const BATCHES: usize = 32;

@@ -47,7 +47,8 @@ impl Tally {
             let mut seen = before.remove(&process.key).unwrap_or_default();
             // A process of which a new part begins may count anew.
             let lost = process.coverage.lost;
-            self.totals.lost += lost.checked_sub(seen.lost).unwrap_or(lost);
+            let more = lost.checked_sub(seen.lost).unwrap_or(lost);
+            self.totals.lost = self.totals.lost.saturating_add(more);
             seen.lost = lost;
             let known = std::mem::take(&mut seen.ooms);
             // A refusal that nobody gave up for is not the end of anything; it may become one.

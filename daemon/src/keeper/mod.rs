@@ -31,6 +31,8 @@ use tokio::sync::oneshot;
 const QUEUED: usize = 256;
 /// Runs that may wait for a store that is out of order.
 const WAITING: usize = 512;
+/// Runs of which no more is heard before they are written.
+const AT_ONCE: usize = WAITING / 2;
 /// A store that is out of order is tried again after this, doubled up to [`LONGEST`] where it is not for want of something.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
@@ -216,13 +218,24 @@ impl Desk {
             let next = [next_try, Some(self.sweeper.next)].into_iter().flatten().min();
             let patience =
                 next.map_or(LONGEST, |next| next.saturating_duration_since(Instant::now())).min(LONGEST);
-            match inbox.recv_timeout(patience) {
-                Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(job) => {
-                    queued.fetch_sub(1, Ordering::Relaxed);
-                    self.take(job);
+            let mut job = match inbox.recv_timeout(patience) {
+                Ok(job) => Some(job),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(Job::End),
+            };
+            // What is newer takes the place of what is older before anything is written: who is slow must not fall behind.
+            let mut is_over = false;
+            while let Some(next) = job {
+                is_over = matches!(next, Job::End);
+                if is_over {
+                    break;
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                queued.fetch_sub(1, Ordering::Relaxed);
+                self.take(next);
+                job = if self.waiting.len() < AT_ONCE { inbox.try_recv().ok() } else { None };
+            }
+            if is_over {
+                break;
             }
             if Instant::now() >= self.next_try {
                 self.write_all();

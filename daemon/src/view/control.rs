@@ -210,6 +210,12 @@ fn only(query: &str, keys: &[&str]) -> Result<(), Refused> {
     Ok(())
 }
 
+/// For fuzz/: whether each reader of queries takes this one, before anybody is asked; and a value without its escapes.
+#[cfg(fuzzing)]
+pub fn understood(query: &str) -> (bool, bool, Option<String>) {
+    (runs::Which::of(query).is_ok(), record::limits(query).is_ok(), record::unescaped(query).ok())
+}
+
 fn json(value: &impl Serialize) -> Vec<u8> {
     // Maps with keys that are no strings would be refused; there are none.
     serde_json::to_vec(value).unwrap_or_default()

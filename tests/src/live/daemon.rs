@@ -21,7 +21,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one called `name`, which answers when this returns. `config` is appended to its configuration.
+    /// Starts one called `name`, which answers when this returns. `config` is appended to its configuration; what comes in it
+    /// before the first table goes to the top, where it may name another recording.
     ///
     /// # Panics
     /// When it does not answer.
@@ -64,9 +65,14 @@ impl Daemon {
             true => config.to_owned(),
             false => config.replace("[metrics]\n", "[metrics]\nfold_younger_s = 0.0\n"),
         };
-        let text = format!(
-            "runtime_dir = {runtime:?}\nrecord = {recording:?}\n[runs]\nstore = {store:?}\n{metrics}{config}\n"
-        );
+        let (top, tables) = config.split_at(config.find('[').unwrap_or(0));
+        let record =
+            if top.contains("record =") { String::new() } else { format!("record = {recording:?}\n") };
+        let runs =
+            if tables.contains("store =") { String::new() } else { format!("[runs]\nstore = {store:?}\n") };
+        let tables = if runs.is_empty() { tables.to_owned() } else { tables.replacen("[runs]\n", &runs, 1) };
+        let runs = if tables.contains("[runs]") { "" } else { runs.as_str() };
+        let text = format!("runtime_dir = {runtime:?}\n{record}{top}{runs}{metrics}{tables}\n");
         std::fs::write(&file, text).expect("written");
         command.arg("--config").arg(&file);
         command.stderr(std::fs::File::create(machine.dir.join(format!("{name}.log"))).expect("a log"));

@@ -70,6 +70,16 @@ impl Machine {
         truth::read_end(&self.truth_path())
     }
 
+    /// Empties the journal: of an hour it would be large. Whoever writes it appends whole lines.
+    ///
+    /// # Panics
+    /// When that cannot be.
+    pub fn forget_truth(&self) {
+        let journal =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(self.truth_path());
+        journal.and_then(|journal| journal.set_len(0)).expect("emptied");
+    }
+
     /// A program that sees this machine's driver. Nothing of gpumem is in its environment.
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new(program.as_ref());

@@ -352,7 +352,7 @@ impl Drop for Mixer {
 }
 
 /// Of a simulated device.
-fn uuid(ordinal: usize) -> String {
+pub fn uuid(ordinal: usize) -> String {
     format!("GPU-51006d75-1a7e-4d00-8000-4750550000{ordinal:02x}")
 }
 

@@ -10,6 +10,8 @@
 //! prometheus a real Prometheus beside it
 //! truth      the machine's journal
 //! scene      a machine, a daemon and such programs; everything compared at the end
+//! hostile    peers made by hand, and other users
+//! soak       64 programs that come and go, with faults mixed in
 //! mixer      a program that takes and gives memory of every kind, as it is told
 //! torch      unmodified PyTorch wheels on such a machine, and what was recorded of them
 //! attribution whose memory such a recording says it is, beside what the program knows
@@ -20,12 +22,14 @@ pub mod attribution;
 pub mod compare;
 pub mod daemon;
 pub mod examples;
+pub mod hostile;
 pub mod machine;
 pub mod mixer;
 pub mod packages;
 pub mod programs;
 pub mod prometheus;
 pub mod scene;
+pub mod soak;
 pub mod torch;
 pub mod truth;
 

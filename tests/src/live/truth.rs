@@ -41,6 +41,9 @@ pub struct Truth {
     pub idle: i64,
     /// By tag, "" for none; `tags` and `idle` make `tracked`.
     pub tags: BTreeMap<String, i64>,
+    /// Beside the sum: managed, pinned, imported.
+    #[serde(default)]
+    pub beside: BTreeMap<String, i64>,
 }
 
 impl Truth {

@@ -171,6 +171,6 @@ fn is_numbered(file: &str, name: &str) -> bool {
 }
 
 fn own_start_ticks() -> Option<u64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+    let stat = std::fs::read("/proc/self/stat").ok()?;
+    String::from_utf8_lossy(&stat).rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }

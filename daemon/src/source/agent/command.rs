@@ -63,6 +63,8 @@ pub(super) type Errand = (Command, oneshot::Sender<Obeyed>);
 #[derive(Debug)]
 pub(super) struct Speaker {
     errands: mpsc::Sender<Errand>,
+    /// Newer connections of the process, each of which waits for this one: until it is over, or has nothing left to be read.
+    successors: mpsc::Sender<oneshot::Sender<()>>,
     /// Last record that was handed to the ledger.
     heard: Arc<AtomicU64>,
 }
@@ -71,6 +73,7 @@ pub(super) struct Speaker {
 #[derive(Debug)]
 pub(super) struct Ear {
     pub errands: mpsc::Receiver<Errand>,
+    pub successors: mpsc::Receiver<oneshot::Sender<()>>,
     pub heard: Arc<AtomicU64>,
     /// The command that was sent last, until the agent says what became of it.
     pub waiting: Option<(u8, oneshot::Sender<Obeyed>)>,
@@ -125,16 +128,30 @@ impl Agents {
     /// An agent is there.
     pub(super) fn introduce(&self, key: ProcessKey) -> Ear {
         let (errands, inbox) = mpsc::channel(4);
+        let (successors, queue) = mpsc::channel(1);
         let heard = Arc::new(AtomicU64::new(0));
-        let speaker = Speaker { errands, heard: Arc::clone(&heard) };
+        let speaker = Speaker { errands, successors, heard: Arc::clone(&heard) };
         self.speakers().insert(key, speaker);
-        Ear { errands: inbox, heard, waiting: None }
+        Ear { errands: inbox, successors: queue, heard, waiting: None }
+    }
+
+    /// Waits until everything that came on an earlier connection of the process has been handed on. A process that became another
+    /// program (exec) has closed that one, and what it left must not be taken for the new program's.
+    pub(super) async fn succeed(&self, key: ProcessKey) {
+        let earlier = self.speakers().get(&key).map(|speaker| speaker.successors.clone());
+        let (tell, told) = oneshot::channel();
+        if let Some(earlier) = earlier
+            && earlier.send(tell).await.is_ok()
+        {
+            // An error says that it is over; a word, that it is open and empty.
+            let _ = told.await;
+        }
     }
 
     /// It is gone, unless another connection of its process came meanwhile.
-    pub(super) fn forget(&self, key: ProcessKey, ear: &Ear) {
+    pub(super) fn forget(&self, key: ProcessKey, heard: &Arc<AtomicU64>) {
         let mut speakers = self.speakers();
-        if speakers.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, &ear.heard)) {
+        if speakers.get(&key).is_some_and(|speaker| Arc::ptr_eq(&speaker.heard, heard)) {
             speakers.remove(&key);
         }
     }

@@ -1,6 +1,7 @@
 //! One agent, from its hello to its end.
 
 use super::ask::{Question, option};
+use super::budget::Budget;
 use super::command::{Ear, Errand};
 use super::frames::{Fault, Seen, Stream};
 use super::kept::{self, Kept};
@@ -18,11 +19,13 @@ use crate::source::Batch;
 use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
-use rustix::net::{SendFlags, Shutdown, shutdown};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::UnixStream;
+use tokio::sync::oneshot;
 
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
@@ -226,7 +229,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
         // It keeps the seat of one that has not said hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }
-    let Body::Hello { start_ticks, versions, .. } = hello.body else {
+    let Body::Hello { start_ticks, versions, capabilities, instance, claims } = hello.body else {
         return Err(Refusal::NoHello(String::new()));
     };
     if versions >> 16 != u64::from(MAJOR) {
@@ -240,6 +243,10 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
     let fd = fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?;
     let memory = Memory::accept(fd, limits.shared_bytes)?;
     let peer = Peer::of(stream, start_ticks)?;
+    // In the words of our own clock, for whoever reads it later.
+    let start_ticks = peer.key.start_ticks;
+    let hello =
+        Record { body: Body::Hello { start_ticks, versions, capabilities, instance, claims }, ..hello };
 
     let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
     if !after.is_empty() {
@@ -262,6 +269,7 @@ enum Ready {
     Gone,
     Resync,
     Errand(Errand),
+    Successor(oneshot::Sender<()>),
 }
 
 impl Connection {
@@ -274,6 +282,7 @@ impl Connection {
         mut seat: Seat,
     ) -> Result<Self, Refusal> {
         seat.welcomed();
+        agents.succeed(peer.key).await;
         let epoch = agents.next_epoch();
         let mut connection = Connection {
             ear: agents.introduce(peer.key),
@@ -362,7 +371,13 @@ impl Connection {
         let mut resyncs = self.agents.resyncs.subscribe();
         let mut over = self.agents.over.subscribe();
         let mut gone = self.agents.expect_end(self.peer.key, self.watched);
+        let mut successors = Vec::new();
         let end = loop {
+            if !successors.is_empty() && is_empty(stream) {
+                for tell in successors.drain(..) {
+                    let _: Result<(), ()> = oneshot::Sender::send(tell, ());
+                }
+            }
             let ready = tokio::select! {
                 biased;
                 _ = over.wait_for(|over| *over) => Ok(Ready::Over),
@@ -370,6 +385,7 @@ impl Connection {
                 _ = &mut gone => Ok(Ready::Gone),
                 Ok(()) = resyncs.changed() => Ok(Ready::Resync),
                 Some(errand) = self.ear.errands.recv() => Ok(Ready::Errand(errand)),
+                Some(tell) = self.ear.successors.recv() => Ok(Ready::Successor(tell)),
             };
             match ready {
                 // What is in the socket is for the daemon's next life.
@@ -382,6 +398,7 @@ impl Connection {
                 }
                 Ok(Ready::Resync) => self.ask_again(stream),
                 Ok(Ready::Errand(errand)) => self.command(stream, errand),
+                Ok(Ready::Successor(tell)) => successors.push(tell),
                 // Its children may hold the socket open, so there may be no end of it; what was sent is here.
                 Ok(Ready::Gone) => {
                     break match self.turn(stream, usize::MAX).await {
@@ -393,6 +410,7 @@ impl Connection {
             }
         };
         self.end(stream, end).await;
+        // Whoever waits for that hears it now: `successors` are dropped.
     }
 
     /// Asks for the whole state once more.
@@ -487,10 +505,16 @@ impl Connection {
         self.agents.hand(Batch { origin: Origin::Process(self.peer.key), frames, place }).await
     }
 
-    /// Reads what was not sent, and tells that the agent is gone; when its process is, that too.
-    async fn end(mut self, stream: &UnixStream, end: End) {
+    /// Reads what was not sent, and tells that the agent is gone; when its process is, that too. Until then a newer connection of the
+    /// process waits.
+    async fn end(self, stream: &UnixStream, end: End) {
+        let (agents, key, heard) = (Arc::clone(&self.agents), self.peer.key, Arc::clone(&self.ear.heard));
+        self.leave(stream, end).await;
+        agents.forget(key, &heard);
+    }
+
+    async fn leave(mut self, stream: &UnixStream, end: End) {
         let (pid, uid) = (self.peer.key.pid, self.peer.uid);
-        self.agents.forget(self.peer.key, &self.ear);
         if matches!(end, End::Over) {
             return;
         }
@@ -568,33 +592,8 @@ impl Connection {
     }
 }
 
-/// What a connection may send in a second. Spending more waits, the socket fills, and the agent's ring takes it
-/// from there.
-#[derive(Debug)]
-struct Budget {
-    bytes_per_s: u64,
-    since: Instant,
-    spent: u64,
-}
-
-impl Budget {
-    fn new(bytes_per_s: u64) -> Self {
-        Budget { bytes_per_s, since: Instant::now(), spent: 0 }
-    }
-
-    async fn spend(&mut self, bytes: usize) {
-        if self.bytes_per_s == 0 {
-            return;
-        }
-        self.spent += bytes as u64;
-        // Looked at once in a tenth of a second's worth: bursts of that size are free.
-        if self.spent < self.bytes_per_s / 10 {
-            return;
-        }
-        let due = Duration::from_secs_f64(self.spent as f64 / self.bytes_per_s as f64);
-        if let Some(wait) = due.checked_sub(self.since.elapsed()) {
-            tokio::time::sleep(wait).await;
-        }
-        (self.since, self.spent) = (Instant::now(), 0);
-    }
+/// Whether the socket is open and everything in it has been read. The kernel is asked: what tokio knows may be older.
+fn is_empty(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    rustix::net::recv(stream, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
 }

@@ -5,7 +5,7 @@
 //! seats       quotas; turns: fairness between users
 //! connection  one agent, from hello to end
 //! peer        who it is: the kernel's word, and /proc's
-//! packet      one packet off the socket
+//! packet      one packet off the socket; budget: how much of that in a second
 //! frames      what an agent may say
 //! voice       what is logged about peers
 //! memory      its memfd; rest: what it recorded and never sent
@@ -18,6 +18,7 @@
 //! one of them sends costs the others nothing but their turn.
 
 mod ask;
+mod budget;
 mod command;
 mod connection;
 mod frames;

@@ -68,13 +68,14 @@ impl Peer {
         let pid = pid.ok_or(Unknown::NoPid)?;
         // The pid may be another process's by now, but then not with the start time that the peer had.
         let found = start_ticks(pid)?;
-        if found != claimed_ticks {
+        let boot = time_offset_ns(pid, "boottime");
+        if !is_same_start(found, claimed_ticks, boot) {
             return Err(Unknown::StartTime { pid, found, claimed: claimed_ticks });
         }
         Ok(Peer {
             key: ProcessKey { pid, start_ticks: found },
             uid: credentials.uid(),
-            rebase_ns: time_offset_ns(pid),
+            rebase_ns: time_offset_ns(pid, "monotonic"),
         })
     }
 
@@ -96,12 +97,23 @@ impl Peer {
     }
 }
 
-/// How far our CLOCK_MONOTONIC is ahead of that of a process in another time namespace; 0 in the same one, and
-/// where it cannot be known.
-fn time_offset_ns(pid: u32) -> i64 {
+/// Whether both are the same start: /proc says it by the clock of the time namespace from which it is read.
+fn is_same_start(found: u64, claimed: u64, ahead_ns: i64) -> bool {
+    if ahead_ns == 0 {
+        return found == claimed;
+    }
+    let tick_ns = 1_000_000_000 / i128::from(rustix::param::clock_ticks_per_second().max(1));
+    let theirs_ns = i128::from(found) * tick_ns - i128::from(ahead_ns);
+    // Rounded to ticks on both sides.
+    (i128::from(claimed) * tick_ns - theirs_ns).abs() <= tick_ns
+}
+
+/// How far our clock of that name is ahead of that of a process in another time namespace; 0 in the same one, and where it
+/// cannot be known.
+fn time_offset_ns(pid: u32, clock: &str) -> i64 {
     let offset = |of: &str| {
         let text = std::fs::read_to_string(format!("/proc/{of}/timens_offsets")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
         let mut numbers = line.split_ascii_whitespace().map(|word| word.parse::<i64>().ok());
         let (seconds, nanos) = (numbers.next()??, numbers.next()??);
         seconds.checked_mul(1_000_000_000)?.checked_add(nanos)
@@ -126,4 +138,23 @@ fn start_ticks(pid: u32) -> Result<u64, Unknown> {
 /// What could not be read of it: who has no descriptor left knows nothing of the process.
 fn unread(pid: u32, error: std::io::Error) -> Unknown {
     if descriptors::is_lack(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_same_start;
+
+    #[test]
+    fn a_start_is_told_by_each_ones_clock() {
+        let tick_ns = 1_000_000_000 / i64::try_from(rustix::param::clock_ticks_per_second()).unwrap();
+        assert!(is_same_start(5000, 5000, 0) && !is_same_start(5000, 5001, 0));
+        // Their clock is a thousand ticks ahead, or behind, and a little.
+        for (ahead, claimed) in [(-1000, 6000), (1000, 4000)] {
+            assert!(is_same_start(5000, claimed, ahead * tick_ns));
+            assert!(is_same_start(5000, claimed, ahead * tick_ns + tick_ns / 3));
+            assert!(!is_same_start(5000, claimed + 2, ahead * tick_ns));
+            assert!(!is_same_start(5000, 5000, ahead * tick_ns));
+        }
+        assert!(!is_same_start(u64::MAX, 0, i64::MIN));
+    }
 }

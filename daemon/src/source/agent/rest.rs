@@ -213,7 +213,7 @@ mod tests {
         ftruncate(&fd, header.file_bytes().expect("small")).expect("room");
         assert_eq!(rustix::io::pwrite(&fd, &header.encode(), 0), Ok(72));
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).expect("sealed");
-        Memory::accept(fd).expect("as it should be")
+        Memory::accept(fd, 1 << 20).expect("as it should be")
     }
 
     /// A header may say anything: a head at the end of all numbers once made reading begin again at 0, for ever.
@@ -221,7 +221,7 @@ mod tests {
     fn reading_ends_whatever_the_head_is_said_to_be() {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
             for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
-                let mut rest = Rest::new(memory_with_head(head), last_seq, true, 1).expect("readable");
+                let mut rest = Rest::new(memory_with_head(head), (last_seq, true), 1, 2).expect("readable");
                 let mut pieces = 0;
                 while rest.next_piece(1).expect("readable").is_some() {
                     pieces += 1;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
-/// Batches of one user that wait for the ledger: a quarter of its inbox.
-const PLACES: usize = 16;
+/// Batches of one user that wait for the ledger: enough to keep it busy, and what each user adds to the time that others wait.
+const PLACES: usize = 4;
 /// Reading what was left takes milliseconds, a full ring of a million records and as many rows a quarter of a second.
 const LONG: Duration = Duration::from_millis(250);
 /// Who takes longer leaves four fifths of the time to others.

@@ -32,31 +32,43 @@ pub fn message(record: &str) -> Option<&str> {
     (priority >> 3 == 0).then_some(text)
 }
 
-/// What a line tells, if it is one of those.
+/// How lines begin that tell something, but for what a log puts before them.
+const BEGIN: [&str; 4] = ["oom-kill:constraint=", "Task in ", "Killed process ", "NVRM: Xid ("];
+
+/// What a line tells, if it is one of those. Names of programs and groups come behind its first words and may be such words
+/// themselves: the first ones count.
 pub fn told(line: &str) -> Option<Told> {
-    if let Some(at) = line.find("oom-kill:constraint=") {
-        let fields = line.get(at..)?;
-        // The name comes before it and may hold commas.
-        let pid = number(fields.get(fields.rfind(",pid=")? + ",pid=".len()..)?)?;
-        let group = fields.split(',').find_map(|field| field.strip_prefix("oom_memcg=")).map(str::to_owned);
-        return Some(Told::Constraint { pid, group });
+    let found = BEGIN.into_iter().filter_map(|begin| Some((line.find(begin)?, begin)));
+    let (at, begin) = found.min()?;
+    let (before, rest) = (line.get(..at)?, line.get(at + begin.len()..)?);
+    match begin {
+        "oom-kill:constraint=" => {
+            // The name comes before it and may hold commas.
+            let pid = number(rest.get(rest.rfind(",pid=")? + ",pid=".len()..)?)?;
+            let group = rest.strip_prefix("CONSTRAINT_MEMCG,").and_then(|rest| rest.split_once("oom_memcg="));
+            let group =
+                group.map(|(_, group)| group.split_once(",task_memcg=").map_or(group, |(group, _)| group));
+            Some(Told::Constraint { pid, group: group.map(str::to_owned) })
+        }
+        "Task in " => {
+            let (_, group) = rest.split_once(" killed as a result of limit of ")?;
+            Some(Told::Limit { group: group.trim().to_owned() })
+        }
+        "Killed process " => {
+            let in_group = match before {
+                _ if before.contains("Memory cgroup out of memory") => Some(true),
+                _ if before.contains("Out of memory") => Some(false),
+                _ => None,
+            };
+            Some(Told::Killed { pid: number(rest)?, in_group })
+        }
+        _ => {
+            let (_, rest) = rest.split_once("): ")?;
+            let xid = number::<u64>(rest)?;
+            let pid = rest.split_once("pid=").and_then(|(_, rest)| number(rest.trim_start_matches('\'')));
+            Some(Told::Xid { pid: pid.filter(|pid| *pid != 0), xid })
+        }
     }
-    if let Some((_, group)) = line.split_once(" killed as a result of limit of ") {
-        return Some(Told::Limit { group: group.trim().to_owned() });
-    }
-    if let Some((before, rest)) = line.split_once("Killed process ") {
-        let in_group = match before {
-            _ if before.contains("Memory cgroup out of memory") => Some(true),
-            _ if before.contains("Out of memory") => Some(false),
-            _ => None,
-        };
-        return Some(Told::Killed { pid: number(rest)?, in_group });
-    }
-    let (_, rest) = line.split_once("NVRM: Xid (")?;
-    let (_, rest) = rest.split_once("): ")?;
-    let xid = number::<u64>(rest)?;
-    let pid = rest.split_once("pid=").and_then(|(_, rest)| number(rest.trim_start_matches('\'')));
-    Some(Told::Xid { pid: pid.filter(|pid| *pid != 0), xid })
 }
 
 /// The digits at the beginning.
@@ -116,6 +128,24 @@ mod tests {
         assert_eq!(told("NVRM: Xid (0000:05:00): 43, Ch 00000010, engmask 00000101"), xid(None, 43));
         assert_eq!(told("NVRM: Xid (PCI:0000:3b:00): 94, pid='77', name=a, Contained"), xid(Some(77), 94));
         assert_eq!(told("NVRM: GPU at PCI:0000:3b:00: GPU-1"), None);
+    }
+
+    /// A program may call itself what another line begins with.
+    #[test]
+    fn names_are_no_lines() {
+        for name in
+            ["Killed process ", "NVRM: Xid (a): ", "Task in ", "a,pid=1,", "a,oom_memcg=/ab", "x pid=9"]
+        {
+            let line = format!("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name={name}, Ch 00000008");
+            assert_eq!(told(&line), Some(Told::Xid { pid: Some(4711), xid: 31 }), "{line}");
+            let line = format!("Out of memory: Killed process 4711 ({name}) total-vm:1kB");
+            assert_eq!(told(&line), killed(4711, Some(false)), "{line}");
+            let line = format!(
+                "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
+                 task_memcg=/a,task={name},pid=4711,uid=0"
+            );
+            assert_eq!(told(&line), Some(Told::Constraint { pid: 4711, group: None }), "{line}");
+        }
     }
 
     #[test]

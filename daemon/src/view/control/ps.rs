@@ -98,7 +98,7 @@ fn process(
     let sample = account.complete.as_ref().filter(|_| absence.is_none());
     let idle = |amounts: &[i64]| {
         let cells = process.cells.iter().zip(amounts);
-        cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| bytes).sum()
+        cells.filter(|(cell, _)| cell.is_idle()).map(|(_, bytes)| *bytes).fold(0, i64::wrapping_add)
     };
     // The numbers of one row belong to one instant where that can be.
     let at_sample = sample.and_then(|sample| Some((sample.tracked_bytes?, &*sample.amounts)));

@@ -51,7 +51,7 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
 }
 
 /// What limits a recording, as the agent is told: each behind a NUL.
-fn limits(query: &str) -> Result<String, Refused> {
+pub(super) fn limits(query: &str) -> Result<String, Refused> {
     let is_number =
         |text: &str| !text.is_empty() && text.len() < 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut limits = String::new();

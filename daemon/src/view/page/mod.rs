@@ -96,6 +96,12 @@ impl Asked {
     }
 }
 
+/// For fuzz/: whether the page has this path, and whether a `Host` names this machine.
+#[cfg(fuzzing)]
+pub fn understood(path: &str, host: &str, own: &str) -> (bool, bool) {
+    (Asked::of(path).is_some(), names_us(host, own))
+}
+
 /// The answer to a GET; `None` where the page has no such path.
 pub(super) async fn answer(
     sight: &Arc<Sight>,

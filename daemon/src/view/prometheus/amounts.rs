@@ -120,17 +120,19 @@ impl<'a> Amounts<'a> {
             sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum = sum.wrapping_add(part));
         }
         for (name, bytes) in other.categories {
-            *self.categories.entry(name).or_insert(0) += bytes;
+            let sum = self.categories.entry(name).or_insert(0);
+            *sum = sum.wrapping_add(bytes);
         }
         for (name, bytes) in other.tags {
-            *self.tags.entry(name).or_insert(0) += bytes;
+            let sum = self.tags.entry(name).or_insert(0);
+            *sum = sum.wrapping_add(bytes);
         }
     }
 
     /// Tags of the folded are one.
     pub fn fold_tags(&mut self) {
         if !self.tags.is_empty() {
-            let sum = self.tags.values().sum();
+            let sum = self.tags.values().copied().fold(0, i64::wrapping_add);
             self.tags = Named::from([(REST.into(), sum)]);
         }
     }

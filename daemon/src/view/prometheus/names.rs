@@ -40,7 +40,8 @@ impl<'a> Names<'a> {
         let mut sums = BTreeMap::new();
         for (cell, &bytes) in process.cells.iter().zip(ranked) {
             if let Ok(tag) = own(cell) {
-                *sums.entry(tag).or_insert(0) += bytes;
+                let sum: &mut i64 = sums.entry(tag).or_insert(0);
+                *sum = sum.wrapping_add(bytes);
             }
         }
         let mut order: Vec<_> = sums.into_iter().collect();
@@ -59,7 +60,7 @@ impl<'a> Names<'a> {
         let mut sums = Named::new();
         for (name, &bytes) in self.0.iter().zip(amounts).filter(|(_, bytes)| **bytes != 0) {
             match sums.get_mut(name) {
-                Some(sum) => *sum += bytes,
+                Some(sum) => *sum = sum.wrapping_add(bytes),
                 None => drop(sums.insert(name.clone(), bytes)),
             }
         }

@@ -111,7 +111,9 @@ fn part(name: &str, what: &str, text: String) -> Part {
 fn users(ps: &Ps) -> Vec<String> {
     let mut users: Vec<String> = ps.processes.iter().filter_map(|row| row.user.clone()).collect();
     users.extend(["USER", "LOGNAME"].into_iter().filter_map(|name| std::env::var(name).ok()));
-    let accounts = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    // One name in an old encoding must not keep all the others from being redacted.
+    let accounts = fs::read("/etc/passwd").unwrap_or_default();
+    let accounts = String::from_utf8_lossy(&accounts);
     // People's accounts; those of the system say nothing of anybody.
     let people = accounts.lines().filter_map(|line| {
         let mut fields = line.split(':');

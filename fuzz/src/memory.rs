@@ -1,0 +1,65 @@
+//! A bound on what a parser may allocate: libFuzzer's own looks once a second, this one looks at every allocation.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+thread_local! {
+    static LIVE: Cell<usize> = const { Cell::new(0) };
+    static MOST: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// The system's, counting.
+struct Counting;
+
+fn add(bytes: usize) {
+    let live = LIVE.with(|live| {
+        live.set(live.get().wrapping_add(bytes));
+        live.get()
+    });
+    let most = MOST.with(Cell::get);
+    // What was there before and is freed inside makes the count wrap: that is no allocation.
+    if live > most && live < usize::MAX / 2 {
+        MOST.with(|most| most.set(usize::MAX));
+        panic!("{live} bytes are live, {most} are allowed");
+    }
+}
+
+// SAFETY: the system's allocator does all of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        add(layout.size());
+        // SAFETY: as our caller says.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        LIVE.with(|live| live.set(live.get().wrapping_sub(layout.size())));
+        // SAFETY: as our caller says.
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        add(layout.size());
+        // SAFETY: as our caller says.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LIVE.with(|live| live.set(live.get().wrapping_sub(layout.size())));
+        add(size);
+        // SAFETY: as our caller says.
+        unsafe { System.realloc(place, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Does it with at most so many bytes live beyond those of now, on this thread.
+pub fn bounded<T>(most: usize, work: impl FnOnce() -> T) -> T {
+    LIVE.with(|live| live.set(0));
+    MOST.with(|limit| limit.set(most));
+    let done = work();
+    MOST.with(|limit| limit.set(usize::MAX));
+    done
+}

@@ -1,0 +1,27 @@
+//! What gpumemctl is told: any bytes are an answer or none, and an answer is written again as it was read.
+#![no_main]
+
+use gpumem_wire::control::{Doctor, Finding, Marked, Ps, Recorded, Refusal, Released};
+use libfuzzer_sys::fuzz_target;
+use serde::{Serialize, de::DeserializeOwned};
+
+fn again<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
+    if let Ok(told) = serde_json::from_slice::<T>(bytes) {
+        let text = serde_json::to_vec(&told).expect("strings and numbers");
+        assert_eq!(serde_json::from_slice::<T>(&text).ok().as_ref(), Some(&told));
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&which, bytes)) = bytes.split_first() else { return };
+    match which % 8 {
+        0 => again::<Ps>(bytes),
+        1 => again::<Doctor>(bytes),
+        2 => again::<Finding>(bytes),
+        3 => again::<Released>(bytes),
+        4 => again::<Recorded>(bytes),
+        5 => again::<Marked>(bytes),
+        6 => again::<Refusal>(bytes),
+        _ => again::<Vec<gpumem_runs::run::Run>>(bytes),
+    }
+});

@@ -1,0 +1,37 @@
+//! Requests to the daemon: queries of the control API, paths and hosts of the page.
+#![no_main]
+
+use gpumemd::view::{control, page};
+use libfuzzer_sys::fuzz_target;
+
+/// As gpumemctl does it.
+fn escaped(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$'()*+,;:@/".contains(&byte);
+    word.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = String::from_utf8_lossy(bytes);
+    let (_, limited, plain) = control::understood(&text);
+    if limited {
+        assert!(!text.contains("max_size=-"));
+    }
+    if let Some(plain) = plain {
+        assert!(plain.len() <= text.len());
+        assert_eq!(control::understood(&escaped(&plain)).2.as_deref(), Some(&*plain));
+    }
+    // Any word comes through a query as it is.
+    assert_eq!(control::understood(&escaped(&text)).2.as_deref(), Some(&*text));
+    assert!(control::understood(&format!("job={}", escaped(&text))).0);
+
+    let (path, host) = text.split_once('\n').unwrap_or((&text, ""));
+    let (_, ours) = page::understood(path, host, "node7");
+    if ours {
+        let name = host.to_ascii_lowercase();
+        let known = name.starts_with("node7") || name.contains("localhost") || name.starts_with('[');
+        let address = name.starts_with(|first: char| first.is_ascii_digit());
+        assert!(known || address, "{host:?} is somebody else");
+    }
+});

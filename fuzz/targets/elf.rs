@@ -1,0 +1,85 @@
+//! Files of programs and libraries as the agent reads them: from the disk, and as they lie in memory. Nothing is read outside of them.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../agent-lib/src/callers/code.rs"]
+mod code;
+#[path = "../../agent-lib/src/elf.rs"]
+mod elf;
+#[path = "../../agent-lib/src/torch/find.rs"]
+mod find;
+#[path = "../../agent-lib/src/callers/symbols.rs"]
+mod symbols;
+
+use find::{Header, Image};
+use gpumem_fuzz::number;
+use libfuzzer_sys::fuzz_target;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Bytes as a file.
+struct File<'a>(&'a [u8]);
+
+impl FileExt for File<'_> {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.0.len());
+        let count = buffer.len().min(self.0.len() - from);
+        buffer[..count].copy_from_slice(&self.0[from..from + count]);
+        Ok(count)
+    }
+
+    fn write_at(&self, _: &[u8], _: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = elf::loadable_bytes(bytes);
+    let Some((&how, rest)) = bytes.split_first() else { return };
+    let mut from = rest;
+    let (start, address) = (number(&mut from, 2), number(&mut from, 2));
+    if let Some(name) = symbols::name(&File(from), start, address) {
+        assert!(name.to_bytes().len() < 1024 && !name.is_empty());
+    }
+    in_memory(how, rest);
+});
+
+/// A file that is mapped: program headers lead to tables, which lead anywhere. With AddressSanitizer a read outside is seen.
+fn in_memory(how: u8, bytes: &[u8]) {
+    let mut from = bytes;
+    let count = usize::from(how & 3) + 1;
+    let places: Vec<(u64, u64, u64)> =
+        (0..count).map(|_| (number(&mut from, 1), number(&mut from, 2), number(&mut from, 2))).collect();
+    let image = from.to_vec().into_boxed_slice();
+    let base = image.as_ptr() as usize;
+    let len = image.len() as u64;
+    let headers: Vec<Header> = places
+        .into_iter()
+        .map(|(kind, address, size)| {
+            // What is said to be loaded is there; anything else may point anywhere.
+            let is_load = kind & 3 != 0;
+            let address = if is_load { address % (len + 1) } else { address };
+            let bytes = if is_load { size.min(len - address) } else { size };
+            let flags = (kind >> 2 & 7) as u32;
+            let kind = if is_load { 1 } else { [2, 0x6474_e552][usize::from(kind & 32 != 0)] };
+            Header { kind, flags, address, bytes, ..Header::default() }
+        })
+        .collect();
+    // SAFETY: all that is said to be loaded lies within the image.
+    let found = unsafe { Image::new(base, &headers) };
+    let inside = |at: usize| base <= at && at + size_of::<usize>() <= base + image.len();
+    for slot in found.slots(&[&[c"cudaMalloc", c"a"], &[c"b"]]).into_iter().flatten() {
+        assert!(inside(slot.at) && slot.at % size_of::<usize>() == 0);
+        let _ = found.sealed_pages(slot.at, 4096);
+    }
+    for name in [c"cudaMalloc", c"a", c""] {
+        assert!(found.defines(name).is_none_or(|at| found.runs(at)));
+    }
+    // SAFETY: both ranges are the image.
+    if image.len() >= 20 {
+        let end = base + image.len();
+        if let Some((first, to)) = unsafe { code::functions(base, image.len(), base, end) } {
+            assert!(base <= first && first < to && to <= end);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! A file of one format (the target's name says which), or of whatever it looks like.
+#![no_main]
+
+use gpumem_fuzz::import;
+use libfuzzer_sys::fuzz_target;
+
+/// Bytes that reading may take: so many, and so many for each of the file's.
+const FIXED: usize = 1 << 20;
+const PER_BYTE: usize = 2000;
+
+/// An exported run with these bytes as its body: its checksums fit, or nothing behind them would ever be reached.
+fn exported(body: &[u8]) -> Vec<u8> {
+    let sum = |piece: &[u8]| {
+        piece
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    };
+    let checks: Vec<String> = body.chunks(64 << 10).map(|piece| format!("\"{:016x}\"", sum(piece))).collect();
+    let (bytes, checks) = (body.len(), checks.join(","));
+    let head = format!("{{\"format\":\"gpumem-run\",\"version\":1,\"bytes\":{bytes},\"checks\":[{checks}]}}\n");
+    [head.as_bytes(), body].concat()
+}
+
+/// `import_tbd_log` is `tbd-log`; `import_guess` none.
+fn format() -> Option<&'static str> {
+    match env!("CARGO_BIN_NAME") {
+        "import_recording" => Some("recording"),
+        "import_run" => Some("gpumem-run"),
+        "import_torch_snapshot" => Some("torch-snapshot"),
+        "import_tbd_log" => Some("tbd-log"),
+        "import_mxnet2_csv" => Some("mxnet2-csv"),
+        "import_mxnet1_trace" => Some("mxnet1-trace"),
+        "import_mxnet1_table" => Some("mxnet1-table"),
+        "import_tbd_analysis" => Some("tbd-analysis"),
+        "import_tbd_mem_csv" => Some("tbd-mem-csv"),
+        "import_nvidia_smi_csv" => Some("nvidia-smi-csv"),
+        "import_mxnet1_csv" => Some("mxnet1-csv"),
+        _ => None,
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    match format() {
+        // Half of them as they are.
+        Some("gpumem-run") if !bytes.starts_with(b"{\"format\"") => import(&exported(bytes), format(), FIXED, PER_BYTE),
+        format => import(bytes, format, FIXED, PER_BYTE),
+    };
+});

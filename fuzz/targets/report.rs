@@ -1,0 +1,64 @@
+//! Every view of a run that was read from a recording or an exported run: it adds up, is harmless, and is well-formed.
+#![no_main]
+
+use gpumem_fuzz::{harmless, import};
+use gpumem_runs::report::text::{Layout, text};
+use gpumem_runs::report::{By, Report, collapsed, csv, html, json, trace, treemap};
+use gpumem_runs::rules::Groupings;
+use libfuzzer_sys::fuzz_target;
+use std::cell::LazyCell;
+
+thread_local! {
+    static RULES: LazyCell<Vec<Groupings>> =
+        LazyCell::new(|| ["default", "torch"].map(|name| Groupings::preset(Some(name))).into());
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&how, bytes)) = bytes.split_first() else { return };
+    let by = [None, Some(By::Layer), Some(By::Structure), Some(By::Tag)][usize::from(how & 3)];
+    for run in import(bytes, None, 1 << 20, 2000).iter().take(4) {
+        let rules = RULES.with(|rules| rules[usize::from(how >> 2 & 1)].clone());
+        let report = Report::new(run, rules, by);
+        for device in &run.devices {
+            assert!(report.statement(device, usize::from(how >> 4), 0).adds_up());
+        }
+        let width = (how & 8 != 0).then_some(60);
+        text(&report, Layout { width, unicode: how & 64 != 0, ..Layout::default() }).lines().for_each(harmless);
+        let told = json::json(&report);
+        let read: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+        assert!(read.is_object());
+        match how >> 4 & 3 {
+            0 => drop(serde_json::from_str::<serde_json::Value>(&trace::json(&report)).expect("a trace is JSON")),
+            1 => drop(serde_json::from_str::<serde_json::Value>(&treemap::json(&report)).expect("a treemap is JSON")),
+            2 => table(&csv::csv(&report)),
+            _ => page(&html::html(&report)),
+        }
+        for line in collapsed::collapsed(&report).lines() {
+            harmless(line);
+            assert!(line.rsplit_once(' ').is_some_and(|(_, bytes)| bytes.parse::<i64>().is_ok()), "{line}");
+        }
+    }
+});
+
+/// Each row has as many fields as the first, and no field begins as a formula does.
+fn table(text: &str) {
+    let fields = |line: &str| {
+        let mut quoted = false;
+        line.bytes()
+            .filter(|byte| {
+                quoted ^= *byte == b'"';
+                *byte == b',' && !quoted
+            })
+            .count()
+    };
+    let mut lines = text.lines();
+    let first = lines.next().map(fields);
+    assert!(lines.all(|line| Some(fields(line)) == first), "{text}");
+}
+
+/// No name ends a script or begins another one.
+fn page(text: &str) {
+    let count = |what: &str| text.matches(what).count();
+    assert_eq!(count("<script"), count("</script>"));
+    assert!(!text.chars().any(|one| one.is_control() && !matches!(one, '\n' | '\t' | '\r')), "control characters");
+}

@@ -1,0 +1,39 @@
+//! Whose a process is: paths of control groups, facts and claims.
+#![no_main]
+
+use gpumem_runs::who::cgroup::Place;
+use gpumem_runs::who::{NAMES, Who, is_of_job};
+use libfuzzer_sys::fuzz_target;
+use std::collections::BTreeMap;
+
+fuzz_target!(|bytes: &[u8]| {
+    let text = String::from_utf8_lossy(bytes);
+    let place = Place::of_file(&text);
+    let hex = |id: &String| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(place.container.iter().all(hex));
+    assert!(place.short_container().is_none_or(|id| id.len() == 12));
+    let plain = |id: &String| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-+".contains(&byte));
+    assert!([&place.pod_uid, &place.slurm_job, &place.slurm_step].into_iter().flatten().all(plain));
+
+    // Lines `name=value`; those that begin with a `?` are claims.
+    let (mut facts, mut claims) = (BTreeMap::new(), BTreeMap::new());
+    for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
+        match name.strip_prefix('?') {
+            Some(name) => claims.insert(name.to_owned(), value.to_owned()),
+            None => facts.insert(name.to_owned(), value.to_owned()),
+        };
+    }
+    let who = Who::of(&facts, &claims, Some(7));
+    for said in who.iter() {
+        assert!(NAMES.contains(&said.name));
+        let own = facts.get(said.name).map(|value| value.trim()).filter(|value| !value.is_empty());
+        if let Some(own) = own.filter(|_| !matches!(said.name, "job" | "rank" | "world_size")) {
+            assert!(!said.is_claim && said.value == own, "a fact wins: {}", said.name);
+        }
+        if matches!(said.name, "user" | "comm" | "container") {
+            assert!(!said.is_claim, "nobody can claim {}", said.name);
+        }
+    }
+    assert_eq!(who.map().len(), who.iter().count() + usize::from(who.claimed().is_some()));
+    let _ = (who.words(), is_of_job(&facts, &claims, "a"));
+});

@@ -1,0 +1,51 @@
+"""Which crates are in the programs, from cargo itself. What only builds or tests them, macros too, is not."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+from typing import Any, Dict, List, Set
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAMS = {"gpumemd": "gpumemd", "gpumemctl": "gpumemctl", "libgpumem.so": "gpumem-agent"}
+
+
+class Crates:
+    """Packages by id, and the ids of those that each depends on in its own code."""
+
+    def __init__(self) -> None:
+        self.cargo = os.environ.get("CARGO", "cargo")
+        command = [self.cargo, "metadata", "--format-version", "1", "--locked", "--offline"]
+        command += ["--filter-platform", self.compiler("host")]
+        known = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
+        self.packages: Dict[str, Any] = {package["id"]: package for package in known["packages"]}
+        self.needs: Dict[str, List[str]] = {}
+        for node in known["resolve"]["nodes"]:
+            linked = [each["pkg"] for each in node["deps"] if any(kind["kind"] is None for kind in each["dep_kinds"])]
+            self.needs[node["id"]] = sorted(each for each in linked if not self.is_macro(each))
+
+    def compiler(self, word: str) -> str:
+        """What the compiler says of itself: host, release."""
+        said = subprocess.run([self.cargo, "-vV"], check=True, capture_output=True, text=True).stdout
+        return next(line.split(": ", 1)[1] for line in said.splitlines() if line.startswith(word + ": "))
+
+    def is_macro(self, package: str) -> bool:
+        return any("proc-macro" in target["kind"] for target in self.packages[package]["targets"])
+
+    def of(self, names: List[str]) -> List[str]:
+        """The workspace's crates of these names and all that is linked into them, by name and version."""
+        held: Set[str] = set()
+        waiting = [each for each, package in self.packages.items() if package["name"] in names and not package["source"]]
+        while waiting:
+            package = waiting.pop()
+            if package not in held:
+                held.add(package)
+                waiting.extend(self.needs[package])
+        return sorted(held, key=lambda each: (self.packages[each]["name"], self.packages[each]["version"]))
+
+    def checksums(self) -> Dict[str, str]:
+        """SHA-256 of each crate's file, as Cargo.lock has them, by `name version`."""
+        lock = (ROOT / "Cargo.lock").read_text(encoding="utf-8")
+        entry = r'name = "(.*)"\nversion = "(.*)"\nsource = ".*"\nchecksum = "(.*)"'
+        return {"{} {}".format(name, version): checksum for name, version, checksum in re.findall(entry, lock)}

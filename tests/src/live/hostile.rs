@@ -1,0 +1,217 @@
+//! A peer on the agent socket, made by hand: every byte, descriptor and page of memory is the test's. And other users, as
+//! whom such peers run.
+
+use super::machine::Job;
+use gpumem_wire::layout::Header;
+use gpumem_wire::{Body, MAJOR, MINOR, Record, Slot, Stamp};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::pwrite;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, sendmsg, socket_with,
+};
+use std::ffi::OsStr;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+pub use super::mixer::now_ns;
+
+/// Who has nothing here.
+pub const NOBODY: u32 = 65_534;
+/// How many descriptors one message may carry.
+pub const MOST_FDS: usize = 253;
+/// What an agent's memory is sealed against.
+pub const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// One frame.
+pub fn record(stamp: Stamp, body: Body<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    Record { stamp, body }.append_frame(&mut out);
+    out
+}
+
+/// A moment, and no place in any order.
+pub fn unordered() -> Stamp {
+    Stamp { time_ns: now_ns(), device: 0, ..Stamp::default() }
+}
+
+/// A place in the order, now.
+pub fn ordered(seq: u64) -> Stamp {
+    Stamp { seq, ..unordered() }
+}
+
+/// Field 22 of a process's stat.
+///
+/// # Panics
+/// When there is no such process.
+pub fn start_ticks(pid: u32) -> u64 {
+    ticks(&pid.to_string())
+}
+
+/// Of this one, in whatever namespace it is.
+///
+/// # Panics
+/// Without /proc.
+pub fn own_start_ticks() -> u64 {
+    ticks("self")
+}
+
+fn ticks(of: &str) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{of}/stat")).expect("a process");
+    let after = stat.rsplit_once(')').expect("a name").1;
+    after.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).expect("a start time")
+}
+
+/// A hello of somebody who started then.
+pub fn hello(start_ticks: u64) -> Vec<u8> {
+    let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
+    let claims = "job=not-mine\nuser=root\n";
+    record(unordered(), Body::Hello { start_ticks, versions, capabilities: 0, instance: 1, claims })
+}
+
+/// Memory as an agent hands it over.
+#[derive(Debug)]
+pub struct Shared {
+    /// The descriptor.
+    pub fd: OwnedFd,
+    /// What its first bytes say.
+    pub header: Header,
+}
+
+impl Shared {
+    /// With so many slots and rows, sealed so.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn new(ring_slots: u64, live_rows: u64, seals: SealFlags) -> Self {
+        let pid = std::process::id();
+        let header = Header {
+            major: MAJOR,
+            minor: MINOR,
+            pid,
+            start_ticks: own_start_ticks(),
+            ring_slots,
+            live_rows,
+            name_bytes: 1 << 16,
+            head_seq: 0,
+            lost: 0,
+            names_end: 0,
+        };
+        let fd = memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
+        ftruncate(&fd, header.file_bytes().expect("a size")).expect("room");
+        let shared = Shared { fd, header };
+        shared.say();
+        fcntl_add_seals(&shared.fd, seals).expect("seals");
+        shared
+    }
+
+    /// A small one, as it should be.
+    pub fn small() -> Self {
+        Shared::new(16, 8, SEALS)
+    }
+
+    /// Writes the header.
+    pub fn say(&self) {
+        self.write(&self.header.encode(), 0);
+    }
+
+    /// Writes anything anywhere.
+    ///
+    /// # Panics
+    /// When it does not fit.
+    pub fn write(&self, bytes: &[u8], offset: u64) {
+        assert_eq!(pwrite(&self.fd, bytes, offset), Ok(bytes.len()));
+    }
+
+    /// The bytes of an ordered record as they lie in a ring or a table.
+    pub fn slot(stamp: Stamp, body: Body<'_>) -> Slot {
+        Record { stamp, body }.encode().0
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Peer(OwnedFd);
+
+impl Peer {
+    /// One that says nothing; none when the daemon takes none, or nobody is there.
+    pub fn connect(path: &Path) -> Option<Self> {
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).ok()?;
+        connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+        Some(Peer(socket))
+    }
+
+    /// One that has said a good hello and been welcomed; none if it was not.
+    pub fn welcomed(path: &Path, shared: &Shared) -> Option<Self> {
+        let peer = Peer::connect(path)?;
+        peer.send_with(&hello(shared.header.start_ticks), &[shared.fd.as_fd()]).then_some(())?;
+        peer.hear(10).filter(|packet| !packet.is_empty())?;
+        Some(peer)
+    }
+
+    /// Sends a packet, waiting as long as it takes; false when the daemon has closed.
+    pub fn send(&self, packet: &[u8]) -> bool {
+        rustix::net::send(&self.0, packet, SendFlags::NOSIGNAL) == Ok(packet.len())
+    }
+
+    /// The same with descriptors.
+    pub fn send_with(&self, packet: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        let fits = fds.is_empty() || beside.push(SendAncillaryMessage::ScmRights(fds));
+        let sent = sendmsg(&self.0, &[IoSlice::new(packet)], &mut beside, SendFlags::NOSIGNAL);
+        fits && sent == Ok(packet.len())
+    }
+
+    /// The next packet; an empty one when the daemon has closed, none when it says nothing for so long.
+    pub fn hear(&self, seconds: i64) -> Option<Vec<u8>> {
+        let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        (poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&patience)) == Ok(1)).then_some(())?;
+        let mut buffer = vec![0; 64 << 10];
+        let (len, _) = recv(&self.0, &mut buffer[..], RecvFlags::empty()).unwrap_or((0, 0));
+        buffer.truncate(len);
+        Some(buffer)
+    }
+
+    /// The daemon has closed it, or does so within a time.
+    pub fn is_closed(&self, seconds: i64) -> bool {
+        let deadline = now_ns() + seconds as u64 * 1_000_000_000;
+        while now_ns() < deadline {
+            if self.hear(1).is_some_and(|packet| packet.is_empty()) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// This test's own program once more, as another user, to play a part: the test `as_somebody_else` of it, which finds the part's name in
+/// [`part`]. It is killed with its value.
+pub fn play(uid: u32, part: &str, environment: &[(&str, &OsStr)]) -> Job {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", "as_somebody_else", "--nocapture", "--test-threads=1"]);
+    command.env("GPUMEM_TEST_PART", part).envs(environment.iter().copied());
+    if uid != 0 {
+        command.uid(uid).gid(uid);
+    }
+    Job::start(&mut command)
+}
+
+/// The part that this process plays, if it was started by [`play`].
+pub fn part() -> Option<String> {
+    std::env::var("GPUMEM_TEST_PART").ok()
+}
+
+/// Says something to whoever started this process, and stays until it is killed.
+pub fn say_and_stay(words: &str) -> ! {
+    println!("\n{words}");
+    loop {
+        std::thread::park();
+    }
+}

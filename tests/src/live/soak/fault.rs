@@ -1,0 +1,226 @@
+//! What is mixed in: one fault at a time, each from a pack of cards, so that each comes before any comes again.
+
+use super::manager::{End, Start};
+use super::{Clients, Manager, Random, Troupe};
+use crate::live::machine::Machine;
+use crate::live::prometheus::get;
+use crate::live::until;
+use std::net::SocketAddr;
+
+/// One of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// The daemon is told to end, and follows itself with everything kept.
+    ToldKept,
+    /// It is killed, and the next one has everything that was kept.
+    KilledKept,
+    /// It is told to end, and nothing is kept.
+    ToldBare,
+    /// It is killed, and nothing is kept.
+    KilledBare,
+    /// It is stopped for a while.
+    Stopped,
+    /// It reads a good configuration again.
+    Reload,
+    /// It reads a bad one.
+    BadReload,
+    /// Its disk is full for a while.
+    DiskFull,
+    /// A call of NVML does not return.
+    Hung,
+    /// A GPU falls off the bus and comes back.
+    Lost,
+    /// NVML is let go of for a while.
+    Released,
+    /// The process that reads NVML is killed.
+    PollerKilled,
+    /// Many programs are killed at once, and as many come.
+    Massacre,
+    /// Some programs are stopped for a while.
+    Frozen,
+}
+
+impl Fault {
+    /// Those that end the daemon.
+    pub const ENDS: [Fault; 4] = [Fault::ToldKept, Fault::KilledKept, Fault::ToldBare, Fault::KilledBare];
+    /// The others.
+    pub const REST: [Fault; 10] = [
+        Fault::Stopped,
+        Fault::Reload,
+        Fault::BadReload,
+        Fault::DiskFull,
+        Fault::Hung,
+        Fault::Lost,
+        Fault::Released,
+        Fault::PollerKilled,
+        Fault::Massacre,
+        Fault::Frozen,
+    ];
+
+    /// What it may make the daemon's log say, at warning or error.
+    pub fn says(self) -> &'static [&'static str] {
+        match self {
+            Fault::BadReload => &["the configuration stays as it was"],
+            Fault::DiskFull => &["runs are kept in memory until the store works again"],
+            Fault::Hung | Fault::PollerKilled => &["nvml poller lost", "nvml is down"],
+            _ => &[],
+        }
+    }
+}
+
+/// Mixes them in.
+#[derive(Debug)]
+pub struct Injector {
+    pack: Vec<Fault>,
+    cards: Vec<Fault>,
+    /// By life of the daemon, from 1: what was mixed in.
+    pub injected: Vec<(u64, Fault)>,
+    good: String,
+    http: SocketAddr,
+}
+
+impl Injector {
+    /// Of a daemon with this configuration.
+    ///
+    /// # Panics
+    /// When that cannot be read.
+    pub fn new(manager: &Manager, http: SocketAddr) -> Self {
+        let good = std::fs::read_to_string(manager.config()).expect("read");
+        let pack = Fault::ENDS.into_iter().chain(Fault::REST).collect();
+        Injector { pack, cards: Vec::new(), injected: Vec::new(), good, http }
+    }
+
+    /// From here on none that ends the daemon.
+    pub fn spare_the_daemon(&mut self) {
+        self.pack.retain(|fault| !Fault::ENDS.contains(fault));
+        self.cards.clear();
+    }
+
+    /// How many there are.
+    pub fn pack(&self) -> usize {
+        self.pack.len()
+    }
+
+    /// The next one.
+    pub fn draw(&mut self, random: &mut Random) -> Fault {
+        if self.cards.is_empty() {
+            self.cards = self.pack.clone();
+            random.shuffle(&mut self.cards);
+        }
+        self.cards.pop().unwrap_or(Fault::Stopped)
+    }
+
+    /// Begins it.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn begin(
+        &mut self,
+        fault: Fault,
+        (machine, manager, clients): (&Machine, &mut Manager, &Clients),
+        (troupe, random): (&mut Troupe, &mut Random),
+    ) {
+        self.injected.push((manager.lives, fault));
+        match fault {
+            Fault::ToldKept | Fault::ToldBare => {
+                clients.doubt(true);
+                manager.end(End::Told);
+            }
+            Fault::KilledKept | Fault::KilledBare => {
+                clients.doubt(true);
+                manager.end(End::Killed);
+            }
+            Fault::Stopped => {
+                clients.doubt(true);
+                manager.stop(true);
+            }
+            Fault::Reload => {
+                let other = format!("{}tags = 8\n[agent]\nmib_per_s = 50\n", self.good);
+                self.reload(&other, manager, "gpumemd_reloads_total");
+            }
+            Fault::BadReload => {
+                let bad = format!("{}tagz = 8\n", self.good);
+                self.reload(&bad, manager, "gpumemd_reload_errors_total");
+            }
+            Fault::DiskFull => manager.disk(Some("write ENOSPC")),
+            Fault::Hung => machine.set(&["gpu1.fault=hang"]),
+            Fault::Lost => machine.set(&["gpu1.fault=lost"]),
+            Fault::Released => {
+                let output = manager.daemon().ctl(machine, &["nvml", "release", "--for", "2s"]).output();
+                assert!(output.expect("gpumemctl runs").status.success());
+            }
+            Fault::PollerKilled => {
+                let daemon = manager.daemon().job.pid();
+                for poller in super::health::children(daemon) {
+                    let pid = rustix::process::Pid::from_raw(poller.0 as i32).expect("a pid");
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+            }
+            Fault::Massacre => {
+                troupe.kill(24, random);
+                troupe.fill(machine, random);
+            }
+            Fault::Frozen => troupe.freeze(Some(8)),
+        }
+    }
+
+    /// Ends it.
+    ///
+    /// # Panics
+    /// When the daemon does not come to itself again.
+    pub fn end(&mut self, fault: Fault, machine: &Machine, manager: &mut Manager, clients: &Clients) {
+        match fault {
+            Fault::ToldKept | Fault::KilledKept => {
+                manager.follow(machine, Start::Kept);
+                clients.doubt(false);
+            }
+            Fault::ToldBare | Fault::KilledBare => {
+                manager.follow(machine, Start::Bare);
+                clients.doubt(false);
+            }
+            Fault::Stopped => {
+                manager.stop(false);
+                clients.doubt(false);
+            }
+            Fault::Reload | Fault::BadReload => {
+                let good = self.good.clone();
+                self.reload(&good, manager, "gpumemd_reloads_total");
+            }
+            Fault::DiskFull => {
+                self.until("the full disk to be noticed", |text| {
+                    value(text, "gpumemd_store_errors_total") > Some(0.0)
+                });
+                manager.disk(None);
+                self.until("the store to work again", |text| {
+                    value(text, "gpumemd_source_up{source=\"store\"}") == Some(1.0)
+                });
+            }
+            Fault::Hung => {
+                self.until("the hang to be noticed", |text| {
+                    text.lines().any(|line| line.starts_with("gpumem_device_unavailable{"))
+                });
+                machine.set(&["gpu1.fault=none"]);
+            }
+            Fault::Lost => machine.set(&["gpu1.fault=none"]),
+            Fault::Released | Fault::PollerKilled | Fault::Massacre | Fault::Frozen => {}
+        }
+    }
+
+    fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) {
+        until(60, what, || get(self.http, "/metrics").filter(|text| is_so(text)).map(drop));
+    }
+
+    fn reload(&self, text: &str, manager: &Manager, counts: &str) {
+        let count = || value(&get(self.http, "/metrics")?, counts);
+        let before = until(20, "an exposition", count);
+        std::fs::write(manager.config(), text).expect("written");
+        manager.daemon().job.signal("HUP");
+        until(20, &format!("{counts} to count"), || count().filter(|now| *now > before));
+    }
+}
+
+/// The value of a series as it is written.
+pub fn value(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    line.parse().ok()
+}

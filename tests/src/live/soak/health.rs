@@ -1,0 +1,124 @@
+//! What the daemon needs, measured while it lives, and what its log says.
+
+use super::{Fault, Manager};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+/// The daemon at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Reading {
+    /// Since the soak began.
+    pub at_s: f64,
+    /// Life of the daemon.
+    pub life: u64,
+    /// Of the daemon, and of the process that reads NVML.
+    pub rss_kib: [u64; 2],
+    /// Likewise.
+    pub fds: [usize; 2],
+    /// Of the daemon.
+    pub threads: usize,
+}
+
+/// Readings so far.
+#[derive(Debug)]
+pub struct Health {
+    began: Instant,
+    /// In their order.
+    pub readings: Vec<Reading>,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Health { began: Instant::now(), readings: Vec::new() }
+    }
+}
+
+impl Health {
+    /// Takes one.
+    pub fn read(&mut self, manager: &Manager) -> Reading {
+        let pid = manager.daemon().job.pid();
+        let poller = children(pid).first().map_or(0, |child| child.0);
+        let reading = Reading {
+            at_s: self.began.elapsed().as_secs_f64(),
+            life: manager.lives,
+            rss_kib: [rss_kib(pid), rss_kib(poller)],
+            fds: [fds(pid).values().sum(), fds(poller).values().sum()],
+            threads: std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count),
+        };
+        self.readings.push(reading.clone());
+        reading
+    }
+
+    /// Of the last life: how much RSS grows in an hour, as the median of all slopes between readings that lie a third of
+    /// the time apart, the first tenth left out. Nothing for a life of few readings.
+    pub fn slope_mib_per_h(&self) -> Option<f64> {
+        let life = self.readings.last()?.life;
+        let of_it: Vec<(f64, f64)> = self
+            .readings
+            .iter()
+            .filter(|reading| reading.life == life)
+            .map(|reading| (reading.at_s, reading.rss_kib[0] as f64))
+            .collect();
+        let warm = of_it.get(of_it.len() / 10..).filter(|warm| warm.len() >= 30)?;
+        let apart = (warm.last()?.0 - warm.first()?.0) / 3.0;
+        let mut slopes = Vec::new();
+        for (at, one) in warm.iter().enumerate() {
+            let later = warm[at..].iter().filter(|other| other.0 - one.0 >= apart);
+            slopes.extend(later.map(|other| (other.1 - one.1) / (other.0 - one.0)));
+        }
+        slopes.sort_by(f64::total_cmp);
+        slopes.get(slopes.len() / 2).map(|kib_per_s| kib_per_s * 3600.0 / 1024.0)
+    }
+}
+
+/// Of a process, 0 when it is gone.
+pub fn rss_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
+}
+
+/// How many descriptors of each kind it has.
+pub fn fds(pid: u32) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
+        if let Ok(target) = std::fs::read_link(entry.path()) {
+            let name = target.to_string_lossy().into_owned();
+            let kind = name.split(":[").next().unwrap_or_default().to_owned();
+            *kinds.entry(kind).or_insert(0) += 1;
+        }
+    }
+    kinds
+}
+
+/// Children of a process: pid, and whether it is one that nobody has waited for.
+pub fn children(pid: u32) -> Vec<(u32, bool)> {
+    let text = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_tasks: Vec<String> = tasks.map(|task| text(&task.path().join("children"))).collect();
+    let all = of_tasks.iter().flat_map(|text| text.split_whitespace()).filter_map(|word| word.parse().ok());
+    all.map(|child: u32| {
+        let stat = text(Path::new(&format!("/proc/{child}/stat")));
+        (child, stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+    })
+    .collect()
+}
+
+/// What clients that go away make the log say.
+const BY_CLIENTS: [&str; 1] = ["a peer on the agent socket was refused"];
+
+/// Lines at warning or error that no fault of that life explains.
+pub fn unexplained(manager: &Manager, injected: &[(u64, Fault)]) -> Vec<String> {
+    let mut found = Vec::new();
+    for life in 1..=manager.lives {
+        let log = std::fs::read_to_string(manager.log(life)).unwrap_or_default();
+        let of_life = injected.iter().filter(|(of, _)| *of == life).flat_map(|(_, fault)| fault.says());
+        let allowed: Vec<&str> = of_life.copied().chain(BY_CLIENTS).collect();
+        let is_bad = |line: &&str| [" WARN ", " ERROR ", "panicked"].iter().any(|word| line.contains(word));
+        let is_known = |line: &&str| allowed.iter().any(|known| line.contains(known));
+        let lines = log.lines().filter(is_bad).filter(|line| !is_known(line));
+        found.extend(lines.map(|line| format!("life {life}: {line}")));
+    }
+    found
+}

