@@ -56,7 +56,7 @@ pub fn run() {
     let size = json::json(&Report::new(&run, Groupings::load("default").expect("preset"), None)).len();
     if let Some(gpumemctl) = gpumemctl() {
         for form in [&[][..], &["--chrome-trace"]] {
-            let peak = peak_bytes(Command::new(gpumemctl).arg("report").arg(&recording).args(form));
+            let peak = peak_bytes(Command::new(&gpumemctl).arg("report").arg(&recording).args(form));
             println!("most memory of gpumemctl report RECORDING {}: {} MiB", form.join(" "), peak >> 20);
         }
     }
