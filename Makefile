@@ -42,8 +42,9 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
+# Two test binaries at a time; LANES=1 runs them one by one.
 test:
-	$(CARGO) test --workspace --locked
+	@CARGO="$(CARGO)" tests/tools/beside.sh
 
 # A node on which programs come and go while things go wrong: ten minutes, HOURS=1, or SOAK_SECONDS=N; SEED=N as it was printed. Then
 # CALLS random calls of one program. The simulated machine's truth beside both; tests/tests/soak.rs has the plan.
