@@ -102,6 +102,7 @@ impl CellTable {
     pub fn bytes(&self) -> usize {
         self.keys.len() * 512
             + self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
+            + self.sums.bytes()
     }
 
     /// The cell of what `stamp` speaks of.
