@@ -504,3 +504,41 @@ impl Open {
         joined
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_runs::run::{Clock, Coverage, Process, Source};
+
+    fn run(events: u64) -> Run {
+        Run {
+            source: Source { kind: "daemon".into(), origin: "host".into(), preset: None },
+            clock: Clock::Monotonic { wall_offset_ns: None },
+            process: Process { pid: 7, start_ticks: 9, ..Process::default() },
+            state: State::Open,
+            coverage: Coverage { events, ..Coverage::default() },
+            caveats: Vec::new(),
+            cells: Vec::new(),
+            devices: Vec::new(),
+        }
+    }
+
+    /// A disk that is slow gets the newest state, and not one after another that nobody wants any more: otherwise the end would
+    /// come before the last of them.
+    #[test]
+    fn what_is_old_is_not_written_when_there_is_something_newer() {
+        const STATES: u64 = 200;
+        let dir = std::env::temp_dir().join(format!("gpumemd-keeper-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
+        let (keeper, thread) =
+            Keeper::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
+        (1..=STATES).for_each(|events| keeper.keep("boot:7:9".into(), run(events), false));
+        thread.end(Duration::from_secs(60));
+        let list = Store::open_read_only(&path).and_then(|store| store.list()).expect("a store");
+        assert_eq!((list.len(), list[0].events), (1, STATES));
+        let writes = stats.get(Count::StoreWrites);
+        assert!(writes < STATES / 2, "{writes} writes");
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+}
