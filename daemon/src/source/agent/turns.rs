@@ -15,8 +15,40 @@ const LONG: Duration = Duration::from_millis(250);
 /// Who takes longer leaves four fifths of the time to others.
 const RESTS: u32 = 4;
 
+/// What costs the ledger a look at all that a process holds is taken a few words at a time, and rests so many times as long as it
+/// took.
+const COSTLY_RESTS: u32 = 16;
+/// If it took that long.
+const COSTLY: Duration = Duration::from_millis(1);
+
 /// A place in the ledger's inbox; given back when dropped.
-pub type Place = Arc<OwnedSemaphorePermit>;
+#[derive(Debug, Clone)]
+pub struct Place {
+    permit: Arc<OwnedSemaphorePermit>,
+    is_costly: bool,
+}
+
+impl Place {
+    /// What lies in it may take long.
+    pub fn costly(self) -> Self {
+        Place { is_costly: true, ..self }
+    }
+
+    /// Whether somebody wants to know how long it took.
+    pub fn is_costly(&self) -> bool {
+        self.is_costly
+    }
+
+    /// The ledger has taken it, in so much time of the processor.
+    pub fn took(self, time: Duration) {
+        if time >= COSTLY {
+            tokio::spawn(async move {
+                tokio::time::sleep(time * COSTLY_RESTS).await;
+                drop(self.permit);
+            });
+        }
+    }
+}
 
 /// What the connections of one user share.
 #[derive(Debug)]
@@ -35,7 +67,8 @@ impl Turn {
     /// A place in the inbox, in the order in which they were asked for.
     pub async fn place(&self) -> Option<Place> {
         // It is never closed.
-        Arc::clone(&self.places).acquire_owned().await.ok().map(Arc::new)
+        let permit = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        Some(Place { permit: Arc::new(permit), is_costly: false })
     }
 
     /// Does work that is done for one connection of a user at a time.
