@@ -121,7 +121,8 @@ fn ready<'a>(
         return Err(format!("{:?}: {:?}", actor.key, run.coverage));
     }
     let moment = moment(run, device).ok_or_else(|| format!("{:?} is not on {device}", actor.key))?;
-    let is_fresh = moment.time_ns > after_ns && moment.used_absence.is_none();
+    let is_whole = moment.used_absence.is_none() && moment.used_bytes().is_some();
+    let is_fresh = moment.time_ns > after_ns && is_whole;
     if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
         return Err(format!("{:?} on {device} at {after_ns}: {moment:?}", actor.key));
     }
