@@ -101,6 +101,7 @@ impl CellTable {
     /// What it takes, about.
     pub fn bytes(&self) -> usize {
         self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
+            + self.sums.bytes()
     }
 
     /// The cell of what `stamp` speaks of.
