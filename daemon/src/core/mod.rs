@@ -6,7 +6,7 @@ mod totals;
 mod track;
 
 use crate::clock;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Recalled};
 use crate::recorder::Recorder;
 use crate::source::Batch;
 use crate::stats::{Count, Stats};
@@ -18,7 +18,8 @@ use roll::Roll;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::{oneshot, watch};
 use totals::Tally;
 pub use totals::Totals;
 use track::Tracks;
@@ -129,6 +130,8 @@ pub struct Core {
     roll: Roll,
     boot_id: String,
     tally: Tally,
+    /// What the store says of processes that are new to this life.
+    recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records that the ledger's limits had refused when views were last told.
     refused: Refused,
 }
@@ -166,6 +169,7 @@ impl Core {
             roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
+            recalls: mpsc::unbounded_channel(),
             refused: Refused::default(),
         };
         core.anchor(now_ns);
@@ -211,6 +215,7 @@ impl Core {
                     self.tick(ticked_ns);
                 }
                 Some(ask) = asks.recv() => self.answer(ask),
+                Some(recalled) = self.recalls.1.recv() => self.hear_of_earlier(&recalled),
                 taken = inbox.recv_many(&mut batches, BATCHES) => {
                     for batch in batches.drain(..) {
                         self.take(batch);
@@ -260,6 +265,22 @@ impl Core {
         batch.place = None;
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
+        }
+        for key in self.tracks.take_newcomers() {
+            self.keeper.recall(self.uid(key), key, self.recalls.0.clone());
+        }
+    }
+
+    /// An earlier life of the daemon knew this process.
+    fn hear_of_earlier(&mut self, recalled: &Recalled) {
+        let Recalled { key, events, lost } = *recalled;
+        if self.tracks.has(key) {
+            let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), ..Stamp::default() };
+            self.host(&Record {
+                stamp,
+                body: Body::EarlierLife { start_ticks: key.start_ticks, events, lost },
+            });
+            self.changed = true;
         }
     }
 

@@ -514,7 +514,8 @@ impl Connection {
     }
 
     async fn leave(mut self, stream: &UnixStream, end: End) {
-        let (pid, uid) = (self.peer.key.pid, self.peer.uid);
+        // What its memory holds is the state up to here: a process that goes on after this may be another program.
+        let (pid, uid, ended_ns) = (self.peer.key.pid, self.peer.uid, clock::now_ns());
         if matches!(end, End::Over) {
             return;
         }
@@ -536,7 +537,7 @@ impl Connection {
         }
         // Of a peer that sends rubbish, nothing more is believed.
         if let Some(memory) = self.memory.take().filter(|_| end.count().is_none())
-            && let Err(error) = Arc::clone(&self.seat.turn).alone(self.recover(memory)).await
+            && let Err(error) = Arc::clone(&self.seat.turn).alone(self.recover(memory, ended_ns)).await
             && speaks
         {
             tracing::warn!(pid, uid, why = %error, "what the agent had not sent could not be read");
@@ -559,13 +560,13 @@ impl Connection {
     }
 
     /// Hands on what the memory holds beyond what was received.
-    async fn recover(&mut self, memory: Memory) -> Result<(), memory::Refusal> {
+    async fn recover(&mut self, memory: Memory, ended_ns: u64) -> Result<(), memory::Refusal> {
         let heard = (self.stream.last_seq, self.stream.holes);
         let agents = Arc::clone(&self.agents);
         let mut rest = Rest::new(memory, heard, agents.next_epoch(), agents.limits().rows)?;
         let before = self.stream.last_seq;
         let mut rows = None;
-        while let Some(piece) = rest.next_piece(clock::now_ns())? {
+        while let Some(piece) = rest.next_piece(ended_ns)? {
             if rest.is_at_rows() && rows.is_none() {
                 rows = Some(agents.rows.lock().await);
             }

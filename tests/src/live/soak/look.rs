@@ -9,7 +9,7 @@ use crate::live::prometheus::get;
 use crate::live::truth::Truth;
 use gpumem_runs::run::{Class, Moment, Run};
 use gpumem_wire::layout::Header;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -113,8 +113,12 @@ fn ready(
             if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
                 return Err(format!("{:?} on {device} at {after_ns}: {moment:?}", actor.key));
             }
-            truth(&truths, actor, device, after_ns)
+            let truth = truth(&truths, actor, device, after_ns)
                 .ok_or_else(|| format!("{:?} on {device}: the machine was not asked", actor.key))?;
+            // Until the daemon has heard of it, a process that has become another program looks like the one that it was.
+            if actor.images > 0 && moment.tracked_bytes != Some(truth.tracked) {
+                return Err(format!("{:?}, now another program: {moment:?}, not {truth:?}", actor.key));
+            }
         }
     }
     Ok((runs, truths))
@@ -214,24 +218,37 @@ fn header(actor: &Actor) -> Option<Header> {
     None
 }
 
-/// A scrape has the same sums.
+/// A scrape comes to have the same sums; what it reads is published some times a second.
 fn scraped(troupe: &Troupe, truths: &[Truth], http: SocketAddr) {
-    let text = get(http, "/metrics").expect("an exposition");
-    let sum = |name: &str, device: usize| -> i64 {
-        let gpu = format!("gpu=\"{device}\"");
-        let of_it = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
-        let of_it = of_it.filter(|line| line.contains(&gpu)).filter_map(|line| line.rsplit_once("} "));
-        of_it.filter_map(|(_, value)| value.parse::<f64>().ok()).sum::<f64>() as i64
-    };
-    let devices: std::collections::BTreeSet<usize> =
-        troupe.living().flat_map(|actor| actor.devices.clone()).collect();
-    for device in devices {
+    let devices: BTreeSet<usize> = troupe.living().flat_map(|actor| actor.devices.clone()).collect();
+    let sums = devices.into_iter().map(|device| {
         let of_it: Vec<&Actor> = troupe.living().filter(|of| of.devices.contains(&device)).collect();
         let truth = |actor| truth(truths, actor, device, 0).expect("ready");
         let used: i64 = of_it.iter().map(|actor| truth(actor).used as i64).sum();
         let covered = of_it.iter().filter(|actor| actor.kind.is_covered());
         let tracked: i64 = covered.map(|actor| truth(actor).tracked).sum();
-        assert_eq!(sum("gpumem_process_used_bytes", device), used, "used of {device} in a scrape");
-        assert_eq!(sum("gpumem_process_tracked_bytes", device), tracked, "tracked of {device} in a scrape");
+        (device, [used, tracked])
+    });
+    let sums: BTreeMap<usize, [i64; 2]> = sums.collect();
+    let since = Instant::now();
+    loop {
+        let text = get(http, "/metrics").expect("an exposition");
+        let sum = |name: &str, device: usize| -> i64 {
+            let gpu = format!("gpu=\"{device}\"");
+            let of_it = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{'));
+            let of_it = of_it.filter(|line| line.contains(&gpu)).filter_map(|line| line.rsplit_once("} "));
+            of_it.filter_map(|(_, value)| value.parse::<f64>().ok()).sum::<f64>() as i64
+        };
+        let families = ["gpumem_process_used_bytes", "gpumem_process_tracked_bytes"];
+        let scraped: BTreeMap<usize, [i64; 2]> =
+            sums.keys().map(|&device| (device, families.map(|name| sum(name, device)))).collect();
+        if scraped == sums {
+            return;
+        }
+        assert!(
+            since.elapsed() < PATIENCE,
+            "used and tracked by device in a scrape: {scraped:?}, not {sums:?}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
