@@ -194,7 +194,7 @@ fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
 #[test]
 fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
     let machine = Machine::new(&["devices=1"]);
-    let config = "checkpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+    let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
     let mut daemon = Daemon::start(&machine, "daemon", config);
     let mut mixer = Mixer::start(&machine, &daemon);
     let pid = mixer.pid().to_string();
