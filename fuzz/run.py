@@ -46,7 +46,9 @@ PIECE = 900
 
 
 def targets():
-    return [one["name"] for one in tomllib.loads((HERE / "Cargo.toml").read_text())["bin"]]
+    """Name -> the features that it needs."""
+    all = tomllib.loads((HERE / "Cargo.toml").read_text())["bin"]
+    return {one["name"]: one.get("required-features", []) for one in all}
 
 
 def build(names, sanitize):
@@ -54,8 +56,11 @@ def build(names, sanitize):
     flags = COVERAGE + (["-Zsanitizer=address"] if sanitize else [])
     env = dict(os.environ, CARGO_TARGET_DIR=str(folder), CARGO_ENCODED_RUSTFLAGS="\x1f".join(flags))
     env.update({"RUSTC_BOOTSTRAP": "1"} if sanitize else {})
-    command = [os.environ.get("CARGO", "cargo"), "build", "-q", "--locked", "--release", "--target", TRIPLE]
+    command = [os.environ.get("CARGO", "cargo"), "build", "-q", "--release", "--target", TRIPLE]
     command += [word for name in names for word in ("--bin", name)]
+    known = targets()
+    if features := sorted({feature for name in names for feature in known[name]}):
+        command += ["--features", ",".join(features)]
     subprocess.run(command, cwd=HERE, env=env, check=True)
     return folder / TRIPLE / "release"
 
@@ -165,7 +170,7 @@ def main():
     parser.add_argument("targets", nargs="*")
     args = parser.parse_args()
     known = targets()
-    names = args.targets or known
+    names = args.targets or list(known)
     if wrong := [name for name in names if name not in known]:
         sys.exit(f"there is no target {wrong[0]}: {', '.join(known)}")
     OUT.mkdir(parents=True, exist_ok=True)

@@ -1,67 +1,11 @@
 //! What the targets have in common: a bound on memory, and what must hold of whatever was read.
 
+#[cfg(feature = "runs")]
+mod files;
 pub mod memory;
 
-use gpumem_runs::import::{self, Format, read};
-use gpumem_runs::input::{Error, Input};
-use gpumem_runs::report::text::clean;
-use gpumem_runs::run::Run;
-use std::io::Cursor;
-use std::path::Path;
-
-/// The name that files have here.
-pub const NAME: &str = "input";
-
-/// Reads bytes as a file of that format, in bounded memory: `fixed` and `per_byte` of the file. What is read must add up, and
-/// what is not must say why in one line.
-pub fn import(bytes: &[u8], format: Option<&str>, fixed: usize, per_byte: usize) -> Vec<Run> {
-    let format: Option<&'static Format> = format.map(|name| import::format(name).expect("a format's name"));
-    let most = fixed + per_byte * bytes.len();
-    let runs = memory::bounded(most, || {
-        Input::new(Path::new(NAME), Cursor::new(bytes.to_vec())).and_then(|input| read(input, format))
-    });
-    match runs {
-        Ok(runs) => {
-            runs.iter().for_each(sound);
-            runs
-        }
-        Err(error) => {
-            told(&error);
-            Vec::new()
-        }
-    }
-}
-
-fn told(error: &Error) {
-    let text = error.to_string();
-    assert!(text.starts_with(NAME), "an error names its file: {text}");
-    harmless(&text);
-}
-
-/// One line, and nothing that a terminal acts on.
-pub fn harmless(text: &str) {
-    assert_eq!(clean(text), *text, "a sentence is harmless");
-}
-
-/// What holds of every run.
-pub fn sound(run: &Run) {
-    for device in &run.devices {
-        for moment in [&device.last, &device.peak] {
-            let sum = moment.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>();
-            assert!(moment.tracked_bytes.is_none_or(|tracked| tracked == sum), "cells sum to tracked");
-            let known = |(cell, _): &(u32, i64)| (*cell as usize) < run.cells.len();
-            assert!(moment.amounts.iter().all(known), "amounts are of cells that there are");
-            assert!(moment.amounts.is_sorted_by(|(one, _), (other, _)| one < other), "each cell once");
-            let parts = moment.gap_parts().map(|parts| parts.sum());
-            assert!(parts.is_none() || parts == moment.untrackable_bytes, "parts sum to untrackable");
-        }
-        for bucket in &device.series.buckets {
-            for extremes in [&bucket.tracked, &bucket.untrackable].into_iter().flatten() {
-                assert!(extremes.min <= extremes.max);
-            }
-        }
-    }
-}
+#[cfg(feature = "runs")]
+pub use files::{NAME, harmless, import, sound};
 
 /// A number from the front of bytes, little-endian; zero bytes follow their end.
 pub fn number(bytes: &mut &[u8], len: usize) -> u64 {

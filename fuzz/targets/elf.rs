@@ -62,7 +62,9 @@ fn in_memory(how: u8, bytes: &[u8]) {
             let bytes = if is_load { size.min(len - address) } else { size };
             let flags = (kind >> 2 & 7) as u32;
             let kind = if is_load { 1 } else { [2, 0x6474_e552][usize::from(kind & 32 != 0)] };
-            Header { kind, flags, address, bytes, ..Header::default() }
+            let mut header = Header::default();
+            (header.kind, header.flags, header.address, header.bytes) = (kind, flags, address, bytes);
+            header
         })
         .collect();
     // SAFETY: all that is said to be loaded lies within the image.

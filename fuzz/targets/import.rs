@@ -11,13 +11,14 @@ const PER_BYTE: usize = 2000;
 /// An exported run with these bytes as its body: its checksums fit, or nothing behind them would ever be reached.
 fn exported(body: &[u8]) -> Vec<u8> {
     let sum = |piece: &[u8]| {
-        piece
-            .iter()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+        piece.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+            (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        })
     };
     let checks: Vec<String> = body.chunks(64 << 10).map(|piece| format!("\"{:016x}\"", sum(piece))).collect();
     let (bytes, checks) = (body.len(), checks.join(","));
-    let head = format!("{{\"format\":\"gpumem-run\",\"version\":1,\"bytes\":{bytes},\"checks\":[{checks}]}}\n");
+    let head =
+        format!("{{\"format\":\"gpumem-run\",\"version\":1,\"bytes\":{bytes},\"checks\":[{checks}]}}\n");
     [head.as_bytes(), body].concat()
 }
 
@@ -42,7 +43,9 @@ fn format() -> Option<&'static str> {
 fuzz_target!(|bytes: &[u8]| {
     match format() {
         // Half of them as they are.
-        Some("gpumem-run") if !bytes.starts_with(b"{\"format\"") => import(&exported(bytes), format(), FIXED, PER_BYTE),
+        Some("gpumem-run") if !bytes.starts_with(b"{\"format\"") => {
+            import(&exported(bytes), format(), FIXED, PER_BYTE)
+        }
         format => import(bytes, format, FIXED, PER_BYTE),
     };
 });

@@ -30,7 +30,11 @@ fuzz_target!(|bytes: &[u8]| {
     let limit = format!(
         "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/a,task_memcg=/a/b,task={name},pid=4711,uid=0"
     );
-    assert_eq!(parse::told(&limit), Some(Told::Constraint { pid: 4711, group: Some("/a".into()) }), "{limit}");
+    assert_eq!(
+        parse::told(&limit),
+        Some(Told::Constraint { pid: 4711, group: Some("/a".into()) }),
+        "{limit}"
+    );
     let all = format!(
         "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/a,task={name},pid=4711,uid=0"
     );

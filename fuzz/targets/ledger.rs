@@ -60,7 +60,12 @@ fuzz_target!(|bytes: &[u8]| {
         slot[52] = (small >> 5 & 3) as u8;
         let wide = if head & 64 == 0 { number(&mut rest, 2) } else { 0 };
         slot[58] = (wide & 7) as u8;
-        slot[60..64].copy_from_slice(&[kind, (small >> 7 & 1) as u8, (small >> 8 & 15) as u8, (wide >> 8) as u8]);
+        slot[60..64].copy_from_slice(&[
+            kind,
+            (small >> 7 & 1) as u8,
+            (small >> 8 & 15) as u8,
+            (wide >> 8) as u8,
+        ]);
         let (slot, payload) = (&slot, if small >> 12 & 1 == 0 { &b""[..] } else { b"a/b" });
         let Ok(record) = Record::decode(slot, payload) else { continue };
         let origin = match head & 3 {
@@ -79,7 +84,8 @@ fuzz_target!(|bytes: &[u8]| {
     snapshot.processes.iter().for_each(verify);
     for (at, process) in snapshot.processes.iter().enumerate() {
         for account in 0..process.accounts.len() {
-            let _ = (ledger.trend(snapshot.processes[at].key, account), ledger.iterations(process.key, account));
+            let _ =
+                (ledger.trend(snapshot.processes[at].key, account), ledger.iterations(process.key, account));
             let timeline = ledger.timeline(process.key, account);
             assert!(timeline.points.len() <= gpumem_ledger::MAX_POINTS);
         }

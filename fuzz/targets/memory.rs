@@ -58,8 +58,8 @@ fuzz_target!(|bytes: &[u8]| {
     let body = from.len().min(BODY);
     image[HEADER_BYTES..][..body].copy_from_slice(&from[..body]);
     assert_eq!(pwrite(fd, &image, 0).ok(), Some(FILE));
-    let Ok(memory) = Memory::accept(fd.try_clone().expect("a descriptor")) else { return };
-    let Ok(mut rest) = Rest::new(memory, last_seq, how & 8 != 0, 1) else { return };
+    let Ok(memory) = Memory::accept(fd.try_clone().expect("a descriptor"), FILE as u64) else { return };
+    let Ok(mut rest) = Rest::new(memory, (last_seq, how & 8 != 0), 1, 20) else { return };
     let (mut pieces, mut records) = (0_u64, 0_u64);
     gpumem_fuzz::memory::bounded(4 << 20, || {
         while let Ok(Some(frames)) = rest.next_piece(5) {

@@ -9,7 +9,9 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Some(stat) = parse::stat(bytes) {
-        assert!(bytes.windows(stat.comm.len().max(1)).any(|window| window == stat.comm) || stat.comm.is_empty());
+        assert!(
+            bytes.windows(stat.comm.len().max(1)).any(|window| window == stat.comm) || stat.comm.is_empty()
+        );
         let _ = stat.has_ended();
     }
     // A name that holds anything, in a line as the kernel writes it.

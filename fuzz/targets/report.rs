@@ -23,13 +23,20 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(report.statement(device, usize::from(how >> 4), 0).adds_up());
         }
         let width = (how & 8 != 0).then_some(60);
-        text(&report, Layout { width, unicode: how & 64 != 0, ..Layout::default() }).lines().for_each(harmless);
+        text(&report, Layout { width, unicode: how & 64 != 0, ..Layout::default() })
+            .lines()
+            .for_each(harmless);
         let told = json::json(&report);
         let read: serde_json::Value = serde_json::from_str(&told).expect("JSON");
         assert!(read.is_object());
         match how >> 4 & 3 {
-            0 => drop(serde_json::from_str::<serde_json::Value>(&trace::json(&report)).expect("a trace is JSON")),
-            1 => drop(serde_json::from_str::<serde_json::Value>(&treemap::json(&report)).expect("a treemap is JSON")),
+            0 => drop(
+                serde_json::from_str::<serde_json::Value>(&trace::json(&report)).expect("a trace is JSON"),
+            ),
+            1 => drop(
+                serde_json::from_str::<serde_json::Value>(&treemap::json(&report))
+                    .expect("a treemap is JSON"),
+            ),
             2 => table(&csv::csv(&report)),
             _ => page(&html::html(&report)),
         }
@@ -60,5 +67,8 @@ fn table(text: &str) {
 fn page(text: &str) {
     let count = |what: &str| text.matches(what).count();
     assert_eq!(count("<script"), count("</script>"));
-    assert!(!text.chars().any(|one| one.is_control() && !matches!(one, '\n' | '\t' | '\r')), "control characters");
+    assert!(
+        !text.chars().any(|one| one.is_control() && !matches!(one, '\n' | '\t' | '\r')),
+        "control characters"
+    );
 }

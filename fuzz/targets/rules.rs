@@ -23,7 +23,8 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some((glob, tag)) = text.split_once('\n') {
         match Pattern::new(glob) {
             Ok(pattern) if !glob.starts_with("re:") && glob.len() < 12 && tag.len() < 12 => {
-                let (pieces, letters): (Vec<char>, Vec<char>) = (glob.chars().collect(), tag.chars().collect());
+                let (pieces, letters): (Vec<char>, Vec<char>) =
+                    (glob.chars().collect(), tag.chars().collect());
                 assert_eq!(pattern.matches(tag), matches(&pieces, &letters), "{glob:?} on {tag:?}");
             }
             Ok(pattern) => drop(pattern.matches(tag)),
@@ -37,7 +38,9 @@ fn matches(glob: &[char], text: &[char]) -> bool {
         (None, None) => true,
         (Some(('*', rest)), None) => matches(rest, text),
         (Some(('*', rest)), Some((_, after))) => matches(rest, text) || matches(glob, after),
-        (Some((wanted, rest)), Some((found, after))) => (*wanted == '?' || wanted == found) && matches(rest, after),
+        (Some((wanted, rest)), Some((found, after))) => {
+            (*wanted == '?' || wanted == found) && matches(rest, after)
+        }
         _ => false,
     }
 }

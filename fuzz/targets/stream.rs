@@ -39,7 +39,11 @@ fuzz_target!(|bytes: &[u8]| {
                 }
                 assert_eq!(records, seen.records, "what was counted goes on");
                 let all = frame::records(packet).count() as u64;
-                assert_eq!(seen.records + seen.unknown + seen.forbidden + seen.devices, all, "each is counted once");
+                assert_eq!(
+                    seen.records + seen.unknown + seen.forbidden + seen.devices,
+                    all,
+                    "each is counted once"
+                );
                 let (again, more) = second.check(kept.clone(), NOW_NS).expect("it was checked");
                 assert_eq!((again, more.records), (kept, records));
                 assert_eq!((second.last_seq, second.holes), (stream.last_seq, stream.holes));
@@ -48,11 +52,15 @@ fuzz_target!(|bytes: &[u8]| {
             Err(fault) => {
                 let wrong = frame::records(packet).any(|record| match record {
                     Err(_) => matches!(fault, Fault::Framing(_)),
-                    Ok(Err(CodecError::Payload(_))) => matches!(fault, Fault::Payload(_) | Fault::Time { .. }),
+                    Ok(Err(CodecError::Payload(_))) => {
+                        matches!(fault, Fault::Payload(_) | Fault::Time { .. })
+                    }
                     Ok(Ok(Record { stamp, body })) => {
                         let late = stamp.time_ns.saturating_add_signed(rebase) > NOW_NS + AHEAD_NS;
-                        let long = matches!(body, Body::Tag { path } if path.len() > gpumem_wire::MAX_TAG_BYTES);
-                        matches!(fault, Fault::Time { .. }) && late || matches!(fault, Fault::Payload(_)) && long
+                        let long =
+                            matches!(body, Body::Tag { path } if path.len() > gpumem_wire::MAX_TAG_BYTES);
+                        matches!(fault, Fault::Time { .. }) && late
+                            || matches!(fault, Fault::Payload(_)) && long
                     }
                     Ok(Err(_)) => matches!(fault, Fault::Time { .. }),
                 });

@@ -12,7 +12,9 @@ fuzz_target!(|bytes: &[u8]| {
     let hex = |id: &String| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(place.container.iter().all(hex));
     assert!(place.short_container().is_none_or(|id| id.len() == 12));
-    let plain = |id: &String| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-+".contains(&byte));
+    let plain = |id: &String| {
+        !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-+".contains(&byte))
+    };
     assert!([&place.pod_uid, &place.slurm_job, &place.slurm_step].into_iter().flatten().all(plain));
 
     // Lines `name=value`; those that begin with a `?` are claims.

@@ -52,7 +52,9 @@ fn frames(bytes: &[u8]) {
             }
             Ok(None) => break true,
             Err(frame::Error::Cut { have, need }) => {
-                assert!(have == rest.len() && have < need && need <= frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES);
+                assert!(
+                    have == rest.len() && have < need && need <= frame::PREFIX_BYTES + frame::MAX_FRAME_BYTES
+                );
                 break false;
             }
             Err(frame::Error::Length(length)) => {

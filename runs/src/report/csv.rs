@@ -35,7 +35,11 @@ fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment
         let _ = writeln!(out, ",{bytes}");
     };
     for &(index, bytes) in &moment.amounts {
-        let cell = &report.run.cells[index as usize];
+        // Of a run from elsewhere that names a cell which it has not: its bytes stay in the sum.
+        let Some(cell) = report.run.cells.get(index as usize) else {
+            row("direct", [OTHERS, OTHERS, "", "", "", "", ""], bytes);
+            continue;
+        };
         let (part, named) = match cell.class {
             Class::Direct => ("direct", true),
             Class::Block => ("block", true),
@@ -100,6 +104,19 @@ fn is_formula(cell: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A daemon of another version, or none at all, may have told of it.
+    #[test]
+    fn an_amount_of_a_cell_that_is_not_there_stays_in_the_sum() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = crate::import::read_file(&log, None).expect("a log").remove(0);
+        run.devices[0].last.amounts.push((u32::MAX, 7));
+        let told = csv(&Report::new(&run, crate::rules::Groupings::preset(None), None));
+        assert!(
+            told.lines().any(|line| line.contains(",direct,Others,Others,") && line.ends_with(",7")),
+            "{told}"
+        );
+    }
 
     #[test]
     fn a_field_is_one_field_and_harmless() {

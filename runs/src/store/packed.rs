@@ -17,6 +17,11 @@
 
 use crate::timeline::Point;
 
+/// Cells of a point and points of a chunk that are believed: far more than are ever written (64 and 16). A point that differs in nothing
+/// takes five bytes and is as large as the one before, so a small chunk of a damaged or hostile store could fill the memory.
+const MAX_CELLS: usize = 4096;
+const MAX_POINTS: usize = 1024;
+
 /// Points as a chunk.
 pub(super) fn pack_points(points: &[Point]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -60,6 +65,9 @@ pub(super) fn unpack_points(mut chunk: &[u8]) -> Option<Vec<Point>> {
             (1, Some(before)) => merged(&before.amounts, &amounts, i64::wrapping_add),
             _ => return None,
         };
+        if amounts.len() > MAX_CELLS || points.len() == MAX_POINTS {
+            return None;
+        }
         points.push(Point { time_ns, amounts, rest_bytes });
     }
     Some(points)
@@ -208,6 +216,22 @@ mod tests {
         let one = pack_points(&[point(1_000_000_000)]).len();
         let many: Vec<Point> = (1..=16).map(|second| point(second * 1_000_000_000)).collect();
         assert!(pack_points(&many).len() <= one + 15 * 8, "{} bytes", pack_points(&many).len());
+    }
+
+    /// A chunk of a few kilobytes cannot become gigabytes.
+    #[test]
+    fn a_small_chunk_is_no_large_list() {
+        let amounts: Vec<(u32, i64)> = (0..MAX_CELLS as u32).map(|cell| (cell, 1)).collect();
+        let points = |count: u64, amounts: &[(u32, i64)]| -> Vec<Point> {
+            let one = |time_ns| Point { time_ns, amounts: amounts.to_vec(), rest_bytes: 0 };
+            (0..count).map(one).collect()
+        };
+        let most = points(MAX_POINTS as u64, &amounts[..3]);
+        assert_eq!(unpack_points(&pack_points(&most)), Some(most));
+        assert_eq!(unpack_points(&pack_points(&points(MAX_POINTS as u64 + 1, &[]))), None);
+        assert!(unpack_points(&pack_points(&points(2, &amounts))).is_some());
+        let more = [&amounts[..], &[(MAX_CELLS as u32, 1)]].concat();
+        assert_eq!(unpack_points(&pack_points(&points(1, &more))), None);
     }
 
     /// A length that no chunk has must not make room for it.
