@@ -15,7 +15,7 @@ CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
 build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
 
-.PHONY: build fake-gpu demo reports test soak fuzz lint bench wheel clean
+.PHONY: build fake-gpu demo reports test soak race kills fuzz lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
@@ -42,12 +42,26 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
+# Two test binaries at a time; LANES=1 runs them one by one.
 test:
-	$(CARGO) test --workspace --locked
+	@CARGO="$(CARGO)" tests/tools/beside.sh
 
-# Random calls of every kind on the simulated machine, its own truth beside; minutes.
+# A node on which programs come and go while things go wrong: ten minutes, HOURS=1, or SOAK_SECONDS=N; SEED=N as it was printed. Then
+# CALLS random calls of one program. The simulated machine's truth beside both; tests/tests/soak.rs has the plan.
+SOAK_SECONDS ?= $(if $(HOURS),$(shell expr $(HOURS) \* 3600),600)
+SEED ?= $(shell date +%s)
 soak:
-	GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture
+	SOAK_SECONDS=$(SOAK_SECONDS) SOAK_SEED=$(SEED) GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) \
+	  $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture --test-threads=1
+
+# The agent's lock-free parts under loom, its tests under ThreadSanitizer, C programs with it under valgrind; minutes.
+race:
+	CARGO="$(CARGO)" tests/races/run.sh
+
+# Writers of the run store and whole daemons, killed a thousand times each; ten minutes.
+kills:
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test store acknowledged -- --nocapture
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test store kills_cost -- --nocapture
 
 # Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
 fuzz:

@@ -30,6 +30,9 @@ const OLD: &[&str] = &[
     "stat64",
 ];
 
+/// The allocator: see src/need.rs.
+const MEMORY: &[&str] = &["malloc", "calloc", "realloc", "posix_memalign", "free"];
+
 /// Functions that the standard library uses if they are there: glibc 2.17 has none of them. They are wrapped into nothing, so
 /// that it takes the way that it has without them.
 const ABSENT: &[&str] = &["__cxa_thread_atexit_impl", "getrandom", "statx"];
@@ -42,7 +45,7 @@ fn main() {
         && target("ENV") == "gnu"
         && matches!(target("ARCH").as_str(), "x86_64" | "aarch64")
     {
-        for name in OLD.iter().chain(ABSENT) {
+        for name in OLD.iter().chain(ABSENT).chain(MEMORY) {
             println!("cargo:rustc-cdylib-link-arg=-Wl,--wrap={name}");
         }
         for library in ["libpthread.so.0", "libdl.so.2"] {

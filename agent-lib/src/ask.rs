@@ -1,6 +1,8 @@
 //! Asking the daemon about oneself: the report that others would get of this process. Not for hooks: it waits for an answer.
 
 use crate::core::Core;
+use crate::ffi::Uncancelled;
+use crate::permitted::permitted;
 use crate::sender::{self, wait_readable};
 use gpumem_wire::{AskKind, Body, Record, Stamp, frame};
 use std::os::fd::RawFd;
@@ -25,12 +27,17 @@ impl Drop for Socket {
 
 /// The daemon's report of this process; `None` where no daemon answers or it has none. `options`: `key=value` lines.
 pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<String> {
+    let _uncancelled = Uncancelled::now();
     sender::start(core);
     let head = core.ring.head();
     let start = Instant::now();
-    while core.ring.sent() < head && start.elapsed() < CATCH_UP && sender::is_running() {
+    while core.ring.sent() < head && start.elapsed() < CATCH_UP && sender::connected() && sender::is_running()
+    {
         sender::wake();
         std::thread::sleep(Duration::from_micros(500));
+    }
+    if !permitted() {
+        return None; // this thread has a filter that the agent's own has not
     }
     let options = format!("start_ticks={}\nseq={head}\n{options}", core.start_ticks);
     let stamp = Stamp { time_ns: core.clock.now(), thread: core.pid, ..Stamp::default() };

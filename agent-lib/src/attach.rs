@@ -3,13 +3,36 @@
 use crate::core::Core;
 use crate::cupti::subscribe;
 use crate::env::Settings;
-use crate::{Functions, fork, python, second, sender, state, threads, torch};
+use crate::permitted::permitted;
+use crate::{
+    Functions, control, counters, fault, fork, layers, peak, python, second, sender, state, threads, torch,
+};
 use cupti_sys::{Driver, Library};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::*};
+use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::time::Duration;
 
-/// One start at a time.
-static STARTING: Mutex<()> = Mutex::new(());
+/// The process that is starting, 0 for none: one start at a time. Not a mutex: a child that is forked meanwhile would wait for ever.
+static STARTING: AtomicU32 = AtomicU32::new(0);
+
+struct Starting;
+
+impl Starting {
+    fn take(pid: u32) -> Self {
+        while let Err(holder) = STARTING.compare_exchange(0, pid, Acquire, Relaxed) {
+            if holder != pid && STARTING.compare_exchange(holder, pid, Acquire, Relaxed).is_ok() {
+                break; // our parent's: its thread is not here
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Starting
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        STARTING.store(0, Release);
+    }
+}
 
 fn settings() -> Settings {
     // SAFETY: no arguments, never fails.
@@ -40,8 +63,10 @@ pub fn ready() -> Option<&'static Core> {
 
 /// Memory and handlers; also for programs that never call the driver. `None` if disabled, or if another copy has it.
 fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
-    let _starting = STARTING.lock().ok()?;
     let pid = std::process::id();
+    let _starting = Starting::take(pid);
+    // The C library makes this thread's thread-locals of ours now: without memory, later, it would end the process.
+    std::hint::black_box(std::thread::current().id());
     let old = Core::get();
     if let Some(core) = old.filter(|core| core.pid == pid) {
         return Some(core);
@@ -50,14 +75,18 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
         state::disarm();
         return None;
     }
+    fault::keep_quiet();
+    fault::read();
     let settings = settings();
-    let core = if settings.disabled { None } else { Core::new(settings) };
+    let is_wanted = !settings.disabled && permitted();
+    let core = if is_wanted { Core::new(settings) } else { None };
     let Some(core) = core else {
         state::disarm();
         return None;
     };
     if let Some(parent) = old {
         // Forked before CUDA was initialised: scopes that are open keep their names, everything else begins anew.
+        renew();
         core.names.adopt(&parent.names);
         threads::adopt();
         python::run::restart();
@@ -68,6 +97,16 @@ fn prepare(settings: impl FnOnce() -> Settings) -> Option<&'static Core> {
     Some(core)
 }
 
+/// In a forked child: what other threads of its parent may have held.
+fn renew() {
+    state::renew();
+    layers::renew();
+    control::renew();
+    counters::renew();
+    peak::renew();
+    subscribe::renew();
+}
+
 /// Everything but CUPTI.
 pub fn start_with(settings: Settings) -> Option<&'static Core> {
     let core = prepare(|| settings)?;
@@ -76,18 +115,20 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
     Some(core)
 }
 
-/// A thread is inside of `injected`.
-static INJECTING: AtomicBool = AtomicBool::new(false);
+/// The process of which a thread is inside of `injected`; 0 for none.
+static INJECTING: AtomicU32 = AtomicU32::new(0);
 
 /// What the driver calls while it initialises, and a program that comes late. Subscribing may make CUPTI call cuInit, and that this.
 pub fn injected() {
-    if !INJECTING.swap(true, Acquire) {
+    let pid = std::process::id();
+    if INJECTING.swap(pid, Acquire) != pid {
         inject();
-        INJECTING.store(false, Release);
+        INJECTING.store(0, Release);
     }
 }
 
 fn inject() {
+    fault::at("start");
     let settings = settings();
     let next = settings.next_injection.clone();
     if let Some(path) = next.filter(|_| !settings.disabled) {

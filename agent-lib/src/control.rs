@@ -11,6 +11,8 @@
 //! it says how much it did not tell, and its state anew. While it is paused (cupti/subscribe.rs) it sees nothing.
 
 use crate::core::Core;
+use crate::ffi::Uncancelled;
+use crate::renewed::Renewed;
 use crate::sender;
 use crate::window::Limits;
 use std::fs::{File, OpenOptions};
@@ -18,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
-use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::{Condvar, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Names of recordings that nobody named.
@@ -100,7 +102,7 @@ struct Desk {
     limits: Limits,
 }
 
-static DESK: Mutex<Desk> = Mutex::new(Desk {
+static DESK: Renewed<Desk> = Renewed::new(|| Desk {
     last: 0,
     wishes: Vec::new(),
     outcomes: Vec::new(),
@@ -110,7 +112,13 @@ static DESK: Mutex<Desk> = Mutex::new(Desk {
 });
 static DONE: Condvar = Condvar::new();
 
+/// In a child that starts anew.
+pub fn renew() {
+    DESK.renew();
+}
+
 fn desk() -> Option<MutexGuard<'static, Desk>> {
+    let _uncancelled = Uncancelled::now();
     let start = Instant::now();
     loop {
         match DESK.try_lock() {
@@ -218,6 +226,7 @@ pub fn post(core: &'static Core, wish: Wish) -> Outcome {
 
 /// The same, waiting no longer than so.
 pub fn post_within(core: &'static Core, wish: Wish, patience: Duration) -> Outcome {
+    let _uncancelled = Uncancelled::now();
     sender::start(core);
     let late = || Outcome { errno: libc::ETIMEDOUT as u16, told: "the agent's thread is busy".to_owned() };
     let Some(mut desk) = desk() else { return late() };

@@ -135,7 +135,8 @@ impl Core {
         body: impl FnOnce(u64, &mut At) -> Body<'a>,
         keep: impl FnOnce(&Self, &Row),
     ) -> u64 {
-        thread.making.store(thread.bound.load(Relaxed), Relaxed); // seen with the number that follows
+        // Seen with the number that follows; and who sees this instead of the last record's 0 sees that record, too.
+        thread.making.store(thread.bound.load(Relaxed), Release);
         let seq = self.ring.take();
         thread.bound.store(seq + 1, Relaxed);
         let time_ns = self.clock.now();

@@ -3,9 +3,10 @@
 
 use crate::control;
 use crate::core::{At, Core, nothing};
+use crate::fault;
+use crate::renewed::Renewed;
 use crate::threads::Thread;
 use gpumem_wire::Body;
-use std::sync::Mutex;
 
 /// Counters that a program can have.
 const MOST: usize = 4096;
@@ -65,7 +66,12 @@ impl Counter {
     }
 }
 
-static COUNTERS: Mutex<Vec<Counter>> = Mutex::new(Vec::new());
+static COUNTERS: Renewed<Vec<Counter>> = Renewed::new(Vec::new);
+
+/// In a child that starts anew: they are its own.
+pub fn renew() {
+    COUNTERS.renew();
+}
 
 /// All of them; with `reset`, they begin anew.
 pub fn all(core: &Core, reset: bool) -> Vec<Counter> {
@@ -83,6 +89,7 @@ impl Core {
     pub fn count(&self, thread: &Thread, name: &[u8], change: impl FnOnce(i64) -> i64) {
         let tag = self.names.intern(0, name);
         let Ok(mut counters) = COUNTERS.lock() else { return };
+        fault::at("counters"); // with the lock held
         if tag == 0 {
             return;
         }

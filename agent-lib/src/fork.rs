@@ -1,24 +1,28 @@
 //! A forked child must not speak for its parent: it disarms before anything else runs in it.
 
-use crate::{callers, python, sender, state};
-use std::sync::Once;
+use crate::{callers, fault, python, sender, state};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-static INSTALLED: Once = Once::new();
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 
-/// After this, children are silent.
+/// After this, children are silent. By one thread at a time.
 pub fn install() {
-    INSTALLED.call_once(|| {
-        // SAFETY: handlers that live as long as the process (-z nodelete).
-        unsafe {
-            libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
-            libc::atexit(at_exit);
-        }
-    });
+    if INSTALLED.swap(true, Relaxed) {
+        return;
+    }
+    // SAFETY: handlers that live as long as the process (-z nodelete).
+    unsafe {
+        libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child));
+        libc::atexit(at_exit);
+    }
 }
 
 /// The loader's lock that the sender holds now and then must be free in the child.
 extern "C" fn before() {
-    callers::before_fork();
+    crate::ffi::shielded((), || {
+        fault::at("fork");
+        callers::before_fork();
+    });
 }
 
 extern "C" fn in_parent() {
@@ -37,5 +41,8 @@ extern "C" fn in_child() {
 
 /// In the process that started the agent, not in its children: what is left is sent, for a moment.
 extern "C" fn at_exit() {
-    crate::ffi::shielded((), sender::finish);
+    crate::ffi::shielded((), || {
+        fault::at("exit");
+        sender::finish();
+    });
 }

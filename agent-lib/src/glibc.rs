@@ -3,7 +3,6 @@
 //! glibc has.
 #![cfg(all(target_os = "linux", target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
 
-use std::arch::global_asm;
 use std::ffi::{c_char, c_int, c_long, c_void};
 
 #[cfg(target_arch = "x86_64")]
@@ -44,23 +43,25 @@ macro_rules! first {
     };
 }
 
-/// `name` under its old version.
+/// `name` under its old version, as a function called `prefix` and that name.
 macro_rules! old {
-    ($( $name:literal @ $version:expr ),* $(,)?) => { $(
-        global_asm!(
+    ($prefix:literal, $( $name:literal @ $version:expr ),* $(,)?) => { $(
+        std::arch::global_asm!(
             concat!(".symver gpumem_old_", $name, ",", $name, "@", $version),
-            concat!(".section .text.gpumem_wrap_", $name, ",\"ax\""),
-            concat!(".globl __wrap_", $name),
-            concat!(".type __wrap_", $name, ", %function"),
-            concat!("__wrap_", $name, ":"),
-            concat!(jump!(), " ", procedure!($name)),
-            concat!(".size __wrap_", $name, ", . - __wrap_", $name),
+            concat!(".section .text.", $prefix, $name, ",\"ax\""),
+            concat!(".globl ", $prefix, $name),
+            concat!(".hidden ", $prefix, $name),
+            concat!(".type ", $prefix, $name, ", %function"),
+            concat!($prefix, $name, ":"),
+            concat!($crate::glibc::jump!(), " ", $crate::glibc::procedure!($name)),
+            concat!(".size ", $prefix, $name, ", . - ", $prefix, $name),
             ".previous",
         );
     )* };
 }
 
 old!(
+    "__wrap_",
     "dlopen" @ first!(),
     "dlclose" @ first!(),
     "dlsym" @ first!(),
@@ -77,25 +78,27 @@ old!(
     "pthread_sigmask" @ first!(),
 );
 #[cfg(target_arch = "x86_64")]
-old!("pthread_setname_np" @ "GLIBC_2.12");
+old!("__wrap_", "pthread_setname_np" @ "GLIBC_2.12");
 #[cfg(target_arch = "aarch64")]
-old!("pthread_setname_np" @ first!());
+old!("__wrap_", "pthread_setname_np" @ first!());
 
 /// `name` as a function of ours: what older systems have under no version at all.
 macro_rules! own {
     ($( $name:literal = $function:path ),* $(,)?) => { $(
-        global_asm!(
+        std::arch::global_asm!(
             concat!(".section .text.gpumem_wrap_", $name, ",\"ax\""),
             concat!(".globl __wrap_", $name),
             concat!(".type __wrap_", $name, ", %function"),
             concat!("__wrap_", $name, ":"),
-            concat!(jump!(), " {function}"),
+            concat!($crate::glibc::jump!(), " {function}"),
             concat!(".size __wrap_", $name, ", . - __wrap_", $name),
             ".previous",
             function = sym $function,
         );
     )* };
 }
+
+pub(crate) use {first, jump, old, own, procedure};
 
 own!("fstat" = fstat, "fstat64" = fstat, "stat64" = stat, "lstat64" = lstat, "gettid" = gettid);
 

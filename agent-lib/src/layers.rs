@@ -1,7 +1,7 @@
 //! How each layer of names is: what the sender tells of it, and why.
 
+use crate::renewed::Renewed;
 use gpumem_wire::{Layer, LayerState};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
 /// Of one layer.
@@ -16,7 +16,7 @@ pub struct Said {
 }
 
 /// Not for callbacks.
-static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
+static SAID: Renewed<Vec<Said>> = Renewed::new(Vec::new);
 /// Changes: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 
@@ -36,6 +36,11 @@ pub fn set(layer: Layer, state: LayerState, reason: &str) {
 pub fn get(layer: Layer) -> Option<LayerState> {
     let said = SAID.lock().ok()?;
     said.iter().find(|said| said.layer == layer).map(|said| said.state)
+}
+
+/// In a child that starts anew.
+pub fn renew() {
+    SAID.renew();
 }
 
 /// Grows with each change.

@@ -9,7 +9,7 @@
 //! callers/        which library made a call
 //! book.rs         allocations, frees, imports           vmm.rs     handles and mappings      multicast.rs
 //! pools.rs        pools of frameworks                   driver_pools.rs  pools of the driver, polled
-//! devices.rs      devices and contexts                  scope.rs   tags
+//! devices.rs      devices and contexts                  scope.rs   tags                      descriptor.rs
 //! torch/          PyTorch: blocks of its allocator, its word that it is out of memory
 //! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
 //! control.rs      what to record, and where to        ask.rs   the daemon's report    dump.rs  one's own    counters.rs
@@ -34,11 +34,13 @@ pub mod control;
 pub mod core;
 pub mod counters;
 pub mod cupti;
+pub mod descriptor;
 pub mod devices;
 pub mod driver_pools;
 pub mod dump;
 mod elf;
 pub mod env;
+mod fault;
 pub mod ffi;
 mod fork;
 mod glibc;
@@ -48,10 +50,13 @@ pub mod memfd;
 pub mod multicast;
 pub mod names;
 pub mod naming;
+mod need;
 pub mod nvtx;
 pub mod peak;
+mod permitted;
 pub mod pools;
 pub mod python;
+mod renewed;
 pub mod ring;
 pub mod scope;
 mod second;

@@ -6,7 +6,8 @@ use gpumem_wire::SLOT_BYTES;
 use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::CStr;
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicU64;
+/// What ring.rs and names.rs count with: tests/races puts loom's in their place.
+pub use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 /// A slot or a row.
 pub type Words = [AtomicU64; SLOT_BYTES / 8];
@@ -53,6 +54,16 @@ pub fn anonymous<T>(count: usize) -> Option<&'static [T]> {
     Some(unsafe { std::slice::from_raw_parts(base.cast(), count) })
 }
 
+/// How large this process may make a file.
+fn largest_file() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for the answer.
+    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } {
+        0 => limit.rlim_cur,
+        _ => u64::MAX,
+    }
+}
+
 impl Shared {
     /// Makes, seals and maps it. `name` shows in /proc/PID/fd and /proc/PID/maps.
     pub fn create(name: &CStr, sizes: Sizes, pid: u32, start_ticks: u64) -> Option<Self> {
@@ -69,10 +80,14 @@ impl Shared {
             names_end: 0,
         };
         let bytes = header.file_bytes()?;
+        if bytes > largest_file() {
+            return None; // the kernel would not only refuse: it would end the program with SIGXFSZ
+        }
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // By number: glibc has the function since 2.27 only.
         // SAFETY: a C string and flags.
         let fd = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) } as RawFd;
+        let fd = crate::descriptor::up(fd);
         if fd < 0 {
             return None;
         }

@@ -8,14 +8,14 @@
 //! chance that any two are taken for one is 3 in 10^10.
 
 use crate::live::mix;
-use crate::memfd::{Shared, anonymous};
+use crate::memfd::{AtomicU32, AtomicU64, Shared, anonymous, fence};
 use gpumem_wire::{Body, MAX_TAG_BYTES, Record, Stamp, frame};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::Ordering::*;
 
 /// Tags at a time: half of what the table holds, so that a look-up stays short.
-const PLACES: usize = 1 << 17;
+const PLACES: usize = if cfg!(loom) { 8 } else { 1 << 17 };
 /// Places a look-up tries.
-const REACH: usize = 64;
+const REACH: usize = if cfg!(loom) { 8 } else { 64 };
 /// No two frames begin in the same cell of this size.
 const CELL: u64 = 64;
 const _: () = assert!(CELL <= (frame::PREFIX_BYTES + gpumem_wire::SLOT_BYTES) as u64);
@@ -129,6 +129,9 @@ impl Names {
             at += part.len() as u64;
         }
         self.done[(start / CELL) as usize].store(len as u32, Release);
+        // Of two threads that are done at a time one must see the other's: else both leave the later frame behind the end, until the
+        // next name comes.
+        fence(SeqCst);
         self.advance();
         Some(at - payload.len() as u64)
     }

@@ -12,9 +12,9 @@ use crate::book::{device_of, kind, kind_of, memory_of};
 use crate::core::Core;
 use crate::live::{Key, Taken};
 use crate::memfd::anonymous;
+use crate::renewed::Renewed;
 use crate::ring::Row;
 use gpumem_wire::MemoryKind;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering::*};
 
 /// Devices whose peaks are kept.
@@ -60,7 +60,13 @@ static MOVING: AtomicBool = AtomicBool::new(false);
 /// by what that thread moves.
 const LOOKS: u32 = 2000;
 /// One thread at a time opens and closes.
-static CHANGING: Mutex<()> = Mutex::new(());
+static CHANGING: Renewed<()> = Renewed::new(|| ());
+
+/// In a child that starts anew.
+pub fn renew() {
+    CHANGING.renew();
+    MOVING.store(false, Release);
+}
 
 /// Whether a range is open.
 #[inline(always)]

@@ -5,8 +5,8 @@
 //! claim: number n may write only when n - slots was sent, and the sender passes a number only when its writer is done
 //! (threads.rs tells).
 
-use crate::memfd::{Shared, Words, fetch_to_read, fetch_to_write};
-use std::sync::atomic::{AtomicU64, Ordering::*};
+use crate::memfd::{AtomicU64, Shared, Words, fetch_to_read, fetch_to_write};
+use std::sync::atomic::Ordering::*;
 
 /// A slot as words; word 0 is `seq`.
 pub type Row = [u64; 8];

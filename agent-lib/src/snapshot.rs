@@ -31,6 +31,7 @@ const HIGH: i32 = 2;
 
 /// The JSON text of `what`; empty for what is not known.
 pub fn text(core: &Core, what: i32) -> String {
+    let _uncancelled = crate::ffi::Uncancelled::now();
     match what {
         LIVE => live(core),
         STATUS => status(core),

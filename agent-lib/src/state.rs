@@ -1,8 +1,9 @@
 //! Whether the agent is armed, and what it says about itself.
 
 use crate::core::Core;
+use crate::fault;
+use crate::renewed::Renewed;
 use gpumem_wire::AgentState;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 /// Whether callbacks and the C API do something.
@@ -18,7 +19,7 @@ static PANICKED: AtomicBool = AtomicBool::new(false);
 /// Changes of what the agent says: the sender compares.
 static VERSION: AtomicU64 = AtomicU64::new(0);
 /// Not for callbacks: set while starting, by the sender, and by pause and resume.
-static SAID: Mutex<Vec<Said>> = Mutex::new(Vec::new());
+static SAID: Renewed<Vec<Said>> = Renewed::new(Vec::new);
 /// So many are kept for daemons that come later: they want to know when the agent was blind.
 const KEPT: usize = 65;
 
@@ -88,6 +89,11 @@ pub fn set_since(time_ns: u64, state: AgentState, result: u16, detail: &str) {
     VERSION.fetch_add(1, Release);
 }
 
+/// In a child that starts anew: what its parent said is not about it.
+pub fn renew() {
+    SAID.renew();
+}
+
 /// Grows with each change.
 pub fn version() -> u64 {
     VERSION.load(Acquire)
@@ -100,7 +106,7 @@ pub fn said_after(after: u64) -> Vec<Said> {
     let number = said.last().map_or(0, |last| last.number);
     said.retain(|said| said.number > after || said.number == number);
     if PANICKED.load(Relaxed) {
-        let detail = "a fault in the agent: it has stopped watching this process".to_owned();
+        let detail = format!("a fault in the agent{}: it has stopped watching this process", fault::place());
         let time_ns = Core::get().map_or(0, |core| core.clock.now());
         said.push(Said { number, time_ns, state: AgentState::Disarmed, result: 0, detail });
     }

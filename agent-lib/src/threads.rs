@@ -191,6 +191,12 @@ mod word {
     }
 }
 
+/// The kernel's number of the calling thread. By number: glibc has gettid since 2.30 only.
+pub fn kernel_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
 /// Makes the table; once.
 pub fn prepare() -> bool {
     if !TABLE.load(Acquire).is_null() {
@@ -231,8 +237,7 @@ fn claim() -> Option<&'static Thread> {
     }
     // SAFETY: as in `all`.
     let table = unsafe { std::slice::from_raw_parts(table.cast_const(), PLACES) };
-    // SAFETY: no arguments. By number: glibc has gettid since 2.30 only.
-    let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    let id = kernel_id();
     let is_ours = |index: &usize| {
         let place = &table[*index].id;
         place.load(Relaxed) == 0 && place.compare_exchange(0, id, AcqRel, Relaxed).is_ok()
@@ -273,8 +278,7 @@ fn claim() -> Option<&'static Thread> {
 /// In a forked child that starts anew: of all threads only the calling one is here, under another id.
 pub fn adopt() {
     let mine = word::get();
-    // SAFETY: no arguments.
-    let id = unsafe { libc::syscall(libc::SYS_gettid) } as u32;
+    let id = kernel_id();
     for thread in all() {
         let is_mine = std::ptr::eq(thread, mine);
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);

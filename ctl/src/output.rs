@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use gpumem_runs::report::text::clean;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Columns of the terminal; `None` when output is piped.
@@ -56,25 +56,47 @@ pub fn deliver(bytes: &[u8], output: &Output) -> Result<()> {
     write_file(path, bytes, output.force).with_context(|| path.display().to_string())
 }
 
+/// The same of a text that is not made before it is written.
+///
+/// # Errors
+/// As [`deliver`].
+pub fn deliver_by(write: &dyn Fn(&mut dyn Write) -> io::Result<()>, output: &Output) -> Result<()> {
+    let Some(path) = output.path() else {
+        let mut out = BufWriter::new(io::stdout().lock());
+        write(&mut out)?;
+        out.flush()?;
+        return Ok(());
+    };
+    fill_file(path, write, output.force).with_context(|| path.display().to_string())
+}
+
 fn write_file(path: &Path, bytes: &[u8], force: bool) -> Result<()> {
+    fill_file(path, &|out| out.write_all(bytes), force)
+}
+
+fn fill_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>, force: bool) -> Result<()> {
+    let fill = |file: File| -> Result<()> {
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        out.flush().map_err(Into::into)
+    };
     // A link is followed; a pipe or a device cannot be replaced, and takes what is written.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let there = fs::metadata(&target).ok();
     match &there {
         Some(there) if there.is_dir() => bail!("is a folder: name a file in it"),
         Some(there) if !there.is_file() => {
-            return OpenOptions::new().write(true).open(&target)?.write_all(bytes).map_err(Into::into);
+            return fill(OpenOptions::new().write(true).open(&target)?);
         }
         Some(_) if !force => return Err(exists()),
         _ => {}
     }
     let beside = Beside::of(&target)?;
-    let mut file = File::create_new(&beside.0)?;
+    let file = File::create_new(&beside.0)?;
     if let Some(there) = there {
         file.set_permissions(there.permissions())?;
     }
-    file.write_all(bytes)?;
-    drop(file);
+    fill(file)?;
     if force {
         fs::rename(&beside.0, &target)?;
         return Ok(());

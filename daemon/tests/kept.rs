@@ -48,6 +48,11 @@ impl Life {
 
 impl Manager {
     fn new() -> Self {
+        Manager::with(0.1)
+    }
+
+    /// Its daemons write runs that often.
+    fn with(checkpoint_s: f64) -> Self {
         let scratch = Scratch::new();
         let notify = UnixDatagram::bind(scratch.join("notify")).expect("a socket");
         notify.set_read_timeout(Some(PATIENCE)).expect("a limit");
@@ -61,7 +66,7 @@ impl Manager {
         let passed =
             vec![listener("agent.sock", SocketType::SEQPACKET), listener("control.sock", SocketType::STREAM)];
         let text = format!(
-            "[runs]\nstore = \"{}/runs.sqlite\"\ncheckpoint_every_s = 0.1\n[metrics]\nlisten = \"off\"\n\
+            "[runs]\nstore = \"{}/runs.sqlite\"\ncheckpoint_every_s = {checkpoint_s}\n[metrics]\nlisten = \"off\"\n\
              [nvml]\nlibrary = \"/nonexistent\"\n",
             scratch.0.display()
         );
@@ -256,6 +261,43 @@ fn what_a_program_left_is_not_taken_for_that_of_the_one_it_became() {
     });
     life.signal(Signal::TERM);
     life.end();
+}
+
+#[test]
+fn after_a_restart_nothing_is_partial_and_reports_have_the_life_before() {
+    let mut manager = Manager::with(3600.0);
+    let first = manager.start();
+    let mut memory = Memory::new();
+    let (peer, epoch) = Peer::welcomed(&manager.scratch.join("agent.sock"), &memory);
+    manager.keep();
+    memory.name(&device());
+    let (one, two) = (allocation(1, 100, 0), allocation(2, 10, 0));
+    for said in [one, two] {
+        memory.ring(said);
+    }
+    let said = [resync(epoch, 0, &[]), record(one.0, one.1), record(two.0, two.1), watermark(2)];
+    assert!(peer.send(&[device(), said.concat()].concat()));
+    wait_for("the first life", || (manager.tracked() == Some(110)).then_some(()));
+    first.signal(Signal::TERM);
+    first.end();
+
+    let _second = manager.start();
+    let epoch = welcome(&peer);
+    // What it holds now is less: the peak was before.
+    assert!(peer.send(&[device(), resync(epoch, 2, &[one])].concat()));
+    wait_for("the state of now", || (manager.tracked() == Some(100)).then_some(()));
+    let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).expect("runs");
+    let (coverage, device) = (&runs[0]["coverage"], &runs[0]["devices"][0]);
+    assert_eq!((&coverage["events"], &coverage["lost"]), (&2.into(), &0.into()), "{coverage}");
+    assert_eq!((&coverage["partial_state"], &coverage["partial_history"]), (&false.into(), &false.into()));
+    assert_eq!(device["peak"]["tracked_bytes"], 110, "though nothing was written in this life");
+    let ps = wait_for("flags", || {
+        let ps: serde_json::Value = serde_json::from_str(&manager.ask("/v1/ps")).ok()?;
+        ps["processes"][0]["flags"].as_array().cloned()
+    });
+    assert!(ps.contains(&"restarted".into()) && !ps.contains(&"partial".into()), "{ps:?}");
+    let said = manager.ask(&format!("/v1/doctor?pid={}", std::process::id()));
+    assert!(said.contains("none lost: 2 of them before gpumemd was restarted"), "{said}");
 }
 
 #[test]

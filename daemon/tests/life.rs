@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
+use common::peer::{Memory, Peer, allocation, device, record, resync, tag, watermark};
 use common::{Daemon, PATIENCE, Scratch, free_port, private, start, start_as, start_in, wait_for};
 use gpumem_runs::run::State;
 use gpumem_runs::store::Store;
@@ -232,6 +232,45 @@ fn a_runtime_directory_that_others_could_write_to_is_refused() {
     assert!(error.contains("it is none"), "{error}");
 }
 
+#[test]
+fn nothing_is_written_through_links_that_somebody_planted() {
+    const PRECIOUS: &str = "root:x:0:0\n";
+    let plant = |name: &str, config: &str, is_open: bool| {
+        let scratch = Scratch::new();
+        let victim = scratch.join("victim");
+        std::fs::write(&victim, PRECIOUS).expect("a file");
+        std::fs::create_dir(scratch.join("run")).expect("a directory");
+        std::fs::set_permissions(scratch.join("run"), PermissionsExt::from_mode(0o755)).expect("a mode");
+        std::fs::create_dir(scratch.join("open")).expect("a directory");
+        let mode = if is_open { 0o777 } else { 0o755 };
+        std::fs::set_permissions(scratch.join("open"), PermissionsExt::from_mode(mode)).expect("a mode");
+        symlink(&victim, scratch.join(name)).expect("a link");
+        let mut daemon = start_in(scratch, config);
+        let reason = match daemon.is_over() {
+            true => daemon.result().expect_err("it refuses").to_string(),
+            false => daemon.get("/v1/doctor").1.to_string(),
+        };
+        let victim = daemon.scratch.join("victim");
+        assert_eq!(std::fs::read_to_string(victim).expect("a file"), PRECIOUS, "{name}");
+        reason
+    };
+    let store = "[runs]\nstore = \"$DIR/open/runs.sqlite\"\n";
+    for name in ["run/control.sock", "run/gpumemd.lock", "run/agent"] {
+        let reason = plant(name, "", false);
+        assert!(reason.contains(name), "{name}: {reason}");
+    }
+    // It is a link, always: it leads to the agents' socket again.
+    plant("run/agent.sock", "", false);
+    let reason = plant("open/new.gpumem", "record = \"$DIR/open/new.gpumem\"\n", false);
+    assert!(reason.contains("a new file cannot be made"), "{reason}");
+    for name in
+        ["open/runs.sqlite", "open/runs.sqlite-wal", "open/runs.sqlite-shm", "open/runs.sqlite-journal"]
+    {
+        let reason = plant(name, store, true);
+        assert!(reason.contains("a link or somebody else's"), "{name}: {reason}");
+    }
+}
+
 /// The program itself.
 struct Program(Child);
 
@@ -342,4 +381,80 @@ fn systemd_is_told_and_its_sockets_are_taken() {
     hear("STOPPING=1");
     let (code, said) = program.end();
     assert_eq!(code, Some(0), "{said}");
+}
+
+/// Resident memory of a process in MiB: `VmRSS` now, `VmHWM` at most.
+fn resident_mib(pid: u32, which: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
+}
+
+#[test]
+fn a_thousand_agents_cost_less_than_64_mib() {
+    const AGENTS: usize = 1000;
+    let scratch = Scratch::new();
+    let dir = scratch.0.display();
+    let config = format!(
+        "runtime_dir = \"{dir}/run\"\n[agent]\nconnections = 1100\nconnections_per_uid = 1100\n\
+         [runs]\nstore = \"{dir}/runs.sqlite\"\n[metrics]\nlisten = \"off\"\n[nvml]\nlibrary = \"/nonexistent\"\n"
+    );
+    std::fs::write(scratch.join("gpumemd.toml"), config).expect("a file");
+    let program =
+        Program::start(&scratch, &["--config", &scratch.join("gpumemd.toml").display().to_string()]);
+    let (pid, socket) = (program.0.id(), scratch.join("run/agent.sock"));
+    wait_for("the daemon", || std::os::unix::net::UnixStream::connect(scratch.join("run/control.sock")).ok());
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("more descriptors");
+    let before = resident_mib(pid, "VmRSS");
+    let memory = Memory::new();
+    // Names as long as they may be, rows at addresses that are everybody's, rubbish behind it all.
+    let said = |agent: usize, epoch| {
+        let mut said = vec![device()];
+        said.extend(
+            (1..9).map(|number| tag(number, &format!("{agent}/{}", "x".repeat(200 + number as usize)))),
+        );
+        said.push(resync(epoch, 0, &[]));
+        said.extend((1..65).map(|seq| {
+            let (stamp, body) = allocation(seq, 1 << 20, (seq % 8) as u32 + 1);
+            record(stamp, body)
+        }));
+        said.push(watermark(64));
+        said.concat()
+    };
+    let peers: Vec<Peer> = (0..AGENTS)
+        .map(|agent| {
+            let (peer, epoch) = Peer::welcomed(&socket, &memory);
+            assert!(peer.send(&said(agent, epoch)), "{agent}");
+            peer
+        })
+        .collect();
+    let ask = |path: &str| {
+        let stream =
+            std::os::unix::net::UnixStream::connect(scratch.join("run/control.sock")).expect("a daemon");
+        common::http(stream, "GET", path).1
+    };
+    wait_for("what they say", || {
+        let text = ask("/v1/metrics");
+        text.contains(&format!("gpumemd_agent_connections_total {AGENTS}")).then_some(())
+    });
+    // What does not fit costs its own connection.
+    for peer in peers.iter().take(AGENTS / 2) {
+        peer.send(&[0xff; 60_000]);
+    }
+    wait_for("rubbish to be dropped", || {
+        let text = ask("/v1/metrics");
+        text.contains(&format!("dropped_total{{reason=\\\"framing\\\"}} {}", AGENTS / 2)).then_some(())
+    });
+    let (now, most) = (resident_mib(pid, "VmRSS"), resident_mib(pid, "VmHWM"));
+    println!("{before} MiB without, {now} MiB with {AGENTS} agents, {most} MiB at most");
+    assert!(most <= 64, "{most} MiB");
+    drop(peers);
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid.cast_signed()).expect("a pid"),
+        rustix::process::Signal::TERM,
+    )
+    .expect("sent");
+    assert_eq!(program.end().0, Some(0));
 }

@@ -3,6 +3,7 @@
 use crate::Map;
 use crate::account::Account;
 use crate::book::{WINDOW_NS, Window};
+use crate::earlier::Earlier;
 use crate::fault::Faults;
 use crate::gap::ClosedSample;
 use crate::iteration::IterationsView;
@@ -297,6 +298,10 @@ impl Ledger {
                     let peak = &mut process.accounts[usize::from(book)].accounted_peak;
                     *peak = Some(peak.map_or(peak_bytes, |peak| peak.max(peak_bytes)));
                 }
+            }
+            Body::EarlierLife { start_ticks, events, lost } => {
+                let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
+                self.processes[index].coverage.earlier = Some(Earlier { events, lost });
             }
             Body::DeviceFault { xid } => {
                 if let Some(&device) = self.host_slots.get(&stamp.device) {

@@ -4,6 +4,7 @@
 use crate::Map;
 use crate::account::Account;
 use crate::blind::Blind;
+use crate::earlier::Earlier;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
 use crate::layer::Layers;
@@ -87,6 +88,10 @@ pub struct Coverage {
     pub allocated_bytes: u64,
     /// Ordered records lost.
     pub lost: u64,
+    /// Of those, what was missing before the first that this ledger heard.
+    pub before: u64,
+    /// See [`Earlier`].
+    pub earlier: Option<Earlier>,
     /// Samples closed without the agent's word.
     pub stale_samples: u64,
     /// Driver allocations that failed.
@@ -199,6 +204,9 @@ impl Process {
         self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count).min(MOST_LOST);
+        if self.coverage.events == 0 {
+            self.coverage.before = self.coverage.before.saturating_add(count);
+        }
         self.holdings.doubtful_before = Some(self.last_seq);
         let since_ns = self.coverage.partial.map_or(self.applied_ns, |partial| partial.since_ns);
         self.coverage.partial = Some(Partial { since_ns, state: true });

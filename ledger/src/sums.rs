@@ -74,6 +74,11 @@ impl Sums {
         self.names.get(key.origin as usize).cloned()
     }
 
+    /// What they take, about: a place, twice its key, and its name.
+    pub fn bytes(&self) -> usize {
+        self.places.capacity() * 256 + self.begins.capacity() * size_of::<u32>()
+    }
+
     fn place(&self, at: u32) -> Option<&Place> {
         self.places.get(at as usize)
     }

@@ -25,6 +25,11 @@ sim_machine *sim_open(const char *path) {
     if (!mapped) {
         if (!path) path = getenv("GPUMEM_SIM");
         int fd = path && *path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+        if (fd >= 0 && fd < 3) { /* a program without standard output writes to number 1 */
+            int low = fd;
+            fd = fcntl(low, F_DUPFD_CLOEXEC, 3);
+            close(low);
+        }
         sim_machine *m = fd < 0 ? MAP_FAILED
                                 : mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
         if (m != MAP_FAILED && lseek(fd, 0, SEEK_END) == (off_t)sizeof *m && m->magic == SIM_MAGIC &&

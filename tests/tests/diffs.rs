@@ -8,9 +8,12 @@ use gpumem_runs::diff::{At, Diff, Side, csv, json, plot};
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::{By, Part};
 use gpumem_runs::run::{Cell, Run, Source};
+use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use gpumem_tests::samples::sample;
 use gpumem_tests::{golden, node};
+use serde_json::Value;
 use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const MIB: i64 = 1 << 20;
 
@@ -119,4 +122,144 @@ fn the_bert_pair_differs_by_what_was_recorded_of_parameters_and_gradients() {
         assert!(sentence.contains(cause), "{sentence}");
     }
     assert!(told.contains("1,055.7 MiB may be a matter of recording, not of use"), "{told}");
+}
+
+/// A daemon's store after its end, asked by gpumemctl.
+fn told(daemon: &Daemon, machine: &Machine, arguments: &[&str]) -> (Option<i32>, String) {
+    let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
+    let output = daemon.ctl(machine, arguments).arg(store).output().expect("gpumemctl runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!said.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), said)
+}
+
+fn document(told: (Option<i32>, String)) -> Value {
+    serde_json::from_str(&told.1).unwrap_or_else(|error| panic!("{error}: {}", told.1))
+}
+
+#[test]
+fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
+    let machine = Machine::new(&["devices=2"]);
+    let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");
+    for (job, sizes) in [("before", [64, 32]), ("after", [64, 48])] {
+        let mut ranks: Vec<Mixer> = Vec::new();
+        for (rank, mib) in sizes.into_iter().enumerate() {
+            let mut command = Mixer::command(&machine, &daemon);
+            command.env("GPUMEM_JOB", job).env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+            let mut mixer = Mixer::run(&mut command);
+            mixer.ok(&format!("device {rank}; alloc a {mib}M"));
+            ranks.push(mixer);
+        }
+        until(30, "samples of both ranks", || {
+            let runs = daemon.asked(&format!("/v1/runs?job={job}"))?;
+            let runs = runs["runs"].as_array().or(runs.as_array())?.clone();
+            (runs.len() == 2).then_some(())
+        });
+        let pids: Vec<u64> = ranks.iter().map(|rank| u64::from(rank.pid())).collect();
+        ranks.iter_mut().for_each(Mixer::end);
+        until(20, "closed runs", || {
+            let known = daemon.pids(&machine);
+            pids.iter().all(|pid| !known.contains(pid)).then_some(())
+        });
+    }
+    daemon.stop();
+
+    let (_, report) = told(&daemon, &machine, &["report", "--job", "after"]);
+    assert!(report.starts_with("2 processes of job after"), "{report}");
+    assert!(report.contains("64.0") && report.contains("48.0") && report.contains("112.0"), "{report}");
+
+    let compared = ["diff", "--job", "before", "after"];
+    let (code, text) = told(&daemon, &machine, &compared);
+    println!("{text}");
+    assert_eq!(code, Some(0));
+    assert!(text.contains("2 processes of job before, all ended, each at its own time"), "{text}");
+    assert!(text.contains("2 ranks (2 by rank)") && text.contains("all ranks"), "{text}");
+    assert!(text.contains("next: gpumemctl diff --job before after"), "{text}");
+    let diff = document(told(&daemon, &machine, &[&compared[..], &["--json"]].concat()));
+    let amounts =
+        |pair: &Value| ["a_bytes", "b_bytes", "difference_bytes"].map(|key| pair["tracked"][key].as_i64());
+    let mib = |sizes: [i64; 3]| sizes.map(|size| Some(size * MIB));
+    assert_eq!(amounts(&diff["total"]), mib([96, 112, 16]));
+    for (rank, expected) in [(0, [64, 64, 0]), (1, [32, 48, 16])] {
+        let pair = &diff["pairs"][rank];
+        assert_eq!((&pair["paired"], &pair["a"]["name"]), (&"rank".into(), &format!("rank {rank}").into()));
+        assert_eq!(amounts(pair), mib(expected), "rank {rank}");
+    }
+    let gate = |limit| {
+        told(&daemon, &machine, &[&compared[..], &["--of", "tracked", "--fail-above", limit]].concat()).0
+    };
+    assert_eq!((gate("10MiB"), gate("20MiB")), (Some(8), Some(0)));
+}
+
+#[test]
+fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
+    let machine = Machine::new(&["devices=1"]);
+    let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+    let mut daemon = Daemon::start(&machine, "daemon", config);
+    let mut mixer = Mixer::start(&machine, &daemon);
+    let pid = mixer.pid().to_string();
+    mixer.ok("device 0; alloc base 64M");
+    let wall = |ns: u64| -> String {
+        let age = gpumem_tests::live::mixer::now_ns() - ns;
+        let at =
+            SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970") - Duration::from_nanos(age);
+        format!("@{}.{:06}", at.as_secs(), at.subsec_micros())
+    };
+    let parts = |count: usize| {
+        until(60, "parts", || {
+            // The first ones find no store yet.
+            let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
+            let listed = daemon.ctl(&machine, &["runs", "--json", &store]).output().expect("gpumemctl runs");
+            let listed: Value = serde_json::from_slice(&listed.stdout).ok()?;
+            let of_pid = listed.as_array()?.iter().filter(|run| run["pid"].to_string() == pid);
+            (of_pid.count() >= count).then_some(())
+        });
+    };
+    // In each part something is held for a while that no other part held.
+    let mut held = Vec::new();
+    for (part, mib) in [(1, 100), (2, 300), (3, 200)] {
+        parts(part);
+        let since = mixer.ok(&format!("alloc more {mib}M")).ended_ns;
+        std::thread::sleep(Duration::from_millis(60));
+        let until = mixer.ok("free more").began_ns;
+        held.push((since, until, mib));
+    }
+    parts(4);
+    mixer.end();
+    daemon.wait_for_the_end_of(&machine, &[]);
+    daemon.stop();
+
+    let report = |flag: &str, window: String| {
+        let document = document(told(&daemon, &machine, &["report", &pid, "--json", flag, &window]));
+        let device = &document["devices"][0];
+        for moment in ["last", "peak"] {
+            let held = &device[moment];
+            let parts: i64 = held["layers"]
+                .as_object()
+                .into_iter()
+                .flat_map(|it| it.values())
+                .filter_map(Value::as_i64)
+                .sum();
+            assert!(
+                parts == 0 || held["tracked_bytes"].as_i64().is_some_and(|tracked| parts <= tracked),
+                "{held}"
+            );
+        }
+        let caveats = document["caveats"].as_array().expect("caveats");
+        let spans = caveats.iter().find(|caveat| caveat["code"] == "parts").map(|it| it["text"].to_string());
+        (device["peak"]["tracked_bytes"].as_i64(), spans.unwrap_or_default())
+    };
+    let total = |mib: i64| Some((64 + mib) * MIB);
+    let middle = |(since, until, _): (u64, u64, i64)| wall(since.midpoint(until));
+    for of in held.clone() {
+        let (peak, spans) = report("--at", middle(of));
+        assert_eq!(peak, total(of.2), "{of:?}");
+        assert!(spans.contains("the window is of r"), "{spans}");
+    }
+    let whole = format!("{},{}", middle(held[0]), middle(held[2]));
+    let (peak, spans) = report("--between", whole);
+    assert_eq!(peak, total(300));
+    assert!(spans.contains("parts of the process's life: r"), "{spans}");
+    let (peak, _) = report("--since", middle(held[2]));
+    assert_eq!(peak, total(200), "the parts before are not in it");
 }

@@ -117,3 +117,69 @@ fn build_scripts_of_ours_only_tell_the_linker() {
         }
     }
 }
+
+#[test]
+fn nothing_of_nvml_that_changes_a_gpu_is_called() {
+    let mut found = Vec::new();
+    let list =
+        done(Command::new("find").args(["daemon/src", "ctl/src", "-name", "*.rs"]).current_dir(project()));
+    for path in list.lines() {
+        let text = std::fs::read_to_string(project().join(path)).expect("text");
+        // As the crate and the library call them.
+        for word in [
+            "nvmlDeviceSet",
+            "nvmlDeviceClear",
+            "nvmlDeviceReset",
+            "nvmlDeviceModify",
+            "nvmlDeviceCreate",
+            "nvmlGpuInstanceDestroy",
+        ] {
+            found.extend(text.contains(word).then(|| format!("{path}: {word}")));
+        }
+        if path.contains("source/nvml") {
+            let calls = text.lines().filter(|line| {
+                line.contains("device.set_")
+                    || line.contains("device.clear_")
+                    || line.contains("device.reset_")
+            });
+            found.extend(calls.map(|line| format!("{path}: {line}")));
+        }
+    }
+    assert!(list.lines().count() > 100 && found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn security_md_names_tests_that_are_there() {
+    let text = std::fs::read_to_string(project().join("SECURITY.md")).expect("SECURITY.md");
+    let named: BTreeSet<(&str, &str)> = text
+        .split('`')
+        .filter_map(|word| word.split_once("::"))
+        .filter(|(file, test)| !file.contains(' ') && !test.contains(' ') && *file != "file")
+        .collect();
+    assert!(named.len() > 25, "{named:?}");
+    for (file, test) in &named {
+        let places = ["tests", "daemon", "ctl", "agent-lib", "runs", "wire"];
+        let is_there = places.iter().any(|place| {
+            let path = project().join(place).join("tests").join(format!("{file}.rs"));
+            std::fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("fn {test}(")))
+        });
+        assert!(is_there, "SECURITY.md names {file}::{test}, which no test is called");
+    }
+    // Nothing is said that nobody tries to break.
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| line |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let promises =
+        text.split("## Promises\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("promises");
+    let mut said: Vec<String> = rows.map(str::to_owned).collect();
+    for line in promises.lines().filter(|line| !line.is_empty()) {
+        match said.last_mut() {
+            Some(promise) if line.starts_with(' ') => *promise += line,
+            _ => said.push(line.to_owned()),
+        }
+    }
+    let bare: Vec<&String> = said.iter().filter(|said| !said.contains("::")).collect();
+    assert!(said.len() > 15 && bare.is_empty(), "no test is named for: {bare:?}");
+}

@@ -3,14 +3,18 @@
 #![allow(missing_docs)]
 
 use gpumem_runs::import::read_file;
-use gpumem_runs::report::{Report, trace};
+use gpumem_runs::report::{By, Report, trace};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Fate, Mark, Oom, OomKind, Run};
+use gpumem_runs::run::{Cell, Fate, Mark, Oom, OomKind, Run};
+use gpumem_runs::timeline::Point;
 use gpumem_tests::samples::sample;
 use serde_json::Value;
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 fn report(run: &Run) -> Report<'_> {
     let rules = Groupings::load(run.source.preset.as_deref().unwrap_or("default")).expect("rules");
@@ -41,6 +45,76 @@ fn runs() -> Vec<Run> {
         .into_iter()
         .chain(log.map(|log| read_file(&log, None).expect("a log").remove(0)))
         .collect()
+}
+
+/// What is on the heap, and the most that was.
+struct Heap;
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Relaxed) + layout.size();
+        MOST.fetch_max(now, Relaxed);
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static HEAP: Heap = Heap;
+
+/// Where a trace goes, piece by piece.
+#[derive(Default)]
+struct Pieces {
+    bytes: usize,
+    largest: usize,
+}
+
+impl Write for Pieces {
+    fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+        self.bytes += piece.len();
+        self.largest = self.largest.max(piece.len());
+        Ok(piece.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A run has as many points as it can have after a thousand events as after a thousand millions; its trace is written as it is
+/// made.
+#[test]
+fn the_fullest_trace_is_written_in_pieces_and_never_whole_in_memory() {
+    let mut run = small_train();
+    let names = |cell: u32| format!("model/layers.{cell}/{}", "attention_of_a_long_name".repeat(4));
+    run.cells = (0..64).map(|cell| Cell { tag: Some(names(cell)), ..Cell::default() }).collect();
+    let device = &mut run.devices[0];
+    (device.peak, device.last) = Default::default();
+    let amounts: Vec<(u32, i64)> = (0..64).map(|cell| (cell, 1 << 30)).collect();
+    let point = |time_ns| Point { time_ns, amounts: amounts.clone(), rest_bytes: 7 };
+    device.details.timeline.points = (0..256).map(point).collect();
+    let report = Report::new(&run, Groupings::default(), Some(By::Tag));
+    // Other tests are at work beside this one: what the least disturbed of some tries takes is its own.
+    let mut least = usize::MAX;
+    let mut pieces = Pieces::default();
+    for _ in 0..5 {
+        pieces = Pieces::default();
+        let before = NOW.load(Relaxed);
+        MOST.store(before, Relaxed);
+        trace::write(&report, &mut pieces).expect("written");
+        least = least.min(MOST.load(Relaxed).saturating_sub(before));
+    }
+    assert_eq!(pieces.bytes, trace::json(&report).len());
+    assert!(pieces.largest < 64 << 10, "a piece of {}", pieces.largest);
+    println!("{} bytes, at most {least} on the heap", pieces.bytes);
+    assert!(least < 8 << 20, "{least} bytes on the heap");
 }
 
 #[test]

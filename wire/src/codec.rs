@@ -392,6 +392,9 @@ records! {
     /// Somebody outside of process `thread` gave this moment a name.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 
+    /// An earlier life of the daemon had heard of so many ordered records of process `thread`: `events` it booked, `lost` were lost.
+    109 EarlierLife { start_ticks: u64 => address, events: u64 => bytes, lost: u64 => aux }
+
     // From the daemon to an agent.
 
     /// The daemon took the Hello. `epoch` numbers this connection's resyncs.

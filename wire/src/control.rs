@@ -71,7 +71,7 @@ pub struct ProcessRow {
     pub uid: Option<u64>,
     /// User's name.
     pub user: Option<String>,
-    /// covered, uncovered; then, where they apply: late, blocked, partial, stale, paused.
+    /// covered, uncovered; then, where they apply: late, blocked, partial, stale, paused, restarted.
     pub flags: Vec<String>,
     /// What NVML charges to it.
     pub used_bytes: Option<u64>,

@@ -1,6 +1,7 @@
 //! The function at an address, as the file on disk says: from its symbols, or, where they were stripped, from those that it exports.
 //! For the sender. Files may be damaged or replaced: what does not fit is not there.
 
+use crate::descriptor;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,7 +21,7 @@ const FUNCTIONS: [u8; 2] = [2, 10];
 
 /// Its name, in the file that is mapped from `start` on.
 pub fn at(path: &Path, start: u64, address: u64) -> Option<CString> {
-    name(&File::open(path).ok()?, start, address)
+    name(&descriptor::file_up(File::open(path).ok()?).ok()?, start, address)
 }
 
 /// The same of a file that is open.

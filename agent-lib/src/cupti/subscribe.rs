@@ -4,12 +4,13 @@ use super::find::{c_path, candidates};
 use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
 use crate::core::Core;
+use crate::ffi::Uncancelled;
+use crate::renewed::Renewed;
 use crate::state;
 use crate::threads::{HEARING_SINCE_NS, Thread};
 use cupti_sys::{Api, CuptiResult, SubscriberHandle, SubscriberParams, domain, friendly, ids};
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 
 /// CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED.
@@ -27,7 +28,13 @@ const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
 const WRONG_FILE: [CuptiResult; 5] = [1, 2, 15, 46, UNKNOWN];
 
 /// What is subscribed; enabling callbacks must be done by one thread at a time.
-static SUBSCRIPTION: Mutex<Place> = Mutex::new(Place { subscription: None, lost: false, number: 0 });
+static SUBSCRIPTION: Renewed<Place> = Renewed::new(|| Place { subscription: None, lost: false, number: 0 });
+
+/// In a child that starts anew: it has none.
+pub fn renew() {
+    SUBSCRIPTION.renew();
+}
+
 /// A context existed before we came, or calls were missed.
 static LATE: AtomicBool = AtomicBool::new(false);
 /// CUPTI said that it has given up.
@@ -287,6 +294,7 @@ const PAUSED: &str = "paused by the program";
 
 /// The program wants the subscription for another client. On the caller's thread, so that it is free when this returns.
 pub fn pause(core: &Core, thread: &Thread) {
+    let _uncancelled = Uncancelled::now();
     PAUSES.fetch_add(1, Relaxed);
     let Ok(mut place) = SUBSCRIPTION.lock() else { return };
     let lost = std::mem::replace(&mut place.lost, false);
@@ -310,6 +318,7 @@ pub fn pause(core: &Core, thread: &Thread) {
 
 /// The other client is done. Calls nest: the last one counts.
 pub fn resume(core: &Core) {
+    let _uncancelled = Uncancelled::now();
     let one_less = |pauses: u32| pauses.checked_sub(1);
     if PAUSES.fetch_update(Relaxed, Relaxed, one_less) == Ok(1) && core.devices.driver().is_some() {
         note_late(); // it may have been paused since before cuInit

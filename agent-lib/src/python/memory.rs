@@ -105,7 +105,9 @@ impl Careful {
         let mut ends = [0; 2];
         // SAFETY: a place for two descriptors.
         let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == 0;
-        made.then_some(Careful { from: ends[0], to: ends[1] })
+        let [from, to] = if made { ends.map(crate::descriptor::up) } else { [-1; 2] };
+        let careful = Careful { from, to };
+        (from >= 0 && to >= 0).then_some(careful)
     }
 }
 

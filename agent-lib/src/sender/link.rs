@@ -3,7 +3,8 @@
 use super::{finishing, wait};
 use crate::clock::kernel_ns;
 use crate::core::Core;
-use gpumem_wire::{Body, ClockKind, Record, SLOT_BYTES, Stamp, frame};
+use crate::descriptor::{self, Identity, Kept};
+use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::RawFd;
@@ -35,42 +36,17 @@ pub fn close_in_child() {
     }
 }
 
-/// A descriptor that is still what we opened: hosts close descriptors that they do not know, and get the numbers for others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
-    pub fd: RawFd,
-    pub device: u64,
-    pub inode: u64,
-}
-
-impl Identity {
-    pub fn of(fd: RawFd) -> Option<Self> {
-        let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: a place for the answer.
-        if fd < 0 || unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
-            return None;
-        }
-        // SAFETY: filled.
-        let stat = unsafe { stat.assume_init() };
-        Some(Identity { fd, device: stat.st_dev, inode: stat.st_ino })
-    }
-
-    pub fn holds(self) -> bool {
-        Identity::of(self.fd) == Some(self)
-    }
-}
-
 #[derive(Debug)]
 enum To {
     Nobody,
     Daemon(Identity),
-    File(File),
+    File(Kept),
 }
 
 /// A recording beside: what is sent goes there, too.
 #[derive(Debug)]
 struct Beside {
-    file: File,
+    file: Kept,
     path: PathBuf,
     bytes: u64,
     /// It may become so large; what would be more is not written, and it ends.
@@ -204,7 +180,8 @@ impl Link {
         head
     }
 
-    fn begin(&mut self, core: &Core, mut file: File) -> std::io::Result<()> {
+    fn begin(&mut self, core: &Core, file: File) -> std::io::Result<()> {
+        let mut file = Kept::new(file)?;
         file.write_all(&self.head(core))?;
         self.to = To::File(file);
         Ok(())
@@ -265,7 +242,7 @@ impl Link {
                 continue;
             }
             // SAFETY: no memory is involved.
-            let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+            let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
             let Some(socket) = Identity::of(fd) else { return false };
             SOCKET.store(fd, Release); // before it is connected: a child that is forked now closes it
             self.to = To::Daemon(socket);
@@ -393,6 +370,25 @@ impl Link {
     }
 }
 
+/// The sender has failed: what it had in hand is left alone. The daemon hears why, if it listens. The connection stays until the
+/// program ends: what a daemon was not yet told when it is closed, it may not read.
+pub fn last_words(core: &Core) {
+    let fd = SOCKET.load(Acquire);
+    if fd < 0 {
+        return;
+    }
+    let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
+    let mut packet = Vec::new();
+    for said in crate::state::said_after(u64::MAX) {
+        let body = Body::Agent { result: said.result, state: said.state, detail: &said.detail };
+        Record { stamp, body }.append_frame(&mut packet);
+    }
+    Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } }.append_frame(&mut packet);
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: a buffer of this length.
+    unsafe { libc::send(fd, packet.as_ptr().cast(), packet.len(), flags) };
+}
+
 /// The file, or where there is one already, the first `NAME-2.EXT`, `NAME-3.EXT`, ... that is new. What is no file (/dev/null) is
 /// written to as it is.
 fn fresh(path: &Path) -> Option<(File, PathBuf)> {
@@ -469,7 +465,7 @@ pub fn connect_anew(core: &Core) -> Option<RawFd> {
         }
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is involved.
-        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        let fd = descriptor::up(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
         if fd < 0 || connect(fd, path) {
             return (fd >= 0).then_some(fd);
         }

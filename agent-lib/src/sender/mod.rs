@@ -26,7 +26,7 @@ use crate::clock::Calibration;
 use crate::core::Core;
 use crate::threads::{self, Thread};
 use crate::torch::health::Health;
-use crate::{callers, ffi, nvtx, python, scope, state};
+use crate::{callers, fault, ffi, nvtx, python, scope, state};
 use client::Client;
 use gpumem_wire::ByeReason;
 use link::Link;
@@ -48,6 +48,8 @@ const LOOK_NS: u64 = 1_000_000_000;
 static FINISHING: AtomicBool = AtomicBool::new(false);
 /// It has stopped.
 static FINISHED: AtomicBool = AtomicBool::new(false);
+/// Its kernel id.
+static THREAD: AtomicU32 = AtomicU32::new(0);
 /// Whose thread it is: children have none.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
@@ -113,7 +115,13 @@ pub fn start(core: &'static Core) {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
     }
-    let run = move || ffi::shielded((), || Sender::new(core).run());
+    let run = move || {
+        THREAD.store(threads::kernel_id(), Relaxed);
+        if !ffi::shielded(false, || Sender::new(core).run()) {
+            ffi::shielded((), || link::last_words(core));
+        }
+        FINISHED.store(true, Release);
+    };
     let started = std::thread::Builder::new().name("gpumem".to_owned()).stack_size(256 << 10).spawn(run);
     // SAFETY: the mask as it was.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
@@ -134,6 +142,18 @@ pub fn finish() {
     while !FINISHED.load(Acquire) && start.elapsed() < FAREWELL {
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+/// Whether the calling thread is the sender.
+pub fn is_here() -> bool {
+    THREAD.load(Relaxed) == threads::kernel_id()
+}
+
+/// On the sender's thread: a while without anything, not even memory.
+pub fn nap() {
+    let while_ns = libc::timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    // SAFETY: nothing is written.
+    unsafe { libc::nanosleep(&while_ns, std::ptr::null_mut()) };
 }
 
 /// Whether the thread is there: nothing that it was asked for will be done otherwise.
@@ -207,17 +227,18 @@ impl Sender {
         }
     }
 
-    fn run(&mut self) {
+    /// True: to its end.
+    fn run(&mut self) -> bool {
         let mut pause = BUSY;
         loop {
+            fault::at("sender");
             let last = finishing() || self.alone;
             let busy = self.round();
             if last || state::panicked() {
                 let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
                 self.say_bye(reason);
                 self.link.close();
-                FINISHED.store(true, Release);
-                return;
+                return true;
             }
             if finishing() {
                 continue;

@@ -6,6 +6,7 @@
 
 use super::Sender;
 use crate::book::{kind, kind_of, pool_owner};
+use crate::fault;
 use crate::live::{Beside, Taken};
 use crate::ring::Row;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
@@ -27,6 +28,7 @@ struct Ordered {
 impl Sender {
     pub(super) fn say_state_again(&mut self, epoch: u64) {
         self.resync = None;
+        fault::at("resync");
         let restored = self.core.restored.load(Acquire);
         let mut again = false;
         let (mut after_seq, mut ordered) = (0, Ordered::default());

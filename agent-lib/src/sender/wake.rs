@@ -1,7 +1,7 @@
 //! Waking the sender: a pipe, told apart from whatever else may have its number by now. Hosts close descriptors that they
 //! do not know, and a write to a stranger would be worse than a late sample.
 
-use super::link::Identity;
+use crate::descriptor::{self, Identity};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 
@@ -21,6 +21,7 @@ pub fn prepare() {
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } != 0 {
         return;
     }
+    let ends = ends.map(descriptor::up);
     let Some(pipe) = Identity::of(ends[0]) else { return };
     DEVICE.store(pipe.device, Relaxed);
     INODE.store(pipe.inode, Relaxed);
@@ -52,7 +53,8 @@ pub fn wake() {
         let errno = libc::__errno_location();
         let before = *errno;
         if let Some(fd) = checked(&WRITE) {
-            libc::write(fd, [1_u8].as_ptr().cast(), 1);
+            // Not write(): a thread that was cancelled would end there, with our frames on its stack.
+            libc::syscall(libc::SYS_write, fd, [1_u8].as_ptr(), 1_usize);
         }
         *errno = before;
     }

@@ -16,6 +16,9 @@ pub struct Diff {
     /// What is compared: what it has more is positive
     #[arg(value_name = "B")]
     pub b: String,
+    /// A and B are jobs, by id or name, or files with several processes: all of them together, and rank by rank
+    #[arg(long)]
+    pub job: bool,
     /// Compare the last moments instead of the peaks
     #[arg(long)]
     pub now: bool,
@@ -69,8 +72,11 @@ pub struct Diff {
 impl Diff {
     /// How one of the two is found: as a report would.
     pub fn side(&self, name: &str) -> super::Report {
+        // A path is a file.
+        let is_job = self.job && !name.contains('/');
         super::Report {
-            run: Some(name.to_owned()),
+            run: Some(name.to_owned()).filter(|_| !is_job),
+            job: Some(name.to_owned()).filter(|_| is_job),
             format: self.format,
             store: self.store.clone(),
             socket: self.socket.clone(),

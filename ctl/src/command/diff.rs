@@ -13,8 +13,11 @@ use gpumem_runs::rules::Groupings;
 
 /// Compares, tells, and judges at last: what was asked for is printed in any case.
 pub fn run(args: &Args) -> Result<()> {
-    let side = |name: &str| report::single(&args.side(name));
-    let [a, b] = [side(&args.a)?, side(&args.b)?];
+    let side = |name: &str| report::summed(&args.side(name), args.job);
+    let [mut a, b] = [side(&args.a)?, side(&args.b)?];
+    if args.job {
+        a.2 = format!("--job {}", a.2);
+    }
     let sides = [&a, &b].map(|(run, id, typed)| Side { run, id: id.clone(), typed: typed.clone() });
     let groupings = args.rules.as_deref().map(Groupings::load).transpose()?;
     let at = if args.now { At::Now } else { At::Peak };

@@ -76,8 +76,18 @@ mod tests {
         let rows = ["devices", "processes"].map(|list| value[list][0].as_object().expect("a row").clone());
         let keys = rows.iter().flat_map(|row| row.keys().cloned());
         // As the documentation of `ProcessRow::flags` has them.
-        let flags =
-            ["covered", "uncovered", "late", "blocked", "partial", "stale", "paused", "free", "NOT FRESH"];
+        let flags = [
+            "covered",
+            "uncovered",
+            "late",
+            "blocked",
+            "partial",
+            "stale",
+            "paused",
+            "restarted",
+            "free",
+            "NOT FRESH",
+        ];
         let all = keys.chain(ps::HEADS.map(str::to_owned)).chain(flags.map(str::to_owned));
         let unknown: Vec<String> = all.filter(|word| !is_known(word)).collect();
         assert!(unknown.is_empty(), "not explained: {unknown:?}");

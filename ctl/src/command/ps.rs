@@ -181,7 +181,9 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
 
 /// The flags as one word or a few, and whether they need no explanation.
 fn state(flags: &[String]) -> (String, bool) {
-    let more: Vec<String> = flags.iter().filter(|flag| *flag != "covered").map(|flag| clean(flag)).collect();
+    // That gpumemd was restarted concerns peaks, and there are none here.
+    let plain = |flag: &&String| *flag == "covered" || *flag == "restarted";
+    let more: Vec<String> = flags.iter().filter(|flag| !plain(flag)).map(|flag| clean(flag)).collect();
     match (flags.iter().any(|flag| flag == "covered"), more.is_empty()) {
         (true, true) => ("covered".into(), true),
         (_, true) => ("-".into(), false),

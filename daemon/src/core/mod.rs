@@ -6,7 +6,7 @@ mod totals;
 mod track;
 
 use crate::clock;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Recalled};
 use crate::recorder::Recorder;
 use crate::source::Batch;
 use crate::stats::{Count, Stats};
@@ -18,7 +18,8 @@ use roll::Roll;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::{oneshot, watch};
 use totals::Tally;
 pub use totals::Totals;
 use track::Tracks;
@@ -129,6 +130,8 @@ pub struct Core {
     roll: Roll,
     boot_id: String,
     tally: Tally,
+    /// What the store says of processes that are new to this life.
+    recalls: (UnboundedSender<Recalled>, UnboundedReceiver<Recalled>),
     /// Records that the ledger's limits had refused when views were last told.
     refused: Refused,
 }
@@ -166,6 +169,7 @@ impl Core {
             roll: Roll::default(),
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
+            recalls: mpsc::unbounded_channel(),
             refused: Refused::default(),
         };
         core.anchor(now_ns);
@@ -211,6 +215,7 @@ impl Core {
                     self.tick(ticked_ns);
                 }
                 Some(ask) = asks.recv() => self.answer(ask),
+                Some(recalled) = self.recalls.1.recv() => self.hear_of_earlier(&recalled),
                 taken = inbox.recv_many(&mut batches, BATCHES) => {
                     for batch in batches.drain(..) {
                         self.take(batch);
@@ -240,6 +245,7 @@ impl Core {
     /// Observes a batch.
     pub fn take(&mut self, mut batch: Batch) {
         self.changed = true;
+        let began = batch.place.as_ref().filter(|place| place.is_costly()).map(|_| clock::cpu());
         let mut rest = batch.frames.as_slice();
         let mut records = 0;
         if let Origin::Process(key) = batch.origin
@@ -257,9 +263,27 @@ impl Core {
             rest = after;
         }
         self.stats.add(Count::Records, records);
-        batch.place = None;
+        if let (Some(place), Some(began)) = (batch.place.take(), began) {
+            place.took(clock::cpu().saturating_sub(began));
+        }
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
+        }
+        for key in self.tracks.take_newcomers() {
+            self.keeper.recall(self.uid(key), key, self.recalls.0.clone());
+        }
+    }
+
+    /// An earlier life of the daemon knew this process.
+    fn hear_of_earlier(&mut self, recalled: &Recalled) {
+        let Recalled { key, events, lost } = *recalled;
+        if self.tracks.has(key) {
+            let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), ..Stamp::default() };
+            self.host(&Record {
+                stamp,
+                body: Body::EarlierLife { start_ticks: key.start_ticks, events, lost },
+            });
+            self.changed = true;
         }
     }
 

@@ -46,7 +46,7 @@ impl Tally {
         for process in &snapshot.processes {
             let mut seen = before.remove(&process.key).unwrap_or_default();
             // A process of which a new part begins may count anew.
-            let lost = process.coverage.lost;
+            let lost = process.coverage.lost_in_all();
             let more = lost.checked_sub(seen.lost).unwrap_or(lost);
             self.totals.lost = self.totals.lost.saturating_add(more);
             seen.lost = lost;

@@ -37,6 +37,8 @@ pub struct Tracks {
     /// Processes without a start time (they ended before /proc was asked, or are in a namespace that is not seen from
     /// here) by the devices that list them, and whether the list that is being read did. No pidfd tells their end.
     unseen: BTreeMap<(u8, ProcessKey), bool>,
+    /// New since they were last asked for.
+    newcomers: Vec<ProcessKey>,
 }
 
 impl Tracks {
@@ -53,7 +55,18 @@ impl Tracks {
         let gone =
             early.and_then(|place| self.early.remove(place)).map(|(_, time_ns, status)| (time_ns, status));
         self.tracks.insert(key, Track { changed: true, is_new: true, gone, ..Track::default() });
+        self.newcomers.push(key);
         true
+    }
+
+    /// Processes that are new since this was last asked.
+    pub fn take_newcomers(&mut self) -> Vec<ProcessKey> {
+        std::mem::take(&mut self.newcomers)
+    }
+
+    /// Whether it is there and not over.
+    pub fn has(&self, key: ProcessKey) -> bool {
+        self.tracks.contains_key(&key)
     }
 
     /// A list of a device begins.

@@ -20,6 +20,11 @@ pub(super) fn joined(before: &Run, now: &Run) -> Run {
     }
 }
 
+/// Records that a run and its parts before have booked, and those that were lost.
+pub(super) fn heard(run: &Run) -> (u64, u64) {
+    (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost)
+}
+
 /// Records that a run and its parts before have seen.
 fn seen(run: &Run) -> u64 {
     let coverage = &run.coverage;

@@ -15,6 +15,7 @@ pub use retention::Retention;
 
 use crate::stats::{Count, Stats};
 use aside::Broken;
+use gpumem_ledger::ProcessKey;
 use gpumem_runs::run::{Run, State};
 use gpumem_runs::store::{Newest, RunId, Store, StoreError};
 use retention::Sweeper;
@@ -25,6 +26,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 /// Checkpoints on their way beyond this are left out: the next one says more.
@@ -52,7 +54,19 @@ enum Job {
     Retain(Retention),
     Find { wanted: Wanted, reply: oneshot::Sender<Vec<Run>> },
     Join { runs: Vec<Run>, reply: oneshot::Sender<Vec<Run>> },
+    Recall { uid: String, key: ProcessKey, reply: UnboundedSender<Recalled> },
     End,
+}
+
+/// What an earlier life of the daemon had heard of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recalled {
+    /// Which.
+    pub key: ProcessKey,
+    /// Ordered records that were booked then.
+    pub events: u64,
+    /// And lost.
+    pub lost: u64,
 }
 
 /// How the store is.
@@ -136,12 +150,20 @@ impl Keeper {
     /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
     /// its life. Never waits.
     pub fn keep(&self, uid: String, run: Run, over: bool) {
-        if !over && self.queued.load(Ordering::Relaxed) >= QUEUED {
+        // Large ones wait alone.
+        if !over && self.queued.load(Ordering::Relaxed) >= QUEUED / (1 + run.cells.len() / 1024) {
             return;
         }
         self.queued.fetch_add(1, Ordering::Relaxed);
         // The thread ends only after this handle.
         let _ = self.jobs.send(Job::Keep { uid, run: Box::new(run), over });
+    }
+
+    /// Looks for what an earlier life of the daemon knew of a process that is new to this one, so that its reports have that
+    /// from now on. Says it if there is something. Never waits.
+    pub fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        let _ = self.jobs.send(Job::Recall { uid, key, reply });
     }
 
     /// Runs that are over, newest first: those that wait, then those in the store.
@@ -255,8 +277,27 @@ impl Desk {
             Job::Join { runs, reply } => {
                 let _ = reply.send(runs.into_iter().map(|run| self.whole(run)).collect());
             }
+            Job::Recall { uid, key, reply } => {
+                if let Some((events, lost)) = self.recall(uid) {
+                    let _ = reply.send(Recalled { key, events, lost });
+                }
+            }
             Job::End => {}
         }
+    }
+
+    /// What is stored of the life that goes on. A store that cannot say it now is asked again by the first write.
+    fn recall(&mut self, uid: String) -> Option<(u64, u64)> {
+        let store = self.store.as_ref()?;
+        if self.open.contains_key(&uid) {
+            return None;
+        }
+        let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
+        let before = Box::new(store.load(id).ok()?);
+        let heard = lives::heard(&before);
+        let part = part + u32::from(is_rolled);
+        self.open.insert(uid, Open { part, before: Some(before), ..Open::default() });
+        Some(heard)
     }
 
     /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one.
@@ -432,8 +473,9 @@ fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, Stor
             (Some(id), part)
         }
         Some(Newest { id, part, is_rolled: true }) => {
-            if !open.is_ours && of.run.coverage.part.is_none() {
-                open.before = Some(Box::new(store.load(id)?));
+            if !open.is_ours {
+                let is_next = of.run.coverage.part.is_none();
+                open.before = if is_next { Some(Box::new(store.load(id)?)) } else { None };
             }
             (None, part + 1)
         }
@@ -461,5 +503,43 @@ impl Open {
             run.coverage.part.iter_mut().for_each(|part| part.number = self.part);
         }
         joined
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_runs::run::{Clock, Coverage, Process, Source};
+
+    fn run(events: u64) -> Run {
+        Run {
+            source: Source { kind: "daemon".into(), origin: "host".into(), preset: None },
+            clock: Clock::Monotonic { wall_offset_ns: None },
+            process: Process { pid: 7, start_ticks: 9, ..Process::default() },
+            state: State::Open,
+            coverage: Coverage { events, ..Coverage::default() },
+            caveats: Vec::new(),
+            cells: Vec::new(),
+            devices: Vec::new(),
+        }
+    }
+
+    /// A disk that is slow gets the newest state, and not one after another that nobody wants any more: otherwise the end would
+    /// come before the last of them.
+    #[test]
+    fn what_is_old_is_not_written_when_there_is_something_newer() {
+        const STATES: u64 = 200;
+        let dir = std::env::temp_dir().join(format!("gpumemd-keeper-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
+        let (keeper, thread) =
+            Keeper::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
+        (1..=STATES).for_each(|events| keeper.keep("boot:7:9".into(), run(events), false));
+        thread.end(Duration::from_secs(60));
+        let list = Store::open_read_only(&path).and_then(|store| store.list()).expect("a store");
+        assert_eq!((list.len(), list[0].events), (1, STATES));
+        let writes = stats.get(Count::StoreWrites);
+        assert!(writes < STATES / 2, "{writes} writes");
+        std::fs::remove_dir_all(&dir).expect("removed");
     }
 }

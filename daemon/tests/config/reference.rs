@@ -66,9 +66,11 @@ impl Key {
             "f64" => format!("number: {}", bounds("-1.0").unwrap_or_else(|| "any".into())),
             "a boolean" => "`true` or `false`".into(),
             "path string" => "path".into(),
+            "a sequence" => "list of texts".into(),
             // A text, or words of which there is a list: what the program says of one that it has never heard.
             _ => match self.refusal("\"no such word\"") {
                 None => "text".into(),
+                Some(refusal) if refusal.contains("a sequence") => "list of texts".into(),
                 Some(refusal) => {
                     let (_, allowed) =
                         refusal.split_once("expected ").or(refusal.split_once(": ")).expect(&refusal);
@@ -83,6 +85,7 @@ impl Key {
         let default = parse("").expect("nothing is right");
         let others = [
             "\"off\"",
+            "[\"a.example\"]",
             "\"127.0.0.1:1\"",
             "\"tags\"",
             "\"anonymous\"",
@@ -93,6 +96,7 @@ impl Key {
             "1000",
             "1",
             "0.5",
+            "[\"gpu.example.com\"]",
         ];
         let other =
             others.iter().filter_map(|value| parse(&self.with(value)).ok()).find(|config| *config != default);
@@ -121,7 +125,12 @@ fn read(file: &str) -> (Vec<(String, String)>, Vec<Key>) {
         } else if let Some((name, value)) = assigned(open.unwrap_or(line)) {
             let section = sections.last().expect("one").0.clone();
             let default = open.is_none().then(|| value.clone());
-            assert!(!about.is_empty(), "{section}.{name}: no comment before it");
+            if about.is_empty() {
+                // It shares the comment of the key before it.
+                let before = keys.last().filter(|key| key.section == section);
+                let before = before.unwrap_or_else(|| panic!("{section}.{name}: no comment before it"));
+                about.push(format!("See `{}`.", before.name));
+            }
             keys.push(Key { section, name, default, about: about.join(" ") });
             about.clear();
         } else if let Some(comment) = open {

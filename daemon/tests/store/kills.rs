@@ -1,4 +1,4 @@
-//! The daemon is killed 200 times while it writes.
+//! The daemon is killed while it writes: 50 times, or as often as `GPUMEM_KILLS` says (`make kills`: 1000).
 
 use super::common::Scratch;
 use super::common::peer::now;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const KILLS: u64 = 200;
+const KILLS: u64 = 50;
 /// Daemons at the same time; each waits most of its life.
 const LANES: u64 = 8;
 /// What was said longer ago than this before a kill is in the store: the interval of checkpoints, and what a loaded machine
@@ -96,18 +96,20 @@ fn lane(lane: u64, kills: u64) -> (u64, Duration) {
 }
 
 #[test]
-fn two_hundred_kills_cost_no_run_more_than_the_last_interval() {
+fn kills_cost_no_run_more_than_the_last_interval() {
     let started = Instant::now();
+    let kills = std::env::var("GPUMEM_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(KILLS);
     let results: Vec<(u64, Duration)> = std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES).map(|at| scope.spawn(move || lane(at, KILLS / LANES))).collect();
+        let lanes: Vec<_> =
+            (0..LANES).map(|at| scope.spawn(move || lane(at, kills.div_ceil(LANES)))).collect();
         lanes.into_iter().map(|lane| lane.join().expect("a lane")).collect()
     });
     let written: u64 = results.iter().map(|(written, _)| written).sum();
     let oldest = results.iter().map(|(_, oldest)| *oldest).max().unwrap_or_default();
     println!(
-        "{KILLS} kills in {:?}: {written} runs stored, oldest record lost {oldest:?} before its kill",
+        "{kills} kills in {:?}: {written} runs stored, oldest record lost {oldest:?} before its kill",
         started.elapsed()
     );
-    assert!(written > KILLS / 2, "only {written} runs: kills came before anything was written");
+    assert!(written > kills / 2, "only {written} runs: kills came before anything was written");
     assert!(oldest <= INTERVAL + SLACK, "a record of {oldest:?} before the kill was lost");
 }

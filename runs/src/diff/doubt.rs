@@ -68,6 +68,9 @@ fn of_device(side: &'static str, coverage: &Coverage, device: &Device, at: At, d
         };
         return say(if coverage.blocked_by.is_some() { "blocked" } else { "uncovered" }, why.into());
     }
+    if moment.tracked_bytes.is_none() && device.name.starts_with(super::job::MEMBER) {
+        say("uncovered", format!("only NVML's word is known of {}: its sums have no names", device.name));
+    }
     if coverage.late {
         say(
             "late",

@@ -139,8 +139,13 @@ fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
     let mut same = |device: &Device| {
         let is_same = |index: &usize| b.get(*index).is_some_and(|other| other.name == device.name);
         let index = left.remove(left.iter().position(is_same)?);
-        let is_uuid = device.name.starts_with("GPU-") || device.name.starts_with("MIG-");
-        Some((index, if is_uuid { Paired::Uuid } else { Paired::Number }))
+        let begins = |with: &str| device.name.starts_with(with);
+        let paired = match begins("GPU-") || begins("MIG-") {
+            true => Paired::Uuid,
+            false if begins(super::job::MEMBER) => Paired::Rank,
+            false => Paired::Number,
+        };
+        Some((index, paired))
     };
     let mut of_b: Vec<Option<(usize, Paired)>> = a.iter().map(&mut same).collect();
     left.sort_by_key(|&index| b.get(index).map(|device| device.ordinal));

@@ -161,6 +161,7 @@ fn pair_json<'a>(diff: &'a Diff<'_>, pair: &'a Pair) -> PairJson<'a> {
         paired: Some(match pair.paired {
             Paired::Uuid => "uuid",
             Paired::Number => "number",
+            Paired::Rank => "rank",
             Paired::Order => "order",
             Paired::Alone => "alone",
         }),

@@ -1,6 +1,7 @@
 //! Two runs beside each other: what one holds more than the other, by category, by tag, idle and in the gap.
 //!
 //! ```text
+//! job       several processes as one side
 //! joint     both runs as one, so that rules and names are the same for both
 //! doubt     what makes a number less than exact, and between what it lies
 //! gate      whether B exceeds A by more than it may
@@ -14,6 +15,7 @@
 pub mod csv;
 mod doubt;
 pub mod gate;
+pub mod job;
 mod joint;
 pub mod json;
 pub mod plot;
@@ -59,7 +61,9 @@ pub enum Paired {
     Uuid,
     /// The same number, where there are no UUIDs (imports).
     Number,
-    /// Neither: in their order.
+    /// The same rank of two jobs.
+    Rank,
+    /// None of these: in their order.
     Order,
     /// Only one side has it.
     Alone,

@@ -1,7 +1,7 @@
 //! The comparison as people read it in a terminal: a sentence, a table that adds up in rows and columns as printed, the
 //! other grouping, the tags that differ most.
 
-use super::{Diff, Pair, SIDES, Table, difference, nameless, words};
+use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, words};
 use crate::report::text::{Lines, clean, clean_name, device_name, label, shorten};
 use crate::report::units::{Unit, thousands};
 use crate::report::{By, Part, Row, Statement};
@@ -199,6 +199,7 @@ fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> 
         if run.process.pid != 0 {
             parts.push(format!("pid {}", run.process.pid));
         }
+        parts.extend(run.caveats.iter().filter(|caveat| caveat.code == "job").map(|job| clean(&job.text)));
         parts.push(match run.source.kind.as_str() {
             _ if run.source.is_watched() => format!("on {}", run.source.origin),
             kind => format!("from {kind} {}", run.source.origin),
@@ -273,8 +274,10 @@ fn devices(diff: &Diff<'_>, page: &mut Page) {
     });
     let total = diff.whole().map(|pair| pair.table(diff.by).bytes(part)).unwrap_or([None, None]);
     let what = if part == Part::Used { "used" } else { "tracked" };
+    let is_job = diff.pairs.iter().any(|pair| pair.paired == Paired::Rank);
+    let whose = if is_job { "ranks" } else { "devices" };
     let head =
-        Row { part: Part::Used, name: format!("{what}, all devices"), parent: None, bytes: total.to_vec() };
+        Row { part: Part::Used, name: format!("{what}, all {whose}"), parent: None, bytes: total.to_vec() };
     let statement = Statement { rows: std::iter::once(head).chain(rows).collect() };
     let only = vec![None; statement.rows.len()];
     let unit = unit(&statement);

@@ -122,13 +122,15 @@ pub(super) fn basis(diff: &Diff<'_>) -> String {
             let hows = [
                 (Paired::Uuid, "by UUID"),
                 (Paired::Number, "by number"),
+                (Paired::Rank, "by rank"),
                 (Paired::Order, "in their order"),
                 (Paired::Alone, "on one side only"),
             ];
             let hows =
                 hows.into_iter().map(|(how, words)| (count(how), words)).filter(|(count, _)| *count > 0);
             let hows: Vec<String> = hows.map(|(count, how)| format!("{count} {how}")).collect();
-            words.push(format!("{} ({})", plural(pairs.len() as u64, "device"), hows.join(", ")));
+            let what = if count(Paired::Rank) > 0 { "rank" } else { "device" };
+            words.push(format!("{} ({})", plural(pairs.len() as u64, what), hows.join(", ")));
         }
     }
     words.push(format!("rules {}", clean(&diff.rules)));
@@ -145,6 +147,7 @@ pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
         (Some(a), Some(b)) => match pair.paired {
             Paired::Uuid => format!("the same device, {} (by UUID)", device_name(a)),
             Paired::Number => format!("{} of both (by number)", device_name(a)),
+            Paired::Rank => format!("{} of both", device_name(a)),
             _ => format!("{} of A with {} of B (in their order)", device_name(a), device_name(b)),
         },
         (Some(a), None) => format!("{} in A only", device_name(a)),

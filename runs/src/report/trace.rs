@@ -12,6 +12,9 @@
 //!
 //! Times are microseconds since the first thing in the trace; `otherData` says what that is on the run's own clock. Lines of
 //! a log, which have no time, are a microsecond each. Events are in the order of their times.
+//!
+//! A trace is written as it is made: an event has its arguments only while it is written. A run has a bounded number of events,
+//! however many records it was made from.
 
 use super::text::{device_name, label};
 use super::units::Unit;
@@ -21,43 +24,57 @@ use crate::marks::Mark;
 use crate::plot;
 use crate::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
 use serde_json::{Map, Value, json};
+use std::io::{self, Write};
 
 /// Categories of a counter at most, the largest; the rest is one.
 const CATEGORIES: usize = 60;
 
+type Args = Map<String, Value>;
+
 /// An event before its time is known relative to the first.
-struct Event {
+struct Event<'r> {
     time_ns: u64,
     /// Length, of a piece of time.
     length_ns: Option<u64>,
     phase: &'static str,
     name: String,
     thread: u32,
-    args: Map<String, Value>,
+    args: Box<dyn Fn() -> Args + 'r>,
 }
 
-/// The document.
+/// The document, as a text.
 pub fn json(report: &Report<'_>) -> String {
+    let mut out = Vec::new();
+    // Into memory everything can be written, and what JSON writes is UTF-8.
+    let _ = write(report, &mut out);
+    String::from_utf8(out).unwrap_or_default()
+}
+
+/// The document, piece by piece.
+///
+/// # Errors
+/// What the writer says.
+pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
     let run = report.run;
     let pid = if run.process.pid == 0 { 1 } else { run.process.pid };
-    let mut lines: Vec<Value> = Vec::new();
-    let mut about = |name: &str, thread: u32, key: &str, value: Value| {
-        lines.push(json!({ "ph": "M", "name": name, "pid": pid, "tid": thread, "args": { key: value } }));
+    let mut about: Vec<Value> = Vec::new();
+    let mut say = |name: &str, thread: u32, key: &str, value: Value| {
+        about.push(json!({ "ph": "M", "name": name, "pid": pid, "tid": thread, "args": { key: value } }));
     };
-    about("process_name", 0, "name", label(run).into());
+    say("process_name", 0, "name", label(run).into());
     if run.clock == Clock::Lines {
-        about("process_labels", 0, "labels", "a microsecond is a line of the log".into());
+        say("process_labels", 0, "labels", "a microsecond is a line of the log".into());
     }
+    let held: Vec<Held> = run.devices.iter().map(|device| Held::of(report, device)).collect();
     let mut events = Vec::new();
-    for (thread, device) in (1_u32..).zip(&run.devices) {
-        about("thread_name", thread, "name", device_name(device).into());
-        about("thread_sort_index", thread, "sort_index", thread.into());
-        of_device(report, device, thread, &mut events);
+    for (thread, (device, held)) in (1_u32..).zip(run.devices.iter().zip(&held)) {
+        say("thread_name", thread, "name", device_name(device).into());
+        say("thread_sort_index", thread, "sort_index", thread.into());
+        of_device(report, device, held, thread, &mut events);
     }
     // Stable: what is at the same time stays in the order in which it was said.
     events.sort_by_key(|event| event.time_ns);
     let first_ns = events.first().map_or(0, |event| event.time_ns);
-    lines.extend(events.into_iter().map(|event| event.line(first_ns, pid, run.clock)));
     let other = json!({
         "generator": "gpumemd",
         "first_ns": first_ns,
@@ -65,16 +82,17 @@ pub fn json(report: &Report<'_>) -> String {
         "source": run.source.kind,
         "origin": run.source.origin,
     });
-    let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
-    let document = format!(
-        "{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[\n{}\n]}}\n",
-        lines.join(",\n")
-    );
-    in_json(&document, |_| false)
+    let harmless = |value: &Value| in_json(&value.to_string(), |_| false);
+    write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", harmless(&other))?;
+    let lines = about.into_iter().chain(events.iter().map(|event| event.line(first_ns, pid, run.clock)));
+    for (number, line) in lines.enumerate() {
+        write!(out, "{}{}", if number == 0 { "\n" } else { ",\n" }, harmless(&line))?;
+    }
+    out.write_all(b"\n]}\n")
 }
 
-impl Event {
-    fn line(self, first_ns: u64, pid: u32, clock: Clock) -> Value {
+impl Event<'_> {
+    fn line(&self, first_ns: u64, pid: u32, clock: Clock) -> Value {
         let micros = |ns: u64| match clock {
             Clock::Lines => ns as f64,
             Clock::Monotonic { .. } => ns as f64 / 1000.0,
@@ -85,7 +103,7 @@ impl Event {
             "pid": pid,
             "tid": self.thread,
             "ts": micros(self.time_ns - first_ns),
-            "args": self.args,
+            "args": (self.args)(),
         });
         if let Some(line) = line.as_object_mut() {
             if let Some(length_ns) = self.length_ns {
@@ -106,17 +124,23 @@ struct Counters {
 }
 
 impl Counters {
-    fn event(&self, time_ns: u64, what: &str, args: Map<String, Value>) -> Event {
+    fn event<'r>(&self, time_ns: u64, what: &str, args: impl Fn() -> Args + 'r) -> Event<'r> {
         let name = format!("{} {what}", self.name);
-        Event { time_ns, length_ns: None, phase: "C", name, thread: self.thread, args }
+        Event { time_ns, length_ns: None, phase: "C", name, thread: self.thread, args: Box::new(args) }
     }
 
-    fn bytes(&self, time_ns: u64, what: &str, bytes: i64) -> Event {
-        self.event(time_ns, what, Map::from_iter([("bytes".to_owned(), bytes.into())]))
+    fn bytes<'r>(&self, time_ns: u64, what: &str, bytes: i64) -> Event<'r> {
+        self.event(time_ns, what, move || Map::from_iter([("bytes".to_owned(), bytes.into())]))
     }
 }
 
-fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec<Event>) {
+fn of_device<'r>(
+    report: &Report<'r>,
+    device: &'r Device,
+    held: &'r Held,
+    thread: u32,
+    events: &mut Vec<Event<'r>>,
+) {
     let counters = Counters { name: format!("GPU {}", device.ordinal), thread };
     let buckets = &device.series.buckets;
     let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
@@ -132,7 +156,7 @@ fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec
     if let Some((used, time_ns)) = device.peak_used {
         events.push(counters.bytes(time_ns, "used", i64::try_from(used).unwrap_or(i64::MAX)));
     }
-    held(report, device, &counters, events);
+    held.say(report.by, device, &counters, events);
     let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
     events.extend(rows.map(|row| iteration(row, thread)));
     events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
@@ -143,40 +167,52 @@ fn of_device(report: &Report<'_>, device: &Device, thread: u32, events: &mut Vec
     }
 }
 
-fn mark(mark: &Mark, thread: u32) -> Event {
+fn mark(mark: &Mark, thread: u32) -> Event<'_> {
     let name = mark.name.clone().unwrap_or_else(|| "(its name was lost)".to_owned());
-    let args = Map::from_iter([("by".to_owned(), mark.by.clone().into())]);
-    Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args }
+    let args = || Map::from_iter([("by".to_owned(), mark.by.clone().into())]);
+    Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
 }
 
 /// `tracked`, whole and by category, at the moments at which it is exact.
-fn held(report: &Report<'_>, device: &Device, counters: &Counters, events: &mut Vec<Event>) {
-    let what = match report.by {
-        By::Layer => "by layer",
-        By::Structure => "by structure",
-        By::Tag => "by tag",
-    };
-    let moments = moments(device);
-    let bars: Vec<plot::Bar> =
-        moments.iter().map(|moment| plot::bar(report, moment, report.by, "")).collect();
-    let (names, bars) = plot::folded_to(&bars, CATEGORIES);
-    for (moment, bar) in moments.iter().zip(&bars) {
-        let tracked = moment.tracked_bytes.unwrap_or(0);
-        events.push(counters.bytes(moment.time_ns, "tracked", tracked));
-        // A counter keeps what it is not told: every name each time.
-        let of = |name: &String| -> i64 {
+struct Held {
+    moments: Vec<Moment>,
+    names: Vec<String>,
+    /// Of each moment, by name.
+    amounts: Vec<Vec<i64>>,
+}
+
+impl Held {
+    fn of(report: &Report<'_>, device: &Device) -> Held {
+        let moments = moments(device);
+        let bars: Vec<plot::Bar> =
+            moments.iter().map(|moment| plot::bar(report, moment, report.by, "")).collect();
+        let (names, bars) = plot::folded_to(&bars, CATEGORIES);
+        let of = |bar: &plot::Bar, name: &String| -> i64 {
             let own = bar.segments.iter().filter(|part| part.name == *name);
             own.map(|part| part.bytes).fold(0, i64::saturating_add)
         };
-        let parts = names.iter().map(|name| (name.clone(), of(name).into()));
-        events.push(counters.event(moment.time_ns, what, parts.collect()));
+        let amounts = bars.iter().map(|bar| names.iter().map(|name| of(bar, name)).collect()).collect();
+        Held { moments, names, amounts }
     }
-    if moments.is_empty() {
-        // A run of an older version: buckets, whose highest has no exact time.
-        for (bucket, tracked) in
-            device.series.buckets.iter().filter_map(|bucket| Some((bucket, bucket.tracked?)))
-        {
-            events.push(counters.bytes(bucket.time_ns, "tracked", tracked.last));
+
+    fn say<'r>(&'r self, by: By, device: &Device, counters: &Counters, events: &mut Vec<Event<'r>>) {
+        let what = match by {
+            By::Layer => "by layer",
+            By::Structure => "by structure",
+            By::Tag => "by tag",
+        };
+        for (moment, amounts) in self.moments.iter().zip(&self.amounts) {
+            events.push(counters.bytes(moment.time_ns, "tracked", moment.tracked_bytes.unwrap_or(0)));
+            // A counter keeps what it is not told: every name each time.
+            let parts = || self.names.iter().cloned().zip(amounts.iter().map(|bytes| (*bytes).into()));
+            events.push(counters.event(moment.time_ns, what, move || parts().collect()));
+        }
+        if self.moments.is_empty() {
+            // A run of an older version: buckets, whose highest has no exact time.
+            let tracked = device.series.buckets.iter().filter_map(|bucket| Some((bucket, bucket.tracked?)));
+            events.extend(
+                tracked.map(|(bucket, tracked)| counters.bytes(bucket.time_ns, "tracked", tracked.last)),
+            );
         }
     }
 }
@@ -201,55 +237,67 @@ fn moments(device: &Device) -> Vec<Moment> {
     moments
 }
 
-fn iteration(row: &Iteration, thread: u32) -> Event {
+fn iteration(row: &Iteration, thread: u32) -> Event<'_> {
     let name = match row.first == row.last {
         true => format!("step {}", row.first),
         false => format!("steps {} to {}", row.first, row.last),
     };
-    let levels = [
-        ("tracked_peak_bytes", row.tracked.peak_bytes),
-        ("activations_peak_bytes", row.activations.peak_bytes),
-        ("temporaries_peak_bytes", row.temporaries.peak_bytes),
-    ];
-    let args = levels.into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into()));
+    let args = || {
+        let levels = [
+            ("tracked_peak_bytes", row.tracked.peak_bytes),
+            ("activations_peak_bytes", row.activations.peak_bytes),
+            ("temporaries_peak_bytes", row.temporaries.peak_bytes),
+        ];
+        levels.into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into())).collect()
+    };
     Event {
         time_ns: row.start_ns,
         length_ns: Some(row.end_ns.saturating_sub(row.start_ns)),
         phase: "X",
         name,
         thread,
-        args: args.collect(),
+        args: Box::new(args),
     }
 }
 
-fn oom(entry: &Oom, thread: u32) -> Event {
+fn oom(entry: &Oom, thread: u32) -> Event<'_> {
     let fate = match entry.fate {
         Fate::Open => "open",
         Fate::Fatal { .. } => "fatal",
         Fate::Survived => "survived",
     };
-    let mut args = Map::from_iter([
-        ("asked_bytes".to_owned(), entry.asked_bytes.into()),
-        ("fate".to_owned(), fate.into()),
-        ("count".to_owned(), entry.count.into()),
-    ]);
-    let texts = [("tag", &entry.tag), ("phase", &entry.phase)];
-    args.extend(texts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text.clone()?.into()))));
-    args.extend(entry.free_bytes().map(|bytes| ("free_bytes".to_owned(), bytes.into())));
+    let args = move || {
+        let mut args = Map::from_iter([
+            ("asked_bytes".to_owned(), entry.asked_bytes.into()),
+            ("fate".to_owned(), fate.into()),
+            ("count".to_owned(), entry.count.into()),
+        ]);
+        args.extend(texts([("tag", &entry.tag), ("phase", &entry.phase)]));
+        args.extend(entry.free_bytes().map(|bytes| ("free_bytes".to_owned(), bytes.into())));
+        args
+    };
     let name = if entry.is_true() { "OOM" } else { "memory pressure" };
-    Event { time_ns: entry.time_ns, length_ns: None, phase: "i", name: name.into(), thread, args }
+    let (time_ns, name) = (entry.time_ns, name.into());
+    Event { time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
 }
 
-fn gap(step: &Step, thread: u32) -> Event {
+fn gap(step: &Step, thread: u32) -> Event<'_> {
     let unit = Unit::for_largest(step.bytes);
     let sign = if step.bytes < 0 { "" } else { "+" };
     let name = format!("gap {sign}{} {}: {}", unit.amount(step.bytes), unit.name, step.cause);
-    let mut args = Map::from_iter([
-        ("bytes".to_owned(), step.bytes.into()),
-        ("cause".to_owned(), step.cause.clone().into()),
-        ("kind".to_owned(), step.kind.clone().into()),
-    ]);
-    let texts = [("tag", &step.tag), ("library", &step.library)];
-    args.extend(texts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), text.clone()?.into()))));
-    Event { time_ns: step.time_ns, length_ns: None, phase: "i", name, thread, args }
+    let args = || {
+        let mut args = Map::from_iter([
+            ("bytes".to_owned(), step.bytes.into()),
+            ("cause".to_owned(), step.cause.clone().into()),
+            ("kind".to_owned(), step.kind.clone().into()),
+        ]);
+        args.extend(texts([("tag", &step.tag), ("library", &step.library)]));
+        args
+    };
+    Event { time_ns: step.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+}
+
+/// Those that there are.
+fn texts(of: [(&str, &Option<String>); 2]) -> impl Iterator<Item = (String, Value)> {
+    of.map(|(name, text)| text.clone().map(|text| (name.to_owned(), text.into()))).into_iter().flatten()
 }

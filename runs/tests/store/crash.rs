@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 /// Set for the copy of this program that is the writer; its store's path.
 const CHILD: &str = "GPUMEM_TEST_STORE_WRITER";
+/// Or as `GPUMEM_KILLS` says.
 const KILLS: u64 = 30;
 
 /// Checkpoints until it is killed, and says so after each.
@@ -34,7 +35,8 @@ fn acknowledged_checkpoints_survive_sigkill() {
     }
     let dir = TempDir::new();
     let (mut before, mut under_way) = (Vec::<(RunId, Run)>::new(), 0);
-    for kill in 0..KILLS {
+    let kills = std::env::var("GPUMEM_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(KILLS);
+    for kill in 0..kills {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "crash::acknowledged_checkpoints_survive_sigkill", "--nocapture"])
             .env(CHILD, dir.store())
@@ -74,7 +76,7 @@ fn acknowledged_checkpoints_survive_sigkill() {
         let torn = db.prepare("PRAGMA foreign_key_check").unwrap().exists([]).unwrap();
         assert!(!torn);
     }
-    println!("{KILLS} kills, {under_way} checkpoints stored but not yet acknowledged");
+    println!("{kills} kills, {under_way} checkpoints stored but not yet acknowledged");
 }
 
 /// What a killed writer leaves is in the log: it is read there, also by who cannot merge it.

@@ -22,6 +22,7 @@ mod rounds;
 mod scrape;
 mod snapshot;
 mod store;
+mod timeline;
 mod torch;
 mod traffic;
 
@@ -93,6 +94,11 @@ pub const ALL: &[Bench] = &[
         name: "store",
         about: "checkpoints a second of a training run, and what an hour of it takes on the disk",
         run: store::run,
+    },
+    Bench {
+        name: "timeline",
+        about: "what timelines of 64 processes with 2,000 tags take, in time and memory",
+        run: timeline::run,
     },
     Bench {
         name: "torch",

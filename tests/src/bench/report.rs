@@ -55,8 +55,10 @@ pub fn run() {
     print_table("a whole report", Per::Round, &contestants.iter().collect::<Vec<_>>());
     let size = json::json(&Report::new(&run, Groupings::load("default").expect("preset"), None)).len();
     if let Some(gpumemctl) = gpumemctl() {
-        let peak = peak_bytes(Command::new(gpumemctl).arg("report").arg(&recording));
-        println!("most memory of gpumemctl report RECORDING: {} MiB", peak >> 20);
+        for form in [&[][..], &["--chrome-trace"]] {
+            let peak = peak_bytes(Command::new(&gpumemctl).arg("report").arg(&recording).args(form));
+            println!("most memory of gpumemctl report RECORDING {}: {} MiB", form.join(" "), peak >> 20);
+        }
     }
     println!("as JSON: {} kB; store: {} kB\n", size / 1000, file_kb(&store));
 }

@@ -109,7 +109,8 @@ pub fn compile_c(stage: &Stage, fragments: &[(String, String)]) -> Result<(), St
     }
     fs::write(stage.file("fragments.c"), text).expect("written");
     let mut cc = Command::new("cc");
-    cc.args(["-std=gnu99", "-Wall", "-fsyntax-only", "-I"]).arg(root().join("agent-lib/include"));
+    cc.args(["-std=gnu99", "-Wall", "-Werror=implicit-function-declaration", "-fsyntax-only", "-I"])
+        .arg(root().join("agent-lib/include"));
     must(cc.arg(stage.file("fragments.c")))
 }
 

@@ -3,7 +3,7 @@
 use super::{Node, can};
 use gpumem_tests::live::{Daemon, Job, until};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 fn limit(pid: u32, files: usize) {
     let status = Command::new("prlimit")
@@ -71,12 +71,12 @@ fn too_few_from_the_start_are_told_and_end_nothing() {
     let told =
         until(20, "what is wrong", || Some(node.doctor()).filter(|told| told.contains("BAD      nvml")));
     assert!(told.contains("Too many open files"), "{told}");
+    // Nobody scrapes meanwhile: what it uses is its own doing.
     let ticks = node.cpu_ticks();
-    let refused = node.value("gpumemd_accept_failures_total").unwrap_or_default();
-    node.until_value("gpumemd_accept_failures_total", |now| now >= refused + 10.0);
+    std::thread::sleep(Duration::from_secs(2));
     let ticks = node.cpu_ticks() - ticks;
-    println!("{ticks} hundredths of a second for ten refusals");
-    assert!(ticks < 50, "{ticks}: it spins");
+    println!("{ticks} hundredths of a second in two, without a descriptor");
+    assert!(ticks < 40, "{ticks}: it spins");
     assert_eq!(node.value("gpumemd_store_set_aside_total"), Some(0.0), "the file is not at fault");
 
     assert!(node.daemon.job.is_running() && job.is_running());

@@ -23,16 +23,18 @@ pub use stored::of_job;
 use crate::args::Report as Args;
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
-use crate::output::{deliver, unicode, width};
-use anyhow::Result;
+use crate::output::{deliver, deliver_by, unicode, width};
+use anyhow::{Result, bail};
+use gpumem_runs::diff::job::together;
 use gpumem_runs::harmless::quoted;
+use gpumem_runs::import::read_file;
 use gpumem_runs::report::text::{self, Layout, clean};
 use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, steps};
 use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
 use gpumem_runs::window::Window;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is asked for, and how to ask for it again.
 struct Found {
@@ -95,15 +97,59 @@ pub fn single(args: &Args) -> Result<(Run, Option<String>, String)> {
     }
 }
 
+/// One process as [`single`] has it, or the sum of several: of a launcher's, and, where that is asked for, of a job's or of all in a
+/// file.
+pub fn summed(args: &Args, all: bool) -> Result<(Run, Option<String>, String)> {
+    if let Some(name) = args.run.as_deref().filter(|_| all) {
+        let runs = read_file(Path::new(name), args.format)?;
+        let title = format!("{} of {}", processes(runs.len()), clean(name));
+        return Ok((together(&title, runs), None, quoted(name)));
+    }
+    let Found { what, command } = found(args)?;
+    let typed = |command: &[String]| command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+    Ok(match (what, &args.job) {
+        (What::One(one), None) => (one.run, one.id, typed(&command)),
+        (What::One(one), Some(job)) => {
+            let title = format!("{} of job {}", processes(1), clean(job));
+            (together(&title, vec![one.run]), None, quoted(job))
+        }
+        (What::Group(title, runs), Some(job)) => (together(&clean(&title), runs), None, quoted(job)),
+        (What::Group(title, runs), None) => (together(&clean(&title), runs), None, typed(&command)),
+    })
+}
+
+fn processes(count: usize) -> String {
+    if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+}
+
 /// Prints the report of a live process, of a stored run, or of a file that is read on the spot; of several each in turn, or
 /// all as one picture.
 pub fn run(args: &Args) -> Result<()> {
+    if args.traced.chrome_trace && args.more.is_empty() {
+        return trace_of_one(args);
+    }
     let told = match (args.picture.is_asked(), args.more.is_empty()) {
         (true, _) => picture::draw(args)?,
         (false, true) => one(args)?.into_bytes(),
         (false, false) => several::each(args)?.into_bytes(),
     };
     deliver(&told, &args.output)
+}
+
+/// Writes the trace of one process, which is never whole in memory.
+fn trace_of_one(args: &Args) -> Result<()> {
+    let Found { what, .. } = found(args)?;
+    match &what {
+        What::One(one) => {
+            let report = report(&one.run, args)?;
+            deliver_by(&|out| trace::write(&report, out), &args.output)
+        }
+        What::Group(_, runs) => bail!(of_one(runs)),
+    }
+}
+
+fn of_one(runs: &[Run]) -> String {
+    format!("this form is of one process; these are {}: give the pid of one", runs.len())
 }
 
 /// The report of what is asked for.
@@ -162,8 +208,6 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
             (_, true) => iterations::csv(report),
             _ => iterations::text(report),
         }
-    } else if args.traced.chrome_trace {
-        trace::json(report)
     } else if args.traced.collapsed {
         collapsed::collapsed(report)
     } else if args.traced.treemap {
@@ -184,7 +228,7 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
 /// A table of processes; with rows or everything asked for, each one's report below it.
 fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<String> {
     if args.traced.is_asked() {
-        anyhow::bail!("this form is of one process; these are {}: give the pid of one", runs.len());
+        bail!(of_one(runs));
     }
     let borrowed: Vec<&Run> = runs.iter().collect();
     if args.html {

@@ -15,6 +15,7 @@ use super::memory;
 use super::packet::MAX_PACKET_BYTES;
 use crate::service;
 use gpumem_ledger::ProcessKey;
+use gpumem_wire::{Record, frame};
 use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::io::{pread, pwrite};
 use std::collections::BTreeMap;
@@ -57,7 +58,8 @@ pub async fn keep(
     Ok(service::keep(&name, &fds).await.then_some(name))
 }
 
-/// Puts together what was handed over, and names what is of no use.
+/// Puts together what was handed over, in the order in which it came to be, and names what is of no use. The daemon may have died
+/// between two programs of one process (exec), and what the first one left belongs before the second one's hello.
 pub fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<Kept>, Vec<String>) {
     let mut by_name = BTreeMap::<String, Vec<OwnedFd>>::new();
     for (name, fd) in handed {
@@ -70,7 +72,16 @@ pub fn sorted(handed: Vec<(String, OwnedFd)>) -> (Vec<Kept>, Vec<String>) {
             None => useless.push(name),
         }
     }
+    kept.sort_by_key(|kept| said_ns(&kept.hello));
     (kept, useless)
+}
+
+/// When a hello was said; one that is none comes first, and is of no use.
+fn said_ns(hello: &[u8]) -> u64 {
+    let parts = frame::split_frame(hello).ok().flatten();
+    parts
+        .and_then(|(slot, payload, _)| Record::decode(slot, payload).ok())
+        .map_or(0, |hello| hello.stamp.time_ns)
 }
 
 fn whole(name: &str, fds: Vec<OwnedFd>) -> Option<Kept> {
@@ -107,6 +118,33 @@ mod tests {
         pwrite(&file, bytes, 0).unwrap();
         fcntl_add_seals(&file, seals).unwrap();
         file
+    }
+
+    #[test]
+    fn the_older_of_two_connections_of_a_process_comes_first_whatever_their_names() {
+        use gpumem_wire::{Body, MAJOR, MINOR, Stamp};
+        let open = || memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let name = |hello: &OwnedFd| format!("agent-7-99-{}", fstat(hello).unwrap().st_ino);
+        let mut hellos = [open(), open()];
+        hellos.sort_by_key(name);
+        let mut handed = Vec::new();
+        // By name the younger one would be first.
+        for (hello, time_ns) in hellos.into_iter().zip([2000, 1000]) {
+            let versions = u64::from(MAJOR) << 16 | u64::from(MINOR);
+            let body = Body::Hello { start_ticks: 99, versions, capabilities: 0, instance: 1, claims: "" };
+            let mut frame = Vec::new();
+            Record { stamp: Stamp { time_ns, ..Stamp::default() }, body }.append_frame(&mut frame);
+            pwrite(&hello, &frame, 0).unwrap();
+            fcntl_add_seals(&hello, SealFlags::WRITE).unwrap();
+            let (socket, _) = UnixStream::pair().unwrap();
+            let fds = [socket.into(), memfd(b"memory", SealFlags::empty())];
+            let name = name(&hello);
+            handed.extend(fds.into_iter().chain([hello]).map(|fd| (name.clone(), fd)));
+        }
+        let (kept, useless) = sorted(handed);
+        assert!(useless.is_empty());
+        let times: Vec<u64> = kept.iter().map(|kept| said_ns(&kept.hello)).collect();
+        assert_eq!(times, [1000, 2000]);
     }
 
     fn three(seals: SealFlags) -> (String, Vec<OwnedFd>) {

@@ -4,7 +4,7 @@
 use super::frames::word;
 use gpumem_wire::layout::{self, Header};
 use gpumem_wire::{SLOT_BYTES, Slot};
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
 use rustix::io::{Errno, pread};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -101,17 +101,44 @@ impl Memory {
         Ok(())
     }
 
-    /// Appends to `rows` the live rows among those at `first..first + count`.
+    /// Appends to `rows` the live rows among those at `first..first + count`. Pages that nobody ever wrote to are skipped: most of
+    /// the table of most programs.
     ///
     /// # Errors
     /// What reading says.
     pub fn live(&self, first: u64, count: u64, rows: &mut Vec<Slot>) -> Result<(), Refusal> {
-        let count = count.min(self.header.live_rows.saturating_sub(first));
-        let start = self.header.live_offset().ok_or(layout::Error::Size)?;
-        let mut bytes = vec![0; count as usize * SLOT_BYTES];
-        read_exact(&self.fd, &mut bytes, start + first * SLOT_BYTES as u64)?;
-        rows.extend(bytes.as_chunks::<SLOT_BYTES>().0.iter().filter(|slot| word(slot, 0) != 0));
+        let end = first.saturating_add(count).min(self.header.live_rows);
+        let (mut at, mut bytes) = (first, Vec::new());
+        while let Some(next) = self.next_live(at)?.filter(|next| *next < end) {
+            let start = self.row_offset(next)?;
+            let hole = seek(&self.fd, SeekFrom::Hole(start))?;
+            at = (next + (hole - start).div_ceil(SLOT_BYTES as u64).max(1)).min(end);
+            bytes.resize((at - next) as usize * SLOT_BYTES, 0);
+            read_exact(&self.fd, &mut bytes, start)?;
+            rows.extend(bytes.as_chunks::<SLOT_BYTES>().0.iter().filter(|slot| word(slot, 0) != 0));
+        }
         Ok(())
+    }
+
+    /// The first row from `first` on that may be live; none if there is none.
+    ///
+    /// # Errors
+    /// What seeking says.
+    pub fn next_live(&self, first: u64) -> Result<Option<u64>, Refusal> {
+        let start = self.row_offset(first)?;
+        match seek(&self.fd, SeekFrom::Data(start)) {
+            Ok(found) => {
+                let row = first + found.saturating_sub(start) / SLOT_BYTES as u64;
+                Ok((row < self.header.live_rows).then_some(row))
+            }
+            Err(Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn row_offset(&self, row: u64) -> Result<u64, Refusal> {
+        let start = self.header.live_offset().ok_or(layout::Error::Size)?;
+        Ok(start.saturating_add(row.saturating_mul(SLOT_BYTES as u64)))
     }
 }
 
@@ -141,4 +168,54 @@ fn read_exact(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> Result<()
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_wire::{MAJOR, MINOR};
+    use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::io::pwrite;
+
+    #[test]
+    fn live_rows_are_found_in_a_table_that_is_mostly_empty() {
+        let (ring_slots, live_rows, name_bytes) = (16, 100_000, 64);
+        let (head_seq, lost, names_end) = (0, 0, 0);
+        let (major, minor, pid, start_ticks) = (MAJOR, MINOR, 1, 2);
+        let header = Header {
+            major,
+            minor,
+            pid,
+            start_ticks,
+            ring_slots,
+            live_rows,
+            name_bytes,
+            head_seq,
+            lost,
+            names_end,
+        };
+        let fd = memfd_create("live", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&fd, header.file_bytes().expect("small")).expect("room");
+        assert_eq!(pwrite(&fd, &header.encode(), 0), Ok(72));
+        let written = [0, 1, 47, 48, 5000, 40_000, live_rows - 1];
+        for row in written {
+            let mut slot = [0; SLOT_BYTES];
+            slot[..8].copy_from_slice(&(row + 1).to_le_bytes());
+            let at = header.live_offset().expect("small") + row * SLOT_BYTES as u64;
+            assert_eq!(pwrite(&fd, &slot, at), Ok(SLOT_BYTES));
+        }
+        fcntl_add_seals(&fd, SEALS).expect("sealed");
+        let memory = Memory::accept(fd, 1 << 30).expect("as it should be");
+        for piece in [1, 7, 64, 4096, live_rows, u64::MAX] {
+            let (mut rows, mut first, mut pieces) = (Vec::new(), 0, 0);
+            while let Some(next) = memory.next_live(first).expect("readable") {
+                memory.live(next, piece, &mut rows).expect("readable");
+                first = next.saturating_add(piece);
+                pieces += 1;
+            }
+            let found: Vec<u64> = rows.iter().map(|row| word(row, 0) - 1).collect();
+            assert_eq!(found, written, "in pieces of {piece}");
+            assert!(pieces <= 5 * 64, "{pieces} pieces of {piece}: only what was written to");
+        }
+    }
 }

@@ -101,7 +101,7 @@ impl Rest {
                     return Ok(Some(one(now_ns, body)));
                 }
                 Step::Rows(first, mut rows) => {
-                    if first < self.header.live_rows {
+                    if let Some(first) = self.memory.next_live(first)? {
                         self.memory.live(first, PIECE, &mut rows)?;
                         self.dropped += rows.len().saturating_sub(self.max_rows) as u64;
                         rows.truncate(self.max_rows);

@@ -47,13 +47,14 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
         let text = format!("the agent was blind for {total}{often}: {text}");
         findings.push(say(Check::ProcessBlind, State::Warn, text, remedy));
     }
-    if let Some(partial) = coverage.partial.filter(|_| coverage.lost > 0) {
+    let lost = coverage.lost_in_all();
+    if let Some(partial) = coverage.partial.filter(|_| lost > 0) {
         let state =
             if partial.state { "sums are bounds" } else { "sums are right again, peaks are lower bounds" };
         findings.push(say(
             Check::ProcessLost,
             State::Warn,
-            format!("{} records were lost: {state}", coverage.lost),
+            format!("{lost} records were lost: {state}"),
             None,
         ));
     }
@@ -72,7 +73,14 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
         of_layers(process).into_iter().map(|(state, text, fix)| say(Check::ProcessNames, state, text, fix)),
     );
     if findings.iter().all(|finding| finding.state == State::Ok) {
-        let text = format!("covered, {} records, none lost", coverage.events);
+        let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
+        let text = match earlier {
+            0 => format!("covered, {} records, none lost", coverage.events),
+            _ => format!(
+                "covered, {} records, none lost: {earlier} of them before gpumemd was restarted, since when live peaks count",
+                earlier + coverage.events
+            ),
+        };
         findings.push(say(Check::Process, State::Ok, text, None));
     }
     findings

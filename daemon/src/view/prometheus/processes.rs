@@ -61,7 +61,7 @@ static BESIDE: Family = Family::gauge(
 static FLAG: Family = Family::gauge(
     "gpumem_process_flag",
     &["gpu", "uuid", "pid", "start", "flag"],
-    "1 for each thing to know about the numbers of the process: covered, uncovered, late, blocked, paused, partial, stale.",
+    "1 for each thing to know about the numbers of the process: covered, uncovered, late, blocked, paused, partial, stale, restarted (peaks here are those since gpumemd was).",
 );
 static LAYER: Family = Family::gauge(
     "gpumem_process_names_layer",
@@ -204,7 +204,7 @@ fn write(
     info(process, &own, out);
     if process.coverage.covered {
         out.add(&EVENTS, &own, process.coverage.events);
-        out.add(&LOST, &own, process.coverage.lost);
+        out.add(&LOST, &own, process.coverage.lost_in_all());
         out.add(&FAILED, &own, process.coverage.failed_allocations);
         for said in process.layers.iter().filter(|said| said.state != LayerState::Absent) {
             let labels = own.clone().with("layer", layer_name(said.layer));
@@ -278,7 +278,8 @@ pub fn flags(process: &ProcessView, account: &AccountView) -> Vec<&'static str> 
         (coverage.late, "late"),
         (coverage.blocked.is_some(), "blocked"),
         (coverage.paused, "paused"),
-        (coverage.partial.is_some(), "partial"),
+        (coverage.is_partial(), "partial"),
+        (coverage.earlier.is_some(), "restarted"),
         (stale, "stale"),
     ] {
         if holds {

@@ -47,6 +47,12 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
+        &["restarted"],
+        "gpumemd was restarted while the process lived. Nothing was lost by that: reports have both lives, metrics have the peaks since.",
+        none,
+        "",
+    ),
+    word(
         &["paused"],
         "The agent has let go of CUPTI on request (gpumem_pause()), so that another profiler can have it.",
         none,

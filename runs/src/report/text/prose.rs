@@ -139,6 +139,9 @@ pub(crate) fn device_name(device: &Device) -> String {
 }
 
 fn titled(device: &Device, model: &str) -> String {
+    if device.name.starts_with(crate::diff::job::MEMBER) {
+        return clean(&device.name);
+    }
     if device.name.starts_with("unnamed-") {
         return format!("GPU {}", device.name);
     }

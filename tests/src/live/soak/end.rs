@@ -26,14 +26,14 @@ pub fn check(machine: &Machine, manager: &mut Manager, troupe: &Troupe, base: &R
         let runs = manager.daemon().asked("/v1/runs")?;
         (ps["processes"].as_array()?.is_empty() && runs.as_array()?.is_empty()).then_some(())
     });
-    until(60, "as many descriptors as before the first came", || {
-        let now: usize = fds(daemon).values().sum();
-        if now > base.fds[0] {
-            eprintln!("{now} descriptors, not {}: {:?}", base.fds[0], fds(daemon));
-            std::thread::sleep(std::time::Duration::from_millis(500));
-        }
-        (now <= base.fds[0]).then_some(())
-    });
+    let count = || fds(daemon).values().sum::<usize>();
+    let since = std::time::Instant::now();
+    while count() > base.fds[0] {
+        let waited = since.elapsed().as_secs();
+        assert!(waited < 60, "{} descriptors, not {}: {:?}", count(), base.fds[0], fds(daemon));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    println!("its descriptors were as before after {:.1?}", since.elapsed());
     assert!(children(daemon).len() <= 1, "one reads NVML: {:?}", children(daemon));
     until(20, "nothing that is kept", || (manager.kept() == 0).then_some(()));
     manager.end(End::Told);

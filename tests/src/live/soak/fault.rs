@@ -86,7 +86,11 @@ impl Injector {
     /// When that cannot be read.
     pub fn new(manager: &Manager, http: SocketAddr) -> Self {
         let good = std::fs::read_to_string(manager.config()).expect("read");
-        let pack = Fault::ENDS.into_iter().chain(Fault::REST).collect();
+        // To look for what one of them does: SOAK_FAULTS=KilledKept,Stopped.
+        let wanted = std::env::var("SOAK_FAULTS").unwrap_or_default();
+        let is_wanted =
+            |fault: &Fault| wanted.is_empty() || wanted.split(',').any(|of| of == format!("{fault:?}"));
+        let pack = Fault::ENDS.into_iter().chain(Fault::REST).filter(is_wanted).collect();
         Injector { pack, cards: Vec::new(), injected: Vec::new(), good, http }
     }
 

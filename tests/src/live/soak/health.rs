@@ -85,7 +85,7 @@ pub fn fds(pid: u32) -> BTreeMap<String, usize> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
         if let Ok(target) = std::fs::read_link(entry.path()) {
             let name = target.to_string_lossy().into_owned();
-            let kind = name.split(":[").next().unwrap_or_default().to_owned();
+            let kind = name.split([':', '.']).next().unwrap_or_default().to_owned();
             *kinds.entry(kind).or_insert(0) += 1;
         }
     }
@@ -106,7 +106,8 @@ pub fn children(pid: u32) -> Vec<(u32, bool)> {
 }
 
 /// What clients that go away make the log say.
-const BY_CLIENTS: [&str; 1] = ["a peer on the agent socket was refused"];
+const BY_CLIENTS: [&str; 2] =
+    ["a peer on the agent socket was refused", "much is to be said of this user's peers"];
 
 /// Lines at warning or error that no fault of that life explains.
 pub fn unexplained(manager: &Manager, injected: &[(u64, Fault)]) -> Vec<String> {

@@ -1,0 +1,90 @@
+//! Several processes as one side of a comparison: the ranks of a job, or what a launcher started. What each has on a device is a
+//! device of the sum, named after its rank, so that ranks stand beside each other and all of them add up.
+
+use crate::run::{Caveat, Coverage, Device, Moment, Process, Run, Source, State};
+
+/// How the names of such devices begin: what driver and logs call theirs does not.
+pub(crate) const MEMBER: &str = "rank ";
+
+/// The processes as one run, by rank; `title` says what they are: `8 processes of job bert`. Their peaks are of different times: the sum is what
+/// was needed if every process is counted at its own.
+pub fn together(title: &str, mut runs: Vec<Run>) -> Run {
+    let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
+    runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.start_ticks, run.process.pid));
+    let command = runs.iter().find_map(|run| run.process.facts.get("command").cloned());
+    let count = runs.len();
+    let first = runs.first();
+    let mut sum = Run {
+        source: Source {
+            kind: first.map(|run| run.source.kind.clone()).unwrap_or_default(),
+            origin: first.map(|run| run.source.origin.clone()).unwrap_or_default(),
+            preset: first.and_then(|run| run.source.preset.clone()),
+        },
+        clock: first.map_or(crate::run::Clock::Lines, |run| run.clock),
+        process: Process {
+            facts: command.map(|command| ("command".into(), command)).into_iter().collect(),
+            ..Process::default()
+        },
+        state: if runs.iter().any(|run| run.state == State::Open) { State::Open } else { State::Interrupted },
+        coverage: Coverage::default(),
+        caveats: Vec::new(),
+        cells: Vec::new(),
+        devices: Vec::new(),
+    };
+    for (place, run) in runs.into_iter().enumerate() {
+        let name =
+            rank(&run).map_or_else(|| format!("{MEMBER}- ({place})"), |rank| format!("{MEMBER}{rank}"));
+        add_coverage(&mut sum.coverage, &run.coverage);
+        let offset = sum.cells.len() as u32;
+        sum.cells.extend(run.cells);
+        let several = run.devices.len() > 1;
+        for device in run.devices {
+            let mut name = if several { format!("{name}, GPU {}", device.ordinal) } else { name.clone() };
+            if sum.devices.iter().any(|known| known.name == name) {
+                name = format!("{name} ({place})"); // two processes claim one rank
+            }
+            let ordinal = u16::try_from(sum.devices.len()).unwrap_or(u16::MAX);
+            sum.devices.push(Device {
+                name,
+                ordinal,
+                last: shifted(device.last, offset),
+                peak: shifted(device.peak, offset),
+                details: crate::run::Details { ooms: device.details.ooms, ..crate::run::Details::default() },
+                ..device
+            });
+        }
+    }
+    let text = if count == 1 { title.to_owned() } else { format!("{title}, each at its own time") };
+    sum.caveats.push(Caveat { code: "job".into(), text });
+    sum
+}
+
+/// What is in doubt of one is in doubt of the sum.
+fn add_coverage(sum: &mut Coverage, of: &Coverage) {
+    sum.covered |= of.covered;
+    sum.late |= of.late;
+    sum.blocked_by = sum.blocked_by.take().or_else(|| of.blocked_by.clone());
+    sum.blind_doubt |= of.blind_doubt;
+    sum.partial_state |= of.partial_state;
+    sum.partial_history |= of.partial_history;
+    for (sum, of) in [
+        (&mut sum.events, of.events),
+        (&mut sum.allocations, of.allocations),
+        (&mut sum.allocated_bytes, of.allocated_bytes),
+        (&mut sum.rejected, of.rejected),
+        (&mut sum.lost, of.lost),
+        (&mut sum.odd, of.odd),
+        (&mut sum.samples, of.samples),
+        (&mut sum.torn_samples, of.torn_samples),
+        (&mut sum.stale_samples, of.stale_samples),
+        (&mut sum.failed_allocations, of.failed_allocations),
+        (&mut sum.steps, of.steps),
+    ] {
+        *sum = sum.saturating_add(of);
+    }
+}
+
+fn shifted(moment: Moment, offset: u32) -> Moment {
+    let amounts = moment.amounts.into_iter().map(|(cell, bytes)| (cell.saturating_add(offset), bytes));
+    Moment { amounts: amounts.collect(), ..moment }
+}

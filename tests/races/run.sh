@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# What `make race` runs: the agent's ring and names under loom, its tests with threads under ThreadSanitizer, C programs with the agent
+# under valgrind. Minutes. A tool that is not there is said to be missing, and fails with GPUMEM_TOOLS_REQUIRED=1.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+CARGO=${CARGO:-cargo}
+TARGET=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+MACHINE=/dev/shm/gpumem-race-$$
+missing() {
+  echo "skipped: $1"
+  [ -z "${GPUMEM_TOOLS_REQUIRED:-}" ] || exit 1
+}
+
+echo "loom"
+(cd tests/races && RUSTFLAGS="--cfg loom" $CARGO test --release -q --locked --target-dir "$TARGET/loom")
+
+echo "ThreadSanitizer"
+host=$(rustc -vV | sed -n 's/^host: //p')
+if [ "$host" = x86_64-unknown-linux-gnu ]; then
+  # The standard library is as it was shipped, not instrumented: tsan.supp.
+  RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+    TSAN_OPTIONS="suppressions=$PWD/tests/races/tsan.supp" \
+    $CARGO test -q --locked --target "$host" --target-dir "$TARGET/tsan" -p gpumem-agent --test racing --test full_ring --test blind
+else
+  missing "ThreadSanitizer on $host"
+fi
+
+echo "valgrind"
+if command -v valgrind > /dev/null; then
+  $CARGO build -q --locked -p gpumem-agent
+  make -s fake-gpu
+  fake=$TARGET/fake-gpu
+  trap 'rm -f "$MACHINE"; rm -rf "$TARGET/race-programs"' EXIT
+  "$fake/bin/fake-gpu" init "$MACHINE" memory=8G > /dev/null
+  mkdir -p "$TARGET/race-programs"
+  for example in train pool_owner; do
+    cc -O1 -g -I agent-lib/include "examples/$example.c" -ldl -o "$TARGET/race-programs/$example"
+  done
+  export GPUMEM_SIM=$MACHINE LD_LIBRARY_PATH=$fake/lib GPUMEM_SOCKET=$TARGET/nobody.sock
+  export CUDA_INJECTION64_PATH=$TARGET/debug/libgpumem.so
+  # name, how it ends
+  while read -r program end; do
+    code=0
+    (cd "$TARGET/race-programs" && valgrind -q --error-exitcode=99 --suppressions="$OLDPWD/tests/races/valgrind.supp" $program \
+      < /dev/null > "$TARGET/valgrind.txt" 2>&1) || code=$?
+    [ "$code" = "$end" ] || { cat "$TARGET/valgrind.txt"; echo "$program ended with $code"; exit 1; }
+    echo "  $program"
+  done << END
+$TARGET/race-programs/train 0
+$TARGET/race-programs/pool_owner 0
+$fake/bin/host plain 7
+$fake/bin/host tags 0
+$fake/bin/host fork 0
+$fake/bin/host threads 0
+END
+else
+  missing "valgrind is not here"
+fi

@@ -1,0 +1,255 @@
+//! The program that is observed is never hurt: every habit that a program may have (tests/trainer/host_main.c and its neighbours) in
+//! every state of the daemon. Each cell of the table is compared with the same program without an agent: output, end, files, and
+//! what the program sees of itself.
+#![allow(missing_docs)]
+
+#[path = "host/cell.rs"]
+mod cell;
+#[path = "host/peers.rs"]
+mod peers;
+#[path = "host/rows.rs"]
+mod rows;
+
+use cell::{Outcome, run};
+use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::{Daemon, Machine, until};
+use peers::{MANNERS, Peer};
+use rows::{Row, rows};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use std::time::Duration;
+
+/// More than there are cores: most cells wait most of their time.
+const AT_A_TIME: usize = 8;
+/// A process is recorded once its agent has said a word; one that ends before that has none.
+const NVML: &str = "[nvml]\nlist_every_s = 1.0\n";
+
+/// A state of the daemon, and where its socket is.
+struct Column {
+    name: &'static str,
+    socket: PathBuf,
+    /// Who has connected there, where the test itself listens.
+    peer: Option<Peer>,
+}
+
+struct Cells<'a> {
+    machine: &'a Machine,
+    rows: &'a [Row],
+    columns: &'a [Column],
+    bare: Vec<Outcome>,
+    /// By row and column: what was different.
+    told: Mutex<BTreeMap<(usize, usize), String>>,
+    /// Rows whose agent has connected to one that the test listens with: all, if nothing hinders it.
+    met: Mutex<BTreeSet<usize>>,
+}
+
+impl Cells<'_> {
+    fn run(&self, row: &Row, column: Option<&Column>) -> Outcome {
+        let name = format!("{}-{}", row.name.replace(' ', "-"), column.map_or("bare", |column| column.name));
+        let folder = self.machine.dir.join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let mut command = row.command(self.machine);
+        if let Some(column) = column {
+            command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+            command.env("GPUMEM_SOCKET", &column.socket);
+        }
+        let outcome = run(&mut command, &folder);
+        let _ = std::fs::remove_dir_all(folder);
+        outcome
+    }
+
+    /// Nothing if all is as without an agent.
+    fn compare(&self, row: usize, column: &Column) -> String {
+        let outcome = self.run(&self.rows[row], Some(column));
+        if column.peer.as_ref().is_some_and(|peer| peer.met(outcome.pid)) {
+            self.met.lock().expect("no panic").insert(row);
+        }
+        outcome.differs_from(&self.bare[row], self.rows[row].unordered)
+    }
+}
+
+/// Runs `work` on all numbers below `count`, some at a time.
+fn each(count: usize, work: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
+                    work(number);
+                }
+            });
+        }
+    });
+}
+
+/// Kills the daemon again and again, and starts it anew, until `over`.
+fn keep_killing(machine: &Machine, over: &AtomicBool) {
+    for time in 0.. {
+        if over.load(Relaxed) {
+            return;
+        }
+        let mut daemon = Daemon::start(machine, &format!("killed-{time}"), NVML);
+        std::thread::sleep(Duration::from_millis(200));
+        daemon.job.signal("KILL");
+        daemon.job.end();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn table(cells: &Cells<'_>) -> String {
+    let told = cells.told.lock().expect("no panic");
+    let mut text = String::new();
+    for (number, column) in cells.columns.iter().enumerate() {
+        text += &format!("{:22}{}{}\n", "", "| ".repeat(number), column.name);
+    }
+    for (number, row) in cells.rows.iter().enumerate() {
+        let mark = |column| match told.get(&(number, column)).map(String::as_str) {
+            None => "  ",
+            Some("") => ". ",
+            Some(_) => "X ",
+        };
+        let marks: String = (0..cells.columns.len()).map(mark).collect();
+        text += &format!("{:22}{marks} {}\n", row.name, cells.bare[number].end());
+    }
+    text + ". as without an agent   X not\n"
+}
+
+#[test]
+fn every_program_in_every_state_of_the_daemon_is_as_without_an_agent() {
+    let machine = Machine::new(&["devices=1", "memory=64G"]);
+    let (for_stopped, for_killed) = (Machine::new(&["devices=1"]), Machine::new(&["devices=1"]));
+    // No journal: it would be one more file of each program's.
+    machine.set(&["truth="]);
+    let running = Daemon::start(&machine, "daemon", NVML);
+    let stopped = Daemon::start(&for_stopped, "stopped", NVML);
+    stopped.job.signal("STOP");
+    let real = |name, socket: PathBuf| Column { name, socket, peer: None };
+    let mut columns = vec![
+        real("absent", machine.dir.join("nobody.sock")),
+        real("running", running.runtime.join("agent.sock")),
+        real("stopped", stopped.runtime.join("agent.sock")),
+        real("killed", for_killed.dir.join("run/agent.sock")),
+    ];
+    columns.extend(MANNERS.iter().map(|&(name, manner)| {
+        let peer = Peer::listen(&machine.dir.join(format!("{name}.sock")), manner);
+        Column { name, socket: peer.socket.clone(), peer: Some(peer) }
+    }));
+    let rows = rows(&machine);
+    let (told, met) = (Mutex::default(), Mutex::default());
+    let mut cells = Cells { machine: &machine, rows: &rows, columns: &columns, bare: Vec::new(), told, met };
+    let bare: Mutex<BTreeMap<usize, Outcome>> = Mutex::default();
+    each(rows.len(), |row| {
+        let outcome = cells.run(&rows[row], None);
+        bare.lock().expect("no panic").insert(row, outcome);
+    });
+    cells.bare = bare.into_inner().expect("no panic").into_values().collect();
+    for (row, bare) in rows.iter().zip(&cells.bare) {
+        assert_eq!(bare.end(), row.end, "{} without an agent: {bare:#?}", row.name);
+    }
+    let wanted: Vec<(usize, usize)> = (0..rows.len())
+        .flat_map(|row| (0..columns.len()).map(move |column| (row, column)))
+        .filter(|&(row, column)| rows[row].is_for(columns[column].name))
+        .collect();
+    let (over, again) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| keep_killing(&for_killed, &over));
+        each(wanted.len(), |number| {
+            let (row, column) = wanted[number];
+            let mut told = cells.compare(row, &columns[column]);
+            // Threads of its own may be here faster, there slower, and a descriptor of ours has its low number for a moment.
+            if !told.is_empty() && again.fetch_add(1, Relaxed) < wanted.len() / 20 {
+                told = cells.compare(row, &columns[column]);
+            }
+            cells.told.lock().expect("no panic").insert((row, column), told);
+        });
+        over.store(true, Relaxed);
+    });
+    println!("{}", table(&cells));
+    let told = cells.told.lock().expect("no panic");
+    let mut bad = String::new();
+    for ((row, column), told) in told.iter().filter(|(_, told)| !told.is_empty()) {
+        bad += &format!("== {} with a daemon that is {}: {told}\n", rows[*row].name, columns[*column].name);
+    }
+    assert!(bad.is_empty(), "{bad}");
+    let met = cells.met.lock().expect("no panic");
+    let unseen: Vec<&str> = (0..rows.len())
+        .filter(|row| rows[*row].agent != met.contains(row))
+        .map(|row| rows[row].name)
+        .collect();
+    assert!(unseen.is_empty(), "an agent where there should be none, or none: {unseen:?}");
+    // The real daemon has seen them, too: one run for each program with a GPU.
+    let covered = rows.iter().filter(|row| row.agent).count();
+    until(20, "a run of each covered program", || {
+        let runs = running.ctl(&machine, &["runs", "--json"]).output().expect("gpumemctl runs");
+        let runs: serde_json::Value = serde_json::from_slice(&runs.stdout).ok()?;
+        (runs.as_array()?.len() >= covered).then_some(())
+    });
+}
+
+/// Panics on purpose, each in another part of the agent: in callbacks early and late, with a lock held, in its own thread, while it
+/// starts, forks and ends.
+const FAULTS: &[(&str, &str, bool)] = &[
+    ("guard:1", "long", true),
+    ("guard:2", "long", true),
+    ("guard:3", "long", true),
+    ("guard:10", "threads", false),
+    ("guard:57", "long", true),
+    ("guard:300", "long", true),
+    ("guard:100", "handlers", false),
+    ("counters:5", "fork-amid", false),
+    ("sender:1", "long", false),
+    ("sender:3", "long", true),
+    ("resync:1", "long", true),
+    ("start:1", "long", false),
+    ("fork:1", "fork", false),
+    ("exit:1", "long", false),
+];
+
+#[test]
+fn a_fault_of_the_agents_ends_the_agent_and_nothing_else() {
+    let machine = Machine::new(&["devices=1", "memory=64G"]);
+    machine.set(&["truth="]);
+    let daemon = Daemon::start(&machine, "daemon", NVML);
+    let rows = rows(&machine);
+    let row = |name: &str| rows.iter().find(|row| row.name == name).expect("a row");
+    let socket = daemon.runtime.join("agent.sock");
+    let told: Mutex<Vec<String>> = Mutex::default();
+    let pids: Mutex<Vec<(usize, u32)>> = Mutex::default();
+    each(FAULTS.len(), |number| {
+        let (fault, name, is_told) = FAULTS[number];
+        let run_with = |what: &str| {
+            let folder = machine.dir.join(format!("{name}-{what}-{number}"));
+            std::fs::create_dir_all(&folder).expect("a folder");
+            let mut command = row(name).command(&machine);
+            if what == "fault" {
+                command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+                command.env("GPUMEM_FAULT", fault).env("GPUMEM_SOCKET", &socket);
+            }
+            run(&mut command, &folder)
+        };
+        let (bare, outcome) = (run_with("bare"), run_with("fault"));
+        let different = outcome.differs_from(&bare, row(name).unordered);
+        if !different.is_empty() {
+            told.lock().expect("no panic").push(format!("{fault} in {name}: {different}"));
+        }
+        if is_told {
+            pids.lock().expect("no panic").push((number, outcome.pid));
+        }
+    });
+    let mut told = told.into_inner().expect("no panic");
+    for (number, pid) in pids.into_inner().expect("no panic") {
+        let report = until(20, "a stored run", || {
+            let report =
+                daemon.ctl(&machine, &["report", &pid.to_string()]).output().expect("gpumemctl runs");
+            report.status.success().then(|| String::from_utf8_lossy(&report.stdout).into_owned())
+        });
+        // There is no such switch in a release.
+        if cfg!(debug_assertions) && !report.contains("a fault in the agent (") {
+            let (fault, name, _) = FAULTS[number];
+            told.push(format!("{fault} in {name}: the report does not say why:\n{report}"));
+        }
+    }
+    assert!(told.is_empty(), "{}", told.join("\n"));
+}

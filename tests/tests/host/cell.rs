@@ -1,0 +1,94 @@
+//! One program, run to its end: what can be seen of it from outside.
+
+use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+/// A program that takes longer hangs: the machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Outcome {
+    pub pid: u32,
+    status: ExitStatus,
+    out: String,
+    error: String,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+/// Runs it in `folder`, where it may leave files; ends when nobody has its output open any more.
+pub fn run(command: &mut Command, folder: &Path) -> Outcome {
+    command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().expect("started");
+    let pid = child.id();
+    let (send, ended) = channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = Command::new("kill").args(["-s", "KILL", &pid.to_string()]).status();
+        }
+    });
+    let output = child.wait_with_output().expect("it ends");
+    drop(send);
+    watch.join().expect("no panic");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Outcome {
+        pid,
+        status: output.status,
+        out: text(&output.stdout),
+        error: text(&output.stderr),
+        files: files(folder),
+    }
+}
+
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    let name = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    entries.map(|entry| (name(&entry), std::fs::read(entry.path()).unwrap_or_default())).collect()
+}
+
+fn lines(text: &str, unordered: bool) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    if unordered {
+        lines.sort_unstable();
+    }
+    lines
+}
+
+impl Outcome {
+    /// How it ended: a number, or a signal's.
+    pub fn end(&self) -> String {
+        match self.status.code() {
+            Some(code) => code.to_string(),
+            None => format!("signal {}", self.status.signal().unwrap_or(0)),
+        }
+    }
+
+    /// In words; empty if it is the same.
+    pub fn differs_from(&self, bare: &Outcome, unordered: bool) -> String {
+        let mut told = String::new();
+        if self.end() != bare.end() {
+            told += &format!("\n  ended with {} instead of {}", self.end(), bare.end());
+        }
+        for (what, ours, bare) in [("output", &self.out, &bare.out), ("errors", &self.error, &bare.error)] {
+            let (ours, bare) = (lines(ours, unordered), lines(bare, unordered));
+            if ours != bare {
+                let new: Vec<&&str> = ours.iter().filter(|line| !bare.contains(line)).take(5).collect();
+                let gone: Vec<&&str> = bare.iter().filter(|line| !ours.contains(line)).take(5).collect();
+                told += &format!(
+                    "\n  {what}: {} lines, without an agent {}\n   new {new:#?}\n   gone {gone:#?}",
+                    ours.len(),
+                    bare.len()
+                );
+            }
+        }
+        let names = |files: &BTreeMap<String, Vec<u8>>| files.keys().cloned().collect::<Vec<_>>();
+        if self.files != bare.files {
+            told += &format!("\n  files {:?}, without an agent {:?}", names(&self.files), names(&bare.files));
+        }
+        told
+    }
+}

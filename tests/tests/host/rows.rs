@@ -1,0 +1,129 @@
+//! The programs.
+
+use gpumem_tests::live::Machine;
+use gpumem_tests::live::programs::programs;
+use std::path::Path;
+use std::process::Command;
+
+/// One of them.
+#[derive(Debug)]
+pub struct Row {
+    pub name: &'static str,
+    program: Program,
+    argument: &'static str,
+    /// How it ends without an agent.
+    pub end: &'static str,
+    /// Its own process has an agent, not only its children or nobody at all.
+    pub agent: bool,
+    /// It has threads or processes that print in whatever order.
+    pub unordered: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Program {
+    C,
+    Cxx,
+    Python,
+}
+
+impl Row {
+    /// It, on this machine, without anything of gpumem's.
+    pub fn command(&self, machine: &Machine) -> Command {
+        let bin = programs().fake.join("bin");
+        let mut command = match self.program {
+            Program::C => machine.command(bin.join("host")),
+            Program::Cxx => machine.command(bin.join("host-cxx")),
+            Program::Python => {
+                let mut command = machine.command("python3");
+                command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("trainer/host.py"));
+                command
+            }
+        };
+        command.arg(self.argument).env_remove("GPUMEM_SITES");
+        command
+    }
+
+    /// Whether it is tried with a daemon that is so. Python takes long to start.
+    pub fn is_for(&self, column: &str) -> bool {
+        self.program != Program::Python || ["running", "killed", "silent", "babbling"].contains(&column)
+    }
+}
+
+/// What there is, with how each ends.
+pub fn rows(_: &Machine) -> Vec<Row> {
+    use Program::{C, Cxx, Python};
+    let row = |name, program, argument, end, agent, unordered| Row {
+        name,
+        program,
+        argument,
+        end,
+        agent,
+        unordered,
+    };
+    let c = |name, end| row(name, C, name, end, true, false);
+    let alone = |name, end| row(name, C, name, end, false, false);
+    let many = |name, end| row(name, C, name, end, true, true);
+    vec![
+        c("plain", "7"),
+        c("long", "0"),
+        c("tags", "0"),
+        alone("no-gpu", "0"),
+        // Threads.
+        c("threads", "0"),
+        c("cancel", "0"),
+        c("leave", "0"),
+        many("exit-thread", "5"),
+        row("C++", Cxx, "", "0", true, true),
+        row("C++ exit in a thread", Cxx, "exit", "6", true, true),
+        row("C++ terminate", Cxx, "terminate", "signal 6", true, true),
+        // Signals.
+        c("handlers", "0"),
+        c("waits", "0"),
+        c("faults", "0"),
+        c("interrupted", "0"),
+        // Ends.
+        c("_exit", "3"),
+        c("quick_exit", "4"),
+        c("abort", "signal 6"),
+        c("segv", "signal 11"),
+        c("kill", "signal 9"),
+        c("term", "signal 15"),
+        // Families.
+        many("fork", "0"),
+        row("fork-first", C, "fork-first", "0", false, true),
+        c("fork-amid", "0"),
+        alone("fork-at-first", "0"),
+        c("clone", "0"),
+        c("fork-exec", "0"),
+        c("spawn", "0"),
+        c("exec", "7"),
+        alone("daemonize", "0"),
+        c("plugin", "0"),
+        // Filters: an agent that may not do what it must is none.
+        alone("no-socket", "0"),
+        alone("no-socket-kill", "0"),
+        c("late-filter", "0"),
+        alone("no-memfd", "0"),
+        alone("no-memfd-kill", "0"),
+        c("no-pidfd", "0"),
+        alone("no-pidfd-kill", "0"),
+        // Limits.
+        c("few-files", "0"),
+        alone("no-files", "0"),
+        c("no-memory", "0"),
+        alone("little-memory", "0"),
+        alone("small-files", "0"),
+        c("locked", "0"),
+        // Descriptors, who and where.
+        c("closed", "0"),
+        c("closefrom", "0"),
+        c("elsewhere", "0"),
+        c("chroot", "0"),
+        c("setuid", "0"),
+        // Python without PyTorch.
+        row("python", Python, "plain", "3", true, true),
+        row("python fails", Python, "fails", "1", true, true),
+        row("python forks", Python, "forks", "0", true, true),
+        row("python spawns", Python, "spawns", "0", true, true),
+    ]
+}
