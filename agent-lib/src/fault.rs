@@ -73,6 +73,7 @@ mod on_purpose {
     }
 
     /// Panics if this is the place, and the time.
+    #[allow(clippy::panic)]
     pub fn at(place: &str) {
         if let Some(Some((wanted, number))) = WANTED.get()
             && wanted == place
