@@ -74,7 +74,11 @@ impl Daemon {
         for candidate in search::candidates(given) {
             match candidate.check().and_then(|()| http::reach(&candidate)) {
                 Ok(()) => {
-                    return Ok(Daemon { control: candidate.path.clone(), candidate, patience: Duration::MAX });
+                    return Ok(Daemon {
+                        control: candidate.path.clone(),
+                        candidate,
+                        patience: Duration::MAX,
+                    });
                 }
                 Err(why) => tried.push((candidate.path, why)),
             }
