@@ -9,6 +9,14 @@ fn read(clock: ClockId) -> u64 {
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
 }
 
+/// What this thread has had of a processor.
+pub fn cpu() -> std::time::Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let (seconds, nanos) =
+        (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
+    std::time::Duration::from_secs(seconds) + std::time::Duration::from_nanos(nanos)
+}
+
 /// CLOCK_MONOTONIC in ns.
 pub fn now_ns() -> u64 {
     read(ClockId::Monotonic)

@@ -232,6 +232,45 @@ fn a_runtime_directory_that_others_could_write_to_is_refused() {
     assert!(error.contains("it is none"), "{error}");
 }
 
+#[test]
+fn nothing_is_written_through_links_that_somebody_planted() {
+    const PRECIOUS: &str = "root:x:0:0\n";
+    let plant = |name: &str, config: &str, is_open: bool| {
+        let scratch = Scratch::new();
+        let victim = scratch.join("victim");
+        std::fs::write(&victim, PRECIOUS).expect("a file");
+        std::fs::create_dir(scratch.join("run")).expect("a directory");
+        std::fs::set_permissions(scratch.join("run"), PermissionsExt::from_mode(0o755)).expect("a mode");
+        std::fs::create_dir(scratch.join("open")).expect("a directory");
+        let mode = if is_open { 0o777 } else { 0o755 };
+        std::fs::set_permissions(scratch.join("open"), PermissionsExt::from_mode(mode)).expect("a mode");
+        symlink(&victim, scratch.join(name)).expect("a link");
+        let mut daemon = start_in(scratch, config);
+        let reason = match daemon.is_over() {
+            true => daemon.result().expect_err("it refuses").to_string(),
+            false => daemon.get("/v1/doctor").1.to_string(),
+        };
+        let victim = daemon.scratch.join("victim");
+        assert_eq!(std::fs::read_to_string(victim).expect("a file"), PRECIOUS, "{name}");
+        reason
+    };
+    let store = "[runs]\nstore = \"$DIR/open/runs.sqlite\"\n";
+    for name in ["run/control.sock", "run/gpumemd.lock", "run/agent"] {
+        let reason = plant(name, "", false);
+        assert!(reason.contains(name), "{name}: {reason}");
+    }
+    // It is a link, always: it leads to the agents' socket again.
+    plant("run/agent.sock", "", false);
+    let reason = plant("open/new.gpumem", "record = \"$DIR/open/new.gpumem\"\n", false);
+    assert!(reason.contains("a new file cannot be made"), "{reason}");
+    for name in
+        ["open/runs.sqlite", "open/runs.sqlite-wal", "open/runs.sqlite-shm", "open/runs.sqlite-journal"]
+    {
+        let reason = plant(name, store, true);
+        assert!(reason.contains("a link or somebody else's"), "{name}: {reason}");
+    }
+}
+
 /// The program itself.
 struct Program(Child);
 

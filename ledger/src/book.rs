@@ -98,9 +98,10 @@ impl CellTable {
         CellTable { keys, ids: Map::default(), tags: Map::default(), sums: Sums::default(), overflowed: 0 }
     }
 
-    /// What it takes, about.
+    /// What it takes, about: also each time that a run is made of it, with names and peaks.
     pub fn bytes(&self) -> usize {
-        self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
+        self.keys.len() * 512
+            + self.keys.capacity() * (3 * std::mem::size_of::<CellKey>() + 2 * std::mem::size_of::<CellId>())
             + self.sums.bytes()
     }
 

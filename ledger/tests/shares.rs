@@ -3,8 +3,8 @@
 
 use gpumem_ledger::{Ledger, Limits, Origin, ProcessKey, Refused};
 use gpumem_wire::{
-    Body, DeviceIdKind, DriverEventKind, Flags, FreeState, MemoryKind, OomOutcome, Phase, PoolOwner, Reading,
-    Record, Role, Stamp,
+    Body, DestroyScope, DeviceIdKind, DriverEventKind, Flags, FreeState, MemoryKind, OomOutcome, Phase,
+    PoolOwner, Reading, Record, Role, Stamp,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -65,7 +65,7 @@ fn no_flood_takes_more_than_its_users_share() {
     let use_as = (Role::Unknown, Phase::Unknown);
     let at = |seq: u64| Stamp { seq, time_ns: seq * 1000, device: 0, ..Stamp::default() };
     let long = "x".repeat(250);
-    let floods: [Flood<'_>; 18] = [
+    let floods: [Flood<'_>; 19] = [
         ("allocations", &|n, say| say(at(n), alloc(n << 21, 64))),
         ("allocations out of order", &|n, say| {
             say(Stamp { seq: u64::from(n == 1), ..at(n) }, alloc(n << 21, 64))
@@ -145,6 +145,21 @@ fn no_flood_takes_more_than_its_users_share() {
                 _ => Body::Retag { address: (n % 100 + 1) << 21, block_seq: n % 100 + 1, pool: 0, use_as },
             };
             say(Stamp { tag: n as u32, device: (n % 60) as u8, ..at(n) }, body);
+        }),
+        ("rows that go all at once, again and again", &|n, say| match n {
+            1..=20_000 => say(Stamp { tag: n as u32, ..at(n) }, alloc(n << 21, 64)),
+            _ if n % 1000 == 0 => say(at(n), Body::ContextDestroy { scope: DestroyScope::ALL[1] }),
+            _ if n % 1000 < 20 => say(at(n), Body::SegmentAdd { address: n << 12, bytes: 1 << 47, pool: n }),
+            _ if n % 1000 < 40 => say(at(n), Body::SegmentRemove { address: 0, bytes: 1 << 47, pool: n }),
+            _ if n % 1000 < 60 => {
+                let owner = PoolOwner::Framework;
+                say(
+                    Stamp { tag: n as u32, ..at(n) },
+                    Body::PoolCreate { pool: n, parent: n - 1, reports_blocks: 1, owner },
+                );
+            }
+            _ if n % 1000 < 80 => say(at(n), Body::Step { number: n }),
+            _ => say(at(n), Body::Pressure { bytes: n, device_free_bytes: Reading::ABSENT }),
         }),
         ("everything that is only noted", &|n, say| {
             let stamp =

@@ -245,6 +245,7 @@ impl Core {
     /// Observes a batch.
     pub fn take(&mut self, mut batch: Batch) {
         self.changed = true;
+        let began = batch.place.as_ref().filter(|place| place.is_costly()).map(|_| clock::cpu());
         let mut rest = batch.frames.as_slice();
         let mut records = 0;
         if let Origin::Process(key) = batch.origin
@@ -262,7 +263,9 @@ impl Core {
             rest = after;
         }
         self.stats.add(Count::Records, records);
-        batch.place = None;
+        if let (Some(place), Some(began)) = (batch.place.take(), began) {
+            place.took(clock::cpu().saturating_sub(began));
+        }
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
         }

@@ -150,7 +150,8 @@ impl Keeper {
     /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
     /// its life. Never waits.
     pub fn keep(&self, uid: String, run: Run, over: bool) {
-        if !over && self.queued.load(Ordering::Relaxed) >= QUEUED {
+        // Large ones wait alone.
+        if !over && self.queued.load(Ordering::Relaxed) >= QUEUED / (1 + run.cells.len() / 1024) {
             return;
         }
         self.queued.fetch_add(1, Ordering::Relaxed);

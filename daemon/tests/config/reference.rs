@@ -70,6 +70,7 @@ impl Key {
             // A text, or words of which there is a list: what the program says of one that it has never heard.
             _ => match self.refusal("\"no such word\"") {
                 None => "text".into(),
+                Some(refusal) if refusal.contains("a sequence") => "list of texts".into(),
                 Some(refusal) => {
                     let (_, allowed) =
                         refusal.split_once("expected ").or(refusal.split_once(": ")).expect(&refusal);
@@ -95,6 +96,7 @@ impl Key {
             "1000",
             "1",
             "0.5",
+            "[\"gpu.example.com\"]",
         ];
         let other =
             others.iter().filter_map(|value| parse(&self.with(value)).ok()).find(|config| *config != default);

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::fs::{DirBuilder, Metadata, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,7 @@ fn use_log(db: &Connection) -> rusqlite::Result<()> {
 /// Makes directory and file with the rights they are to have. SQLite gives its side files the rights of
 /// the main one.
 fn make(path: &Path) -> Result<()> {
+    planted(path)?;
     if let Ok(found) = path.metadata() {
         regular(path, &found)?;
     }
@@ -72,6 +73,25 @@ fn make(path: &Path) -> Result<()> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(StoreError::io(path, error)),
         _ => Ok(()),
     }
+}
+
+/// Where others may put files, one that is a link, somebody else's or has another name was put there to have us write to what they
+/// chose. SQLite follows links to its side files, too.
+fn planted(path: &Path) -> Result<()> {
+    let place = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !place.metadata().is_ok_and(|place| place.mode() & 0o002 != 0) {
+        return Ok(());
+    }
+    let user = Path::new("/proc/self").metadata().map(|own| own.uid()).ok();
+    for suffix in ["", "-wal", "-shm", "-journal"] {
+        let file = side_file(path, suffix);
+        let Ok(found) = file.symlink_metadata() else { continue };
+        if !found.is_file() || found.nlink() != 1 || Some(found.uid()) != user {
+            let what = "a link or somebody else's, in a directory that others may write to";
+            return Err(StoreError::not_a_store(&file, what));
+        }
+    }
+    Ok(())
 }
 
 /// A directory gets its name in the message; a pipe would have SQLite wait for ever.

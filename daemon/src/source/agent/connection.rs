@@ -3,7 +3,7 @@
 use super::ask::{Question, option};
 use super::budget::Budget;
 use super::command::{Ear, Errand};
-use super::frames::{Fault, Seen, Stream};
+use super::frames::{self, Fault, Seen, Stream};
 use super::kept::{self, Kept};
 use super::memory::{self, Memory};
 use super::packet::{MAX_PACKET_BYTES, Packet};
@@ -470,16 +470,21 @@ impl Connection {
         let stats = &self.agents.stats;
         stats.add(Count::Packets, 1);
         stats.add(Count::Bytes, packet.len() as u64);
-        let frames = self.check(packet).map_err(End::Fault)?;
+        let (frames, costly) = self.check_all(packet).map_err(End::Fault)?;
         self.ear.listen(&frames);
-        self.hand_in(frames, place).await.map_err(|()| End::Over)?;
+        self.hand_pieces(frames, costly, place).await.map_err(|()| End::Over)?;
         self.ear.heard.store(self.stream.last_seq, Ordering::Relaxed);
         Ok(())
     }
 
     fn check(&mut self, packet: Vec<u8>) -> Result<Vec<u8>, Fault> {
+        self.check_all(packet).map(|(frames, _)| frames)
+    }
+
+    /// The frames that may go on, and how many costly words there are among them.
+    fn check_all(&mut self, packet: Vec<u8>) -> Result<(Vec<u8>, u64), Fault> {
         let (frames, seen) = self.stream.check(packet, clock::now_ns())?;
-        let Seen { unknown, forbidden, devices, .. } = seen;
+        let Seen { unknown, forbidden, devices, costly, .. } = seen;
         let stats = &self.agents.stats;
         for (count, more) in [
             (Count::SkippedUnknown, unknown),
@@ -493,12 +498,27 @@ impl Connection {
         for uuid in self.stream.take_hints() {
             (self.agents.hint)(uuid);
         }
-        Ok(frames)
+        Ok((frames, costly))
     }
 
     async fn hand(&self, frames: Vec<u8>) -> Result<(), ()> {
         let place = self.seat.turn.place().await;
         self.hand_in(frames, place).await
+    }
+
+    /// Words that are costly go in pieces, so that others get their turn between them.
+    async fn hand_pieces(&self, frames: Vec<u8>, costly: u64, mut place: Option<Place>) -> Result<(), ()> {
+        if costly == 0 {
+            return self.hand_in(frames, place).await;
+        }
+        for piece in frames::split(&frames) {
+            let place = match place.take() {
+                Some(place) => Some(place),
+                None => self.seat.turn.place().await,
+            };
+            self.hand_in(piece, place.map(Place::costly)).await?;
+        }
+        Ok(())
     }
 
     async fn hand_in(&self, frames: Vec<u8>, place: Option<Place>) -> Result<(), ()> {
@@ -574,9 +594,10 @@ impl Connection {
             if piece.is_empty() {
                 continue;
             }
-            match self.check(piece) {
-                Ok(frames) => {
-                    if self.hand(frames).await.is_err() {
+            match self.check_all(piece) {
+                Ok((frames, costly)) => {
+                    let place = self.seat.turn.place().await;
+                    if self.hand_pieces(frames, costly, place).await.is_err() {
                         return Ok(());
                     }
                 }

@@ -43,6 +43,8 @@ pub struct Seen {
     pub forbidden: u64,
     /// Devices beyond those that an agent may name.
     pub devices: u64,
+    /// Words for which the ledger looks at all that the process holds.
+    pub costly: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,6 +179,7 @@ impl Stream {
             _ => self.notice(kind, slot),
         }
         seen.records += 1;
+        seen.costly += u64::from(is_costly(kind));
         Ok(true)
     }
 
@@ -224,6 +227,33 @@ impl Stream {
             *time = u64::from_le_bytes(*time).saturating_add_signed(self.rebase_ns).to_le_bytes();
         }
     }
+}
+
+/// Costly words in one batch.
+const COSTLY_PER_BATCH: u64 = 4;
+
+/// Steps look at every cell; ends of contexts, states that are said again and pools that go, at every row. Refusals look at what is held.
+fn is_costly(kind: u8) -> bool {
+    const KINDS: [u8; 9] = [26, 41, 49, 53, 57, 58, 72, RESYNC_BEGIN, RESYNC_END];
+    KINDS.contains(&kind) || kind == ALLOC_FAILED
+}
+
+/// The same frames, in pieces that have few costly words each.
+pub fn split(frames: &[u8]) -> Vec<Vec<u8>> {
+    let mut pieces = vec![Vec::new()];
+    let (mut rest, mut costly) = (frames, 0);
+    while let Ok(Some((slot, _, after))) = frame::split_frame(rest) {
+        costly += u64::from(is_costly(slot[60]));
+        if costly > COSTLY_PER_BATCH {
+            costly = 1;
+            pieces.push(Vec::new());
+        }
+        if let Some(piece) = pieces.last_mut() {
+            piece.extend_from_slice(&rest[..rest.len() - after.len()]);
+        }
+        rest = after;
+    }
+    pieces
 }
 
 /// The little-endian word at that place of a slot.
@@ -315,6 +345,18 @@ mod tests {
         assert_eq!(check(&text), Fault::Payload(TAG));
         let late = Stamp { time_ns: u64::MAX, ..Stamp::default() };
         assert!(matches!(check(&packet(&[(late, Body::Marker {})])), Fault::Time { kind: 74, .. }));
+    }
+
+    #[test]
+    fn what_is_costly_comes_in_small_pieces_and_in_order() {
+        let step = |number| (Stamp { seq: number, ..Stamp::default() }, Body::Step { number });
+        let records: Vec<_> = (1..=11).map(step).chain([alloc(12, 1), alloc(13, 1)]).collect();
+        let sent = packet(&records);
+        assert_eq!(Stream::default().check(sent.clone(), 10).unwrap().1.costly, 11);
+        let pieces = split(&sent);
+        let counts: Vec<_> = pieces.iter().map(|piece| frame::records(piece).count()).collect();
+        assert_eq!((counts, pieces.concat()), (vec![4, 4, 5], sent));
+        assert_eq!(split(&packet(&[alloc(1, 1)])).len(), 1);
     }
 
     #[test]

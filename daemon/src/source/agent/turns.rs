@@ -4,6 +4,8 @@
 //! socket when it has a place there, and gets the place back when the ledger has taken the batch. What ended agents left is
 //! read one agent of a user at a time, and who makes that long rests as many times as long.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
@@ -15,8 +17,40 @@ const LONG: Duration = Duration::from_millis(250);
 /// Who takes longer leaves four fifths of the time to others.
 const RESTS: u32 = 4;
 
+/// What costs the ledger a look at all that a process holds is taken a few words at a time, and rests so many times as long as it
+/// took.
+const COSTLY_RESTS: u32 = 16;
+/// If it took that long.
+const COSTLY: Duration = Duration::from_millis(1);
+
 /// A place in the ledger's inbox; given back when dropped.
-pub type Place = Arc<OwnedSemaphorePermit>;
+#[derive(Debug, Clone)]
+pub struct Place {
+    permit: Arc<OwnedSemaphorePermit>,
+    is_costly: bool,
+}
+
+impl Place {
+    /// What lies in it may take long.
+    pub fn costly(self) -> Self {
+        Place { is_costly: true, ..self }
+    }
+
+    /// Whether somebody wants to know how long it took.
+    pub fn is_costly(&self) -> bool {
+        self.is_costly
+    }
+
+    /// The ledger has taken it, in so much time of the processor.
+    pub fn took(self, time: Duration) {
+        if time >= COSTLY {
+            tokio::spawn(async move {
+                tokio::time::sleep(time * COSTLY_RESTS).await;
+                drop(self.permit);
+            });
+        }
+    }
+}
 
 /// What the connections of one user share.
 #[derive(Debug)]
@@ -35,15 +69,22 @@ impl Turn {
     /// A place in the inbox, in the order in which they were asked for.
     pub async fn place(&self) -> Option<Place> {
         // It is never closed.
-        Arc::clone(&self.places).acquire_owned().await.ok().map(Arc::new)
+        let permit = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        Some(Place { permit: Arc::new(permit), is_costly: false })
     }
 
     /// Does work that is done for one connection of a user at a time.
     pub async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
-        let started = Instant::now();
-        let done = work.await;
-        let took = started.elapsed();
+        let (mut work, mut took) = (pin!(work), Duration::ZERO);
+        // Only what it does itself counts: on a busy machine it waits for its turns, and that must not make everybody rest.
+        let done = poll_fn(|context| {
+            let started = Instant::now();
+            let polled = work.as_mut().poll(context);
+            took += started.elapsed();
+            polled
+        });
+        let done = done.await;
         if took > LONG {
             tokio::time::sleep(took * RESTS).await;
         }
@@ -54,6 +95,18 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn who_only_waited_long_does_not_rest() {
+        let turn = Turn::default();
+        let began = tokio::time::Instant::now();
+        turn.alone(tokio::time::sleep(4 * LONG)).await;
+        assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
+        let work = async { std::thread::sleep(LONG + Duration::from_millis(10)) };
+        let began = tokio::time::Instant::now();
+        turn.alone(work).await;
+        assert!(began.elapsed() > LONG * RESTS, "{:?}", began.elapsed());
+    }
 
     #[tokio::test]
     async fn a_user_has_so_many_places_and_gets_them_back() {
