@@ -14,6 +14,7 @@ import pathlib
 import re
 import sys
 import time
+import urllib.parse
 import uuid
 from typing import Any, Dict, List
 
@@ -45,7 +46,7 @@ def main() -> int:
     needs[top] = []
     for name, path in (each.split("=", 1) for each in files):
         if name.startswith("deb:"):
-            debian = "pkg:deb/debian/{}@{}".format(name[4:], path)
+            debian = "pkg:deb/debian/{}@{}".format(name[4:], urllib.parse.quote(path, safe=""))
             components.append({"type": "library", "bom-ref": debian, "name": name[4:], "version": path, "purl": debian})
             needs[top].append(debian)
             continue

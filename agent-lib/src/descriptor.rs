@@ -4,7 +4,9 @@
 //! write its lines into whatever had the number 1; and one that closes all and opens its own gets low numbers first.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, IntoRawFd, RawFd};
+use std::io::Write;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 
 /// Where there is room: above what a program that counts its descriptors meets, below what `select()` and usual limits end at.
 const FLOOR: RawFd = 512;
@@ -75,5 +77,72 @@ impl Identity {
     /// Whether it is still that.
     pub fn holds(self) -> bool {
         Identity::of(self.fd) == Some(self)
+    }
+}
+
+/// A file that is written to for long: not once its number is another's, and then it is not closed either.
+#[derive(Debug)]
+pub struct Kept {
+    file: ManuallyDrop<File>,
+    identity: Identity,
+}
+
+impl Kept {
+    /// Under a high number.
+    pub fn new(file: File) -> std::io::Result<Self> {
+        let file = file_up(file)?;
+        let identity = Identity::of(file.as_raw_fd()).ok_or_else(gone)?;
+        Ok(Kept { file: ManuallyDrop::new(file), identity })
+    }
+}
+
+fn gone() -> std::io::Error {
+    std::io::Error::from_raw_os_error(libc::EBADF)
+}
+
+impl Write for Kept {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.identity.holds() { self.file.write(bytes) } else { Err(gone()) }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if self.identity.holds() {
+            // SAFETY: once, and not used again.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn another_file_under_its_number_is_left_alone() {
+        let path = |name| std::env::temp_dir().join(format!("gpumem-kept-{name}-{}", std::process::id()));
+        let mut kept = Kept::new(File::create(path("ours")).expect("a file")).expect("kept");
+        kept.write_all(b"ours").expect("written");
+        let other = File::create(path("other")).expect("a file");
+        // SAFETY: as a program that closes what it does not know, and uses the number.
+        assert!(unsafe { libc::dup2(other.as_raw_fd(), kept.identity.fd) } >= 0);
+        assert!(kept.write_all(b"ours").is_err());
+        let number = kept.identity.fd;
+        drop(kept);
+        assert!(Identity::of(number).is_some(), "it was closed");
+        let mut text = String::new();
+        File::open(path("other")).and_then(|mut file| file.read_to_string(&mut text)).expect("read");
+        assert_eq!(text, "");
+        for name in ["ours", "other"] {
+            std::fs::remove_file(path(name)).expect("removed");
+        }
+        // SAFETY: this test's.
+        unsafe { libc::close(number) };
     }
 }

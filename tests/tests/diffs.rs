@@ -194,10 +194,10 @@ fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
 #[test]
 fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
     let machine = Machine::new(&["devices=1"]);
-    let config = "checkpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+    let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
     let mut daemon = Daemon::start(&machine, "daemon", config);
     let mut mixer = Mixer::start(&machine, &daemon);
-    let pid = mixer.pid().to_string();
+    let (pid, number) = (mixer.pid().to_string(), u64::from(mixer.pid()));
     mixer.ok("device 0; alloc base 64M");
     let wall = |ns: u64| -> String {
         let age = gpumem_tests::live::mixer::now_ns() - ns;
@@ -211,7 +211,7 @@ fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
             let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
             let listed = daemon.ctl(&machine, &["runs", "--json", &store]).output().expect("gpumemctl runs");
             let listed: Value = serde_json::from_slice(&listed.stdout).ok()?;
-            let of_pid = listed.as_array()?.iter().filter(|run| run["pid"].to_string() == pid);
+            let of_pid = listed.as_array()?.iter().filter(|run| run["pid"].as_u64() == Some(number));
             (of_pid.count() >= count).then_some(())
         });
     };

@@ -108,6 +108,8 @@ const STORED: &[Views] = &[
             "RUN RUN2 --fail-above 2%",
             "RUN RUN2 --fail-above 2% --of TAG",
             "RUN RUN2 --device TAG",
+            "--job TAG TAG",
+            "--job TAG TAG --json",
             "RUN RUN2 --rules TAG",
             "RUN FILE",
             "RUN FILE --format TAG",

@@ -13,6 +13,10 @@ slow='operators|systemd|gpu_dry_run|job_fleet|fleet_slurm|fleet_kubernetes|fleet
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpumem-tests.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 export work
+# What cargo would tell them.
+while read -r name value; do
+  [ -n "${!name:-}" ] || export "$name=$value"
+done < <(sed -n 's/^\([A-Z_]*\) = "\(.*\)"$/\1 \2/p' .cargo/config.toml)
 
 # Folder of the package, and the binary.
 "$CARGO" test "$@" --locked --no-run --message-format=json-render-diagnostics > "$work/built"
@@ -23,7 +27,7 @@ sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}
 one() {
   local out rc=0 began=$SECONDS
   out=$(mktemp "$work/out.XXXXXX")
-  (cd "$1" && "$2") > "$out" 2>&1 || rc=$?
+  (cd "$1" && CARGO_MANIFEST_DIR=$1 "$2") > "$out" 2>&1 || rc=$?
   (
     flock 9
     printf '\n     Running %s (%d s)\n' "${2##*/}" $((SECONDS - began))

@@ -128,7 +128,7 @@ static int no_memory(void) {
     char name[32];
     open_gpu();
     work(20);
-    nap(15);
+    nap(150); /* a thread that enters a library for the first time needs memory, which nobody can do without */
     int listens = gpumem_available(); /* where nobody does, the header would look for a library with what memory there is */
     uint64_t address = take_bytes(4096);
     limit(RLIMIT_AS, mapped() + (48u << 20));

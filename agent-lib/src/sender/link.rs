@@ -3,7 +3,7 @@
 use super::{finishing, wait};
 use crate::clock::kernel_ns;
 use crate::core::Core;
-use crate::descriptor::{self, Identity};
+use crate::descriptor::{self, Identity, Kept};
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -40,13 +40,13 @@ pub fn close_in_child() {
 enum To {
     Nobody,
     Daemon(Identity),
-    File(File),
+    File(Kept),
 }
 
 /// A recording beside: what is sent goes there, too.
 #[derive(Debug)]
 struct Beside {
-    file: File,
+    file: Kept,
     path: PathBuf,
     bytes: u64,
     /// It may become so large; what would be more is not written, and it ends.
@@ -181,7 +181,7 @@ impl Link {
     }
 
     fn begin(&mut self, core: &Core, file: File) -> std::io::Result<()> {
-        let mut file = descriptor::file_up(file)?;
+        let mut file = Kept::new(file)?;
         file.write_all(&self.head(core))?;
         self.to = To::File(file);
         Ok(())

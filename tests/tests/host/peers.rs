@@ -159,6 +159,13 @@ fn babbling(peer: &OwnedFd) {
             }
             _ => {}
         }
+        // One bit makes a command to write a file of some: what it is told, an agent does.
+        let is_command = |record| {
+            matches!(record, Ok(Ok(Record { body: Body::Dump { .. } | Body::RecordControl { .. }, .. })))
+        };
+        if gpumem_wire::frame::records(&packet).any(is_command) {
+            continue;
+        }
         if !packet.is_empty() && !say(peer, &packet) {
             return;
         }

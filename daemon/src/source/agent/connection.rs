@@ -6,14 +6,14 @@ use super::command::{Ear, Errand};
 use super::frames::{self, Fault, Seen, Stream};
 use super::kept::{self, Kept};
 use super::memory::{self, Memory};
-use super::packet::{MAX_PACKET_BYTES, Packet};
-use super::peer::{Peer, Unknown};
+use super::packet::Packet;
+use super::peer::Peer;
+use super::reasons::{End, Refusal};
 use super::rest::{self, Rest};
 use super::seats::Seat;
 use super::turns::Place;
 use super::{Agents, CANNOT_CONNECT};
 use crate::clock;
-use crate::descriptors;
 use crate::service;
 use crate::source::Batch;
 use crate::stats::Count;
@@ -23,100 +23,11 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
-
-/// Why a peer is not welcomed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Refusal {
-    #[error("it said nothing in {0:?}")]
-    Silent(Duration),
-    #[error("it closed before its hello")]
-    EarlyEnd,
-    #[error("its first packet is no hello{0}")]
-    NoHello(String),
-    #[error("it speaks version {0}, this daemon {MAJOR}")]
-    Version(u64),
-    #[error("{0}")]
-    Identity(#[from] Unknown),
-    #[error("it handed over {0} descriptors, one is right")]
-    Descriptors(usize),
-    #[error("no descriptor is left for its memory")]
-    NoDescriptor,
-    #[error("{0}")]
-    Memory(#[from] memory::Refusal),
-    #[error("there are as many connections as there may be")]
-    NoSeat,
-    #[error("{0}")]
-    System(#[from] std::io::Error),
-    #[error("the daemon ends")]
-    Over,
-}
-
-impl Refusal {
-    fn count(&self) -> Option<Count> {
-        Some(match self {
-            refusal if refusal.is_lack() => Count::AcceptFailures,
-            Refusal::Silent(_) => Count::RefusedSilent,
-            Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
-            Refusal::NoHello(_) => Count::RefusedHello,
-            Refusal::Version(_) => Count::RefusedVersion,
-            Refusal::Identity(Unknown::Gone(_)) => Count::RefusedEarlyEnd,
-            Refusal::Identity(_) => Count::RefusedIdentity,
-            Refusal::Descriptors(_) => Count::RefusedDescriptors,
-            Refusal::NoDescriptor => Count::AcceptFailures,
-            Refusal::Memory(_) => Count::RefusedMemory,
-            Refusal::NoSeat => Count::RefusedFull,
-            Refusal::Over => return None,
-        })
-    }
-
-    /// The daemon's own want, and nothing that the peer did.
-    fn is_lack(&self) -> bool {
-        match self {
-            Refusal::NoDescriptor => true,
-            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => descriptors::is_lack(error),
-            _ => false,
-        }
-    }
-}
-
-/// Why a welcomed agent's connection ended.
-#[derive(Debug, thiserror::Error)]
-enum End {
-    #[error("it closed the connection")]
-    Closed,
-    #[error("the process ended")]
-    Gone,
-    #[error("{0}")]
-    Fault(Fault),
-    #[error("a packet is longer than {MAX_PACKET_BYTES} bytes")]
-    Oversize,
-    #[error("descriptors came after the hello")]
-    Descriptors,
-    #[error("{0}")]
-    System(std::io::Error),
-    #[error("the daemon ends")]
-    Over,
-}
-
-impl End {
-    /// Set for what only a broken or hostile peer does.
-    fn count(&self) -> Option<Count> {
-        match self {
-            End::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),
-            End::Fault(Fault::Payload(_)) => Some(Count::DroppedPayload),
-            End::Fault(Fault::Time { .. }) => Some(Count::DroppedTime),
-            End::Oversize => Some(Count::DroppedOversize),
-            End::Descriptors => Some(Count::DroppedDescriptors),
-            End::Closed | End::Gone | End::System(_) | End::Over => None,
-        }
-    }
-}
 
 /// Serves one connection to its end.
 pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat) {

@@ -4,6 +4,7 @@
 //! ```text
 //! seats       quotas; turns: fairness between users
 //! connection  one agent, from hello to end
+//! reasons     why a peer is turned away, and why a connection ends
 //! peer        who it is: the kernel's word, and /proc's
 //! packet      one packet off the socket; budget: how much of that in a second
 //! frames      what an agent may say
@@ -26,6 +27,7 @@ mod kept;
 mod memory;
 mod packet;
 mod peer;
+mod reasons;
 mod rest;
 mod seats;
 mod turns;
@@ -43,9 +45,9 @@ use crate::descriptors::{self, Shortage};
 use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
-use connection::Refusal;
 use gpumem_ledger::ProcessKey;
 use packet::Packet;
+use reasons::Refusal;
 use seats::{Full, Seats};
 use std::collections::HashMap;
 use std::io;

@@ -80,7 +80,7 @@ impl Clients {
     /// From here on, or from here on no longer, an answer cannot be expected.
     pub fn doubt(&self, doubt: bool) {
         let old = self.shared.doubt.fetch_add(1, Ordering::AcqRel);
-        assert_eq!(old % 2 == 0, doubt);
+        assert_eq!(old.is_multiple_of(2), doubt);
     }
 
     /// What was not as it should be so far.
@@ -145,7 +145,7 @@ impl Shared {
         let before = self.doubt.load(Ordering::Acquire);
         let since = Instant::now();
         let answer = ask();
-        let certain = before % 2 == 0 && self.doubt.load(Ordering::Acquire) == before;
+        let certain = before.is_multiple_of(2) && self.doubt.load(Ordering::Acquire) == before;
         self.asked.fetch_add(1, Ordering::AcqRel);
         if certain {
             let took = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -177,7 +177,7 @@ impl Shared {
     fn ctl(&self, arguments: &[&str], fine: &[i32]) {
         let before = self.doubt.load(Ordering::Acquire);
         let output = self.command(arguments).output().expect("gpumemctl runs");
-        let certain = before % 2 == 0 && self.doubt.load(Ordering::Acquire) == before;
+        let certain = before.is_multiple_of(2) && self.doubt.load(Ordering::Acquire) == before;
         self.asked.fetch_add(1, Ordering::AcqRel);
         let said = String::from_utf8_lossy(&output.stderr);
         let code = output.status.code();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// The agent's clock and the kernel's may be that far apart (agent-lib/src/clock.rs).
 const CLOCK_NS: u64 = 50_000;
 /// The daemon has that long to know how things are.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What was compared so far.
 #[derive(Debug, Clone, Copy, Default)]
@@ -52,19 +52,37 @@ pub fn look(
     let heads: BTreeMap<u32, u64> =
         troupe.living().filter_map(|actor| Some((actor.key.pid, header(actor)?.head_seq))).collect();
     let (after_ns, since) = (now_ns() + CLOCK_NS, Instant::now());
+    let mut left: Vec<(&Actor, usize)> =
+        troupe.living().flat_map(|actor| actor.devices.iter().map(move |&device| (actor, device))).collect();
+    looked.rows += left.len() as u64;
+    let mut known = BTreeMap::new();
     let (runs, truths) = loop {
-        match ready(machine, manager, troupe, after_ns) {
-            Ok(found) => break found,
-            Err(why) => assert!(since.elapsed() < PATIENCE, "still not known: {why}"),
+        let runs = manager.daemon().asked("/v1/runs").expect("an answer");
+        let runs: Vec<Run> = serde_json::from_value(runs).expect("runs");
+        let truths = machine.latest_truth();
+        // As nothing moves, one after the other may come to be known.
+        let mut why = String::new();
+        left.retain(|&(actor, device)| match ready(actor, device, (&runs, &truths), after_ns) {
+            Ok((run, truth)) => {
+                compare(actor, device, run, truth);
+                known.insert((actor.key.pid, device), truth.clone());
+                false
+            }
+            Err(not_yet) => {
+                why = not_yet;
+                true
+            }
+        });
+        if left.is_empty() {
+            break (runs, known);
         }
+        assert!(since.elapsed() < PATIENCE, "{} still not known: {why}", left.len());
         std::thread::sleep(Duration::from_millis(50));
     };
     looked.longest = looked.longest.max(since.elapsed());
     looked.lost = 0;
     for actor in troupe.living() {
         let run = of(&runs, actor).expect("it is ready");
-        compare(actor, run, &truths, after_ns);
-        looked.rows += actor.devices.len() as u64;
         if let Some(lost) = count(actor, run, &heads, (troupe, manager)) {
             looked.counted += 1;
             looked.lost += lost;
@@ -92,81 +110,66 @@ fn truth<'a>(truths: &'a [Truth], actor: &Actor, device: usize, after_ns: u64) -
 }
 
 /// What the daemon and the machine say, once both speak of a time after everything stood still.
-fn ready(
-    machine: &Machine,
-    manager: &Manager,
-    troupe: &Troupe,
+fn ready<'a>(
+    actor: &Actor,
+    device: usize,
+    (runs, truths): (&'a [Run], &'a [Truth]),
     after_ns: u64,
-) -> Result<(Vec<Run>, Vec<Truth>), Why> {
-    let runs = manager.daemon().asked("/v1/runs").ok_or("no answer")?;
-    let runs: Vec<Run> = serde_json::from_value(runs).expect("runs");
-    let truths = machine.latest_truth();
-    for actor in troupe.living() {
-        let run = of(&runs, actor).ok_or_else(|| format!("no run of {actor:?}"))?;
-        let is_known = run.coverage.covered == actor.kind.is_covered() && !run.coverage.partial_state;
-        if !is_known {
-            return Err(format!("{:?}: {:?}", actor.key, run.coverage));
-        }
-        for &device in &actor.devices {
-            let moment = moment(run, device).ok_or_else(|| format!("{:?} is not on {device}", actor.key))?;
-            let is_fresh = moment.time_ns > after_ns && moment.used_absence.is_none();
-            if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
-                return Err(format!("{:?} on {device} at {after_ns}: {moment:?}", actor.key));
-            }
-            let truth = truth(&truths, actor, device, after_ns)
-                .ok_or_else(|| format!("{:?} on {device}: the machine was not asked", actor.key))?;
-            // Until the daemon has heard of it, a process that has become another program looks like the one that it was.
-            if actor.images > 0 && moment.tracked_bytes != Some(truth.tracked) {
-                return Err(format!("{:?}, now another program: {moment:?}, not {truth:?}", actor.key));
-            }
-        }
+) -> Result<(&'a Run, &'a Truth), Why> {
+    let run = of(runs, actor).ok_or_else(|| format!("no run of {actor:?}"))?;
+    if run.coverage.covered != actor.kind.is_covered() || run.coverage.partial_state {
+        return Err(format!("{:?}: {:?}", actor.key, run.coverage));
     }
-    Ok((runs, truths))
+    let moment = moment(run, device).ok_or_else(|| format!("{:?} is not on {device}", actor.key))?;
+    let is_whole = moment.used_absence.is_none() && moment.used_bytes().is_some();
+    let is_fresh = moment.time_ns > after_ns && is_whole;
+    if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
+        return Err(format!("{:?} on {device} at {after_ns}: {moment:?}", actor.key));
+    }
+    let truth = truth(truths, actor, device, after_ns)
+        .ok_or_else(|| format!("{:?} on {device}: the machine was not asked", actor.key))?;
+    // Until the daemon has heard of it, a process that has become another program looks like the one that it was.
+    if actor.images > 0 && moment.tracked_bytes.is_some_and(|tracked| tracked != truth.tracked) {
+        return Err(format!("{:?}, now another program: {moment:?}, not {truth:?}", actor.key));
+    }
+    Ok((run, truth))
 }
 
-fn compare(actor: &Actor, run: &Run, truths: &[Truth], after_ns: u64) {
-    for &device in &actor.devices {
-        let moment = moment(run, device).expect("ready");
-        let truth = truth(truths, actor, device, after_ns).expect("ready");
-        let say =
-            |what: &str| format!("{what}: {actor:?} on {device}\n{moment:?}\n{truth:?}\n{:?}", run.coverage);
-        assert_eq!(moment.used_bytes(), Some(truth.used as i64), "{}", say("used"));
-        if actor.kind == Kind::Bare {
-            assert_eq!(moment.tracked_bytes, None, "{}", say("nobody tracked it"));
-            continue;
-        }
-        assert_eq!(moment.tracked_bytes, Some(truth.tracked), "{}", say("tracked"));
-        assert_eq!(moment.predates_bytes, Some(0), "{}", say("predates"));
-        assert_eq!(moment.untrackable_bytes, Some(truth.parts()), "{}", say("untrackable"));
-        let parts = moment.gap_parts().unwrap_or_else(|| panic!("{}", say("parts")));
-        assert_eq!(Some(parts.sum()), moment.untrackable_bytes, "{}", say("parts"));
-        let (mut tags, mut idle, mut opaque) = (BTreeMap::new(), 0, (Vec::new(), 0));
-        for &(cell, bytes) in &moment.amounts {
-            let cell = &run.cells[cell as usize];
-            let tag = cell.tag.clone().unwrap_or_default();
-            match cell.class {
-                Class::PoolIdle => idle += bytes,
-                Class::Opaque => {
-                    opaque.0.push(tag);
-                    opaque.1 += bytes;
-                }
-                _ => *tags.entry(tag).or_insert(0) += bytes,
-            }
-        }
-        // A pool that has not handed out its first block is opaque; the machine calls it idle.
-        idle += opaque.1;
-        tags.retain(|_, bytes| *bytes != 0);
-        let mut known = truth.tags.clone();
-        known.retain(|_, bytes| *bytes != 0);
-        assert_eq!(idle, truth.idle, "{}", say("idle"));
-        assert_eq!(tags, known, "{}", say("names"));
-        let beside = run.devices.iter().find(|of| of.name == uuid(device)).map(|of| of.beside);
-        let beside = beside.unwrap_or_default();
-        // What was registered is pinned, too.
-        let ours = [beside.managed_bytes, beside.pinned_bytes + beside.registered_bytes];
-        let theirs = ["managed", "pinned"].map(|kind| truth.beside.get(kind).copied().unwrap_or(0));
-        assert_eq!(ours, theirs, "{}", say("managed and pinned, beside the sum"));
+fn compare(actor: &Actor, device: usize, run: &Run, truth: &Truth) {
+    let moment = moment(run, device).expect("ready");
+    let say =
+        |what: &str| format!("{what}: {actor:?} on {device}\n{moment:?}\n{truth:?}\n{:?}", run.coverage);
+    assert_eq!(moment.used_bytes(), Some(truth.used as i64), "{}", say("used"));
+    if actor.kind == Kind::Bare {
+        assert_eq!(moment.tracked_bytes, None, "{}", say("nobody tracked it"));
+        return;
     }
+    assert_eq!(moment.tracked_bytes, Some(truth.tracked), "{}", say("tracked"));
+    assert_eq!(moment.predates_bytes, Some(0), "{}", say("predates"));
+    assert_eq!(moment.untrackable_bytes, Some(truth.parts()), "{}", say("untrackable"));
+    let parts = moment.gap_parts().unwrap_or_else(|| panic!("{}", say("parts")));
+    assert_eq!(Some(parts.sum()), moment.untrackable_bytes, "{}", say("parts"));
+    let (mut tags, mut idle) = (BTreeMap::new(), 0);
+    for &(cell, bytes) in &moment.amounts {
+        let cell = &run.cells[cell as usize];
+        let tag = cell.tag.clone().unwrap_or_default();
+        match cell.class {
+            // A pool that has not handed out its first block is opaque; the machine calls it idle.
+            Class::PoolIdle | Class::Opaque => idle += bytes,
+            _ => *tags.entry(tag).or_insert(0) += bytes,
+        }
+    }
+    tags.retain(|_, bytes| *bytes != 0);
+    let mut known = truth.tags.clone();
+    known.retain(|_, bytes| *bytes != 0);
+    assert_eq!(idle, truth.idle, "{}", say("idle"));
+    assert_eq!(tags, known, "{}", say("names"));
+    let beside = run.devices.iter().find(|of| of.name == uuid(device)).map(|of| of.beside);
+    let beside = beside.unwrap_or_default();
+    // What was registered is pinned, too.
+    let ours = [beside.managed_bytes, beside.pinned_bytes + beside.registered_bytes];
+    let theirs = ["managed", "pinned"].map(|kind| truth.beside.get(kind).copied().unwrap_or(0));
+    assert_eq!(ours, theirs, "{}", say("managed and pinned, beside the sum"));
 }
 
 /// Every record that the agent made was booked, or counted as lost. How many were.
@@ -219,11 +222,11 @@ fn header(actor: &Actor) -> Option<Header> {
 }
 
 /// A scrape comes to have the same sums; what it reads is published some times a second.
-fn scraped(troupe: &Troupe, truths: &[Truth], http: SocketAddr) {
+fn scraped(troupe: &Troupe, truths: &BTreeMap<(u32, usize), Truth>, http: SocketAddr) {
     let devices: BTreeSet<usize> = troupe.living().flat_map(|actor| actor.devices.clone()).collect();
     let sums = devices.into_iter().map(|device| {
         let of_it: Vec<&Actor> = troupe.living().filter(|of| of.devices.contains(&device)).collect();
-        let truth = |actor| truth(truths, actor, device, 0).expect("ready");
+        let truth = |actor: &Actor| &truths[&(actor.key.pid, device)];
         let used: i64 = of_it.iter().map(|actor| truth(actor).used as i64).sum();
         let covered = of_it.iter().filter(|actor| actor.kind.is_covered());
         let tracked: i64 = covered.map(|actor| truth(actor).tracked).sum();

@@ -1,0 +1,98 @@
+//! Why a peer is not welcomed, and why an agent's connection ends.
+
+use super::frames::Fault;
+use super::memory;
+use super::packet::MAX_PACKET_BYTES;
+use super::peer::Unknown;
+use crate::descriptors;
+use crate::stats::Count;
+use gpumem_wire::MAJOR;
+use std::time::Duration;
+
+/// Why a peer is not welcomed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    #[error("it said nothing in {0:?}")]
+    Silent(Duration),
+    #[error("it closed before its hello")]
+    EarlyEnd,
+    #[error("its first packet is no hello{0}")]
+    NoHello(String),
+    #[error("it speaks version {0}, this daemon {MAJOR}")]
+    Version(u64),
+    #[error("{0}")]
+    Identity(#[from] Unknown),
+    #[error("it handed over {0} descriptors, one is right")]
+    Descriptors(usize),
+    #[error("no descriptor is left for its memory")]
+    NoDescriptor,
+    #[error("{0}")]
+    Memory(#[from] memory::Refusal),
+    #[error("there are as many connections as there may be")]
+    NoSeat,
+    #[error("{0}")]
+    System(#[from] std::io::Error),
+    #[error("the daemon ends")]
+    Over,
+}
+
+impl Refusal {
+    pub(super) fn count(&self) -> Option<Count> {
+        Some(match self {
+            refusal if refusal.is_lack() => Count::AcceptFailures,
+            Refusal::Silent(_) => Count::RefusedSilent,
+            Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
+            Refusal::NoHello(_) => Count::RefusedHello,
+            Refusal::Version(_) => Count::RefusedVersion,
+            Refusal::Identity(Unknown::Gone(_)) => Count::RefusedEarlyEnd,
+            Refusal::Identity(_) => Count::RefusedIdentity,
+            Refusal::Descriptors(_) => Count::RefusedDescriptors,
+            Refusal::NoDescriptor => Count::AcceptFailures,
+            Refusal::Memory(_) => Count::RefusedMemory,
+            Refusal::NoSeat => Count::RefusedFull,
+            Refusal::Over => return None,
+        })
+    }
+
+    /// The daemon's own want, and nothing that the peer did.
+    pub(super) fn is_lack(&self) -> bool {
+        match self {
+            Refusal::NoDescriptor => true,
+            Refusal::System(error) | Refusal::Identity(Unknown::System(error)) => descriptors::is_lack(error),
+            _ => false,
+        }
+    }
+}
+
+/// Why a welcomed agent's connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum End {
+    #[error("it closed the connection")]
+    Closed,
+    #[error("the process ended")]
+    Gone,
+    #[error("{0}")]
+    Fault(Fault),
+    #[error("a packet is longer than {MAX_PACKET_BYTES} bytes")]
+    Oversize,
+    #[error("descriptors came after the hello")]
+    Descriptors,
+    #[error("{0}")]
+    System(std::io::Error),
+    #[error("the daemon ends")]
+    Over,
+}
+
+impl End {
+    /// Set for what only a broken or hostile peer does.
+    pub(super) fn count(&self) -> Option<Count> {
+        match self {
+            End::Fault(Fault::Framing(_)) => Some(Count::DroppedFraming),
+            End::Fault(Fault::Payload(_)) => Some(Count::DroppedPayload),
+            End::Fault(Fault::Time { .. }) => Some(Count::DroppedTime),
+            End::Oversize => Some(Count::DroppedOversize),
+            End::Descriptors => Some(Count::DroppedDescriptors),
+            End::Closed | End::Gone | End::System(_) | End::Over => None,
+        }
+    }
+}
