@@ -293,9 +293,10 @@ fn after_a_restart_nothing_is_partial_and_reports_have_the_life_before() {
     assert_eq!(device["peak"]["tracked_bytes"], 110, "though nothing was written in this life");
     let ps = wait_for("flags", || {
         let ps: serde_json::Value = serde_json::from_str(&manager.ask("/v1/ps")).ok()?;
-        ps["processes"][0]["flags"].as_array().cloned()
+        // What is published may be of the moment before.
+        ps["processes"][0]["flags"].as_array().filter(|flags| flags.contains(&"restarted".into())).cloned()
     });
-    assert!(ps.contains(&"restarted".into()) && !ps.contains(&"partial".into()), "{ps:?}");
+    assert!(!ps.contains(&"partial".into()), "{ps:?}");
     let said = manager.ask(&format!("/v1/doctor?pid={}", std::process::id()));
     assert!(said.contains("none lost: 2 of them before gpumemd was restarted"), "{said}");
 }
