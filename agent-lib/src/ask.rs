@@ -31,7 +31,10 @@ pub fn report(core: &'static Core, what: AskKind, options: &str) -> Option<Strin
     sender::start(core);
     let head = core.ring.head();
     let start = Instant::now();
-    while core.ring.sent() < head && start.elapsed() < CATCH_UP && sender::connected() && sender::is_running()
+    while core.ring.sent() < head
+        && start.elapsed() < CATCH_UP
+        && !sender::is_unheard()
+        && sender::is_running()
     {
         sender::wake();
         std::thread::sleep(Duration::from_micros(500));

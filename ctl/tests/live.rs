@@ -90,7 +90,7 @@ fn the_socket_is_looked_for_in_order_and_only_where_nobody_else_can_put_one() {
     fs::set_permissions(folder.path("other"), fs::Permissions::from_mode(0o777)).expect("a mode");
     let open =
         folder.command(&["ps"]).env("GPUMEM_CONTROL", folder.text("other")).output().expect("gpumemctl");
-    assert!(failure(&open).1.contains("anybody may write in its directory"));
+    assert!(failure(&open).1.contains("others may write in its directory"));
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl Scene {
 
     fn told(&self, arguments: &[&str]) -> String {
         let output = self.daemon.ctl(&self.machine, arguments).output().expect("gpumemctl runs");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 

@@ -54,7 +54,7 @@ fn a_running_process_records_when_it_is_told_to() {
     let recording = machine.dir.join("on request.gpumem");
     let output = recording.to_str().expect("UTF-8");
     let said = done(&machine, &daemon, &["record", &pid, "start", "--output", output]);
-    assert_eq!(said, format!("pid {pid} records to {output}\n"));
+    assert_eq!(said, format!("pid {pid} records to '{output}'\n"), "as a shell takes it");
     let grown = |bytes: u64| {
         until(20, "a longer recording", || (std::fs::metadata(&recording).ok()?.len() > bytes).then_some(()))
     };

@@ -254,7 +254,7 @@ fn names_forge_no_indentation_and_cost_no_number() {
         let depths = table.iter().map(|row| row.len() - row.trim_start_matches(' ').len());
         assert!(depths.max().expect("rows") <= 4, "{text}");
         assert!(table.iter().any(|row| row.contains("  ~") && row.contains("x/end ")), "{text}");
-        assert!(table.iter().any(|row| row.starts_with("  (blank)")), "{text}");
+        assert!(table.iter().any(|row| row.starts_with("  \\u{20}")), "blanks by number: {text}");
     }
     let narrow = told(&run, By::Layer, Some(20));
     assert!(rows(&narrow).iter().any(|row| row.starts_with("  Optimiz~ ")), "{narrow}");

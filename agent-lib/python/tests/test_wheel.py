@@ -26,14 +26,14 @@ class Wheel(unittest.TestCase):
         self.files = dict.fromkeys([*build_wheel.PROGRAMS, build_wheel.LIBRARY], program)
 
     def test_twice_the_same(self):
-        first = build_wheel.wheel(self.files, self.out / "a")
+        first = build_wheel.wheel(self.files, self.out / "a", b"{}")
         with mock.patch("time.time", return_value=2e9):
-            second = build_wheel.wheel(self.files, self.out / "b")
+            second = build_wheel.wheel(self.files, self.out / "b", b"{}")
         self.assertEqual(first.name, second.name)
         self.assertEqual(first.read_bytes(), second.read_bytes())
 
     def test_what_is_in_it(self):
-        with zipfile.ZipFile(build_wheel.wheel(self.files, self.out)) as wheel:
+        with zipfile.ZipFile(build_wheel.wheel(self.files, self.out, b"{}")) as wheel:
             names = wheel.namelist()
             for name in [
                 "gpumem/__init__.py",

@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
 use std::time::Duration;
 
 /// Largest packet: fits a socket buffer of the kernel's default size three times.
@@ -22,6 +22,14 @@ const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// For the fork handler; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
+/// Whether anybody was looked for since this process began.
+static TRIED: AtomicBool = AtomicBool::new(false);
+
+/// Whether it is known that nobody listens.
+pub fn is_unheard() -> bool {
+    TRIED.load(Acquire) && !connected()
+}
+
 /// Whether there is a daemon at the other end.
 pub fn connected() -> bool {
     SOCKET.load(Acquire) >= 0
@@ -29,6 +37,7 @@ pub fn connected() -> bool {
 
 /// In a forked child: the connection is the parent's.
 pub fn close_in_child() {
+    TRIED.store(false, Release);
     let fd = SOCKET.swap(-1, AcqRel);
     if fd >= 0 {
         // SAFETY: async-signal-safe; the child's copy only.
@@ -221,6 +230,7 @@ impl Link {
         let jitter = crate::live::mix(now, core.pid.into()) % (self.retry_ns / 2) + self.retry_ns * 3 / 4;
         self.next_try_ns = now + jitter;
         self.retry_ns = (self.retry_ns * 2).min(*RETRY_NS.end());
+        TRIED.store(true, Release);
         up
     }
 

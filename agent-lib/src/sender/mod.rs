@@ -18,7 +18,7 @@ mod record;
 mod resync;
 mod wake;
 
-pub use link::{close_in_child, connect_anew, connected};
+pub use link::{close_in_child, connect_anew, connected, is_unheard};
 pub use wake::wake;
 
 use crate::callers::sites::Sites;

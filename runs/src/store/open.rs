@@ -86,6 +86,10 @@ fn planted(path: &Path) -> Result<()> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         let file = side_file(path, suffix);
         let Ok(found) = file.symlink_metadata() else { continue };
+        // What else there is under its own name is refused for what it is.
+        if suffix.is_empty() && !found.is_file() && !found.is_symlink() {
+            continue;
+        }
         if !found.is_file() || found.nlink() != 1 || Some(found.uid()) != user {
             let what = "a link or somebody else's, in a directory that others may write to";
             return Err(StoreError::not_a_store(&file, what));

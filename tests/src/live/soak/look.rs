@@ -122,7 +122,9 @@ fn ready<'a>(
     }
     let moment = moment(run, device).ok_or_else(|| format!("{:?} is not on {device}", actor.key))?;
     let is_whole = moment.used_absence.is_none() && moment.used_bytes().is_some();
-    let is_fresh = moment.time_ns > after_ns && is_whole;
+    // What a new agent recorded may be on its way when the process was sampled first.
+    let is_heard = moment.tracked_bytes.is_some() || !actor.kind.is_covered();
+    let is_fresh = moment.time_ns > after_ns && is_whole && is_heard;
     if !is_fresh || moment.stale || moment.torn.is_some() || moment.partial {
         return Err(format!("{:?} on {device} at {after_ns}: {moment:?}", actor.key));
     }
