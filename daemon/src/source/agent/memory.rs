@@ -171,17 +171,15 @@ fn read_exact(fd: &OwnedFd, mut buffer: &mut [u8], mut offset: u64) -> Result<()
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod by_hand {
     use super::*;
     use gpumem_wire::{MAJOR, MINOR};
     use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
-    use rustix::io::pwrite;
 
-    #[test]
-    fn live_rows_are_found_in_a_table_that_is_mostly_empty() {
-        let (ring_slots, live_rows, name_bytes) = (16, 100_000, 64);
-        let (head_seq, lost, names_end) = (0, 0, 0);
-        let (major, minor, pid, start_ticks) = (MAJOR, MINOR, 1, 2);
+    /// What an agent hands over, not sealed yet: a header that says this, and nothing else.
+    pub fn unsealed(ring_slots: u64, live_rows: u64, head_seq: u64) -> (OwnedFd, Header) {
+        let (major, minor, pid, start_ticks) = (MAJOR, MINOR, 1, 1);
+        let (name_bytes, lost, names_end) = (64, 0, 0);
         let header = Header {
             major,
             minor,
@@ -194,9 +192,28 @@ mod tests {
             lost,
             names_end,
         };
-        let fd = memfd_create("live", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
+        let fd = memfd_create("by hand", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&fd, header.file_bytes().expect("small")).expect("room");
-        assert_eq!(pwrite(&fd, &header.encode(), 0), Ok(72));
+        assert_eq!(rustix::io::pwrite(&fd, &header.encode(), 0), Ok(72));
+        (fd, header)
+    }
+
+    /// Sealed, and taken.
+    pub fn accepted(fd: OwnedFd) -> Memory {
+        fcntl_add_seals(&fd, SEALS).expect("sealed");
+        Memory::accept(fd, 1 << 30).expect("as it should be")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::pwrite;
+
+    #[test]
+    fn live_rows_are_found_in_a_table_that_is_mostly_empty() {
+        let live_rows = 100_000;
+        let (fd, header) = by_hand::unsealed(16, live_rows, 0);
         let written = [0, 1, 47, 48, 5000, 40_000, live_rows - 1];
         for row in written {
             let mut slot = [0; SLOT_BYTES];
@@ -204,8 +221,7 @@ mod tests {
             let at = header.live_offset().expect("small") + row * SLOT_BYTES as u64;
             assert_eq!(pwrite(&fd, &slot, at), Ok(SLOT_BYTES));
         }
-        fcntl_add_seals(&fd, SEALS).expect("sealed");
-        let memory = Memory::accept(fd, 1 << 30).expect("as it should be");
+        let memory = by_hand::accepted(fd);
         for piece in [1, 7, 64, 4096, live_rows, u64::MAX] {
             let (mut rows, mut first, mut pieces) = (Vec::new(), 0, 0);
             while let Some(next) = memory.next_live(first).expect("readable") {

@@ -189,39 +189,16 @@ fn order(rows: &mut [Slot]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_wire::{MAJOR, MINOR, MemoryKind};
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-
-    /// Memory with a small ring whose header says that.
-    fn memory_with_head(head_seq: u64) -> Memory {
-        let (ring_slots, live_rows, name_bytes, names_end) = (4, 2, 64, 0);
-        let (major, minor) = (MAJOR, MINOR);
-        let (pid, start_ticks, lost) = (1, 1, 0);
-        let header = Header {
-            major,
-            minor,
-            pid,
-            start_ticks,
-            ring_slots,
-            live_rows,
-            name_bytes,
-            head_seq,
-            lost,
-            names_end,
-        };
-        let fd = memfd_create("rest", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).expect("a memfd");
-        ftruncate(&fd, header.file_bytes().expect("small")).expect("room");
-        assert_eq!(rustix::io::pwrite(&fd, &header.encode(), 0), Ok(72));
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).expect("sealed");
-        Memory::accept(fd, 1 << 20).expect("as it should be")
-    }
+    use crate::source::agent::memory::by_hand;
+    use gpumem_wire::MemoryKind;
 
     /// A header may say anything: a head at the end of all numbers once made reading begin again at 0, for ever.
     #[test]
     fn reading_ends_whatever_the_head_is_said_to_be() {
         for head in [0, 1, 1 << 40, u64::MAX - PIECE, u64::MAX - 1, u64::MAX] {
             for last_seq in [0, 5, u64::MAX - 2, u64::MAX] {
-                let mut rest = Rest::new(memory_with_head(head), (last_seq, true), 1, 2).expect("readable");
+                let (fd, _) = by_hand::unsealed(4, 2, head);
+                let mut rest = Rest::new(by_hand::accepted(fd), (last_seq, true), 1, 2).expect("readable");
                 let mut pieces = 0;
                 while rest.next_piece(1).expect("readable").is_some() {
                     pieces += 1;
