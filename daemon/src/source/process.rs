@@ -43,6 +43,10 @@ const ENDED_KEPT: usize = 1024;
 /// How often processes without a pidfd are looked at.
 const UNGUARDED_INTERVAL: Duration = Duration::from_secs(1);
 
+/// There was no descriptor to look at a process with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blind;
+
 /// The one table of the daemon. Clones are the same table.
 #[derive(Debug, Clone)]
 pub struct Processes {
@@ -150,39 +154,39 @@ impl Processes {
     /// Who `pid` is now. `None`: there is no such process, or it is not visible from here. Costs a look-up for
     /// known processes, a handful of reads for new ones.
     pub fn identify(&self, pid: u32) -> Option<ProcessKey> {
-        self.identify_by(pid, None)
+        self.try_identify(pid).ok().flatten()
     }
 
-    /// The same for a peer whose pidfd is at hand (`SO_PEERPIDFD`): it cannot be another process by now.
-    pub fn identify_by(&self, pid: u32, pidfd: Option<OwnedFd>) -> Option<ProcessKey> {
+    /// The same, where "there is no such process" and "nobody could look" are not alike.
+    pub fn try_identify(&self, pid: u32) -> Result<Option<ProcessKey>, Blind> {
         let mut table = self.lock();
         if let Some(entry) = table.live.get(&pid) {
             let key = entry.key;
-            if entry.pidfd.is_some() && pidfd.is_none() {
-                return Some(key);
+            if entry.pidfd.is_some() {
+                return Ok(Some(key));
             }
             match facts::look(&self.inner.proc, pid) {
-                Look::Found(stat) if is_still(key, &stat) => return Some(key),
-                Look::Blind => return Some(key),
+                Look::Found(stat) if is_still(key, &stat) => return Ok(Some(key)),
+                Look::Blind => return Ok(Some(key)),
                 _ => self.end(&mut table, key),
             }
         }
-        let known = Pid::from_raw(i32::try_from(pid).ok()?)?;
-        let pidfd = pidfd.or_else(|| pidfd_open(known, PidfdFlags::empty()).ok());
+        let Some(known) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        let pidfd = pidfd_open(known, PidfdFlags::empty()).ok();
         let lately = table.lately.iter().rev().find(|key| key.pid == pid).copied();
         let stat = match facts::look(&self.inner.proc, pid) {
             Look::Found(stat) => stat,
-            Look::Gone => return lately,
-            Look::Blind => return None,
+            Look::Gone => return Ok(lately),
+            Look::Blind => return Err(Blind),
         };
         let key = ProcessKey { pid, start_ticks: stat.start_ticks };
         let has_ended = stat.has_ended() || pidfd.as_ref().is_some_and(is_readable);
         if has_ended {
             // What was read may belong to a later process of that pid, unless it is the one that we knew.
-            return lately.filter(|&lately| lately == key);
+            return Ok(lately.filter(|&lately| lately == key));
         }
         self.add(&mut table, key, pidfd, &stat);
-        Some(key)
+        Ok(Some(key))
     }
 
     fn add(&self, table: &mut Table, key: ProcessKey, pidfd: Option<OwnedFd>, stat: &parse::Stat) {

@@ -157,7 +157,11 @@ impl Translator {
             }
             Body::ProcessSample { start_ticks, lists, .. } => {
                 let is_ours = *start_ticks != NOT_OUR_PID;
-                let key = is_ours.then(|| processes.identify(stamp.thread)).flatten();
+                // Who it is will be known in a moment; until then it is not somebody else.
+                let Ok(key) = is_ours.then(|| processes.try_identify(stamp.thread)).transpose() else {
+                    return;
+                };
+                let key = key.flatten();
                 let key = key.unwrap_or(ProcessKey { pid: stamp.thread, start_ticks: 0 });
                 *start_ticks = key.start_ticks;
                 if let Some(readings) = self.readings.get_mut(index) {
