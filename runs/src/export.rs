@@ -9,6 +9,7 @@
 //! that damage is named by its place. A reader takes versions up to its own; fields that it does not know it leaves out.
 //! What is read is bounded in bytes and in objects before anything is made of it, and must add up.
 
+use crate::harmless::clean;
 use crate::input::{Error, Input};
 use crate::run::{Caveat, Run, State};
 use serde::{Deserialize, Serialize};
@@ -138,7 +139,7 @@ pub fn read(input: Input) -> Result<Exported, Error> {
     let damaged = |offset: usize, what: String| Error::Damaged {
         path: path.clone(),
         offset: (at + offset) as u64,
-        what,
+        what: clean(&what),
     };
     if body.len() < head.bytes {
         return Err(damaged(

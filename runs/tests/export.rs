@@ -244,6 +244,9 @@ fn hostile_files_cost_little() {
     );
     let deep = format!("{{\"new\":{}{}}}", "[".repeat(100_000), "]".repeat(100_000));
     refused(&forged(&deep), "no run: missing field");
+    let named = format!("{{\"uid\":\"x\",\"run\":{}}}", serde_json::to_value(small()).expect("JSON"));
+    let named = named.replacen("\"closed\"", "\"c\u{7f}sed\"", 1);
+    refused(&forged(&named), "unknown variant `c\\u{7f}sed`");
     let deep = with("steps", format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)));
     refused(&forged(&deep), "no run: ");
     refused(b"{\"format\":\"gpumem-run\",\"version\":0,\"bytes\":0,\"checks\":[]}\n", "version 1 and up");

@@ -95,6 +95,9 @@ pub(crate) struct Times {
 }
 
 impl Times {
+    #[cfg(test)]
+    pub(crate) const LINES: Times = Times { clock: Clock::Lines, dated: false };
+
     pub(crate) fn of(run: &Run) -> Self {
         let end = match run.state {
             State::Closed { time_ns, .. } | State::Rolled { time_ns } => Some(time_ns),

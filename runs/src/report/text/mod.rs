@@ -86,7 +86,9 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     }
     let facts = devices.iter().map(|device| {
         part(&|out| {
-            spark::line(device, times, layout.width, layout.unicode).iter().for_each(|line| out.line(line));
+            spark::line(&device.series, times, layout.width, layout.unicode)
+                .iter()
+                .for_each(|line| out.line(line));
             facts::facts(report, device, times, out);
         })
     });

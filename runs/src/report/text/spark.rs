@@ -2,7 +2,6 @@
 
 use crate::report::time::Times;
 use crate::report::units::Unit;
-use crate::run::Device;
 use crate::series::{Bucket, Extremes, Series};
 
 /// Of a bucket, what is drawn.
@@ -19,12 +18,11 @@ const PLAIN: [char; 8] = ['_', '.', '-', ':', '=', '+', '*', '#'];
 
 /// `over time ▁▂▅█ used, 0 to 71,204 MiB, 10:30:00Z-10:45:12Z`: what NVML charged, or what was tracked where it was read for a smaller part of the time.
 /// `None` where there is nothing to draw.
-pub(super) fn line(device: &Device, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
-    let series = &device.series;
+pub(super) fn line(series: &Series, times: Times, width: Option<usize>, unicode: bool) -> Option<String> {
     let span = |of: Of| {
         let first = series.buckets.iter().find(|bucket| of(bucket).is_some())?.time_ns;
         let last = series.buckets.iter().rfind(|bucket| of(bucket).is_some())?.time_ns;
-        Some((first, last))
+        Some((first, last.max(first))) // whoever wrote the run may have had another order
     };
     let is_read = series.buckets.iter().filter(|bucket| bucket.used.is_some()).count() >= LEAST;
     let length = |span: Option<(u64, u64)>| span.map_or(0, |(first, last)| last - first);
@@ -39,7 +37,8 @@ pub(super) fn line(device: &Device, times: Times, width: Option<usize>, unicode:
     let span = if from == to { times.clock().distance(last - first) } else { format!("{from}-{to}") };
     let scale = format!(" {name}, 0 to {} {}, {span}", unit.amount(most), unit.name);
     let room = width.map_or(COLUMNS, |width| width.saturating_sub(HEAD.len() + scale.chars().count()));
-    let slots = usize::try_from((last - first) / series.width_ns.max(1) + 1).unwrap_or(usize::MAX);
+    let slots =
+        usize::try_from((last - first) / series.width_ns.max(1)).unwrap_or(usize::MAX).saturating_add(1);
     let columns = columns(series, of, (first, last), room.min(COLUMNS).min(slots));
     if columns.len() < LEAST || columns.iter().all(|bytes| *bytes == columns[0]) {
         return None;
@@ -88,6 +87,17 @@ mod tests {
             ..Bucket::default()
         };
         Series { width_ns: 10, buckets: values.iter().map(bucket).collect() }
+    }
+
+    #[test]
+    fn a_series_in_any_order_is_drawn_somehow() {
+        for (first, last) in [(90, 0), (u64::MAX, 0), (0, u64::MAX)] {
+            let mut values: Vec<(u64, i64)> = (0..9).map(|at| (first, at)).collect();
+            values.push((last, 5));
+            assert!(
+                line(&series(&values), Times::LINES, None, true).is_none_or(|line| line.starts_with(HEAD))
+            );
+        }
     }
 
     #[test]
