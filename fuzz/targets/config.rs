@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
             if config.metrics.rules == Config::default().metrics.rules {
                 let (runtime, state, store, service) = (None, None, None, (None, None));
                 let home = Home { uid: 7, runtime, state, home: Some("/nowhere".into()), store, service };
-                if let Err(error) = Settings::of(&config, bytes.len() % 2 == 0, &home) {
+                if let Err(error) = Settings::of(&config, bytes.len().is_multiple_of(2), &home) {
                     assert!(!error.to_string().is_empty());
                 }
             }

@@ -12,6 +12,7 @@ mod find;
 mod symbols;
 
 use find::{Header, Image};
+use gpumem::descriptor;
 use gpumem_fuzz::number;
 use libfuzzer_sys::fuzz_target;
 use std::io;

@@ -211,7 +211,7 @@ fn only(query: &str, keys: &[&str]) -> Result<(), Refused> {
 }
 
 /// For fuzz/: whether each reader of queries takes this one, before anybody is asked; and a value without its escapes.
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub fn understood(query: &str) -> (bool, bool, Option<String>) {
     (runs::Which::of(query).is_ok(), record::limits(query).is_ok(), record::unescaped(query).ok())
 }

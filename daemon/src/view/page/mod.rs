@@ -97,9 +97,9 @@ impl Asked {
 }
 
 /// For fuzz/: whether the page has this path, and whether a `Host` names this machine.
-#[cfg(fuzzing)]
-pub fn understood(path: &str, host: &str, own: &str) -> (bool, bool) {
-    (Asked::of(path).is_some(), names_us(host, own))
+#[doc(hidden)]
+pub fn understood(path: &str, host: &str, own: &str, hosts: &[String]) -> (bool, bool) {
+    (Asked::of(path).is_some(), names_us(host, own, hosts))
 }
 
 /// The answer to a GET; `None` where the page has no such path.
