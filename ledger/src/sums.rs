@@ -217,6 +217,7 @@ impl CellTable {
         own.extend(uses);
         own.retain(|(_, bytes)| *bytes != 0);
         own.sort_unstable_by_key(|&(id, _)| id);
+        own.shrink_to_fit(); // it had room for all of them
         own
     }
 
