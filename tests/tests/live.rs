@@ -122,22 +122,28 @@ fn stopped_daemon_does_not_stall_the_training() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer = training(&machine, &daemon, LONG);
+    // What it is held against on a machine whose processors others want, too.
+    let other = Machine::new(TWO);
+    let mut alone = Job::start(&mut other.bare_trainer(LONG));
+    alone.wait_for("ready");
     listed(&machine, &trainer, 10);
     daemon.job.signal("STOP");
     std::thread::sleep(Duration::from_secs(10));
     daemon.job.signal("CONT");
     listed(&machine, &trainer, 60);
     trainer.enough();
+    alone.enough();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
     daemon.stop();
-    let said = trainer.wait_for("max_us=");
-    let number = |name: &str| -> f64 {
-        let value = said.split(name).nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
+    let longest = |job: &mut Job| -> f64 {
+        let said = job.wait_for("max_us=");
+        println!("{said}");
+        let value =
+            said.split("max_us=").nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
         value.unwrap_or_else(|| panic!("{said}"))
     };
-    let (mean, worst, call) = (number("mean_us="), number("max_us="), number("longest_call_us="));
-    println!("step {mean} us, the longest {worst} us, the longest driver call {call} us");
-    assert!(worst < 200_000.0, "a step took {worst} us: {said}");
+    let (worst, bare) = (longest(&mut trainer), longest(&mut alone));
+    assert!(worst < 200_000.0 + 2.0 * bare, "a step took {worst} us, and {bare} us without an agent");
     let compared = replay(&daemon.recording).compare(&machine.truth(), Some(trainer.pid()));
     println!("{compared:?}");
     assert!(compared.exact >= 10, "{compared:?}");

@@ -82,7 +82,7 @@ fn process_in_another_namespace_is_joined_to_its_own_pid() {
         let machine = Machine::new(&["devices=1"]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         // What it believes to be its pid: 1 or 2.
-        let trainer = machine.trainer(&daemon.runtime, &["--steps", "200", "--step-ms", "5"]);
+        let trainer = machine.trainer(&daemon.runtime, &["--steps", "1000000", "--step-ms", "5"]);
         let words: Vec<String> = std::iter::once(trainer.get_program())
             .chain(trainer.get_args())
             .map(|word| word.to_string_lossy().into_owned())
@@ -96,6 +96,11 @@ fn process_in_another_namespace_is_joined_to_its_own_pid() {
         let mut job = Job::start(&mut command);
         let ready = job.wait_for("ready");
         println!("{flags:?}: {ready}");
+        let lists = || machine.truth().iter().filter(|truth| !truth.is_end()).count();
+        until(60, "lists of it", || (lists() >= 40).then_some(()));
+        let pids = daemon.pids(&machine);
+        assert_eq!(pids.len(), 1, "one process, known by one pid: {pids:?}");
+        assert!(Command::new("kill").arg(pids[0].to_string()).status().is_ok_and(|status| status.success()));
         job.finish();
         until(20, "an empty table", || daemon.pids(&machine).is_empty().then_some(()));
         daemon.stop();

@@ -6,7 +6,7 @@ use gpumem_tests::live::hostile::{
     MOST_FDS, NOBODY, Peer, SEALS, Shared, hello, now_ns, ordered, own_start_ticks, part, play, record,
     say_and_stay, start_ticks, unordered,
 };
-use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
+use gpumem_tests::live::{Daemon, Job, Machine, Mixer, crowd, until};
 use gpumem_wire::{
     Body, DestroyScope, DeviceIdKind, Flags, MemoryKind, Phase, PoolOwner, Reading, Role, SLOT_BYTES, Stamp,
 };
@@ -110,6 +110,9 @@ fn descriptors(socket: &Path, small: &Shared) -> Vec<Peer> {
             }
         }
     }
+    // The kernel lets a user have so many under way, which those above may be: one that is surely in and surely sends them.
+    let sent = |peer: Peer| peer.send_with(&record(unordered(), Body::Marker {}), &many);
+    until(60, "descriptors in the middle", || Peer::welcomed(socket, small).is_some_and(sent).then_some(()));
     // Descriptors of sockets that hold descriptors.
     let (a, b) = UnixStream::pair().expect("a pair");
     if let Some(peer) = Peer::connect(socket) {
@@ -487,7 +490,10 @@ fn whatever_peers_do_others_are_served_and_the_daemon_stays_small() {
             scene.fds()
         );
         assert!(most <= MOST_RSS_MIB, "{part}: {most} MiB");
-        assert!(busy < 2 * quiet + Duration::from_secs(2), "{part}: {quiet:?}, then {busy:?}");
+        // Others than these may want the processors, and then everything takes so much longer.
+        let crowd = crowd();
+        let most = (2 * quiet + Duration::from_secs(2)).mul_f64(crowd);
+        assert!(busy < most, "{part}: {quiet:?}, then {busy:?}, in a crowd of {crowd}");
         if ["allocations", "names", "numbers"].contains(&part) {
             scene.is_marked(liars[0].pid(), part);
         }
