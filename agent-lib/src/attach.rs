@@ -112,7 +112,7 @@ pub fn start_with(settings: Settings) -> Option<&'static Core> {
     let core = prepare(|| settings)?;
     crate::python::started(core);
     sender::start(core);
-    Some(core)
+    state::armed().then_some(core) // without a thread of ours there is no agent
 }
 
 /// The process of which a thread is inside of `injected`; 0 for none.

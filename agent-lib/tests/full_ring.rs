@@ -5,12 +5,22 @@
 mod common;
 
 use common::cupti::*;
-use common::daemon::{Daemon, Folder, agent};
+use common::daemon::{Daemon, Folder, agent, patience};
 use std::time::{Duration, Instant};
 
 const RING: u64 = 256;
 /// More than a socket's buffer and the ring take together.
 const CALLS: u64 = 50_000;
+
+/// How often this thread gave its processor away by itself: on a machine that is busy, time says nothing.
+fn waits() -> i64 {
+    // SAFETY: zero is a value of it, and a place for the answer.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
+        usage.ru_nvcsw
+    }
+}
 
 #[test]
 fn a_full_ring_loses_history_and_never_state() {
@@ -21,20 +31,24 @@ fn a_full_ring_loses_history_and_never_state() {
     let mut peer = daemon.accept();
     peer.resync(1);
     context(CONTEXT, 0);
-    let start = Instant::now();
+    let waits = waits();
     for call in 0..CALLS {
         alloc(0x1000_0000 + call * 512, 512);
         if call % 2 == 1 {
             free(0x1000_0000 + call * 512);
         }
     }
-    assert!(start.elapsed() < Duration::from_secs(10), "the program waited");
+    assert!(
+        self::waits() - waits < 100,
+        "the program waited {} times in {CALLS} calls",
+        self::waits() - waits
+    );
     assert!(core.ring.lost() > 0, "nothing was lost: {} of {}", core.ring.sent(), core.ring.head());
     // Live rows beyond the table are refused and told; these all fit or are counted.
     let refused = core.live.refused.load(std::sync::atomic::Ordering::Relaxed);
     let before = peer.resyncs;
     peer.until("a resync of its own", |peer| peer.resyncs > before);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + patience();
     loop {
         peer.catch_up();
         let view = peer.view();

@@ -368,7 +368,7 @@ fn ledger(folder: &Path) {
     let start = Instant::now();
     let checked = |peer: &Peer| peer.view().accounts[0].pools[0].check;
     while checked(&peer).is_none() {
-        assert!(start.elapsed() < common::daemon::PATIENCE, "no totals");
+        assert!(start.elapsed() < common::daemon::patience(), "no totals");
         pool.alloc(A + 15 * MIB, 512);
         pool.free(A + 15 * MIB, 512);
         peer.take(Duration::from_millis(50));
@@ -380,7 +380,7 @@ fn ledger(folder: &Path) {
     torch.driver(ALLOC, 40 * MIB, C + 512 * MIB, 0); // so that the library has a number
     let start = Instant::now();
     while peer.seen.iter().all(|kind| kind != "Pressure") {
-        assert!(start.elapsed() < common::daemon::PATIENCE, "no pressure");
+        assert!(start.elapsed() < common::daemon::patience(), "no pressure");
         torch.driver(ALLOC, 40 * MIB, 0, 2);
         peer.take(Duration::from_millis(50));
     }
@@ -417,7 +417,7 @@ fn until_layer(layer: Layer, state: LayerState, why: &str) {
         if said.as_ref().is_some_and(|said| said.state == state && said.reason.contains(why)) {
             return;
         }
-        assert!(start.elapsed() < common::daemon::PATIENCE, "{said:?}, not {state:?} {why}");
+        assert!(start.elapsed() < common::daemon::patience(), "{said:?}, not {state:?} {why}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -254,9 +254,10 @@ impl Holdings {
         let failed = self.in_flight.begun(said_again);
         for seq in self.in_flight.begun(|_| true) {
             if self.doubtful_before.is_some_and(|doubt| seq <= doubt) {
-                self.free_end(seq, u16::from(failed.contains(&seq)));
+                self.free_end(seq, u16::from(failed.binary_search(&seq).is_ok()));
             }
         }
+        self.in_flight.forget_births();
         self.doubtful_before = None;
     }
 }

@@ -2,6 +2,10 @@
 //!
 //! Nearly always the next thing a thread says is the end of what it began, so the latest one lies beside
 //! the map: no hashing for a free that nothing overtakes.
+//!
+//! A resync asks of each row that it says whether a call has it in hand. A process may have thousands of calls under way, and one
+//! unmap may hold as many mappings as there are rows: from the first such question until the resync is over, they are found
+//! by their birth.
 
 use crate::Map;
 use crate::holdings::Row;
@@ -26,8 +30,28 @@ pub(crate) enum InFlight {
 }
 
 impl InFlight {
-    fn mappings(&self) -> usize {
-        if let InFlight::Unmap { mappings } = self { mappings.len() } else { 0 }
+    /// By their addresses.
+    fn mappings(&self) -> &[(u64, Mapping)] {
+        if let InFlight::Unmap { mappings } = self { mappings } else { &[] }
+    }
+
+    /// Of all that it holds.
+    fn births(&self) -> impl Iterator<Item = u64> {
+        let row = if let InFlight::Allocation { row, .. } = self { Some(row.seq) } else { None };
+        row.into_iter().chain(self.mappings().iter().map(|(_, mapping)| mapping.seq))
+    }
+
+    fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
+        match self {
+            InFlight::Allocation { row, .. } if row.seq == birth => Some(row),
+            _ => None,
+        }
+    }
+
+    fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
+        let InFlight::Unmap { mappings } = self else { return None };
+        let place = mappings.binary_search_by_key(&address, |(start, _)| *start).ok()?;
+        mappings.get_mut(place).map(|(_, mapping)| mapping).filter(|mapping| mapping.seq == birth)
     }
 }
 
@@ -36,6 +60,9 @@ impl InFlight {
 pub(crate) struct InFlights {
     latest: Option<(u64, InFlight)>,
     others: Map<u64, InFlight>,
+    /// Where in `others` is what was born so. Made when somebody asks, gone with the next `forget_births`. Only a liar has two of one
+    /// birth: then it is in the later call.
+    born: Option<Map<u64, u64>>,
     /// In all of them.
     mappings: usize,
 }
@@ -43,8 +70,11 @@ pub(crate) struct InFlights {
 impl InFlights {
     #[inline]
     pub fn begin(&mut self, seq: u64, what: InFlight) {
-        self.mappings += what.mappings();
+        self.mappings += what.mappings().len();
         if let Some((seq, what)) = self.latest.replace((seq, what)) {
+            if let Some(born) = &mut self.born {
+                note(born, seq, &what);
+            }
             self.others.insert(seq, what);
         }
     }
@@ -55,10 +85,16 @@ impl InFlights {
             Some((latest, what)) if latest == seq => Some(what),
             other => {
                 self.latest = other;
-                if self.others.is_empty() { None } else { self.others.remove(&seq) }
+                let what = if self.others.is_empty() { None } else { self.others.remove(&seq) };
+                if let (Some(born), Some(what)) = (&mut self.born, &what) {
+                    what.births().for_each(|birth| {
+                        born.remove(&birth);
+                    });
+                }
+                what
             }
         };
-        self.mappings = self.mappings.saturating_sub(what.as_ref().map_or(0, InFlight::mappings));
+        self.mappings = self.mappings.saturating_sub(what.as_ref().map_or(0, |what| what.mappings().len()));
         what
     }
 
@@ -69,7 +105,10 @@ impl InFlights {
 
     /// What they take, about.
     pub fn bytes(&self) -> usize {
-        self.others.capacity() * size_of::<(u64, InFlight)>() + self.mappings * size_of::<(u64, Mapping)>()
+        let born = self.born.as_ref().map_or(0, Map::capacity);
+        self.others.capacity() * size_of::<(u64, InFlight)>()
+            + self.mappings * size_of::<(u64, Mapping)>()
+            + born * size_of::<(u64, u64)>()
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, &InFlight)> {
@@ -81,16 +120,29 @@ impl InFlights {
         self.iter().map(|(_, what)| what)
     }
 
-    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut InFlight> {
-        self.latest.iter_mut().map(|(_, what)| what).chain(self.others.values_mut())
+    /// The allocation born as `birth`, if a free of it is in flight.
+    pub fn row_mut(&mut self, birth: u64) -> Option<&mut Row> {
+        let latest = self.latest.as_mut().and_then(|(_, what)| what.row_mut(birth));
+        if latest.is_some() {
+            latest
+        } else {
+            other_with(&mut self.others, &mut self.born, birth)?.row_mut(birth)
+        }
     }
 
-    /// The allocation born as `seq`, if a free of it is in flight.
-    pub fn row_mut(&mut self, seq: u64) -> Option<&mut Row> {
-        self.values_mut().find_map(|flight| match flight {
-            InFlight::Allocation { row, .. } if row.seq == seq => Some(row),
-            _ => None,
-        })
+    /// The mapping at `address` born as `birth`, if an unmap of it is in flight.
+    pub fn mapping_mut(&mut self, address: u64, birth: u64) -> Option<&mut Mapping> {
+        let latest = self.latest.as_mut().and_then(|(_, what)| what.mapping_mut(address, birth));
+        if latest.is_some() {
+            latest
+        } else {
+            other_with(&mut self.others, &mut self.born, birth)?.mapping_mut(address, birth)
+        }
+    }
+
+    /// Nobody will ask for a while.
+    pub fn forget_births(&mut self) {
+        self.born = None;
     }
 
     /// Seqs of those that are wanted, in order.
@@ -99,4 +151,28 @@ impl InFlights {
         begun.sort_unstable();
         begun
     }
+}
+
+fn note(born: &mut Map<u64, u64>, seq: u64, what: &InFlight) {
+    for birth in what.births() {
+        let place = born.entry(birth).or_default();
+        *place = seq.max(*place);
+    }
+}
+
+/// Of the calls that are not the latest, the one that holds what was born so.
+fn other_with<'a>(
+    others: &'a mut Map<u64, InFlight>,
+    born: &mut Option<Map<u64, u64>>,
+    birth: u64,
+) -> Option<&'a mut InFlight> {
+    if others.is_empty() {
+        return None;
+    }
+    let born = born.get_or_insert_with(|| {
+        let mut born = Map::default();
+        others.iter().for_each(|(&seq, what)| note(&mut born, seq, what));
+        born
+    });
+    others.get_mut(born.get(&birth)?)
 }

@@ -509,7 +509,7 @@ impl Holdings {
     pub fn sweep_blocks(&mut self) {
         let generation = self.generation;
         // Segments by birth are said with their allocations, and those not while their free is in flight.
-        let flying: Vec<u64> = self
+        let mut flying: Vec<u64> = self
             .in_flight
             .values()
             .filter_map(|flight| match flight {
@@ -517,12 +517,13 @@ impl Holdings {
                 _ => None,
             })
             .collect();
+        flying.sort_unstable();
         for index in 0..self.pools.len() as u32 {
             self.drop_blocks(index, |row| row.generation != generation);
             let segments = &self.pools[index as usize].segments;
             let gone: Vec<u64> = segments
                 .iter()
-                .filter(|(_, s)| s.generation != generation && !flying.contains(&s.seq))
+                .filter(|(_, s)| s.generation != generation && flying.binary_search(&s.seq).is_err())
                 .map(|(&start, _)| start)
                 .collect();
             gone.into_iter().for_each(|start| self.take_segment((index, start)));

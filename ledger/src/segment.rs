@@ -4,7 +4,6 @@
 
 use crate::book::{Book, CellId};
 use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
-use crate::in_flight::InFlight;
 use crate::vmm::Mapping;
 use gpumem_wire::{MemoryKind, PoolOwner, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,9 +80,7 @@ impl Holdings {
             // Odd, unless it is said again with less (a part was removed), or belongs to an allocation whose
             // free is in flight.
             let seq = old.seq;
-            let leaves =
-                |flight: &InFlight| matches!(flight, InFlight::Allocation { row, .. } if row.seq == seq);
-            self.odd.replaced += u64::from(!again && !self.in_flight.values().any(leaves));
+            self.odd.replaced += u64::from(!again && self.in_flight.row_mut(seq).is_none());
             self.take_segment((index, address));
         }
         self.insert_segment((index, address), bytes, stamp.seq, true);
@@ -213,17 +210,12 @@ impl Holdings {
         }
     }
 
-    fn extent_row(&self, extent: Extent) -> Option<Row> {
+    fn extent_row(&mut self, extent: Extent) -> Option<Row> {
         match extent {
             Extent::Allocation(address, seq) => {
                 let bound = self.allocations.get(&address).copied().filter(|row| row.seq == seq);
-                bound.or_else(|| {
-                    // A free of it is in flight: its bytes are still booked.
-                    self.in_flight.values().find_map(|flight| match flight {
-                        InFlight::Allocation { row, .. } if row.seq == seq => Some(*row),
-                        _ => None,
-                    })
-                })
+                // A free of it is in flight: its bytes are still booked.
+                bound.or_else(|| self.in_flight.row_mut(seq).copied())
             }
             Extent::Backing(id) => self.backings.get(&id).map(|backing| backing.row),
             Extent::Block(pool, address) => self.pools[pool as usize].blocks.get(&address).copied(),

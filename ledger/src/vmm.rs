@@ -31,7 +31,7 @@ pub(crate) struct Backing {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mapping {
     /// Of the record that made it.
-    seq: u64,
+    pub seq: u64,
     pub bytes: u64,
     pub backing: BackingId,
     pub generation: u8,
@@ -119,16 +119,8 @@ impl Holdings {
     /// Whether an unmap of it is in flight; if so, it was said again: should the end of that call be lost,
     /// it failed.
     fn is_unmap_in_flight(&mut self, address: u64, seq: u64) -> bool {
-        for flight in self.in_flight.values_mut() {
-            let InFlight::Unmap { mappings } = flight else { continue };
-            for (start, mapping) in mappings {
-                if *start == address && mapping.seq == seq {
-                    mapping.generation = self.generation;
-                    return true;
-                }
-            }
-        }
-        false
+        let generation = self.generation;
+        self.in_flight.mapping_mut(address, seq).map(|mapping| mapping.generation = generation).is_some()
     }
 
     /// `VmmRetain`: another reference, found through a mapping.

@@ -542,3 +542,48 @@ fn process_with_more_rows_than_it_may_have_is_partial_and_the_rest_is_right() {
     s.alloc(1 << 20, 10);
     assert_eq!(s.process().accounts[0].tracked_bytes, 10, "there is room again");
 }
+
+/// A process may have thousands of frees under way, and one unmap may hold every mapping that there is: a liar has both, and says its
+/// rows again and again. Looked for one by one this took minutes, in which nobody else was served.
+#[test]
+fn what_is_said_again_costs_the_same_whatever_is_under_way() {
+    const MAPPINGS: u64 = 100_000;
+    const FREES: u64 = 4_000;
+    let mut s = Script::new();
+    let quiet = |s: &mut Script, body: Body<'_>| {
+        s.seq += 1;
+        let stamp = Stamp { seq: s.seq, ..s.stamp };
+        s.ledger.observe(gpumem_ledger::Origin::Process(KEY), &Record { stamp, body });
+    };
+    let again = |s: &mut Script, seq: u64, body: Body<'_>| {
+        let stamp = Stamp { seq, flags: Flags::RESTATED, ..s.stamp };
+        s.ledger.observe(gpumem_ledger::Origin::Process(KEY), &Record { stamp, body });
+    };
+    let mapping = |n: u64| Body::VmmMap { address: (n + 1) * MIB, bytes: MIB, handle: 1 };
+    let memory = MemoryKind::Vmm;
+    let create = Body::VmmCreate { handle: 1, bytes: MIB, references: 1, memory };
+    quiet(&mut s, create);
+    s.seq += 1; // lost: what is said again is no mere confirmation
+    let first = s.seq + 1;
+    (0..MAPPINGS).for_each(|n| quiet(&mut s, mapping(n)));
+    quiet(&mut s, Body::VmmUnmap { address: 0, bytes: 1 << 47 });
+    let base = 1 << 48;
+    (0..FREES).for_each(|n| quiet(&mut s, alloc_body(base + n * 512, 512, 0)));
+    (0..FREES).for_each(|n| quiet(&mut s, Body::FreeBegin { address: base + n * 512 }));
+
+    let start = std::time::Instant::now();
+    s.control(Body::ResyncBegin { epoch: 1, after_seq: s.seq });
+    again(&mut s, first - 2, create);
+    for n in 0..MAPPINGS {
+        again(&mut s, first + n, mapping(n));
+        again(&mut s, first + MAPPINGS + 1 + n % FREES, alloc_body(base + n % FREES * 512, 512, 0));
+    }
+    s.control(Body::ResyncEnd { epoch: 1, head_seq: s.seq, rows: 2 * MAPPINGS + 1 });
+    let took = start.elapsed();
+    assert!(took < std::time::Duration::from_secs(20), "{took:?}");
+    // All of them were still under way, and none was bound again: nothing but its handle holds the memory.
+    expect(&s, &["tracked 3096576 = direct:- 3096576", "flags was_partial"]);
+    s.end(first + MAPPINGS, 0);
+    s.release(1);
+    expect(&s, &["tracked 2048000 = direct:- 2048000", "flags was_partial"]);
+}

@@ -262,6 +262,20 @@ fn a_daemon_that_the_process_does_not_see() {
 }
 
 #[test]
+fn an_agent_that_was_given_no_thread_says_so() {
+    let node = Node::new();
+    let case = node.built("case", &[]);
+    let (_job, pid) = started(&mut node.covered(&case, &["threadless", "cuda"]));
+    let mut all = Vec::new();
+    let said = until(20, "why it is silent", || {
+        all = node.all(pid);
+        all.iter().find(|(_, said)| said.text.contains("its thread could not be started")).cloned()
+    });
+    assert_eq!(said.1.state, "warn", "{said:?}");
+    assert!(said.1.text.contains("RLIMIT_NPROC") && said.1.fix.contains("ulimit -u"), "{said:?}");
+}
+
+#[test]
 fn a_child_that_was_forked_after_cuda_was_in_use() {
     let node = Node::new();
     let case = node.built("case", &[]);

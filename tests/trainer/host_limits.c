@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -189,6 +190,8 @@ static int little_memory(void) {
     return 0;
 }
 
+static void *nothing(void *argument) { return argument; }
+
 static int small_files(void) {
     limit(RLIMIT_FSIZE, 4096);
     open_gpu();
@@ -205,6 +208,29 @@ static int locked_memory(void) {
     open_gpu();
     work(20);
     nap(15);
+    view();
+    return 0;
+}
+
+/* No thread can be made any more. The limit is one of users, and not for root: another user's in name, with root's rights but those
+ * that lift limits, it keeps its files and its GPU. */
+static int no_threads(void) {
+    struct __user_cap_header_struct version = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct rights[2];
+    pthread_t thread;
+    limit(RLIMIT_NPROC, 1);
+    if (geteuid() == 0 && !setresuid(64999, 0, 0) && !syscall(SYS_capget, &version, rights)) {
+        rights[0].effective &= ~(1u << CAP_SYS_ADMIN | 1u << CAP_SYS_RESOURCE);
+        syscall(SYS_capset, &version, rights);
+    }
+    open_gpu();
+    work(20);
+    nap(20);
+    int refused = pthread_create(&thread, NULL, nothing, NULL);
+    say("a thread of its own: %s", refused == EAGAIN ? "refused" : "made");
+    work(20);
+    gpumem_free(gpumem_dumps("json", 0, 0, 0)); /* who would send or write it? */
+    gpumem_configure("marks", "1");
     view();
     return 0;
 }
@@ -302,7 +328,7 @@ const habit limits[] = {
     {"no-memfd", memfd_refused},   {"no-memfd-kill", memfd_kills},   {"no-pidfd", pidfd_refused},
     {"no-pidfd-kill", pidfd_kills}, {"few-files", few_files},        {"no-files", no_files},
     {"no-memory", no_memory},      {"little-memory", little_memory}, {"small-files", small_files},
-    {"locked", locked_memory},     {"closed", closed},               {"closefrom", closes_all},
+    {"locked", locked_memory},     {"no-threads", no_threads},       {"closed", closed},               {"closefrom", closes_all},
     {"elsewhere", elsewhere},      {"chroot", jailed},               {"setuid", somebody_else},
     {NULL, NULL},
 };

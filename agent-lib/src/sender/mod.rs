@@ -28,7 +28,7 @@ use crate::threads::{self, Thread};
 use crate::torch::health::Health;
 use crate::{callers, fault, ffi, nvtx, python, scope, state};
 use client::Client;
-use gpumem_wire::ByeReason;
+use gpumem_wire::{AgentState, Body, ByeReason, Record, Stamp};
 use link::Link;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -125,8 +125,30 @@ pub fn start(core: &'static Core) {
     let started = std::thread::Builder::new().name("gpumem".to_owned()).stack_size(256 << 10).spawn(run);
     // SAFETY: the mask as it was.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
-    if started.is_err() {
+    if let Err(error) = started {
         FINISHED.store(true, Release);
+        give_up(core, &error);
+    }
+}
+
+/// The system has no thread for us (RLIMIT_NPROC, the cgroup's pids.max): nobody would ever send what callbacks note. Who listens
+/// hears why, once, from the thread that started us; nothing here waits: the connection is new, and its buffer empty.
+#[cold]
+fn give_up(core: &Core, error: &std::io::Error) {
+    state::disarm();
+    FINISHING.store(true, Release); // what may wait waits for a moment only
+    let result = error.raw_os_error().and_then(|number| u16::try_from(number).ok()).unwrap_or(0);
+    let detail = format!(
+        "its thread could not be started: {error} (RLIMIT_NPROC or the cgroup's pids.max is reached)"
+    );
+    state::set(AgentState::Disarmed, result, &detail);
+    let mut link = Link::new(core);
+    if link.connect(core) {
+        let stamp = Stamp { time_ns: core.clock.now(), ..Stamp::default() };
+        let body = Body::Agent { result, state: AgentState::Disarmed, detail: &detail };
+        link.frame(&Record { stamp, body });
+        link.frame(&Record { stamp, body: Body::Bye { reason: ByeReason::Disarmed } });
+        link.flush(); // it stays open until the program ends: see `link::last_words`
     }
 }
 

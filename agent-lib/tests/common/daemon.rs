@@ -8,7 +8,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a test waits for something that comes: longer where others want the processors too, and where the tests themselves are
+/// made slower ($GPUMEM_TESTS_SLOWER times: ThreadSanitizer's code is; tests/races/run.sh).
+pub fn patience() -> Duration {
+    let number = |text: &str| text.split(' ').next().and_then(|number| number.parse::<f64>().ok());
+    let wanted = std::fs::read_to_string("/proc/loadavg").ok().and_then(|load| number(&load)).unwrap_or(0.0);
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let slower = std::env::var("GPUMEM_TESTS_SLOWER").ok().and_then(|times| number(&times)).unwrap_or(1.0);
+    Duration::from_secs(20).mul_f64((wanted / processors as f64).clamp(1.0, 8.0) * slower.clamp(1.0, 100.0))
+}
 
 /// A folder that goes away.
 #[derive(Debug)]
@@ -65,7 +73,7 @@ impl Daemon {
 
     /// The agent of another process.
     pub fn accept_from(&self, pid: u32) -> Peer {
-        assert!(self.is_called(PATIENCE), "no agent connects");
+        assert!(self.is_called(patience()), "no agent connects");
         // SAFETY: a listening socket.
         let socket =
             unsafe { libc::accept4(self.0, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC) };
@@ -83,7 +91,7 @@ impl Daemon {
             ended: false,
         };
         while peer.key.start_ticks == 0 {
-            assert!(peer.take(PATIENCE), "no Hello");
+            assert!(peer.take(patience()), "no Hello");
         }
         // An agent keeps its records until it is welcomed; the epoch 0 is that of no resync. One that is gone needs no welcome.
         let mut packet = Vec::new();
@@ -96,7 +104,7 @@ impl Daemon {
 
     /// Has no room for the agent that connects: ends the connection after its hello, whatever comes behind that.
     pub fn refuse(&self) {
-        assert!(self.is_called(PATIENCE), "no agent connects");
+        assert!(self.is_called(patience()), "no agent connects");
         let mut buffer = [0_u8; 4096];
         // SAFETY: a listening socket; a buffer of this length.
         unsafe {
@@ -200,7 +208,7 @@ impl Peer {
     pub fn until(&mut self, what: &str, done: impl Fn(&Peer) -> bool) {
         let start = Instant::now();
         while !done(self) {
-            assert!(start.elapsed() < PATIENCE, "still no {what}; last {:?}", self.seen.last());
+            assert!(start.elapsed() < patience(), "still no {what}; last {:?}", self.seen.last());
             assert!(!self.ended, "the agent is gone before {what}");
             self.take(Duration::from_millis(50));
         }

@@ -1,13 +1,16 @@
-// A program to look at: `case [cuda] [hold TAG] [filter] [fork]`, in that order. It says `ready PID` (its child's after a fork) and waits.
+// A program to look at: `case [threadless] [cuda] [hold TAG] [filter] [fork]`, in that order. It says `ready PID` (its child's after a fork) and waits.
 #include "gpumem.h"
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 
 static int use_cuda(void) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
@@ -35,8 +38,20 @@ static int filter(void) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
+// As with RLIMIT_NPROC, which root does not have: no thread can be made.
+static int threadless(void) {
+    struct sock_filter refuse[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {5, refuse};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
 int main(int count, char **words) {
     for (int at = 1; at < count; at++) {
+        if (!strcmp(words[at], "threadless") && threadless()) return 5;
         if (!strcmp(words[at], "cuda") && use_cuda()) return 2;
         if (!strcmp(words[at], "hold") && at + 1 < count && hold(words[++at])) return 4;
         if (!strcmp(words[at], "filter") && filter()) return 3;

@@ -2,6 +2,7 @@
 
 use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::torch::{self, Wheel};
 use std::path::Path;
 use std::process::Command;
 
@@ -19,20 +20,26 @@ pub struct Row {
     pub unordered: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug)]
 enum Program {
     C,
     Cxx,
+    /// One that carries its own CUDA runtime.
+    Static,
     Python,
+    /// Seconds each: only with daemons that are so, unless GPUMEM_HOST_ALL is set.
+    Torch(Wheel, &'static [&'static str]),
 }
 
 impl Row {
     /// It, on this machine, without anything of gpumem's.
     pub fn command(&self, machine: &Machine) -> Command {
         let bin = programs().fake.join("bin");
-        let mut command = match self.program {
+        let mut command = match &self.program {
             Program::C => machine.command(bin.join("host")),
             Program::Cxx => machine.command(bin.join("host-cxx")),
+            Program::Static => machine.command(bin.join("host-static")),
+            Program::Torch(wheel, _) => wheel.bare(machine, "host.py", &[]),
             Program::Python => {
                 let mut command = machine.command("python3");
                 command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("trainer/host.py"));
@@ -45,13 +52,33 @@ impl Row {
 
     /// Whether it is tried with a daemon that is so. Python takes long to start.
     pub fn is_for(&self, column: &str) -> bool {
-        self.program != Program::Python || ["running", "killed", "silent", "babbling"].contains(&column)
+        match &self.program {
+            Program::Python => ["running", "killed", "silent", "babbling"].contains(&column),
+            Program::Torch(_, some) => {
+                some.contains(&column) || std::env::var_os("GPUMEM_HOST_ALL").is_some()
+            }
+            _ => true,
+        }
     }
 }
 
+/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first.
+fn trainings() -> Vec<Row> {
+    let some: [(_, _, _, &[&str]); 3] = [
+        ("torch spawns", "2.15.0", "spawn", &["absent"]),
+        ("torch 2.15", "2.15.0", "fork", &["killed"]),
+        ("torch 2.4", "2.4.1", "fork", &["stopped", "babbling"]),
+    ];
+    let row = |(name, version, argument, columns): (_, &str, _, _)| {
+        let program = Program::Torch(torch::wheel(version)?, columns);
+        Some(Row { name, program, argument, end: "5", agent: true, unordered: false })
+    };
+    some.into_iter().filter_map(row).collect()
+}
+
 /// What there is, with how each ends.
-pub fn rows(_: &Machine) -> Vec<Row> {
-    use Program::{C, Cxx, Python};
+pub fn rows() -> Vec<Row> {
+    use Program::{C, Cxx, Python, Static};
     let row = |name, program, argument, end, agent, unordered| Row {
         name,
         program,
@@ -63,7 +90,8 @@ pub fn rows(_: &Machine) -> Vec<Row> {
     let c = |name, end| row(name, C, name, end, true, false);
     let alone = |name, end| row(name, C, name, end, false, false);
     let many = |name, end| row(name, C, name, end, true, true);
-    vec![
+    let mut rows = trainings();
+    rows.extend([
         c("plain", "7"),
         c("long", "0"),
         c("tags", "0"),
@@ -76,6 +104,7 @@ pub fn rows(_: &Machine) -> Vec<Row> {
         row("C++", Cxx, "", "0", true, true),
         row("C++ exit in a thread", Cxx, "exit", "6", true, true),
         row("C++ terminate", Cxx, "terminate", "signal 6", true, true),
+        row("static runtime", Static, "", "0", true, true),
         // Signals.
         c("handlers", "0"),
         c("waits", "0"),
@@ -114,6 +143,7 @@ pub fn rows(_: &Machine) -> Vec<Row> {
         alone("little-memory", "0"),
         alone("small-files", "0"),
         c("locked", "0"),
+        c("no-threads", "0"),
         // Descriptors, who and where.
         c("closed", "0"),
         c("closefrom", "0"),
@@ -125,5 +155,6 @@ pub fn rows(_: &Machine) -> Vec<Row> {
         row("python fails", Python, "fails", "1", true, true),
         row("python forks", Python, "forks", "0", true, true),
         row("python spawns", Python, "spawns", "0", true, true),
-    ]
+    ]);
+    rows
 }

@@ -172,7 +172,13 @@ fn of_paused(blind: &Blind, now_ns: u64) -> (String, Option<&'static str>) {
     match window {
         Some(window) if window.cause == gpumem_ledger::BlindCause::Disarmed => {
             let text = format!("the agent has stopped{lasting}: {}", window.by);
-            (text, Some("please report it; the program is not harmed"))
+            let remedy = match window.by.starts_with("its thread could not be started") {
+                true => {
+                    "start it again where it may have one more thread: ulimit -u, or pids.max of its container"
+                }
+                false => "please report it; the program is not harmed",
+            };
+            (text, Some(remedy))
         }
         _ => {
             let text = format!("paused by the program{lasting}: allocations are not seen");

@@ -1,0 +1,85 @@
+"""A training as people write one, for tests/tests/host.rs: what it prints, how it ends and which files it leaves is the same each
+time. Data comes from worker processes, forked or spawned ones (the argument); in one round a worker fails, in one it is killed."""
+
+import gc
+import os
+import re
+import signal
+import sys
+import warnings
+
+import torch
+from models import gpt
+from torch.utils.data import DataLoader, Dataset
+
+HOW = sys.argv[1] if len(sys.argv) > 1 else "fork"
+
+
+class Rows(Dataset):
+    def __init__(self, what):
+        self.what = what
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 5 and self.what == "fails":
+            raise ValueError(f"row {index} is no good")
+        if index == 5 and self.what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((32,), index, dtype=torch.long)
+
+
+def prepare(worker):
+    """A worker that is spawned may have a GPU of its own."""
+    if HOW == "spawn":
+        torch.ones(1000, device="cuda").sum()
+
+
+def load(what, model, workers):
+    more = {"multiprocessing_context": HOW, "worker_init_fn": prepare, "pin_memory": True, "timeout": 120}
+    loader = DataLoader(Rows(what), batch_size=2, num_workers=workers, **more)
+    seen = []
+    try:
+        for rows in loader:
+            seen.append(rows[:, 0].tolist())
+            model(rows.cuda(non_blocking=True)).sum().backward()
+    except (ValueError, RuntimeError) as error:
+        # The workers' numbers are others each time, and how many batches came before one dies.
+        first = str(error).splitlines()[0]
+        seen = [type(error).__name__, "DataLoader worker" in str(error), re.sub(r"\d+", "N", first) if what == "fails" else ""]
+    # What a loader that failed leaves behind is a cycle. A worker that is forked while it is there may be the one who collects it, and
+    # dies of that ("can only test a child process"): by chance, with an agent or without.
+    gc.collect()
+    print(what, *seen, flush=True)
+
+
+def main():
+    torch.manual_seed(7)
+    model, loss = gpt(layers=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    stats = torch.cuda.memory_stats()  # before a worker dies, which takes as long as it takes
+    print("allocations", stats["allocation.all.allocated"], "bytes", stats["allocated_bytes.all.peak"], flush=True)
+    if HOW == "spawn":  # each one loads PyTorch for seconds
+        load("rows", model, 1)
+    else:
+        for what in ("rows", "fails", "dies", "rows"):
+            load(what, model, 2)
+    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, "model.pt")
+    handled = [number for number in range(1, 32) if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN)]
+    descriptors = sorted(int(name) for name in os.listdir("/proc/self/fd") if int(name) < 3)
+    print("signals", *handled, "descriptors", *descriptors, flush=True)
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        print("no room", flush=True)
+    sys.exit(5)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main()
