@@ -12,7 +12,9 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cargo=${CARGO:-cargo}
 home=${CARGO_HOME:-$HOME/.cargo}
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct)}
+# The same for both, whatever is committed meanwhile.
+commit=$(git -C "$root" rev-parse HEAD)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct "$commit")}
 export SOURCE_DATE_EPOCH
 unset CARGO_TARGET_DIR RUSTFLAGS MAKEFLAGS MAKELEVEL
 
@@ -24,7 +26,7 @@ for entry in "$home"/*; do ln -sfn "$entry" "$out/other-home-of-crates/$(basenam
 build() { # FOLDER: the packages of it, one a line
   rm -rf "$out/$1"
   mkdir -p "$out/$1"
-  git -C "$root" archive HEAD | tar -xf - -C "$out/$1"
+  git -C "$root" archive "$commit" | tar -xf - -C "$out/$1"
   for what in deb wheel tarball; do
     ( cd "$out/$1" && $alone make -s "$what" CARGO="$cargo" > "$out/said" && tail -n 1 "$out/said" ) || exit 1
   done
