@@ -174,9 +174,11 @@ mod tests {
         let mut file = vec![0_u8; 200];
         file[..6].copy_from_slice(b"\x7fELF\x02\x01");
         let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
-        (put(32, &64_u64.to_le_bytes()), put(40, &128_u64.to_le_bytes()));
+        put(32, &64_u64.to_le_bytes());
+        put(40, &128_u64.to_le_bytes());
         // As many of each as there can be: the first one is there.
-        (put(54, &[56, 0, 255, 255]), put(58, &[64, 0, 255, 255]));
+        put(54, &[56, 0, 255, 255]);
+        put(58, &[64, 0, 255, 255]);
         for (kind, most) in [(0_u32, 3), (LOAD, 5)] {
             file[64..68].copy_from_slice(&kind.to_le_bytes());
             let counted = Counted(file.clone(), 0.into());
