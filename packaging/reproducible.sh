@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the Debian package twice and compares the two, byte by byte: in folders of different names and lengths, with crates in different
-# places, at different times, time zones and file modes; the second time without a network.
+# Builds the Debian package, the wheel and the archive twice and compares them, byte by byte: in folders of different names and lengths,
+# with crates in different places, at different times, time zones and file modes; the second time without a network.
 #
 #     reproducible.sh OUT
 #
@@ -12,7 +12,9 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 cargo=${CARGO:-cargo}
 home=${CARGO_HOME:-$HOME/.cargo}
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct)}
+# The same for both, whatever is committed meanwhile.
+commit=$(git -C "$root" rev-parse HEAD)
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct "$commit")}
 export SOURCE_DATE_EPOCH
 unset CARGO_TARGET_DIR RUSTFLAGS MAKEFLAGS MAKELEVEL
 
@@ -21,30 +23,47 @@ unset CARGO_TARGET_DIR RUSTFLAGS MAKEFLAGS MAKELEVEL
 mkdir -p "$out/other-home-of-crates"
 for entry in "$home"/*; do ln -sfn "$entry" "$out/other-home-of-crates/$(basename "$entry")"; done
 
-build() { # FOLDER: the package of it
+build() { # FOLDER: the packages of it, one a line
   rm -rf "$out/$1"
   mkdir -p "$out/$1"
-  git -C "$root" archive HEAD | tar -xf - -C "$out/$1"
-  ( cd "$out/$1" && $alone make -s deb CARGO="$cargo" | tail -n 1 )
+  git -C "$root" archive "$commit" | tar -xf - -C "$out/$1"
+  for what in deb wheel tarball; do
+    ( cd "$out/$1" && $alone make -s "$what" CARGO="$cargo" > "$out/said" && tail -n 1 "$out/said" ) || exit 1
+  done
 }
 alone=''
-one=$(build one)
+first=$(build one)
 # Where no network of its own can be made, cargo is at least told not to ask.
 if unshare -n true 2> /dev/null; then alone='unshare -n'; elif unshare -rn true 2> /dev/null; then alone='unshare -rn'; fi
 [ -n "$alone" ] || echo "no network namespace can be made here: the second build is only told to be offline" >&2
-two=$(
+second=$(
   umask 077
   export CARGO_HOME="$out/other-home-of-crates" CARGO_NET_OFFLINE=true TZ=Pacific/Kiritimati LC_ALL=C.UTF-8
   build 'two/in-another-folder'
 )
-for deb in "$one" "$two"; do sha256sum "$deb"; done
-if ! cmp "$one" "$two"; then
-  for deb in "$one" "$two"; do rm -rf "$deb.d" && dpkg-deb -R "$deb" "$deb.d"; done
+differ=0
+for one in $first; do
+  two=$(echo "$second" | grep -F "/$(basename "$one")") || { echo "the second build has no $(basename "$one")" >&2; exit 1; }
+  sha256sum "$one" "$two"
+  cmp "$one" "$two" && continue
+  differ=1
+  for package in "$one" "$two"; do
+    rm -rf "$package.d"
+    mkdir "$package.d"
+    case $package in
+      *.deb) dpkg-deb -R "$package" "$package.d" ;;
+      *.whl) python3 -m zipfile -e "$package" "$package.d" ;;
+      *) tar -xf "$package" -C "$package.d" ;;
+    esac
+  done
   diff -rq "$one.d" "$two.d" || true
-  exit 1
-fi
-if strings -a "$out/one/target/release/gpumemd" | grep -F -e "$HOME" -e "$out"; then
-  echo "the daemon has paths of this machine" >&2
-  exit 1
-fi
-echo "two builds are equal, byte by byte"
+done
+[ $differ = 0 ] || exit 1
+for program in "$out"/one/target/release/gpumemd "$out"/one/target/release/gpumemctl "$out"/one/target/release/libgpumem.so \
+  "$out"/one/target/wheel-programs/gpumemd "$out"/one/target/wheel-programs/gpumemctl; do
+  if strings -a "$program" | grep -F -e "$HOME/" -e "$out"; then
+    echo "$program has paths of this machine" >&2
+    exit 1
+  fi
+done
+echo "two builds are equal, byte by byte: $(for one in $first; do basename "$one"; done | tr '\n' ' ')"

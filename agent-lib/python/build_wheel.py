@@ -35,6 +35,9 @@ ROOT = HERE.parent.parent
 PROGRAMS = ("gpumemd", "gpumemctl")
 LIBRARY = "libgpumem.so"
 
+#: What is built here asks for no newer glibc.
+OLDEST = (2, 17)
+
 #: Asked for by the standard library if they are there, and nothing else: their absence is what it copes with.
 OPTIONAL = (
     "__cxa_thread_atexit_impl",
@@ -88,6 +91,10 @@ def build(profile: str) -> pathlib.Path:
         shutil.copy2(built / name, out / name)
     subprocess.run([cargo, "build", *locked, "-p", "gpumem-agent"], check=True, cwd=ROOT)
     shutil.copy2(built / LIBRARY, out / LIBRARY)
+    for name in (*PROGRAMS, LIBRARY):
+        if glibc(out / name) > OLDEST:
+            said = "{}.{}".format(*glibc(out / name))
+            raise SystemExit("{} asks for glibc {}: {} must replace what does".format(name, said, source))
     return out
 
 

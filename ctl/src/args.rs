@@ -3,6 +3,7 @@
 mod compare;
 mod picture;
 mod top;
+mod typed;
 
 pub use compare::{Diff, Explain, Export, Runs};
 pub use picture::{Picture, Plot, Traced, Window};
@@ -72,7 +73,7 @@ pub struct Run {
     #[arg(short, long)]
     pub quiet: bool,
     /// A name for the job, to find its runs by
-    #[arg(long, value_parser = job_name)]
+    #[arg(long, value_parser = typed::job_name)]
     pub name: Option<String>,
     /// Write a recording (%p: the pid) instead of reporting to a daemon
     #[arg(long, value_name = "FILE")]
@@ -145,13 +146,13 @@ pub struct Record {
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// start: only these steps of the program, first and last
-    #[arg(long, value_name = "A:B", value_parser = crate::command::record::steps)]
+    #[arg(long, value_name = "A:B", value_parser = typed::steps)]
     pub steps: Option<(u64, u64)>,
     /// start: for so long
-    #[arg(long = "for", value_name = "TIME", value_parser = crate::command::nvml::seconds)]
+    #[arg(long = "for", value_name = "TIME", value_parser = typed::seconds)]
     pub for_s: Option<u64>,
     /// start: until the file is so large
-    #[arg(long, value_name = "SIZE", value_parser = crate::command::record::size)]
+    #[arg(long, value_name = "SIZE", value_parser = typed::size)]
     pub max_size: Option<u64>,
     #[command(flatten)]
     pub socket: SocketPath,
@@ -215,7 +216,7 @@ pub enum NvmlCommand {
 #[command(after_help = crate::exit::HELP)]
 pub struct Release {
     /// For how long
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = crate::command::nvml::seconds)]
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = typed::seconds)]
     pub seconds: u64,
     #[command(flatten)]
     pub socket: SocketPath,
@@ -257,15 +258,6 @@ impl SocketPath {
             .map(|path| format!(" --socket {}", quoted(&path.to_string_lossy())))
             .unwrap_or_default()
     }
-}
-
-/// A name that can stand in a table and a file name.
-fn job_name(name: &str) -> Result<String, String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@:".contains(&byte);
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
-        return Err("a name is 1 to 64 letters, digits and . _ - + @ :".into());
-    }
-    Ok(name.to_owned())
 }
 
 #[derive(Debug, Args)]
@@ -383,7 +375,7 @@ pub struct Oom {
     #[arg(long, value_name = "TIME", conflicts_with_all = ["run", "job", "pid"], value_parser = crate::command::report::moment)]
     pub at: Option<i64>,
     /// With --at: so long before and after it
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = crate::command::nvml::seconds)]
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", requires = "at", value_parser = typed::seconds)]
     pub within_s: u64,
     /// Only this device: NVML's index, or the beginning of its UUID
     #[arg(long, visible_alias = "gpu", value_name = "N|UUID")]

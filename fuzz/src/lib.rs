@@ -3,9 +3,13 @@
 #[cfg(feature = "runs")]
 mod files;
 pub mod memory;
+#[cfg(feature = "runs")]
+mod views;
 
 #[cfg(feature = "runs")]
 pub use files::{NAME, harmless, import, sound};
+#[cfg(feature = "runs")]
+pub use views::{shown, tamed};
 
 /// A number from the front of bytes, little-endian; zero bytes follow their end.
 pub fn number(bytes: &mut &[u8], len: usize) -> u64 {

@@ -1,20 +1,12 @@
 //! What gpumemctl is told: any bytes are an answer or none, and an answer is written again as it was read.
 #![no_main]
 
-use gpumem_fuzz::harmless;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{Report, collapsed, csv, html, json, trace, treemap};
-use gpumem_runs::rules::Groupings;
+use gpumem_fuzz::{shown, tamed};
 use gpumem_runs::run::Run;
 use gpumem_wire::control::{Doctor, Finding, Marked, Ps, Recorded, Refusal, Released};
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use std::cell::LazyCell;
-
-thread_local! {
-    static RULES: LazyCell<Groupings> = LazyCell::new(|| Groupings::preset(None));
-}
 
 fn again<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(bytes: &[u8]) {
     if let Ok(told) = serde_json::from_slice::<T>(bytes) {
@@ -40,35 +32,9 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Numbers that any memory could have: what is larger is refused elsewhere, or wraps.
-fn tamed(value: Value) -> Value {
-    match value {
-        Value::Number(number) => match number.as_i64() {
-            Some(number) => (number % (1 << 44)).into(),
-            None => number.as_u64().map_or(Value::Number(number), |number| (number % (1 << 44)).into()),
-        },
-        Value::Array(all) => all.into_iter().map(tamed).collect(),
-        Value::Object(all) => {
-            Value::Object(all.into_iter().map(|(name, value)| (name, tamed(value))).collect())
-        }
-        other => other,
-    }
-}
-
 /// A daemon may tell of runs that do not fit together: they are shown somehow.
 fn views(bytes: &[u8]) {
     let Ok(told) = serde_json::from_slice::<Value>(bytes) else { return };
     let Ok(runs) = serde_json::from_value::<Vec<Run>>(tamed(told)) else { return };
-    for run in runs.iter().take(2) {
-        let report = Report::new(run, RULES.with(|rules| (**rules).clone()), None);
-        text(&report, Layout::default()).lines().for_each(harmless);
-        drop((
-            json::json(&report),
-            csv::csv(&report),
-            html::html(&report),
-            trace::json(&report),
-            treemap::json(&report),
-        ));
-        drop(collapsed::collapsed(&report));
-    }
+    runs.iter().take(2).for_each(shown);
 }

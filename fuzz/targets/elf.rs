@@ -15,16 +15,18 @@ use find::{Header, Image};
 use gpumem::descriptor;
 use gpumem_fuzz::number;
 use libfuzzer_sys::fuzz_target;
+use std::cell::Cell;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes as a file.
-struct File<'a>(&'a [u8]);
+/// Bytes as a file, and how often nothing was where it was read.
+struct File<'a>(&'a [u8], Cell<u32>);
 
 impl FileExt for File<'_> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.0.len());
         let count = buffer.len().min(self.0.len() - from);
+        self.1.set(self.1.get() + u32::from(count == 0));
         buffer[..count].copy_from_slice(&self.0[from..from + count]);
         Ok(count)
     }
@@ -39,9 +41,11 @@ fuzz_target!(|bytes: &[u8]| {
     let Some((&how, rest)) = bytes.split_first() else { return };
     let mut from = rest;
     let (start, address) = (number(&mut from, 2), number(&mut from, 2));
-    if let Some(name) = symbols::name(&File(from), start, address) {
+    let file = File(from, Cell::new(0));
+    if let Some(name) = symbols::name(&file, start, address) {
         assert!(name.to_bytes().len() < 1024 && !name.is_empty());
     }
+    assert!(file.1.get() <= 6, "a file that has ended is read on and on");
     in_memory(how, rest);
 });
 

@@ -190,3 +190,31 @@ fn pip_install_is_a_complete_installation() {
             .collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+/// Of what glibc has had since 2.17 nothing is asked for that the wheel's build does not replace: its programs run on old systems.
+#[test]
+fn whatever_of_glibc_is_new_is_replaced() {
+    let python = project().join("agent-lib/python");
+    let replaced = ["wheel/old_glibc.c", "build_wheel.py"]
+        .map(|file| std::fs::read_to_string(python.join(file)).expect("text"))
+        .concat();
+    let is_replaced = |name: &str| {
+        [format!("OLD({name},"), format!("__wrap_{name}("), format!("\"{name}\",")]
+            .iter()
+            .any(|word| replaced.contains(word))
+    };
+    let mut seen = 0;
+    for program in ["gpumemd", "gpumemctl"] {
+        let told = done(Command::new("objdump").arg("-T").arg(programs().ours.join(program)));
+        for (version, name) in told.lines().filter_map(|line| line.split_once("GLIBC_2.")?.1.split_once(' '))
+        {
+            let version =
+                version.trim_end_matches(')').split('.').next().and_then(|minor| minor.parse::<u32>().ok());
+            if version.is_some_and(|minor| minor > 17) {
+                seen += 1;
+                assert!(is_replaced(name.trim()), "{program} asks for {name}, of glibc 2.{version:?}");
+            }
+        }
+    }
+    assert!(seen > 10, "objdump has told of {seen}");
+}

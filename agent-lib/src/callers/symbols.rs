@@ -12,6 +12,8 @@ const MOST: u64 = 16 << 20;
 /// Bytes of a name.
 const NAME: usize = 1024;
 const SECTIONS: u16 = 8192;
+/// Programs and libraries have a dozen.
+const SEGMENTS: u16 = 256;
 
 const SYMBOLS: u32 = 2;
 const EXPORTED: u32 = 11;
@@ -35,10 +37,12 @@ pub fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
     let (sections, bytes, count) = (u64_at(&head, 40)?, u64::from(u16_at(&head, 58)?), u16_at(&head, 60)?);
     let section =
         |number: u64| -> Option<[u8; 64]> { read(file, sections.checked_add(number.checked_mul(bytes)?)?) };
-    let of_kind = |kind: u32| {
-        let headers = (0..u64::from(count.min(SECTIONS))).filter_map(section);
-        headers.into_iter().find(|header| u32_at(header, 4) == Some(kind))
-    };
+    // A file that ends before its headers do has no more of them.
+    let headers = || (0..u64::from(count.min(SECTIONS))).map_while(section);
+    let of_kind = |kind: u32| headers().find(|header| u32_at(header, 4) == Some(kind));
+    if bytes < 64 {
+        return None;
+    }
     let table = of_kind(SYMBOLS).or_else(|| of_kind(EXPORTED))?;
     let strings = section(u32_at(&table, 40)?.into())?;
     let name = function(file, &table, wanted)?;
@@ -53,10 +57,14 @@ pub fn name(file: &impl FileExt, start: u64, address: u64) -> Option<CString> {
 /// Where the first segment wants to lie, in whole pages: the difference to where it lies is the same for all addresses.
 fn first_segment(file: &impl FileExt, head: &[u8; 64]) -> Option<u64> {
     let (offset, bytes, count) = (u64_at(head, 32)?, u64::from(u16_at(head, 54)?), u16_at(head, 56)?);
-    (0..u64::from(count)).find_map(|number| {
-        let header: [u8; 56] = read(file, offset.checked_add(number * bytes)?)?;
-        (u32_at(&header, 0) == Some(LOAD)).then_some(u64_at(&header, 16)? & !0xfff)
-    })
+    if bytes < 56 {
+        return None;
+    }
+    let header = |number: u64| -> Option<[u8; 56]> { read(file, offset.checked_add(number * bytes)?) };
+    let first = (0..u64::from(count.min(SEGMENTS)))
+        .map_while(header)
+        .find(|header| u32_at(header, 0) == Some(LOAD))?;
+    Some(u64_at(&first, 16)? & !0xfff)
 }
 
 /// The offset of the name of the function that `address` is in.
@@ -95,6 +103,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     #[inline(never)]
     #[unsafe(no_mangle)]
@@ -144,5 +153,41 @@ mod tests {
             at(&path, start, function);
         }
         std::fs::remove_file(&path).expect("removed");
+    }
+
+    /// Bytes as a file that counts how often it is read.
+    struct Counted(Vec<u8>, std::cell::Cell<u32>);
+
+    impl FileExt for Counted {
+        fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+            self.1.set(self.1.get() + 1);
+            (&self.0[self.0.len().min(offset as usize)..]).read(buffer)
+        }
+
+        fn write_at(&self, _: &[u8], _: u64) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    #[test]
+    fn headers_that_are_not_there_cost_one_read() {
+        let mut file = vec![0_u8; 200];
+        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+        put(32, &64_u64.to_le_bytes());
+        put(40, &128_u64.to_le_bytes());
+        // As many of each as there can be: the first one is there.
+        put(54, &[56, 0, 255, 255]);
+        put(58, &[64, 0, 255, 255]);
+        for (kind, most) in [(0_u32, 3), (LOAD, 5)] {
+            file[64..68].copy_from_slice(&kind.to_le_bytes());
+            let counted = Counted(file.clone(), 0.into());
+            assert_eq!(name(&counted, 0, 1), None);
+            assert!(counted.1.get() <= 2 * most, "{} reads", counted.1.get());
+        }
+        // Headers of no length would be the same one for ever.
+        (file[54], file[58]) = (0, 0);
+        let counted = Counted(file, 0.into());
+        assert_eq!((name(&counted, 0, 1), counted.1.get()), (None, 1));
     }
 }

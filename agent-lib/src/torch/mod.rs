@@ -6,12 +6,13 @@
 //! pending.rs   freed blocks that a stream still uses       oom.rs      its word that it is out of memory
 //! state.rs     what is kept per device and thread          health.rs   how the layers are: the sender's side
 //! autograd.rs  which node of the backward pass runs        sequence.rs what nodes are called
-//! slot.rs      the slot of a library that is loaded
+//! slot.rs      the slot of a library that is loaded        maps.rs     whether a page is writable
 //! ```
 
 pub mod autograd;
 pub mod find;
 pub mod health;
+mod maps;
 pub mod oom;
 pub mod patch;
 pub mod pending;

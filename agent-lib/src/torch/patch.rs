@@ -21,7 +21,7 @@
 //! whole file. Only if that has happened is it made writable for the moment (and nobody else is writing it then).
 
 use super::find::{Header, Image, Slot};
-use super::{oom, pending, report};
+use super::{maps, oom, pending, report};
 use crate::callers;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::*};
@@ -286,38 +286,12 @@ fn is_writable(at: usize) -> Option<bool> {
     if fd < 0 {
         return None;
     }
-    let (mut buffer, mut line, mut filled, mut found) = ([0_u8; 4096], [0_u8; 64], 0, None);
-    'file: loop {
-        // SAFETY: a buffer of this length.
-        let read = unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
-        let Some(read) = usize::try_from(read).ok().filter(|&read| read > 0) else { break };
-        for &byte in &buffer[..read] {
-            if byte != b'\n' {
-                if filled < line.len() {
-                    line[filled] = byte;
-                    filled += 1;
-                }
-                continue;
-            }
-            found = writable_in(&line[..filled], at);
-            if found.is_some() {
-                break 'file;
-            }
-            filled = 0;
-        }
-    }
+    // SAFETY: a buffer of this length.
+    let read = |buffer: &mut [u8]| unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) };
+    let found = maps::is_writable(at, |buffer| usize::try_from(read(buffer)).unwrap_or(0));
     // SAFETY: opened above.
     unsafe { libc::close(fd) };
     found
-}
-
-/// Of a line `start-end rwxp ...`, if `at` lies there.
-fn writable_in(line: &[u8], at: usize) -> Option<bool> {
-    let line = std::str::from_utf8(line).ok()?;
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let number = |text| usize::from_str_radix(text, 16).ok();
-    (number(start)? <= at && at < number(end)?).then(|| rest.as_bytes().get(1) == Some(&b'w'))
 }
 
 #[cfg(test)]
@@ -325,12 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_maps_are_read() {
-        let line = b"7f00-8f00 r--p 00000000 00:00 0";
-        assert_eq!(writable_in(line, 0x7f00), Some(false));
-        assert_eq!(writable_in(line, 0x8f00), None);
-        assert_eq!(writable_in(b"1000-2000 rw-p 0", 0x1000), Some(true));
-        assert_eq!(writable_in(b"junk", 0), None);
+    fn pages_of_this_process_are_told_apart() {
         let mut word = 0_u64;
         assert_eq!(is_writable(&raw mut word as usize), Some(true));
         assert_eq!(is_writable(is_writable as *const () as usize), Some(false));

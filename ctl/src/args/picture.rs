@@ -36,7 +36,7 @@ pub struct Picture {
     #[arg(long, value_name = "TEXT", requires = "drawn")]
     pub title: Option<String>,
     /// Categories of at most this share are one part of it, named below it
-    #[arg(long, value_name = "PERCENT", requires = "drawn", value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", requires = "drawn", value_parser = super::typed::percent)]
     pub hide_below: Option<f64>,
 }
 
@@ -68,14 +68,6 @@ impl From<Plot> for gpumem_runs::plot::Picture {
             Plot::Compare => Self::Compare,
         }
     }
-}
-
-/// `2`, `0.5`, `2%`.
-fn percent(text: &str) -> Result<f64, String> {
-    let number: Option<f64> = text.trim_end_matches('%').trim_end().parse().ok();
-    number
-        .filter(|percent| (0.0..=100.0).contains(percent))
-        .ok_or_else(|| "a share is 0 to 100 percent".to_owned())
 }
 
 /// For other tools (docs/pictures.md).

@@ -4,10 +4,12 @@
 //! search      where the socket may be, and who may own it
 //! http        one request, one answer, within a time and a size
 //! prometheus  instant queries to a Prometheus, which is asked about many nodes
+//! samples     their text, and that of its answers
 //! ```
 
 mod http;
 pub mod prometheus;
+mod samples;
 mod search;
 
 pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling};

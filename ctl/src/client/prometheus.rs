@@ -3,13 +3,14 @@
 //! There is no TLS in gpumemctl, and no password is ever sent: a server behind either is reached through a tunnel.
 
 use super::http;
+use super::samples::{self, Wrong, encoded};
 use crate::exit::{NoAnswer, Usage};
 use anyhow::Result;
 use gpumem_runs::report::text::clean;
 use hyper::StatusCode;
-use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::time::Duration;
+
+pub use super::samples::{Sample, quoted};
 
 /// Servers give up on a query after two minutes; people sooner.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -23,48 +24,6 @@ pub struct Prometheus {
     authority: String,
     /// What stands before `/api`.
     prefix: String,
-}
-
-/// One sample of an answer.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Sample {
-    /// Labels, the metric's name among them.
-    pub metric: BTreeMap<String, String>,
-    value: (f64, String),
-}
-
-impl Sample {
-    /// A label.
-    pub fn label(&self, name: &str) -> Option<&str> {
-        self.metric.get(name).map(String::as_str).filter(|value| !value.is_empty())
-    }
-
-    /// The value as a whole number: what has none is none.
-    pub fn number(&self) -> Option<i64> {
-        self.value.1.parse::<i64>().ok().or_else(|| {
-            let value = self.value.1.parse::<f64>().ok()?;
-            (value.is_finite() && value.abs() < 9.0e18).then_some(value as i64)
-        })
-    }
-
-    /// The time for which the server answered: s since 1970.
-    pub fn time(&self) -> f64 {
-        self.value.0
-    }
-}
-
-#[derive(Deserialize)]
-struct Answer {
-    status: String,
-    error: Option<String>,
-    data: Option<Data>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Data {
-    result_type: String,
-    result: Vec<Sample>,
 }
 
 impl Prometheus {
@@ -110,54 +69,27 @@ impl Prometheus {
         let path = format!("{}/api/v1/query?query={}{time}", self.prefix, encoded(query));
         let told = http::ask(&self.authority, &path, ANSWER);
         let (status, body) = told.map_err(|why| self.silent(&why))?;
-        let answer = serde_json::from_slice::<Answer>(&body).ok();
-        if let Some(error) = answer.as_ref().and_then(|answer| answer.error.as_deref()) {
-            return Err(anyhow::anyhow!("{} refuses the query: {}", clean(&self.url), clean(error)));
-        }
-        match (answer, status) {
-            (Some(Answer { data: Some(data), status, .. }), StatusCode::OK) if status == "success" => {
-                match data.result_type.as_str() {
-                    "vector" => Ok(data.result),
-                    other => Err(self.silent(&format!("answers with a {}, not a vector", clean(other))).into()),
-                }
-            }
-            (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(self
+        samples::read(&body, status == StatusCode::OK).map_err(|why| match why {
+            Wrong::Refused(error) => anyhow::anyhow!("{} refuses the query: {error}", clean(&self.url)),
+            Wrong::Kind(kind) => self.silent(&format!("answers with a {kind}, not a vector")).into(),
+            Wrong::Foreign if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => self
                 .silent("wants a password, and none is sent over a connection without TLS: make a tunnel to the server itself")
-                .into()),
-            (_, status) if status.is_redirection() => {
-                Err(self.silent("sends elsewhere (to a page for logging in, or to https): name the server itself").into())
+                .into(),
+            Wrong::Foreign if status.is_redirection() => {
+                self.silent("sends elsewhere (to a page for logging in, or to https): name the server itself").into()
             }
-            (_, StatusCode::OK) => Err(self.silent("answers, but not as a Prometheus does").into()),
-            (_, status) => Err(self
+            Wrong::Foreign if status == StatusCode::OK => {
+                self.silent("answers, but not as a Prometheus does").into()
+            }
+            Wrong::Foreign => self
                 .silent(&format!("answers {status}, not as a Prometheus does: is its path behind the address another one?"))
-                .into()),
-        }
+                .into(),
+        })
     }
 
     fn silent(&self, why: &str) -> NoAnswer {
         NoAnswer(format!("the Prometheus at {}: {why}", clean(&self.url)))
     }
-}
-
-/// A text as a string of PromQL.
-pub fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '\\' => quoted += "\\\\",
-            '"' => quoted += "\\\"",
-            '\n' => quoted += "\\n",
-            c => quoted.push(c),
-        }
-    }
-    quoted + "\""
-}
-
-/// A blank is a plus for some servers, so everything that could be read in two ways is encoded.
-fn encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(encode).collect()
 }
 
 #[cfg(test)]
@@ -192,22 +124,5 @@ mod tests {
             let error = of(url).expect_err(url).0;
             assert!(error.contains(why), "{url}: {error}");
         }
-    }
-
-    #[test]
-    fn a_name_cannot_leave_its_string() {
-        assert_eq!(quoted("a\"} or vector(1) #\\\n"), "\"a\\\"} or vector(1) #\\\\\\n\"");
-        assert_eq!(encoded("a{b=\"c d+\"}&time=1"), "a%7Bb%3D%22c%20d%2B%22%7D%26time%3D1");
-    }
-
-    #[test]
-    fn bytes_are_whole_numbers() {
-        let sample = |value: &str| Sample { metric: BTreeMap::new(), value: (0.0, value.to_owned()) };
-        assert_eq!(sample("85899345921").number(), Some(85_899_345_921));
-        assert_eq!(sample("-1.5e+10").number(), Some(-15_000_000_000));
-        assert_eq!(
-            (sample("NaN").number(), sample("+Inf").number(), sample("x").number()),
-            (None, None, None)
-        );
     }
 }

@@ -29,7 +29,7 @@
 //! result of the old text.
 
 use super::StoreError;
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 use std::path::Path;
 
 /// `gpmd`: SQLite's field for which program a file belongs to.
@@ -37,6 +37,9 @@ pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 
 /// The schema version this program reads and writes: the number of steps.
 pub const VERSION: i64 = STEPS.len() as i64;
+
+/// All of them, of any version.
+const TABLES: [&str; 7] = ["run", "cell", "device", "moment", "amount", "bucket", "detail"];
 
 /// `STEPS[n]` makes version n+1 of version n.
 const STEPS: [&str; 4] = [
@@ -203,7 +206,11 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fou
         (APPLICATION_ID, found, _) if found > VERSION => {
             Err(StoreError::NewerVersion { path: path.to_owned(), found, supported: VERSION })
         }
-        (APPLICATION_ID, found @ 1.., tables) if tables > 0 => Ok(Found::Version(found)),
+        (APPLICATION_ID, found @ 1.., tables) if tables > 0 => match made_up(connection) {
+            Ok(None) => Ok(Found::Version(found)),
+            Ok(Some(what)) => Err(StoreError::not_a_store(path, what)),
+            Err(error) => Err(StoreError::sqlite(path, error)),
+        },
         (APPLICATION_ID, found, tables) => Err(StoreError::not_a_store(
             path,
             format!("the right application id, but schema version {found} with {tables} tables"),
@@ -213,6 +220,20 @@ pub(super) fn recognise(connection: &Transaction<'_>, path: &Path) -> Result<Fou
             format!("an SQLite file with application id {id:#x} and {tables} tables"),
         )),
     }
+}
+
+/// What stands where a table of ours belongs and is code of whoever made the file: a view or a generated column may make up rows without
+/// an end, a trigger writes what it likes. Views and tables of other names are nobody's business.
+fn made_up(db: &Connection) -> rusqlite::Result<Option<String>> {
+    let sql = "
+        SELECT 'a ' || iif(type = 'table', 'virtual table', type) || ' ' || quote(name) FROM sqlite_schema
+            WHERE lower(iif(type = 'trigger', tbl_name, name)) IN (SELECT value FROM json_each(?1))
+                AND (type <> 'table' OR rootpage = 0)
+        UNION ALL
+        SELECT 'a generated column ' || quote(c.name) FROM json_each(?1), pragma_table_xinfo(value) AS c WHERE hidden <> 0
+        LIMIT 1";
+    let tables = format!("{TABLES:?}");
+    db.query_row(sql, [tables], |row| row.get(0)).optional()
 }
 
 /// Makes the file of whatever version, or a fresh one, a store of [`VERSION`], in one transaction.

@@ -180,6 +180,44 @@ fn rows_that_contradict_each_other_are_damage() {
     }
 }
 
+/// Rows that somebody's SQL makes up have no end, and what it does to those that are written nobody knows.
+#[test]
+fn code_in_place_of_a_table_is_refused_at_once() {
+    let endless = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n)";
+    for (made_up, found) in [
+        (
+            format!("ALTER TABLE run RENAME TO old; CREATE VIEW Run AS {endless} SELECT old.* FROM old, n"),
+            "a view 'Run'",
+        ),
+        (format!("DROP TABLE cell; CREATE VIEW cell AS {endless} SELECT i AS idx FROM n"), "a view 'cell'"),
+        (
+            "CREATE TRIGGER t BEFORE UPDATE ON run BEGIN SELECT hex(zeroblob(400000000)); END".into(),
+            "a trigger 't'",
+        ),
+        (
+            "ALTER TABLE device ADD COLUMN x TEXT AS (hex(zeroblob(400000000)))".into(),
+            "a generated column 'x'",
+        ),
+    ] {
+        let dir = TempDir::new();
+        finished(&dir);
+        rusqlite::Connection::open(dir.store()).unwrap().execute_batch(&made_up).unwrap();
+        for error in [refused(Store::open(dir.store())), refused(Store::open_read_only(dir.store()))] {
+            assert!(matches!(error, StoreError::NotAStore { .. }), "{error:?}");
+            assert!(error.to_string().contains(found), "{error}");
+        }
+    }
+    let dir = TempDir::new();
+    finished(&dir);
+    let own = "CREATE VIEW theirs AS SELECT * FROM run; CREATE INDEX quick ON run (label); CREATE TABLE notes (run, note)";
+    rusqlite::Connection::open(dir.store()).unwrap().execute_batch(own).unwrap();
+    assert_eq!(
+        Store::open_read_only(dir.store()).unwrap().list().unwrap().len(),
+        1,
+        "what people add for themselves"
+    );
+}
+
 #[test]
 fn deleting_a_run_deletes_all_of_it() {
     let dir = TempDir::new();

@@ -102,7 +102,9 @@ impl Member {
             state: "running",
             flags: row.flags.clone(),
             used_bytes: used,
-            predates_bytes: parts.map(|((used, tracked), untrackable)| used - tracked - untrackable),
+            predates_bytes: parts.and_then(|((used, tracked), untrackable)| {
+                used.checked_sub(tracked)?.checked_sub(untrackable)
+            }),
             tracked_bytes: row.tracked_bytes,
             idle_bytes: row.idle_bytes,
             untrackable_bytes: row.untrackable_bytes,

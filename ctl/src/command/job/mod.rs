@@ -9,6 +9,7 @@
 //! ```
 
 mod fleet;
+mod join;
 mod member;
 mod node;
 mod sum;

@@ -257,6 +257,8 @@ impl Watch {
                     info!(reason = %status.reason, "nvml is up");
                     let hung = &self.hung;
                     self.translator.mark_missing(&mut status, |name| hung.has(name));
+                } else if status.released_until_ns.is_some() {
+                    info!(reason = %status.reason, "nvml is down, as somebody asked for");
                 } else {
                     warn!(reason = %status.reason, "nvml is down");
                 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! seen      what /proc shows
+//! text      what its files say
 //! variable  who lost CUDA_INJECTION64_PATH
 //! file      whether the library can be loaded where the process is
 //! socket    whether the process sees the daemon
@@ -10,6 +11,7 @@
 mod file;
 mod seen;
 mod socket;
+mod text;
 mod variable;
 
 use super::elf::Elf;
@@ -17,9 +19,10 @@ use super::{Told, finding};
 use crate::command::run::library;
 use gpumem_wire::checks::Check;
 use gpumem_wire::control::{Finding, State};
-pub(super) use seen::mapped;
-use seen::{Seen, files};
+use seen::Seen;
 use std::path::Path;
+use text::files;
+pub(super) use text::mapped;
 
 const INJECTION: &str = "CUDA_INJECTION64_PATH";
 const AGENT: &str = "libgpumem.so";

@@ -1,0 +1,93 @@
+//! Sizes, times, steps, shares and names as people type them, each with a sentence of what would be right.
+
+/// `100:110`.
+pub fn steps(text: &str) -> Result<(u64, u64), String> {
+    let steps = text.split_once(':').and_then(|(first, last)| Some((number(first)?, number(last)?)));
+    steps
+        .filter(|(first, last)| first <= last && *last < u64::MAX)
+        .ok_or_else(|| "steps are the first and the last, as 100:110".into())
+}
+
+/// `500M` in bytes.
+pub fn size(text: &str) -> Result<u64, String> {
+    let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let shift = match unit {
+        "" => Some(0),
+        "K" | "KiB" => Some(10),
+        "M" | "MiB" => Some(20),
+        "G" | "GiB" => Some(30),
+        "T" | "TiB" => Some(40),
+        _ => None,
+    };
+    let bytes = shift.and_then(|shift: u32| number(digits)?.checked_mul(1 << shift));
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "a size is 500M or 2G (KiB, MiB, GiB)".into())
+}
+
+/// `60`, `60s`, `5m` or `1h` in seconds.
+pub fn seconds(text: &str) -> Result<u64, String> {
+    let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    let scale = match unit {
+        "" | "s" => Some(1),
+        "m" | "min" => Some(60),
+        "h" => Some(3600),
+        _ => None,
+    };
+    let seconds = scale.and_then(|scale| number(digits)?.checked_mul(scale));
+    seconds.filter(|seconds| *seconds > 0).ok_or_else(|| "a time is 60s, 5m or 1h".into())
+}
+
+/// `2`, `0.5`, `2%`.
+pub fn percent(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.strip_suffix('%').unwrap_or(text).trim_end().parse().ok();
+    number
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .ok_or_else(|| "a share is 0 to 100 percent".to_owned())
+}
+
+/// A name that can stand in a table and a file name.
+pub fn job_name(name: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+@:".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err("a name is 1 to 64 letters, digits and . _ - + @ :".into());
+    }
+    Ok(name.to_owned())
+}
+
+/// Digits and nothing else: a sign is no part of any of these.
+fn number(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_and_sizes_are_typed_as_people_do() {
+        assert_eq!(steps("100:110"), Ok((100, 110)));
+        assert_eq!(
+            ["1", "2K", "500M", "2GiB"].map(|text| size(text).ok()),
+            [Some(1), Some(2048), Some(500 << 20), Some(2 << 30)]
+        );
+        // The last number is the agent's word for no end.
+        for bad in ["", "110:100", "1", "a:b", "1:2:3", "+1:2", "0:18446744073709551615"] {
+            assert!(steps(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "0", "M", "-1", "+1", "1X", "5iB", "1KiBiB", "99999999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_and_shares_are_typed_as_people_do() {
+        let good = ["60", "60s", "5m", "1h"].map(|text| seconds(text).ok());
+        assert_eq!(good, [Some(60), Some(60), Some(300), Some(3600)]);
+        for bad in ["", "0", "s", "-1s", "+1s", "1d", "1.5h", "99999999999999999999s", "9999999999999999h"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+        assert_eq!(["2", "0.5", "2 %"].map(|text| percent(text).ok()), [Some(2.0), Some(0.5), Some(2.0)]);
+        for bad in ["", "%", "2%%", "101", "-1", "NaN", "inf"] {
+            assert!(percent(bad).is_err(), "{bad}");
+        }
+    }
+}

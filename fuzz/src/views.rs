@@ -1,0 +1,42 @@
+//! Views of runs that nothing has checked: from a daemon that may lie, or a store that is damaged.
+
+use crate::harmless;
+use gpumem_runs::report::text::{Layout, text};
+use gpumem_runs::report::{Report, collapsed, csv, html, json, trace, treemap};
+use gpumem_runs::rules::Groupings;
+use gpumem_runs::run::Run;
+use serde_json::Value;
+use std::cell::LazyCell;
+
+thread_local! {
+    static RULES: LazyCell<Groupings> = LazyCell::new(|| Groupings::preset(None));
+}
+
+/// Numbers that any memory could have: what is larger is refused elsewhere, or wraps.
+pub fn tamed(value: Value) -> Value {
+    match value {
+        Value::Number(number) => match number.as_i64() {
+            Some(number) => (number % (1 << 44)).into(),
+            None => number.as_u64().map_or(Value::Number(number), |number| (number % (1 << 44)).into()),
+        },
+        Value::Array(all) => all.into_iter().map(tamed).collect(),
+        Value::Object(all) => {
+            Value::Object(all.into_iter().map(|(name, value)| (name, tamed(value))).collect())
+        }
+        other => other,
+    }
+}
+
+/// What does not fit together is shown somehow, and harmless.
+pub fn shown(run: &Run) {
+    let report = Report::new(run, RULES.with(|rules| (**rules).clone()), None);
+    text(&report, Layout::default()).lines().for_each(harmless);
+    drop((
+        json::json(&report),
+        csv::csv(&report),
+        html::html(&report),
+        trace::json(&report),
+        treemap::json(&report),
+    ));
+    drop(collapsed::collapsed(&report));
+}

@@ -1,0 +1,226 @@
+//! A run store that is damaged or made up: bytes of a good file are changed, or values of its rows. It is opened, listed and loaded or
+//! refused, in bounded memory; what was loaded is shown, and stored again it is the same.
+#![no_main]
+
+#[path = "../../runs/tests/store/support.rs"]
+#[allow(dead_code)]
+mod support;
+
+use gpumem_fuzz::{memory, number, shown, tamed};
+use gpumem_runs::run::{Run, State};
+use gpumem_runs::store::{Filter, Sort, Store, StoreError};
+use libfuzzer_sys::fuzz_target;
+use rusqlite::types::{ToSqlOutput, Value, ValueRef};
+use rusqlite::{Connection, ffi};
+use std::cell::LazyCell;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use support::{TempDir, run_at};
+
+/// Bytes that are live while a file is read, ours and SQLite's.
+const MOST: usize = 16 << 20;
+
+/// A store as it should be.
+struct Good {
+    dir: TempDir,
+    bytes: Vec<u8>,
+    /// Of each table: name, columns, those of its key.
+    columns: Vec<(String, String, String)>,
+}
+
+thread_local! {
+    static GOOD: LazyCell<Good> = LazyCell::new(Good::new);
+}
+
+impl Good {
+    fn new() -> Good {
+        // In memory, where there is such a place.
+        let place = ["/dev/shm", "/tmp"].map(PathBuf::from).into_iter().find(|place| place.is_dir());
+        let name = format!("gpumem-fuzz-store-{}", std::process::id());
+        let dir = TempDir::at(place.expect("a folder").join(name));
+        let path = dir.store();
+        let mut store = Store::open(&path).expect("it is new");
+        store.insert(&run_at(3), "one").expect("room");
+        let life = store.begin(&run_at(1), "two").expect("room");
+        store.checkpoint(life, &run_at(2)).expect("room");
+        drop(store);
+        let db = Connection::open(&path).expect("it is there");
+        // A log and its index would be two files more for each run.
+        let _: String =
+            db.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).expect("nobody else has it");
+        let sql = "SELECT t.name, c.name, (SELECT group_concat(name) FROM pragma_table_info(t.name) WHERE pk > 0)
+            FROM sqlite_schema AS t, pragma_table_info(t.name) AS c WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite%'";
+        let columns = {
+            let mut statement = db.prepare(sql).expect("sql");
+            let rows =
+                statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).expect("rows");
+            rows.collect::<Result<Vec<_>, _>>().expect("texts")
+        };
+        assert!(columns.len() > 70);
+        drop(db);
+        let bytes = fs::read(&path).expect("it is there");
+        Good { dir, bytes, columns }
+    }
+
+    /// The file as the input has it.
+    fn changed(&self, how: u8, bytes: &[u8]) -> PathBuf {
+        let path = self.dir.store();
+        fs::write(&path, &self.bytes).expect("room");
+        for suffix in ["db-wal", "db-shm", "db-journal"] {
+            let _ = fs::remove_file(path.with_extension(suffix));
+        }
+        if how & 1 == 0 {
+            self.bytes_of(&path, bytes);
+        } else {
+            let db = Connection::open(&path).expect("a good file");
+            db.execute_batch(
+                "PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY; PRAGMA ignore_check_constraints = ON",
+            )
+            .expect("sql");
+            let transaction = db.unchecked_transaction().expect("a good file");
+            self.values(&db, bytes);
+            transaction.commit().expect("room");
+        }
+        path
+    }
+
+    /// Pieces: where, how long, and what is there instead. A piece without a length ends the file.
+    fn bytes_of(&self, path: &Path, mut bytes: &[u8]) {
+        let file = File::options().write(true).open(path).expect("it is there");
+        while !bytes.is_empty() {
+            let at = number(&mut bytes, 3) % self.bytes.len() as u64;
+            let len = number(&mut bytes, 1) as usize % 32;
+            let (piece, rest) = bytes.split_at(len.min(bytes.len()));
+            bytes = rest;
+            match len {
+                0 => file.set_len(at).expect("room"),
+                _ => file.write_all_at(piece, at).expect("room"),
+            }
+        }
+    }
+
+    /// Rows: which column of which, and what it holds instead. What a column's type forbids does not happen.
+    fn values(&self, db: &Connection, mut bytes: &[u8]) {
+        for _ in 0..8 {
+            let Some((&column, rest)) = bytes.split_first() else { return };
+            bytes = rest;
+            let (row, kind) = (number(&mut bytes, 1), number(&mut bytes, 1));
+            let (table, column, key) = &self.columns[usize::from(column) % self.columns.len()];
+            let this = format!("({key}) IN (SELECT {key} FROM {table} LIMIT 1 OFFSET {row})");
+            let set = |value: ToSqlOutput<'_>| {
+                let _ =
+                    db.execute(&format!("UPDATE OR REPLACE {table} SET {column} = ? WHERE {this}"), [value]);
+            };
+            match kind % 8 {
+                0 => set(ToSqlOutput::Owned(Value::Null)),
+                1 => set(ToSqlOutput::Owned(Value::Integer(number(&mut bytes, 8).cast_signed()))),
+                2 => drop(db.execute(&format!("DELETE FROM {table} WHERE {this}"), [])),
+                3 | 4 => {
+                    let len = number(&mut bytes, 1) as usize;
+                    let (piece, rest) = bytes.split_at(len.min(bytes.len()));
+                    bytes = rest;
+                    set(ToSqlOutput::Borrowed(if kind % 8 == 3 {
+                        ValueRef::Text(piece)
+                    } else {
+                        ValueRef::Blob(piece)
+                    }));
+                }
+                _ => {
+                    // A piece of what is there.
+                    let sql = format!("SELECT {column} FROM {table} WHERE {this}");
+                    let Ok(old) = db.query_row(&sql, [], |row| row.get::<_, Value>(0)) else { continue };
+                    let (mut text, is_text) = match old {
+                        Value::Text(text) => (text.into_bytes(), true),
+                        Value::Blob(blob) => (blob, false),
+                        _ => continue,
+                    };
+                    let from = number(&mut bytes, 2) as usize % (text.len() + 1);
+                    let to = (from + number(&mut bytes, 1) as usize % 16).min(text.len());
+                    let len = number(&mut bytes, 1) as usize % 16;
+                    let (piece, rest) = bytes.split_at(len.min(bytes.len()));
+                    bytes = rest;
+                    text.splice(from..to, piece.iter().copied());
+                    set(ToSqlOutput::Borrowed(if is_text {
+                        ValueRef::Text(&text)
+                    } else {
+                        ValueRef::Blob(&text)
+                    }));
+                }
+            }
+        }
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((&how, bytes)) = bytes.split_first() else { return };
+    let path = GOOD.with(|good| good.changed(how, bytes));
+    // SAFETY: no pointers.
+    unsafe { ffi::sqlite3_memory_highwater(1) };
+    let read = memory::bounded(MOST, || read(&path, how));
+    // SAFETY: as above.
+    let most = unsafe { ffi::sqlite3_memory_highwater(0) };
+    assert!(most < MOST as i64, "SQLite took {most} bytes");
+    let runs = told(&path, read).unwrap_or_default();
+    for run in &runs {
+        let text = serde_json::to_vec(run).expect("strings and numbers");
+        assert_eq!(&serde_json::from_slice::<Run>(&text).expect("it was written"), run);
+        // Views take ten times as long as all the rest.
+        if how & 14 == 2 {
+            let told = tamed(serde_json::from_slice(&text).expect("JSON"));
+            // Numbers that no reading has may be no numbers of their type any more.
+            if let Ok(run) = serde_json::from_value::<Run>(told) {
+                shown(&run);
+            }
+        }
+    }
+    // Only a file that SQLite finds whole takes another run for sure.
+    if how & 5 == 5 {
+        told(&path, again(&path, &runs));
+    }
+});
+
+/// An error names its file.
+fn told<T>(path: &Path, read: Result<T, StoreError>) -> Option<T> {
+    let wrong =
+        |error: &StoreError| assert!(error.to_string().starts_with(&*path.to_string_lossy()), "{error}");
+    read.inspect_err(wrong).ok()
+}
+
+/// All that can be loaded of the file, each thing on its own.
+fn read(path: &Path, how: u8) -> Result<Vec<Run>, StoreError> {
+    let store = Store::open_read_only(path)?;
+    let sort = [Sort::Stored, Sort::Started, Sort::Peak, Sort::Label][usize::from(how >> 4 & 3)];
+    let filter = Filter {
+        oom: how & 64 != 0,
+        device: (how & 128 != 0).then(|| "GPU".to_owned()),
+        sort,
+        ..Filter::default()
+    };
+    told(path, store.select(&filter));
+    told(path, store.latest());
+    let listed = told(path, store.list()).unwrap_or_default();
+    assert!(listed.is_sorted_by(|one, other| one.id > other.id), "each once, the newest first");
+    let mut runs = Vec::new();
+    for run in listed.into_iter().take(4) {
+        let whole = told(path, store.load(run.id));
+        assert!(whole.is_none() || told(path, store.load_head(run.id)).is_some());
+        runs.extend(whole);
+    }
+    Ok(runs)
+}
+
+fn again(path: &Path, runs: &[Run]) -> Result<(), StoreError> {
+    let mut store = Store::open(path)?;
+    for (number, run) in runs.iter().enumerate() {
+        let (id, is_new) = store.insert(run, &format!("again {number}"))?;
+        assert!(is_new);
+        let mut read = store.load(id)?;
+        // Nobody writes it.
+        if run.state == State::Open && read.state == State::Interrupted {
+            read.state = State::Open;
+        }
+        assert_eq!(&read, run, "what is stored comes back");
+    }
+    Ok(())
+}
