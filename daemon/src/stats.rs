@@ -65,7 +65,7 @@ counts! {
     "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
     "gpumemd_store_errors_total", "Writes that the store refused; they are tried again." { StoreErrors }
     "gpumemd_store_dropped_total", "Runs that were never stored: too many, or too large ones, waited while the store was out of order." { StoreDropped }
-    "gpumemd_store_not_shown_total", "Stored runs that an answer left out because it would have been too large." { StoreNotShown }
+    "gpumemd_store_not_shown_total", "Answers that lack stored runs, because they would have been too large." { StoreNotShown }
     "gpumemd_store_deleted_total", "Runs deleted from the store, by reason." { DeletedAge = "age", DeletedSize = "size" }
     "gpumemd_store_set_aside_total", "Stores that were damaged and renamed, and new ones begun." { StoreSetAside }
     "gpumemd_recording_records_total", "Records written to the recording." { Recorded }

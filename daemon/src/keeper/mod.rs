@@ -2,6 +2,7 @@
 //! waits here in memory, is written when the store works again, and can be asked for meanwhile.
 //!
 //! ```text
+//! begun       a run's place in the store
 //! lives       a run that an earlier life of the daemon began
 //! aside       a store that is damaged
 //! retention   what is deleted, a little at a time
@@ -9,6 +10,7 @@
 //! ```
 
 mod aside;
+mod begun;
 mod lives;
 mod retention;
 mod shelf;
@@ -18,9 +20,10 @@ pub use retention::Retention;
 use crate::fair::Bill;
 use crate::stats::{Count, Stats};
 use aside::Broken;
+use begun::{Earlier, Open, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::run::{Run, State};
-use gpumem_runs::store::{Newest, RunId, Store, StoreError};
+use gpumem_runs::store::{Newest, Store, StoreError};
 use retention::Sweeper;
 use shelf::{Shelf, Waiting};
 use std::collections::HashMap;
@@ -215,7 +218,7 @@ impl Keeper {
     /// Runs that go on, with what an earlier life of the daemon saw of them.
     pub async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
         let (reply, earlier) = oneshot::channel();
-        let keys = runs.iter().map(|run| key_of(run)).collect();
+        let keys = runs.iter().map(key_of).collect();
         self.ask(QUESTIONS, Job::Earlier { keys, reply });
         let mut earlier = answer(earlier).await.unwrap_or_default().into_iter();
         let joined = |run: Run| match earlier.next().flatten() {
@@ -257,25 +260,6 @@ async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A run that is being written.
-#[derive(Default)]
-struct Open {
-    /// Its place in the store; none while that is closed.
-    id: Option<RunId>,
-    /// This life has written to it.
-    is_ours: bool,
-    earlier: Earlier,
-}
-
-/// What the store knew of a run when this life of the daemon began it.
-#[derive(Debug, Clone, Default)]
-struct Earlier {
-    /// Which part of its life it is.
-    part: u32,
-    /// What an earlier life of the daemon had written: of this part, or if it has rolled, of the one before.
-    before: Option<Arc<Run>>,
 }
 
 /// The thread's own.
@@ -378,7 +362,7 @@ impl Desk {
         let mine: Vec<Arc<Waiting>> = lock(&self.shelf).all().rev().cloned().collect();
         // Of a life in parts the newest part speaks.
         let over = mine.iter().filter(|waiting| waiting.over && !waiting.is_rolled());
-        let over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
+        let mut over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
         let (mut found, mut bytes) = (Vec::new(), 0);
         let mut stays = |run: Run| {
             bytes += run.weight();
@@ -389,7 +373,7 @@ impl Desk {
             }
             has_room
         };
-        let is_full = !over.map(&mut stays).fold(true, |all, stays| all && stays);
+        let is_full = !over.all(&mut stays);
         let Some(store) = self.store.as_ref().filter(|_| !is_full) else { return found };
         let known = mine.iter().map(|waiting| waiting.uid.as_str()).collect::<Vec<_>>();
         for summary in store.list().unwrap_or_default().into_iter().take(SEARCHED) {
@@ -499,70 +483,6 @@ impl Desk {
             // Writes will tell of it, and set the store aside if it is damaged.
             Err(error) => tracing::warn!(%error, "old runs could not be deleted"),
         }
-    }
-}
-
-fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<(), StoreError> {
-    let id = match open.id {
-        Some(id) => id,
-        None => begin(store, open, of)?,
-    };
-    let joined = open.earlier.joined(&of.run);
-    let run = joined.as_ref().unwrap_or(&of.run);
-    let write = if of.over { Store::close } else { Store::checkpoint };
-    match write(store, id, run) {
-        // Somebody deleted it.
-        Err(StoreError::UnknownRun { .. }) => {
-            open.id = None;
-            let id = begin(store, open, of)?;
-            write(store, id, run)
-        }
-        result => result,
-    }
-}
-
-/// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
-/// before the store broke or the run rolled.
-fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
-    let in_this_life = of.run.coverage.part.map_or(1, |part| part.number);
-    let (id, part) = match store.newest(&of.uid)? {
-        Some(Newest { id, part, is_rolled: false }) => {
-            if !open.is_ours {
-                open.earlier.before = Some(Arc::new(store.load(id)?));
-            }
-            (Some(id), part)
-        }
-        Some(Newest { id, part, is_rolled: true }) => {
-            if !open.is_ours {
-                let is_next = of.run.coverage.part.is_none();
-                open.earlier.before = if is_next { Some(Arc::new(store.load(id)?)) } else { None };
-            }
-            (None, part + 1)
-        }
-        None => (None, in_this_life),
-    };
-    open.earlier.part = part;
-    let id = match id {
-        Some(id) => id,
-        None => {
-            let joined = open.earlier.joined(&of.run);
-            store.begin_part(joined.as_ref().unwrap_or(&of.run), &of.uid, part)?
-        }
-    };
-    (open.id, open.is_ours) = (Some(id), true);
-    Ok(id)
-}
-
-impl Earlier {
-    /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
-    fn joined(&self, run: &Run) -> Option<Run> {
-        let mut joined = self.before.as_ref().map(|before| lives::joined(before, run));
-        let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
-        if !joined.as_ref().map_or(is_counted(run), is_counted) {
-            let run = joined.get_or_insert_with(|| run.clone());
-            run.coverage.part.iter_mut().for_each(|part| part.number = self.part);
-        }
-        joined
     }
 }
 

@@ -96,7 +96,7 @@ impl Shelf {
         let (user, _) = users.into_iter().max_by_key(|(_, bytes)| *bytes)?;
         let is_theirs = |waiting: &Arc<Waiting>| waiting.run.process.uid == user && !is_written(waiting);
         let living = self.waiting.iter().position(|waiting| is_theirs(waiting) && !waiting.over);
-        living.or_else(|| self.waiting.iter().position(|waiting| is_theirs(waiting)))
+        living.or_else(|| self.waiting.iter().position(is_theirs))
     }
 
     fn remove(&mut self, place: usize) -> Option<Arc<Waiting>> {

@@ -221,7 +221,7 @@ const TOLD: [Told; 26] = [
         Count::StoreNotShown,
         Check::StoreAnswers,
         "store",
-        "runs were left out of answers of more than 256 runs, or 32 MiB",
+        "answers lack runs, because they would have had more than 256 stored ones, or 32 MiB",
         "ask for fewer: gpumemctl runs lists all that are in the store",
     ),
 ];
