@@ -5,6 +5,7 @@
 //! worth waits before the next answer, so that it is their own requests that become slow. Answers that are costly are made one at
 //! a time for each user, which bounds what they take of memory too.
 
+use crate::clock;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -69,7 +70,8 @@ impl Bill {
         owed.time = owed.time.saturating_add(time);
     }
 
-    /// Does work for which others wait: what counts is how long, on a busy machine more than what it had of a processor.
+    /// Does work of the loop, for which everybody waits: what counts is how long, on a busy machine more than what it had of a
+    /// processor.
     pub fn of<T>(&self, work: impl FnOnce() -> T) -> T {
         let began = std::time::Instant::now();
         let done = work();
@@ -77,7 +79,15 @@ impl Bill {
         done
     }
 
-    /// The same for work that waits in between.
+    /// Does work of a thread beside it, which takes a processor and waits for disks.
+    pub fn of_thread<T>(&self, work: impl FnOnce() -> T) -> T {
+        let began = clock::cpu();
+        let done = work();
+        self.add(clock::cpu().saturating_sub(began));
+        done
+    }
+
+    /// Does work of the loop that waits in between.
     pub async fn of_each<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         poll_fn(|context| self.of(|| work.as_mut().poll(context))).await
@@ -139,7 +149,7 @@ impl Fair {
     ) -> Option<T> {
         let _place = self.beside.acquire().await.ok()?;
         let bill = bill.clone();
-        tokio::task::spawn_blocking(move || bill.of(work)).await.ok()
+        tokio::task::spawn_blocking(move || bill.of_thread(work)).await.ok()
     }
 
     /// Who has paid and does not ask is forgotten.
@@ -206,8 +216,8 @@ mod tests {
         let fair = Fair::default();
         let turn = fair.turn(7, Some(0.0001)).await;
         let spin = || {
-            let began = std::time::Instant::now();
-            while began.elapsed() < 30 * MS {}
+            let began = clock::cpu();
+            while clock::cpu() - began < 30 * MS {}
         };
         fair.beside(&turn.bill, spin).await.expect("it works");
         turn.bill.of_each(async { tokio::time::sleep(500 * MS).await }).await;

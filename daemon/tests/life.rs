@@ -249,6 +249,10 @@ fn nothing_is_written_through_links_that_somebody_planted() {
         let mut daemon = start_in(scratch, config);
         let reason = match daemon.is_over() {
             true => daemon.result().expect_err("it refuses").to_string(),
+            false if name.starts_with("open/runs") => wait_for("what the store says", || {
+                let text = daemon.get("/v1/doctor").1.to_string();
+                text.contains("wait in memory").then_some(text)
+            }),
             false => daemon.get("/v1/doctor").1.to_string(),
         };
         let victim = daemon.scratch.join("victim");
@@ -272,8 +276,15 @@ fn nothing_is_written_through_links_that_somebody_planted() {
     }
 }
 
-/// The program itself.
+/// The program itself, killed when a test fails.
 struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 impl Program {
     fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
@@ -598,6 +609,12 @@ fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
     let text = asked(&scratch, "/v1/doctor");
     assert!(text.contains("agent.memory"), "who was refused is told: {text}");
     drop((peers, last));
-    wait_for("the descriptors", || (fds() <= fds_before + 2).then_some(()));
+    // The ends of one user's agents are looked at one after the other, and who made that long rests: seconds, or minutes where
+    // others want the processors.
+    let dropped = Instant::now();
+    while fds() > fds_before + 2 {
+        assert!(dropped.elapsed() < Duration::from_secs(300), "{} descriptors are held", fds());
+        std::thread::sleep(Duration::from_millis(50));
+    }
     ends_well(program);
 }

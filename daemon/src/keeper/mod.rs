@@ -292,9 +292,9 @@ impl Desk {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => Some(Job::End),
             };
-            *lock(&self.busy) = Some(Instant::now());
             let mut is_over = false;
             while let Some(next) = job {
+                *lock(&self.busy) = Some(Instant::now());
                 is_over = matches!(next, Job::End);
                 if is_over {
                     break;
@@ -308,6 +308,7 @@ impl Desk {
             if is_over {
                 break;
             }
+            *lock(&self.busy) = Some(Instant::now());
             if Instant::now() >= self.next_try {
                 self.write_all();
             }
@@ -324,7 +325,7 @@ impl Desk {
             // Who asked has gone away.
             Job::Find { reply, .. } if reply.is_closed() => {}
             Job::Find { wanted, bill, reply } => {
-                let _ = reply.send(bill.of(|| self.find(&wanted)));
+                let _ = reply.send(bill.of_thread(|| self.find(&wanted)));
             }
             Job::Earlier { keys, reply } => {
                 let _ = reply.send(keys.into_iter().map(|key| self.earlier(key)).collect());
