@@ -7,7 +7,8 @@
 //! The fullest moment of the open slot of the timeline (timeline.rs) is kept in the same way: every peak is one.
 //! Among moments with the same `tracked` the one with the least idle and opaque bytes counts: a framework
 //! pool stays at its highest reservation for hours, and people ask what filled it. (Opaque too: a pool
-//! whose first block has not come yet is opaque until then.)
+//! whose first block has not come yet is opaque until then. And what a pool has let go: a program that takes
+//! leave of its segments before it gives their memory back fills nothing by that.)
 
 use crate::Map;
 use crate::rounding::Rounding;
@@ -227,6 +228,8 @@ pub(crate) struct Book {
     unnamed: Vec<CellId>,
     /// Their sum.
     unnamed_bytes: i64,
+    /// Bytes of memory that segments had, and let go.
+    let_go: i64,
     pub tracked: i64,
     /// Sums of cells by the code of their role, but for unknown ones; new cells are that until [`Book::learn_roles`] has
     /// looked.
@@ -273,6 +276,7 @@ impl Book {
             cells: Vec::new(),
             unnamed: vec![IDLE, OPAQUE],
             unnamed_bytes: 0,
+            let_go: 0,
             tracked: 0,
             by_role: [0; 16],
             learnt: 0,
@@ -467,10 +471,15 @@ impl Book {
         &self.unnamed
     }
 
-    /// Idle and opaque bytes.
+    /// Idle and opaque bytes, and what was that before.
     #[inline]
     pub fn unnamed(&self) -> i64 {
-        self.unnamed_bytes
+        self.unnamed_bytes.wrapping_add(self.let_go)
+    }
+
+    /// Segments let go so many bytes of memory that stays, or have them again.
+    pub fn let_go(&mut self, bytes: i64) {
+        self.let_go = self.let_go.wrapping_add(bytes);
     }
 
     /// Peak and timeline are those of the time from now on, and begin with what is held; `None`: that is not known, and the

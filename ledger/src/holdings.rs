@@ -339,6 +339,7 @@ impl Holdings {
         };
         let at_peak = carved.at_peak(&self.books[usize::from(row.book)]);
         self.leave_ghost(row, row.bytes.saturating_sub(at_peak));
+        self.book(row.book).let_go(carved.let_go().wrapping_neg());
         for (key, bytes) in carved.parts {
             let cell = self.segment_lost(key, extent, bytes);
             self.book(row.book).shift(cell, row.cell, bytes as i64);

@@ -34,6 +34,8 @@ impl Segment {
 #[derive(Debug)]
 pub(crate) struct Carved {
     pub parts: Vec<(SegmentKey, u64)>,
+    /// The most that their sum has been.
+    most: u64,
     /// Their sum at the peak, if `epoch` is the peak's; kept as a book keeps its cells.
     at_peak: u64,
     epoch: u32,
@@ -42,6 +44,11 @@ pub(crate) struct Carved {
 impl Carved {
     pub fn total(&self) -> u64 {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// What segments had of it, and let go.
+    pub fn let_go(&self) -> i64 {
+        self.most.saturating_sub(self.total()) as i64
     }
 
     pub fn at_peak(&self, book: &Book) -> u64 {
@@ -84,6 +91,9 @@ impl Holdings {
 
     /// `new`: not what is left of a segment that the peak knows already.
     fn insert_segment(&mut self, key: SegmentKey, bytes: u64, seq: u64, new: bool) {
+        if self.pools[key.0 as usize].segments.contains_key(&key.1) {
+            self.take_segment(key); // what is left of another, which overlapped
+        }
         let segment = Segment { bytes, backed: 0, parts: Vec::new(), seq, generation: self.generation };
         let pool = &mut self.pools[key.0 as usize];
         pool.segments.insert(key.1, segment);
@@ -197,7 +207,9 @@ impl Holdings {
                 carved.keep(&self.books[usize::from(row.book)]);
                 carved.parts.retain(|(other, _)| *other != key);
             }
-            self.book(row.book).shift(cell, row.cell, bytes as i64);
+            let book = self.book(row.book);
+            book.shift(cell, row.cell, bytes as i64);
+            book.let_go(bytes as i64);
         }
     }
 
@@ -317,9 +329,10 @@ impl Holdings {
                 self.hungry_segments = self.hungry_segments.saturating_sub(1);
             }
             let book = &self.books[usize::from(row.book)];
-            let untouched = Carved { parts: Vec::new(), at_peak: 0, epoch: book.peak.epoch };
+            let untouched = Carved { parts: Vec::new(), most: 0, at_peak: 0, epoch: book.peak.epoch };
             let carved = self.carved.entry(extent).or_insert(untouched);
             carved.keep(book);
+            let had = carved.let_go();
             match carved.parts.iter_mut().find(|(other, _)| *other == key) {
                 Some((_, bytes)) => {
                     *bytes += take;
@@ -331,12 +344,15 @@ impl Holdings {
                     segment.parts.push((extent, take));
                 }
             }
+            carved.most = carved.most.max(carved.total());
+            let let_go = carved.let_go() - had;
             // The peak too, as far as no segment had these bytes at the peak already.
             let live = new && book.live_at_peak(row.first_epoch);
             let at_peak = if live { take.min(row.bytes.saturating_sub(carved.at_peak)) } else { 0 };
             carved.at_peak += at_peak;
             let book = self.book(row.book);
             book.shift(row.cell, cell, take as i64);
+            book.let_go(let_go);
             book.rename_at_peak(peak_cell, cell, at_peak as i64);
             if new {
                 let book = &mut self.books[usize::from(row.book)];

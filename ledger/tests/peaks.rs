@@ -151,6 +151,29 @@ fn peak_prefers_the_moment_with_least_idle_among_equals() {
 }
 
 #[test]
+fn who_takes_leave_of_a_segment_fills_nothing_by_that() {
+    check(
+        |s| {
+            with_segment(s);
+            s.tag("w").block(0x1000, 1000, 3);
+            s.unblock(0x1000, 3);
+            s.unsegment(0x1000, 4096, 3);
+        },
+        &["tracked 4096 = direct:a 4096", "peak 4096 = block:w 1000 + idle 3096"],
+    );
+    // Memory that goes takes with it what was remembered of it.
+    check(
+        |s| {
+            with_segment(s);
+            s.unsegment(0x1000, 4096, 3);
+            s.free(0x1000);
+            s.tag("b").alloc(0x8000, 4096);
+        },
+        &["tracked 4096 = direct:b 4096", "peak 4096 = direct:b 4096"],
+    );
+}
+
+#[test]
 fn segment_added_twice_is_renamed_at_the_peak_once() {
     check(
         |s| {

@@ -223,6 +223,22 @@ fn segment_removed_with_a_live_block_shows_as_negative_idle() {
 }
 
 #[test]
+fn what_is_left_of_two_that_overlapped_is_one() {
+    check(
+        |s| {
+            s.pool(3, 0, true, FRAMEWORK);
+            s.tag("a").alloc(16 * MIB, 4 * MIB);
+            s.segment(16 * MIB, 3 * MIB, 3);
+            s.segment(17 * MIB, 3 * MIB, 3);
+            s.unsegment(17 * MIB, MIB, 3); // both go on from 18 MiB
+            expect(s, &["tracked 4194304 = direct:a 1048576 + idle 3145728"]);
+            s.tag("b").alloc(16 * MIB, 4 * MIB); // its free was lost
+        },
+        &["tracked 4194304 = direct:b 1048576 + idle 3145728", "odd replaced 1"],
+    );
+}
+
+#[test]
 fn part_of_a_segment_removed_leaves_the_rest() {
     check(
         |s| {

@@ -350,10 +350,11 @@ fn every_protocol_of_python_reads_the_same() {
 #[test]
 fn code_is_refused_by_its_name_and_place() {
     let head = b"\x80\x04}\x94(X\x08\x00\x00\x00segments";
-    let tails: [(&[u8], &str); 9] = [
+    let tails: [(&[u8], &str); 10] = [
         (b"cos\nsystem\n(S'x'\ntR.", "names Python code (os.system): opcode GLOBAL"),
         (b"\x8c\x02os\x8c\x06system\x93.", "opcode STACK_GLOBAL"),
         (b"(ios\nsystem\n.", "INST"),
+        ("(io\u{e05a0}s\nsystem\n.".as_bytes(), "(o\\u{e05a0}s.system)"),
         (b"NNR.", "calls a Python function: opcode REDUCE"),
         (b"NNb.", "BUILD"),
         (b"NN\x81.", "NEWOBJ"),

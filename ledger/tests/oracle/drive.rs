@@ -161,7 +161,10 @@ impl Drive {
         let peak = &self.world.peak;
         assert_eq!(account.peak.tracked_bytes, peak.bytes);
         if peak.known {
-            assert_eq!(composition(&view.cells, &account.peak.amounts), peak.line(), "peak");
+            let found = composition(&view.cells, &account.peak.amounts);
+            if !self.world.as_full.iter().any(|other| !other.known || other.line() == found) {
+                assert_eq!(found, peak.line(), "peak");
+            }
         }
         self.history.push((self.time, self.world.tracked(), self.world.leaving()));
     }

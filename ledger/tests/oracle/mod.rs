@@ -151,6 +151,8 @@ pub struct Peak {
     pub rows: Vec<(u64, bool, Name, i64)>,
     pub idle: i64,
     pub opaque: i64,
+    /// Of memory that segments had, and let go.
+    pub let_go: i64,
     /// The rows are known (not after a loss).
     pub known: bool,
 }
@@ -165,6 +167,12 @@ pub struct World {
     pub segments: Vec<Segment>,
     pub blocks: Vec<Block>,
     pub peak: Peak,
+    /// The most that segments had of an extent, by seq.
+    pub most_carved: BTreeMap<u64, u64>,
+    /// What they had before something was lost is not known: of equally full moments each may be the peak.
+    pub unsure: bool,
+    /// Such moments, beside `peak`.
+    pub as_full: Vec<Peak>,
     /// Role at death, by seq.
     pub dead: BTreeMap<u64, Role>,
 }
@@ -182,13 +190,21 @@ impl World {
         let after = self.carved();
         for ((extent, pool), bytes) in after {
             let fresh = bytes - before.get(&(extent, pool)).copied().unwrap_or(0).min(bytes);
-            let Some(row) = self.peak.rows.iter_mut().find(|row| row.0 == extent) else { continue };
-            let moved = (fresh as i64).min(row.3);
-            row.3 -= moved;
-            match self.pools.iter().any(|other| other.id == pool && other.opaque) {
-                true => self.peak.opaque += moved,
-                false => self.peak.idle += moved,
+            for peak in std::iter::once(&mut self.peak).chain(&mut self.as_full) {
+                let Some(row) = peak.rows.iter_mut().find(|row| row.0 == extent) else { continue };
+                let moved = (fresh as i64).min(row.3);
+                row.3 -= moved;
+                match self.pools.iter().any(|other| other.id == pool && other.opaque) {
+                    true => peak.opaque += moved,
+                    false => peak.idle += moved,
+                }
             }
+        }
+        let taken = self.taken();
+        self.most_carved.retain(|extent, _| taken.contains_key(extent));
+        for (extent, bytes) in taken {
+            let most = self.most_carved.entry(extent).or_default();
+            *most = bytes.max(*most);
         }
         let waits: Vec<usize> = (0..self.blocks.len()).filter(|&at| !self.blocks[at].booked).collect();
         for at in waits {
@@ -445,8 +461,10 @@ impl World {
         if let Some(name) = live {
             *name = name.renamed(tag, role);
         }
-        if applies && let Some(row) = self.peak.rows.iter_mut().find(|row| row.0 == seq) {
-            row.2 = row.2.renamed(tag, role);
+        for peak in std::iter::once(&mut self.peak).chain(&mut self.as_full).filter(|_| applies) {
+            if let Some(row) = peak.rows.iter_mut().find(|row| row.0 == seq) {
+                row.2 = row.2.renamed(tag, role);
+            }
         }
     }
 }

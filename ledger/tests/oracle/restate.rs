@@ -57,11 +57,13 @@ impl Drive {
                 let cells = view.cells.iter().zip(&peak.amounts);
                 cells.filter(|(cell, _)| cell.class == class).map(|(_, bytes)| bytes).sum::<i64>()
             };
+            self.world.as_full.clear();
             self.world.peak = super::Peak {
                 bytes: peak.tracked_bytes,
                 rows: Vec::new(),
                 idle: of(Class::PoolIdle),
                 opaque: of(Class::Opaque),
+                let_go: 0,
                 known: false,
             };
             assert!(peak.tracked_bytes >= view.accounts[0].tracked_bytes);
@@ -71,6 +73,7 @@ impl Drive {
             self.clean_since = self.time;
         }
         self.exact = true;
+        self.world.unsure = true;
         self.compare();
     }
 

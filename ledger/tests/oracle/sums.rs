@@ -62,6 +62,18 @@ impl World {
         carved
     }
 
+    /// Bytes that segments have of each extent that there is.
+    pub fn taken(&self) -> BTreeMap<u64, u64> {
+        let direct = self.allocs.iter().filter(|a| a.is_direct()).map(|a| a.seq);
+        let blocks = self.blocks.iter().filter(|b| b.booked).map(|b| b.seq);
+        let extents = direct.chain(self.backings.iter().map(|b| b.seq)).chain(blocks);
+        let mut taken: BTreeMap<u64, u64> = extents.map(|seq| (seq, 0)).collect();
+        for take in self.takes() {
+            *taken.entry(take.extent).or_default() += take.bytes;
+        }
+        taken
+    }
+
     pub fn lies_in_booked_segment(&self, pool: u64, address: u64) -> bool {
         let takes = self.takes();
         let over = |s: &&super::Segment| s.pool == pool && overlap(s.address, s.bytes, address, 1) > 0;
@@ -115,6 +127,11 @@ impl World {
             let opaque = self.pools.iter().any(|pool| pool.id == take.pool && pool.opaque);
             *(if opaque { &mut now.opaque } else { &mut now.idle }) += take.bytes as i64;
         }
+        let taken = self.taken();
+        let most = |(extent, bytes): (&u64, &u64)| {
+            (self.most_carved.get(extent).map_or(0, |most| most - bytes)) as i64
+        };
+        now.let_go = taken.iter().map(most).sum();
         now
     }
 
@@ -134,14 +151,18 @@ impl World {
         beside
     }
 
-    /// Whether a record is booked as a whole: a higher `tracked`, or the same with less unnamed, is the peak.
+    /// Whether a record is booked as a whole: a higher `tracked`, or the same with less unnamed (or let go), is the peak.
     pub fn settle(&mut self) {
         let now = self.composition();
-        let unnamed = |peak: &Peak| peak.idle + peak.opaque;
+        let unnamed = |peak: &Peak| peak.idle + peak.opaque + peak.let_go;
         if now.bytes > self.peak.bytes
             || now.bytes == self.peak.bytes && now.bytes > 0 && unnamed(&now) < unnamed(&self.peak)
         {
-            self.peak = now;
+            let before = std::mem::replace(&mut self.peak, now);
+            self.as_full.retain(|peak| peak.bytes == self.peak.bytes);
+            self.as_full.extend((self.unsure && before.bytes == self.peak.bytes).then_some(before));
+        } else if self.unsure && now.bytes == self.peak.bytes {
+            self.as_full.push(now);
         }
     }
 }

@@ -6,6 +6,7 @@
 use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
 use super::bytes::{Bytes, Fault};
 use super::opcode::{has_name, op, refusal};
+use crate::harmless::clean;
 use std::io::Read;
 
 /// Values, stack and memo of one file together.
@@ -420,8 +421,8 @@ impl<R: Read> Machine<R> {
                     break;
                 }
                 let text = String::from_utf8_lossy(&self.piece);
-                let clean = text.chars().filter(|letter| !letter.is_control()).take(60).collect::<String>();
-                name = if name.is_empty() { clean } else { format!("{name}.{clean}") };
+                let part = clean(&text.chars().take(60).collect::<String>());
+                name = if name.is_empty() { part } else { format!("{name}.{part}") };
             }
         }
         refusal(opcode, &name)
