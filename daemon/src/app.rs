@@ -4,6 +4,7 @@ use crate::clock;
 use crate::config::{self, Change, Config, Home, Keys, Settings};
 use crate::core::{Board, Core, Order};
 use crate::descriptors;
+use crate::fair::Fair;
 use crate::keeper::Keeper;
 use crate::recorder::Recorder;
 use crate::service::{self, tell};
@@ -12,7 +13,7 @@ use crate::sockets::{self, Handed};
 use crate::source::Batch;
 use crate::source::agent::{self, Agents};
 use crate::source::kernel::Kernel;
-use crate::source::nvml::Nvml;
+use crate::source::nvml::{self, Nvml};
 use crate::source::process::{Gone, Processes};
 use crate::stats::{Count, Stats};
 use crate::view::health::{self, Health};
@@ -95,6 +96,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
 
     let (keeper, keeper_thread) =
         Keeper::start(settings.store.clone(), settings.retention, Arc::clone(&stats))?;
+    keeper.limit_waiting(settings.waiting_bytes);
     let (inbox, batches) = mpsc::channel::<Batch>(INBOX);
     let (asks, asked) = mpsc::channel(16);
     let (orders, ordered) = mpsc::channel(16);
@@ -123,6 +125,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
         asks,
         sources: Box::new(World { nvml: nvml.clone(), agents: Arc::clone(&agents), kernel: kernel.clone() }),
         shown: shown.into(),
+        fair: Fair::default(),
     });
     answer(&agents, &sight);
     let http_connections = Arc::new(AtomicUsize::new(settings.http_connections));
@@ -181,7 +184,7 @@ pub async fn run(setup: Setup, settings: Settings, mut signals: Signals) -> anyh
 /// Programs that ask about themselves get the report that others would get of them.
 fn answer(agents: &Agents, sight: &Arc<Sight>) {
     let sight = Arc::clone(sight);
-    agents.answer_with(Box::new(move |key, what, options| {
+    agents.answer_with(Box::new(move |key, uid, what, options| {
         let sight = Arc::clone(&sight);
         Box::pin(async move {
             let unanswered = |errno, text: &str| agent::Unanswered { errno, text: text.to_owned() };
@@ -202,7 +205,7 @@ fn answer(agents: &Agents, sight: &Arc<Sight>) {
             };
             let all = agent::option(&options, "all") == Some("1");
             let none = "the daemon has no run of this process: it has not used a GPU so far";
-            own::report(sight, key, Wish { form, by, all }).await.ok_or_else(|| unanswered(2, none))
+            own::report(sight, key, uid, Wish { form, by, all }).await.ok_or_else(|| unanswered(2, none))
         })
     }));
 }
@@ -309,6 +312,7 @@ impl Live {
         self.http_connections.store(new.http_connections, Ordering::Relaxed);
         self.sight.show(new.shown(rules));
         let _ = self.orders.send(Order::Pace(new.pace)).await;
+        self.sight.keeper.limit_waiting(new.waiting_bytes);
         if self.settings.retention != new.retention {
             self.sight.keeper.retain(new.retention);
         }
@@ -445,6 +449,7 @@ impl Sources for World {
         });
         Health {
             nvml_up: status.up,
+            nvml_starting: status.reason == nvml::STARTING,
             // Records name their source; here a field does.
             nvml_reason: status.reason.trim_start_matches("nvml: ").to_owned(),
             nvml_remedy: status.remedy,

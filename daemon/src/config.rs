@@ -130,6 +130,8 @@ pub struct Runs {
     pub keep_days: f64,
     #[serde(deserialize_with = "check::whole")]
     pub max_size_mib: u64,
+    #[serde(deserialize_with = "check::memory")]
+    pub waiting_mib: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
@@ -160,6 +162,8 @@ pub struct Control {
     pub connections: usize,
     #[serde(deserialize_with = "check::connections")]
     pub connections_per_uid: usize,
+    #[serde(deserialize_with = "check::share")]
+    pub share_per_uid: f64,
 }
 
 /// What the live page tells whoever can open it.
@@ -255,6 +259,7 @@ impl Default for Runs {
             roll_every_s: 86_400.0,
             keep_days: 90.0,
             max_size_mib: 2048,
+            waiting_mib: 64,
         }
     }
 }
@@ -276,8 +281,9 @@ impl Default for Metrics {
 
 impl Default for Control {
     fn default() -> Self {
-        let view::control::Limits { connections, connections_per_uid } = view::control::Limits::default();
-        Control { connections, connections_per_uid }
+        let view::control::Limits { connections, connections_per_uid, share_per_uid } =
+            view::control::Limits::default();
+        Control { connections, connections_per_uid, share_per_uid }
     }
 }
 
@@ -398,6 +404,8 @@ pub struct Settings {
     pub pace: Pace,
     /// How long they are kept.
     pub retention: Retention,
+    /// What runs that wait for the store may take of the memory.
+    pub waiting_bytes: usize,
     /// Where what is seen is recorded.
     pub record: Option<PathBuf>,
     /// What others see.
@@ -458,6 +466,7 @@ impl Settings {
                 age: not_zero(config.runs.keep_days).map(|days| seconds(days * 86_400.0)),
                 bytes: (config.runs.max_size_mib > 0).then_some(config.runs.max_size_mib << 20),
             },
+            waiting_bytes: config.runs.waiting_mib << 20,
             record: config.record.clone(),
             tenants: config.tenants,
             limits: Limits {
@@ -503,6 +512,7 @@ impl Settings {
             control: view::control::Limits {
                 connections: config.control.connections,
                 connections_per_uid: config.control.connections_per_uid,
+                share_per_uid: config.control.share_per_uid,
             },
             idle_exit: private.then(|| seconds(config.private.idle_exit_s)),
         })

@@ -6,6 +6,7 @@
 //! keeper     the thread that writes runs to the store; recorder: the one that writes a recording
 //! view       published state -> the world: prometheus and http, control
 //! app        puts them together: the only file that names both sides
+//! fair       who asks all the time waits, and nobody else
 //! config     the file as typed -> settings as meant
 //! service    what systemd is told and keeps; sockets: own or handed over by it; signals; descriptors: how many there are; stats: what we count about ourselves; namespace: whose pids we see
 //! ```
@@ -20,6 +21,7 @@ pub mod clock;
 pub mod config;
 pub mod core;
 pub mod descriptors;
+pub mod fair;
 pub mod keeper;
 mod namespace;
 pub mod recorder;

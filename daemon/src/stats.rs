@@ -64,7 +64,8 @@ counts! {
     "gpumemd_runs_rolled_total", "Parts of runs that ended because their time was over; the processes went on." { RunsRolled }
     "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
     "gpumemd_store_errors_total", "Writes that the store refused; they are tried again." { StoreErrors }
-    "gpumemd_store_dropped_total", "Runs that were never stored: too many waited while the store was out of order." { StoreDropped }
+    "gpumemd_store_dropped_total", "Runs that were never stored: too many, or too large ones, waited while the store was out of order." { StoreDropped }
+    "gpumemd_store_not_shown_total", "Answers that lack stored runs, because they would have been too large." { StoreNotShown }
     "gpumemd_store_deleted_total", "Runs deleted from the store, by reason." { DeletedAge = "age", DeletedSize = "size" }
     "gpumemd_store_set_aside_total", "Stores that were damaged and renamed, and new ones begun." { StoreSetAside }
     "gpumemd_recording_records_total", "Records written to the recording." { Recorded }
@@ -79,6 +80,7 @@ counts! {
         ControlFull = "connections",
         ControlOfUid = "connections_per_uid",
     }
+    "gpumemd_control_waited_total", "Answers that were made later because their user had taken more than control.share_per_uid of a processor." { ControlWaited }
     "gpumemd_series_folded_total", "Series that a scrape left out because there were more than metrics.max_series." { SeriesFolded }
     "gpumemd_reloads_total", "Times that the configuration was read again." { Reloads }
     "gpumemd_reload_errors_total", "Times that it was refused and the old one kept." { ReloadErrors }

@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::peer::{Memory, Peer, allocation, device, record, resync, tag, watermark};
+use common::peer::{Memory, Peer, allocation, device, now, record, resync, tag, watermark};
 use common::{Daemon, PATIENCE, Scratch, free_port, private, start, start_as, start_in, wait_for};
 use gpumem_runs::run::State;
 use gpumem_runs::store::Store;
+use gpumem_wire::{Body, Stamp};
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -248,6 +249,10 @@ fn nothing_is_written_through_links_that_somebody_planted() {
         let mut daemon = start_in(scratch, config);
         let reason = match daemon.is_over() {
             true => daemon.result().expect_err("it refuses").to_string(),
+            false if name.starts_with("open/runs") => wait_for("what the store says", || {
+                let text = daemon.get("/v1/doctor").1.to_string();
+                text.contains("wait in memory").then_some(text)
+            }),
             false => daemon.get("/v1/doctor").1.to_string(),
         };
         let victim = daemon.scratch.join("victim");
@@ -271,8 +276,15 @@ fn nothing_is_written_through_links_that_somebody_planted() {
     }
 }
 
-/// The program itself.
+/// The program itself, killed when a test fails.
 struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 impl Program {
     fn start(scratch: &Scratch, arguments: &[&str]) -> Self {
@@ -383,6 +395,52 @@ fn systemd_is_told_and_its_sockets_are_taken() {
     assert_eq!(code, Some(0), "{said}");
 }
 
+/// `prlimit --as`: what a batch system may set for everything that it starts.
+#[test]
+fn a_gibibyte_of_addresses_is_enough() {
+    let scratch = Scratch::new();
+    let dir = scratch.0.display();
+    let config = format!(
+        "runtime_dir = \"{dir}/run\"\n[runs]\nstore = \"{dir}/runs.sqlite\"\ncheckpoint_every_s = 0.05\n\
+         [metrics]\nlisten = \"off\"\n[nvml]\nlibrary = \"/nonexistent\"\n"
+    );
+    std::fs::write(scratch.join("gpumemd.toml"), config).expect("a file");
+    let child = Command::new("prlimit")
+        .args(["--as=1073741824", "--", env!("CARGO_BIN_EXE_gpumemd"), "--config"])
+        .arg(scratch.join("gpumemd.toml"))
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(child) = child else {
+        eprintln!("skipped: there is no prlimit");
+        return;
+    };
+    let program = Program(child);
+    let socket = scratch.join("run/agent.sock");
+    wait_for("the daemon", || UnixStream::connect(scratch.join("run/control.sock")).ok());
+    let (peer, epoch) = Peer::welcomed(&socket, &Memory::new());
+    assert!(peer.send(&[device(), resync(epoch, 0, &[])].concat()));
+    // More than a small answer: it is put into words by a thread of its own.
+    for seq in 1..=2000 {
+        let (stamp, body) = allocation(seq, 4096, seq as u32);
+        assert!(peer.send(
+            &[tag(seq as u32, &format!("a/long/name/{seq}")), record(stamp, body), watermark(seq)].concat()
+        ));
+    }
+    let path = format!("/v1/runs?pid={}", std::process::id());
+    wait_for("all of it", || asked(&scratch, &path).contains("\"events\":2000").then_some(()));
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| assert!(asked(&scratch, &path).len() > 100_000));
+        }
+    });
+    wait_for("the run to be stored", || {
+        let store = Store::open_read_only(scratch.join("runs.sqlite")).ok()?;
+        (store.list().ok()?.first()?.events == 2000).then_some(())
+    });
+    drop(peer);
+    ends_well(program);
+}
+
 /// Resident memory of a process in MiB: `VmRSS` now, `VmHWM` at most.
 fn resident_mib(pid: u32, which: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
@@ -390,23 +448,41 @@ fn resident_mib(pid: u32, which: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
 }
 
-#[test]
-fn a_thousand_agents_cost_less_than_64_mib() {
-    const AGENTS: usize = 1000;
+/// The program with these `[agent]` keys and nothing else to do; this process may have as many descriptors as there are.
+fn program_for_many(agent: &str) -> (Scratch, Program, std::path::PathBuf) {
     let scratch = Scratch::new();
     let dir = scratch.0.display();
     let config = format!(
-        "runtime_dir = \"{dir}/run\"\n[agent]\nconnections = 1100\nconnections_per_uid = 1100\n\
+        "runtime_dir = \"{dir}/run\"\n[agent]\nconnections = 1100\nconnections_per_uid = 1100\n{agent}\
          [runs]\nstore = \"{dir}/runs.sqlite\"\n[metrics]\nlisten = \"off\"\n[nvml]\nlibrary = \"/nonexistent\"\n"
     );
     std::fs::write(scratch.join("gpumemd.toml"), config).expect("a file");
     let program =
         Program::start(&scratch, &["--config", &scratch.join("gpumemd.toml").display().to_string()]);
-    let (pid, socket) = (program.0.id(), scratch.join("run/agent.sock"));
-    wait_for("the daemon", || std::os::unix::net::UnixStream::connect(scratch.join("run/control.sock")).ok());
+    let socket = scratch.join("run/agent.sock");
+    wait_for("the daemon", || UnixStream::connect(scratch.join("run/control.sock")).ok());
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current = limit.maximum;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("more descriptors");
+    (scratch, program, socket)
+}
+
+fn asked(scratch: &Scratch, path: &str) -> String {
+    let stream = UnixStream::connect(scratch.join("run/control.sock")).expect("a daemon");
+    common::http(stream, "GET", path).1
+}
+
+fn ends_well(program: Program) {
+    let pid = rustix::process::Pid::from_child(&program.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
+    assert_eq!(program.end().0, Some(0));
+}
+
+#[test]
+fn a_thousand_agents_cost_less_than_64_mib() {
+    const AGENTS: usize = 1000;
+    let (scratch, program, socket) = program_for_many("");
+    let pid = program.0.id();
     let before = resident_mib(pid, "VmRSS");
     let memory = Memory::new();
     // Names as long as they may be, rows at addresses that are everybody's, rubbish behind it all.
@@ -430,11 +506,7 @@ fn a_thousand_agents_cost_less_than_64_mib() {
             peer
         })
         .collect();
-    let ask = |path: &str| {
-        let stream =
-            std::os::unix::net::UnixStream::connect(scratch.join("run/control.sock")).expect("a daemon");
-        common::http(stream, "GET", path).1
-    };
+    let ask = |path: &str| asked(&scratch, path);
     wait_for("what they say", || {
         let text = ask("/v1/metrics");
         text.contains(&format!("gpumemd_agent_connections_total {AGENTS}")).then_some(())
@@ -451,10 +523,98 @@ fn a_thousand_agents_cost_less_than_64_mib() {
     println!("{before} MiB without, {now} MiB with {AGENTS} agents, {most} MiB at most");
     assert!(most <= 64, "{most} MiB");
     drop(peers);
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid.cast_signed()).expect("a pid"),
-        rustix::process::Signal::TERM,
-    )
-    .expect("sent");
-    assert_eq!(program.end().0, Some(0));
+    ends_well(program);
+}
+
+#[test]
+fn a_thousand_hostile_clients_cost_less_than_64_mib_and_give_everything_back() {
+    const CLIENTS: usize = 1000;
+    // All of one user; what they may make the daemon remember is what it has been given for that.
+    let limits = "connections_without_hello = 4400\nhello_timeout_s = 600.0\nmemory_mib = 24\nmemory_mib_per_uid = 24\n";
+    let (scratch, program, socket) = program_for_many(limits);
+    let pid = program.0.id();
+    let fds = || std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives").count();
+    let (fds_before, before) = (fds(), resident_mib(pid, "VmRSS"));
+    let memory = Memory::new();
+    let largest = |number: u32| {
+        let module = Body::Module { path: &"m".repeat(50_000), base: 0, bytes: 1 };
+        let stamp = Stamp { module: number as u16, time_ns: now(), ..Stamp::default() };
+        [tag(number, &format!("{number}/{}", "t".repeat(200))), record(stamp, module)].concat()
+    };
+    let peers: Vec<Peer> = (0..CLIENTS)
+        .map(|client| {
+            let number = client as u32;
+            match client % 8 {
+                // Says nothing, half a frame, a length and nothing else; and stays.
+                0 => Peer::connect(&socket),
+                1 => {
+                    let peer = Peer::connect(&socket);
+                    // What has no hello in its first packet is closed; that of nothing at all as well.
+                    peer.send(&largest(number)[..100]);
+                    peer
+                }
+                2 => {
+                    let peer = Peer::connect(&socket);
+                    peer.send(&[0xff; 64 << 10]);
+                    peer
+                }
+                // Is welcomed, and sends the largest packets, without reading what it is told; names without end; half frames.
+                3 | 4 => {
+                    let (peer, _) = Peer::welcomed(&socket, &memory);
+                    for at in 0..20 {
+                        peer.send(&largest(number + 1000 * at));
+                    }
+                    peer
+                }
+                5 | 6 => {
+                    let (peer, _) = Peer::welcomed(&socket, &memory);
+                    for packet in 0..8 {
+                        let names: Vec<_> = (0..200)
+                            .map(|at| tag(packet * 200 + at, &format!("{client}/{at}/{}", "t".repeat(230))))
+                            .collect();
+                        peer.send(&names.concat());
+                    }
+                    peer
+                }
+                _ => {
+                    let (peer, _) = Peer::welcomed(&socket, &memory);
+                    let whole = largest(number);
+                    peer.send(&whole[..whole.len() / 2]);
+                    peer
+                }
+            }
+        })
+        .collect();
+    // They have been heard: another one is, and nothing that they sent is left to be read.
+    let (last, epoch) = Peer::welcomed(&socket, &memory);
+    let (stamp, body) = allocation(1, 4096, 0);
+    assert!(last.send(&[device(), resync(epoch, 0, &[]), record(stamp, body), watermark(1)].concat()));
+    let dropped = |text: &str, reason: &str| {
+        let series = format!("{reason}\\\"}} ");
+        let (_, rest) = text.split_once(&series)?;
+        rest.split("\\n").next()?.parse::<usize>().ok()
+    };
+    wait_for("half frames to be dropped", || {
+        let text = asked(&scratch, "/v1/metrics");
+        (dropped(&text, "dropped_total{reason=\\\"framing")? >= CLIENTS / 8
+            && dropped(&text, "refused_total{reason=\\\"no_hello")? >= CLIENTS / 4)
+            .then_some(())
+    });
+    let (now, most) = (resident_mib(pid, "VmRSS"), resident_mib(pid, "VmHWM"));
+    println!(
+        "{before} MiB without, {now} MiB with {CLIENTS} hostile clients, {most} MiB at most, {} descriptors",
+        fds()
+    );
+    assert!(most <= 64, "{most} MiB");
+    let text = asked(&scratch, "/v1/doctor");
+    assert!(text.contains("agent.memory"), "who was refused is told: {text}");
+    drop((peers, last));
+    // The ends of one user's agents are looked at one after the other, and who made that long rests: seconds, or minutes where
+    // others want the processors.
+    let dropped = Instant::now();
+    while fds() > fds_before + 2 {
+        assert!(dropped.elapsed() < Duration::from_secs(300), "{} descriptors are held", fds());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    ends_well(program);
 }

@@ -48,5 +48,6 @@ pub mod run;
 pub mod series;
 pub mod store;
 pub mod timeline;
+mod weight;
 pub mod who;
 pub mod window;

@@ -250,6 +250,56 @@ fn each_cell_of_the_table() {
     );
 }
 
+/// The cells that `tenants = "anonymous"` changes: others see bytes, and not whose.
+#[test]
+fn each_cell_where_tenants_are_anonymous() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be somebody else");
+        return;
+    }
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
+    let config =
+        format!("tenants = \"anonymous\"\n[metrics]\nlisten = \"{port}\"\ntags = 10\nfold_younger_s = 0.0\n");
+    let scene = Scene::new(&config);
+    let pid = scene.program.pid();
+    let one = format!("GET /v1/doctor?pid={pid}");
+    let requests = ["GET /v1/ps", "GET /v1/runs", &one, "GET /v1/doctor", "GET /v1/metrics"];
+    for (who, sees) in [
+        (OTHER, false),
+        (MADE_UP, false),
+        (ROOT_IN_USER_NAMESPACE, false),
+        (MEMBER, true),
+        (ROOT, true),
+        (ROOT_IN_PID_NAMESPACE, true),
+    ] {
+        let name = who.name;
+        let [ps, runs, process, doctor, metrics] =
+            scene.asks(who, &requests).try_into().expect("five answers");
+        let row = serde_json::from_str::<Value>(&ps.1).expect("JSON")["processes"][0].clone();
+        assert!(row["used_bytes"].as_u64() > Some(96 << 20), "{name}: bytes are no secret: {row}");
+        assert_eq!(row["pid"], if sees { pid } else { 0 }, "{name}: {row}");
+        assert_eq!((row["uid"].is_null(), row["user"].is_null()), (!sees, !sees), "{name}: {row}");
+        assert_eq!(says(&ps.1).is_empty(), !sees, "{name}");
+        assert_eq!((runs.0, runs.1.contains(&format!("\"pid\":{pid}"))), (200, sees), "{name}");
+        assert_eq!(process.0, if sees { 200 } else { 404 }, "{name}");
+        assert_eq!((doctor.0, says(&doctor.1)), (200, vec![]), "{name}");
+        let names = [format!("pid=\\\"{pid}\\\""), "user=\\\"root\\\"".to_owned(), SECRETS[2].to_owned()];
+        let said = names.map(|name| metrics.1.contains(&name));
+        assert_eq!(said, [sees; 3], "{name}: {}", metrics.1);
+    }
+    // What everybody may scrape has each process, and does not say which it is.
+    let mut stream = TcpStream::connect(port).expect("it listens");
+    let text = answer(&mut stream, "GET /metrics");
+    let tracked =
+        text.lines().find(|line| line.starts_with("gpumem_process_tracked_bytes{")).expect("a process");
+    assert!(tracked.contains("pid=\"hidden-"), "{tracked}");
+    assert!(tracked.ends_with(&format!(" {}", 96 << 20)), "{tracked}");
+    for secret in [format!("\"{pid}\""), start_ticks(pid).to_string(), "user=".into(), SECRETS[2].into()] {
+        assert!(!text.contains(&secret), "{secret}: {text}");
+    }
+    assert!(says(&text).is_empty());
+}
+
 #[test]
 fn whoever_reports_is_heard_about_their_own_process_alone() {
     if !rustix::process::geteuid().is_root() {

@@ -62,12 +62,14 @@ checks! {
     StoreDamage = "store.damage", "a store that was damaged and set aside";
     StoreSize = "store.size", "a store that is larger than it may be";
     StoreLost = "store.lost", "runs that were never stored";
+    StoreAnswers = "store.answers", "answers that would have been too large, and lack runs";
     StoreRoom = "store.room", "room in the store's file system";
     Recording = "recording", "records that the daemon's recording lacks";
     Metrics = "metrics", "whether metrics are served, and where";
     MetricsSeries = "metrics.series", "series that a scrape left out";
     MetricsConnections = "metrics.connections", "scrapes that found all connections taken";
     ControlConnections = "control.connections", "callers of gpumemctl that found all connections taken";
+    ControlShare = "control.share", "users whose requests had to wait because they take more of the processor than they may";
     AgentLibrary = "agent.library", "whether gpumemctl finds libgpumem.so, for this machine's architecture";
     AgentVersions = "agent.versions", "which libgpumem.so files this user's processes have loaded: replaced, removed or different ones";
     AgentCupti = "agent.cupti", "whether there is a libcupti, and one that the driver's CUDA version can serve";

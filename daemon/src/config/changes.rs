@@ -15,6 +15,7 @@ const AT_ONCE: &[&str] = &[
     "runs.roll_every_s",
     "runs.keep_days",
     "runs.max_size_mib",
+    "runs.waiting_mib",
     "control",
     "metrics.connections",
     "metrics.max_series",

@@ -6,6 +6,7 @@ mod totals;
 mod track;
 
 use crate::clock;
+use crate::fair::Bill;
 use crate::keeper::{Keeper, Recalled};
 use crate::recorder::Recorder;
 use crate::source::Batch;
@@ -84,7 +85,7 @@ impl Board {
 /// What views ask the core for.
 pub enum Ask {
     /// Runs of the processes that are wanted, as they stand.
-    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<Vec<Run>>),
+    Runs(Box<dyn Fn(&ProcessView) -> bool + Send>, Bill, oneshot::Sender<Vec<Run>>),
     /// A mark of this name for live processes that are wanted; says when, and whose.
     Mark(String, Box<dyn Fn(&ProcessView) -> bool + Send>, oneshot::Sender<(u64, Vec<u32>)>),
 }
@@ -459,14 +460,17 @@ impl Core {
 
     fn answer(&mut self, ask: Ask) {
         match ask {
-            Ask::Runs(wanted, reply) => {
-                let snapshot = self.builder.ledger().snapshot();
-                let keys: Vec<_> =
-                    snapshot.processes.iter().filter(|of| wanted(of)).map(|of| of.key).collect();
-                let runs =
-                    self.builder.runs_of(&keys, true).into_iter().map(|(_, run)| run).filter(worth_keeping);
-                // Who asked may have gone away.
-                let _ = reply.send(runs.collect());
+            // Who asked has gone away.
+            Ask::Runs(_, _, reply) if reply.is_closed() => {}
+            Ask::Runs(wanted, bill, reply) => {
+                let runs = bill.of(|| {
+                    let snapshot = self.builder.ledger().snapshot();
+                    let keys: Vec<_> =
+                        snapshot.processes.iter().filter(|of| wanted(of)).map(|of| of.key).collect();
+                    let runs = self.builder.runs_of(&keys, true).into_iter();
+                    runs.map(|(_, run)| run).filter(worth_keeping).collect()
+                });
+                let _ = reply.send(runs);
             }
             Ask::Mark(name, wanted, reply) => {
                 let time_ns = clock::now_ns();

@@ -2,23 +2,30 @@
 //! waits here in memory, is written when the store works again, and can be asked for meanwhile.
 //!
 //! ```text
+//! begun       a run's place in the store
 //! lives       a run that an earlier life of the daemon began
 //! aside       a store that is damaged
 //! retention   what is deleted, a little at a time
+//! shelf       what waits to be written
 //! ```
 
 mod aside;
+mod begun;
 mod lives;
 mod retention;
+mod shelf;
 
 pub use retention::Retention;
 
+use crate::fair::Bill;
 use crate::stats::{Count, Stats};
 use aside::Broken;
+use begun::{Earlier, Open, write};
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::run::{Run, State};
-use gpumem_runs::store::{Newest, RunId, Store, StoreError};
+use gpumem_runs::store::{Newest, Store, StoreError};
 use retention::Sweeper;
+use shelf::{Shelf, Waiting};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,32 +36,45 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
-/// Checkpoints on their way beyond this are left out: the next one says more.
-const QUEUED: usize = 256;
-/// Runs that may wait for a store that is out of order.
-const WAITING: usize = 512;
-/// Runs of which no more is heard before they are written.
-const AT_ONCE: usize = WAITING / 2;
+/// Questions that wait for the thread; who asks beyond that does without an answer.
+const QUESTIONS: usize = 64;
+/// New processes of which the store is asked; it is asked again when they are first written.
+const RECALLS: usize = 4096;
 /// A store that is out of order is tried again after this, doubled up to [`LONGEST`] where it is not for want of something.
 const RETRY: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 /// Stored runs that a search looks into, newest first.
 const SEARCHED: usize = 4096;
-/// Runs that a search returns.
+/// Runs that a search returns, and what they take.
 const FOUND: usize = 256;
+const FOUND_BYTES: usize = 32 << 20;
 
-/// A question to a thread that waits for a disk is given up after this.
+/// A question to a thread that waits for a disk is given up after this,
 const ANSWER: Duration = Duration::from_secs(2);
+/// and when it has waited for longer, nobody asks, and `doctor` says so.
+const STUCK: Duration = Duration::from_secs(5);
 
 /// Which runs are wanted.
 pub type Wanted = Box<dyn Fn(&Run) -> bool + Send>;
 
 enum Job {
-    Keep { uid: String, run: Box<Run>, over: bool },
+    /// Something is on the shelf.
+    Write,
     Retain(Retention),
-    Find { wanted: Wanted, reply: oneshot::Sender<Vec<Run>> },
-    Join { runs: Vec<Run>, reply: oneshot::Sender<Vec<Run>> },
-    Recall { uid: String, key: ProcessKey, reply: UnboundedSender<Recalled> },
+    Find {
+        wanted: Wanted,
+        bill: Bill,
+        reply: oneshot::Sender<Vec<Run>>,
+    },
+    Earlier {
+        keys: Vec<ProcessKey>,
+        reply: oneshot::Sender<Vec<Option<Earlier>>>,
+    },
+    Recall {
+        uid: String,
+        key: ProcessKey,
+        reply: UnboundedSender<Recalled>,
+    },
     End,
 }
 
@@ -82,6 +102,10 @@ pub struct Status {
     pub remedy: Option<&'static str>,
     /// Runs that wait to be written.
     pub waiting: usize,
+    /// Bytes that they take in memory, about.
+    pub waiting_bytes: usize,
+    /// So long a disk has not answered, where that is longer than it should be.
+    pub stuck: Option<Duration>,
     /// Size of the file, as it was last looked at.
     pub bytes: u64,
     /// It is larger than it may be, and nothing in it may be deleted.
@@ -94,8 +118,11 @@ pub struct Status {
 #[derive(Debug, Clone)]
 pub struct Keeper {
     jobs: Sender<Job>,
-    queued: Arc<AtomicUsize>,
+    asked: Arc<AtomicUsize>,
     status: Arc<Mutex<Status>>,
+    shelf: Arc<Mutex<Shelf>>,
+    busy: Arc<Mutex<Option<Instant>>>,
+    stats: Arc<Stats>,
 }
 
 /// Ends on [`Thread::end`].
@@ -121,12 +148,21 @@ impl Keeper {
     pub fn start(path: PathBuf, retention: Retention, stats: Arc<Stats>) -> std::io::Result<(Self, Thread)> {
         let (jobs, inbox) = channel();
         let status = Status { path: path.clone(), up: true, ..Status::default() };
-        let keeper = Keeper { jobs, queued: Arc::default(), status: Arc::new(Mutex::new(status)) };
+        let status = Arc::new(Mutex::new(status));
+        let keeper = Keeper {
+            jobs,
+            asked: Arc::default(),
+            status,
+            shelf: Arc::default(),
+            busy: Arc::default(),
+            stats: Arc::clone(&stats),
+        };
         let desk = Desk {
             path,
             store: None,
             open: HashMap::new(),
-            waiting: Vec::new(),
+            shelf: Arc::clone(&keeper.shelf),
+            busy: Arc::clone(&keeper.busy),
             retry: RETRY,
             next_try: Instant::now(),
             broken: Broken::default(),
@@ -134,8 +170,8 @@ impl Keeper {
             stats,
             status: Arc::clone(&keeper.status),
         };
-        let queued = Arc::clone(&keeper.queued);
-        let run = move || desk.run(&inbox, &queued);
+        let asked = Arc::clone(&keeper.asked);
+        let run = move || desk.run(&inbox, &asked);
         let thread = std::thread::Builder::new().name("keeper".into()).spawn(run)?;
         let end = keeper.jobs.clone();
         Ok((keeper, Thread(thread, end)))
@@ -143,77 +179,87 @@ impl Keeper {
 
     /// What is kept from now on.
     pub fn retain(&self, retention: Retention) {
-        self.queued.fetch_add(1, Ordering::Relaxed);
         let _ = self.jobs.send(Job::Retain(retention));
+    }
+
+    /// What runs that wait for the store may take of the memory from now on.
+    pub fn limit_waiting(&self, bytes: usize) {
+        lock(&self.shelf).most = bytes;
     }
 
     /// Keeps the newest state of a run; `over`: nothing more will come, or if it has rolled, the next part. `uid` is that of
     /// its life. Never waits.
     pub fn keep(&self, uid: String, run: Run, over: bool) {
-        // Large ones wait alone.
-        if !over && self.queued.load(Ordering::Relaxed) >= QUEUED / (1 + run.cells.len() / 1024) {
-            return;
+        let new = Waiting::new(uid, run, over);
+        let mut shelf = lock(&self.shelf);
+        let lost = shelf.put(new);
+        let is_told = std::mem::replace(&mut shelf.is_told, true);
+        drop(shelf);
+        if !is_told {
+            // The thread ends only after this handle.
+            let _ = self.jobs.send(Job::Write);
         }
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        // The thread ends only after this handle.
-        let _ = self.jobs.send(Job::Keep { uid, run: Box::new(run), over });
+        self.stats.add(Count::StoreDropped, lost);
     }
 
     /// Looks for what an earlier life of the daemon knew of a process that is new to this one, so that its reports have that
     /// from now on. Says it if there is something. Never waits.
     pub fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        let _ = self.jobs.send(Job::Recall { uid, key, reply });
+        self.ask(RECALLS, Job::Recall { uid, key, reply });
     }
 
     /// Runs that are over, newest first: those that wait, then those in the store.
-    pub async fn find(&self, wanted: Wanted) -> Vec<Run> {
+    pub async fn find(&self, wanted: Wanted, bill: &Bill) -> Vec<Run> {
         let (reply, found) = oneshot::channel();
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        let _ = self.jobs.send(Job::Find { wanted, reply });
+        self.ask(QUESTIONS, Job::Find { wanted, bill: bill.clone(), reply });
         answer(found).await.unwrap_or_default()
     }
 
     /// Runs that go on, with what an earlier life of the daemon saw of them.
     pub async fn whole(&self, runs: Vec<Run>) -> Vec<Run> {
-        let (reply, joined) = oneshot::channel();
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        let _ = self.jobs.send(Job::Join { runs: runs.clone(), reply });
-        answer(joined).await.unwrap_or(runs)
+        let (reply, earlier) = oneshot::channel();
+        let keys = runs.iter().map(key_of).collect();
+        self.ask(QUESTIONS, Job::Earlier { keys, reply });
+        let mut earlier = answer(earlier).await.unwrap_or_default().into_iter();
+        let joined = |run: Run| match earlier.next().flatten() {
+            Some(earlier) => earlier.joined(&run).unwrap_or(run),
+            None => run,
+        };
+        runs.into_iter().map(joined).collect()
+    }
+
+    /// A question that is not asked is one whose answer never comes.
+    fn ask(&self, most: usize, question: Job) {
+        if self.stuck().is_some() || self.asked.load(Ordering::Relaxed) >= most {
+            return;
+        }
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let _ = self.jobs.send(question);
+    }
+
+    fn stuck(&self) -> Option<Duration> {
+        let since = (*lock(&self.busy))?;
+        Some(since.elapsed()).filter(|time| *time >= STUCK)
     }
 
     /// How the store is.
     pub fn status(&self) -> Status {
-        lock(&self.status).clone()
+        let (waiting, waiting_bytes) = lock(&self.shelf).load();
+        Status { waiting, waiting_bytes, stuck: self.stuck(), ..lock(&self.status).clone() }
     }
 }
 
+fn key_of(run: &Run) -> ProcessKey {
+    ProcessKey { pid: run.process.pid, start_ticks: run.process.start_ticks }
+}
+
 /// What the thread says, unless a disk holds it up: then views do without.
-async fn answer(reply: oneshot::Receiver<Vec<Run>>) -> Option<Vec<Run>> {
+async fn answer<T>(reply: oneshot::Receiver<T>) -> Option<T> {
     tokio::time::timeout(ANSWER, reply).await.ok()?.ok()
 }
 
-fn lock(status: &Mutex<Status>) -> MutexGuard<'_, Status> {
-    status.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A run that is being written.
-#[derive(Default)]
-struct Open {
-    /// Its place in the store; none while that is closed.
-    id: Option<RunId>,
-    /// Which part of its life it is.
-    part: u32,
-    /// This life has written to it.
-    is_ours: bool,
-    /// What an earlier life of the daemon had written: of this part, or if it has rolled, of the one before.
-    before: Option<Box<Run>>,
-}
-
-struct Waiting {
-    uid: String,
-    run: Box<Run>,
-    over: bool,
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread's own.
@@ -222,8 +268,9 @@ struct Desk {
     store: Option<Store>,
     /// By the uid of the life.
     open: HashMap<String, Open>,
-    /// The newest state of each run that is not written yet, oldest first.
-    waiting: Vec<Waiting>,
+    shelf: Arc<Mutex<Shelf>>,
+    /// Since when it has done something that may take as long as a disk takes.
+    busy: Arc<Mutex<Option<Instant>>>,
     retry: Duration,
     next_try: Instant,
     broken: Broken,
@@ -233,10 +280,10 @@ struct Desk {
 }
 
 impl Desk {
-    fn run(mut self, inbox: &Receiver<Job>, queued: &AtomicUsize) {
+    fn run(mut self, inbox: &Receiver<Job>, asked: &AtomicUsize) {
         self.write_all();
         loop {
-            let next_try = (!self.waiting.is_empty()).then_some(self.next_try);
+            let next_try = (lock(&self.shelf).load().0 > 0).then_some(self.next_try);
             let next = [next_try, Some(self.sweeper.next)].into_iter().flatten().min();
             let patience =
                 next.map_or(LONGEST, |next| next.saturating_duration_since(Instant::now())).min(LONGEST);
@@ -245,37 +292,43 @@ impl Desk {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => Some(Job::End),
             };
-            // What is newer takes the place of what is older before anything is written: who is slow must not fall behind.
             let mut is_over = false;
             while let Some(next) = job {
+                *lock(&self.busy) = Some(Instant::now());
                 is_over = matches!(next, Job::End);
                 if is_over {
                     break;
                 }
-                queued.fetch_sub(1, Ordering::Relaxed);
+                if matches!(next, Job::Find { .. } | Job::Earlier { .. } | Job::Recall { .. }) {
+                    asked.fetch_sub(1, Ordering::Relaxed);
+                }
                 self.take(next);
-                job = if self.waiting.len() < AT_ONCE { inbox.try_recv().ok() } else { None };
+                job = inbox.try_recv().ok();
             }
             if is_over {
                 break;
             }
+            *lock(&self.busy) = Some(Instant::now());
             if Instant::now() >= self.next_try {
                 self.write_all();
             }
             self.sweep();
+            *lock(&self.busy) = None;
         }
         self.write_all();
     }
 
     fn take(&mut self, job: Job) {
         match job {
-            Job::Keep { uid, run, over } => self.wait(Waiting { uid, run, over }),
+            Job::Write => lock(&self.shelf).is_told = false,
             Job::Retain(retention) => self.sweeper = Sweeper::new(retention),
-            Job::Find { wanted, reply } => {
-                let _ = reply.send(self.find(&wanted));
+            // Who asked has gone away.
+            Job::Find { reply, .. } if reply.is_closed() => {}
+            Job::Find { wanted, bill, reply } => {
+                let _ = reply.send(bill.of_thread(|| self.find(&wanted)));
             }
-            Job::Join { runs, reply } => {
-                let _ = reply.send(runs.into_iter().map(|run| self.whole(run)).collect());
+            Job::Earlier { keys, reply } => {
+                let _ = reply.send(keys.into_iter().map(|key| self.earlier(key)).collect());
             }
             Job::Recall { uid, key, reply } => {
                 if let Some((events, lost)) = self.recall(uid) {
@@ -293,55 +346,45 @@ impl Desk {
             return None;
         }
         let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
-        let before = Box::new(store.load(id).ok()?);
+        let before = Arc::new(store.load(id).ok()?);
         let heard = lives::heard(&before);
-        let part = part + u32::from(is_rolled);
-        self.open.insert(uid, Open { part, before: Some(before), ..Open::default() });
+        let earlier = Earlier { part: part + u32::from(is_rolled), before: Some(before) };
+        self.open.insert(uid, Open { earlier, ..Open::default() });
         Some(heard)
     }
 
-    /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one.
-    fn wait(&mut self, new: Waiting) {
-        let is_rolled = |waiting: &Waiting| matches!(waiting.run.state, State::Rolled { .. });
-        match self.waiting.iter_mut().find(|waiting| waiting.uid == new.uid && !is_rolled(waiting)) {
-            Some(waiting) => *waiting = new,
-            None => self.waiting.push(new),
-        }
-        if self.waiting.len() > WAITING {
-            // One that goes on will come again.
-            let living = self.waiting.iter().position(|waiting| !waiting.over);
-            self.waiting.remove(living.unwrap_or(0));
-            self.stats.add(Count::StoreDropped, u64::from(living.is_none()));
-        }
-    }
-
-    fn whole(&self, run: Run) -> Run {
-        let key = |run: &Run| (run.process.pid, run.process.start_ticks);
-        let mut open = self.open.values().filter(|open| open.before.is_some());
-        match open.find(|open| open.before.as_deref().is_some_and(|before| key(before) == key(&run))) {
-            Some(open) => open.joined(&run).unwrap_or(run),
-            None => run,
-        }
+    fn earlier(&self, key: ProcessKey) -> Option<Earlier> {
+        let is_it =
+            |earlier: &&Earlier| earlier.before.as_deref().is_some_and(|before| key_of(before) == key);
+        self.open.values().map(|open| &open.earlier).find(is_it).cloned()
     }
 
     fn find(&self, wanted: &Wanted) -> Vec<Run> {
-        let is_rolled = |run: &Run| matches!(run.state, State::Rolled { .. });
+        let mine: Vec<Arc<Waiting>> = lock(&self.shelf).all().rev().cloned().collect();
         // Of a life in parts the newest part speaks.
-        let mine = self.waiting.iter().rev().filter(|waiting| waiting.over && !is_rolled(&waiting.run));
-        let mut found: Vec<Run> =
-            mine.map(|waiting| (*waiting.run).clone()).filter(|run| wanted(run)).collect();
-        let Some(store) = &self.store else { return found };
-        let known = self.waiting.iter().map(|waiting| waiting.uid.as_str()).collect::<Vec<_>>();
-        for summary in store.list().unwrap_or_default().into_iter().take(SEARCHED) {
-            if found.len() >= FOUND {
-                break;
+        let over = mine.iter().filter(|waiting| waiting.over && !waiting.is_rolled());
+        let mut over = over.filter(|waiting| wanted(&waiting.run)).map(|waiting| (*waiting.run).clone());
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        let mut stays = |run: Run| {
+            bytes += run.weight();
+            let has_room = found.len() < FOUND && bytes <= FOUND_BYTES;
+            match has_room {
+                true => found.push(run),
+                false => self.stats.add(Count::StoreNotShown, 1),
             }
+            has_room
+        };
+        let is_full = !over.all(&mut stays);
+        let Some(store) = self.store.as_ref().filter(|_| !is_full) else { return found };
+        let known = mine.iter().map(|waiting| waiting.uid.as_str()).collect::<Vec<_>>();
+        for summary in store.list().unwrap_or_default().into_iter().take(SEARCHED) {
             if !known.contains(&summary.uid.as_str())
                 && !matches!(summary.state, State::Open | State::Rolled { .. })
                 && store.load_head(summary.id).is_ok_and(|head| wanted(&head))
                 && let Ok(run) = store.load(summary.id)
+                && !stays(run)
             {
-                found.push(run);
+                break;
             }
         }
         found
@@ -371,7 +414,6 @@ impl Desk {
                 self.retry = if aside::may_pass(&error) { RETRY } else { (self.retry * 2).min(LONGEST) };
             }
         }
-        status.waiting = self.waiting.len();
     }
 
     fn try_write_all(&mut self) -> Result<(), StoreError> {
@@ -403,9 +445,12 @@ impl Desk {
         if self.store.is_none() {
             self.store = Some(Store::open(&self.path)?);
         }
-        while let (Some(store), Some(first)) = (&mut self.store, self.waiting.first()) {
+        loop {
+            // What is newer takes the place of what is older while that waits: who is slow must not fall behind.
+            let Some(first) = lock(&self.shelf).first() else { return Ok(()) };
+            let Some(store) = &mut self.store else { return Ok(()) };
             let open = self.open.entry(first.uid.clone()).or_default();
-            match write(store, open, first) {
+            match write(store, open, &first) {
                 Ok(()) => {
                     self.stats.add(Count::StoreWrites, 1);
                     self.broken = Broken::default();
@@ -417,12 +462,12 @@ impl Desk {
                 }
                 Err(error) => return Err(error),
             }
-            let done = self.waiting.remove(0);
-            if done.over {
-                self.open.remove(&done.uid);
+            lock(&self.shelf).done(&first);
+            *lock(&self.busy) = Some(Instant::now());
+            if first.over {
+                self.open.remove(&first.uid);
             }
         }
-        Ok(())
     }
 
     /// A turn of what retention has to do, if it is due.
@@ -442,76 +487,12 @@ impl Desk {
     }
 }
 
-fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<(), StoreError> {
-    let id = match open.id {
-        Some(id) => id,
-        None => begin(store, open, of)?,
-    };
-    let joined = open.joined(&of.run);
-    let run = joined.as_ref().unwrap_or(&of.run);
-    let write = if of.over { Store::close } else { Store::checkpoint };
-    match write(store, id, run) {
-        // Somebody deleted it.
-        Err(StoreError::UnknownRun { .. }) => {
-            open.id = None;
-            let id = begin(store, open, of)?;
-            write(store, id, run)
-        }
-        result => result,
-    }
-}
-
-/// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
-/// before the store broke or the run rolled.
-fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
-    let in_this_life = of.run.coverage.part.map_or(1, |part| part.number);
-    let (id, part) = match store.newest(&of.uid)? {
-        Some(Newest { id, part, is_rolled: false }) => {
-            if !open.is_ours {
-                open.before = Some(Box::new(store.load(id)?));
-            }
-            (Some(id), part)
-        }
-        Some(Newest { id, part, is_rolled: true }) => {
-            if !open.is_ours {
-                let is_next = of.run.coverage.part.is_none();
-                open.before = if is_next { Some(Box::new(store.load(id)?)) } else { None };
-            }
-            (None, part + 1)
-        }
-        None => (None, in_this_life),
-    };
-    open.part = part;
-    let id = match id {
-        Some(id) => id,
-        None => {
-            let joined = open.joined(&of.run);
-            store.begin_part(joined.as_ref().unwrap_or(&of.run), &of.uid, part)?
-        }
-    };
-    (open.id, open.is_ours) = (Some(id), true);
-    Ok(id)
-}
-
-impl Open {
-    /// The run with what an earlier life of the daemon saw, and its number as the store counts; none if it is that already.
-    fn joined(&self, run: &Run) -> Option<Run> {
-        let mut joined = self.before.as_ref().map(|before| lives::joined(before, run));
-        let is_counted = |run: &Run| run.coverage.part.is_none_or(|part| part.number == self.part);
-        if !joined.as_ref().map_or(is_counted(run), is_counted) {
-            let run = joined.get_or_insert_with(|| run.clone());
-            run.coverage.part.iter_mut().for_each(|part| part.number = self.part);
-        }
-        joined
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use gpumem_runs::run::{Clock, Coverage, Process, Source};
 
-    fn run(events: u64) -> Run {
+    pub(super) fn run(events: u64) -> Run {
         Run {
             source: Source { kind: "daemon".into(), origin: "host".into(), preset: None },
             clock: Clock::Monotonic { wall_offset_ns: None },

@@ -2,7 +2,7 @@
 
 use crate::stats::{Count, Stats};
 use gpumem_runs::store::{Over, Store, StoreError};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
 /// What may stay.
@@ -40,8 +40,7 @@ pub(super) struct Sweeper {
     retention: Retention,
     pub(super) next: Instant,
     next_plan: Instant,
-    /// Runs that may be deleted, the oldest first.
-    plan: VecDeque<Over>,
+    plan: Plan,
     /// Deletes until this is reached, once the store was too large.
     down_to: Option<u64>,
     /// Since the last word of it in the log: runs by age and by size.
@@ -56,7 +55,7 @@ impl Sweeper {
             retention,
             next: now,
             next_plan: now,
-            plan: VecDeque::new(),
+            plan: Plan::default(),
             down_to: None,
             deleted: [0, 0],
             is_too_large: false,
@@ -78,18 +77,21 @@ impl Sweeper {
             // Well below, so that it does not begin again with the next run.
             self.down_to = Some(most - most / 10);
         }
-        if started >= self.next_plan || self.down_to.is_some() && self.plan.is_empty() && !self.is_too_large {
-            self.plan = store.over()?.into();
+        if started >= self.next_plan
+            || self.down_to.is_some() && self.plan.users.is_empty() && !self.is_too_large
+        {
+            self.plan = Plan::of(store.over()?);
             self.next_plan = started + PLAN;
         }
-        while let Some(&oldest) = self.plan.front() {
-            let by_age = self.is_too_old(oldest);
+        loop {
             let is_too_much = self.down_to.is_some_and(|bytes| room.used_bytes() > bytes);
-            if !by_age && !is_too_much {
+            let old = self.plan.take_oldest(|over| self.retention.is_too_old(over));
+            let by_age = old.is_some();
+            let Some(next) = old.or_else(|| if is_too_much { self.plan.take_of_largest() } else { None })
+            else {
                 break;
-            }
-            self.plan.pop_front();
-            if store.delete(oldest)? {
+            };
+            if store.delete(next)? {
                 let (count, place) = if by_age { (Count::DeletedAge, 0) } else { (Count::DeletedSize, 1) };
                 stats.add(count, 1);
                 self.deleted[place] += 1;
@@ -105,7 +107,7 @@ impl Sweeper {
             self.down_to = None;
         }
         // Nothing is left of the plan but what may stay.
-        self.plan.clear();
+        self.plan = Plan::default();
         if room.free_bytes > (room.file_bytes / SLACK).max(LEAST_SLACK) {
             store.shrink(PAGES)?;
             store.merge()?;
@@ -126,13 +128,107 @@ impl Sweeper {
     fn swept(&self, file_bytes: u64) -> Swept {
         Swept { file_bytes, is_too_large: self.is_too_large }
     }
+}
 
-    fn is_too_old(&self, over: Over) -> bool {
+impl Retention {
+    fn is_too_old(&self, over: &Over) -> bool {
         let written = Duration::from_secs(over.written_s.try_into().unwrap_or(0));
         let age = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default()
             .saturating_sub(written);
-        self.retention.age.is_some_and(|most| age > most)
+        self.age.is_some_and(|most| age > most)
+    }
+}
+
+/// Runs that may be deleted. Where there is too much, the user whose runs take most loses their oldest: whoever fills the store
+/// pushes out their own.
+#[derive(Debug, Default)]
+struct Plan {
+    users: BTreeMap<Option<u64>, OfUser>,
+    /// What a run takes of which nobody wrote it down.
+    usual: u64,
+}
+
+#[derive(Debug, Default)]
+struct OfUser {
+    /// The oldest first.
+    runs: VecDeque<Over>,
+    bytes: u64,
+}
+
+impl Plan {
+    /// Of these, the oldest first.
+    fn of(all: Vec<Over>) -> Self {
+        let known: Vec<u64> = all.iter().filter_map(|over| over.bytes).collect();
+        let usual = known.iter().sum::<u64>().checked_div(known.len() as u64).unwrap_or(1);
+        let mut plan = Plan { users: BTreeMap::new(), usual };
+        for over in all {
+            let of_user = plan.users.entry(over.uid).or_default();
+            of_user.bytes += over.bytes.unwrap_or(usual);
+            of_user.runs.push_back(over);
+        }
+        plan
+    }
+
+    fn take(&mut self, user: Option<u64>) -> Option<Over> {
+        let of_user = self.users.get_mut(&user)?;
+        let over = of_user.runs.pop_front()?;
+        of_user.bytes -= over.bytes.unwrap_or(self.usual);
+        if of_user.runs.is_empty() {
+            self.users.remove(&user);
+        }
+        Some(over)
+    }
+
+    fn take_oldest(&mut self, is_wanted: impl Fn(&Over) -> bool) -> Option<Over> {
+        let oldest = |of_user: &OfUser| of_user.runs.front().copied();
+        let (over, user) = self
+            .users
+            .iter()
+            .filter_map(|(user, of)| Some((oldest(of)?, *user)))
+            .min_by_key(|(over, _)| (over.written_s, over.id))?;
+        if is_wanted(&over) { self.take(user) } else { None }
+    }
+
+    fn take_of_largest(&mut self) -> Option<Over> {
+        let (&user, _) = self.users.iter().max_by_key(|(_, of)| of.bytes)?;
+        self.take(user)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_runs::store::RunId;
+
+    fn over(id: i64, uid: Option<u64>, bytes: Option<u64>) -> Over {
+        Over { id: RunId(id), written_s: id, uid, bytes }
+    }
+
+    #[test]
+    fn who_takes_most_loses_their_oldest_until_all_take_the_same() {
+        // One has little and was there first; another fills the store with large ones, a third with many small ones.
+        let mut all = vec![over(1, Some(1), Some(100)), over(2, None, None)];
+        all.extend((3..13).map(|id| over(id, Some(2), Some(1000))));
+        all.extend((13..63).map(|id| over(id, Some(3), Some(10))));
+        let mut plan = Plan::of(all);
+        assert_eq!(plan.usual, (100 + 10 * 1000 + 50 * 10) / 61);
+        let ids: Vec<i64> = std::iter::from_fn(|| plan.take_of_largest()).map(|over| over.id.0).collect();
+        assert_eq!(ids[..9], [3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(ids[9], 12, "the last of them is still the largest");
+        assert_eq!(ids.iter().position(|id| *id == 13), Some(10));
+        let place = |id: i64| ids.iter().position(|of| *of == id).expect("it was there");
+        assert!(place(1) > place(52) && place(2) > place(45), "{ids:?}");
+        assert_eq!(ids.len(), 62);
+    }
+
+    #[test]
+    fn age_asks_nobody_whose_it_is() {
+        let mut plan =
+            Plan::of(vec![over(1, Some(2), Some(1)), over(2, Some(1), Some(9)), over(3, Some(2), Some(1))]);
+        let mut old = || plan.take_oldest(|over| over.written_s < 3).map(|over| over.id.0);
+        assert_eq!([old(), old(), old()], [Some(1), Some(2), None]);
+        assert_eq!(plan.users.len(), 1);
     }
 }

@@ -10,10 +10,10 @@ mod runs;
 
 use super::Sight;
 use crate::access::Viewer;
+use crate::fair::{Bill, Turn};
 use crate::stats::Count;
 use gpumem_wire::control::{Refusal, Released};
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -22,22 +22,26 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
 /// Who may be connected at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
     /// Connections.
     pub connections: usize,
     /// Of them for one user, so that nobody can lock the others out.
     pub connections_per_uid: usize,
+    /// What the answers to one user may take of a processor.
+    pub share_per_uid: f64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 64, connections_per_uid: 16 }
+        Limits { connections: 64, connections_per_uid: 16, share_per_uid: 0.2 }
     }
 }
 
@@ -45,6 +49,8 @@ impl Default for Limits {
 const HEADER: Duration = Duration::from_secs(1);
 /// Longest life of a connection.
 const LONGEST: Duration = Duration::from_secs(60);
+/// What is sent at a time; an answer that is larger is put into words beside the loop, and is its user's only one.
+const SMALL: usize = 64 << 10;
 /// NVML is not closed for longer than this at a time.
 const LONGEST_RELEASE_S: u64 = 3600;
 
@@ -117,7 +123,7 @@ pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
         let sight = Arc::clone(&sight);
         tokio::spawn(async move {
             let _place = place;
-            let Ok(viewer) = viewer(&stream) else { return };
+            let Ok(viewer) = viewer(&sight, &stream).await else { return };
             let service = service_fn(|request: Request<Incoming>| {
                 let sight = Arc::clone(&sight);
                 async move { Ok::<_, Infallible>(respond(&sight, viewer, &request).await) }
@@ -131,18 +137,42 @@ pub async fn serve(listener: UnixListener, sight: Arc<Sight>) {
     }
 }
 
-fn viewer(stream: &UnixStream) -> std::io::Result<Viewer> {
+/// Finding out who it is takes a look into files, for each connection.
+async fn viewer(sight: &Sight, stream: &UnixStream) -> std::io::Result<Viewer> {
     let peer = stream.peer_cred()?;
-    Ok(Viewer::of(peer.uid(), peer.gid()))
+    let turn = sight.turn(peer.uid(), is_free(peer.uid())).await;
+    Ok(turn.bill.of(|| Viewer::of(peer.uid(), peer.gid())))
 }
 
-async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+/// Root, and whose daemon it is.
+fn is_free(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> Response<Answer> {
     sight.stats.add(Count::ControlRequests, 1);
+    let mut turn = sight.turn(viewer.uid, is_free(viewer.uid)).await;
+    if request.uri().path() == "/v1/record" {
+        // It waits for an agent.
+        turn.is_over();
+    }
+    let bill = turn.bill.clone();
+    let (status, body) = bill.of_each(answer(sight, viewer, request, &bill)).await;
+    with(status, Answer::new(body, turn))
+}
+
+async fn answer(
+    sight: &Sight,
+    viewer: Viewer,
+    request: &Request<Incoming>,
+    bill: &Bill,
+) -> (StatusCode, Vec<u8>) {
     let query = request.uri().query().unwrap_or_default();
     let get = request.method() == Method::GET;
     let answer = match (request.uri().path(), get, request.method() == Method::POST) {
         ("/v1/ps", true, _) => Ok(json(&ps::ps(sight, viewer))),
-        ("/v1/runs", true, _) => runs::runs(sight, viewer, query).await.map(|runs| json(&runs)),
+        ("/v1/runs", true, _) => runs::runs(sight, viewer, query, bill).await,
+        ("/v1/metrics", true, _) if viewer.all => Ok(json(&super::prometheus::scrape_named(sight))),
         ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(sight))),
         ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
         ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
@@ -163,8 +193,8 @@ async fn respond(sight: &Sight, viewer: Viewer, request: &Request<Incoming>) -> 
         )),
     };
     match answer {
-        Ok(body) => with(StatusCode::OK, body),
-        Err(Refused(status, error)) => with(status, json(&Refusal { error })),
+        Ok(body) => (StatusCode::OK, body),
+        Err(Refused(status, error)) => (status, json(&Refusal { error })),
     }
 }
 
@@ -221,8 +251,42 @@ fn json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-fn with(status: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+/// A body in pieces. A large one is its user's answer until it has been read: who asks for many and reads none has one.
+struct Answer {
+    rest: Bytes,
+    _turn: Option<Turn>,
+}
+
+impl Answer {
+    fn new(body: Vec<u8>, turn: Turn) -> Self {
+        let turn = (body.len() > SMALL).then_some(turn);
+        Answer { rest: body.into(), _turn: turn }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let len = self.rest.len().min(SMALL);
+        Poll::Ready((len > 0).then(|| Ok(Frame::data(self.rest.split_to(len)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.rest.len() as u64)
+    }
+}
+
+fn with(status: StatusCode, body: Answer) -> Response<Answer> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 pub struct Health {
     /// NVML answers.
     pub nvml_up: bool,
+    /// It has not been heard yet, since the daemon's start.
+    pub nvml_starting: bool,
     /// Why not, or which library and driver.
     pub nvml_reason: String,
     /// What a person can do about it.

@@ -12,8 +12,9 @@ pub mod text;
 
 use crate::config::{Page, Tenants};
 use crate::core::{Ask, Board};
+use crate::fair::{Fair, Turn};
 use crate::keeper::Keeper;
-use crate::stats::Stats;
+use crate::stats::{Count, Stats};
 use gpumem_ledger::ProcessKey;
 use gpumem_runs::rules::Groupings;
 use health::Health;
@@ -117,12 +118,23 @@ pub struct Sight {
     pub sources: Box<dyn Sources>,
     /// What can change.
     pub shown: Mutex<Shown>,
+    /// Who asks.
+    pub fair: Fair,
 }
 
 impl Sight {
     /// What is shown now.
     pub fn shown(&self) -> Shown {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until a user may have another answer made. `is_free`: whoever they are, they may stop this daemon, or are its own user;
+    /// a limit would protect nobody from them.
+    pub async fn turn(&self, uid: u32, is_free: bool) -> Turn {
+        let share = (!is_free).then(|| self.shown().control.share_per_uid);
+        let turn = self.fair.turn(uid, share).await;
+        self.stats.add(Count::ControlWaited, u64::from(turn.waited));
+        turn
     }
 
     /// Shows something else from now on.

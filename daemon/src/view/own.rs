@@ -3,6 +3,7 @@
 use super::{Shown, Sight};
 use crate::config::Tenants;
 use crate::core::Ask;
+use crate::fair::Turn;
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_runs::report::text::{self, Layout};
 use gpumem_runs::report::{By, Report, csv, json};
@@ -34,17 +35,21 @@ pub struct Wish {
 }
 
 /// The report of a process; `None`: there is no run of it.
-pub async fn report(sight: Arc<Sight>, key: ProcessKey, wish: Wish) -> Option<String> {
+///
+/// Root in a container asks here too: whatever user it is, their answers have a share.
+pub async fn report(sight: Arc<Sight>, key: ProcessKey, uid: u32, wish: Wish) -> Option<String> {
+    let is_own = uid != 0 && uid == rustix::process::geteuid().as_raw();
+    let Turn { bill, .. } = &sight.turn(uid, is_own).await;
     let (reply, runs) = oneshot::channel();
     let takes = move |process: &ProcessView| process.key == key;
-    sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.ok()?;
+    sight.asks.send(Ask::Runs(Box::new(takes), bill.clone(), reply)).await.ok()?;
     let mut run = sight.keeper.whole(runs.await.ok()?).await.into_iter().next()?;
     let Shown { rules, tenants, .. } = sight.shown();
     if tenants == Tenants::Anonymous {
         super::hide_others(&mut run);
     }
     // Beside the loop: a report of a large run takes milliseconds.
-    tokio::task::spawn_blocking(move || told(&run, &rules, wish)).await.ok()
+    sight.fair.beside(bill, move || told(&run, &rules, wish)).await
 }
 
 fn told(run: &Run, rules: &Groupings, wish: Wish) -> String {

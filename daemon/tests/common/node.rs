@@ -77,8 +77,16 @@ impl Node {
         let shown = Shown { max_series, ..Shown::default() };
         let (asks, _) = tokio::sync::mpsc::channel(1);
         let sources = Box::new(Told(health));
-        let sight =
-            Sight { board, stats, keeper, asks, sources, shown: shown.into(), fixed: Fixed::default() };
+        let sight = Sight {
+            board,
+            stats,
+            keeper,
+            asks,
+            sources,
+            shown: shown.into(),
+            fixed: Fixed::default(),
+            fair: Default::default(),
+        };
         let mut node = Node { core, sight, thread };
         for index in 0..devices {
             let stamp = Stamp { device: index as u8, time_ns: 1, ..Stamp::default() };

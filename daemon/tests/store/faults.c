@@ -1,5 +1,6 @@
 /* A file system that fails when it is told to: reads and writes of the run store and its log give the error that the file
- * named by GPUMEM_TEST_FAULT holds, as "write ENOSPC" or "all EIO". Preloaded into the daemon. */
+ * named by GPUMEM_TEST_FAULT holds, as "write ENOSPC" or "all EIO", or while it holds "stand still" do not return. Preloaded
+ * into the daemon. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,15 +23,27 @@ static int is_store(int fd)
     return strstr(path, "runs.sqlite") != NULL;
 }
 
-static int fault(int fd, int is_write)
+static void look(char *text, size_t room)
 {
     const char *control = getenv("GPUMEM_TEST_FAULT");
-    char text[32] = "";
-    int kept = errno, told = -1;
-    if (control && is_store(fd) && (told = open(control, O_RDONLY | O_CLOEXEC)) >= 0) {
-        if (REAL(read)(told, text, sizeof text - 1) < 0)
-            text[0] = 0;
+    int told = control ? open(control, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t length = 0;
+    if (told >= 0) {
+        length = REAL(read)(told, text, room - 1);
         close(told);
+    }
+    text[length > 0 ? length : 0] = 0;
+}
+
+static int fault(int fd, int is_write)
+{
+    char text[32] = "";
+    int kept = errno;
+    if (is_store(fd))
+        look(text, sizeof text);
+    while (strncmp(text, "stand still", 11) == 0) {
+        usleep(10000);
+        look(text, sizeof text);
     }
     errno = kept;
     if (strncmp(text, "all", 3) != 0 && !(is_write && strncmp(text, "write", 5) == 0))

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// A daemon whose store fails as the file says.
-fn faulty(scratch: &Scratch) -> (Program, PathBuf) {
+fn faulty(scratch: &Scratch, more: &str) -> (Program, PathBuf) {
     let (library, control) = (scratch.join("faults.so"), scratch.join("fault"));
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/store/faults.c");
     let compiler = Command::new("cc")
@@ -20,7 +20,7 @@ fn faulty(scratch: &Scratch) -> (Program, PathBuf) {
         .expect("a C compiler");
     assert!(compiler.status.success(), "{}", String::from_utf8_lossy(&compiler.stderr));
     let variables = [("LD_PRELOAD", library.as_path()), ("GPUMEM_TEST_FAULT", control.as_path())];
-    (Program::start(scratch, "checkpoint_every_s = 0.05", &variables), control)
+    (Program::start(scratch, &format!("checkpoint_every_s = 0.05\n{more}"), &variables), control)
 }
 
 fn up(daemon: &Program) -> Option<f64> {
@@ -44,7 +44,7 @@ fn aside(scratch: &Scratch) -> Vec<PathBuf> {
 #[test]
 fn a_full_disk_is_told_survived_and_loses_nothing() {
     let scratch = Scratch::new();
-    let (daemon, control) = faulty(&scratch);
+    let (daemon, control) = faulty(&scratch, "");
     let (mut ending, mut living) = (daemon.agent(), daemon.agent());
     assert!(ending.allocate() && living.allocate());
     let is_written = || daemon.list().iter().filter(|run| run.events == 1).count() == 2;
@@ -83,9 +83,56 @@ fn a_full_disk_is_told_survived_and_loses_nothing() {
 }
 
 #[test]
+fn a_store_that_stands_still_costs_bounded_memory_and_holds_nobody_up() {
+    const NAMES: usize = 1000;
+    let scratch = Scratch::new();
+    let (daemon, control) = faulty(&scratch, "waiting_mib = 1");
+    let mut living = daemon.agent();
+    assert!(living.allocate());
+    wait_for("the run", || (daemon.list().first()?.events == 1).then_some(()));
+    std::fs::write(&control, "stand still").expect("a fault");
+    // The thread waits for the disk with this one in its hands.
+    assert!(living.allocate());
+    let metric = |name: &str| daemon.metric(name).unwrap_or(-1.0);
+    wait_for("a run to wait", || (metric("gpumemd_store_waiting") >= 1.0).then_some(()));
+    // Half a MiB each.
+    for ended in 1..=6 {
+        let mut agent = daemon.agent();
+        agent.allocate_named(NAMES);
+        agent.end();
+        wait_for("its end", || (metric("gpumemd_runs_finished_total") == f64::from(ended)).then_some(()));
+        let bytes = metric("gpumemd_store_waiting_bytes");
+        assert!(bytes <= f64::from(1 << 20), "{bytes}");
+    }
+    let dropped = metric("gpumemd_store_dropped_total");
+    assert!((3.0..=5.0).contains(&dropped), "{dropped}");
+    // Whoever asks gets what is known here, and after a while at once.
+    let told = |words: &str| daemon.doctor().iter().any(|(_, text)| text.contains(words));
+    wait_for("the doctor to say so", || told("its disk has not answered for").then_some(()));
+    assert!(told(&format!("{dropped} runs were never stored")), "{:?}", daemon.doctor());
+    assert!(living.allocate(), "agents go on");
+    let began = std::time::Instant::now();
+    for _ in 0..5 {
+        let stream =
+            std::os::unix::net::UnixStream::connect(scratch.join("run/control.sock")).expect("a daemon");
+        let (status, body) = super::common::http(stream, "GET", &format!("/v1/runs?pid={}", living.pid()));
+        assert!(status == 200 && body.contains("\"events\":"), "{body}");
+    }
+    assert!(began.elapsed() < std::time::Duration::from_secs(8), "{:?}: each waited", began.elapsed());
+
+    std::fs::remove_file(&control).expect("it works again");
+    wait_for("all that waited", || (metric("gpumemd_store_waiting") == 0.0).then_some(()));
+    let list = wait_for("the living one", || {
+        Some(daemon.list()).filter(|list| list.iter().any(|run| run.pid == living.pid() && run.events == 3))
+    });
+    assert_eq!(list.len() as f64, 1.0 + 6.0 - dropped, "what was not dropped is there: {list:?}");
+    assert!(!told("has not answered"));
+}
+
+#[test]
 fn a_file_that_cannot_be_read_or_written_is_set_aside_once() {
     let scratch = Scratch::new();
-    let (daemon, control) = faulty(&scratch);
+    let (daemon, control) = faulty(&scratch, "");
     let mut agent = daemon.agent();
     assert!(agent.allocate());
     wait_for("the run", || (daemon.list().first()?.events == 1).then_some(()));

@@ -1,6 +1,6 @@
 //! The daemon as a program, and programs that carry a hand-made agent: both can be killed.
 
-use super::common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
+use super::common::peer::{Memory, Peer, allocation, device, record, resync, tag, watermark};
 use super::common::{Scratch, free_port, http, metric, wait_for};
 use gpumem_runs::store::{RunSummary, Store};
 use std::io::{BufRead, BufReader, Lines, Read, Write};
@@ -132,6 +132,13 @@ impl Agent {
         sent
     }
 
+    /// It makes so many allocations with a name of its own for each, and has sent them.
+    pub fn allocate_named(&mut self, count: usize) {
+        let told = self.child.stdin.as_mut().is_some_and(|stdin| stdin.write_all(&vec![b'n'; count]).is_ok());
+        assert!(told && (0..count).all(|_| self.hear()));
+        self.allocations += count as u64;
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -160,8 +167,11 @@ fn agent() {
     println!("\nagent: done");
     while std::io::stdin().read(&mut byte).is_ok_and(|read| read == 1) {
         seq += 1;
-        let (stamp, body) = allocation(seq, 1 << 20, 0);
-        if !peer.send(&[record(stamp, body), watermark(seq)].concat()) {
+        let number = if byte == *b"n" { seq as u32 } else { 0 };
+        let name =
+            if number > 0 { tag(number, &format!("{number}/{}", "n".repeat(240))) } else { Vec::new() };
+        let (stamp, body) = allocation(seq, 1 << 20, number);
+        if !peer.send(&[name, record(stamp, body), watermark(seq)].concat()) {
             // The daemon is gone: this process has nothing more to say, and lives on.
             while std::io::stdin().read(&mut byte).is_ok_and(|read| read == 1) {}
             std::process::exit(0);

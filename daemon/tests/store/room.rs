@@ -149,6 +149,36 @@ fn a_store_that_is_too_large_shrinks_to_its_size() {
 }
 
 #[test]
+fn who_fills_the_store_pushes_out_their_own_runs_and_no_others() {
+    let mut first = start("[runs]\ncheckpoint_every_s = 0.05\n");
+    let peer = agent(&first);
+    let run = wait_for("the run", || first.runs(&format!("?pid={}", std::process::id())).pop());
+    drop(peer);
+    first.end().expect("a good end");
+    let path = first.store();
+    let mut store = Store::open(&path).expect("a store");
+    let mut insert = |uid: u64, number: u64| {
+        let mut run = large(&run);
+        run.process.uid = Some(uid);
+        store.insert(&run, &format!("another boot:{uid}:{number}")).expect("stored").0
+    };
+    // One user's few runs are the oldest; then another one's come, and do not end.
+    let few: Vec<_> = (0..5).map(|number| insert(1001, number)).collect();
+    for number in 0..55 {
+        insert(1002, number);
+    }
+    drop(store);
+    let scratch = Scratch(std::mem::take(&mut first.scratch.0));
+    let daemon = start_in(scratch, "[runs]\nmax_size_mib = 4\n");
+    let size = || std::fs::metadata(&path).expect("a file").len();
+    wait_for("the file to shrink", || (size() <= 5 << 20).then_some(()));
+    let left = list(&daemon);
+    assert!(few.iter().all(|id| left.iter().any(|line| line.id == *id)), "{left:?}");
+    let theirs = left.iter().filter(|line| line.uid.starts_with("another boot:1002:")).count();
+    assert!((5..30).contains(&theirs), "{theirs}: they have what the other does not use");
+}
+
+#[test]
 fn a_store_of_living_runs_is_not_cut_and_says_so() {
     let mut first = start("[runs]\ncheckpoint_every_s = 0.05\n");
     let peer = agent(&first);

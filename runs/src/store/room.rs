@@ -1,7 +1,7 @@
 //! Room for new runs: what may be deleted, deleting it, and giving the space back to the file system. Each call is a
 //! bounded piece of work; who keeps the store decides when and how often.
 
-use super::columns::{execute, unsigned, writer};
+use super::columns::{execute, maybe_unsigned, unsigned, writer};
 use super::writer::Writer;
 use super::{Result, RunId, Store, StoreError};
 use rusqlite::{OptionalExtension, Row};
@@ -29,6 +29,10 @@ pub struct Over {
     pub id: RunId,
     /// When it was last written: seconds since 1970.
     pub written_s: i64,
+    /// Whose process it was; none where nobody could tell.
+    pub uid: Option<u64>,
+    /// About what it takes; none where an earlier version wrote it.
+    pub bytes: Option<u64>,
 }
 
 impl Store {
@@ -59,7 +63,7 @@ impl Store {
     /// somebody writes, is not among them, nor what people imported.
     pub fn over(&self) -> Result<Vec<Over>> {
         let sql =
-            "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns
+            "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
             FROM run WHERE source_kind = 'daemon'";
         let mut over: Vec<Over> = self.sql(|db| {
             let mut statement = db.prepare_cached(sql)?;
@@ -73,7 +77,7 @@ impl Store {
     /// Deletes a run of [`Store::over`]; false, and nothing, if it is none of them any more.
     pub fn delete(&mut self, over: Over) -> Result<bool> {
         let sql =
-            "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns
+            "SELECT id, written_s, writer_pid, writer_start, writer_boot, pid, start_ticks, life, rolled_ns, owner_uid, weight
             FROM run WHERE id = ?";
         self.sql(|db| {
             let transaction =
@@ -108,7 +112,12 @@ impl Store {
 }
 
 fn over(row: &Row<'_>) -> rusqlite::Result<Over> {
-    Ok(Over { id: RunId(row.get(0)?), written_s: row.get(1)? })
+    Ok(Over {
+        id: RunId(row.get(0)?),
+        written_s: row.get(1)?,
+        uid: maybe_unsigned(row, 9)?,
+        bytes: maybe_unsigned(row, 10)?,
+    })
 }
 
 /// Whether somebody writes the run, or it is the newest part of a process that lives.

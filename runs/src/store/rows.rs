@@ -75,7 +75,7 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         "UPDATE run SET label = ?, source_kind = ?, source_origin = ?, source_preset = ?, clock = ?,
             wall_offset_ns = ?, pid = ?, start_ticks = ?, owner_uid = ?, state = ?, closed_ns = ?,
             closed_status = ?, started_ns = ?, last_ns = ?, events = ?, facts = ?, claims = ?,
-            coverage = ?, caveats = ?, rolled_ns = ?, written_s = ? WHERE id = ?",
+            coverage = ?, caveats = ?, rolled_ns = ?, written_s = ?, weight = ? WHERE id = ?",
         params![
             label,
             run.source.kind,
@@ -98,6 +98,7 @@ fn write_run(db: &Connection, id: i64, run: &Run) -> Result<bool> {
             json(&run.caveats)?,
             rolled_ns.map(bits),
             now_s(),
+            run.weight() as i64,
             id,
         ],
     )?;

@@ -19,6 +19,7 @@
 //!   runs reads this table and the scalars of moments only.
 //! - `life` is the uid of the first part of a process's life, `part` counts from 1; `rolled_ns` is when the next part
 //!   began, and goes before `state`.
+//! - `weight` is about what the run takes, by which room is shared out among users; null in runs of earlier versions.
 //! - `writer_*` name the process that checkpoints the run; null as soon as nobody does.
 //! - Deleting a run deletes all of it. `amount.cell` is an index into `cell` without a foreign key: it
 //!   would need an index of its own, or deleting a run of n cells would scan its amounts n times.
@@ -42,7 +43,7 @@ pub const VERSION: i64 = STEPS.len() as i64;
 const TABLES: [&str; 7] = ["run", "cell", "device", "moment", "amount", "bucket", "detail"];
 
 /// `STEPS[n]` makes version n+1 of version n.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -178,6 +179,9 @@ ALTER TABLE run ADD COLUMN rolled_ns INTEGER;
 ALTER TABLE run ADD COLUMN written_s INTEGER NOT NULL DEFAULT 0;
 UPDATE run SET life = uid, written_s = stored_s;
 CREATE UNIQUE INDEX run_life ON run (life, part);
+",
+    "
+ALTER TABLE run ADD COLUMN weight INTEGER;
 ",
 ];
 

@@ -6,8 +6,12 @@ use gpumem_runs::run::*;
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError, VERSION};
 
-const TEXTS: [&str; 3] =
-    [include_str!("schemas/1.sql"), include_str!("schemas/2.sql"), include_str!("schemas/3.sql")];
+const TEXTS: [&str; 4] = [
+    include_str!("schemas/1.sql"),
+    include_str!("schemas/2.sql"),
+    include_str!("schemas/3.sql"),
+    include_str!("schemas/4.sql"),
+];
 
 /// The run that schema `version` could hold.
 fn run_of(version: usize) -> Run {
@@ -137,11 +141,9 @@ fn every_earlier_schema_is_brought_up_to_date_by_a_writer_only() {
             ("boot:42:7", 1_700_000_000, 1, None)
         );
         assert_eq!(line.peak_tracked_bytes, Some(60));
-        assert_eq!(
-            store.over().unwrap()[0].written_s,
-            1_700_000_000,
-            "its age is that of the file's own word"
-        );
+        let over = store.over().unwrap()[0];
+        assert_eq!(over.written_s, 1_700_000_000, "its age is that of the file's own word");
+        assert_eq!((over.uid, over.bytes), (Some(1000), None), "unknown is not zero");
         // And it can be written as if it had always been like this.
         let newer = Run { coverage: Coverage { events: 13, ..Coverage::default() }, ..run_of(3) };
         store.checkpoint(RunId(5), &newer).unwrap();

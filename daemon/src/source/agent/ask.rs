@@ -1,6 +1,6 @@
 //! A program that asks about itself: a connection whose first record is `Ask` instead of `Hello`. It gets the report of the process that the
 //! kernel names, in pieces, and the connection ends. It counts among those that have not said hello, so one user's questions leave
-//! three quarters of these to the others; and few are answered at a time.
+//! three quarters of these to the others; and each user has turns.
 
 use super::{Agents, Refusal};
 use crate::clock;
@@ -17,8 +17,6 @@ const PIECE: usize = 48 << 10;
 const CATCH_UP: Duration = Duration::from_millis(500);
 /// Time to render, and to read the answer.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Rendered at a time.
-pub(super) const AT_A_TIME: usize = 2;
 
 /// Why there is no answer: an errno, and words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,8 +29,8 @@ pub struct Unanswered {
 
 /// A view's answer to a process.
 pub type Answer = Pin<Box<dyn Future<Output = Result<String, Unanswered>> + Send>>;
-/// Renders what a process asks about itself; the text has options, `key=value` lines.
-pub type Answerer = Box<dyn Fn(ProcessKey, AskKind, String) -> Answer + Send + Sync>;
+/// Renders what a process of a user asks about itself, when it is their turn; the text has options, `key=value` lines.
+pub type Answerer = Box<dyn Fn(ProcessKey, u32, AskKind, String) -> Answer + Send + Sync>;
 
 /// The value of an option.
 pub fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
@@ -47,6 +45,7 @@ pub fn option<'a>(options: &'a str, key: &str) -> Option<&'a str> {
 #[derive(Debug)]
 pub(super) struct Question {
     pub key: ProcessKey,
+    pub uid: u32,
     pub what: AskKind,
     pub options: String,
 }
@@ -68,12 +67,9 @@ impl Agents {
         }
     }
 
-    /// A turn is held while an answer is made, and not while somebody is slow to send or to read.
     async fn rendered(&self, question: Question) -> Result<String, Unanswered> {
-        // Fails when the daemon ends.
-        let _turn = self.answering.acquire().await;
         match self.answerer.get() {
-            Some(answerer) => answerer(question.key, question.what, question.options).await,
+            Some(answerer) => answerer(question.key, question.uid, question.what, question.options).await,
             None => Err(Unanswered { errno: 38, text: "this daemon answers no questions".into() }),
         }
     }

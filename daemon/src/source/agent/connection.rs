@@ -136,7 +136,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
             Some(ticks) => Peer::of(stream, ticks.parse().unwrap_or(0))?,
             None => Peer::unclaimed(stream)?,
         };
-        let question = Question { key: peer.key, what, options: options.to_owned() };
+        let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
         // It keeps the seat of one that has not said hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }

@@ -56,7 +56,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 /// How long the daemon's end waits for packets that were read.
 const LAST_PACKETS: Duration = Duration::from_millis(300);
@@ -89,7 +89,6 @@ pub struct Agents {
     speakers: Mutex<HashMap<ProcessKey, Speaker>>,
     /// Who renders what programs ask about themselves.
     answerer: OnceLock<Answerer>,
-    answering: Semaphore,
     voice: voice::Voice,
     /// One table of live rows is in memory at a time.
     rows: tokio::sync::Mutex<()>,
@@ -121,7 +120,6 @@ impl Agents {
             scratch: Mutex::new(scratch),
             speakers: Mutex::default(),
             answerer: OnceLock::new(),
-            answering: Semaphore::new(ask::AT_A_TIME),
             voice: voice::Voice::default(),
             rows: tokio::sync::Mutex::default(),
             shortage: Shortage::default(),

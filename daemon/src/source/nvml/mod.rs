@@ -40,6 +40,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
+/// The reason of a status that nothing is known of yet.
+pub const STARTING: &str = "nvml: starting";
+
 /// How NVML is read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -107,8 +110,7 @@ impl Nvml {
     /// process's first sample.
     pub fn start(settings: Settings, processes: Processes, out: mpsc::Sender<Batch>) -> Nvml {
         let (commands, orders) = mpsc::unbounded_channel();
-        let status =
-            Status { reason: "nvml: starting".to_owned(), since_ns: session::now_ns(), ..Status::default() };
+        let status = Status { reason: STARTING.to_owned(), since_ns: session::now_ns(), ..Status::default() };
         let status = Arc::new(Mutex::new(status));
         tokio::spawn(watch::Watch::new(settings, processes, out, Arc::clone(&status), orders).run());
         Nvml { status, commands }

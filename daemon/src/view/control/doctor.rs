@@ -23,6 +23,9 @@ use gpumem_wire::checks::Check;
 use gpumem_wire::control::{Doctor, Finding, State};
 use hyper::StatusCode;
 
+/// The driver may take so long to be loaded, on a machine with many GPUs or without persistence mode.
+const STARTING_NS: u64 = 15_000_000_000;
+
 pub(super) fn finding(
     check: Check,
     state: State,
@@ -53,7 +56,7 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
         of_bytes(process, snapshot, &health, &mut findings);
         findings.extend(coverage::of_process(process, now_ns));
     }
-    findings.push(of_nvml(&health, now_ns));
+    findings.push(of_nvml(&health, sight.stats.started_ns, now_ns));
     gpus::of_driver(&health, &mut findings);
     let tenants = sight.shown().tenants;
     let asked = gpus::Asked { snapshot, health: &health, viewer, tenants, sees: gpus::Sees::now() };
@@ -72,7 +75,7 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
     })
 }
 
-fn of_nvml(health: &Health, now_ns: u64) -> Finding {
+fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
     let reason = &health.nvml_reason;
     match (health.nvml_up, health.released_until_ns) {
         (_, Some(until_ns)) => {
@@ -81,6 +84,11 @@ fn of_nvml(health: &Health, now_ns: u64) -> Finding {
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
+        // A moment after the start that is no fault yet.
+        (false, None) if health.nvml_starting && now_ns.saturating_sub(started_ns) < STARTING_NS => {
+            let text = "it is starting: what the driver says is not known yet";
+            finding(Check::Nvml, State::Warn, "nvml", text, None)
+        }
         (false, None) => {
             let usual = "check nvidia-smi; without NVML only what agents say is known";
             let fix = health.nvml_remedy.unwrap_or(usual);
@@ -119,5 +127,20 @@ fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, finding
         let text = format!("its used bytes on {} are not known: {why}", device.name);
         let subject = format!("process {}", process.key.pid);
         findings.push(finding(Check::ProcessBytes, State::Warn, subject, text, fix));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nvml_that_is_starting_is_a_fault_after_a_while() {
+        let starting = Health { nvml_starting: true, nvml_reason: "starting".into(), ..Health::default() };
+        let state = |health: &Health, now_ns| of_nvml(health, 5, now_ns).state;
+        assert_eq!(state(&starting, 6), State::Warn);
+        assert_eq!(state(&starting, 5 + STARTING_NS), State::Bad);
+        let broken = Health { nvml_reason: "no library".into(), ..Health::default() };
+        assert_eq!(state(&broken, 6), State::Bad);
     }
 }

@@ -1,10 +1,11 @@
 //! Runs: those that go on, from the ledger; those that are over, from the keeper.
 
 use super::record::unescaped;
-use super::{Refused, number, only, value};
+use super::{Refused, SMALL, json, number, only, value};
 use crate::access::Viewer;
 use crate::config::Tenants;
 use crate::core::Ask;
+use crate::fair::Bill;
 use crate::view::Sight;
 use gpumem_ledger::ProcessView;
 use gpumem_runs::report::oom::at::Around;
@@ -74,19 +75,25 @@ impl Which {
     }
 }
 
-pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<Vec<Run>, Refused> {
+/// As JSON.
+pub(super) async fn runs(
+    sight: &Sight,
+    viewer: Viewer,
+    query: &str,
+    bill: &Bill,
+) -> Result<Vec<u8>, Refused> {
     let which = Which::of(query)?;
     let (reply, live) = oneshot::channel();
-    let ended = Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
     let wanted = which.clone();
     let takes = move |process: &ProcessView| {
         let facts = &process.facts;
         viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
     };
-    if sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.is_err() {
-        return Err(ended);
+    if sight.asks.send(Ask::Runs(Box::new(takes), bill.clone(), reply)).await.is_err() {
+        return Err(ended());
     }
-    let Ok(runs) = live.await else { return Err(ended) };
+    let Ok(runs) = live.await else { return Err(ended()) };
     let mut runs = sight.keeper.whole(runs).await;
     if which != Which::Live {
         runs.retain(|run| which.is_then(run));
@@ -97,7 +104,7 @@ pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<V
                 && which.takes(process.pid, &process.facts, &process.claims)
                 && which.is_then(run)
         };
-        let over = sight.keeper.find(Box::new(wanted)).await;
+        let over = sight.keeper.find(Box::new(wanted), bill).await;
         runs.sort_by_key(|run| Reverse(of(run)));
         // What goes on is in the store too, as far as it was written.
         let is_live = |run: &Run, live: &[Run]| {
@@ -110,7 +117,10 @@ pub(super) async fn runs(sight: &Sight, viewer: Viewer, query: &str) -> Result<V
     if !viewer.all && sight.shown().tenants == Tenants::Anonymous {
         runs.iter_mut().for_each(crate::view::hide_others);
     }
-    Ok(runs)
+    match runs.iter().map(Run::weight).sum::<usize>() {
+        ..SMALL => Ok(json(&runs)),
+        _ => sight.fair.beside(bill, move || json(&runs)).await.ok_or_else(ended),
+    }
 }
 
 #[cfg(test)]

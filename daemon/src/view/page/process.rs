@@ -3,6 +3,7 @@
 use super::desk::{Refused, Text, aside};
 use crate::config::{Page, Tenants};
 use crate::core::Ask;
+use crate::fair::Bill;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::{ProcessKey, ProcessView};
 use gpumem_runs::report::veil::{self, Veiled};
@@ -65,7 +66,7 @@ async fn told(
     let (reply, runs) = oneshot::channel();
     let takes = move |process: &ProcessView| process.key == key;
     let began = Instant::now();
-    sight.asks.send(Ask::Runs(Box::new(takes), reply)).await.map_err(|_| gone())?;
+    sight.asks.send(Ask::Runs(Box::new(takes), Bill::default(), reply)).await.map_err(|_| gone())?;
     let runs = runs.await.map_err(|_| gone())?;
     let core: Duration = began.elapsed();
     let run = sight.keeper.whole(runs).await.into_iter().next().ok_or_else(|| none(key))?;

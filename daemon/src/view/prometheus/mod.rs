@@ -20,16 +20,25 @@ mod names;
 mod own;
 mod processes;
 
+use crate::config::Tenants;
 use crate::view::{Shown, Sight};
 pub use devices::MOST_PER_DEVICE;
 use families::Families;
 pub use families::Family;
 pub use processes::flags;
 
-/// The text of one scrape.
+/// The text of one scrape, as everybody may have it.
 pub fn scrape(sight: &Sight) -> String {
+    scrape_as(sight, sight.shown())
+}
+
+/// The same for who sees all processes.
+pub fn scrape_named(sight: &Sight) -> String {
+    scrape_as(sight, Shown { tenants: Tenants::Named, ..sight.shown() })
+}
+
+fn scrape_as(sight: &Sight, shown: Shown) -> String {
     let published = sight.board.read();
-    let shown = sight.shown();
     let health = sight.sources.health();
     let mut families = Families::new(shown.max_series);
     devices::collect(&published, &health, &mut families);

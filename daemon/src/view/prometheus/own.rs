@@ -47,6 +47,11 @@ static FOLDED: Family = Family::gauge(
 );
 static UP: Family = Family::gauge("gpumemd_source_up", &["source"], "1 while a source works.");
 static STORE_WAITING: Family = Family::gauge("gpumemd_store_waiting", &[], "Runs that wait for the store.");
+static STORE_WAITING_BYTES: Family = Family::gauge(
+    "gpumemd_store_waiting_bytes",
+    &[],
+    "Bytes, about, that runs take that wait for the store; runs.waiting_mib bounds it.",
+);
 static STORE_BYTES: Family =
     Family::gauge("gpumemd_store_bytes", &[], "Size of the run store's file, looked at every half minute.");
 static CPU: Family = Family::counter("process_cpu_seconds_total", &[], "CPU time of the daemon.");
@@ -67,6 +72,7 @@ pub(super) static FAMILIES: &[&Family] = &[
     &FOLDED,
     &UP,
     &STORE_WAITING,
+    &STORE_WAITING_BYTES,
     &STORE_BYTES,
     &CPU,
     &RESIDENT,
@@ -136,6 +142,7 @@ pub(super) fn write(
         (&UP, Some(yes(health.nvml_up)), Some(("source", "nvml"))),
         (&UP, Some(yes(store.up)), Some(("source", "store"))),
         (&STORE_WAITING, Some(store.waiting as f64), None),
+        (&STORE_WAITING_BYTES, Some(store.waiting_bytes as f64), None),
         (&STORE_BYTES, Some(store.bytes as f64), None),
         (&CPU, Some(cpu_seconds()), None),
         (&RESIDENT, resident_bytes(), None),

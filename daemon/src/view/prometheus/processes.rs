@@ -8,6 +8,7 @@ use super::amounts::{self, Amounts};
 use super::devices;
 use super::families::{Families, Family, Labels};
 use super::names::{BESIDE_RULES, BESIDE_TAGS, Names, REST};
+use crate::config::Tenants;
 use crate::core::Published;
 use crate::view::Shown;
 use crate::view::health::Health;
@@ -17,6 +18,8 @@ use gpumem_runs::who::{CLAIMED, Said, Who};
 use gpumem_wire::LayerState;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 const PROCESS: &[&str] = &["pid", "start"];
@@ -124,7 +127,7 @@ pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out
             folded.young += 1;
         } else {
             let before = out.mark();
-            write((published, health), process, &accounts, out);
+            write((published, health), process, &accounts, shown.tenants, out);
             if out.has_room(&before, reserve) {
                 continue;
             }
@@ -159,6 +162,13 @@ fn is_young(key: ProcessKey, up: Duration, young: Duration) -> bool {
     up.saturating_sub(start) < young && key.start_ticks != 0
 }
 
+/// What a process is called where nobody may know which it is: the same while it and the daemon live, and nothing that could be
+/// turned into a pid by who tries them all.
+fn hidden(key: ProcessKey) -> String {
+    static SECRET: OnceLock<RandomState> = OnceLock::new();
+    format!("hidden-{:016x}", SECRET.get_or_init(RandomState::new).hash_one((key.pid, key.start_ticks)))
+}
+
 fn ids(labels: Labels, pid: &str, start: &str) -> Labels {
     labels.with("pid", pid).with("start", start)
 }
@@ -184,7 +194,7 @@ fn amounts<'a>(process: &'a ProcessView, shown: &'a Shown) -> Vec<OnDevice<'a>> 
     let of = |account: &'a AccountView| {
         let (mut said, held) = Amounts::of(account, covered);
         said.categories = categories.sums(held);
-        if covered && shown.tags > 0 {
+        if covered && shown.tags > 0 && shown.tenants == Tenants::Named {
             said.tags = Names::tags(process, &account.peak.amounts, shown.tags).sums(held);
         }
         Some((account.device?, account, said))
@@ -197,12 +207,20 @@ fn write(
     (published, health): (&Published, &Health),
     process: &ProcessView,
     accounts: &[OnDevice<'_>],
+    tenants: Tenants,
     out: &mut Families,
 ) {
-    let (pid, start) = (process.key.pid.to_string(), process.key.start_ticks.to_string());
+    let is_named = tenants == Tenants::Named;
+    let (pid, start) = match is_named {
+        true => (process.key.pid.to_string(), process.key.start_ticks.to_string()),
+        false => (hidden(process.key), "0".to_owned()),
+    };
     let own = ids(Labels::new(), &pid, &start);
-    info(process, &own, out);
-    if process.coverage.covered {
+    match is_named {
+        true => info(process, &own, out),
+        false => out.add(&INFO, &own, 1_u64),
+    }
+    if process.coverage.covered && is_named {
         out.add(&EVENTS, &own, process.coverage.events);
         out.add(&LOST, &own, process.coverage.lost_in_all());
         out.add(&FAILED, &own, process.coverage.failed_allocations);

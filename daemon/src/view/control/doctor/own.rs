@@ -41,7 +41,7 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
 /// Peers that were turned away, and what was left out.
-const TOLD: [Told; 24] = [
+const TOLD: [Told; 26] = [
     told(
         Count::RefusedFull,
         Check::AgentLimits,
@@ -127,6 +127,13 @@ const TOLD: [Told; 24] = [
         "raise control.connections_per_uid, or look who asks all the time",
     ),
     told(
+        Count::ControlWaited,
+        Check::ControlShare,
+        "control",
+        "answers were made later because their user asks for much",
+        "raise control.share_per_uid, or look who asks all the time",
+    ),
+    told(
         Count::RefusedVersion,
         Check::AgentProtocol,
         "agents",
@@ -207,8 +214,15 @@ const TOLD: [Told; 24] = [
         Count::StoreDropped,
         Check::StoreLost,
         "store",
-        "runs were never stored: too many waited while the store was out of order",
-        "mend what is said of the store",
+        "runs were never stored: too many, or too large ones, waited while the store was out of order or slow",
+        "mend what is said of the store, or raise runs.waiting_mib",
+    ),
+    told(
+        Count::StoreNotShown,
+        Check::StoreAnswers,
+        "store",
+        "answers lack runs, because they would have had more than 256 stored ones, or 32 MiB",
+        "ask for fewer: gpumemctl runs lists all that are in the store",
     ),
 ];
 
@@ -266,11 +280,18 @@ fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
     let mut say = |check, state, text: String, fix: Option<&str>| {
         findings.push(finding(check, state, "store", text, fix));
     };
+    let waiting = format!("{} runs wait in memory ({} MiB)", store.waiting, store.waiting_bytes >> 20);
     match &store.reason {
-        Some(reason) => {
-            let text = format!("{reason}; {} runs wait in memory", store.waiting);
-            say(Check::Store, State::Bad, text, store.remedy);
+        _ if let Some(time) = store.stuck => {
+            let text = format!("its disk has not answered for {} s; {waiting}", time.as_secs());
+            say(
+                Check::Store,
+                State::Bad,
+                text,
+                Some("look into the file system: it is slow, or stands still"),
+            );
         }
+        Some(reason) => say(Check::Store, State::Bad, format!("{reason}; {waiting}"), store.remedy),
         None => say(Check::Store, State::Ok, store.path.display().to_string(), None),
     }
     if let Some(aside) = &store.set_aside {
