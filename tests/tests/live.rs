@@ -130,7 +130,7 @@ fn stopped_daemon_does_not_stall_the_training() {
     daemon.job.signal("STOP");
     std::thread::sleep(Duration::from_secs(10));
     daemon.job.signal("CONT");
-    listed(&machine, &trainer, 60);
+    listed(&machine, &trainer, 240); // the first of them before all that had waited is heard
     trainer.enough();
     alone.enough();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
