@@ -9,6 +9,8 @@ export CARGO=${CARGO:-cargo}
 
 # Which of them wait longest: they begin, so that the others fill the time beside them.
 slow='operators|systemd|gpu_dry_run|job_fleet|fleet_slurm|fleet_kubernetes|fleet_containers|live_faults|package|torch_training'
+# These fill the machine by themselves: they run when the others are done, one by one.
+alone='soak|peers'
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpumem-tests.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -22,7 +24,8 @@ done < <(sed -n 's/^\([A-Z_]*\) = "\(.*\)"$/\1 \2/p' .cargo/config.toml)
 "$CARGO" test "$@" --locked --no-run --message-format=json-render-diagnostics > "$work/built"
 sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2|p' "$work/built" > "$work/all"
 [ -s "$work/all" ]
-{ grep -E "/($slow)-[0-9a-f]+\$" "$work/all" || true; grep -vE "/($slow)-[0-9a-f]+\$" "$work/all" || true; } > "$work/list"
+{ grep -E "/($slow)-[0-9a-f]+\$" "$work/all" || true; grep -vE "/($slow|$alone)-[0-9a-f]+\$" "$work/all" || true; } > "$work/list"
+grep -E "/($alone)-[0-9a-f]+\$" "$work/all" > "$work/last" || true
 
 one() {
   local out rc=0 began=$SECONDS
@@ -40,7 +43,8 @@ one() {
   rm -f "$out"
 }
 export -f one
-xargs -L 1 -P "${LANES:-2}" bash -c 'one "$@"' one < "$work/list"
+xargs -r -L 1 -P "${LANES:-2}" bash -c 'one "$@"' one < "$work/list"
+xargs -r -L 1 bash -c 'one "$@"' one < "$work/last"
 
 "$CARGO" test "$@" --locked --doc || echo "doc tests" >> "$work/failed"
 if [ -s "$work/failed" ]; then
