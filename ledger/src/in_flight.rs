@@ -87,9 +87,11 @@ impl InFlights {
                 self.latest = other;
                 let what = if self.others.is_empty() { None } else { self.others.remove(&seq) };
                 if let (Some(born), Some(what)) = (&mut self.born, &what) {
-                    what.births().for_each(|birth| {
-                        born.remove(&birth);
-                    });
+                    for birth in what.births() {
+                        if born.get(&birth) == Some(&seq) {
+                            born.remove(&birth); // else another has it
+                        }
+                    }
                 }
                 what
             }
