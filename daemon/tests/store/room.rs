@@ -110,13 +110,19 @@ fn large(run: &Run) -> Run {
     run
 }
 
+/// A daemon that has ended, and what it said of this process.
+fn ended_with_a_run() -> (Daemon, Run) {
+    let mut daemon = start("[runs]\ncheckpoint_every_s = 0.05\n");
+    let peer = agent(&daemon);
+    let run = wait_for("the run", || daemon.runs(&format!("?pid={}", std::process::id())).pop());
+    drop(peer);
+    daemon.end().expect("a good end");
+    (daemon, run)
+}
+
 #[test]
 fn a_store_that_is_too_large_shrinks_to_its_size() {
-    let mut first = start("[runs]\ncheckpoint_every_s = 0.05\n");
-    let peer = agent(&first);
-    let run = wait_for("the run", || first.runs(&format!("?pid={}", std::process::id())).pop());
-    drop(peer);
-    first.end().expect("a good end");
+    let (mut first, run) = ended_with_a_run();
     let path = first.store();
     let mut store = Store::open(&path).expect("a store");
     for number in 0..60 {
@@ -150,11 +156,7 @@ fn a_store_that_is_too_large_shrinks_to_its_size() {
 
 #[test]
 fn who_fills_the_store_pushes_out_their_own_runs_and_no_others() {
-    let mut first = start("[runs]\ncheckpoint_every_s = 0.05\n");
-    let peer = agent(&first);
-    let run = wait_for("the run", || first.runs(&format!("?pid={}", std::process::id())).pop());
-    drop(peer);
-    first.end().expect("a good end");
+    let (mut first, run) = ended_with_a_run();
     let path = first.store();
     let mut store = Store::open(&path).expect("a store");
     let mut insert = |uid: u64, number: u64| {
