@@ -197,7 +197,7 @@ impl Holdings {
                 && (whole_device || (row.owner == context && row.kind != MemoryKind::StreamOrdered))
         };
         self.drop_in_flight(goes);
-        let rows = self.allocations.iter().filter(|(_, row)| goes(row));
+        let rows = self.allocations.iter().filter(|(_, row)| goes(row) && !self.is_in_doubt(row));
         let carved =
             rows.filter_map(|(&address, row)| self.carved.get(&Extent::Allocation(address, row.seq)));
         let mut segments: Vec<_> =

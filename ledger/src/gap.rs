@@ -151,6 +151,10 @@ impl Pending {
         done_ns >= self.t0_ns
     }
 
+    pub fn begins_after(&self, time_ns: u64) -> bool {
+        self.t0_ns > time_ns
+    }
+
     pub fn ends_by(&self, done_ns: u64) -> bool {
         self.t1_ns.is_some_and(|t1| done_ns >= t1)
     }

@@ -51,7 +51,15 @@ impl Process {
             self.mark(&mut pending, false);
         }
         self.pending.push(pending);
+        self.doubt_the_unknown();
         self.set_boundary();
+    }
+
+    /// Of readings that began before a resync ended nobody can say what was held: what was lost may have been before or after.
+    pub fn doubt_the_unknown(&mut self) {
+        let known_from_ns = self.known_from_ns;
+        let unknown = |pending: &&mut Pending| !pending.begins_after(known_from_ns);
+        self.pending.iter_mut().filter(unknown).for_each(Pending::doubt);
     }
 
     /// Makes room for one more reading: the oldest waits no longer.

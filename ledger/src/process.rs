@@ -137,6 +137,8 @@ pub(crate) struct Process {
     pub keeps_trails: bool,
     /// Between ResyncBegin and ResyncEnd.
     pub resync: Option<Resync>,
+    /// When the last resync that healed a loss ended: the state is not known of any time before, whatever is heard of it later.
+    pub known_from_ns: u64,
     /// A resync is under way or ended well, and nothing was lost since it began.
     pub healing: bool,
     /// Which program of the process speaks, as its agent numbers it; and how many have been before it.
@@ -182,6 +184,7 @@ impl Process {
             has_watermarks: false,
             keeps_trails: false,
             resync: None,
+            known_from_ns: 0,
             healing: false,
             instance: None,
             image: 0,
@@ -223,6 +226,7 @@ impl Process {
             if self.enter_image(instance) {
                 self.hear_exec(record);
             }
+            self.has_watermarks = true; // it will say them
             self.keep_trails();
         }
         let shifted;
@@ -439,7 +443,7 @@ impl Process {
                 self.advance(crate::join::known_until(record));
             }
             Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
-            Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows),
+            Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows, stamp.time_ns),
             Body::Bye { .. } => {
                 self.advance(stamp.time_ns);
                 self.silent = true;

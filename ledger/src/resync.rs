@@ -1,6 +1,6 @@
 //! The state said again: what an agent restates stays, what it does not is gone.
 
-use crate::holdings::Holdings;
+use crate::holdings::{Holdings, Row};
 use crate::process::Process;
 
 /// Between ResyncBegin and ResyncEnd.
@@ -16,6 +16,11 @@ pub(crate) struct Resync {
 }
 
 impl Holdings {
+    /// While the state is said again: a row that was not may be gone, and its address another's.
+    pub fn is_in_doubt(&self, row: &Row) -> bool {
+        self.mixed && row.generation != self.generation
+    }
+
     /// Allocations that were not said again are gone. One whose free was entered while the table was read is in flight by
     /// now: it goes when the free succeeds.
     fn sweep_allocations(&mut self) {
@@ -43,7 +48,7 @@ impl Process {
         self.healing = true;
     }
 
-    pub fn end_resync(&mut self, head_seq: u64, rows: u64) {
+    pub fn end_resync(&mut self, head_seq: u64, rows: u64, time_ns: u64) {
         let Some(resync) = self.resync.take() else { return };
         if resync.rows != rows {
             // Entries were lost: sweeping now would take live rows. The state stays unknown, as if the
@@ -66,6 +71,7 @@ impl Process {
         holdings.sweep_pools();
         holdings.replay();
         holdings.forgiven_until = head_seq;
+        self.known_from_ns = self.applied_ns.max(time_ns);
     }
 
     /// What the agent of an earlier program had begun to say will not be ended; the new one's state is known
@@ -106,6 +112,7 @@ impl Process {
             self.holdings.unseen_segments = self.coverage.late || doubt;
             if was_unknown {
                 self.restart_trails(self.applied_ns);
+                self.doubt_the_unknown();
             }
         }
     }

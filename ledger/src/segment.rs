@@ -302,7 +302,8 @@ impl Holdings {
         let (start, end) = (key.1.max(from), key.1.saturating_add(segment.bytes).min(to));
         for (extent, at, bytes) in self.extents_under(key.0, start, end) {
             let overlap = end.min(at.saturating_add(bytes)).saturating_sub(start.max(at));
-            let Some(row) = self.extent_row(extent).filter(|row| !row.is(Row::UNBOOKED)) else { continue };
+            let row = self.extent_row(extent).filter(|row| !row.is(Row::UNBOOKED));
+            let Some(row) = row.filter(|row| !self.is_in_doubt(row)) else { continue };
             let free = row.bytes.saturating_sub(self.carved_bytes(extent));
             let carved =
                 self.carved.get(&extent).and_then(|c| c.parts.iter().find(|(other, _)| *other == key));

@@ -240,3 +240,39 @@ fn reading_that_began_before_the_agent_said_anything_has_its_beginning() {
     s.at(1400).watermark(0);
     assert_eq!(join(&s.only_sample()), torn(100, 100, 107));
 }
+
+#[test]
+fn what_an_agent_says_of_itself_closes_no_sample() {
+    // Its first round: it says what it is before its first watermark, and an allocation is under way.
+    let mut s = Script::new();
+    s.at(1000).control(Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance: 1, claims: "" });
+    s.sample(2000, 3000, 200);
+    let (layer, state, reason) = (Layer::Nvtx, LayerState::Absent, "");
+    s.at(4000).control(Body::Layer { layer, state, reason });
+    s.at(4010).watermark(1500);
+    assert_eq!(s.closed(), []);
+    took(s.at(5000), 0x1000, 100, 4); // entered at 1010
+    s.at(6000).watermark(0);
+    assert_eq!(join(&s.only_sample()), torn(0, 0, 100));
+}
+
+#[test]
+fn sample_from_before_the_end_of_a_resync_is_partial_however_late_it_is_heard_of() {
+    let mut s = with_hundred();
+    s.at(500).watermark(0);
+    s.seq += 4; // lost: nobody knows when they were
+    let missed = s.seq;
+    s.at(2000).watermark(0);
+    s.sample(1000, 1100, 150); // heard of before the state is known again
+    s.at(3000).resync(1, |s| {
+        s.restate(missed, Body::AllocEnd { address: 0x2000, bytes: 7, pool: 0, took_us: 0, memory: DEV });
+    });
+    s.sample(1200, 1300, 150); // and of these after it
+    s.sample(2900, 3000, 150);
+    s.sample(3100, 3200, 150);
+    s.at(4000).watermark(0);
+    let closed = s.closed();
+    let said: Vec<(u64, bool)> = closed.iter().map(|sample| (sample.number, sample.partial)).collect();
+    assert_eq!(said, [(1000, true), (1200, true), (2900, true), (3100, false)]);
+    assert_eq!(closed[3].tracked_bytes, Some(7));
+}

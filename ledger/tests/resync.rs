@@ -340,6 +340,32 @@ fn segment_said_again_with_less_is_what_is_left_of_it() {
 }
 
 #[test]
+fn segment_said_again_takes_nothing_of_rows_that_may_be_gone() {
+    // Old memory of another device lies, in the books, where a new segment is. The ring then destroys that device's context.
+    check(
+        |s| {
+            s.stamp.context = 2;
+            s.stamp.device = 1;
+            s.control(device(8));
+            s.alloc(0x10_0000, 3 * MIB);
+            (s.stamp.context, s.stamp.device) = (1, 0);
+            s.seq += 5; // it is freed, and a segment with a block is made
+            let (row, segment, block) = (s.seq - 2, s.seq - 1, s.seq);
+            s.watermark(0);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: s.seq });
+            s.tag("a").restate(row, alloc_body(0x20_0000, 4 * MIB, 0));
+            s.tag("a").restate(segment, Body::SegmentAdd { address: 0x20_0000, bytes: 4 * MIB, pool: 7 });
+            let body = Body::BlockAlloc { address: 0x20_0000, bytes: MIB, pool: 7, use_as: NOTHING };
+            s.tag("b").restate(block, body);
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: s.seq + 1, rows: 3 });
+            (s.stamp.context, s.stamp.device) = (2, 1);
+            s.say(Body::ContextDestroy { scope: DestroyScope::Context });
+        },
+        &["tracked 4194304 = block:b 1048576 + idle 3145728", "flags was_partial"],
+    );
+}
+
+#[test]
 fn driver_pool_reserves_what_it_says_in_the_resync() {
     check(
         |s| {
