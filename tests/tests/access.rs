@@ -4,7 +4,7 @@
 use gpumem_tests::live::hostile::{
     NOBODY, Peer, Shared, hello, part, record, say_and_stay, start_ticks, unordered,
 };
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
 use gpumem_wire::{AskKind, Body, frame};
 use serde_json::Value;
@@ -131,8 +131,7 @@ impl Scene {
         program.ok(&format!("device 0; tag {}; alloc a 96M", SECRETS[2]));
         // Where another user can execute it, whatever lies above target/.
         let test = machine.dir.join("test");
-        std::fs::copy(std::env::current_exe().expect("a path"), &test).expect("copied");
-        std::fs::set_permissions(&test, PermissionsExt::from_mode(0o755)).expect("a mode");
+        copy_program(std::env::current_exe().expect("a path"), &test);
         let scene = Scene { machine, daemon, program, test };
         until(30, "the program's run", || {
             let (_, runs) = scene.asks(ROOT, &["GET /v1/runs"]).into_iter().next()?;

@@ -1,7 +1,7 @@
 //! How the variables reach programs, and where they must not work.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::{Daemon, Job, Machine, packages, torch, until};
 use std::path::Path;
 use std::process::Command;
@@ -28,7 +28,7 @@ fn an_mps_server_is_left_alone_whatever_its_environment() {
     trainer.wait_for("ready");
     // The same program, under the server's name.
     let server = machine.dir.join("nvidia-cuda-mps-server");
-    std::fs::copy(programs().fake.join("bin/trainer"), &server).expect("copied");
+    copy_program(programs().fake.join("bin/trainer"), &server);
     let mut command = machine.command(&server);
     command.args(LONG).env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
     command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));

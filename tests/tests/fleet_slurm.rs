@@ -1,7 +1,7 @@
 //! config/slurm: prolog and epilog in a real Slurm, and alone with everything that a job may say.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{copy_program, programs, write_script};
 use gpumem_tests::live::{Machine, packages, until};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ impl Script {
         let dir = std::env::temp_dir().join(format!("gpumem-slurm-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a folder");
         for name in ["task-prolog.sh", "prolog.sh", "epilog.sh"] {
-            std::fs::copy(scripts().join(name), dir.join(name)).expect("copied");
+            copy_program(scripts().join(name), dir.join(name));
         }
         let settings = settings.replace("$DIR", &dir.display().to_string());
         std::fs::write(dir.join("gpumem.conf"), settings).expect("written");
@@ -104,9 +104,7 @@ impl Script {
 
     /// A gpumemctl of ours.
     fn gpumemctl(&self, text: &str) {
-        let path = self.0.join("gpumemctl");
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("a mode");
+        write_script(self.0.join("gpumemctl"), text);
     }
 
     fn read(&self, name: &str) -> Option<String> {

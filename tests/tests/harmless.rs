@@ -4,7 +4,7 @@
 
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::hostile::{self, BYTES, WORDS};
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::prometheus::{check_metrics, free_address, get, tool};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
 use serde_json::Value;
@@ -451,7 +451,7 @@ fn what_a_run_says_is_harmless_in_every_view() {
 fn disguised(machine: &Machine, daemon: &Daemon, name: &[u8]) -> Command {
     let plain = Mixer::command(machine, daemon);
     let program = machine.dir.join(OsStr::from_bytes(name));
-    std::fs::copy(plain.get_program(), &program).expect("copied");
+    copy_program(plain.get_program(), &program);
     let mut command = machine.command(&program);
     command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let claims = [
@@ -518,7 +518,7 @@ fn what_a_process_says_is_harmless_while_it_runs() {
         machine.dir.join("out\u{1b}[2J$(touch harm)"),
         machine.dir.join(OsStr::from_bytes(b"\x9b2J;touch harm")),
     );
-    std::fs::copy(Mixer::command(&machine, &daemon).get_program(), &program).expect("copied");
+    copy_program(Mixer::command(&machine, &daemon).get_program(), &program);
     let mut filled: BTreeMap<&str, OsString> = BTreeMap::from([
         ("PID", pid.clone().into()),
         ("OUT", out.clone().into()),

@@ -2,7 +2,7 @@
 //! nothing of a person may be.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -293,7 +293,7 @@ fn who_may_not_look_is_told_to_ask_the_owner() {
     let (_job, pid) = started(&mut node.covered(&case, &["cuda"]));
     // Where nobody can reach it.
     let program = node.path("gpumemctl");
-    std::fs::copy(programs().ours.join("gpumemctl"), &program).expect("copied");
+    copy_program(programs().ours.join("gpumemctl"), &program);
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
     let output = command.args(["doctor", &pid.to_string()]).output().expect("setpriv");

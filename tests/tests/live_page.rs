@@ -6,6 +6,7 @@ use gpumem_runs::report::veil::Veiled;
 use gpumem_runs::report::{Report, html, json, text};
 use gpumem_runs::rules::Groupings;
 use gpumem_tests::browser::{Browser, chromium};
+use gpumem_tests::live::programs::copy_program;
 use gpumem_tests::live::prometheus::free_address;
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use gpumem_tests::pages::{Training, training};
@@ -191,7 +192,7 @@ fn it_says_what_ps_says_and_goes_on() {
     }
     // A name that wants to be markup, on the page within moments, without a word of the reader's.
     let hostile = place.machine.dir.join("<b id=x>\u{202e}&\"'");
-    std::fs::copy("/bin/sleep", &hostile).expect("a program");
+    copy_program("/bin/sleep", &hostile);
     let mut sleeper = Job::start(place.machine.command(&hostile).arg("600"));
     browser.eval(&format!("document.getElementById('process-0-{key}').focus()"));
     place.machine.tool("hold", &[&sleeper.pid().to_string(), "1", &(3_u64 << 30).to_string()]);

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -131,10 +130,13 @@ impl Machine {
         simulator().join(variant).join("libnvidia-ml.so.1")
     }
 
+    /// Written by another process: a child that another test forks meanwhile would keep a file of ours open for writing, and it
+    /// could not be executed ("text file busy").
     pub fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.join(name);
-        std::fs::write(&path, text).expect("a file");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        let words = "printf %s \"$0\" > \"$1\" && chmod 755 \"$1\"";
+        let written = Command::new("sh").args(["-c", words, text]).arg(&path).status().expect("sh runs");
+        assert!(written.success());
         path
     }
 

@@ -51,6 +51,24 @@ pub fn fake() -> &'static Path {
     })
 }
 
+/// A copy of a program, ready to be executed. Another process makes it: a child that a thread beside us forks in the
+/// moment of the copy would keep our file open for writing, and what is open for writing cannot be executed.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    run(Command::new("install").args(["-m", "755"]).arg(from.as_ref()).arg(to.as_ref()));
+}
+
+/// A script for the shell, as ready.
+///
+/// # Panics
+/// When it cannot be written.
+pub fn write_script(to: impl AsRef<Path>, text: &str) {
+    let words = "printf '#!/bin/sh\\n%s\\n' \"$0\" > \"$1\" && chmod 755 \"$1\"";
+    run(Command::new("sh").args(["-c", words, text]).arg(to.as_ref()));
+}
+
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
 }

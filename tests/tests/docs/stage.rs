@@ -2,10 +2,10 @@
 //! folder that looks like a checkout.
 
 use super::root;
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{programs, write_script};
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -180,9 +180,7 @@ fn checkout(dir: &Path) {
         symlink(programs().ours.join(name), bin.join(name)).expect("a link");
     }
     // Nothing is made again; that there is such a target is what is asked.
-    let make = format!("#!/bin/sh\nexec /usr/bin/make -s -n -C {} \"$@\" > /dev/null\n", root().display());
-    for (name, text) in [("make", make.as_str()), ("python", "#!/bin/sh\nexec python3 \"$@\"\n")] {
-        fs::write(bin.join(name), text).expect("written");
-        fs::set_permissions(bin.join(name), fs::Permissions::from_mode(0o755)).expect("executable");
-    }
+    let make = format!("exec /usr/bin/make -s -n -C {} \"$@\" > /dev/null", root().display());
+    write_script(bin.join("make"), &make);
+    write_script(bin.join("python"), "exec python3 \"$@\"");
 }
