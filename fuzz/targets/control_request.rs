@@ -7,9 +7,15 @@ use libfuzzer_sys::fuzz_target;
 /// As gpumemctl does it.
 fn escaped(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$'()*+,;:@/".contains(&byte);
-    word.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
+    let digit = |digit: u8| char::from(b"0123456789ABCDEF"[usize::from(digit)]);
+    let mut text = String::with_capacity(3 * word.len());
+    for byte in word.bytes() {
+        match plain(byte) {
+            true => text.push(char::from(byte)),
+            false => text.extend(['%', digit(byte >> 4), digit(byte & 15)]),
+        }
+    }
+    text
 }
 
 fuzz_target!(|bytes: &[u8]| {

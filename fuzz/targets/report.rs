@@ -6,18 +6,12 @@ use gpumem_runs::report::text::{Layout, text};
 use gpumem_runs::report::{By, Report, collapsed, csv, html, json, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use libfuzzer_sys::fuzz_target;
-use std::cell::LazyCell;
-
-thread_local! {
-    static RULES: LazyCell<Vec<Groupings>> =
-        LazyCell::new(|| ["default", "torch"].map(|name| Groupings::preset(Some(name))).into());
-}
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&how, bytes)) = bytes.split_first() else { return };
     let by = [None, Some(By::Layer), Some(By::Structure), Some(By::Tag)][usize::from(how & 3)];
     for run in import(bytes, None, 1 << 20, 2000).iter().take(4) {
-        let rules = RULES.with(|rules| rules[usize::from(how >> 2 & 1)].clone());
+        let rules = Groupings::preset((how & 4 != 0).then_some("torch")).clone();
         let report = Report::new(run, rules, by);
         for device in &run.devices {
             assert!(report.statement(device, usize::from(how >> 4), 0).adds_up());

@@ -128,17 +128,17 @@ impl Groupings {
     }
 
     /// The preset of a stored run; `default` if this program has none of that name.
-    pub fn preset(name: Option<&str>) -> Self {
+    pub fn preset(name: Option<&str>) -> &'static Self {
         static PARSED: LazyLock<[Groupings; PRESETS.len()]> =
             LazyLock::new(|| PRESETS.map(|(name, text)| Groupings::parse(text, name).unwrap_or_default()));
         let find = |name: &str| PARSED.iter().find(|preset| preset.name == name);
-        name.and_then(find).unwrap_or(&PARSED[0]).clone() // a test parses every preset
+        name.and_then(find).unwrap_or(&PARSED[0]) // a test parses every preset
     }
 
     /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.
     pub fn of_run(run: &run::Run) -> Self {
         let torch = crate::report::names::has_torch(run).then_some(crate::report::names::TORCH);
-        Groupings::preset(run.source.preset.as_deref().or(torch))
+        Groupings::preset(run.source.preset.as_deref().or(torch)).clone()
     }
 
     /// Rules from text; `path` is for messages.

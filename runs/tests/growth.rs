@@ -117,7 +117,7 @@ impl Said {
 }
 
 fn report(run: &Run) -> Report<'_> {
-    Report::new(run, Groupings::preset(None), None)
+    Report::new(run, Groupings::preset(None).clone(), None)
 }
 
 fn all(run: &Run) -> Told {

@@ -41,7 +41,7 @@ fn train(extra: &[&str]) -> Ended {
 
     let runs = read_file(&daemon.recording, None).expect("a recording");
     let run: &Run = runs.iter().find(|run| run.process.pid == trainer.pid()).expect("its run");
-    let report = Report::new(run, Groupings::preset(None), None);
+    let report = Report::new(run, Groupings::preset(None).clone(), None);
     assert_eq!(
         growth::line(&report, &run.devices[0]).as_deref(),
         Some(line.as_str()),

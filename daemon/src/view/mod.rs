@@ -77,7 +77,7 @@ pub struct Shown {
 
 impl Default for Shown {
     fn default() -> Self {
-        let rules = Arc::new(Groupings::preset(None));
+        let rules = Arc::new(Groupings::preset(None).clone());
         let young = Duration::from_secs(10);
         let page = Page::default();
         Shown {

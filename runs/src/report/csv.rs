@@ -111,7 +111,7 @@ mod tests {
         let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
         let mut run = crate::import::read_file(&log, None).expect("a log").remove(0);
         run.devices[0].last.amounts.push((u32::MAX, 7));
-        let told = csv(&Report::new(&run, crate::rules::Groupings::preset(None), None));
+        let told = csv(&Report::new(&run, crate::rules::Groupings::preset(None).clone(), None));
         assert!(
             told.lines().any(|line| line.contains(",direct,Others,Others,") && line.ends_with(",7")),
             "{told}"

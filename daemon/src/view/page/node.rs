@@ -17,7 +17,7 @@ use gpumem_runs::run::{Clock, Reading};
 use gpumem_wire::control::{DeviceRow, ProcessRow};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Processes of a device that have a row; the rest, the smallest, is one sum.
@@ -30,8 +30,6 @@ const SMALLER: &str = "(smaller ones)";
 /// together.
 const LOOKS: usize = 3;
 const AGAIN: Duration = Duration::from_millis(80);
-
-static TORCH: LazyLock<Groupings> = LazyLock::new(|| Groupings::preset(Some(names::TORCH)));
 
 #[derive(Serialize)]
 struct Node<'a> {
@@ -237,7 +235,7 @@ fn process(row: &ProcessRow, process: &ProcessView, account: &AccountView, shown
 fn rules<'a>(process: &ProcessView, shown: &'a Shown) -> &'a Rules {
     let is_torch = || process.cells.iter().any(|cell| cell.pool.as_deref() == Some(names::TORCH));
     match shown.rules.name == "default" && is_torch() {
-        true => &TORCH.structure,
+        true => &Groupings::preset(Some(names::TORCH)).structure,
         false => &shown.rules.structure,
     }
 }

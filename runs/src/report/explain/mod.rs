@@ -138,7 +138,7 @@ fn categories(report: Option<&Report<'_>>) -> Vec<String> {
         let rules = groupings.layer.rules.iter().chain(&groupings.structure.rules);
         rules.map(|rule| rule.name.clone()).collect()
     };
-    let presets = PRESETS.iter().flat_map(|(name, _)| of(&Groupings::preset(Some(name))));
+    let presets = PRESETS.iter().flat_map(|(name, _)| of(Groupings::preset(Some(name))));
     let own = report.map(|report| of(&report.groupings)).unwrap_or_default();
     let mut all: Vec<String> = presets.chain(own).collect();
     all.sort();
