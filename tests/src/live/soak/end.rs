@@ -1,7 +1,7 @@
 //! When all are gone: nothing of them is left but their runs.
 
 use super::health::{Reading, children, fds};
-use super::manager::{End, Manager, Start};
+use super::manager::{End, Manager};
 use super::troupe::{Life, Troupe};
 use crate::live::machine::Machine;
 use crate::live::until;
@@ -111,10 +111,9 @@ fn is_wanted(life: &Life, manager: &Manager) -> bool {
 fn is_near_a_gap(life: &Life, manager: &Manager) -> bool {
     let (from_ns, to_ns) = (life.from_ns, life.end.map_or(u64::MAX, |(at_ns, _)| at_ns));
     manager.gaps.iter().any(|gap| {
-        let loses = gap.end == End::Killed || gap.start == Start::Bare;
         let lasts =
             from_ns < gap.to_ns.saturating_add(FRESH_NS) && to_ns.saturating_add(FRESH_NS) > gap.from_ns;
-        loses && lasts
+        gap.loses() && lasts
     })
 }
 
