@@ -71,12 +71,13 @@ impl Core {
         });
     }
 
-    /// The mapping that `address` lies in: usually its first byte.
+    /// The mapping that `address` lies in: usually its first byte, else the nearest one that begins before it.
     fn mapping_at(&self, address: u64) -> Option<Taken> {
-        let holds = |taken: &Taken| {
-            key_is_mapping(taken) && taken.row[2] <= address && address - taken.row[2] < taken.row[3]
-        };
-        self.live.get(Key::Mapping(address)).or_else(|| self.live.scan().find(holds))
+        let first = address & !(GRANULE - 1);
+        let before = (0..MOST_MAPPINGS).map_while(|back| first.checked_sub(back * GRANULE));
+        let mut starts = std::iter::once(address).chain(before);
+        let nearest = starts.find_map(|start| self.live.get(Key::Mapping(start)))?;
+        (address - nearest.row[2] < nearest.row[3]).then_some(nearest)
     }
 
     /// By what the handle behind a mapping is bound now.
@@ -177,8 +178,4 @@ impl Core {
         }
         self.live.insert(Key::Mapping(address), &taken.row, taken.beside);
     }
-}
-
-fn key_is_mapping(taken: &Taken) -> bool {
-    kind_of(&taken.row) == crate::book::kind::VMM_MAP
 }

@@ -1,18 +1,31 @@
 //! exec(): the process becomes another program. Pid and start time stay, everything else begins again: its
 //! memory is gone, the new agent counts from 1 and gives its own numbers to names.
 
-use crate::process::{NO_BOOK, Process};
+use crate::process::{Coverage, NO_BOOK, Process, Program};
 use gpumem_wire::{Body, Record};
 
 /// Ids of names of the n-th program have n in the bits from here on; an agent introduces far fewer.
 const TAG_BITS: u32 = 24;
 /// The same for modules.
 const MODULE_BITS: u32 = 12;
+/// Programs of a process that are told apart: the first and the latest.
+const MAX_PROGRAMS: usize = 8;
 
 impl Process {
     /// An agent says hello as the program `instance`. Whether that is another one than before.
     pub fn enter_image(&mut self, instance: u16) -> bool {
-        if self.instance.replace(instance).is_none_or(|known| known == instance) {
+        let programs = &mut self.coverage.programs;
+        if programs.last().is_some_and(|program| program.instance == instance) {
+            return false;
+        }
+        if let Some(known) = programs.last_mut() {
+            known.heard = self.last_seq;
+        }
+        if programs.len() == MAX_PROGRAMS {
+            programs.remove(1);
+        }
+        programs.push(Program { instance, heard: 0 });
+        if programs.len() == 1 {
             return false;
         }
         self.image = self.image.wrapping_add(1);
@@ -23,6 +36,15 @@ impl Process {
         self.ooms.forget_stacks();
         self.slots = [NO_BOOK; 256];
         true
+    }
+
+    /// With how much was heard of the program that speaks.
+    pub fn coverage(&self) -> Coverage {
+        let mut coverage = self.coverage.clone();
+        if let Some(program) = coverage.programs.last_mut() {
+            program.heard = self.last_seq;
+        }
+        coverage
     }
 
     /// The record with ids that no earlier program of the process has used.

@@ -10,7 +10,7 @@ use crate::iteration::IterationsView;
 use crate::mark::{MarkView, Marks};
 use crate::observation::{Origin, ProcessKey};
 use crate::oom::Listing;
-use crate::process::{Process, parse_lines};
+use crate::process::{Process, Program, parse_lines};
 use crate::recent::Recent;
 use crate::share::Shares;
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
@@ -299,9 +299,10 @@ impl Ledger {
                     *peak = Some(peak.map_or(peak_bytes, |peak| peak.max(peak_bytes)));
                 }
             }
-            Body::EarlierLife { start_ticks, events, lost } => {
+            Body::EarlierLife { start_ticks, events, lost, instance } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
-                self.processes[index].coverage.earlier = Some(Earlier { events, lost });
+                let program = (stamp.seq != 0).then_some(Program { instance, heard: stamp.seq });
+                self.processes[index].coverage.earlier = Some(Earlier { events, lost, program });
             }
             Body::DeviceFault { xid } => {
                 if let Some(&device) = self.host_slots.get(&stamp.device) {

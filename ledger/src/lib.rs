@@ -112,7 +112,7 @@ pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use mark::{MAX_MARKS, MarkView};
 pub use observation::{Origin, ProcessKey};
 pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
-pub use process::{Blocked, Coverage, Facts, Partial};
+pub use process::{Blocked, Coverage, Facts, Partial, Program};
 pub use recent::{RECENT_NS, Recent};
 pub use share::{Full, Limits, Refused};
 pub use snapshot::{

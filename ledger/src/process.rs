@@ -56,6 +56,15 @@ impl Blocked {
     pub const HELD: u16 = 39;
 }
 
+/// A program of a process: by exec() it may become another one, whose agent counts its records from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Program {
+    /// As its agent numbers it.
+    pub instance: u16,
+    /// Up to which of its records it was heard.
+    pub heard: u64,
+}
+
 /// What was lost, and what that does to the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partial {
@@ -92,6 +101,8 @@ pub struct Coverage {
     pub before: u64,
     /// See [`Earlier`].
     pub earlier: Option<Earlier>,
+    /// The programs that spoke, oldest first: the first, of which `before` is, and the latest.
+    pub programs: Vec<Program>,
     /// Samples closed without the agent's word.
     pub stale_samples: u64,
     /// Driver allocations that failed.
@@ -141,8 +152,7 @@ pub(crate) struct Process {
     pub known_from_ns: u64,
     /// A resync is under way or ended well, and nothing was lost since it began.
     pub healing: bool,
-    /// Which program of the process speaks, as its agent numbers it; and how many have been before it.
-    pub instance: Option<u16>,
+    /// How many programs have been before the one that speaks.
     pub image: u16,
     /// What it takes of the ledger's memory.
     pub load: Load,
@@ -186,7 +196,6 @@ impl Process {
             resync: None,
             known_from_ns: 0,
             healing: false,
-            instance: None,
             image: 0,
             load: Load::default(),
             state_ns: 0,

@@ -298,7 +298,7 @@ fn process_view(process: &Process) -> ProcessView {
     ProcessView {
         key: process.key,
         facts: process.facts.clone(),
-        coverage: process.coverage.clone(),
+        coverage: process.coverage(),
         odd,
         ended: process.ended,
         cells,

@@ -233,6 +233,7 @@ impl RunBuilder {
                 ooms_dropped: process.ooms_dropped,
                 marks: process.marks.iter().map(run::Mark::from).collect(),
                 marks_dropped: process.marks_dropped,
+                programs: coverage.programs.iter().map(run::Program::from).collect(),
                 part: None,
             },
             caveats: own.chain(self.caveats.iter().cloned()).collect(),

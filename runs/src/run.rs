@@ -182,9 +182,27 @@ pub struct Coverage {
     pub marks: Vec<Mark>,
     /// More of them: there were too many.
     pub marks_dropped: u64,
+    /// The programs that spoke, oldest first: the first and the latest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<Program>,
     /// The run is not the first part of its process's life; absent for one that is the whole of it, or its beginning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
+}
+
+/// Of the programs that a process was, one after another by exec(), one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// As its agent numbers it.
+    pub instance: u16,
+    /// Up to which of its records, counted from 1, it was heard.
+    pub heard: u64,
+}
+
+impl From<&gpumem_ledger::Program> for Program {
+    fn from(program: &gpumem_ledger::Program) -> Self {
+        Program { instance: program.instance, heard: program.heard }
+    }
 }
 
 /// Something a reader must know.

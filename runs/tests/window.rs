@@ -101,6 +101,8 @@ fn life(ops: &[(u8, u16, u64)]) -> Life {
                 life.said.push((Origin::Host, host(at), Body::SampleBegin { number }));
                 life.said.push((Origin::Host, host(at), sample));
                 life.said.push((Origin::Host, host(at), Body::SampleEnd { number, result: 0 }));
+                let all = Body::Watermark { last_seq: seq, in_flight_since_ns: 0 };
+                life.said.push((agent, Stamp { time_ns: at, ..Stamp::default() }, all));
             }
         }
         life.history.push((life.time_ns, held.clone()));

@@ -177,9 +177,10 @@ static int create(int on_host) {
 WORD(backing_new) { return create(0); } /* NAME BYTES */
 WORD(backing_host) { return create(1); }
 WORD(backing_end) { return cu.cuMemRelease(number()); }
-WORD(backing_retain) { /* NAME ADDRESS */
+WORD(backing_retain) { /* NAME ADDRESS OFFSET */
     uint64_t *name = new_name();
-    return cu.cuMemRetainAllocationHandle(name, handle());
+    char *address = handle();
+    return cu.cuMemRetainAllocationHandle(name, address + number());
 }
 WORD(reserve) { /* NAME BYTES */
     uint64_t *name = new_name();

@@ -149,7 +149,7 @@ fn body(kind: u8) -> Body<'static> {
         104 => Body::AccountedPeak { start_ticks: A, peak_bytes: B },
         105 => Body::DeviceFault { xid: C },
         108 => Body::ProcessMark { start_ticks: A, name: "warm-up over" },
-        109 => Body::EarlierLife { start_ticks: A, events: B, lost: C },
+        109 => Body::EarlierLife { start_ticks: A, events: B, lost: C, instance: 0 },
         112 => Body::Welcome { epoch: A, versions: B, capabilities: C },
         113 => Body::ResyncRequest { epoch: A },
         114 => Body::RecordControl { on: true, path: "" },

@@ -208,11 +208,12 @@ fn handle_unmapped_before_it_is_released() {
 fn retained_handle_needs_one_more_release() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
-    mixer.ok("tag cache; create h 4M; reserve r 8M; map r 0 4M h; release h; retain again r; unmap r 0 4M");
+    mixer
+        .ok("tag cache; create h 4M; reserve r 8M; map r 0 4M h; release h; retain again r 3M; unmap r 0 4M");
     scene.look(&mut mixer, "kept by the retained reference", 4 * M);
     mixer.ok("map r 4M 4M again; release again");
     scene.look(&mut mixer, "mapped elsewhere", 4 * M);
-    mixer.refused("retain nothing 0x1000");
+    mixer.refused("retain nothing 0x1000 0");
     mixer.ok("unmap r 4M 4M");
     scene.look(&mut mixer, "gone", 0);
     scene.end(&mut [&mut mixer]);

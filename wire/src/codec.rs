@@ -395,7 +395,8 @@ records! {
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 
     /// An earlier life of the daemon had heard of so many ordered records of process `thread`: `events` it booked, `lost` were lost.
-    109 EarlierLife { start_ticks: u64 => address, events: u64 => bytes, lost: u64 => aux }
+    /// `seq`: up to which of the program that spoke last, `instance` (see `Hello`); 0 where only the counts are known.
+    109 EarlierLife { start_ticks: u64 => address, events: u64 => bytes, lost: u64 => aux, instance: u16 => result }
 
     // From the daemon to an agent.
 

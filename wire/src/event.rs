@@ -39,7 +39,7 @@ impl Flags {
 /// Who, when and where: the same for every record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp {
-    /// Position in the origin's total order, from 1; 0 for records without one.
+    /// Position in the origin's total order, from 1; 0 for records without one. In `EarlierLife` the last one heard of the process.
     pub seq: u64,
     /// CLOCK_MONOTONIC of the host in ns (but see [`crate::ClockKind`]).
     pub time_ns: u64,

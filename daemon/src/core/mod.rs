@@ -277,13 +277,12 @@ impl Core {
 
     /// An earlier life of the daemon knew this process.
     fn hear_of_earlier(&mut self, recalled: &Recalled) {
-        let Recalled { key, events, lost } = *recalled;
+        let Recalled { key, events, lost, program } = *recalled;
         if self.tracks.has(key) {
-            let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), ..Stamp::default() };
-            self.host(&Record {
-                stamp,
-                body: Body::EarlierLife { start_ticks: key.start_ticks, events, lost },
-            });
+            let (instance, seq) = program.map_or((0, 0), |program| (program.instance, program.heard));
+            let stamp = Stamp { thread: key.pid, time_ns: clock::now_ns(), seq, ..Stamp::default() };
+            let body = Body::EarlierLife { start_ticks: key.start_ticks, events, lost, instance };
+            self.host(&Record { stamp, body });
             self.changed = true;
         }
     }

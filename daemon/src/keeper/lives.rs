@@ -5,7 +5,7 @@
 
 use gpumem_ledger::MAX_MARKS;
 use gpumem_runs::iterations::MAX_ROWS;
-use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Run, State};
+use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Program, Run, State};
 use std::collections::HashMap;
 
 /// Times at which memory ran out that a run of several lives has at most: the first and the latest.
@@ -20,9 +20,18 @@ pub(super) fn joined(before: &Run, now: &Run) -> Run {
     }
 }
 
-/// Records that a run and its parts before have booked, and those that were lost.
-pub(super) fn heard(run: &Run) -> (u64, u64) {
-    (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost)
+/// Records that a run and its parts before have booked, those that were lost, and of whom.
+pub(super) fn heard(run: &Run) -> (u64, u64, Option<Program>) {
+    (seen(run).saturating_sub(run.coverage.lost), run.coverage.lost, run.coverage.programs.last().copied())
+}
+
+/// Of what this life missed at the beginning, how much the one before had heard: of the program that this life met.
+fn known(before: &Run, now: &Run) -> u64 {
+    match (before.coverage.programs.last(), now.coverage.programs.first()) {
+        (Some(then), Some(now)) if then.instance != now.instance => 0,
+        (Some(then), _) => then.heard,
+        (None, _) => seen(before),
+    }
 }
 
 /// Records that a run and its parts before have seen.
@@ -35,7 +44,7 @@ fn seen(run: &Run) -> u64 {
 fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
     let mut run = now.clone();
     let (coverage, events_before) = (&mut run.coverage, seen(before));
-    coverage.lost = coverage.lost.saturating_sub(events_before);
+    coverage.lost = coverage.lost.saturating_sub(known(before, now));
     coverage.partial_history = coverage.partial_state || coverage.lost > 0;
     let number = before.coverage.part.map_or(1, |part| part.number) + 1;
     coverage.part = Some(Part { number, began_ns: rolled_ns, events_before });
@@ -69,7 +78,7 @@ fn same_part(before: &Run, now: &Run) -> Run {
         }
     }
     let (then, coverage) = (&before.coverage, &mut run.coverage);
-    coverage.lost = then.lost + coverage.lost.saturating_sub(seen(before));
+    coverage.lost = then.lost + coverage.lost.saturating_sub(known(before, now));
     coverage.partial_history = then.partial_history || coverage.partial_state || coverage.lost > then.lost;
     coverage.covered |= then.covered;
     coverage.late |= then.late;

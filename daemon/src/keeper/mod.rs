@@ -22,7 +22,7 @@ use crate::stats::{Count, Stats};
 use aside::Broken;
 use begun::{Earlier, Open, write};
 use gpumem_ledger::ProcessKey;
-use gpumem_runs::run::{Run, State};
+use gpumem_runs::run::{Program, Run, State};
 use gpumem_runs::store::{Newest, Store, StoreError};
 use retention::Sweeper;
 use shelf::{Shelf, Waiting};
@@ -87,6 +87,8 @@ pub struct Recalled {
     pub events: u64,
     /// And lost.
     pub lost: u64,
+    /// The program that spoke last.
+    pub program: Option<Program>,
 }
 
 /// How the store is.
@@ -331,8 +333,8 @@ impl Desk {
                 let _ = reply.send(keys.into_iter().map(|key| self.earlier(key)).collect());
             }
             Job::Recall { uid, key, reply } => {
-                if let Some((events, lost)) = self.recall(uid) {
-                    let _ = reply.send(Recalled { key, events, lost });
+                if let Some((events, lost, program)) = self.recall(uid) {
+                    let _ = reply.send(Recalled { key, events, lost, program });
                 }
             }
             Job::End => {}
@@ -340,7 +342,7 @@ impl Desk {
     }
 
     /// What is stored of the life that goes on. A store that cannot say it now is asked again by the first write.
-    fn recall(&mut self, uid: String) -> Option<(u64, u64)> {
+    fn recall(&mut self, uid: String) -> Option<(u64, u64, Option<Program>)> {
         let store = self.store.as_ref()?;
         if self.open.contains_key(&uid) {
             return None;

@@ -66,6 +66,7 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         ooms_dropped: counts[13],
         marks: Vec::new(),
         marks_dropped: counts[9],
+        programs: vec![Program { instance: counts[4] as u16, heard: counts[5] }; usize::from(flags[1])],
         part: flags[0].then_some(Part { number: 3, began_ns: counts[2], events_before: counts[0] }),
     })
 }

@@ -14,18 +14,14 @@ pub fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
     let whose: BTreeMap<Key, &Sample> =
         infos.iter().filter_map(|sample| Some((key(sample)?, sample))).collect();
     let mut members: BTreeMap<(Key, String), Member> = BTreeMap::new();
-    let mut of_all: BTreeMap<Key, (Option<u64>, Option<u64>)> = BTreeMap::new();
+    let mut failed: BTreeMap<Key, Option<u64>> = BTreeMap::new();
     for sample in numbers {
         let Some(key) = key(sample) else { continue };
         let Some(info) = whose.get(&key) else { continue };
         let name = sample.label("__name__").unwrap_or_default();
-        let count = || sample.number().and_then(|number| u64::try_from(number).ok());
         let Some(uuid) = sample.label("uuid") else {
-            let counts = of_all.entry(key).or_default();
-            match name {
-                "gpumem_process_allocation_failures_total" => counts.0 = count(),
-                "gpumem_process_ooms_total" => counts.1 = count(),
-                _ => {}
+            if name == "gpumem_process_allocation_failures_total" {
+                failed.insert(key, sample.number().and_then(|number| u64::try_from(number).ok()));
             }
             continue;
         };
@@ -39,7 +35,6 @@ pub fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
             "gpumem_process_untrackable_bytes" => member.untrackable_bytes = number,
             "gpumem_process_used_peak_bytes" => member.peak_used_bytes = number,
             "gpumem_process_category_bytes" => member.idle_bytes = number,
-            "gpumem_process_ooms_total" => member.ooms = count(),
             "gpumem_process_flag" => {
                 let flag = sample.label("flag").unwrap_or_default().to_owned();
                 if !member.flags.contains(&flag) {
@@ -50,9 +45,7 @@ pub fn join(infos: &[Sample], numbers: &[Sample]) -> Vec<Member> {
         }
     }
     for ((key, _), member) in &mut members {
-        let (failed, ooms) = of_all.get(key).copied().unwrap_or_default();
-        member.failed_allocations = failed;
-        member.ooms = member.ooms.or(ooms);
+        member.failed_allocations = failed.get(key).copied().flatten();
         // Of a covered process a category without bytes has no series.
         member.idle_bytes = member.idle_bytes.or(member.tracked_bytes.map(|_| 0));
     }

@@ -4,10 +4,11 @@
 //! socket when it has a place there, and gets the place back when the ledger has taken the batch. What ended agents left is
 //! read one agent of a user at a time, and who makes that long rests as many times as long.
 
+use crate::clock;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 /// Batches of one user that wait for the ledger: enough to keep it busy, and what each user adds to the time that others wait.
@@ -77,11 +78,12 @@ impl Turn {
     pub async fn alone<T>(&self, work: impl Future<Output = T>) -> T {
         let _turn = self.recovering.lock().await;
         let (mut work, mut took) = (pin!(work), Duration::ZERO);
-        // Only what it does itself counts: on a busy machine it waits for its turns, and that must not make everybody rest.
+        // Only what it does itself counts: on a busy machine it waits for its turns and for a processor, and that must not make
+        // everybody rest.
         let done = poll_fn(|context| {
-            let started = Instant::now();
+            let started = clock::cpu();
             let polled = work.as_mut().poll(context);
-            took += started.elapsed();
+            took += clock::cpu().saturating_sub(started);
             polled
         });
         let done = done.await;
@@ -102,7 +104,12 @@ mod tests {
         let began = tokio::time::Instant::now();
         turn.alone(tokio::time::sleep(4 * LONG)).await;
         assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
-        let work = async { std::thread::sleep(LONG + Duration::from_millis(10)) };
+        turn.alone(async { std::thread::sleep(LONG + Duration::from_millis(10)) }).await;
+        assert!(began.elapsed() < 4 * LONG + LONG, "{:?}", began.elapsed());
+        let work = async {
+            let started = clock::cpu();
+            while clock::cpu() - started < LONG + Duration::from_millis(10) {}
+        };
         let began = tokio::time::Instant::now();
         turn.alone(work).await;
         assert!(began.elapsed() > LONG * RESTS, "{:?}", began.elapsed());

@@ -1,7 +1,7 @@
 //! When all are gone: nothing of them is left but their runs.
 
 use super::health::{Reading, children, fds};
-use super::manager::{End, Manager, Start};
+use super::manager::{End, Manager};
 use super::troupe::{Life, Troupe};
 use crate::live::machine::Machine;
 use crate::live::until;
@@ -107,14 +107,13 @@ fn is_wanted(life: &Life, manager: &Manager) -> bool {
     life.was_seen || life.is_covered && heard_ns > BRIEF_NS && !is_near_a_gap(life, manager)
 }
 
-/// Some time around its end there was no daemon, or one that lost what it had not written.
+/// Some time around its end there was no daemon, or one that lost what it had not written; of who has no agent nothing is kept.
 fn is_near_a_gap(life: &Life, manager: &Manager) -> bool {
     let (from_ns, to_ns) = (life.from_ns, life.end.map_or(u64::MAX, |(at_ns, _)| at_ns));
     manager.gaps.iter().any(|gap| {
-        let loses = gap.end == End::Killed || gap.start == Start::Bare;
         let lasts =
             from_ns < gap.to_ns.saturating_add(FRESH_NS) && to_ns.saturating_add(FRESH_NS) > gap.from_ns;
-        loses && lasts
+        (gap.loses() || !life.is_covered) && lasts
     })
 }
 

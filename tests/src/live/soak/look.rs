@@ -1,7 +1,6 @@
 //! While nothing moves: what the daemon says of every process beside the machine's truth, to the byte.
 
 use super::actor::Kind;
-use super::manager::{End, Start};
 use super::{Actor, Manager, Troupe};
 use crate::live::machine::Machine;
 use crate::live::mixer::{now_ns, uuid};
@@ -197,9 +196,7 @@ fn count(
         .iter()
         .rfind(|life| life.start_ticks == Some(actor.key.start_ticks) && life.pid == actor.key.pid)?
         .from_ns;
-    let may_lose = |gap: &super::manager::Gap| {
-        gap.to_ns > from_ns && (gap.end == End::Killed || gap.start == Start::Bare)
-    };
+    let may_lose = |gap: &super::manager::Gap| gap.to_ns > from_ns && gap.loses();
     if !manager.gaps.iter().any(may_lose) {
         assert_eq!(coverage.lost, header.lost, "nothing else was lost: {}", say());
     }

@@ -77,8 +77,18 @@ pub struct Gap {
     pub to_ns: u64,
     /// How the one before went.
     pub end: End,
+    /// How the one before had come.
+    pub was: Start,
     /// How the next one came.
     pub start: Start,
+}
+
+impl Gap {
+    /// Something may be known to nobody: what the daemon had not written, what its agents had said and it had not read, and who
+    /// ended meanwhile, if the connections were not kept all the way.
+    pub fn loses(&self) -> bool {
+        self.end == End::Killed || self.was == Start::Bare || self.start == Start::Bare
+    }
 }
 
 /// The manager.
@@ -91,6 +101,8 @@ pub struct Manager {
     faults: PathBuf,
     /// The daemon that lives.
     pub daemon: Option<Daemon>,
+    /// How it came.
+    how: Start,
     /// Lives so far.
     pub lives: u64,
     /// Times without one.
@@ -125,6 +137,7 @@ impl Manager {
             listeners: Vec::new(),
             faults,
             daemon: None,
+            how: Start::Bare,
             lives: 0,
             gaps: Vec::new(),
             stops: Vec::new(),
@@ -207,6 +220,7 @@ impl Manager {
                 self.kept.lock().clear();
             }
         }
+        self.how = how;
         self.kept.open.store(how == Start::Kept, Ordering::Release);
         self.lives += 1;
         let before = self.kept.ready.load(Ordering::Acquire);
@@ -272,7 +286,7 @@ impl Manager {
                 daemon.job.end();
             }
         }
-        self.gaps.push(Gap { from_ns, to_ns: u64::MAX, end: how, start: Start::Bare });
+        self.gaps.push(Gap { from_ns, to_ns: u64::MAX, end: how, was: self.how, start: Start::Bare });
     }
 
     /// The next one.
