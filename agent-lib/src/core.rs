@@ -4,7 +4,7 @@ use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::driver_pools::DriverPools;
 use crate::env::Settings;
-use crate::live::{Live, row_of, rows_for};
+use crate::live::{Live, rows_for};
 use crate::memfd::{Shared, Sizes};
 use crate::multicast::Few;
 use crate::names::Names;
@@ -152,7 +152,7 @@ impl Core {
             device: at.device,
             flags: at.flags,
         };
-        let row = row_of(&Record { stamp, body }.encode().0);
+        let row = Record { stamp, body }.words().0;
         keep(self, &row);
         self.ring.put(&row);
         thread.making.store(0, Release);

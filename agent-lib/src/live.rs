@@ -170,10 +170,13 @@ pub fn slot_of(row: &Row) -> Slot {
     slot
 }
 
-/// Bytes to words.
-#[inline(always)]
-pub fn row_of(slot: &Slot) -> Row {
-    std::array::from_fn(|index| u64::from_le_bytes(std::array::from_fn(|byte| slot[index * 8 + byte])))
+/// Where a key's row is, or where that of a new key will be, if nobody else takes the place.
+#[derive(Debug, Clone, Copy)]
+pub struct Spot {
+    hash: u64,
+    at: usize,
+    /// `KEYS`: it has to be looked for.
+    place: usize,
 }
 
 /// See the module's text.
@@ -260,7 +263,13 @@ impl Live {
     /// not seen. False if there is no place.
     #[inline(always)]
     pub fn insert(&self, key: Key, row: &Row, beside: Beside) -> bool {
-        let hash = key.hash();
+        self.insert_at(self.spot_for(key.hash()), row, beside)
+    }
+
+    /// Where a new key with this hash will have its row, whose line is on its way from now on: it mostly lies in no cache
+    /// that is near, and the program's next locked instruction would wait until it is here.
+    #[inline(always)]
+    pub fn spot_for(&self, hash: u64) -> Spot {
         let at = self.chunk_at(hash, 0);
         let chunk = &self.chunks[at];
         let (mut place, mut is_new) = (KEYS, !chunk.is_passed());
@@ -272,7 +281,34 @@ impl Live {
             }
         }
         // Nearly always: a new key, and a free place at home.
-        if is_new && place < KEYS && self.claim(at, place, hash, row, beside) {
+        let place = if is_new { place } else { KEYS };
+        self.fetch_row(Spot { hash, at, place })
+    }
+
+    /// Where the row of the key with this hash is, if it is at home: as `spot_for`.
+    #[inline(always)]
+    pub fn spot_of(&self, hash: u64) -> Spot {
+        let at = self.chunk_at(hash, 0);
+        let mut place = KEYS;
+        for (index, key) in self.chunks[at].keys.iter().enumerate() {
+            place = if key.load(Acquire) == hash { index } else { place }; // a branch would be guessed wrong
+        }
+        self.fetch_row(Spot { hash, at, place })
+    }
+
+    #[inline(always)]
+    fn fetch_row(&self, spot: Spot) -> Spot {
+        if spot.place < KEYS {
+            fetch_to_write(&self.rows[spot.at * KEYS + spot.place]);
+        }
+        spot
+    }
+
+    /// As `insert`, where `spot_for` has looked.
+    #[inline(always)]
+    pub fn insert_at(&self, spot: Spot, row: &Row, beside: Beside) -> bool {
+        let Spot { hash, at, place } = spot;
+        if place < KEYS && self.claim(at, place, hash, row, beside) {
             return true;
         }
         self.insert_further(hash, row, beside)
@@ -327,10 +363,11 @@ impl Live {
         if beside != Beside::default() {
             self.write_beside(at, place, beside);
         }
-        for (word, value) in self.rows[index].iter().zip(row).skip(1) {
-            word.store(value.to_le(), Relaxed);
+        let words = &self.rows[index];
+        for word in 1..row.len() {
+            words[word].store(row[word].to_le(), Relaxed);
         }
-        self.rows[index][0].store(row[0].to_le(), Release);
+        words[0].store(row[0].to_le(), Release);
     }
 
     #[cold]
@@ -382,9 +419,15 @@ impl Live {
     /// Where the row of `hash` is, for the caller alone: of two frees of one address one gets it.
     #[inline(always)]
     fn seize(&self, hash: u64) -> Option<(usize, usize, usize)> {
-        let (distance, at, place) = self.find(hash)?;
+        let found = self.find(hash)?;
+        self.seize_at(hash, found)
+    }
+
+    #[inline(always)]
+    fn seize_at(&self, hash: u64, found: (usize, usize, usize)) -> Option<(usize, usize, usize)> {
+        let (_, at, place) = found;
         self.chunks[at].keys[place].compare_exchange(hash, WRITING, AcqRel, Relaxed).ok()?;
-        Some((distance, at, place))
+        Some(found)
     }
 
     /// The place of a row that was seized is free.
@@ -405,20 +448,32 @@ impl Live {
     /// what a freed block costs.
     #[inline(always)]
     pub fn discard(&self, key: Key) {
-        let hash = key.hash();
-        if peak::open() {
-            self.take(hash);
-            return;
-        }
-        if let Some(found) = self.seize(hash) {
+        self.discard_at(self.spot_of(key.hash()));
+    }
+
+    /// As `discard`, where `spot_of` has looked.
+    #[inline(always)]
+    pub fn discard_at(&self, spot: Spot) {
+        let Spot { hash, at, place } = spot;
+        if place == KEYS || peak::open() {
+            self.discard_further(hash);
+        } else if let Some(found) = self.seize_at(hash, (0, at, place)) {
             self.vacate(hash, found);
         }
     }
 
-    /// `key` will be bound or unbound soon.
+    #[cold]
+    #[inline(never)]
+    fn discard_further(&self, hash: u64) {
+        self.take(hash);
+    }
+
+    /// `key` will be bound or unbound soon; its hash.
     #[inline(always)]
-    pub fn expect(&self, key: Key) {
-        fetch_to_write(&self.chunks[self.chunk_at(key.hash(), 0)]);
+    pub fn expect(&self, key: Key) -> u64 {
+        let hash = key.hash();
+        fetch_to_write(&self.chunks[self.chunk_at(hash, 0)]);
+        hash
     }
 
     /// The row of `key`, if it is bound.

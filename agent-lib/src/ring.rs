@@ -39,6 +39,11 @@ impl Ring {
         }
     }
 
+    /// Records that have room.
+    pub fn slots(&self) -> u64 {
+        self.slots.len() as u64
+    }
+
     /// Last number that was taken.
     #[inline(always)]
     pub fn head(&self) -> u64 {
@@ -60,8 +65,8 @@ impl Ring {
             return;
         }
         let slot = &self.slots[((seq - 1) & self.mask) as usize];
-        for (word, value) in slot.iter().zip(row).skip(1) {
-            word.store(value.to_le(), Relaxed);
+        for word in 1..row.len() {
+            slot[word].store(row[word].to_le(), Relaxed);
         }
         slot[0].store(seq.to_le(), Release);
     }

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from types import SimpleNamespace
 
 import torch
 from said import say
@@ -423,6 +424,19 @@ def a_program_that_records_what_it_computes_is_left_alone():
     for mode in (torch.inference_mode(), torch.no_grad(), torch.autocast("cuda")):
         with mode:
             assert core._calibrate(torch)
+
+
+@test
+def functorch_is_not_asked():
+    """Asked, it makes the thread a state, which each node of each backward pass copies from then on."""
+
+    class Watched:
+        def __getattr__(self, name):
+            assert name != "_functorch"
+            return getattr(torch._C, name)
+
+    core = sys.modules["_gpumem_torch"]._core
+    assert core._is_quiet(SimpleNamespace(_C=Watched(), _guards=torch._guards))
 
 
 @test

@@ -33,6 +33,8 @@ pub const SLOT_BYTES: usize = 64;
 
 /// The 64 bytes that every container shares.
 pub type Slot = [u8; SLOT_BYTES];
+/// They, as words: the first is `seq`.
+pub type Words = [u64; SLOT_BYTES / 8];
 
 /// Why bytes are not a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -428,25 +430,36 @@ macro_rules! at {
 }
 
 impl<'a> Record<'a> {
+    /// The slot as little-endian words, and the payload. Always inlined: where the kind is known, little is left of it, and words
+    /// that are put together in registers need not be read back out of bytes.
+    #[inline(always)]
+    pub fn words(&self) -> (Words, &'a [u8]) {
+        let (kind, places) = self.body.places();
+        let stamp = &self.stamp;
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let codes = u32::from_le_bytes([kind, stamp.device, stamp.flags.0, places.detail]);
+        let words = [
+            stamp.seq,
+            stamp.time_ns,
+            places.address,
+            places.bytes,
+            places.aux,
+            pair(stamp.tag, stamp.stack),
+            pair(stamp.thread, stamp.context),
+            pair(u32::from(stamp.module) | u32::from(places.result) << 16, codes),
+        ];
+        (words, places.payload)
+    }
+
     /// The 64 bytes, and the payload that follows them in a frame.
     #[inline]
     pub fn encode(&self) -> (Slot, &'a [u8]) {
-        let (kind, places) = self.body.places();
-        let stamp = &self.stamp;
+        let (words, payload) = self.words();
         let mut slot = [0; SLOT_BYTES];
-        slot[0..8].copy_from_slice(&stamp.seq.to_le_bytes());
-        slot[8..16].copy_from_slice(&stamp.time_ns.to_le_bytes());
-        slot[16..24].copy_from_slice(&places.address.to_le_bytes());
-        slot[24..32].copy_from_slice(&places.bytes.to_le_bytes());
-        slot[32..40].copy_from_slice(&places.aux.to_le_bytes());
-        slot[40..44].copy_from_slice(&stamp.tag.to_le_bytes());
-        slot[44..48].copy_from_slice(&stamp.stack.to_le_bytes());
-        slot[48..52].copy_from_slice(&stamp.thread.to_le_bytes());
-        slot[52..56].copy_from_slice(&stamp.context.to_le_bytes());
-        slot[56..58].copy_from_slice(&stamp.module.to_le_bytes());
-        slot[58..60].copy_from_slice(&places.result.to_le_bytes());
-        slot[60..64].copy_from_slice(&[kind, stamp.device, stamp.flags.0, places.detail]);
-        (slot, places.payload)
+        for (place, word) in slot.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        (slot, payload)
     }
 
     /// The record in `slot` with what follows it.

@@ -36,7 +36,7 @@ pub mod frame;
 pub mod layout;
 
 pub use code::*;
-pub use codec::{Error as CodecError, SLOT_BYTES, Slot};
+pub use codec::{Error as CodecError, SLOT_BYTES, Slot, Words};
 pub use event::{Body, Flags, NONE_DEVICE, Record, Stamp};
 
 /// Version of the format that a reader must share with a writer.

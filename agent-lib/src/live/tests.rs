@@ -147,3 +147,24 @@ fn what_is_discarded_is_gone_wherever_it_lay() {
     assert_eq!(live.scan().count(), 0);
     assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0), "nothing is left behind");
 }
+
+/// Between the look and the record another thread may have taken the place, or have bound what lay at home further away.
+#[test]
+fn a_place_that_was_looked_for_may_be_gone() {
+    let live = table(7 * 16);
+    let key = |number: u64| Key::Block(1, number << 9);
+    let spots: Vec<_> = (1..=60).map(|number| (number, live.spot_for(key(number).hash()))).collect();
+    for &(number, spot) in &spots {
+        assert!(live.insert_at(spot, &row(number, number << 9), Beside::default()), "{number}");
+    }
+    let found: Vec<_> = (1..=60).map(|number| live.get(key(number)).map(|taken| taken.seq())).collect();
+    assert_eq!(found, (1..=60).map(Some).collect::<Vec<_>>());
+    for number in 1..=60 {
+        let spot = live.spot_of(key(number).hash());
+        live.discard_at(spot);
+        live.discard_at(spot); // two frees of one address: one of them has it
+        assert!(live.get(key(number)).is_none(), "{number}");
+    }
+    assert_eq!(live.scan().count(), 0);
+    assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
+}

@@ -35,8 +35,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use std::time::Duration;
 
-/// While there is something to send: in this time a program that does nothing but allocate fills an eighth of the ring.
+/// While there is something to send, at first: in this time a program that does nothing but allocate fills an eighth of the ring.
 const BUSY: Duration = Duration::from_millis(10);
+/// And at last, of a ring of `USUAL_SLOTS` and unless more than a quarter of it comes in that time. Each round costs the program's
+/// processors 50 us, whatever it sends: a timer, wake-ups of this thread and of the daemon, system calls. In longer ones busy
+/// programs fill the socket's buffer, and wait for the daemon in between.
+const STEADY: Duration = Duration::from_millis(20);
+/// See `STEADY`: in a smaller ring the same program needs less time.
+const USUAL_SLOTS: u64 = 1 << 16;
 /// Else: the heartbeat.
 const IDLE: Duration = Duration::from_millis(100);
 /// How long the exit waits.
@@ -218,6 +224,19 @@ fn is_alone() -> bool {
     fields.next() == Some(b"Z") && fields.nth(16) == Some(b"2")
 }
 
+/// Until the next round, after one that came `last` after its own last one and took `taken` records out of a ring of `slots`.
+fn pause_of(last: Duration, taken: u64, slots: u64) -> Duration {
+    let longest = (STEADY * slots.min(USUAL_SLOTS) as u32 / USUAL_SLOTS as u32).max(BUSY);
+    let pause = match taken {
+        0 => BUSY,                   // busy with something else
+        _ if last > longest => BUSY, // it begins
+        _ if taken > slots / 4 => last / 2,
+        _ if taken <= slots / 8 => last * 2,
+        _ => last,
+    };
+    pause.clamp(BUSY, longest)
+}
+
 impl Sender {
     fn new(core: &'static Core) -> Self {
         Sender {
@@ -255,6 +274,7 @@ impl Sender {
         loop {
             fault::at("sender");
             let last = finishing() || self.alone;
+            let taken = self.taken;
             let busy = self.round();
             if last || state::panicked() {
                 let reason = if state::panicked() { ByeReason::Disarmed } else { ByeReason::Exit };
@@ -265,7 +285,8 @@ impl Sender {
             if finishing() {
                 continue;
             }
-            pause = if busy { BUSY } else { (pause * 2).min(IDLE) };
+            let taken = self.taken.saturating_sub(taken);
+            pause = if busy { pause_of(pause, taken, self.core.ring.slots()) } else { (pause * 2).min(IDLE) };
             wait(&[(self.link.socket(), libc::POLLIN)], pause);
         }
     }
@@ -355,5 +376,23 @@ impl Sender {
                 self.next_look_ns = now; // with the next round
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_are_far_apart_as_long_as_little_comes() {
+        let of = |last_ms, taken, slots| pause_of(Duration::from_millis(last_ms), taken, slots).as_millis();
+        let usual = USUAL_SLOTS;
+        assert_eq!([of(100, 1, usual), of(10, 1, usual), of(20, 1, usual)], [10, 20, 20]);
+        // A training step of 225,000 events a second; one that does nothing but allocate; what is at its limit.
+        assert_eq!([of(10, 2_250, usual), of(20, 4_500, usual)], [20, 20]);
+        assert_eq!([of(10, 8_193, usual), of(20, 16_385, usual), of(10, 60_000, usual)], [10, 10, 10]);
+        assert_eq!([of(20, 0, usual), of(10, 0, usual)], [10, 10], "a resync, a command");
+        let smaller = [of(10, 1, 1024), of(10, 1, usual / 2), of(10, 1, usual / 4 * 3), of(10, 1, 1 << 24)];
+        assert_eq!(smaller, [10, 10, 15, 20]);
     }
 }

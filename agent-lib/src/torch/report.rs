@@ -9,7 +9,7 @@ use super::patch::{self, REPORT};
 use super::state::Device;
 use crate::core::{At, Core, nothing};
 use crate::ffi::guard;
-use crate::live::{Beside, Key};
+use crate::live::{Beside, Key, Spot};
 use crate::naming::Named;
 use crate::threads::Thread;
 use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Role};
@@ -91,7 +91,7 @@ impl Core {
         if pool == 0 {
             pool = self.first_report(thread, device, index as u8, &report);
         }
-        self.live.expect(Key::Block(pool, report.address));
+        let hash = self.live.expect(Key::Block(pool, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
             device.drift.fetch_add(sum.abs_diff(report.allocated as i64), Relaxed);
@@ -100,9 +100,9 @@ impl Core {
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
         if report.bytes > 0 {
-            self.block_reported(thread, device, pool, index as u8, &report);
+            self.block_reported(thread, device, pool, index as u8, &report, hash);
         } else {
-            self.free_reported(thread, device, pool, &report);
+            self.free_reported(thread, device, pool, &report, hash);
         }
         thread.torch.forget_events();
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
@@ -113,7 +113,15 @@ impl Core {
     }
 
     #[inline(always)]
-    fn block_reported(&self, thread: &Thread, device: &Device, pool: u64, slot: u8, report: &Report) {
+    fn block_reported(
+        &self,
+        thread: &Thread,
+        device: &Device,
+        pool: u64,
+        slot: u8,
+        report: &Report,
+        hash: u64,
+    ) {
         let Report { address, bytes, .. } = *report;
         let bytes = bytes as u64;
         if thread.torch.has_fresh() {
@@ -127,15 +135,16 @@ impl Core {
         }
         thread.torch.refused.store(false, Relaxed);
         let Named { tag, flags, phase } = self.named(thread);
+        let spot = self.live.spot_for(hash);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, phase) };
         self.record(thread, at, body, |core, row| {
-            core.live.insert(Key::Block(pool, address), row, Beside::default());
+            core.live.insert_at(spot, row, Beside::default());
         });
     }
 
     #[inline(always)]
-    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: &Report) {
+    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: &Report, hash: u64) {
         let address = report.address;
         if device.older.load(Relaxed) != 0 && self.live.get(Key::Block(pool, address)).is_none() {
             let left = device.older.load(Relaxed).saturating_sub(report.bytes.unsigned_abs());
@@ -145,16 +154,19 @@ impl Core {
         if thread.torch.recorded() != 0 && self.wait(thread, device, pool, report) {
             return;
         }
-        self.block_gone(thread, pool, address);
+        self.block_gone_at(thread, pool, address, self.live.spot_of(hash));
     }
 
     /// A block is free for the next request.
-    #[inline(always)]
     pub fn block_gone(&self, thread: &Thread, pool: u64, address: u64) {
+        let hash = self.live.expect(Key::Block(pool, address));
+        self.block_gone_at(thread, pool, address, self.live.spot_of(hash));
+    }
+
+    #[inline(always)]
+    fn block_gone_at(&self, thread: &Thread, pool: u64, address: u64, spot: Spot) {
         let body = Body::BlockFree { address, pool, state: FreeState::Done };
-        self.record(thread, At::NOWHERE, body, |core, _| {
-            core.live.discard(Key::Block(pool, address));
-        });
+        self.record(thread, At::NOWHERE, body, |core, _| core.live.discard_at(spot));
     }
 
     /// The device gets its pool. What PyTorch had before is not ours: only its bytes are known.

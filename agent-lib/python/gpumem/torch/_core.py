@@ -83,13 +83,29 @@ def _is_quiet(torch: Any) -> bool:
     tracing = getattr(c, "_get_tracing_state", None)
     if tracing is not None and tracing() is not None:
         return False
-    functorch = getattr(c, "_functorch", None)
-    level = getattr(functorch, "maybe_current_level", None) or getattr(functorch, "peek_interpreter_stack", None)
-    if level is not None and level() is not None:
+    if _is_transformed(c):
         return False
     guard = getattr(getattr(torch, "_guards", None), "TracingContext", None)
     get = getattr(guard, "try_get", None)
     return get is None or get() is None
+
+
+def _is_transformed(c: Any) -> bool:
+    """A transform of functorch (vmap, grad) is under way on this thread.
+
+    Its dispatch keys tell. Asked for its level, functorch makes this thread a state, which every node of every backward pass
+    from then on copies for itself: 2 % of a step.
+    """
+    keys = [getattr(getattr(c, "DispatchKey", None), name, None) for name in _TRANSFORMED]
+    included = getattr(c, "_dispatch_tls_is_dispatch_key_included", None)
+    if included is not None and None not in keys:
+        return any(included(key) for key in keys)
+    functorch = getattr(c, "_functorch", None)
+    level = getattr(functorch, "maybe_current_level", None) or getattr(functorch, "peek_interpreter_stack", None)
+    return level is not None and level() is not None
+
+
+_TRANSFORMED = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
 
 
 def _calibrate(torch: Any) -> bool:
