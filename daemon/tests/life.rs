@@ -461,6 +461,11 @@ fn program_for_many(agent: &str) -> (Scratch, Program, std::path::PathBuf) {
         Program::start(&scratch, &["--config", &scratch.join("gpumemd.toml").display().to_string()]);
     let socket = scratch.join("run/agent.sock");
     wait_for("the daemon", || UnixStream::connect(scratch.join("run/control.sock")).ok());
+    // Whoever counts its descriptors counts those, too, that it opens by itself: of the store, and to who reads NVML.
+    wait_for("a daemon that has all that it needs", || {
+        let is_stored = scratch.join("runs.sqlite-shm").exists();
+        (is_stored && asked(&scratch, "/v1/doctor").contains("/nonexistent")).then_some(())
+    });
     let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current = limit.maximum;
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("more descriptors");
