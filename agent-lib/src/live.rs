@@ -455,10 +455,10 @@ impl Live {
     #[inline(always)]
     pub fn discard_at(&self, spot: Spot) {
         let Spot { hash, at, place } = spot;
-        if place == KEYS || peak::open() {
-            self.discard_further(hash);
-        } else if let Some(found) = self.seize_at(hash, (0, at, place)) {
-            self.vacate(hash, found);
+        let is_at_home = place < KEYS && !peak::open();
+        match is_at_home.then_some((0, at, place)).and_then(|found| self.seize_at(hash, found)) {
+            Some(found) => self.vacate(hash, found),
+            None => self.discard_further(hash),
         }
     }
 

@@ -430,7 +430,7 @@ macro_rules! at {
 }
 
 impl<'a> Record<'a> {
-    /// The slot as little-endian words, and the payload. Always inlined: where the kind is known, little is left of it, and words
+    /// The slot as words, which are little-endian in bytes, and the payload. Always inlined: where the kind is known, little is left of it, and words
     /// that are put together in registers need not be read back out of bytes.
     #[inline(always)]
     pub fn words(&self) -> (Words, &'a [u8]) {

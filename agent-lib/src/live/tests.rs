@@ -167,4 +167,14 @@ fn a_place_that_was_looked_for_may_be_gone() {
     }
     assert_eq!(live.scan().count(), 0);
     assert!(live.chunks.iter().all(|chunk| chunk.passed.load(Relaxed) == 0));
+    // It was bound anew meanwhile, and others have its place.
+    let bind = |number: u64| live.insert(key(number), &row(number, number << 9), Beside::default());
+    assert!(bind(1));
+    let spot = live.spot_of(key(1).hash());
+    live.discard(key(1));
+    assert!((2..=80).all(bind) && bind(1));
+    assert_ne!(live.spot_of(key(1).hash()).place, spot.place, "or this says nothing");
+    live.discard_at(spot);
+    assert!(live.get(key(1)).is_none());
+    assert_eq!(live.scan().count(), 79);
 }
