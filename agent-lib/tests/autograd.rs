@@ -19,6 +19,7 @@ type Run = unsafe extern "C" fn(u64) -> c_int;
 #[derive(Clone, Copy)]
 struct Torch {
     make: Make,
+    add: Make,
     accumulate: Make,
     run: Run,
 }
@@ -48,6 +49,7 @@ fn load(path: &CStr) -> Torch {
         let symbol = |name: &CStr| libc::dlsym(library, name.as_ptr());
         Torch {
             make: std::mem::transmute::<*mut c_void, Make>(symbol(c"make_node")),
+            add: std::mem::transmute::<*mut c_void, Make>(symbol(c"make_addition")),
             accumulate: std::mem::transmute::<*mut c_void, Make>(symbol(c"make_accumulate")),
             run: std::mem::transmute::<*mut c_void, Run>(symbol(c"run_node")),
         }
@@ -143,6 +145,7 @@ fn nodes_are_called_as_their_forward_pass_was() {
     inside_of_each_other(torch);
     in_scopes(torch);
     between_names(torch);
+    behind_a_product(torch);
     through_exceptions(torch);
     by_thread(torch);
     // A thread that has run nodes goes on as it was.
@@ -169,7 +172,8 @@ fn calibrate(torch: Torch) {
     let first = gpumem_autograd_number_now();
     // SAFETY: functions of the library.
     let nodes: Vec<u64> = unsafe {
-        (0..4).map(|_| (torch.make)(None, NOTHING)).chain([(torch.accumulate)(None, NOTHING)]).collect()
+        let made = [torch.make, torch.make, torch.make, torch.add, torch.accumulate];
+        made.map(|make| make(None, NOTHING)).to_vec()
     };
     let objects: Vec<[u64; 3]> = nodes.iter().map(|&node| [1, 2, node]).collect();
     let objects: Vec<u64> = objects.iter().map(|object| object.as_ptr() as u64).collect();
@@ -281,6 +285,34 @@ fn between_names(torch: Torch) {
     }
     let expected = [backward(""), backward("net/last"), backward("net/last")];
     assert_eq!(std::mem::take(&mut *seen()), expected);
+}
+
+/// A bias that is added to the view of a product is the product's; what splits that view is whose that is who goes on.
+fn behind_a_product(torch: Torch) {
+    for (second, expected) in [(torch.add, "net/attention/linear"), (torch.make, "net/attention")] {
+        let node = |make: Make| {
+            // SAFETY: as above.
+            unsafe { make(Some(allocate), NOTHING) }
+        };
+        let product = within("net/attention/linear", || {
+            let product = node(torch.make);
+            now();
+            product
+        });
+        let (view, behind) = (node(torch.make), node(second));
+        let next = within("net/attention", || {
+            let next = node(torch.make);
+            now();
+            next
+        });
+        for node in [next, behind, view, product] {
+            // SAFETY: as above.
+            unsafe { (torch.run)(node) };
+        }
+        let linear = backward("net/attention/linear");
+        let expected = [backward("net/attention"), backward(expected), linear.clone(), linear];
+        assert_eq!(std::mem::take(&mut *seen()), expected);
+    }
 }
 
 /// A C++ exception passes through the hook, and the thread is in no node afterwards.

@@ -46,6 +46,8 @@ static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
 static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 /// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
 static OFFSETS: AtomicU64 = AtomicU64::new(0);
+/// What nodes of additions begin with, their class; 0 while that is not known.
+static ADDITION: AtomicU64 = AtomicU64::new(0);
 
 /// What a thread has of this. Written by itself alone.
 #[derive(Debug, Default)]
@@ -117,7 +119,11 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
         // SAFETY: offsets within every node, as nodes of this process were looked at.
         let word = |offset: u64| unsafe { *node.byte_add((offset & 255) as usize).cast::<u64>() };
         let number = word(offsets >> 8);
-        if number < NO_NUMBER { Node::new(word(offsets), number).0 } else { mine.last.load(Relaxed).max(1) }
+        if number < NO_NUMBER {
+            Node::new(word(offsets), number).adding(word(0) == ADDITION.load(Relaxed)).0
+        } else {
+            mine.last.load(Relaxed).max(1)
+        }
     };
     let running = Running {
         thread,
@@ -259,7 +265,8 @@ pub fn next_number() -> Option<u64> {
 }
 
 /// Finds out where nodes have their numbers. `objects`: Python's objects of nodes that the calling thread has made,
-/// numbered from `first` on, and behind them one that accumulates gradients. Whether it is known now.
+/// numbered from `first` on, the last of them by an addition, the others by something else; and behind them one that
+/// accumulates gradients. Whether it is known now.
 ///
 /// # Safety
 /// The objects exist.
@@ -269,7 +276,8 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     let thread = unsafe { thread() };
     let found = find_offsets(objects, first, thread);
     match found {
-        Some((number, thread)) => {
+        Some((number, thread, addition)) => {
+            ADDITION.store(addition, Release);
             OFFSETS.store((number * 8 * 256 + thread * 8) as u64, Release);
             layers::set(Layer::Autograd, LayerState::Active, "");
         }
@@ -281,8 +289,8 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     found.is_some()
 }
 
-/// Which words of the nodes are the number and the thread.
-fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize)> {
+/// Which words of the nodes are the number and the thread, and what an addition begins with: 0 if its class is not told by that.
+fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
     // Fewer could have such words by chance; a read that fails ends it.
     if numbered.len() < 3 || thread == 0 {
@@ -309,7 +317,9 @@ fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usiz
         let mut words = (0..WORDS).filter(is_thread);
         words.next().filter(|_| words.next().is_none())?
     };
-    Some((number, thread))
+    let (adds, others) = nodes.split_last()?;
+    let is_told = others.iter().all(|node| node[0] == others[0][0] && node[0] != adds[0]);
+    Some((number, thread, if is_told { adds[0] } else { 0 }))
 }
 
 fn read<const COUNT: usize>(memory: &std::fs::File, at: u64) -> Option<[u64; COUNT]> {
@@ -327,15 +337,16 @@ mod tests {
     use super::*;
 
     const THREAD: u64 = 1;
+    const ADDS: u64 = 0x7f00_0000_2000;
 
     /// A node as PyTorch has them: `lead` words, number, depth, whether it has a parent, thread.
     fn node(lead: usize, number: u64, depth: u64) -> Vec<u64> {
-        let mut words = vec![0x7f00_0000_1000; lead];
+        let mut words = vec![if depth == 4 { ADDS } else { 0x7f00_0000_1000 }; lead];
         words.extend([number, depth, u64::from(depth != 4), THREAD, 0, 0, 0, 0, 0, 0, 0, 0]);
         words
     }
 
-    fn offsets(lead: usize, first: u64) -> Option<(usize, usize)> {
+    fn offsets(lead: usize, first: u64) -> Option<(usize, usize, u64)> {
         let mut nodes: Vec<Vec<u64>> = (0..4).map(|at| node(lead, first + at, at + 1)).collect();
         nodes.push(node(lead, u64::MAX, 0));
         let objects: Vec<[u64; 3]> = nodes.iter().map(|node| [1, 2, node.as_ptr() as u64]).collect();
@@ -346,9 +357,9 @@ mod tests {
     #[test]
     fn the_number_and_the_thread_are_found_wherever_they_are() {
         for lead in 1..6 {
-            assert_eq!(offsets(lead, 1000), Some((lead, lead + 3)));
+            assert_eq!(offsets(lead, 1000), Some((lead, lead + 3, ADDS)));
             // The first numbers of a process: the depth of a node counts as they do.
-            assert_eq!(offsets(lead, 1), Some((lead, lead + 3)));
+            assert_eq!(offsets(lead, 1), Some((lead, lead + 3, ADDS)));
         }
     }
 

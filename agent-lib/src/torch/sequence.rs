@@ -15,16 +15,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const ENTRIES: usize = 1 << 17;
 /// How many numbers away a name may lie: nodes that allocate nothing (views) have none of their own.
 const NEAR: u64 = 16;
-/// Nodes with which an operation ends behind the one that allocates.
-const ENDS: u64 = 2;
-/// Bits of a number that are kept.
-const NUMBER_BITS: u32 = 48;
+/// An operation may end with a node behind the one that allocates: a view of its product.
+const VIEW_BEHIND: u64 = 1;
+/// Behind that view a bias may be added, in place.
+const ADDITION_BEHIND: u64 = 2;
+/// Where the thread begins.
+const THREAD_SHIFT: u32 = 48;
+/// Whether it adds; the number is below.
+const ADDS: u64 = 1 << 47;
 /// Tags have fewer.
 const TAG_BITS: u32 = 20;
 /// Entries are told apart by these bits of a hash of thread and number.
 const CHECK: u64 = !0 << TAG_BITS;
 
-/// A node: its thread << 48 | its number. 0 is no node: threads count from 1.
+/// A node: its thread << 48 | whether it adds << 47 | its number. 0 is no node: threads count from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Node(pub u64);
 
@@ -32,18 +36,24 @@ impl Node {
     /// Number `number` of `thread`.
     #[inline(always)]
     pub fn new(thread: u64, number: u64) -> Self {
-        Node(thread << NUMBER_BITS | number & ((1 << NUMBER_BITS) - 1))
+        Node(thread << THREAD_SHIFT | number & (ADDS - 1))
+    }
+
+    /// The same, of an operation that adds.
+    #[inline(always)]
+    pub fn adding(self, adds: bool) -> Self {
+        Node(self.0 | if adds { ADDS } else { 0 })
     }
 
     fn number(self) -> u64 {
-        self.0 & ((1 << NUMBER_BITS) - 1)
+        self.0 & (ADDS - 1)
     }
 
     /// Where it lies, and its entry without the tag.
     #[inline(always)]
     fn place(self) -> (usize, u64) {
         // Neighbours lie side by side: the threads are spread, the numbers are not.
-        let thread = (self.0 >> NUMBER_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let thread = (self.0 >> THREAD_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let place = (self.0 as usize).wrapping_add((thread >> 40) as usize) & (ENTRIES - 1);
         (place, self.0.wrapping_mul(0xd6e8_feb8_6659_fd93) & CHECK)
     }
@@ -71,15 +81,17 @@ impl Table {
         }
     }
 
-    /// What `node` is called; 0 for nothing. One that has no name of its own is a view, or changes something in place. Those just
-    /// behind a named node are what that node's operation ends with (a bias is added to a product behind the product's view);
-    /// those further behind are what the next operation begins with, unless that is in no module.
+    /// What `node` is called; 0 for nothing. One that has no name of its own is a view, or changes something in place. That just
+    /// behind a named node is what that node's operation ends with, and so is an addition behind such a view (of a bias to a
+    /// product); those further behind are what the next operation begins with, unless that is in no module.
     #[inline]
     pub fn look_up(&self, node: Node) -> u32 {
+        let ends = if node.0 & ADDS == 0 { VIEW_BEHIND } else { ADDITION_BEHIND };
+        let node = Node(node.0 & !ADDS);
         let back = |from, to| (from..=to).find_map(|back| self.before(node, back));
         let following = || (1..=NEAR).find_map(|ahead| self.name(Node(node.0 + ahead)));
-        let own = self.name(node).or_else(|| back(1, ENDS));
-        own.or_else(|| following().filter(|&tag| tag != 0)).or_else(|| back(ENDS + 1, NEAR)).unwrap_or(0)
+        let own = self.name(node).or_else(|| back(1, ends));
+        own.or_else(|| following().filter(|&tag| tag != 0)).or_else(|| back(ends + 1, NEAR)).unwrap_or(0)
     }
 
     fn before(&self, node: Node, back: u64) -> Option<u32> {
@@ -105,20 +117,23 @@ mod tests {
         table.note(Node::new(1, 40), 8);
         table.note(Node::new(1, 43), 9);
         let of = |thread, number| table.look_up(Node::new(thread, number));
-        assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 7, 9, 9, 0));
+        assert_eq!((of(1, 40), of(1, 41), of(1, 42), of(1, 43), of(1, 59), of(1, 60)), (7, 7, 9, 9, 9, 0));
+        // A bias is added behind the view of a product, a split there is the next operation's.
+        let adding = |number| table.look_up(Node::new(1, number).adding(true));
+        assert_eq!((adding(40), adding(41), adding(42), adding(43), adding(59)), (7, 7, 7, 9, 9));
         // Further behind, and before everything: what comes next.
         assert_eq!((of(1, 23), of(1, 24), of(1, 39)), (0, 7, 7));
         table.note(Node::new(1, 46), 10);
-        assert_eq!((of(1, 44), of(1, 45), of(1, 46)), (9, 9, 10));
+        assert_eq!((of(1, 44), of(1, 45), of(1, 46)), (9, 10, 10));
         table.note(Node::new(1, 37), 6);
-        assert_eq!((of(1, 38), of(1, 39)), (6, 6));
+        assert_eq!((of(1, 38), of(1, 39)), (6, 7));
         // Numbers are a thread's own.
         assert_eq!(of(2, 40), 0);
         table.note(Node::new(2, 40), 11);
         assert_eq!((of(1, 40), of(2, 40)), (7, 11));
         assert_eq!(of(1, 0), 0);
         table.note(Node::new(1, 0), 3);
-        assert_eq!((of(1, 0), of(1, 1), of(1, 2)), (3, 3, 3));
+        assert_eq!((of(1, 0), of(1, 1), of(1, 16), of(1, 17)), (3, 3, 3, 0));
         // One that is known to have no name ends the search.
         table.note(Node::new(1, 50), 0);
         assert_eq!((of(1, 44), of(1, 50), of(1, 51)), (9, 0, 0));

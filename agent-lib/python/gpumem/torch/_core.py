@@ -115,9 +115,10 @@ def _calibrate(torch: Any) -> bool:
     with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
         value = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
         first = functions.autograd_number()
-        for _ in range(_NODES):
+        for _ in range(_NODES - 1):
             value = value * 1.0
             nodes.append(value.grad_fn)
+        nodes.append(value.add_(1.0).grad_fn)
         last = functions.autograd_number()
     nodes.append(nodes[0].next_functions[0][0])
     if last != first + _NODES:

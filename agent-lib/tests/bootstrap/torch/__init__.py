@@ -7,7 +7,7 @@ import os
 import struct
 
 _engine = ctypes.CDLL(os.environ["TORCH_CPU"])
-for _name in ("make_node", "make_accumulate"):
+for _name in ("make_node", "make_addition", "make_accumulate"):
     getattr(_engine, _name).restype = ctypes.c_uint64
     getattr(_engine, _name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
 _engine.run_node.argtypes = [ctypes.c_uint64]
@@ -42,6 +42,10 @@ class Tensor:
 
     def __mul__(self, other):
         return Tensor(grad_fn=_Node.of(_engine.make_node))
+
+    def add_(self, other):
+        self.grad_fn = _Node.of(_engine.make_addition)
+        return self
 
     def backward(self):
         _engine.run_node(self.grad_fn.address)
