@@ -68,7 +68,7 @@ def connect(address_of: Callable[[str], int]) -> bool:
     test = address_of("frames_selftest")
     if test:
         exports.gpumem_frames_selftest = ctypes.PYFUNCTYPE(ctypes.c_int)(test)
-    return functions.available() != 0
+    return bool(functions.available() != 0)
 
 
 def exported(library: ctypes.CDLL) -> Callable[[str], int]:

@@ -80,7 +80,8 @@ def register() -> bool:
             tell(code, OPTIMIZER)
     optimizer = _at("torch.optim.optimizer:Optimizer")
     if isinstance(optimizer, type):
-        for kind in optimizer.__subclasses__():
+        kinds: List[type] = optimizer.__subclasses__()
+        for kind in kinds:
             register_optimizer(kind)
     for path, what in _OTHERS:
         tell(_code(_at(path)), what)

@@ -6,16 +6,21 @@ Leaves two functions, ``start`` and ``tick``.
 
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, Dict
+
+if TYPE_CHECKING:
+    sources: Dict[str, str]
+    addresses: Dict[str, int]
 
 _PRIVATE = "_gpumem_torch"
 
 
-def _load():
+def _load() -> Any:
     package = sys.modules.get(_PRIVATE)
     if package is not None and hasattr(package, "_core"):
         return package._core
-    begun = package is not None and package.__dict__.get("__path__")
-    if begun:  # the installed package, imported by the program, that has not begun so far
+    if package is not None and package.__dict__.get("__path__"):
+        # The installed package, imported by the program, that has not begun so far.
         from importlib import import_module
 
         return import_module(package.__name__ + "._core")
@@ -24,14 +29,14 @@ def _load():
     package.__package__ = _PRIVATE
     sys.modules[_PRIVATE] = package
     try:
-        for name, text in sources.items():  # noqa: F821
+        for name, text in sources.items():
             module = ModuleType(_PRIVATE + "." + name)
             module.__package__ = _PRIVATE
             sys.modules[module.__name__] = module
             exec(compile(text, "<gpumem/torch/%s.py>" % name, "exec"), module.__dict__)
             setattr(package, name, module)
     except BaseException:
-        for name in [_PRIVATE] + [_PRIVATE + "." + name for name in sources]:  # noqa: F821
+        for name in [_PRIVATE] + [_PRIVATE + "." + name for name in sources]:
             sys.modules.pop(name, None)
         raise
     return package._core
@@ -40,8 +45,8 @@ def _load():
 _core = _load()
 
 
-def start():
-    return _core.start(lambda name: addresses.get(name, 0))  # noqa: F821
+def start() -> Any:
+    return _core.start(lambda name: addresses.get(name, 0))
 
 
 tick = _core.tick

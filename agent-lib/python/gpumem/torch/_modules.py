@@ -11,6 +11,7 @@ import gc
 import sys
 import time
 import weakref
+from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, compress, starmap
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -255,10 +256,13 @@ class Modules:
         """A module and everything inside of it has no name any more, and gets none."""
         for part in self._within(module):
             key = id(part)
-            self.left_out[key] = weakref.ref(part, lambda _, key=key: self.left_out.pop(key, None))
+            self.left_out[key] = weakref.ref(part, partial(self._let_in, key))
             known = self.known.get(key)
             if known is not None:
                 self._gone(known)
+
+    def _let_in(self, key: int, _: Any) -> None:
+        self.left_out.pop(key, None)
 
     def want(self, module: Any) -> None:
         """The program wants it to be named after all."""
