@@ -27,7 +27,7 @@ enum Program {
     /// One that carries its own CUDA runtime.
     Static,
     Python,
-    /// Seconds each: only with daemons that are so, unless GPUMEM_HOST_ALL is set.
+    /// Seconds each: only with daemons that are so.
     Torch(Wheel, &'static [&'static str]),
 }
 
@@ -50,15 +50,14 @@ impl Row {
         command
     }
 
-    /// Whether it is tried with a daemon that is so. Python takes long to start.
+    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set. Python takes long to start.
     pub fn is_for(&self, column: &str) -> bool {
-        match &self.program {
-            Program::Python => ["running", "killed", "silent", "babbling"].contains(&column),
-            Program::Torch(_, some) => {
-                some.contains(&column) || std::env::var_os("GPUMEM_HOST_ALL").is_some()
-            }
-            _ => true,
-        }
+        let some: &[&str] = match &self.program {
+            Program::Python => &["running", "killed", "silent", "babbling"],
+            Program::Torch(_, some) => some,
+            _ => return true,
+        };
+        some.contains(&column) || std::env::var_os("GPUMEM_HOST_ALL").is_some()
     }
 }
 
