@@ -29,7 +29,7 @@ _WRAPPERS = {
 }
 _INNER = frozenset(name for name in _WRAPPERS.values() if name.startswith("_"))
 #: Of the time, for searches.
-_SHARE = 0.005
+_SHARE = 0.002
 #: Searches in the beginning, their share of the time, and seconds between two.
 _EARLY, _EARLY_SHARE, _PAUSE = 4, 0.05, 0.5
 #: Modules inside of each other; more are a cycle.

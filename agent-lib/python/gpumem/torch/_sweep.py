@@ -1,7 +1,7 @@
 """Which storage is a parameter, a buffer, a gradient, or an optimizer's state, and of which module: looked at now and then.
 
 A sweep tells the agent what it did not tell before. It runs in the hooks of an optimizer's step, or between two
-statements of the main thread; never in a module's call. Its time is measured: the next one waits until 0.5 % of the time
+statements of the main thread; never in a module's call. Its time is measured: the next one waits until 0.2 % of the time
 since then pays for it.
 """
 
@@ -13,7 +13,7 @@ from ._agent import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, functions, tex
 from ._modules import Known, Modules
 
 #: Of the time.
-_SHARE = 0.005
+_SHARE = 0.002
 #: Seconds for which what was told need not be told again.
 _LASTS = 10.0
 #: Tensors inside of tensors.
