@@ -263,6 +263,42 @@ fn what_a_program_left_is_not_taken_for_that_of_the_one_it_became() {
     life.end();
 }
 
+/// Twice another program before the daemon looks: what the one between had said comes before the last one's.
+#[test]
+fn programs_of_one_process_come_in_their_order() {
+    let manager = Manager::new();
+    let life = manager.start();
+    let socket = manager.scratch.join("agent.sock");
+    let (mut last, epoch) = Peer::welcomed(&socket, &Memory::new());
+    manager.hear("FDSTORE=1");
+    assert!(last.send(&[device(), resync(epoch, 0, &[])].concat()));
+    for round in 0..20 {
+        life.signal(Signal::STOP);
+        assert_eq!(rustix::net::shutdown(&last.socket, rustix::net::Shutdown::Both), Ok(()));
+        let (between, mut left) = (Peer::connect(&socket), Memory::new());
+        (1..=8).for_each(|seq| left.ring(allocation(seq, 10, 0)));
+        between.send_with(&hello_of(10 + 2 * round), &[left.fd.as_fd()]);
+        assert_eq!(rustix::net::shutdown(&between.socket, rustix::net::Shutdown::Both), Ok(()));
+        last = Peer::connect(&socket);
+        last.send_with(&hello_of(11 + 2 * round), &[Memory::new().fd.as_fd()]);
+        life.signal(Signal::CONT);
+        let epoch = welcome(&last);
+        // Nobody keeps them, but what is said to the manager has to be read.
+        (0..2).for_each(|_| drop(manager.hear("FDSTORE=1")));
+        let one = allocation(1, 1000, 0);
+        assert!(last.send(&[device(), resync(epoch, 0, &[]), record(one.0, one.1), watermark(1)].concat()));
+        wait_for("the word of the program that runs", || {
+            let runs: serde_json::Value = serde_json::from_str(&manager.ask("/v1/runs")).ok()?;
+            let coverage = &runs[0]["coverage"];
+            (coverage["events"] == 9 * (u64::from(round) + 1) && manager.tracked() == Some(1000)).then(|| {
+                assert_eq!((&coverage["lost"], &coverage["odd"]), (&0.into(), &0.into()), "{coverage}");
+            })
+        });
+    }
+    life.signal(Signal::TERM);
+    life.end();
+}
+
 #[test]
 fn after_a_restart_nothing_is_partial_and_reports_have_the_life_before() {
     let mut manager = Manager::with(3600.0);

@@ -5,6 +5,7 @@ use super::budget::Budget;
 use super::command::{Ear, Errand};
 use super::frames::{self, Fault, Seen, Stream};
 use super::kept::{self, Kept};
+use super::line::{self, is_empty};
 use super::memory::{self, Memory};
 use super::packet::Packet;
 use super::peer::Peer;
@@ -19,19 +20,26 @@ use crate::source::Batch;
 use crate::stats::Count;
 use gpumem_ledger::Origin;
 use gpumem_wire::{Body, MAJOR, MINOR, Reading, Record, Stamp, frame};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
+use rustix::net::{SendFlags, Shutdown, shutdown};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
+/// Its place among the connections of its process, until it is welcomed.
+type Standing = line::Place;
+
 /// Packets of one connection that are taken in one turn.
 const PACKETS_PER_TURN: usize = 8;
 
 /// Serves one connection to its end.
-pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat) {
-    match welcome(&agents, &stream, seat).await {
+pub async fn serve(
+    agents: Arc<Agents>,
+    stream: Arc<UnixStream>,
+    uid: u32,
+    (seat, place): (Seat, Option<Standing>),
+) {
+    match welcome(&agents, &stream, seat, place).await {
         Ok(Guest::Agent(connection)) => connection.run(&stream).await,
         Ok(Guest::Answered) => agents.stats.add(Count::Asked, 1),
         Err(Refusal::Over) => {}
@@ -51,9 +59,9 @@ pub async fn serve(agents: Arc<Agents>, stream: UnixStream, uid: u32, seat: Seat
 }
 
 /// Goes on with a connection that an earlier life of this daemon had welcomed.
-pub async fn resume(agents: Arc<Agents>, kept: Kept) {
+pub async fn resume(agents: Arc<Agents>, kept: Kept, place: Standing) {
     let (name, pid) = (kept.name.clone(), kept.key.pid);
-    match inherit(&agents, kept).await {
+    match inherit(&agents, kept, place).await {
         Ok((connection, stream)) => connection.run(&stream).await,
         Err(Refusal::Over) => {}
         Err(refusal) => {
@@ -63,7 +71,11 @@ pub async fn resume(agents: Arc<Agents>, kept: Kept) {
     }
 }
 
-async fn inherit(agents: &Arc<Agents>, kept: Kept) -> Result<(Box<Connection>, UnixStream), Refusal> {
+async fn inherit(
+    agents: &Arc<Agents>,
+    kept: Kept,
+    place: Standing,
+) -> Result<(Box<Connection>, UnixStream), Refusal> {
     let stream = std::os::unix::net::UnixStream::from(kept.socket);
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;
@@ -76,7 +88,7 @@ async fn inherit(agents: &Arc<Agents>, kept: Kept) -> Result<(Box<Connection>, U
         return Err(no_hello());
     }
     let seat = agents.seats.take(peer.uid, &agents.limits()).map_err(|_| Refusal::NoSeat)?;
-    let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
+    let mut connection = Connection::begin(agents, peer, memory, &hello, (seat, Some(place))).await?;
     connection.kept = Some(kept.name);
     agents.stats.add(Count::Resumed, 1);
     connection.read_names().await?;
@@ -108,13 +120,21 @@ struct Connection {
     seat: Seat,
 }
 
-async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Result<Guest, Refusal> {
+async fn welcome(
+    agents: &Arc<Agents>,
+    stream: &Arc<UnixStream>,
+    seat: Seat,
+    place: Option<Standing>,
+) -> Result<Guest, Refusal> {
     let limits = agents.limits();
     let first = async {
         loop {
             stream.readable().await?;
+            place.as_ref().inspect(|place| place.speaks());
             match agents.receive(stream) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    place.as_ref().inspect(|place| place.is_silent(stream));
+                }
                 other => return other,
             }
         }
@@ -137,6 +157,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
             None => Peer::unclaimed(stream)?,
         };
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
+        drop(place); // nobody need wait for the answer
         // It keeps the seat of one that has not said hello.
         return agents.answer(stream, question).await.map(|()| Guest::Answered);
     }
@@ -159,7 +180,7 @@ async fn welcome(agents: &Arc<Agents>, stream: &UnixStream, seat: Seat) -> Resul
     let hello =
         Record { body: Body::Hello { start_ticks, versions, capabilities, instance, claims }, ..hello };
 
-    let mut connection = Connection::begin(agents, peer, memory, &hello, seat).await?;
+    let mut connection = Connection::begin(agents, peer, memory, &hello, (seat, place)).await?;
     if !after.is_empty() {
         let after = after.to_vec();
         let taken = connection.take(after).await;
@@ -190,9 +211,12 @@ impl Connection {
         peer: Peer,
         memory: Memory,
         hello: &Record<'_>,
-        mut seat: Seat,
+        (mut seat, place): (Seat, Option<Standing>),
     ) -> Result<Self, Refusal> {
         seat.welcomed();
+        if let Some(place) = &place {
+            place.reached().await;
+        }
         agents.succeed(peer.key).await;
         let epoch = agents.next_epoch();
         let mut connection = Connection {
@@ -523,10 +547,4 @@ impl Connection {
         self.agents.stats.add(Count::Recovered, self.stream.last_seq.saturating_sub(before));
         Ok(())
     }
-}
-
-/// Whether the socket is open and everything in it has been read. The kernel is asked: what tokio knows may be older.
-fn is_empty(stream: &UnixStream) -> bool {
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    rustix::net::recv(stream, &mut [0; 1][..], flags).is_err_and(|error| error == Errno::WOULDBLOCK)
 }

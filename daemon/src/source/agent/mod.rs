@@ -2,7 +2,7 @@
 //! hello, and send what happens.
 //!
 //! ```text
-//! seats       quotas; turns: fairness between users
+//! seats       quotas; turns: fairness between users; line: order among the connections of a process
 //! connection  one agent, from hello to end
 //! reasons     why a peer is turned away, and why a connection ends
 //! peer        who it is: the kernel's word, and /proc's
@@ -24,6 +24,7 @@ mod command;
 mod connection;
 mod frames;
 mod kept;
+mod line;
 mod memory;
 mod packet;
 mod peer;
@@ -46,6 +47,7 @@ use crate::service;
 use crate::stats::{Count, Stats};
 use command::Speaker;
 use gpumem_ledger::ProcessKey;
+use line::Lines;
 use packet::Packet;
 use reasons::Refusal;
 use seats::{Full, Seats};
@@ -74,6 +76,7 @@ pub struct Agents {
     hint: Hint,
     limits: Mutex<Limits>,
     seats: Arc<Seats>,
+    lines: Arc<Lines>,
     epochs: AtomicU64,
     /// How often all agents were asked to say their state again.
     resyncs: watch::Sender<u64>,
@@ -112,6 +115,7 @@ impl Agents {
             hint,
             limits: Mutex::new(limits),
             seats: Arc::default(),
+            lines: Arc::default(),
             epochs: AtomicU64::new(1),
             resyncs: watch::Sender::new(0),
             over: watch::Sender::new(false),
@@ -135,7 +139,8 @@ impl Agents {
             service::forget(&name).await;
         }
         for kept in kept {
-            tokio::spawn(connection::resume(Arc::clone(self), kept));
+            let place = self.lines.join(kept.key.pid, None);
+            tokio::spawn(connection::resume(Arc::clone(self), kept, place));
         }
     }
 
@@ -212,10 +217,15 @@ impl Agents {
                 }
             };
             // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
-            let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+            let peer = stream.peer_cred().ok();
+            let uid = peer.map_or(u32::MAX, |peer| peer.uid());
+            // Those that cannot be named (in a namespace that is not seen from here) have no pid in common: they are refused.
+            let pid = peer.and_then(|peer| u32::try_from(peer.pid()?).ok()).filter(|&pid| pid != 0);
             match self.seats.take(uid, &self.limits()) {
                 Ok(seat) => {
-                    tokio::spawn(connection::serve(Arc::clone(&self), stream, uid, seat));
+                    let stream = Arc::new(stream);
+                    let place = pid.map(|pid| self.lines.join(pid, Some(Arc::clone(&stream))));
+                    tokio::spawn(connection::serve(Arc::clone(&self), stream, uid, (seat, place)));
                 }
                 Err(full) => {
                     self.stats.add(
