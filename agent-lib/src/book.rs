@@ -9,7 +9,7 @@ use crate::live::{Beside, Key, Taken};
 use crate::ring::Row;
 use crate::threads::{Call, Thread};
 use gpumem_wire::{Body, DestroyScope, ImportSource, MemoryKind, PoolOwner, Reading};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::*;
 
 /// CUDA_ERROR_DEINITIALIZED: the driver is gone with all memory; not a free that failed.
 const GONE: u32 = cupti_sys::CUDA_ERROR_DEINITIALIZED;
@@ -138,7 +138,9 @@ impl Core {
     fn give_back(&self, call: &Call, seq: u64) {
         self.astray.fetch_add(call.more_taken.into(), Relaxed);
         if let Some(taken) = call.taken {
-            self.restored.fetch_add(1, Relaxed);
+            if call.begin_seq <= self.said_after.load(Acquire) {
+                self.restored.fetch_add(1, AcqRel); // the free's begin is in no record that will come
+            }
             self.restore(&taken, seq);
         }
     }

@@ -40,7 +40,9 @@ pub struct Core {
     pub pools_made: AtomicU64,
     /// Seq of the last record that changed references of a VMM handle; see sender/resync.rs.
     pub references_changed: AtomicU64,
-    /// Rows that came back because their free failed.
+    /// The number up to which everything is in the state that is said again, or was last.
+    pub said_after: AtomicU64,
+    /// Rows that came back because their free, entered before that, failed.
     pub restored: AtomicU64,
     /// Rows that a failed call took and nobody could give back: a resync would not bring them.
     pub astray: AtomicU64,
@@ -114,6 +116,7 @@ impl Core {
             process_tag: AtomicU32::new(0),
             pools_made: AtomicU64::new(0),
             references_changed: AtomicU64::new(0),
+            said_after: AtomicU64::new(0),
             restored: AtomicU64::new(0),
             astray: AtomicU64::new(0),
         }))

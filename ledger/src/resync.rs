@@ -37,8 +37,9 @@ impl Process {
             self.last_seq = after_seq;
         }
         let is_partial = self.coverage.partial.is_some_and(|partial| partial.state);
-        let confirms =
-            !is_partial && !self.holdings.mixed && self.resync.is_none() && !self.coverage.blind.doubt;
+        // One that was not ended is begun anew: the agent says the state again until nothing moved meanwhile.
+        let is_known = self.resync.is_none_or(|resync| resync.confirms);
+        let confirms = !is_partial && !self.holdings.mixed && is_known && !self.coverage.blind.doubt;
         self.resync = Some(Resync { rows: 0, after_seq, confirms });
         if confirms {
             return;

@@ -281,6 +281,49 @@ fn mapping_made_again_where_the_end_of_an_unmap_was_lost() {
     );
 }
 
+/// References that change while the table is read are counted in the row and by their record: an agent does not end such a state,
+/// and says it again.
+#[test]
+fn state_without_an_end_is_replaced_by_the_next_one() {
+    let create = |references| Body::VmmCreate { handle: 1, bytes: MIB, references, memory: MemoryKind::Vmm };
+    let mut s = Script::new();
+    let made = s.create(1, MIB);
+    s.seq += 1; // lost
+    s.watermark(0);
+    s.control(Body::ResyncBegin { epoch: 1, after_seq: s.seq });
+    s.restate(made, create(2));
+    let map = s.map(16 * MIB, MIB, 1);
+    s.say(Body::VmmRetain { handle: 1, address: 16 * MIB });
+    expect(&s, &["tracked 1048576 = direct:- 1048576", "flags partial"]);
+    s.resync(2, |s| {
+        s.restate(made, create(2));
+        s.restate(map, Body::VmmMap { address: 16 * MIB, bytes: MIB, handle: 1 });
+    });
+    expect(&s, &["tracked 1048576 = direct:- 1048576", "flags was_partial"]);
+    s.release(1);
+    s.unmap(16 * MIB, MIB);
+    expect(&s, &["tracked 1048576 = direct:- 1048576", "flags was_partial"]);
+    s.release(1);
+    expect(&s, &["tracked 0 = 0", "flags was_partial"]);
+}
+
+#[test]
+fn known_state_is_only_confirmed_however_often_it_is_begun() {
+    check(
+        |s| {
+            let kept = s.tag("a").alloc(0x1000, 100);
+            s.watermark(0);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: kept });
+            s.tag("a").restate(kept, alloc_body(0x1000, 100, 0));
+            s.tag("b").alloc(0x2000, 60);
+            s.free(0x2000);
+            s.resync(1, |s| s.tag("a").restate(kept, alloc_body(0x1000, 100, 0)));
+            s.tag("c").alloc(0x3000, 5);
+        },
+        &["tracked 105 = direct:a 100 + direct:c 5", "peak 160 = direct:a 100 + direct:b 60"],
+    );
+}
+
 #[test]
 fn rows_born_while_the_table_was_read_come_with_the_ring() {
     check(

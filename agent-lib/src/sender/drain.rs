@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// How long a thread may take to finish a record before the rest is sent without it, later.
-const PATIENCE: Duration = Duration::from_millis(20);
+pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 /// How far ahead of the reader slots are fetched: they lie in the caches of other cores.
 const AHEAD: u64 = 8;
 /// Records in a round, so that a busy program does not keep the watermark waiting.

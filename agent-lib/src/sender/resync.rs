@@ -2,18 +2,21 @@
 //!
 //! Every record up to `after_seq` was sent before, and is in the table: a record is kept in the table before it goes into
 //! the ring. Rows that are born later are left to the ring; rows that are freed later may be missing, and the ring says so
-//! too. Only counts of references have no such excuse, so they are read again until none of them changed meanwhile.
+//! too. Only counts of references have no such excuse, so they are read again until none of them changed meanwhile. A state
+//! in which they did, or in which the row of a failed free came back, is said without an end, and the next one takes its place.
 
 use super::Sender;
+use super::drain::PATIENCE;
 use crate::book::{kind, kind_of, pool_owner};
 use crate::fault;
 use crate::live::{Beside, Taken};
 use crate::ring::Row;
+use crate::threads;
 use gpumem_wire::{Body, Flags, FreeState, Phase, PoolOwner, Record, Role, Stamp};
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
-/// Times that handles are read again before they are said as they are; then once more a round later.
+/// Times that handles are read again before they are said as they are, and everything once more a round later.
 const TRIES: usize = 16;
 
 /// Rows whose order matters.
@@ -23,6 +26,10 @@ struct Ordered {
     handles: Vec<Taken>,
     /// By the seq of their handle.
     mappings: HashMap<u64, Vec<Taken>>,
+    /// They are those of this moment.
+    after_seq: u64,
+    /// That is so: no count changed while they were read.
+    are_settled: bool,
 }
 
 impl Sender {
@@ -30,20 +37,11 @@ impl Sender {
         self.resync = None;
         fault::at("resync");
         let restored = self.core.restored.load(Acquire);
-        let mut again = false;
-        let (mut after_seq, mut ordered) = (0, Ordered::default());
-        for turn in 1..=TRIES {
-            after_seq = self.core.ring.head();
-            if !self.send_names(Flags(0)) || !self.send_records(after_seq) {
-                self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of something: next round
-                return;
-            }
-            ordered = self.read_ordered(after_seq);
-            if self.core.references_changed.load(Acquire) <= after_seq {
-                break;
-            }
-            again = turn == TRIES;
-        }
+        let Some(ordered) = self.read_settled() else {
+            self.resync = self.link.is_up().then_some(epoch); // a thread is in the middle of something: next round
+            return;
+        };
+        let Ordered { after_seq, are_settled, .. } = ordered;
         self.losses = false;
         self.say_skipped();
         self.names_sent = 0;
@@ -72,17 +70,40 @@ impl Sender {
             }
         }
         self.say_state(0);
-        let head_seq = self.core.ring.head();
-        self.say(Body::ResyncEnd { epoch, head_seq, rows });
-        self.flush();
-        // A free failed meanwhile: its row came back where we had looked already.
-        if again || self.core.restored.load(Acquire) != restored {
+        // A row may have come back where we had looked already.
+        if are_settled && self.core.restored.load(Acquire) == restored {
+            let head_seq = self.core.ring.head();
+            self.say(Body::ResyncEnd { epoch, head_seq, rows });
+        } else {
             self.resync = Some(epoch);
         }
+        self.flush();
+    }
+
+    /// Pools, handles and mappings as they were at one moment, up to which everything has been sent; `None` if that could not be.
+    fn read_settled(&mut self) -> Option<Ordered> {
+        let mut ordered = Ordered::default();
+        for _ in 0..TRIES {
+            // The daemon may be slow: most is sent before the moment begins in which counts have to rest.
+            if !self.send_names(Flags(0)) || !self.send_records(self.core.ring.head()) {
+                return None;
+            }
+            let after_seq = self.core.ring.head();
+            if !threads::quiesce(after_seq, PATIENCE) {
+                return None;
+            }
+            self.core.said_after.store(after_seq, Release);
+            ordered = self.read_ordered(after_seq);
+            ordered.are_settled = self.core.references_changed.load(Acquire) <= after_seq;
+            if ordered.are_settled {
+                break;
+            }
+        }
+        (self.send_names(Flags(0)) && self.send_records(ordered.after_seq)).then_some(ordered)
     }
 
     fn read_ordered(&self, after_seq: u64) -> Ordered {
-        let mut ordered = Ordered::default();
+        let mut ordered = Ordered { after_seq, ..Ordered::default() };
         for taken in self.core.live.scan().filter(|taken| taken.seq() <= after_seq && has_order(taken)) {
             match kind_of(&taken.row) {
                 kind::POOL_CREATE => ordered.pools.push(taken),
