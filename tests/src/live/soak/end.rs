@@ -12,6 +12,8 @@ use std::os::unix::process::ExitStatusExt;
 
 /// A process that ended so shortly before the daemon did, may have been in its memory only.
 const FRESH_NS: u64 = 3_000_000_000;
+/// A daemon that is killed has written of those that came so long before that they were there.
+const WRITTEN_NS: u64 = 1_000_000_000;
 /// One that lived less long may have ended before its agent, or the daemon, got its turn on a busy machine.
 const BRIEF_NS: u64 = 2_000_000_000;
 
@@ -97,14 +99,19 @@ fn stored(manager: &Manager, troupe: &Troupe) {
     assert!(runs.is_empty(), "runs that are nobody's: {:?}", runs.keys());
 }
 
-/// It must have one: it was seen, or lived for a while in which there was a daemon that went on.
+/// It must have one: it was seen by a daemon that had time to write that, or lived for a while in which there was one that went on.
 fn is_wanted(life: &Life, manager: &Manager) -> bool {
     let Some((ended_ns, Some(_))) = life.end else { return life.was_seen };
     let unheard = manager
         .silences()
         .map(|(from_ns, to_ns)| to_ns.min(ended_ns).saturating_sub(from_ns.max(life.from_ns)));
     let heard_ns = (ended_ns - life.from_ns).saturating_sub(unheard.sum());
-    life.was_seen || life.is_covered && heard_ns > BRIEF_NS && !is_near_a_gap(life, manager)
+    let was_forgotten = manager
+        .gaps
+        .iter()
+        .any(|gap| gap.end == End::Killed && life.from_ns + WRITTEN_NS > gap.from_ns && ended_ns < gap.to_ns);
+    (life.was_seen && !was_forgotten)
+        || life.is_covered && heard_ns > BRIEF_NS && !is_near_a_gap(life, manager)
 }
 
 /// Some time around its end there was no daemon, or one that lost what it had not written; of who has no agent nothing is kept.
