@@ -54,7 +54,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
         let seen = replay(&trained.recording);
         let compared = seen.compare_sums(&trained.machine.truth(), trained.pid, |_| true);
         println!("torch {}: {compared:?}", trained.version);
-        assert!(compared.exact >= 20, "{compared:?}");
+        assert!(compared.exact >= 8, "{compared:?}"); // of a few seconds
         let process = seen.process(trained.pid);
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
