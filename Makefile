@@ -109,6 +109,7 @@ reproducible:
 
 # Licences, sources and build scripts of all crates, as deny.toml has them; tests/tests/supply.rs does the same.
 deny:
+	$(CARGO) fetch --locked
 	cargo-deny --offline --locked check bans licenses sources
 
 # Known holes in crates: asks a database on the network, so it is no test. DB=FOLDER: a clone of it.

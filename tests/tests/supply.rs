@@ -42,6 +42,12 @@ fn cargo_deny() -> Option<PathBuf> {
 #[test]
 fn crates_are_what_deny_toml_allows() {
     let Some(program) = cargo_deny() else { return };
+    // It looks at those for other systems, too, which no build has brought here.
+    let fetched =
+        cargo().args(["fetch", "--locked", "--quiet"]).status().is_ok_and(|status| status.success());
+    if !fetched && std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none() {
+        return eprintln!("skipped: crates for other systems cannot be had");
+    }
     let mut deny = Command::new(program);
     deny.args(["--offline", "--locked", "check", "bans", "licenses", "sources"]).current_dir(project());
     let said = done(&mut deny);
