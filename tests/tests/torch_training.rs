@@ -9,7 +9,8 @@ use gpumem_wire::Role;
 use serde_json::Value;
 use std::path::PathBuf;
 
-const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+/// A training takes a second or two.
+const FAST: &str = "[nvml]\nlist_every_s = 0.02\nlist_budget = 1.0\n";
 const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
 
 const ROLES: [(&str, Role); 4] = [
@@ -54,7 +55,7 @@ fn every_model_trains_as_without_us_and_every_segment_is_known() {
         let seen = replay(&trained.recording);
         let compared = seen.compare_sums(&trained.machine.truth(), trained.pid, |_| true);
         println!("torch {}: {compared:?}", trained.version);
-        assert!(compared.exact >= 8, "{compared:?}"); // of a few seconds
+        assert!(compared.exact >= 20, "{compared:?}");
         let process = seen.process(trained.pid);
         assert_eq!(process.odd, Default::default(), "nothing odd");
         assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
