@@ -38,8 +38,10 @@ counts! {
         RefusedVersion = "version",
         RefusedIdentity = "identity",
         RefusedMemory = "memory",
+        RefusedSize = "memory_size",
         RefusedDescriptors = "descriptors",
     }
+    "gpumemd_agent_waited_total", "Times that an agent was read later because it had sent more than agent.mib_per_s." { AgentWaited }
     "gpumemd_agent_dropped_total", "Agents whose connection was ended for what they sent, by reason." {
         DroppedFraming = "framing",
         DroppedOversize = "oversize",

@@ -16,19 +16,22 @@ impl Budget {
         Budget { bytes_per_s, since: Instant::now(), spent: 0 }
     }
 
-    pub async fn spend(&mut self, bytes: usize) {
+    /// Whether that was more than there was to spend, and it has waited.
+    pub async fn spend(&mut self, bytes: usize) -> bool {
         if self.bytes_per_s == 0 {
-            return;
+            return false;
         }
         self.spent += bytes as u64;
         // Looked at once in a tenth of a second's worth: bursts of that size are free.
         if self.spent < self.bytes_per_s / 10 {
-            return;
+            return false;
         }
         let due = Duration::from_secs_f64(self.spent as f64 / self.bytes_per_s as f64);
-        if let Some(wait) = due.checked_sub(self.since.elapsed()) {
+        let wait = due.checked_sub(self.since.elapsed());
+        if let Some(wait) = wait {
             tokio::time::sleep(wait).await;
         }
         (self.since, self.spent) = (Instant::now(), 0);
+        wait.is_some()
     }
 }

@@ -390,7 +390,8 @@ impl Connection {
             }
             let len = bytes.len();
             self.take_in(bytes, place).await?;
-            self.budget.spend(len).await;
+            let waited = self.budget.spend(len).await;
+            self.agents.stats.add(Count::AgentWaited, u64::from(waited));
         }
         Ok(())
     }

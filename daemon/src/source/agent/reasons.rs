@@ -48,6 +48,7 @@ impl Refusal {
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::NoDescriptor => Count::AcceptFailures,
+            Refusal::Memory(memory::Refusal::TooLarge(..)) => Count::RefusedSize,
             Refusal::Memory(_) => Count::RefusedMemory,
             Refusal::NoSeat => Count::RefusedFull,
             Refusal::Over => return None,

@@ -41,7 +41,7 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
 /// Peers that were turned away, and what was left out.
-const TOLD: [Told; 26] = [
+const TOLD: [Told; 28] = [
     told(
         Count::RefusedFull,
         Check::AgentLimits,
@@ -76,6 +76,20 @@ const TOLD: [Told; 26] = [
         "agents",
         "agents came without their memory, or with more than that",
         SAME_VERSION,
+    ),
+    told(
+        Count::RefusedSize,
+        Check::AgentLimits,
+        "agents",
+        "agents handed over a larger memory than is taken",
+        "raise agent.shared_mib, or lower GPUMEM_RING_SLOTS and GPUMEM_LIVE_ROWS of those processes",
+    ),
+    told(
+        Count::AgentWaited,
+        Check::AgentLimits,
+        "agents",
+        "times an agent was read later because it sent more than it may",
+        "raise agent.mib_per_s; what waits too long is lost to the agent's full ring, and counted there",
     ),
     told(
         Count::SkippedDevices,
