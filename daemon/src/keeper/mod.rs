@@ -349,6 +349,10 @@ impl Desk {
         }
         let Newest { id, part, is_rolled } = store.newest(&uid).ok()??;
         let before = Arc::new(store.load(id).ok()?);
+        // It lived so briefly that its run was written, and over, before this question came: nothing more will.
+        if matches!(before.state, State::Closed { .. }) {
+            return None;
+        }
         let heard = lives::heard(&before);
         let earlier = Earlier { part: part + u32::from(is_rolled), before: Some(before) };
         self.open.insert(uid, Open { earlier, ..Open::default() });
@@ -505,6 +509,39 @@ mod tests {
             cells: Vec::new(),
             devices: Vec::new(),
         }
+    }
+
+    /// Who lives for a few milliseconds is over before the store is asked what it knows: nothing of that may stay in memory.
+    #[test]
+    fn of_a_process_that_is_over_nothing_is_recalled() {
+        let dir = std::env::temp_dir().join(format!("gpumemd-recalled-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
+        let (keeper, thread) =
+            Keeper::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let ask = |pid: u32, state: State| {
+            let (uid, process) =
+                (format!("boot:{pid}:9"), Process { pid, start_ticks: 9, ..Process::default() });
+            let of = |events, state| Run { state, process: process.clone(), ..run(events) };
+            keeper.keep(uid.clone(), of(5, state), true);
+            while keeper.status().waiting > 0 {
+                std::thread::yield_now();
+            }
+            let now = of(3, State::Open);
+            let (reply, mut recalled) = tokio::sync::mpsc::unbounded_channel();
+            keeper.recall(uid, key_of(&now), reply);
+            let whole = runtime.block_on(keeper.whole(vec![now]));
+            (recalled.try_recv().ok().map(|recalled| recalled.events), whole[0].coverage.events)
+        };
+        assert_eq!(ask(7, State::Closed { time_ns: 1, status: None }), (None, 3));
+        assert_eq!(
+            ask(8, State::Open),
+            (Some(5), 8),
+            "the daemon that kept it has ended: the process may go on"
+        );
+        thread.end(Duration::from_secs(60));
+        std::fs::remove_dir_all(&dir).expect("removed");
     }
 
     /// A disk that is slow gets the newest state, and not one after another that nobody wants any more: otherwise the end would
