@@ -4,6 +4,7 @@ use super::health::{Reading, children, fds};
 use super::manager::{End, Manager};
 use super::troupe::{Life, Troupe};
 use crate::live::machine::Machine;
+use crate::live::truth::Truth;
 use crate::live::until;
 use gpumem_runs::run::{Run, State};
 use gpumem_runs::store::Store;
@@ -12,6 +13,8 @@ use std::os::unix::process::ExitStatusExt;
 
 /// A process that ended so shortly before the daemon did, may have been in its memory only.
 const FRESH_NS: u64 = 3_000_000_000;
+/// From a process's last breath until its parent has heard of it.
+const AT_END_NS: u64 = 500_000_000;
 /// A daemon that is killed has written of those that came so long before that they were there.
 const WRITTEN_NS: u64 = 1_000_000_000;
 /// One that lived less long may have ended before its agent, or the daemon, got its turn on a busy machine.
@@ -21,7 +24,7 @@ const BRIEF_NS: u64 = 2_000_000_000;
 ///
 /// # Panics
 /// When something is left, or a run is missing or says what was not so.
-pub fn check(machine: &Machine, manager: &mut Manager, troupe: &Troupe, base: &Reading) {
+pub fn check(machine: &Machine, manager: &mut Manager, (troupe, ends): (&Troupe, &[Truth]), base: &Reading) {
     let daemon = manager.daemon().job.pid();
     until(60, "a daemon that knows no process any more", || {
         let ps = manager.daemon().asked("/v1/ps")?;
@@ -51,7 +54,7 @@ pub fn check(machine: &Machine, manager: &mut Manager, troupe: &Troupe, base: &R
     for device in ["gpu0", "gpu1"] {
         assert!(shown.contains(&format!("\n{device}.used=0\n")), "{shown}");
     }
-    stored(manager, troupe);
+    stored(manager, troupe, ends);
 }
 
 fn files(dir: &std::path::Path, prefix: &str) -> Vec<String> {
@@ -67,36 +70,69 @@ fn files(dir: &std::path::Path, prefix: &str) -> Vec<String> {
 }
 
 /// Every process has its run, and every run can be read.
-fn stored(manager: &Manager, troupe: &Troupe) {
+fn stored(manager: &Manager, troupe: &Troupe, ends: &[Truth]) {
     let store = Store::open_read_only(manager.store()).expect("a store");
     store.check().expect("whole");
-    let mut runs: BTreeMap<u32, Vec<Run>> = BTreeMap::new();
+    let mut runs: BTreeMap<(u32, u64), Run> = BTreeMap::new();
     for summary in store.list().expect("a list") {
         let run = store.load(summary.id).unwrap_or_else(|error| panic!("{summary:?}: {error}"));
-        runs.entry(run.process.pid).or_default().push(run);
+        let key = (run.process.pid, run.process.start_ticks);
+        let other = runs.insert(key, run);
+        assert!(other.is_none(), "one run for each process: {:?}", other.map(|run| run.process));
     }
-    let (mut missing, mut wrong, mut known) = (Vec::new(), Vec::new(), 0);
-    for life in &troupe.lives {
-        let is_it = |run: &&Run| life.start_ticks.is_none_or(|ticks| ticks == run.process.start_ticks);
-        let mut of_it = runs.get(&life.pid).into_iter().flatten().filter(is_it);
-        match of_it.next() {
+    let all = runs.len();
+    let (mut missing, mut wrong, mut compared) = (Vec::new(), Vec::new(), 0);
+    // A pid comes again: those of whom the start is known first, the others have what is left.
+    let (named, others): (Vec<&Life>, Vec<&Life>) =
+        troupe.lives.iter().partition(|life| life.start_ticks.is_some());
+    for life in named.into_iter().chain(others) {
+        // Start 0 is that of one who was gone before anybody could look.
+        let known = life.start_ticks.map_or([(1, u64::MAX), (0, 0)], |ticks| [(ticks, ticks); 2]);
+        let mut of_it =
+            known.into_iter().flat_map(|(from, to)| runs.range((life.pid, from)..=(life.pid, to)));
+        let key = of_it.next().map(|(key, _)| *key);
+        match key.and_then(|key| runs.remove(&key)) {
             None if is_wanted(life, manager) => missing.push(life),
             None => {}
             Some(run) => {
-                known += 1;
-                if let Some(why) = wrongs(life, run, manager) {
+                let of_it = held(life, &run, manager, ends);
+                compared += of_it.len();
+                let is_other = |(_, last, truth): &&(String, Option<i64>, i64)| *last != Some(*truth);
+                let why = wrongs(life, &run, manager)
+                    .or_else(|| of_it.iter().find(is_other).map(|other| format!("it held {other:?}")));
+                if let Some(why) = why {
                     wrong.push((why, life, run.state));
                 }
             }
         }
-        assert!(of_it.next().is_none(), "one run for each process: {life:?}");
     }
-    let all: usize = runs.values().map(Vec::len).sum();
-    println!("{} processes, {known} of them in the store, which has {all} runs", troupe.lives.len());
-    runs.retain(|pid, _| !troupe.lives.iter().any(|life| life.pid == *pid));
+    println!(
+        "{} processes, {} of them in the store; what was held at {compared} ends compared",
+        troupe.lives.len(),
+        all - runs.len()
+    );
     assert!(missing.is_empty(), "{} without a run: {missing:#?}\n{:?}", missing.len(), manager.gaps);
     assert!(wrong.is_empty(), "{} wrong: {wrong:#?}\n{:?}", wrong.len(), manager.gaps);
+    // Of one that NVML listed when it was gone already nobody knows the start.
+    runs.retain(|&(pid, start), _| start > 0 || !troupe.lives.iter().any(|life| life.pid == pid));
     assert!(runs.is_empty(), "runs that are nobody's: {:?}", runs.keys());
+}
+
+/// What it held at its end by its run, and by the machine, device by device; nothing where that cannot be compared.
+fn held(life: &Life, run: &Run, manager: &Manager, ends: &[Truth]) -> Vec<(String, Option<i64>, i64)> {
+    let is_whole = life.is_covered && run.coverage.covered && !run.coverage.partial_state;
+    let Some((ended_ns, _)) = life.end.filter(|_| life.is_still && is_whole && !is_near_a_gap(life, manager))
+    else {
+        return Vec::new();
+    };
+    // A process that executes another program ends in the eyes of the machine, too.
+    let at_end = ended_ns - AT_END_NS..ended_ns + FRESH_NS;
+    let of_it = ends.iter().filter(|end| end.pid == life.pid && at_end.contains(&end.t));
+    let last = |end: &Truth| {
+        let device = run.devices.iter().find(|device| *device.name == *end.device)?;
+        device.last.tracked_bytes
+    };
+    of_it.map(|end| (end.device.clone(), last(end), end.tracked)).collect()
 }
 
 /// It must have one: it was seen by a daemon that had time to write that, or lived for a while in which there was one that went on.
@@ -117,7 +153,8 @@ fn is_wanted(life: &Life, manager: &Manager) -> bool {
 /// Some time around its end there was no daemon, or one that lost what it had not written; of who has no agent nothing is kept.
 fn is_near_a_gap(life: &Life, manager: &Manager) -> bool {
     let (from_ns, to_ns) = (life.from_ns, life.end.map_or(u64::MAX, |(at_ns, _)| at_ns));
-    manager.gaps.iter().any(|gap| {
+    // Not its last end: it knew of nobody any more by then.
+    manager.gaps.iter().filter(|gap| gap.to_ns < u64::MAX).any(|gap| {
         let lasts =
             from_ns < gap.to_ns.saturating_add(FRESH_NS) && to_ns.saturating_add(FRESH_NS) > gap.from_ns;
         (gap.loses() || !life.is_covered) && lasts
@@ -128,9 +165,13 @@ fn wrongs(life: &Life, run: &Run, manager: &Manager) -> Option<String> {
     let State::Closed { status, .. } = run.state else {
         return (!is_near_a_gap(life, manager)).then(|| "it ended, and its run did not".to_owned());
     };
-    let (_, known) = life.end?;
+    let (ended_ns, known) = life.end?;
     let known = u64::try_from(known?.into_raw()).ok();
-    if life.is_covered != run.coverage.covered && !is_near_a_gap(life, manager) {
+    let is_brief = ended_ns - life.from_ns < BRIEF_NS;
+    let is_heard = run.coverage.covered || is_brief;
+    if (life.is_covered && !is_heard || !life.is_covered && run.coverage.covered)
+        && !is_near_a_gap(life, manager)
+    {
         return Some("covered, or not".to_owned());
     }
     (status.is_some() && status.map(|status| status & !0x80) != known.map(|status| status & !0x80))

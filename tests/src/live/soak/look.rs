@@ -18,7 +18,7 @@ const CLOCK_NS: u64 = 50_000;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What was compared so far.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub struct Looked {
     /// Moments of rest.
     pub times: u64,
@@ -30,6 +30,16 @@ pub struct Looked {
     pub lost: u64,
     /// The longest that the daemon took to know everything.
     pub longest: Duration,
+    /// What processes held when they ended, as the machine says.
+    pub ends: Vec<Truth>,
+}
+
+impl Looked {
+    /// Takes them from the machine's journal, which is empty then: in an hour it would have millions of lines.
+    pub fn hear_of_ends(&mut self, machine: &Machine) {
+        self.ends.extend(machine.truth().into_iter().filter(Truth::is_end));
+        machine.forget_truth();
+    }
 }
 
 /// Why there is nothing to compare yet.
@@ -47,7 +57,7 @@ pub fn look(
     looked: &mut Looked,
 ) {
     troupe.rest();
-    machine.forget_truth();
+    looked.hear_of_ends(machine);
     let heads: BTreeMap<u32, u64> =
         troupe.living().filter_map(|actor| Some((actor.key.pid, header(actor)?.head_seq))).collect();
     let (after_ns, since) = (now_ns() + CLOCK_NS, Instant::now());

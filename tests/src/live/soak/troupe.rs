@@ -24,6 +24,8 @@ pub struct Life {
     pub end: Option<(u64, Option<ExitStatus>)>,
     /// It was seen at a moment of rest.
     pub was_seen: bool,
+    /// It stood still from the last moment of rest until its end: what it held then is what its run ends with.
+    pub is_still: bool,
 }
 
 /// The actors.
@@ -81,6 +83,7 @@ impl Troupe {
             from_ns: now_ns(),
             end: None,
             was_seen: false,
+            is_still: false,
         });
         self.places[at] = Some((actor, self.lives.len() - 1));
     }
@@ -117,6 +120,7 @@ impl Troupe {
                     from_ns: now_ns(),
                     end,
                     was_seen: false,
+                    is_still: false,
                 });
             }
         }
@@ -165,10 +169,15 @@ impl Troupe {
         lives.into_iter().for_each(|life| self.lives[life].was_seen = true);
     }
 
-    /// All go, each in a way of its own.
+    /// All go, each in a way of its own, right behind a moment of rest.
     pub fn end_all(&mut self, random: &mut Random) {
         for at in 0..self.places.len() {
-            self.end(at, random.one_of(&[Way::Quit(0), Way::Leave(0), Way::Kill, Way::Crash(6)]));
+            let way = random.one_of(&[Way::Quit(0), Way::Leave(0), Way::Kill, Way::Crash(6)]);
+            if let Some((actor, life)) = &self.places[at] {
+                // A training goes on, and exit handlers give things back.
+                self.lives[*life].is_still = actor.kind != Kind::Trainer && !matches!(way, Way::Quit(_));
+            }
+            self.end(at, way);
         }
     }
 
