@@ -111,6 +111,8 @@ reproducible:
 deny:
 	$(CARGO) fetch --locked
 	cargo-deny --offline --locked check bans licenses sources
+	for tools in fuzz tests/races; do $(CARGO) fetch --locked --manifest-path $$tools/Cargo.toml && \
+	  cargo-deny --offline --locked --config fuzz/deny.toml --manifest-path $$tools/Cargo.toml check bans sources || exit 1; done
 
 # Known holes in crates: asks a database on the network, so it is no test. DB=FOLDER: a clone of it.
 advisories:
