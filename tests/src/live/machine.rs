@@ -65,6 +65,12 @@ impl Machine {
         truth::read(&self.truth_path())
     }
 
+    /// What it has written down of processes that have ended.
+    pub fn ends(&self) -> Vec<Truth> {
+        self.tool("show", &[]);
+        truth::ends(&self.truth_path())
+    }
+
     /// The last of it.
     pub fn latest_truth(&self) -> Vec<Truth> {
         truth::read_end(&self.truth_path())

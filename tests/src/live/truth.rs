@@ -66,6 +66,14 @@ pub fn read(path: &Path) -> Vec<Truth> {
     parse(&std::fs::read_to_string(path).unwrap_or_default())
 }
 
+/// What processes held when they ended. One that was killed in the middle of a call leaves sums that do not add up: it is left out.
+pub fn ends(path: &Path) -> Vec<Truth> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let of_ends = text.lines().filter(|line| line.contains("\"call\":\"end\""));
+    let adds_up = |end: &Truth| end.tags.values().sum::<i64>() + end.idle == end.tracked;
+    of_ends.filter_map(|line| serde_json::from_str(line).ok()).filter(adds_up).collect()
+}
+
 /// Its last lines, at least a few dozen.
 ///
 /// # Panics
