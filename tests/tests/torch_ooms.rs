@@ -34,9 +34,20 @@ fn three_ways_to_run_out_of_memory() {
             if oom.kind != OomKind::Pressure {
                 assert_eq!(Some(oom.asked_bytes), said["asked"].as_u64(), "torch {version}: {oom:?}");
                 assert_eq!(oom.pool_used_bytes, of("allocated"), "torch {version}: {oom:?}");
-                // The reader of frames proves itself on a thread of its own, perhaps later than this.
                 let is_its = |stack: &str| stack.starts_with("Greedy.forward\t") && stack.contains("ooms.py");
-                assert!(oom.stack.as_deref().is_none_or(is_its), "torch {version}: {oom:?}");
+                assert!(oom.stack.as_deref().is_some_and(is_its), "torch {version}: {oom:?}");
+                assert_eq!(oom.tag.as_deref(), Some("Greedy"), "torch {version}: {oom:?}");
+            }
+            // What was held is said in parts, and these are what torch says of that moment: blocks, and what lies idle.
+            let held = |is_idle: bool| -> i64 {
+                let cells = process.cells.iter().zip(oom.amounts.iter());
+                cells.filter(|(cell, _)| cell.is_idle() == is_idle).map(|(_, bytes)| bytes).sum()
+            };
+            let parts = (held(false), held(false) + held(true));
+            assert_eq!(parts.1, oom.tracked_bytes, "torch {version}: {oom:?}");
+            if oom.kind != OomKind::Pressure {
+                let of = |key: &str| said["devices"][0][key].as_i64().expect("a number");
+                assert_eq!(parts, (of("allocated"), of("reserved")), "torch {version}: {oom:?}");
             }
         }
     }
