@@ -39,8 +39,8 @@ fn the_bridge_leads_from_torchs_numbers_to_the_machines() {
                 serde_json::from_slice(&output.stdout).ok()
             };
             let truth = || {
-                let truths = machine.latest_truth().into_iter();
-                truths.filter(|truth| truth.pid == pid && !truth.is_end()).last()
+                let mut truths = machine.latest_truth().into_iter();
+                truths.rfind(|truth| truth.pid == pid && !truth.is_end())
             };
             let torch_said = |key: &str| held["device"][key].as_i64().expect("a number");
             // It stands still: when everything was said, these are what torch and the machine have.
