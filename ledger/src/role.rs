@@ -20,10 +20,10 @@
 //! what ends a backward pass runs in none of its nodes. A `Step` ends all phases.
 //!
 //! **What outlives whole steps** is no activation and no input, whatever it is: copies of weights, caches, buckets. After
-//! three steps its role is unknown again: steps with a forward pass, for a graph that is replayed makes no blocks, and what it
-//! keeps is what it was. If it has exactly the size of a library's workspace, and no more than
-//! eight blocks are like that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor
-//! does it for what was born in backward, unless parameters are known and none has that size: its gradient would.
+//! three steps its role is unknown again: steps with a forward pass, for a graph that is replayed makes no blocks, and what
+//! it keeps is what it was. If it has exactly the size of a library's workspace, and no more than eight blocks are like
+//! that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor does it for what was born
+//! in backward, unless parameters are known and none has that size: its gradient would.
 //!
 //! **After a loss** edges may have been missed: the next one settles what they would have. Blocks that a resync brings
 //! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
