@@ -14,7 +14,7 @@
 use crate::core::Core;
 use crate::threads::Thread;
 use crate::{python, torch};
-use gpumem_wire::{Flags, Phase};
+use gpumem_wire::{Flags, Phase, Role};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a source of names says of the calling thread.
@@ -24,6 +24,8 @@ pub struct Here {
     pub tag: u32,
     /// What the thread is doing.
     pub phase: Phase,
+    /// What memory is for that it allocates.
+    pub role: Role,
 }
 
 /// What an allocation that is made now is called.
@@ -35,6 +37,8 @@ pub struct Named {
     pub flags: Flags,
     /// Unknown where nothing tells it.
     pub phase: Phase,
+    /// Likewise.
+    pub role: Role,
 }
 
 impl Core {
@@ -60,7 +64,7 @@ impl Core {
         if own != 0 || node.is_none() {
             torch::note_forward(thread, own);
         }
-        Named { tag, flags, phase }
+        Named { tag, flags, phase, role: frames.role }
     }
 }
 

@@ -16,12 +16,14 @@
 //! **Edges.** A phase begins with a `PhaseBegin` (the optimizer's begin and end are said so), or with the first block
 //! that is stamped with it, per device. A forward block on a thread that has only worked in backward so far is a
 //! recomputation of activation checkpointing, and part of backward. Blocks without a phase belong to forward while one
-//! is under way: loss and glue are no module's. A `Step` ends all phases.
+//! is under way: loss and glue are no module's; and to backward while that is, on a thread that has only worked in backward:
+//! what ends a backward pass runs in none of its nodes. A `Step` ends all phases.
 //!
 //! **What outlives whole steps** is no activation and no input, whatever it is: copies of weights, caches, buckets. After
-//! three steps its role is unknown again. If it has exactly the size of a library's workspace, and no more than
-//! four blocks are like that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor
-//! does it for what was born in backward, unless parameters are known and none has that size: its gradient would.
+//! three steps its role is unknown again: steps with a forward pass, for a graph that is replayed makes no blocks, and what
+//! it keeps is what it was. If it has exactly the size of a library's workspace, and no more than eight blocks are like
+//! that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor does it for what was born
+//! in backward, unless parameters are known and none has that size: its gradient would.
 //!
 //! **After a loss** edges may have been missed: the next one settles what they would have. Blocks that a resync brings
 //! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
@@ -39,12 +41,13 @@ pub(crate) const WORKSPACE_BYTES: [u64; 2] = [33_554_432, 8_519_680];
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
 /// Numbers that such libraries may have: one per file.
 const MAX_SCRATCH_LIBRARIES: usize = 32;
-/// Blocks of such a size that can be workspaces: one per handle and stream, on two threads.
-const MOST_WORKSPACES: usize = 4;
+/// Blocks of such a size that can be workspaces: one per handle and stream, on two threads. Who captures a graph has the default
+/// stream, one to warm up on, and one to capture on.
+const MOST_WORKSPACES: usize = 8;
 /// Steps after which a block is no activation and no input. Two optimizers may step in turn: that counts twice.
 const OLD_AGE: u8 = 3;
-/// Threads that are known to run forward passes, per device.
-const FORWARD_THREADS: usize = 8;
+/// Threads of a kind that are known, per device.
+const THREADS: usize = 8;
 
 /// Roles of one device's blocks.
 #[derive(Debug, Default)]
@@ -63,25 +66,36 @@ pub(crate) struct Roles {
     has_worked: bool,
     /// An optimizer step is over, and no forward pass has begun since.
     is_iterated: bool,
-    /// A ring of threads that run forward passes, and its next place.
-    forward_threads: [u32; FORWARD_THREADS],
-    next_thread: usize,
+    /// Threads that run forward passes, and those that run backward passes. One can be both.
+    forward_threads: Threads,
+    backward_threads: Threads,
     /// Parameters of these sizes exist; more workspaces of them than there can be were seen.
     parameters: [bool; 2],
     ambiguous: [bool; 2],
     knows_parameters: bool,
 }
 
-impl Roles {
-    fn is_forward_thread(&self, thread: u32) -> bool {
-        self.forward_threads.contains(&thread)
+/// A ring, and its next place.
+#[derive(Debug, Default)]
+struct Threads([u32; THREADS], usize);
+
+impl Threads {
+    fn has(&self, thread: u32) -> bool {
+        self.0.contains(&thread)
     }
 
-    fn note_forward_thread(&mut self, thread: u32) {
-        if !self.is_forward_thread(thread) {
-            self.forward_threads[self.next_thread] = thread;
-            self.next_thread = (self.next_thread + 1) % FORWARD_THREADS;
+    fn note(&mut self, thread: u32) {
+        if !self.has(thread) {
+            self.0[self.1] = thread;
+            self.1 = (self.1 + 1) % THREADS;
         }
+    }
+}
+
+impl Roles {
+    /// It does nothing else, as far as is known.
+    fn is_backward_thread(&self, thread: u32) -> bool {
+        self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
 
     /// The role of most blocks that are born in a list.
@@ -172,6 +186,7 @@ impl Holdings {
                 said if !self.phases.stamped && list_of(said).is_some() => said,
                 _ => match now {
                     Phase::Forward => now,
+                    Phase::Backward if self.roles[usize::from(book)].is_backward_thread(stamp.thread) => now,
                     Phase::Optimizer => {
                         // Its end was not said: it is over, for its own frame would have stamped this.
                         self.enter(book, Phase::Unknown, stamp.seq, stamp.time_ns);
@@ -185,12 +200,16 @@ impl Holdings {
             },
             Phase::Forward => {
                 let roles = &mut self.roles[usize::from(book)];
-                if now == Phase::Backward && !roles.is_forward_thread(stamp.thread) {
+                if now == Phase::Backward && !roles.forward_threads.has(stamp.thread) {
                     Phase::Backward
                 } else {
-                    roles.note_forward_thread(stamp.thread);
+                    roles.forward_threads.note(stamp.thread);
                     Phase::Forward
                 }
+            }
+            Phase::Backward => {
+                self.roles[usize::from(book)].backward_threads.note(stamp.thread);
+                Phase::Backward
             }
             phase => phase,
         };
@@ -251,7 +270,8 @@ impl Holdings {
             self.end_list(book, List::Backward, Some(Role::Gradient));
             self.end_list(book, List::Forward, is_trained.then_some(Role::Activation));
             self.end_list(book, List::Evaluation, None);
-            self.grow_older(book);
+            let has_worked = std::mem::take(&mut self.roles[usize::from(book)].has_worked);
+            self.grow_older(book, has_worked);
             self.turn(book, number, time_ns);
         }
     }
@@ -270,7 +290,7 @@ impl Holdings {
             roles.optimized += 1;
             roles.is_iterated = true;
             if !self.phases.stepped && !self.phases.replays && std::mem::take(&mut roles.has_worked) {
-                self.grow_older(book);
+                self.grow_older(book, true);
             }
         }
         match next {
@@ -371,12 +391,16 @@ impl Holdings {
         }
     }
 
-    /// A step is over, and some blocks have outlived it.
-    fn grow_older(&mut self, book: u8) {
+    /// A step is over, and some blocks have outlived it. Without a forward pass only those count that may be workspaces: nothing else
+    /// is expected to go.
+    fn grow_older(&mut self, book: u8, has_worked: bool) {
         let mut next = self.roles[usize::from(book)].young.first(List::Kept);
         while let Some((at, entry)) = next {
             let young = &mut self.roles[usize::from(book)].young;
             next = young.next(&entry);
+            if !has_worked && workspace_index(entry.bytes).is_none() {
+                continue;
+            }
             if young.grow_older(at) >= OLD_AGE {
                 self.retire(book, at, &entry);
             }

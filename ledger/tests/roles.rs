@@ -329,6 +329,38 @@ fn a_workspace_is_known_by_its_size_and_its_age() {
 }
 
 #[test]
+fn what_ends_a_backward_pass_is_part_of_it() {
+    let mut t = Train::new();
+    t.iterate();
+    // Shards of gradients are made behind the last node, on its thread. Another thread loads the next input meanwhile.
+    t.born("a", 1, Forward).born("inner", 20, Backward).free("inner");
+    t.born_on(AUTOGRAD, "shards", 300, Unknown).born_on(AUTOGRAD, "copy", 40, Unknown);
+    t.born_on(3, "x", 5, Unknown).free("copy").free("a");
+    t.optimize(|_| ());
+    assert_eq!(t.now(), "Unknown 5 Gradient 300");
+    t.born("b", 2, Forward);
+    assert_eq!(t.now(), "Gradient 300 Activation 2 Input 5");
+    assert_eq!(t.rows()[1].intermediate.peak, 40);
+}
+
+#[test]
+fn what_a_captured_graph_keeps_stays_what_it_is() {
+    let mut t = Train::new();
+    t.iterate();
+    t.step(1);
+    t.born("out", 50, Forward).born("w", HOPPER, Forward).born("g", 100, Backward);
+    // Replayed: no more blocks are made.
+    for number in 2..8 {
+        t.optimize(|_| ()).step(number);
+    }
+    assert_eq!(t.now(), format!("Gradient 100 Activation 50 Workspace {HOPPER}"));
+    for number in 8..12 {
+        t.born("i", 20, Forward).free("i").optimize(|_| ()).step(number);
+    }
+    assert_eq!(t.now(), format!("Unknown 50 Gradient 100 Workspace {HOPPER}"));
+}
+
+#[test]
 fn what_only_has_the_size_of_a_workspace_is_none() {
     let grow_old = |t: &mut Train| {
         for _ in 0..5 {
@@ -348,12 +380,12 @@ fn what_only_has_the_size_of_a_workspace_is_none() {
     }
     // A cache of keys and values: there are too many of them.
     let mut t = Train::new();
-    for name in ["k0", "v0", "k1", "v1", "k2", "v2"] {
+    for name in ["k0", "v0", "k1", "v1", "k2", "v2", "k3", "v3", "k4", "v4"] {
         t.born(name, OTHERS, Forward);
     }
     t.born("j", 20, Backward).free("j");
     grow_old(&mut t);
-    assert_eq!(t.now(), format!("Unknown {}", 6 * OTHERS));
+    assert_eq!(t.now(), format!("Unknown {}", 10 * OTHERS));
     // Told otherwise.
     let mut t = Train::new();
     t.born("k", OTHERS, Forward).retag("k", Role::Buffer).born("j", 20, Backward).free("j");

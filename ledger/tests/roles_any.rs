@@ -64,6 +64,7 @@ struct Model {
     worked: bool,
     replays: bool,
     threads: BTreeSet<u32>,
+    backward_threads: BTreeSet<u32>,
     parameter_sizes: BTreeSet<u64>,
     ambiguous: BTreeSet<u64>,
     knows_parameters: bool,
@@ -86,6 +87,10 @@ impl Model {
         }
     }
 
+    fn only_works_in_backward(&self, thread: u32) -> bool {
+        self.backward_threads.contains(&thread) && !self.threads.contains(&thread)
+    }
+
     /// Phase that a block is born in, if its role can follow from that; `Unknown`: between phases.
     fn phase_of_birth(&mut self, seq: u64, stamped: Phase, thread: u32) -> Option<Phase> {
         let phase = match stamped {
@@ -95,6 +100,9 @@ impl Model {
             Phase::Unknown if self.said == Phase::Setup => return None,
             Phase::Unknown if !self.stamped && self.said != Phase::Unknown => self.said,
             Phase::Unknown if self.now == Phase::Forward => Phase::Forward,
+            Phase::Unknown if self.now == Phase::Backward && self.only_works_in_backward(thread) => {
+                Phase::Backward
+            }
             Phase::Unknown => {
                 if self.now == Phase::Optimizer {
                     self.enter(Phase::Unknown, seq);
@@ -108,6 +116,9 @@ impl Model {
         };
         if phase == Phase::Forward && stamped == Phase::Forward {
             self.threads.insert(thread);
+        }
+        if stamped == Phase::Backward {
+            self.backward_threads.insert(thread);
         }
         self.stamped |= stamped != Phase::Unknown;
         self.looks = true;
@@ -170,7 +181,7 @@ impl Model {
             self.settle(Phase::Optimizer, Some(Role::OptimizerState));
             self.optimized += 1;
             if !self.stepped && !self.replays && std::mem::take(&mut self.worked) {
-                self.grow_older();
+                self.grow_older(true);
             }
         }
         if matches!(next, Phase::Forward | Phase::Evaluation | Phase::Optimizer) {
@@ -189,9 +200,9 @@ impl Model {
         self.worked |= next == Phase::Forward && !self.replays;
     }
 
-    fn grow_older(&mut self) {
-        let kept: Vec<u64> =
-            self.blocks.values().filter(|b| matches!(b.at, At::Kept(_))).map(|b| b.seq).collect();
+    fn grow_older(&mut self, has_worked: bool) {
+        let grows = |b: &&Block| matches!(b.at, At::Kept(_)) && (has_worked || is_scratch_size(b.bytes));
+        let kept: Vec<u64> = self.blocks.values().filter(grows).map(|b| b.seq).collect();
         // The longest kept first: the order matters where there are too many workspaces.
         for seq in kept {
             let Some(block) = self.blocks.get_mut(&seq) else { continue };
@@ -212,7 +223,7 @@ impl Model {
                 block.role = if is_workspace { Role::Workspace } else { Role::Unknown };
             }
             let like = |b: &&mut Block| b.live && b.at == At::Workspace && b.bytes == bytes;
-            if self.blocks.values_mut().filter(like).count() > 4 {
+            if self.blocks.values_mut().filter(like).count() > 8 {
                 self.ambiguous.insert(bytes);
                 for block in self.blocks.values_mut().filter(like) {
                     block.at = At::Rest;
@@ -244,7 +255,8 @@ impl Model {
         self.settle(Phase::Backward, Some(Role::Gradient));
         self.settle(Phase::Forward, self.trained.then_some(Role::Activation));
         self.settle(Phase::Evaluation, None);
-        self.grow_older();
+        let has_worked = std::mem::take(&mut self.worked);
+        self.grow_older(has_worked);
     }
 
     /// A resync has ended that said these: rows that were not known are born again, among those that are open.

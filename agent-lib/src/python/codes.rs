@@ -3,7 +3,7 @@
 //! Looked up once per frame of each walk, nearly always in vain: one word that is 0. Nothing is read of the code object itself, so a
 //! wrong address of a frame's code finds nothing. Whoever says one keeps it alive.
 
-use gpumem_wire::Phase;
+use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
 /// Words; a power of two.
@@ -46,23 +46,38 @@ pub enum What {
     Boundary,
     /// An optimizer's step, and the optimizer is a local variable: it is said as modules are.
     Step,
+    /// What is allocated in it, or in what it calls, is a parameter: whose and when its callers say.
+    Parameter,
+    /// What it allocates itself is a gradient. Not what other Python functions do that it calls.
+    Gradient,
 }
 
 impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        [Nothing, Module, Optimizer, Backward, Setup, Boundary, Step].get(code as usize).copied()
+        [Nothing, Module, Optimizer, Backward, Setup, Boundary, Step, Parameter, Gradient]
+            .get(code as usize)
+            .copied()
     }
 
     /// What is done there.
     pub fn phase(self) -> Phase {
         match self {
-            What::Nothing | What::Boundary => Phase::Unknown,
+            What::Nothing | What::Boundary | What::Parameter | What::Gradient => Phase::Unknown,
             What::Module => Phase::Forward,
             What::Optimizer | What::Step => Phase::Optimizer,
             What::Backward => Phase::Backward,
             What::Setup => Phase::Setup,
+        }
+    }
+
+    /// What it says that memory is for.
+    pub fn role(self) -> Role {
+        match self {
+            What::Parameter => Role::Parameter,
+            What::Gradient => Role::Gradient,
+            _ => Role::Unknown,
         }
     }
 }

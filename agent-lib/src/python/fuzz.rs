@@ -9,7 +9,7 @@ use super::selftest::{self, Said};
 use super::text::{Out, Types, stack};
 use super::walk::{Known, MOST, Reader};
 use crate::naming::Here;
-use gpumem_wire::Phase;
+use gpumem_wire::{Phase, Role};
 use std::cell::Cell;
 
 const BASE: u64 = 0x5555_0000_0000;
@@ -264,6 +264,38 @@ fn a_thread_is_read_as_it_is_in_every_layout() {
         assert_eq!(path(&image), Some((String::new(), Phase::Forward)));
         assert!(prove(&image, &layout).is_err());
     }
+}
+
+#[test]
+fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
+    let [work, call, main, _] = CODES;
+    let says = |said: &[(u64, What)]| {
+        let tables = tables();
+        assert!(said.iter().all(|&(code, what)| tables.codes.say(code, what, 0, false)));
+        let mut found = Layout::all().into_iter().map(|layout| tables.find(&image(&layout), &layout));
+        let first = found.next().expect("a layout");
+        assert!(found.all(|found| found == first), "{said:?}");
+        first.and_then(|here| Some((tables.path(first)?.0, here.phase, here.role)))
+    };
+    let inner = "Root.3/inner".to_owned();
+    assert_eq!(says(&[]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
+    for (what, role) in [(What::Parameter, Role::Parameter), (What::Gradient, Role::Gradient)] {
+        assert_eq!(says(&[(work, what)]), Some((inner.clone(), Phase::Forward, role)));
+        // What a module does that is called by it is the module's.
+        assert_eq!(says(&[(main, what)]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
+        let backward = [(work, what), (call, What::Nothing), (main, What::Backward)];
+        assert_eq!(says(&backward), Some((String::new(), Phase::Backward, role)));
+        let alone = [(work, what), (call, What::Nothing)];
+        assert_eq!(says(&alone), Some((String::new(), Phase::Unknown, role)));
+        assert_eq!(
+            says(&[(work, what), (call, What::Boundary)]),
+            Some((String::new(), Phase::Unknown, role))
+        );
+    }
+    // By way of a function of which nothing is known.
+    let called = |what| says(&[(call, What::Nothing), (main, what)]);
+    assert_eq!(called(What::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
+    assert_eq!(called(What::Gradient), None);
 }
 
 #[test]

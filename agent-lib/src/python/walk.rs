@@ -14,6 +14,7 @@ use super::memory::{Memory, Pointer};
 use super::modules::Modules;
 use crate::names::Names;
 use crate::naming::Here;
+use gpumem_wire::{Phase, Role};
 
 /// Frames that are looked at.
 pub const MOST: usize = 128;
@@ -102,7 +103,7 @@ impl Known<'_> {
                 if let Some(known) = self.meets(reader, frame, what, variable) {
                     return known;
                 }
-                return self.beyond(reader, frame, what);
+                return self.beyond(reader, state, frame, what);
             }
         }
         None
@@ -119,41 +120,50 @@ impl Known<'_> {
     ) -> Option<Option<Here>> {
         let phase = what.phase();
         match what {
-            What::Nothing => None,
+            What::Nothing | What::Parameter | What::Gradient => None,
             What::Boundary => Some(None),
-            What::Optimizer | What::Backward => Some(Some(Here { tag: 0, phase })),
+            What::Optimizer | What::Backward => Some(Some(Here { phase, ..Here::default() })),
             What::Step => {
                 let tag = self.module(reader, frame, variable).unwrap_or(0);
-                Some(Some(Here { tag, phase }))
+                Some(Some(Here { tag, phase, role: Role::Unknown }))
             }
             What::Module | What::Setup => {
-                self.module(reader, frame, variable).map(|tag| Some(Here { tag, phase }))
+                let tag = self.module(reader, frame, variable)?;
+                Some(Some(Here { tag, phase, role: Role::Unknown }))
             }
         }
     }
 
-    /// From a frame on that means something and names nothing, a module that nobody has said: what happens in it is its caller's, and
-    /// the phase is known.
+    /// From a frame on that means something and names nothing. A module that nobody has said: what happens in it is its caller's, and
+    /// the phase is known. Or one that says what memory is for, and no more.
     #[cold]
     #[inline(never)]
-    fn beyond<M: Memory>(&self, reader: &Reader<'_, M>, from: Pointer, what: What) -> Option<Here> {
-        let mut phase = (what != What::Nothing).then(|| what.phase());
+    fn beyond<M: Memory>(
+        &self,
+        reader: &Reader<'_, M>,
+        state: u64,
+        from: Pointer,
+        what: What,
+    ) -> Option<Here> {
+        let is_innermost = || reader.frames(state).next() == Some(from);
+        let mut role = if what != What::Gradient || is_innermost() { what.role() } else { Role::Unknown };
+        let mut phase = Some(what.phase()).filter(|phase| *phase != Phase::Unknown);
         let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
         for frame in rest {
             let Some(code) = reader.code(frame) else { break };
             let Some((what, variable)) = self.codes.get(code) else { continue };
             if let Some(known) = self.meets(reader, frame, what, variable) {
-                let tag = known.map_or(0, |known| known.tag);
-                return match phase {
-                    Some(phase) => Some(Here { tag, phase }),
-                    None => known,
-                };
+                let said = known.unwrap_or_default();
+                let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
+                return is_known.then_some(Here { phase: phase.unwrap_or(said.phase), role, ..said });
             }
-            if what != What::Nothing {
-                phase.get_or_insert(what.phase());
+            if what == What::Parameter {
+                role = what.role();
             }
+            phase = phase.or(Some(what.phase()).filter(|phase| *phase != Phase::Unknown));
         }
-        phase.map(|phase| Here { tag: 0, phase })
+        let phase = phase.unwrap_or_default();
+        (phase != Phase::Unknown || role != Role::Unknown).then_some(Here { tag: 0, phase, role })
     }
 
     /// The tag of the module that a local variable holds. The object is read only once its address is known as a module's.

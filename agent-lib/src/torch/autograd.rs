@@ -172,7 +172,7 @@ pub fn here(thread: &Thread) -> Option<Here> {
         return None;
     }
     let tag = if node == UNNAMED { 0 } else { table().map_or(0, |table| table.look_up(Node(node))) };
-    Some(Here { tag, phase: Phase::Backward })
+    Some(Here { tag, phase: Phase::Backward, ..Here::default() })
 }
 
 /// The thread has allocated under `tag`: so is called what it made last, unless it has a name. 0: under none, so that it does

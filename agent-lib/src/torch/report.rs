@@ -12,7 +12,7 @@ use crate::ffi::guard;
 use crate::live::{Beside, Key, Spot};
 use crate::naming::Named;
 use crate::threads::Thread;
-use gpumem_wire::{Body, Flags, FreeState, PoolOwner, Role};
+use gpumem_wire::{Body, Flags, FreeState, PoolOwner};
 use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::*;
@@ -134,10 +134,10 @@ impl Core {
             self.reused(thread, device, pool, address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
-        let Named { tag, flags, phase } = self.named(thread);
+        let Named { tag, flags, phase, role } = self.named(thread);
         let spot = self.live.spot_for(hash);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
-        let body = Body::BlockAlloc { address, bytes, pool, use_as: (Role::Unknown, phase) };
+        let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
         self.record(thread, at, body, |core, row| {
             core.live.insert_at(spot, row, Beside::default());
         });

@@ -4,7 +4,7 @@
 use super::machine::{Job, Machine};
 use super::programs::programs;
 use super::until;
-use gpumem_ledger::{Class, Ledger, Origin};
+use gpumem_ledger::{Class, Iteration, Ledger, Origin, ROLES};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
@@ -132,6 +132,8 @@ pub struct Held {
     pub unbooked: i64,
     /// Freed by the program, still in use by a stream.
     pub pending: i64,
+    /// Blocks by the number of their role, without those.
+    pub roles: [i64; ROLES],
 }
 
 /// A moment that a program marked.
@@ -143,49 +145,64 @@ pub struct Moment {
     pub devices: Vec<Held>,
 }
 
+struct Reader {
+    ledger: Ledger,
+    pid: u32,
+    names: HashMap<u32, String>,
+    found: Vec<Moment>,
+}
+
+impl Sink for Reader {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        self.ledger.observe(origin, record);
+        self.ledger.take_samples();
+        self.ledger.take_windows();
+        let Origin::Process(key) = origin else { return };
+        if key.pid != self.pid || record.stamp.flags.has(Flags::RESTATED) {
+            return;
+        }
+        match record.body {
+            Body::Tag { path } => {
+                self.names.insert(record.stamp.tag, path.to_owned());
+            }
+            Body::Marker {} => {
+                let name = self.names.get(&record.stamp.tag).map_or("", String::as_str);
+                if let Some(name) = name.strip_prefix("check ") {
+                    self.found.push(Moment { name: name.to_owned(), devices: held(&self.ledger, self.pid) });
+                }
+            }
+            _ => {}
+        }
+    }
+    fn caveat(&mut self, _code: &str, _text: String) {}
+    fn reject(&mut self, count: u64) {
+        assert_eq!(count, 0, "rejected records");
+    }
+}
+
+fn read(path: &Path, pid: u32) -> Reader {
+    let mut reader = Reader { ledger: Ledger::new(), pid, names: HashMap::new(), found: Vec::new() };
+    let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
+    recording::read(input, &mut reader).unwrap_or_else(|error| panic!("{error}"));
+    reader
+}
+
 /// Every marked moment of a process, out of a daemon's recording.
 ///
 /// # Panics
 /// When it cannot be read.
 pub fn moments(path: &Path, pid: u32) -> Vec<Moment> {
-    struct Reader {
-        ledger: Ledger,
-        pid: u32,
-        names: HashMap<u32, String>,
-        found: Vec<Moment>,
-    }
-    impl Sink for Reader {
-        fn observe(&mut self, origin: Origin, record: &Record<'_>) {
-            self.ledger.observe(origin, record);
-            self.ledger.take_samples();
-            self.ledger.take_windows();
-            let Origin::Process(key) = origin else { return };
-            if key.pid != self.pid || record.stamp.flags.has(Flags::RESTATED) {
-                return;
-            }
-            match record.body {
-                Body::Tag { path } => {
-                    self.names.insert(record.stamp.tag, path.to_owned());
-                }
-                Body::Marker {} => {
-                    let name = self.names.get(&record.stamp.tag).map_or("", String::as_str);
-                    if let Some(name) = name.strip_prefix("check ") {
-                        self.found
-                            .push(Moment { name: name.to_owned(), devices: held(&self.ledger, self.pid) });
-                    }
-                }
-                _ => {}
-            }
-        }
-        fn caveat(&mut self, _code: &str, _text: String) {}
-        fn reject(&mut self, count: u64) {
-            assert_eq!(count, 0, "rejected records");
-        }
-    }
-    let mut reader = Reader { ledger: Ledger::new(), pid, names: HashMap::new(), found: Vec::new() };
-    let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
-    recording::read(input, &mut reader).unwrap_or_else(|error| panic!("{error}"));
-    reader.found
+    read(path, pid).found
+}
+
+/// The iterations of a process on the first device that it had.
+///
+/// # Panics
+/// When the recording cannot be read, or there is no such process.
+pub fn iterations(path: &Path, pid: u32) -> Vec<Iteration> {
+    let ledger = read(path, pid).ledger;
+    let key = ledger.snapshot().processes.iter().map(|process| process.key).find(|key| key.pid == pid);
+    ledger.iterations(key.expect("the process"), 0).rows
 }
 
 fn held(ledger: &Ledger, pid: u32) -> Vec<Held> {
@@ -204,7 +221,10 @@ fn held(ledger: &Ledger, pid: u32) -> Vec<Held> {
         for (cell, bytes) in process.cells.iter().zip(&account.amounts) {
             match cell.class {
                 Class::Direct => held.direct += bytes,
-                Class::Block => held.blocks += bytes,
+                Class::Block => {
+                    held.blocks += bytes;
+                    held.roles[usize::from(cell.role.to_code())] += if cell.pending { 0 } else { *bytes };
+                }
                 Class::PoolIdle => held.idle += bytes,
                 Class::Opaque => held.opaque += bytes,
             }

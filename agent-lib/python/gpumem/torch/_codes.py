@@ -1,4 +1,5 @@
-"""Functions of PyTorch by which a frame tells what its thread is doing: the agent knows them by the addresses of their code.
+"""Functions of PyTorch by which a frame tells what its thread is doing, or what memory is for: the agent knows them by the addresses
+of their code.
 
 Found by what there is, not by version: a name that a release lacks is left out.
 """
@@ -9,7 +10,7 @@ from typing import Any, Iterator, List, Optional
 
 from . import _frames
 from ._agent import functions
-from ._frames import BACKWARD, BOUNDARY, MODULE, OPTIMIZER, SETUP, STEP
+from ._frames import BACKWARD, BOUNDARY, GRADIENT, MODULE, OPTIMIZER, PARAMETER, SETUP, STEP
 
 #: Never freed: the agent compares addresses.
 _kept: List[CodeType] = []
@@ -66,6 +67,14 @@ _OTHERS = (
     ("torch.serialization:load", SETUP),
     ("torch.utils.data._utils.worker:_worker_loop", BOUNDARY),
     ("torch.utils.data._utils.pin_memory:_pin_memory_loop", BOUNDARY),
+    # Buckets of gradients are made by what these call and is no Python; they are made anew in the second pass.
+    ("torch.nn.parallel.distributed:DistributedDataParallel._ddp_init_helper", GRADIENT),
+    ("torch.nn.parallel.distributed:DistributedDataParallel._pre_forward", GRADIENT),
+) + tuple(
+    # Whole parameters, for as long as they are: a sweep that sees the shards does not see them.
+    ("torch.distributed.%s._fsdp_param:FSDPParam.%s" % (where, name), PARAMETER)
+    for where in ("fsdp._fully_shard", "_composable.fsdp")
+    for name in ("init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param")
 )
 
 
@@ -83,9 +92,14 @@ def register() -> bool:
         kinds: List[type] = optimizer.__subclasses__()
         for kind in kinds:
             register_optimizer(kind)
+    register_others()
+    return found
+
+
+def register_others() -> None:
+    """Those that are there by now: the program may import some of them late."""
     for path, what in _OTHERS:
         tell(_code(_at(path)), what)
-    return found
 
 
 def register_optimizer(kind: type) -> None:

@@ -208,6 +208,7 @@ def tick() -> int:
             return LATER
         torch = sys.modules["torch"]
         answer = _finish(torch, here)
+        _codes.register_others()
         modules, sweeper = here.modules, here.sweeper
         unknown = functions.modules_unknown()
         if unknown != here.unknown and modules.is_due():

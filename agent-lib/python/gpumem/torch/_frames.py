@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, Iterator
 
 MODULE, OPTIMIZER, BACKWARD, SETUP, BOUNDARY, STEP = 1, 2, 3, 4, 5, 6
+PARAMETER, GRADIENT = 7, 8
 _IN_CELL = 128
 
 

@@ -58,6 +58,7 @@ class Steps:
             self._first = self._optimizers[key]
         kind = type(optimizer)
         _codes.register_optimizer(kind)
+        _codes.register_others()
         # What a step allocates for itself is the optimizer's.
         functions.module(key, id(kind), 0, text(kind.__name__ + ".step"))
         self.sweeper.forget()

@@ -1,0 +1,351 @@
+"""Trains with each feature that the command line names, and tells at checks what every live block is for: by construction, from the
+program's own objects and from which blocks were there when. None of it comes from the agent's phases.
+
+    check NAME: `roles` has bytes by role, `rest` blocks that nothing here says anything of; `parts`: only of whole parameters
+    at the end: `workspaces` has those that went when PyTorch was told to give its cuBLAS workspaces back
+"""
+
+import gc
+import sys
+
+import torch
+import torch.distributed as dist
+from models import GPT, ResNet
+from said import check, say
+from torch import nn
+from torch.nn import functional as F
+
+#: Three have to be over before a block is known to outlive them all.
+STEPS = 6
+
+
+def blocks():
+    """Live blocks by address, as torch rounded them."""
+    found = {}
+    for segment in torch.cuda.memory_snapshot():
+        at = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                found[at] = block["size"]
+            at += block["size"]
+    return found
+
+
+def storage(tensor):
+    """Of a DTensor the local one's."""
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+
+class Training:
+    """`parts`: passes for each step of the optimizers. `call`: what is called in the model's place."""
+
+    def __init__(self, name, model, optimizers, call=None, parts=1, retain=False, set_to_none=True, saves=True):
+        self.name, self.model, self.optimizers, self.call = name, model, optimizers, call or model
+        self.parts, self.retain, self.set_to_none, self.saves = parts, retain, set_to_none, saves
+        #: What is known beside the model and its optimizers: role by address.
+        self.more = {}
+        #: What the last forward pass made, and of that what is kept behind the backward pass.
+        self.made, self.results = set(), set()
+        self.number = 0
+
+    def roles(self):
+        """By address, what the program's objects say."""
+        found = {}
+        put = lambda tensor, role: found.setdefault(storage(tensor), role)
+        for parameter in self.model.parameters():
+            put(parameter, "parameter")
+            if parameter.grad is not None:
+                put(parameter.grad, "gradient")
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                for value in state.values():
+                    put(value, "optimizer_state")
+        for buffer in self.model.buffers():
+            put(buffer, "buffer")
+        for parameter in sharded(self.model):
+            put(parameter._sharded_param_data, "parameter")
+            whole = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            for gradient in (whole, parameter.unsharded_accumulated_grad):
+                if gradient is not None:
+                    put(gradient, "gradient")
+            for output in parameter.all_gather_outputs:
+                put(output, "parameter")
+        return {**self.more, **found}
+
+    def check(self, what, inputs=(), activations=(), **more):
+        roles, live = self.roles(), blocks()
+        roles.update({storage(tensor): "input" for tensor in inputs})
+        sums, rest = {}, []
+        for address, size in live.items():
+            role = roles.get(address) or ("activation" if address in activations or address in self.results else None)
+            if role is None:
+                rest.append([hex(address), size])
+            else:
+                sums[role] = sums.get(role, 0) + size
+        check(f"{self.name}/{what}", roles=sums, rest=rest, **more)
+
+    def batch(self):
+        return torch.randint(0, 512, (4, 32), device="cuda")
+
+    def loss(self, words):
+        logits = self.call(words)
+        return F.cross_entropy(logits.view(-1, 512), words.view(-1))
+
+    def forward(self, what, words):
+        """What it made and has not freed again is kept for the backward pass, or is its result."""
+        before, saved = blocks(), set()
+
+        def pack(tensor):
+            saved.add(storage(tensor))
+            return tensor  # held as autograd would hold it itself
+
+        if self.saves:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                loss = self.loss(words)
+        else:
+            loss = self.loss(words)
+        live = blocks()
+        self.made = {address for address, size in live.items() if before.get(address) != size}
+        known = self.roles().keys() | {storage(words), 0}
+        assert saved & live.keys() - known <= self.made, "what was saved is new"
+        self.check(what, [words], self.made)
+        return loss
+
+    def step(self, number):
+        for part in range(self.parts):
+            if self.parts > 1 and hasattr(self.model, "set_requires_gradient_sync"):
+                self.model.set_requires_gradient_sync(part == self.parts - 1)
+            words = self.batch()
+            loss = self.forward(f"{number}/forward {part}", words)
+            if self.retain:
+                loss.backward(retain_graph=True)
+                self.check(f"{number}/retained", [words], self.made)
+            loss.backward()
+            self.results = {storage(loss)}
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.check(f"{number}/optimizer", [words])
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=self.set_to_none)
+        del words, loss
+        self.results = set()
+        self.check(f"{number}/between")
+
+    def run(self):
+        for self.number in range(STEPS):
+            self.step(self.number)
+
+    def look_inside(self, module):
+        """Checks in the middle of both passes, where a module's parameters are whole."""
+
+        def look(*_):
+            self.check(f"{self.number}/inside", parts=["parameter"])
+
+        def follow(_, arguments, result):
+            look()
+            result.register_hook(look)
+
+        module.register_forward_hook(follow)
+
+
+def adam(*parts):
+    return [torch.optim.AdamW([p for part in parts for p in part.parameters()], lr=1e-3)]
+
+
+def small(**how):
+    return GPT(layers=2, **how).cuda()
+
+
+def plain():
+    model = small()
+    Training("plain", model, adam(model)).run()
+
+
+class Images(Training):
+    def batch(self):
+        return torch.randn(8, 3, 64, 64, device="cuda")
+
+    def loss(self, images):
+        return self.call(images).square().mean()
+
+
+def buffers():
+    model = ResNet().cuda()
+    Images("buffers", model, adam(model)).run()
+
+
+SCRATCH = 64 << 20
+
+
+class Scratch(nn.Module):
+    """Needs memory for a moment."""
+
+    def forward(self):
+        torch.empty(SCRATCH, dtype=torch.uint8, device="cuda")
+
+
+def temporaries():
+    """The most that a pass needs for a moment is known, for nothing else is there yet."""
+    model, scratch = small(), Scratch()
+    call = lambda words: (scratch(), model(words))[1]
+    training = Training("temporaries", model, adam(model), call=call)
+    loss = training.loss
+    training.loss = lambda words: hooked(loss(words), lambda _: scratch())
+    training.run()
+    say(temporaries=SCRATCH)
+
+
+def hooked(loss, hook):
+    loss.register_hook(hook)
+    return loss
+
+
+def kept():
+    model = small()
+    Training("kept", model, adam(model), set_to_none=False).run()
+
+
+def accumulated():
+    model = small()
+    Training("accumulated", model, adam(model), parts=3).run()
+
+
+def retained():
+    model = small()
+    Training("retained", model, adam(model), retain=True).run()
+
+
+def several():
+    model = small()
+    others = [model.wte, model.wpe, model.ln_f, model.lm_head]
+    Training("several", model, adam(model.h) + [torch.optim.SGD([p for m in others for p in m.parameters()], lr=0.1, momentum=0.9)]).run()
+
+
+def reentrant():
+    model = small(checkpointing="reentrant")
+    Training("reentrant", model, adam(model)).run()
+
+
+def non_reentrant():
+    model = small(checkpointing="non_reentrant")
+    Training("non_reentrant", model, adam(model)).run()
+
+
+def compiled():
+    model = small()
+    model.compile(backend="aot_eager")
+    Training("compiled", model, adam(model), saves=False).run()
+
+
+def ddp(name="ddp", **how):
+    # What is copied to the simulated device cannot be read back: neither shapes nor the order of buckets can be agreed upon.
+    torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_: None
+    how = {"bucket_cap_mb": 0.1, "find_unused_parameters": True, **how}
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    model = small()
+    before = blocks()
+    parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0], **how)
+    training = Training(name, model, adam(model), call=parallel)
+    # Buckets, and a small map of parameters that are used.
+    training.more = dict.fromkeys(blocks().keys() - before.keys(), "gradient")
+
+    def reduced(_, bucket):
+        assert storage(bucket.buffer()) in training.more, "a bucket was made when DDP was"
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    parallel.register_comm_hook(None, reduced)
+    training.run()
+    dist.destroy_process_group()
+
+
+def ddp_views():
+    ddp("ddp_views", gradient_as_bucket_view=True)
+
+
+def sharded(model):
+    """Parameters of FSDP2."""
+    for module in model.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        for one in getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]:
+            yield from one.fsdp_params if one else ()
+
+
+def fsdp2():
+    import torch.distributed.fsdp as found
+
+    if not hasattr(found, "fully_shard"):  # before 2.6
+        import torch.distributed._composable.fsdp as found
+    return found
+
+
+def fsdp(name="fsdp", parts=1, **how):
+    """Two ranks, of which this is one. What they would tell each other is left out."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    fully_shard = fsdp2().fully_shard
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    mesh = init_device_mesh("cuda", (2,))
+    model = small()
+    for block in model.h:
+        fully_shard(block, mesh=mesh, **how)
+    fully_shard(model, mesh=mesh, **how)
+    training = Training(name, model, adam(model), parts=parts)
+    training.look_inside(model.h[0].mlp)
+    training.run()
+    dist.destroy_process_group()
+
+
+def fsdp_kept():
+    fsdp("fsdp_kept", reshard_after_forward=False)
+
+
+def fsdp_mixed():
+    policy = fsdp2().MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fsdp("fsdp_mixed", mp_policy=policy)
+
+
+def fsdp_accumulated():
+    """What is not reduced yet is whole."""
+    fsdp("fsdp_accumulated", parts=2)
+
+
+def graphed():
+    """The forward and the backward pass are captured once and replayed at each step."""
+    model = small()
+    training = Training("graphed", model, adam(model))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            training.loss(training.batch()).backward()
+            training.optimizers[0].step()
+            training.optimizers[0].zero_grad()
+    torch.cuda.synchronize()
+    words, graph = training.batch(), torch.cuda.CUDAGraph()
+    before = blocks()
+    with torch.cuda.graph(graph):
+        # Where the generator of random numbers gets its seed from at each replay, if that is there already.
+        training.more = dict.fromkeys(blocks().keys() - before.keys(), "input")
+        loss = training.forward("1/forward", words)
+        loss.backward()
+    # Its result, and that seed. A workspace is larger.
+    training.results = {address for address, size in blocks().items() if address in training.made and size < 1 << 20}
+    assert storage(loss) in training.results
+    for number in range(1, STEPS):
+        graph.replay()
+        training.optimizers[0].step()
+        training.check(f"{number}/optimizer", [words])
+
+
+FEATURES = ["temporaries", "plain", "kept", "accumulated", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
+FEATURES += ["fsdp", "fsdp_kept", "graphed"]
+
+for word in sys.argv[1:] or FEATURES:
+    globals()[word]()
+    gc.collect()
+    torch.cuda.empty_cache()
+before = blocks()
+torch._C._cuda_clearCublasWorkspaces()
+say(workspaces=[hex(address) for address in before.keys() - blocks().keys()])
+say(done=True)
