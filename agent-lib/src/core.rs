@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::driver_pools::DriverPools;
 use crate::env::Settings;
+use crate::fault;
 use crate::live::{Live, rows_for};
 use crate::memfd::{Shared, Sizes};
 use crate::multicast::Few;
@@ -156,7 +157,9 @@ impl Core {
             flags: at.flags,
         };
         let row = Record { stamp, body }.words().0;
+        fault::at("record"); // a number is taken, and nothing is under it
         keep(self, &row);
+        fault::at("kept"); // in the table, and not in the ring
         self.ring.put(&row);
         thread.making.store(0, Release);
         self.ring.expect(seq + AHEAD);

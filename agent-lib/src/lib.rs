@@ -151,7 +151,10 @@ macro_rules! exports {
                         None => {}
                     }
                 }
-                guard($absent, |$core, $thread| $work)
+                guard($absent, |$core, $thread| {
+                    fault::at(concat!("api.", stringify!($field)));
+                    $work
+                })
             }
         )*
     };

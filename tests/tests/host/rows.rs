@@ -29,6 +29,10 @@ enum Program {
     Python,
     /// Seconds each: only with daemons that are so.
     Torch(Wheel, &'static [&'static str]),
+    /// One that PyTorch's own profiler watches.
+    Watched(Wheel),
+    /// With calls of NVTX.
+    Nvtx,
 }
 
 impl Row {
@@ -40,6 +44,8 @@ impl Row {
             Program::Cxx => machine.command(bin.join("host-cxx")),
             Program::Static => machine.command(bin.join("host-static")),
             Program::Torch(wheel, _) => wheel.bare(machine, "host.py", &[]),
+            Program::Watched(wheel) => wheel.bare(machine, "watched.py", &[]),
+            Program::Nvtx => machine.command(bin.join("host-nvtx")),
             Program::Python => {
                 let mut command = machine.command("python3");
                 command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("trainer/host.py"));
@@ -47,6 +53,16 @@ impl Row {
             }
         };
         command.arg(self.argument).env_remove("GPUMEM_SITES");
+        command
+    }
+
+    /// The same with the agent, which listens to all that it can listen to.
+    pub fn covered(&self, machine: &Machine, socket: &Path) -> Command {
+        let mut command = self.command(machine);
+        for loader in ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"] {
+            command.env(loader, programs().ours.join("libgpumem.so"));
+        }
+        command.env("GPUMEM_NVTX_DOMAINS", "*").env("GPUMEM_NVTX_RANGES", "1").env("GPUMEM_SOCKET", socket);
         command
     }
 
@@ -75,9 +91,15 @@ fn trainings() -> Vec<Row> {
     some.into_iter().filter_map(row).collect()
 }
 
+/// One for faults of the agent's, where the wheel can be had.
+pub fn watched() -> Option<Row> {
+    let program = Program::Watched(torch::wheel("2.4.1")?);
+    Some(Row { name: "watched", program, argument: "", end: "5", agent: true, unordered: false })
+}
+
 /// What there is, with how each ends.
 pub fn rows() -> Vec<Row> {
-    use Program::{C, Cxx, Python, Static};
+    use Program::{C, Cxx, Nvtx, Python, Static};
     let row = |name, program, argument, end, agent, unordered| Row {
         name,
         program,
@@ -104,6 +126,7 @@ pub fn rows() -> Vec<Row> {
         row("C++ exit in a thread", Cxx, "exit", "6", true, true),
         row("C++ terminate", Cxx, "terminate", "signal 6", true, true),
         row("static runtime", Static, "", "0", true, true),
+        row("nvtx", Nvtx, "", "0", true, false),
         // Signals.
         c("handlers", "0"),
         c("waits", "0"),
