@@ -139,10 +139,7 @@ impl Core {
         body: impl FnOnce(u64, &mut At) -> Body<'a>,
         keep: impl FnOnce(&Self, &Row),
     ) -> u64 {
-        // Seen with the number that follows; and who sees this instead of the last record's 0 sees that record, too.
-        thread.making.store(thread.bound.load(Relaxed), Release);
-        let seq = self.ring.take();
-        thread.bound.store(seq + 1, Relaxed);
+        let seq = thread.making.begin(&self.ring);
         let time_ns = self.clock.now();
         let body = body(time_ns, &mut at);
         let stamp = Stamp {
@@ -161,7 +158,7 @@ impl Core {
         keep(self, &row);
         fault::at("kept"); // in the table, and not in the ring
         self.ring.put(&row);
-        thread.making.store(0, Release);
+        thread.making.end();
         self.ring.expect(seq + AHEAD);
         seq
     }
