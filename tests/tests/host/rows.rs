@@ -97,6 +97,16 @@ pub fn watched() -> Option<Row> {
     Some(Row { name: "watched", program, argument: "", end: "5", agent: true, unordered: false })
 }
 
+/// Those that are timed: the C programs.
+pub fn timed() -> Vec<Row> {
+    rows().into_iter().filter(|row| matches!(row.program, Program::C | Program::Nvtx)).collect()
+}
+
+/// One that has told more than a daemon could take when it ends.
+pub fn much() -> Row {
+    Row { name: "much", program: Program::C, argument: "much", end: "0", agent: true, unordered: false }
+}
+
 /// What there is, with how each ends.
 pub fn rows() -> Vec<Row> {
     use Program::{C, Cxx, Nvtx, Python, Static};
