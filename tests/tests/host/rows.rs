@@ -66,10 +66,9 @@ impl Row {
         command
     }
 
-    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set. Python takes long to start.
+    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set.
     pub fn is_for(&self, column: &str) -> bool {
         let some: &[&str] = match &self.program {
-            Program::Python => &["running", "killed", "silent", "babbling"],
             Program::Torch(_, some) => some,
             _ => return true,
         };
@@ -77,12 +76,13 @@ impl Row {
     }
 }
 
-/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first.
+/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first. Each takes a processor for
+/// 3 s, half of it to load PyTorch, and 10 s more in which it waits for its workers: one of them meets each state of the daemon.
 fn trainings() -> Vec<Row> {
     let some: [(_, _, _, &[&str]); 3] = [
         ("torch spawns", "2.15.0", "spawn", &["absent"]),
-        ("torch 2.15", "2.15.0", "fork", &["killed"]),
-        ("torch 2.4", "2.4.1", "fork", &["stopped", "babbling"]),
+        ("torch 2.15", "2.15.0", "fork", &["killed", "slow", "gone at once", "older", "bossy"]),
+        ("torch 2.4", "2.4.1", "fork", &["running", "stopped", "silent", "gone later", "newer", "babbling"]),
     ];
     let row = |(name, version, argument, columns): (_, &str, _, _)| {
         let program = Program::Torch(torch::wheel(version)?, columns);
