@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::driver_pools::DriverPools;
 use crate::env::Settings;
+use crate::fault;
 use crate::live::{Live, rows_for};
 use crate::memfd::{Shared, Sizes};
 use crate::multicast::Few;
@@ -138,10 +139,7 @@ impl Core {
         body: impl FnOnce(u64, &mut At) -> Body<'a>,
         keep: impl FnOnce(&Self, &Row),
     ) -> u64 {
-        // Seen with the number that follows; and who sees this instead of the last record's 0 sees that record, too.
-        thread.making.store(thread.bound.load(Relaxed), Release);
-        let seq = self.ring.take();
-        thread.bound.store(seq + 1, Relaxed);
+        let seq = thread.making.begin(&self.ring);
         let time_ns = self.clock.now();
         let body = body(time_ns, &mut at);
         let stamp = Stamp {
@@ -156,9 +154,11 @@ impl Core {
             flags: at.flags,
         };
         let row = Record { stamp, body }.words().0;
+        fault::at("record"); // a number is taken, and nothing is under it
         keep(self, &row);
+        fault::at("kept"); // in the table, and not in the ring
         self.ring.put(&row);
-        thread.making.store(0, Release);
+        thread.making.end();
         self.ring.expect(seq + AHEAD);
         seq
     }

@@ -1,5 +1,6 @@
 //! What a panic of ours leaves behind: where it was, for the daemon, and nothing on the program's standard error. And panics on
-//! purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback.
+//! purpose, in builds that are no releases: `GPUMEM_FAULT=guard:7` is one in the seventh callback, `GPUMEM_FAULT=torch.report:7` one
+//! in the seventh report of PyTorch's allocator. Each place says its name where it begins; in a release it says nothing.
 
 use crate::{sender, threads};
 use std::panic::PanicHookInfo;
@@ -72,8 +73,9 @@ mod on_purpose {
         let _ = WANTED.set(wanted());
     }
 
-    /// Panics if this is the place, and the time.
+    /// Panics if this is the place, and the time: at our caller's line.
     #[allow(clippy::panic)]
+    #[track_caller]
     pub fn at(place: &str) {
         if let Some(Some((wanted, number))) = WANTED.get()
             && wanted == place

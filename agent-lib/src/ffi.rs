@@ -26,12 +26,12 @@ pub fn guard<T>(absent: T, work: impl FnOnce(&'static Core, &'static Thread) -> 
     };
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => {
-            thread.busy.store(0, Relaxed);
+            thread.busy.store(0, Release); // with all that it has done
             value
         }
         Err(panic) => {
             std::mem::forget(panic); // dropping it may panic again
-            thread.making.store(0, Release);
+            thread.making.end();
             state::disarm_after_panic();
             absent
         }

@@ -14,7 +14,7 @@
 //! naming.rs       what an allocation is called: scopes (nvtx/), modules (python/, torch/)       layers.rs  how each of them is
 //! control.rs      what to record, and where to        ask.rs   the daemon's report    dump.rs  one's own    counters.rs
 //! live.rs         state: the live table                 ring.rs    history                   names.rs
-//! memfd.rs        what the daemon is handed             threads.rs what each thread has
+//! memfd.rs        what the daemon is handed             threads.rs what each thread has  places.rs their table
 //! sender/         the one thread: ring -> socket or file; resync
 //! snapshot.rs what is live, for the program itself   peak.rs    the highest in a range
 //! clock.rs  env.rs  state.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
@@ -54,6 +54,7 @@ mod need;
 pub mod nvtx;
 pub mod peak;
 mod permitted;
+pub mod places;
 pub mod pools;
 pub mod python;
 mod renewed;
@@ -151,7 +152,10 @@ macro_rules! exports {
                         None => {}
                     }
                 }
-                guard($absent, |$core, $thread| $work)
+                guard($absent, |$core, $thread| {
+                    fault::at(concat!("api.", stringify!($field)));
+                    $work
+                })
             }
         )*
     };

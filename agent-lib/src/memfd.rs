@@ -7,7 +7,7 @@ use gpumem_wire::layout::{HEADER_BYTES, Header};
 use std::ffi::CStr;
 use std::os::fd::RawFd;
 /// What ring.rs and names.rs count with: tests/races puts loom's in their place.
-pub use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+pub use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
 /// A slot or a row.
 pub type Words = [AtomicU64; SLOT_BYTES / 8];

@@ -21,6 +21,17 @@ pub struct Ring {
     sent: Sent,
 }
 
+/// What has become of a number.
+#[derive(Debug)]
+pub enum Made {
+    /// This.
+    Record(Row),
+    /// It found no room, or its writer died.
+    Lost,
+    /// Not known yet.
+    Unfinished,
+}
+
 /// On a cache line of its own: written by the sender, read by every record.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -89,6 +100,21 @@ impl Ring {
         let slot = &self.slots[((seq - 1) & self.mask) as usize];
         (u64::from_le(slot[0].load(Acquire)) == seq)
             .then(|| std::array::from_fn(|index| u64::from_le(slot[index].load(Relaxed))))
+    }
+
+    /// What has become of `seq`. Without a record it is still being made, or lost: once no thread is at a number up to `until`, which
+    /// `quiesce` waits for, that is known. Up to `quiet` it is so already.
+    #[inline(always)]
+    pub fn made(&self, seq: u64, until: u64, quiet: &mut u64, quiesce: impl FnOnce(u64) -> bool) -> Made {
+        let mut row = self.get(seq);
+        if row.is_none() && *quiet < seq {
+            if !quiesce(until) {
+                return Made::Unfinished;
+            }
+            *quiet = until;
+            row = self.get(seq);
+        }
+        row.map_or(Made::Lost, Made::Record)
     }
 
     /// All numbers up to this one were sent, or will never come.

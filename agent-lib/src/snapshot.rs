@@ -105,7 +105,7 @@ fn status(core: &Core) -> String {
             quoted(&said.reason)
         )
     });
-    let refused = core.live.refused.load(Relaxed) + crate::threads::REFUSED.load(Relaxed);
+    let refused = core.live.refused.load(Relaxed) + crate::threads::refused();
     format!(
         "{{\"pid\":{},\"time_ns\":{},\"said\":{},\"layers\":{},\"connected\":{},\"recording\":{},\"recorded\":{},\
          \"lost\":{},\"rows_refused\":{},\"names_refused\":{}}}",

@@ -2,18 +2,19 @@
 //!
 //! Threads claim a place in one table on first use. A thread-local word leads to it: without a destructor, because
 //! callbacks can come while thread-local storage is being taken down. Places of threads that have ended are found by
-//! the sender, which asks the kernel.
+//! the sender, which asks the kernel. The table itself is in places.rs.
 
 use crate::callers::Callers;
 use crate::live::Taken;
 use crate::memfd::anonymous;
+use crate::places::{Making, Place, Places};
 use crate::scope::OWNERS;
 use crate::torch::autograd::OfThread;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Threads at a time; a process that has more loses records of the others, and says so.
-const PLACES: usize = 4096;
+const MOST: usize = 4096;
 /// Scopes that a thread can nest; deeper ones count for the innermost that fits.
 pub const DEPTH: usize = 64;
 /// Driver calls that can be open on a thread at a time: one, and what it does inside.
@@ -94,10 +95,8 @@ pub struct Thread {
     pub id: AtomicU32,
     /// Inside of the library: the guard against re-entry.
     pub busy: AtomicU32,
-    /// While a record is being made: a lower bound of its number. Else 0.
-    pub making: AtomicU64,
-    /// The number of its last record plus one: such a bound, without a look at what other threads write.
-    pub bound: AtomicU64,
+    /// The record that it is making.
+    pub making: Making,
     /// When the outermost allocation call in flight was entered. Else 0.
     pub allocating_since_ns: AtomicU64,
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
@@ -115,13 +114,50 @@ pub struct Thread {
 // SAFETY: `own` is touched by the thread whose place it is only (see `Thread::own`); the rest is atomic.
 unsafe impl Sync for Thread {}
 
-/// Places used so far; the rest was never touched.
-static USED: AtomicUsize = AtomicUsize::new(0);
-static TABLE: AtomicPtr<Thread> = AtomicPtr::new(std::ptr::null_mut());
-/// Where a free place is likely: behind the last one that was taken, or the first after a sweep.
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-/// Threads that found no place.
-pub static REFUSED: AtomicU64 = AtomicU64::new(0);
+static PLACES: Places<Thread, MOST> = Places {
+    table: AtomicPtr::new(std::ptr::null_mut()),
+    used: AtomicUsize::new(0),
+    next: AtomicUsize::new(0),
+    refused: AtomicU64::new(0),
+};
+
+impl Place for Thread {
+    fn id(&self) -> &AtomicU32 {
+        &self.id
+    }
+
+    fn making(&self) -> &Making {
+        &self.making
+    }
+
+    fn begin(&self) {
+        self.busy.store(0, Relaxed);
+        self.allocating_since_ns.store(0, Relaxed);
+        self.context.store(0, Relaxed);
+        self.scope.store(0, Relaxed);
+        self.autograd.reset();
+        self.torch.reset();
+        // SAFETY: ours since its `id` is ours; nobody else touches it.
+        unsafe {
+            (*self.own.get()) = Own {
+                depth: 0,
+                outer: [0; DEPTH],
+                owner: [0; DEPTH],
+                open_scopes: [0; OWNERS],
+                calls: [None; CALLS],
+                open: 0,
+                block_pool: 0,
+                callers: Callers::new(),
+            };
+        }
+    }
+
+    fn end(&self) {
+        // All that the thread has done is there: the kernel orders it, but tools that look for races do not know that.
+        let _ = self.busy.load(Acquire);
+        self.allocating_since_ns.store(0, Release);
+    }
+}
 
 /// The word that leads to a thread's place.
 ///
@@ -199,22 +235,22 @@ pub fn kernel_id() -> u32 {
 
 /// Makes the table; once.
 pub fn prepare() -> bool {
-    if !TABLE.load(Acquire).is_null() {
+    if !PLACES.table.load(Acquire).is_null() {
         return true;
     }
-    let Some(table) = anonymous::<Thread>(PLACES) else { return false };
-    TABLE.store(table.as_ptr().cast_mut(), Release);
+    let Some(table) = anonymous::<Thread>(MOST) else { return false };
+    PLACES.table.store(table.as_ptr().cast_mut(), Release);
     true
 }
 
 /// All places that were ever used.
 pub fn all() -> &'static [Thread] {
-    let table = TABLE.load(Acquire);
-    if table.is_null() {
-        return &[];
-    }
-    // SAFETY: `prepare` made it with PLACES places, zeroed, which is a Thread without a thread.
-    unsafe { std::slice::from_raw_parts(table, USED.load(Acquire).min(PLACES)) }
+    PLACES.all()
+}
+
+/// Threads that found no place.
+pub fn refused() -> u64 {
+    PLACES.refused.load(Relaxed)
 }
 
 /// The calling thread's place; `None` before `prepare`, and for the 4097th thread.
@@ -231,46 +267,7 @@ pub fn current() -> Option<&'static Thread> {
 #[cold]
 #[inline(never)]
 fn claim() -> Option<&'static Thread> {
-    let table = TABLE.load(Acquire);
-    if table.is_null() {
-        return None;
-    }
-    // SAFETY: as in `all`.
-    let table = unsafe { std::slice::from_raw_parts(table.cast_const(), PLACES) };
-    let id = kernel_id();
-    let is_ours = |index: &usize| {
-        let place = &table[*index].id;
-        place.load(Relaxed) == 0 && place.compare_exchange(0, id, AcqRel, Relaxed).is_ok()
-    };
-    let start = NEXT.load(Relaxed) % PLACES;
-    let Some(index) = (start..PLACES).chain(0..start).find(is_ours) else {
-        REFUSED.fetch_add(1, Relaxed);
-        return None;
-    };
-    NEXT.store(index + 1, Relaxed);
-    let place = &table[index];
-    place.making.store(0, Release);
-    place.bound.store(1, Relaxed);
-    place.busy.store(0, Relaxed);
-    place.allocating_since_ns.store(0, Relaxed);
-    place.context.store(0, Relaxed);
-    place.scope.store(0, Relaxed);
-    place.autograd.reset();
-    place.torch.reset();
-    // SAFETY: ours since its `id` is ours; nobody else touches it.
-    unsafe {
-        (*place.own.get()) = Own {
-            depth: 0,
-            outer: [0; DEPTH],
-            owner: [0; DEPTH],
-            open_scopes: [0; OWNERS],
-            calls: [None; CALLS],
-            open: 0,
-            block_pool: 0,
-            callers: Callers::new(),
-        };
-    }
-    USED.fetch_max(index + 1, AcqRel);
+    let place = PLACES.claim(kernel_id())?;
     word::set(place);
     Some(place)
 }
@@ -282,8 +279,7 @@ pub fn adopt() {
     for thread in all() {
         let is_mine = std::ptr::eq(thread, mine);
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);
-        thread.making.store(0, Relaxed);
-        thread.bound.store(1, Relaxed);
+        thread.making.reset();
         thread.busy.store(0, Relaxed);
         thread.allocating_since_ns.store(0, Relaxed);
         thread.context.store(0, Relaxed);
@@ -373,24 +369,16 @@ impl Thread {
 /// Waits until every record up to `seq` is made or was dropped; false if that takes longer than `patience`.
 pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
     let start = std::time::Instant::now();
-    for thread in all() {
-        let mut turns = 0_u32;
-        loop {
-            let making = thread.making.load(Acquire);
-            if making == 0 || making > seq {
-                break;
-            }
-            turns += 1;
-            if turns < 64 {
-                std::hint::spin_loop();
-            } else if start.elapsed() > patience {
-                return false;
-            } else {
-                std::thread::sleep(std::time::Duration::from_micros(50));
-            }
+    PLACES.quiesce(seq, |turns| {
+        if turns < 64 {
+            std::hint::spin_loop();
+        } else if start.elapsed() > patience {
+            return false;
+        } else {
+            std::thread::sleep(std::time::Duration::from_micros(50));
         }
-    }
-    true
+        true
+    })
 }
 
 /// Calls that were entered before this time return unseen: callbacks come since then. `u64::MAX` while none come.
@@ -405,18 +393,9 @@ pub fn allocating_since_ns() -> u64 {
 
 /// Frees places of threads that have ended. Only worth it when many were used.
 pub fn sweep(pid: u32) {
-    if USED.load(Relaxed) < 64 {
+    if PLACES.used.load(Relaxed) < 64 {
         return;
     }
-    for thread in all() {
-        let id = thread.id.load(Relaxed);
-        // SAFETY: signal 0 is never delivered; it asks whether the thread exists.
-        let gone = id != 0 && unsafe { libc::syscall(libc::SYS_tgkill, pid, id, 0) } != 0;
-        if gone {
-            thread.making.store(0, Release);
-            thread.allocating_since_ns.store(0, Release);
-            let _ = thread.id.compare_exchange(id, 0, AcqRel, Relaxed);
-        }
-    }
-    NEXT.store(0, Relaxed);
+    // SAFETY: signal 0 is never delivered; it asks whether the thread exists.
+    PLACES.sweep(|id| unsafe { libc::syscall(libc::SYS_tgkill, pid, id, 0) } != 0);
 }

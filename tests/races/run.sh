@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make race` runs: the agent's ring and names under loom, its tests with threads under ThreadSanitizer, C programs with the agent
+# What `make race` runs: the agent's ring, names and places of threads under loom, its tests with threads under ThreadSanitizer, C programs with the agent
 # under valgrind. Minutes. A tool that is not there is said to be missing, and fails with GPUMEM_TOOLS_REQUIRED=1.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -20,7 +20,7 @@ if [ "$host" = x86_64-unknown-linux-gnu ]; then
   # The standard library is as it was shipped, not instrumented: tsan.supp. All of the rest takes ten times as long and more.
   RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
     GPUMEM_TESTS_SLOWER=20 TSAN_OPTIONS="suppressions=$PWD/tests/races/tsan.supp" \
-    $CARGO test -q --locked --target "$host" --target-dir "$TARGET/tsan" -p gpumem-agent --test racing --test full_ring --test blind
+    $CARGO test -q --locked --target "$host" --target-dir "$TARGET/tsan" -p gpumem-agent --test racing --test scoping --test full_ring --test blind
 else
   missing "ThreadSanitizer on $host"
 fi

@@ -10,9 +10,11 @@ import warnings
 
 import torch
 from models import gpt
+from torch.utils import data
 from torch.utils.data import DataLoader, Dataset
 
 HOW = sys.argv[1] if len(sys.argv) > 1 else "fork"
+data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # a loader that has failed waits so long for each worker: 5 s else
 
 
 def say(kind, value, trace):

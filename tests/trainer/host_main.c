@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "driver.h"
@@ -48,6 +49,17 @@ static int long_one(void) {
         nap(25);
     }
     view();
+    return 0;
+}
+
+/* More than a daemon that does not read can be sent, and than the agent keeps. Says when it ends: for who times that. */
+static int much(void) {
+    struct timespec now;
+    open_gpu();
+    nap(150);
+    for (int i = 0; i < 1500; i++) work(30);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    say("ends at %lld", now.tv_sec * 1000000000ll + now.tv_nsec);
     return 0;
 }
 
@@ -345,7 +357,8 @@ static int end_twice(void) { /* while the driver has never been there */
 }
 
 static const habit own[] = {
-    {"plain", plain},           {"long", long_one},       {"tags", bad_tags},         {"threads", threads},
+    {"plain", plain},           {"long", long_one},       {"much", much},           {"tags", bad_tags},
+    {"threads", threads},
     {"cancel", cancel},         {"exit-thread", exit_thread}, {"leave", leave},       {"handlers", handlers},
     {"waits", waits},           {"faults", faults},       {"interrupted", interrupted}, {"_exit", end_at_once},
     {"quick_exit", end_quickly}, {"abort", end_by_abort}, {"segv", end_by_fault},     {"kill", end_by_kill},

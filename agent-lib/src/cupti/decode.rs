@@ -6,6 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::Allocation;
 use crate::control;
 use crate::core::{At, Core, nothing};
+use crate::fault;
 use crate::ffi::guard;
 use crate::naming::Named;
 use crate::threads::{Call, Thread};
@@ -43,9 +44,11 @@ unsafe fn driver_call(core: &Core, thread: &Thread, id: u32, data: &CallbackData
     }
     let here = Here { core, thread, data, id };
     if data.site == ENTER {
+        fault::at("cupti.enter");
         // SAFETY: parameters of call `id`.
         unsafe { here.enter(meaning) };
     } else {
+        fault::at("cupti.exit");
         // SAFETY: the same, at EXIT: the result and the out-parameters are there.
         unsafe { here.exit(meaning) };
     }

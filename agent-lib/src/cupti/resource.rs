@@ -1,6 +1,7 @@
 //! Callbacks about contexts, modules and graph nodes.
 
 use crate::core::{At, Core};
+use crate::fault;
 use crate::naming::Named;
 use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
@@ -23,6 +24,7 @@ fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
 /// # Safety
 /// `data` is of the resource callback `id`.
 pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceData) {
+    fault::at("cupti.resource");
     let context = data.context as usize;
     match id {
         ids::resource::CONTEXT_DESTROY_STARTING => {

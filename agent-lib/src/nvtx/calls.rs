@@ -3,6 +3,7 @@
 use super::text::Message;
 use super::{domains, open};
 use crate::core::Core;
+use crate::fault;
 use crate::ffi::guard;
 use crate::scope::OWNERS;
 use crate::threads::Thread;
@@ -57,44 +58,58 @@ pub const CORE2: &[(u32, Address)] = addresses![
 /// Runs `work` for a domain that counts.
 #[inline(always)]
 fn within<T: Copy>(
+    place: &str,
     domain: usize,
     absent: T,
     work: impl FnOnce(&'static Core, &'static Thread, u8) -> T,
 ) -> T {
     let Some(owner) = domains::owner(domain) else { return absent };
-    guard(absent, |core, thread| work(core, thread, owner))
+    guard(absent, |core, thread| {
+        fault::at(place);
+        work(core, thread, owner)
+    })
 }
 
 #[inline(always)]
 fn push(domain: usize, message: Message<'_>) -> c_int {
-    within(domain, NOT_TRACKED, |core, thread, owner| {
+    within("nvtx.push", domain, NOT_TRACKED, |core, thread, owner| {
         core.open_scope(thread, owner, |parent| message.tag(core, parent)).into()
     })
 }
 
 #[inline(always)]
 fn pop_of(domain: usize) -> c_int {
-    within(domain, NOT_TRACKED, |core, thread, owner| {
+    within("nvtx.pop", domain, NOT_TRACKED, |core, thread, owner| {
         core.close_scope(thread, owner).map_or(NOTHING_OPEN, c_int::from)
     })
 }
 
 fn mark(domain: usize, message: Message<'_>) {
-    within(domain, (), |core, thread, _| core.mark_tag(thread, message.tag(core, 0)));
+    within("nvtx.mark", domain, (), |core, thread, _| core.mark_tag(thread, message.tag(core, 0)));
 }
 
 fn start(domain: usize, message: Message<'_>) -> u64 {
-    within(domain, 0, |core, _, _| open::start(core, |outer| message.tag(core, outer)))
+    within("nvtx.start", domain, 0, |core, _, _| open::start(core, |outer| message.tag(core, outer)))
+}
+
+fn ended(id: u64) {
+    guard((), |core, _| {
+        fault::at("nvtx.end");
+        open::end(core, id);
+    });
 }
 
 fn register(domain: usize, message: Message<'_>) -> *mut c_void {
-    within(domain, 0, |core, _, _| message.tag(core, 0) as usize) as *mut c_void
+    within("nvtx.register", domain, 0, |core, _, _| message.tag(core, 0) as usize) as *mut c_void
 }
 
 fn create(name: &[u8]) -> *mut c_void {
     // Of an agent that is disarmed: a domain that does not count.
     const _: () = assert!(OWNERS > 2);
-    guard(1, |core, _| domains::create(core, name)) as *mut c_void
+    guard(1, |core, _| {
+        fault::at("nvtx.create");
+        domains::create(core, name)
+    }) as *mut c_void
 }
 
 // SAFETY of the functions below: NVTX's contract is the program's: texts end with 0, attributes have the size that they say.
@@ -124,7 +139,7 @@ unsafe extern "C" fn start_w(text: *const u32) -> u64 {
     start(DEFAULT, unsafe { Message::wide(text) })
 }
 unsafe extern "C" fn end(id: u64) {
-    guard((), |core, _| open::end(core, id));
+    ended(id);
 }
 unsafe extern "C" fn push_ex(attributes: Attributes) -> c_int {
     // SAFETY: NVTX's contract.
@@ -150,7 +165,7 @@ unsafe extern "C" fn domain_start(domain: usize, attributes: Attributes) -> u64 
     start(domain, unsafe { Message::of(attributes) })
 }
 unsafe extern "C" fn domain_end(_: usize, id: u64) {
-    guard((), |core, _| open::end(core, id));
+    ended(id);
 }
 unsafe extern "C" fn domain_push(domain: usize, attributes: Attributes) -> c_int {
     // SAFETY: NVTX's contract.

@@ -4,6 +4,7 @@ use super::{Sender, finishing};
 use crate::clock::MARGIN_NS;
 use crate::control::Wish;
 use crate::layers;
+use crate::ring::Made;
 use crate::state::{self, Said};
 use crate::threads;
 use crate::window::Limits;
@@ -90,23 +91,16 @@ impl Sender {
         while self.taken < until {
             let seq = self.taken + 1;
             self.core.ring.expect_to_read(seq + AHEAD);
-            let mut row = self.core.ring.get(seq);
-            if row.is_none() && quiet < seq {
-                // Still being made, or dropped: once no thread is at a number up to `until`, it is known.
-                if !threads::quiesce(until, PATIENCE) {
-                    return false;
-                }
-                quiet = until;
-                row = self.core.ring.get(seq);
-            }
-            match row {
-                Some(row) => {
+            let made = self.core.ring.made(seq, until, &mut quiet, |until| threads::quiesce(until, PATIENCE));
+            match made {
+                Made::Unfinished => return false,
+                Made::Record(row) => {
                     if frame::PREFIX_BYTES + row.len() * 8 > self.link.room() && !self.flush() {
                         return false;
                     }
                     self.link.slot(&row);
                 }
-                None => self.losses = true,
+                Made::Lost => self.losses = true,
             }
             self.taken = seq;
         }
@@ -121,7 +115,7 @@ impl Sender {
                 self.say(Body::Layer { layer, state, reason: &reason });
             }
         }
-        let refused = self.core.live.refused.load(Relaxed) + threads::REFUSED.load(Relaxed);
+        let refused = self.core.live.refused.load(Relaxed) + threads::refused();
         let is_full = self.core.names.refused.load(Relaxed) > 0; // their number would grow with each allocation
         let told = (self.core.astray.load(Relaxed), refused, is_full);
         let version = state::version();

@@ -43,7 +43,8 @@ const BUSY: Duration = Duration::from_millis(10);
 const STEADY: Duration = Duration::from_millis(20);
 /// See `STEADY`: in a smaller ring the same program needs less time.
 const USUAL_SLOTS: u64 = 1 << 16;
-/// Else: the heartbeat.
+/// Else: the heartbeat. Without a daemon, too: what happens in a program is looked at from here, and libraries that come (PyTorch, those
+/// with NVTX in them, modules that allocate) must be met before they have done much, or their first blocks have no name.
 const IDLE: Duration = Duration::from_millis(100);
 /// How long the exit waits.
 const FAREWELL: Duration = Duration::from_millis(50);

@@ -16,7 +16,7 @@ use crate::core::Core;
 use crate::env::Layers;
 use crate::naming::Here;
 use crate::threads::Thread;
-use crate::{ffi, layers};
+use crate::{fault, ffi, layers};
 use gpumem_wire::{Layer, LayerState, Phase};
 use std::ffi::{CStr, c_void};
 use std::os::unix::fs::FileExt;
@@ -144,7 +144,10 @@ unsafe extern "C-unwind" fn evaluate(
     inputs: *mut c_void,
     queue: *mut c_void,
 ) {
-    let _running = ffi::guard(None, |_, thread| Some(enter(thread, node)));
+    let _running = ffi::guard(None, |_, thread| {
+        fault::at("torch.evaluate");
+        Some(enter(thread, node))
+    });
     // SAFETY: what the slot held; the same arguments.
     unsafe {
         let next: Evaluate = std::mem::transmute(next());

@@ -18,6 +18,7 @@ use super::patch::{self, OUT_OF_MEMORY};
 use super::report::ordinal;
 use crate::callers;
 use crate::core::{At, Core, nothing};
+use crate::fault;
 use crate::ffi::guard;
 use crate::naming::Named;
 use crate::threads::Thread;
@@ -41,6 +42,7 @@ type Next = unsafe extern "C-unwind" fn(i64, u64, u64, u16);
 /// PyTorch's arguments.
 pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u64, device: u16) {
     guard((), |core, thread| {
+        fault::at("torch.oom");
         let Some(index) = ordinal(device) else { return };
         let result = if thread.torch.refused.load(Relaxed) { REFUSED } else { 0 };
         thread.torch.refused.store(false, Relaxed);

@@ -34,6 +34,7 @@ use super::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
 use super::report::Report;
 use super::state::{Device, EVENTS, Event};
 use crate::core::{At, Core};
+use crate::fault;
 use crate::ffi::guard;
 use crate::live::{Beside, Key};
 use crate::threads::Thread;
@@ -92,7 +93,10 @@ unsafe extern "C-unwind" fn recorded_at(
     // SAFETY: what the slot held.
     let result = unsafe { std::mem::transmute::<*mut c_void, OnStream>(next)(event, stream) };
     if result == 0 && !ELSEWHERE.iter().any(|other| other.load(Relaxed) == site) {
-        guard((), |_, thread| thread.torch.note_event(event as u64, site, stack));
+        guard((), |_, thread| {
+            fault::at("torch.recorded");
+            thread.torch.note_event(event as u64, site, stack);
+        });
     }
     result
 }
@@ -129,7 +133,10 @@ unsafe fn asked(hook: usize, event: *mut c_void) -> c_int {
     // SAFETY: what the slot held.
     let result = unsafe { std::mem::transmute::<*mut c_void, OfEvent>(next)(event) };
     if result == 0 {
-        guard((), |core, thread| core.event_over(thread, event as u64));
+        guard((), |core, thread| {
+            fault::at(if hook == EVENT_QUERY { "torch.queried" } else { "torch.synchronized" });
+            core.event_over(thread, event as u64);
+        });
     }
     result
 }

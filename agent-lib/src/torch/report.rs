@@ -8,6 +8,7 @@
 use super::patch::{self, REPORT};
 use super::state::Device;
 use crate::core::{At, Core, nothing};
+use crate::fault;
 use crate::ffi::guard;
 use crate::live::{Beside, Key, Spot};
 use crate::naming::Named;
@@ -63,6 +64,7 @@ unsafe extern "C-unwind" fn reported_at(
     stack: usize,
 ) {
     guard((), |core, thread| {
+        fault::at("torch.report");
         core.reported(thread, Report { address: address as u64, bytes, allocated, reserved, device, stack });
     });
     let next = patch::next(REPORT);

@@ -4,12 +4,14 @@
 
 #[path = "../../../agent-lib/src/names.rs"]
 pub mod names;
+#[path = "../../../agent-lib/src/places.rs"]
+pub mod places;
 #[path = "../../../agent-lib/src/ring.rs"]
 pub mod ring;
 
-/// What the two need of agent-lib/src/memfd.rs: memory that starts as zeros and is never given back.
+/// What they need of agent-lib/src/memfd.rs: memory that starts as zeros and is never given back.
 pub mod memfd {
-    pub use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
+    pub use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
 
     pub type Words = [AtomicU64; 8];
 

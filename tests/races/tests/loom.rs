@@ -2,9 +2,12 @@
 #![cfg(loom)]
 #![allow(missing_docs)]
 
-use gpumem_races::memfd::{AtomicU64, Shared};
+use gpumem_races::memfd::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Shared};
 use gpumem_races::names::Names;
-use gpumem_races::ring::{Ring, Row};
+use gpumem_races::places::{Making, Place, Places};
+use gpumem_races::ring::{Made, Ring, Row};
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicBool;
 use loom::thread;
 use std::sync::atomic::Ordering::*;
 
@@ -16,31 +19,73 @@ fn row(seq: u64) -> Row {
     std::array::from_fn(|word| if word == 0 { seq } else { seq * 100 + word as u64 })
 }
 
-/// As core.rs makes a record: a lower bound of the number is there before the number is taken, and goes when the record is there.
-fn record(ring: &Ring, making: &AtomicU64, bound: &mut u64) -> u64 {
-    making.store(*bound, Release);
-    let seq = ring.take();
-    *bound = seq + 1;
-    ring.put(&row(seq));
-    making.store(0, Release);
-    seq
+/// A thread's place, as threads.rs has it.
+#[derive(Default)]
+struct Seat {
+    id: AtomicU32,
+    making: Making,
+    busy: AtomicU32,
+    /// Scopes that are open: what the thread alone touches.
+    depth: UnsafeCell<usize>,
 }
 
-/// As drain.rs takes them: a number without a record is lost once no thread is at a number up to the head.
-fn drain(ring: &Ring, makers: &[&AtomicU64], taken: &mut u64, seen: &mut Vec<u64>) {
-    let head = ring.head();
+// SAFETY: loom looks at who touches what.
+unsafe impl Sync for Seat {}
+
+impl Place for Seat {
+    fn id(&self) -> &AtomicU32 {
+        &self.id
+    }
+    fn making(&self) -> &Making {
+        &self.making
+    }
+    fn begin(&self) {
+        self.busy.store(0, Relaxed);
+        // SAFETY: as above.
+        self.depth.with_mut(|depth| unsafe { *depth = 0 });
+    }
+    fn end(&self) {
+        let _ = self.busy.load(Acquire);
+    }
+}
+
+type Seats<const MOST: usize> = Places<Seat, MOST>;
+
+fn seats<const MOST: usize>() -> &'static Seats<MOST> {
+    let table = (0..MOST).map(|_| Seat::default()).collect::<Vec<_>>().leak();
+    leaked(Places {
+        table: AtomicPtr::new(table.as_mut_ptr()),
+        used: AtomicUsize::new(0),
+        next: AtomicUsize::new(0),
+        refused: AtomicU64::new(0),
+    })
+}
+
+/// As core.rs makes a record, inside of a guard.
+fn record(ring: &Ring, seat: &Seat) {
+    seat.busy.store(1, Relaxed);
+    let seq = seat.making.begin(ring);
+    ring.put(&row(seq));
+    seat.making.end();
+    seat.busy.store(0, Release);
+}
+
+/// As drain.rs takes them.
+fn drain<const MOST: usize>(ring: &Ring, seats: &Seats<MOST>, taken: &mut u64, seen: &mut Vec<u64>) {
+    let (head, mut quiet) = (ring.head(), 0);
+    let wait = |_| {
+        thread::yield_now();
+        true
+    };
     while *taken < head {
         let seq = *taken + 1;
-        let found = ring.get(seq).or_else(|| {
-            let is_at_work = |making: &&AtomicU64| (1..=head).contains(&making.load(Acquire));
-            while makers.iter().any(is_at_work) {
-                thread::yield_now();
+        match ring.made(seq, head, &mut quiet, |until| seats.quiesce(until, wait)) {
+            Made::Unfinished => unreachable!("it waits as long as it takes"),
+            Made::Record(found) => {
+                assert_eq!(found, row(seq), "a record of one writer, whole");
+                seen.push(seq);
             }
-            ring.get(seq)
-        });
-        if let Some(found) = found {
-            assert_eq!(found, row(seq), "a record of one writer, whole");
-            seen.push(seq);
+            Made::Lost => {}
         }
         *taken = seq;
     }
@@ -53,19 +98,19 @@ fn ring_of(slots: usize, each: u64) {
     model.preemption_bound = model.preemption_bound.or(Some(2));
     model.check(move || {
         let ring = leaked(Ring::new(&Shared::new(slots, 64)));
-        let making: [&'static AtomicU64; 2] = [leaked(AtomicU64::new(0)), leaked(AtomicU64::new(0))];
-        let writers = making.map(|making| {
+        let seats = seats::<2>();
+        let writers = [1, 2].map(|id| {
             thread::spawn(move || {
-                let mut bound = 1;
+                let seat = seats.claim(id).expect("a place");
                 for _ in 0..each {
-                    record(ring, making, &mut bound);
+                    record(ring, seat);
                 }
             })
         });
         let (mut taken, mut seen) = (0, Vec::new());
-        drain(ring, &making, &mut taken, &mut seen);
+        drain(ring, seats, &mut taken, &mut seen);
         writers.into_iter().for_each(|writer| writer.join().expect("no panic"));
-        drain(ring, &making, &mut taken, &mut seen);
+        drain(ring, seats, &mut taken, &mut seen);
         assert_eq!((taken, ring.head()), (2 * each, 2 * each));
         assert_eq!(seen.len() as u64 + ring.lost(), 2 * each, "nothing is lost without being counted");
         assert!(seen.is_sorted(), "in their order");
@@ -85,6 +130,87 @@ fn a_full_ring_loses_and_counts() {
 #[test]
 fn a_ring_that_wraps_gives_no_old_record() {
     ring_of(2, 2);
+}
+
+/// Two threads, one place: the second one gets it if the first has ended and the sender has found out. What is drained meanwhile is
+/// whole, nothing of the first one's is left, and a thread without a place records nothing.
+#[test]
+fn a_place_is_taken_again_when_its_thread_has_ended_and_not_before() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = model.preemption_bound.or(Some(2));
+    model.check(|| {
+        let (ring, seats) = (leaked(Ring::new(&Shared::new(2, 64))), seats::<1>());
+        // What the kernel says: it orders a thread's end before its answer.
+        let ended: &'static [AtomicBool; 2] = leaked(Default::default());
+        let is_gone = |id: u32| ended[id as usize - 1].load(Acquire);
+        let threads = [1_u32, 2].map(|id| {
+            thread::spawn(move || {
+                let seat = seats.claim(id);
+                if let Some(seat) = seat {
+                    // SAFETY: loom looks at who touches what.
+                    seat.depth.with_mut(|depth| unsafe {
+                        assert_eq!(*depth, 0, "no scope of the last one's is open");
+                        *depth += 1;
+                    });
+                    record(ring, seat);
+                    assert_eq!(seat.id.load(Relaxed), id, "still its own");
+                }
+                ended[id as usize - 1].store(true, Release);
+                u64::from(seat.is_some())
+            })
+        });
+        let (mut taken, mut seen) = (0, Vec::new());
+        for _ in 0..2 {
+            seats.sweep(is_gone);
+            drain(ring, seats, &mut taken, &mut seen);
+        }
+        let placed: u64 = threads.into_iter().map(|thread| thread.join().expect("no panic")).sum();
+        drain(ring, seats, &mut taken, &mut seen);
+        assert_eq!((taken, seen.len() as u64, ring.lost()), (placed, placed, 0));
+        assert_eq!(placed + seats.refused.load(Relaxed), 2, "who found no place is counted");
+        seats.sweep(is_gone);
+        assert!(seats.all().iter().all(|seat| seat.id.load(Relaxed) == 0), "all are free again");
+    });
+}
+
+/// Its place is free again, and the number that it has taken is known to be lost.
+#[test]
+fn a_thread_that_ends_amid_a_record_costs_that_record_alone() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = model.preemption_bound.or(Some(2));
+    model.check(|| {
+        let (ring, seats) = (leaked(Ring::new(&Shared::new(4, 64))), seats::<2>());
+        let ended: &'static [AtomicBool; 2] = leaked(Default::default());
+        let is_gone = |id: u32| ended[id as usize - 1].load(Acquire);
+        let threads = [1_u32, 2].map(|id| {
+            thread::spawn(move || {
+                let seat = seats.claim(id).expect("a place");
+                if id == 1 {
+                    record(ring, seat);
+                } else {
+                    seat.making.begin(ring);
+                }
+                ended[id as usize - 1].store(true, Release);
+            })
+        });
+        let (mut taken, mut seen) = (0, Vec::new());
+        let mut turn = || {
+            seats.sweep(is_gone);
+            let (head, mut quiet) = (ring.head(), 0);
+            while taken < head {
+                match ring.made(taken + 1, head, &mut quiet, |until| seats.quiesce(until, |_| false)) {
+                    Made::Unfinished => break, // a later turn knows more
+                    Made::Record(found) => seen.push(found[0]),
+                    Made::Lost => {}
+                }
+                taken += 1;
+            }
+        };
+        turn();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+        turn();
+        assert_eq!((taken, seen.len()), (2, 1), "{seen:?}");
+    });
 }
 
 /// Two threads open the same scope, and one inside of it, at the same time; the sender reads meanwhile.

@@ -1,11 +1,12 @@
 //! One program, run to its end: what can be seen of it from outside.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A program that takes longer hangs: the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -15,14 +16,19 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub struct Outcome {
     pub pid: u32,
     status: ExitStatus,
-    out: String,
+    pub out: String,
     error: String,
     files: BTreeMap<String, Vec<u8>>,
+    /// From its start until nobody has its output open any more.
+    pub took: Duration,
+    /// When that was, by CLOCK_MONOTONIC.
+    pub ended_ns: i64,
 }
 
 /// Runs it in `folder`, where it may leave files; ends when nobody has its output open any more.
 pub fn run(command: &mut Command, folder: &Path) -> Outcome {
     command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let since = Instant::now();
     let child = command.spawn().expect("started");
     let pid = child.id();
     let (send, ended) = channel::<()>();
@@ -32,6 +38,7 @@ pub fn run(command: &mut Command, folder: &Path) -> Outcome {
         }
     });
     let output = child.wait_with_output().expect("it ends");
+    let (took, now) = (since.elapsed(), clock_gettime(ClockId::Monotonic));
     drop(send);
     watch.join().expect("no panic");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -41,6 +48,8 @@ pub fn run(command: &mut Command, folder: &Path) -> Outcome {
         out: text(&output.stdout),
         error: text(&output.stderr),
         files: files(folder),
+        took,
+        ended_ns: now.tv_sec * 1_000_000_000 + now.tv_nsec,
     }
 }
 

@@ -29,6 +29,10 @@ enum Program {
     Python,
     /// Seconds each: only with daemons that are so.
     Torch(Wheel, &'static [&'static str]),
+    /// One that PyTorch's own profiler watches.
+    Watched(Wheel),
+    /// With calls of NVTX.
+    Nvtx,
 }
 
 impl Row {
@@ -40,6 +44,8 @@ impl Row {
             Program::Cxx => machine.command(bin.join("host-cxx")),
             Program::Static => machine.command(bin.join("host-static")),
             Program::Torch(wheel, _) => wheel.bare(machine, "host.py", &[]),
+            Program::Watched(wheel) => wheel.bare(machine, "watched.py", &[]),
+            Program::Nvtx => machine.command(bin.join("host-nvtx")),
             Program::Python => {
                 let mut command = machine.command("python3");
                 command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("trainer/host.py"));
@@ -50,10 +56,19 @@ impl Row {
         command
     }
 
-    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set. Python takes long to start.
+    /// The same with the agent, which listens to all that it can listen to.
+    pub fn covered(&self, machine: &Machine, socket: &Path) -> Command {
+        let mut command = self.command(machine);
+        for loader in ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"] {
+            command.env(loader, programs().ours.join("libgpumem.so"));
+        }
+        command.env("GPUMEM_NVTX_DOMAINS", "*").env("GPUMEM_NVTX_RANGES", "1").env("GPUMEM_SOCKET", socket);
+        command
+    }
+
+    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set.
     pub fn is_for(&self, column: &str) -> bool {
         let some: &[&str] = match &self.program {
-            Program::Python => &["running", "killed", "silent", "babbling"],
             Program::Torch(_, some) => some,
             _ => return true,
         };
@@ -61,12 +76,13 @@ impl Row {
     }
 }
 
-/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first.
+/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first. Each takes a processor for
+/// 3 s, half of it to load PyTorch, and 10 s more in which it waits for its workers: one of them meets each state of the daemon.
 fn trainings() -> Vec<Row> {
     let some: [(_, _, _, &[&str]); 3] = [
         ("torch spawns", "2.15.0", "spawn", &["absent"]),
-        ("torch 2.15", "2.15.0", "fork", &["killed"]),
-        ("torch 2.4", "2.4.1", "fork", &["stopped", "babbling"]),
+        ("torch 2.15", "2.15.0", "fork", &["killed", "slow", "gone at once", "older", "bossy"]),
+        ("torch 2.4", "2.4.1", "fork", &["running", "stopped", "silent", "gone later", "newer", "babbling"]),
     ];
     let row = |(name, version, argument, columns): (_, &str, _, _)| {
         let program = Program::Torch(torch::wheel(version)?, columns);
@@ -75,9 +91,25 @@ fn trainings() -> Vec<Row> {
     some.into_iter().filter_map(row).collect()
 }
 
+/// One for faults of the agent's, where the wheel can be had.
+pub fn watched() -> Option<Row> {
+    let program = Program::Watched(torch::wheel("2.4.1")?);
+    Some(Row { name: "watched", program, argument: "", end: "5", agent: true, unordered: false })
+}
+
+/// Those that are timed: the C programs.
+pub fn timed() -> Vec<Row> {
+    rows().into_iter().filter(|row| matches!(row.program, Program::C | Program::Nvtx)).collect()
+}
+
+/// One that has told more than a daemon could take when it ends.
+pub fn much() -> Row {
+    Row { name: "much", program: Program::C, argument: "much", end: "0", agent: true, unordered: false }
+}
+
 /// What there is, with how each ends.
 pub fn rows() -> Vec<Row> {
-    use Program::{C, Cxx, Python, Static};
+    use Program::{C, Cxx, Nvtx, Python, Static};
     let row = |name, program, argument, end, agent, unordered| Row {
         name,
         program,
@@ -104,6 +136,7 @@ pub fn rows() -> Vec<Row> {
         row("C++ exit in a thread", Cxx, "exit", "6", true, true),
         row("C++ terminate", Cxx, "terminate", "signal 6", true, true),
         row("static runtime", Static, "", "0", true, true),
+        row("nvtx", Nvtx, "", "0", true, false),
         // Signals.
         c("handlers", "0"),
         c("waits", "0"),

@@ -1,7 +1,7 @@
 //! An agent without a daemon.
 
 use super::Machine;
-use gpumem_tests::live::{Job, until};
+use gpumem_tests::live::{Daemon, Job, until};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,6 +44,28 @@ fn agent_without_a_daemon_costs_next_to_nothing() {
     assert!(share < 0.005 && (switches as f64) < 15.0 * seconds, "{share} {switches}");
     job.enough();
     assert_eq!(machine.truth().iter().filter(|line| line.is_end()).count(), 1);
+}
+
+#[test]
+fn daemon_that_comes_in_the_middle_is_met_within_seconds() {
+    let machine = Machine::new(&["devices=1"]);
+    let mut job = Job::start(&mut machine.trainer(&machine.dir.join("run"), &WORK));
+    job.wait_for("holding");
+    // Until it is looked for as seldom as ever.
+    std::thread::sleep(Duration::from_secs(8));
+    let daemon = Daemon::start(&machine, "daemon", "");
+    let since = Instant::now();
+    let pid = job.pid().to_string();
+    until(30, "what the program holds", || {
+        let report = daemon.ctl(&machine, &["report", &pid, "--json"]).output().expect("gpumemctl runs");
+        let report: serde_json::Value = serde_json::from_slice(&report.stdout).ok()?;
+        let cells = report["devices"][0]["last"]["cells"].as_array()?;
+        cells.iter().any(|cell| cell["tag"].is_string()).then_some(())
+    });
+    println!("{:.1} s after it came", since.elapsed().as_secs_f64());
+    // 5 s, a quarter more or less, and what a busy machine needs.
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    job.enough();
 }
 
 #[test]

@@ -5,12 +5,25 @@ use gpumem_tests::live::{Daemon, Job, until};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// A process that comes when there are some again is known so soon, to the last byte: from its start on.
+const SOON: Duration = Duration::from_secs(1);
+
 fn limit(pid: u32, files: usize) {
     let status = Command::new("prlimit")
         .args(["--pid", &pid.to_string(), &format!("--nofile={files}:1024")])
         .status()
         .expect("prlimit runs");
     assert!(status.success());
+}
+
+/// There are some again: until a process that is started then is known. It is one of `jobs` from then on.
+fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
+    limit(node.daemon.job.pid(), 1024);
+    let since = Instant::now();
+    let fresh = node.holding("0");
+    node.until_covered(&[&fresh]);
+    jobs.push(fresh);
+    since.elapsed()
 }
 
 #[test]
@@ -23,7 +36,7 @@ fn none_left_harms_who_comes_and_nobody_else_and_passes() {
     node.until_covered(&[&first]);
     let pid = node.daemon.job.pid();
     limit(pid, node.open_files());
-    let late: Vec<Job> = (0..3).map(|_| node.holding("1")).collect();
+    let mut late: Vec<Job> = (0..3).map(|_| node.holding("1")).collect();
     // At the socket, or for want of a seat: those are as few as the descriptors.
     let refused = || {
         let full = node.value("gpumemd_agent_refused_total{reason=\"connections\"}").unwrap_or_default();
@@ -44,12 +57,18 @@ fn none_left_harms_who_comes_and_nobody_else_and_passes() {
     let log = std::fs::read_to_string(node.machine.dir.join("daemon.log")).expect("a log");
     assert!(log.matches("agents cannot connect").count() <= 1 && !log.contains("was refused"), "{log}");
 
-    limit(pid, 1024);
-    let since = Instant::now();
-    let fresh = node.holding("0");
-    node.until_covered(&[&fresh]);
-    println!("a new process is known {:.1} s after", since.elapsed().as_secs_f64());
-    let all: Vec<&Job> = late.iter().chain([&first, &fresh]).collect();
+    let mut took = vec![recovery(&node, &mut late)];
+    // On a busy machine it may take longer once, but not each time.
+    while took.iter().all(|took| *took >= SOON) && took.len() < 3 {
+        limit(pid, node.open_files());
+        let before = refused();
+        late.push(node.holding("1"));
+        until(20, "one that could not connect", || (refused() > before).then_some(()));
+        took.push(recovery(&node, &mut late));
+    }
+    println!("a new process is known {took:.2?} after");
+    assert!(took.iter().any(|took| *took < SOON), "{took:?}");
+    let all: Vec<&Job> = late.iter().chain([&first]).collect();
     node.until_covered(&all);
     let pids: Vec<u32> = all.iter().map(|job| job.pid()).collect();
     println!("{:?}", node.compare(&pids));
