@@ -412,9 +412,10 @@ impl Core {
     fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
         let keys = self.roll.take(wall_ns, || self.tracks.living());
-        if !keys.is_empty() {
-            self.tally.look(&self.builder.ledger().snapshot());
+        if keys.is_empty() {
+            return; // almost always, and a look at everything is not for nothing
         }
+        self.tally.look(&self.builder.ledger().snapshot());
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, true);
