@@ -13,7 +13,7 @@ use std::time::Duration;
 /// What a batch may take of the processor at a time; without optimization everything takes so many times as long.
 pub const LONG: Duration = Duration::from_millis(if cfg!(debug_assertions) { 20 } else { 4 });
 /// Frames between two looks at the clock.
-pub const FRAMES: u64 = 16;
+pub const FRAMES: u64 = 4;
 /// How many times as long it rests.
 const RESTS: u64 = 16;
 
