@@ -1,5 +1,6 @@
 //! What hostile peers do, one part each.
 
+use super::scene::asks_now_and_then;
 use gpumem_tests::live::hostile::{
     MOST_FDS, NOBODY, Peer, SEALS, Shared, hello, now_ns, ordered, own_start_ticks, record, start_ticks,
     unordered,
@@ -9,11 +10,17 @@ use gpumem_wire::{
     Body, DestroyScope, DeviceIdKind, Flags, MemoryKind, Phase, PoolOwner, Reading, Role, SLOT_BYTES, Stamp,
 };
 use rustix::fs::SealFlags;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// Connections that say nothing, of one user: of two there are twice as many.
+pub const IDLE: usize = 3000;
+/// What a liar says last to hold where the victim holds something.
+pub const LIED: u64 = 7 << 20;
 
 fn alloc(address: u64, bytes: u64) -> Body<'static> {
     Body::AllocEnd { address, bytes, pool: 0, took_us: 1, memory: MemoryKind::Device }
@@ -36,22 +43,28 @@ fn device(low: u64) -> Vec<u8> {
 fn flood(peer: &Peer, count: u64, mut say: impl FnMut(u64) -> Vec<u8>) -> bool {
     let mut packet = Vec::new();
     for n in 1..=count {
-        packet.extend(say(n));
-        if packet.len() > 59 << 10 || n == count {
-            if !peer.send(&packet) {
-                return false;
-            }
-            packet.clear();
+        let frame = say(n);
+        if packet.len() + frame.len() > 60 << 10 && !peer.send(&std::mem::take(&mut packet)) {
+            return false;
         }
+        packet.extend(frame);
     }
-    true
+    peer.send(&packet)
 }
 
 /// Plays a part; the connections that are to stay.
 pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
     let small = Shared::small();
     match part {
-        "says nothing" => (0..600).filter_map(|_| Peer::connect(socket)).collect(),
+        "says nothing" => {
+            let mut limit = getrlimit(Resource::Nofile);
+            limit.current = limit.maximum;
+            let _ = setrlimit(Resource::Nofile, limit); // what there is
+            let peers = (0..IDLE).filter_map(|_| Peer::connect(socket)).collect();
+            // Who is closed comes again, and not at once: that is another part.
+            std::thread::sleep(Duration::from_secs(1));
+            peers
+        }
         "half frames" => {
             let whole = hello(small.header.start_ticks);
             for n in 0..400 {
@@ -68,6 +81,8 @@ pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
         "costly words" => costly(socket, &small),
         "memory" => memory(socket),
         "others' words" => others(socket),
+        "hungry segments" => hungry(socket, &small),
+        "addresses" => addresses(socket, &small),
         "comings and goings" => {
             for _ in 0..400 {
                 drop(Peer::welcomed(socket, &small));
@@ -76,6 +91,8 @@ pub fn played(part: &str, socket: &Path, control: &Path) -> Vec<Peer> {
         }
         "control" => asks(control),
         "holds much" => holds_much(socket, &small),
+        "fills" => fills(socket, &small),
+        "asks now and then" => asks_now_and_then(control),
         "asks all the time" => asks_all_the_time(control),
         other => panic!("{other}"),
     }
@@ -308,6 +325,48 @@ fn others(socket: &Path) -> Vec<Peer> {
     vec![peer]
 }
 
+/// Segments that wait for memory, all in one place, and memory there that is too little for the first of them: each allocation looks at
+/// all of them.
+fn hungry(socket: &Path, small: &Shared) -> Vec<Peer> {
+    let Some(peer) = Peer::welcomed(socket, small) else { return Vec::new() };
+    peer.send(&device(0));
+    let segment = |n: u64| Body::SegmentAdd { address: n << 21, bytes: 1 << 46, pool: 9 };
+    flood(&peer, 2000, |n| record(ordered(n), segment(n)));
+    flood(&peer, 400, |n| record(ordered(2000 + n), alloc((2000 + n) << 21, 2 << 20)));
+    vec![peer]
+}
+
+/// The victim's address, and each of the liar's own, again and again without a free in between; and frees of it, which are
+/// somebody else's to say.
+fn addresses(socket: &Path, small: &Shared) -> Vec<Peer> {
+    let address: u64 = std::env::var("ADDRESS").ok().and_then(|text| text.parse().ok()).expect("an address");
+    let Some(peer) = Peer::welcomed(socket, small) else { return Vec::new() };
+    peer.send(&device(0));
+    let mut seq = 0;
+    let mut next = || {
+        seq += 1;
+        ordered(seq)
+    };
+    flood(&peer, 5000, |n| record(next(), alloc(address, n << 20)));
+    flood(&peer, 5000, |_| record(next(), Body::FreeBegin { address }));
+    flood(&peer, 5000, |n| record(next(), Body::FreeEnd { begin_seq: 5000 + n, result: 0 }));
+    // Parts of it, what lies around it, and mappings, segments and blocks in it.
+    flood(&peer, 5000, |n| record(next(), alloc(address + ((n % 96) << 20), 1 << 30)));
+    flood(&peer, 1000, |n| {
+        let body = match n % 4 {
+            0 => Body::VmmMap { address, bytes: 96 << 20, handle: n },
+            1 => Body::VmmUnmap { address, bytes: 96 << 20 },
+            2 => Body::SegmentAdd { address, bytes: 96 << 20, pool: 7 },
+            _ => {
+                Body::BlockAlloc { address, bytes: 1 << 20, pool: 7, use_as: (Role::Unknown, Phase::Unknown) }
+            }
+        };
+        record(next(), body)
+    });
+    flood(&peer, 5000, |_| record(unordered(), alloc(address, LIED)));
+    vec![peer]
+}
+
 fn asks(path: &Path) -> Vec<Peer> {
     let ask = |request: &str| {
         let Ok(mut stream) = UnixStream::connect(path) else { return };
@@ -334,6 +393,33 @@ fn asks(path: &Path) -> Vec<Peer> {
         }
     });
     Vec::new()
+}
+
+/// Everything that is remembered, until no more of it is: rows, names, and what costs most for what it is.
+fn fills(socket: &Path, small: &Shared) -> Vec<Peer> {
+    let peers: Vec<Peer> = (0..2).filter_map(|_| Peer::welcomed(socket, small)).collect();
+    let use_as = (Role::Unknown, Phase::Unknown);
+    let (long, large) = ("x".repeat(190), "y".repeat(50_000));
+    peers.iter().for_each(|peer| _ = peer.send(&device(0)));
+    for round in 0..7_u64 {
+        for (n, peer) in peers.iter().enumerate() {
+            let base = (round * 2 + n as u64) * 100_000;
+            flood(peer, 50_000, |at| record(unordered(), alloc((base + at) << 21, 1 << 21)));
+            flood(peer, 20_000, |at| {
+                let body = Body::BlockAlloc { address: (base + at) << 9, bytes: 512, pool: at % 100, use_as };
+                record(unordered(), body)
+            });
+            flood(peer, 5000, |at| {
+                let path = format!("{long}/{}", base + at);
+                record(Stamp { tag: (base + at) as u32, ..unordered() }, Body::Tag { path: &path })
+            });
+            flood(peer, 200, |at| {
+                let module = (round * 200 + at) as u16;
+                record(Stamp { module, ..unordered() }, Body::Module { path: &large, base: 0, bytes: 1 })
+            });
+        }
+    }
+    peers
 }
 
 /// Something that makes answers long.
