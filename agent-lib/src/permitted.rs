@@ -69,6 +69,8 @@ unsafe fn try_all() -> ! {
         (libc::SYS_getdents64, [no_fd, buffer, 8, 0, 0, 0]),
         (libc::SYS_socket, [libc::AF_UNIX as usize, libc::SOCK_SEQPACKET as usize, 0, 0, 0, 0]),
         (libc::SYS_connect, [no_fd, buffer, 2, 0, 0, 0]),
+        (libc::SYS_setsockopt, [no_fd, libc::SOL_SOCKET as usize, libc::SO_SNDTIMEO as usize, buffer, 16, 0]),
+        (libc::SYS_fcntl, [no_fd, libc::F_SETFL as usize, 0, 0, 0, 0]),
         (libc::SYS_sendmsg, [no_fd, buffer, 0, 0, 0, 0]),
         (libc::SYS_sendto, [no_fd, buffer, 1, 0, 0, 0]),
         (libc::SYS_recvfrom, [no_fd, buffer, 1, 0, 0, 0]),

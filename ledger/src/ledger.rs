@@ -23,6 +23,9 @@ use std::sync::Arc;
 
 /// With so many devices, those that only a process names are none: a machine has fewer, and each is remembered for ever.
 const MAX_CLAIMED_DEVICES: usize = 512;
+/// Of them, those that the processes of one user may be the first to name: as many as one process may have. In a file of one's own there
+/// may be no users.
+const CLAIMED_BY_USER: usize = 64;
 /// An agent that has not spoken for this long after a reading does not hold it up any longer.
 pub const STALE_AFTER_NS: u64 = 500_000_000;
 
@@ -117,6 +120,8 @@ impl Default for Ledger {
 pub struct Ledger {
     pub(crate) devices: Vec<DeviceView>,
     by_name: Map<DeviceName, usize>,
+    /// Devices that nobody had named before processes of this user did.
+    claimed: Map<u64, usize>,
     /// Readings that have begun and not ended, by device.
     open: Map<usize, OpenReading>,
     /// The last reading of each device that agreed, with whom it listed.
@@ -146,6 +151,7 @@ impl Ledger {
         Ledger {
             devices: Vec::new(),
             by_name: Map::default(),
+            claimed: Map::default(),
             open: Map::default(),
             listings: Map::default(),
             processes: Vec::new(),
@@ -225,9 +231,15 @@ impl Ledger {
         let Body::Device { uuid_high, uuid_low, ordinal, id, .. } = record.body else { return None };
         let is_new = !self.by_name.contains_key(&DeviceName::of_record(uuid_high, uuid_low, ordinal, id));
         let is_full = self.processes[index].coverage.full.is_some();
-        if is_full || is_new && self.devices.len() >= MAX_CLAIMED_DEVICES {
+        let user = self.processes[index].facts.uid;
+        let by_user = user.and_then(|user| self.claimed.get(&user)).copied().unwrap_or(0);
+        let has_room = self.devices.len() < MAX_CLAIMED_DEVICES && by_user < CLAIMED_BY_USER;
+        if is_full || is_new && !has_room {
             self.processes[index].holdings.odd.devices_beyond += 1;
             return None;
+        }
+        if let Some(user) = user.filter(|_| is_new) {
+            self.claimed.insert(user, by_user + 1);
         }
         Some(self.device(record))
     }

@@ -58,6 +58,38 @@ type Flood<'a> = (&'a str, &'a dyn Fn(u64, &mut dyn FnMut(Stamp, Body<'_>)));
 static TURN: Mutex<()> = Mutex::new(());
 
 #[test]
+fn who_names_devices_without_end_leaves_places_for_those_of_others() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ledger = Ledger::new();
+    for pid in 0..20_u32 {
+        let key = ProcessKey { pid: 1000 + pid, start_ticks: 1 };
+        let (origin, facts) = of(key, 65_534);
+        ledger.observe(origin, &facts);
+        for slot in 0..60_u8 {
+            let stamp = Stamp { device: slot, ..Stamp::default() };
+            let low = 1000 * u64::from(pid) + u64::from(slot) + 1;
+            ledger.observe(Origin::Process(key), &Record { stamp, body: device(low) });
+            ledger.observe(Origin::Process(key), &Record { stamp, body: alloc(low << 30, 64) });
+        }
+    }
+    assert_eq!(ledger.devices().len(), 64);
+    let (origin, facts) = of(HONEST, 1000);
+    ledger.observe(origin, &facts);
+    let stamp = Stamp { device: 0, ..Stamp::default() };
+    ledger.observe(Origin::Process(HONEST), &Record { stamp, body: device(999_999) });
+    ledger.observe(Origin::Process(HONEST), &Record { stamp, body: alloc(7 << 30, 64) });
+    let snapshot = ledger.snapshot();
+    let of_pid = |pid: u32| snapshot.processes.iter().find(|process| process.key.pid == pid).expect("it");
+    let honest = of_pid(HONEST.pid);
+    assert_eq!((ledger.devices().len(), honest.odd.devices_beyond), (65, 0));
+    assert_eq!(honest.accounts.iter().filter(|account| account.device == Some(64)).count(), 1);
+    // What it says of those is counted, and in one sum.
+    let last = of_pid(1019);
+    assert_eq!(last.odd.devices_beyond, 60);
+    assert_eq!(last.accounts.iter().map(|account| account.tracked_bytes).sum::<i64>(), 60 * 64);
+}
+
+#[test]
 fn no_flood_takes_more_than_its_users_share() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     const SHARE: usize = 4 * MIB;

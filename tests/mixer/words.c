@@ -67,9 +67,11 @@ WORD(retag) { /* ADDRESS PATH */
 
 /* ---- direct ---- */
 
-WORD(take) { /* NAME BYTES */
+WORD(take) { /* NAME BYTES; says the address */
     uint64_t *name = new_name();
-    return cu.cuMemAlloc_v2(name, number());
+    int result = cu.cuMemAlloc_v2(name, number());
+    say_number(*name);
+    return result;
 }
 WORD(give) { return cu.cuMemFree_v2(number()); }
 WORD(pitch) { /* NAME WIDTH HEIGHT; says the pitch */

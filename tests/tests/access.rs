@@ -8,10 +8,11 @@ use gpumem_tests::live::programs::{copy_program, programs};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
 use gpumem_wire::{AskKind, Body, frame};
 use serde_json::Value;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -110,7 +111,7 @@ const ROOT_IN_PID_NAMESPACE: Who<'_> = Who {
     place: &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"],
 };
 
-/// A machine, a daemon in whose /etc/group there is a group, and a program of root's with secrets.
+/// A machine, a daemon in whose /etc/group there is a group, and a program of somebody's with secrets.
 struct Scene {
     machine: Machine,
     daemon: Daemon,
@@ -119,7 +120,13 @@ struct Scene {
 }
 
 impl Scene {
+    /// The program is root's.
     fn new(config: &str) -> Self {
+        Scene::of(ROOT, config)
+    }
+
+    /// The program is theirs.
+    fn of(owner: Who<'_>, config: &str) -> Self {
         let machine = Machine::new(&["devices=1", "memory=16G"]);
         let group = machine.dir.join("group");
         std::fs::write(&group, format!("root:x:0:\ngpumemd:x:{GROUP}:\n")).expect("written");
@@ -127,6 +134,13 @@ impl Scene {
         let daemon = Daemon::start_by(&machine, &["unshare", "--mount", "sh", "-c", &mount], config);
         let mut command = Mixer::command(&machine, &daemon);
         command.arg0(format!("mixer --password={}", SECRETS[0])).env("DB_PASSWORD", SECRETS[1]);
+        if owner.uid != 0 {
+            for path in [machine.sim(), machine.dir.join("truth")] {
+                drop(File::options().append(true).create(true).open(&path).expect("a file"));
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).expect("root may");
+            }
+            command.uid(owner.uid).gid(owner.gid);
+        }
         let mut program = Mixer::run(&mut command);
         program.ok(&format!("device 0; tag {}; alloc a 96M", SECRETS[2]));
         // Where another user can execute it, whatever lies above target/.
@@ -249,6 +263,78 @@ fn each_cell_of_the_table() {
     );
 }
 
+/// The same cells, where the process is not root's: one user's own, and another user's.
+#[test]
+fn users_see_and_steer_their_own_processes_and_no_others() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be somebody else");
+        return;
+    }
+    let scene = Scene::of(OTHER, "[metrics]\nlisten = \"off\"\n");
+    let pid = scene.program.pid();
+    let folder = scene.machine.dir.join("theirs");
+    std::fs::create_dir(&folder).expect("a folder");
+    chown(&folder, Some(OTHER.uid), Some(OTHER.gid)).expect("root may");
+    // Whose it is, and root in a user namespace that they made: 200 for everything but what is root's and the group's. The group sees
+    // and marks, and has nobody's program write files.
+    let table = [
+        (OTHER, 200, 200, 403),
+        (ROOT_IN_USER_NAMESPACE, 200, 200, 403),
+        (MADE_UP, 404, 404, 403),
+        (MEMBER, 200, 403, 200),
+        (ROOT, 200, 200, 200),
+    ];
+    let mut marks = Vec::new();
+    for (number, (who, sees, steers, releases)) in table.into_iter().enumerate() {
+        let (name, output) = (who.name, folder.join(format!("{number}.gpumem")));
+        let output = output.to_str().expect("text");
+        let of = |what: &str| format!("POST /v1/record?pid={pid}&do={what}");
+        let requests = [
+            "GET /v1/ps".to_owned(),
+            "GET /v1/runs".to_owned(),
+            format!("GET /v1/runs?pid={pid}"),
+            format!("GET /v1/doctor?pid={pid}"),
+            format!("POST /v1/mark?name=of-{number}&pid={pid}"),
+            of(&format!("start&output={output}")),
+            of("stop"),
+            of("pause"),
+            of("resume"),
+            of(&format!("dump&output={output}.dump")),
+            "POST /v1/nvml/release?for_s=1".to_owned(),
+        ];
+        let answers = scene.asks(who, &requests.each_ref().map(String::as_str));
+        let [ps, all, one, doctor, mark, record @ .., release] = answers.as_slice() else { panic!("{name}") };
+        let rows = serde_json::from_str::<Value>(&ps.1).expect("JSON")["processes"].clone();
+        let row = rows.as_array().and_then(|rows| rows.iter().find(|row| row["pid"] == pid)).cloned();
+        let row = row.unwrap_or_else(|| panic!("{name}: who holds how much is no secret"));
+        assert_eq!((row["uid"].as_u64(), ps.0), (Some(OTHER.uid.into()), 200), "{name}");
+        let seen = if sees == 200 { vec![SECRETS[0], SECRETS[2]] } else { vec![] };
+        assert_eq!(says(&ps.1), seen.get(..1).unwrap_or_default(), "{name}");
+        for (status, text) in [all, one] {
+            assert_eq!((*status, says(text)), (200, seen.clone()), "{name}");
+        }
+        assert_eq!((doctor.0, mark.0), (sees, sees), "{name}: {} {}", doctor.1, mark.1);
+        for (request, (status, text)) in requests[5..].iter().zip(record) {
+            assert_eq!(*status, steers, "{name}: {request}: {text}");
+        }
+        assert_eq!((record.len(), release.0), (5, releases), "{name}");
+        // The program wrote them, with its own rights.
+        for file in [output.to_owned(), format!("{output}.dump")] {
+            let owner = std::fs::metadata(&file).map(|about| about.uid()).ok();
+            assert_eq!(owner, (steers == 200).then_some(OTHER.uid), "{name}: {file}");
+        }
+        if sees == 200 {
+            marks.push(format!("\"of-{number}\""));
+        }
+        until(20, "NVML to be open again", || {
+            let (_, doctor) = scene.asks(ROOT, &["GET /v1/doctor"]).pop()?;
+            (!doctor.contains("closed on request")).then_some(())
+        });
+    }
+    let (_, runs) = scene.asks(ROOT, &["GET /v1/runs"]).pop().expect("an answer");
+    assert!(marks.iter().all(|mark| runs.contains(mark)) && !runs.contains("\"of-2\""), "{runs}");
+}
+
 /// The cells that `tenants = "anonymous"` changes: others see bytes, and not whose.
 #[test]
 fn each_cell_where_tenants_are_anonymous() {
@@ -353,43 +439,43 @@ fn what_others_get_has_no_secret_and_what_they_cannot_read_they_cannot_open() {
         assert!(text.starts_with("HTTP/1.1 200"), "{path}: {text}");
         assert!(says(&text).is_empty(), "{path}: {:?}", says(&text));
     }
-    // Everything that gpumemctl prints to another user, a bundle too.
-    let ours = &programs().ours;
+    // Everything that gpumemctl prints to another user, a bundle too; where that user can execute it.
+    let program = scene.machine.dir.join("gpumemctl");
+    copy_program(programs().ours.join("gpumemctl"), &program);
     let bundle = Path::new("/tmp").join(format!("bundle-{}.tar.gz", scene.program.pid()));
     let pid = scene.program.pid().to_string();
     let bundled = bundle.to_string_lossy().into_owned();
-    for arguments in [
-        vec!["ps"],
-        vec!["ps", "--json"],
-        vec!["report", &pid],
-        vec!["doctor"],
-        vec!["doctor", &pid],
-        vec!["runs"],
-        vec!["oom"],
-        vec!["doctor", "--bundle", &bundled],
+    // What each of them says to somebody who may know nothing of it; `runs` and `oom` read that user's own store.
+    for (arguments, words) in [
+        (vec!["ps"], "covered"),
+        (vec!["ps", "--json"], "\"processes\""),
+        (vec!["report", &pid], "no run of it"),
+        (vec!["doctor"], "configuration"),
+        (vec!["doctor", &pid], &pid),
+        (vec!["runs"], "there is no run store yet"),
+        (vec!["oom"], "there is no run store yet"),
+        (vec!["doctor", "--bundle", &bundled], &bundled),
     ] {
-        let mut command = Command::new(ours.join("gpumemctl"));
+        let mut command = Command::new(&program);
         command.args(&arguments).env("GPUMEM_CONTROL", &control).env("HOME", "/nonexistent");
-        command.args(["--socket", &control.to_string_lossy()]).uid(NOBODY).gid(NOBODY);
-        let Ok(output) = command.output() else {
-            eprintln!("left out: another user cannot execute {}", ours.display());
-            break;
-        };
+        if arguments[0] != "runs" {
+            command.args(["--socket", &control.to_string_lossy()]);
+        }
+        let output = command.uid(NOBODY).gid(NOBODY).output().expect("another user can execute it");
         let said = [output.stdout, output.stderr].concat();
-        assert!(says(&String::from_utf8_lossy(&said)).is_empty(), "{arguments:?}");
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains(words), "{arguments:?} {}: {said}", output.status);
+        assert!(says(&said).is_empty(), "{arguments:?}: {said}");
     }
-    if bundle.exists() {
-        let unpacked = Command::new("tar").arg("-xzOf").arg(&bundle).output().map(|output| output.stdout);
-        let text = String::from_utf8_lossy(&unpacked.unwrap_or_default()).into_owned();
-        assert!(text.contains("gpumemctl") && says(&text).is_empty(), "{text}");
-        let _ = std::fs::remove_file(&bundle);
-    }
+    let unpacked = || Command::new("tar").arg("-xzOf").arg(&bundle).output().expect("tar").stdout;
+    let text = String::from_utf8_lossy(&unpacked()).into_owned();
+    assert!(text.contains("gpumemctl") && says(&text).is_empty(), "{text}");
+    let _ = std::fs::remove_file(&bundle);
     // And root's bundle, which is made to be sent to somebody.
     let output =
         scene.daemon.ctl(&scene.machine, &["doctor", "--bundle", &bundled]).output().expect("it runs");
     assert!(bundle.exists(), "{}", String::from_utf8_lossy(&output.stderr));
-    let unpacked = Command::new("tar").arg("-xzOf").arg(&bundle).output().expect("tar").stdout;
-    assert!(says(&String::from_utf8_lossy(&unpacked)).is_empty());
+    assert!(says(&String::from_utf8_lossy(&unpacked())).is_empty());
     let _ = std::fs::remove_file(&bundle);
     // What the daemon writes is its own.
     for file in ["runs.sqlite", "daemon.gpumem", "run/gpumemd.lock"] {

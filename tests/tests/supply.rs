@@ -176,7 +176,7 @@ fn security_md_names_tests_that_are_there() {
         .collect();
     assert!(named.len() > 25, "{named:?}");
     for (file, test) in &named {
-        let places = ["tests", "daemon", "ctl", "agent-lib", "runs", "wire"];
+        let places = ["tests", "daemon", "ctl", "agent-lib", "ledger", "runs", "wire"];
         let is_there = places.iter().any(|place| {
             let tests = project().join(place).join("tests");
             let parts = std::fs::read_dir(tests.join(file)).into_iter().flatten().flatten();

@@ -20,6 +20,8 @@ pub const PACKET_BYTES: usize = 60 * 1024;
 /// and an attempt in vain costs 4 us (socket, connect, close). Those are 12 a minute, 0.05 ms of the 73 ms for which the agent's thread
 /// runs in a minute without a daemon (debug build, tests/tests/live_faults/absent.rs; `sender::IDLE` says for what).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
+/// In the line before a daemon that many want: it takes thousands in that time.
+const PATIENCE_US: libc::suseconds_t = 250_000;
 
 /// For the fork handler; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
@@ -258,7 +260,7 @@ impl Link {
             let Some(socket) = Identity::of(fd) else { return false };
             SOCKET.store(fd, Release); // before it is connected: a child that is forked now closes it
             self.to = To::Daemon(socket);
-            if connect(fd, path) && self.send_hello(core, fd) {
+            if (connect(fd, path) || stand_in_line(fd, path)) && self.send_hello(core, fd) {
                 return true;
             }
             self.close();
@@ -453,6 +455,26 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
     }
 }
 
+/// Where the daemon's queue is full, the kernel lets in who waits, one after the other: who only looks in now and then may find it
+/// full for ever, as others keep it so. Only the sender's thread may wait, and nothing waits for it meanwhile.
+fn stand_in_line(fd: RawFd, path: &Path) -> bool {
+    if !try_again() || !super::is_here() || finishing() {
+        return false;
+    }
+    let patience = libc::timeval { tv_sec: 0, tv_usec: PATIENCE_US };
+    let len = size_of::<libc::timeval>() as libc::socklen_t;
+    let wait = |is_wanted: bool| {
+        let flags = if is_wanted { 0 } else { libc::O_NONBLOCK };
+        // SAFETY: a socket of ours; it has no other flags.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, flags) == 0 }
+    };
+    // SAFETY: a time, of this length.
+    let is_bounded = unsafe {
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, (&raw const patience).cast(), len) == 0
+    };
+    is_bounded && wait(true) && connect(fd, path) && wait(false)
+}
+
 fn connect(fd: RawFd, path: &Path) -> bool {
     // SAFETY: zero is a value of it.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -465,7 +487,7 @@ fn connect(fd: RawFd, path: &Path) -> bool {
         *place = byte as libc::c_char;
     }
     let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
-    // SAFETY: an address of this length. Without waiting: a full backlog is a refusal.
+    // SAFETY: an address of this length. A socket that waits has a limit to that.
     unsafe { libc::connect(fd, (&raw const address).cast(), len) == 0 }
 }
 

@@ -102,6 +102,47 @@ impl Daemon {
         peer
     }
 
+    /// So many who connect, say nothing and connect again, for ever; the queue is full when this returns.
+    pub fn crowd(&self, path: &Path, count: usize) {
+        let full = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for _ in 0..count {
+            let (full, path) = (std::sync::Arc::clone(&full), path.to_owned());
+            std::thread::spawn(move || {
+                let (address, len) = address(&path);
+                // SAFETY: an address of that length; the socket is this thread's.
+                while unsafe {
+                    let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+                    full.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let is_in = libc::connect(fd, (&raw const address).cast(), len) == 0;
+                    libc::close(fd);
+                    is_in
+                } {}
+            });
+        }
+        // 9 fit, and then each of them waits.
+        let is_full = || full.load(std::sync::atomic::Ordering::Relaxed) == 9 + count;
+        let began = std::time::Instant::now();
+        while !is_full() {
+            assert!(began.elapsed() < patience(), "the queue does not become full");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Takes one from the queue and shuts it out again; whether it had said hello.
+    pub fn let_one_in(&self) -> bool {
+        assert!(self.is_called(patience()), "nobody connects");
+        // SAFETY: a listening socket.
+        unsafe {
+            let socket =
+                libc::accept4(self.0, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC);
+            let has_spoken = readable(socket, Duration::from_millis(20));
+            let mut byte = 0_u8;
+            let is_agent = has_spoken && libc::recv(socket, (&raw mut byte).cast(), 1, 0) > 0;
+            libc::close(socket);
+            is_agent
+        }
+    }
+
     /// Has no room for the agent that connects: ends the connection after its hello, whatever comes behind that.
     pub fn refuse(&self) {
         assert!(self.is_called(patience()), "no agent connects");

@@ -1,6 +1,7 @@
 //! The one owner of the ledger. Batches come in by one channel, are decoded, observed, recorded; what views read
 //! goes out as one shared snapshot. It waits for nobody: the store and the recording have threads of their own.
 
+mod later;
 mod roll;
 mod totals;
 mod track;
@@ -10,15 +11,17 @@ use crate::fair::Bill;
 use crate::keeper::{Keeper, Recalled};
 use crate::recorder::Recorder;
 use crate::source::Batch;
+use crate::source::agent::Place;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::{Limits, Origin, ProcessKey, ProcessView, Refused, Snapshot};
 use gpumem_runs::builder::{RunBuilder, Sink};
 use gpumem_runs::run::{Run, Source};
 use gpumem_wire::{Body, Record, Stamp, frame};
+use later::Later;
 use roll::Roll;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{oneshot, watch};
 use totals::Tally;
@@ -42,6 +45,8 @@ const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
 /// Batches taken before others get a turn.
 const BATCHES: usize = 32;
+/// At the daemon's end, what rests has so long.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What views read.
 #[derive(Debug)]
@@ -129,6 +134,8 @@ pub struct Core {
     anchored_ns: u64,
     checkpoint_ns: u64,
     roll: Roll,
+    /// Words that took long, and go on later.
+    later: Later,
     boot_id: String,
     tally: Tally,
     /// What the store says of processes that are new to this life.
@@ -168,6 +175,7 @@ impl Core {
             anchored_ns: 0,
             checkpoint_ns: now_ns,
             roll: Roll::default(),
+            later: Later::default(),
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
             recalls: mpsc::unbounded_channel(),
@@ -204,6 +212,7 @@ impl Core {
         let mut batches = Vec::with_capacity(BATCHES);
         let mut ticked_ns = clock::now_ns();
         loop {
+            let later_ns = self.later.next_ns();
             tokio::select! {
                 biased;
                 order = orders.recv() => match order {
@@ -217,6 +226,10 @@ impl Core {
                 }
                 Some(ask) = asks.recv() => self.answer(ask),
                 Some(recalled) = self.recalls.1.recv() => self.hear_of_earlier(&recalled),
+                () = at(later_ns) => {
+                    let _ = self.go_on(clock::now_ns());
+                    tokio::task::yield_now().await;
+                }
                 taken = inbox.recv_many(&mut batches, BATCHES) => {
                     for batch in batches.drain(..) {
                         self.take(batch);
@@ -240,15 +253,36 @@ impl Core {
         while let Ok(batch) = inbox.try_recv() {
             self.take(batch);
         }
+        let began = Instant::now();
+        while began.elapsed() < LAST_WORDS && self.go_on(u64::MAX) {}
         self.close();
     }
 
-    /// Observes a batch.
-    pub fn take(&mut self, mut batch: Batch) {
+    /// Observes a batch; one of a process that rests goes behind what that process has said before.
+    pub fn take(&mut self, batch: Batch) {
+        let passed = match batch.origin {
+            Origin::Process(key) => self.later.pass(key, batch),
+            Origin::Host => Some(batch),
+        };
+        if let Some(batch) = passed {
+            self.take_now(batch);
+        }
+    }
+
+    /// A process that has rested goes on; whether there was one.
+    fn go_on(&mut self, now_ns: u64) -> bool {
+        let batches = self.later.take_due(now_ns);
+        let is_one = batches.is_some();
+        batches.into_iter().flatten().for_each(|batch| self.take(batch));
+        is_one
+    }
+
+    fn take_now(&mut self, mut batch: Batch) {
         self.changed = true;
-        let began = batch.place.as_ref().filter(|place| place.is_costly()).map(|_| clock::cpu());
+        let (began, began_cpu) = (Instant::now(), batch.place.as_ref().map(|_| clock::cpu()));
+        let took = || began_cpu.map(|began| clock::cpu().saturating_sub(began)).unwrap_or_default();
         let mut rest = batch.frames.as_slice();
-        let mut records = 0;
+        let (mut records, mut is_long) = (0, false);
         if let Origin::Process(key) = batch.origin
             && !self.tracks.see(key)
         {
@@ -262,10 +296,23 @@ impl Core {
                 records += 1;
             }
             rest = after;
+            // What others' work takes meanwhile, on a busy machine, is not this one's.
+            is_long = records % later::FRAMES == 0 && began.elapsed() >= later::LONG && took() >= later::LONG;
+            if is_long {
+                break;
+            }
         }
         self.stats.add(Count::Records, records);
-        if let (Some(place), Some(began)) = (batch.place.take(), began) {
-            place.took(clock::cpu().saturating_sub(began));
+        if let Origin::Process(key) = batch.origin
+            && is_long
+            && !rest.is_empty()
+        {
+            let done = batch.frames.len() - rest.len();
+            let frames = batch.frames.split_off(done);
+            let rest = Batch { origin: batch.origin, frames, place: batch.place.take() };
+            self.later.rest(key, rest, took(), clock::now_ns());
+        } else if let Some(place) = batch.place.take().filter(Place::is_costly) {
+            place.took(took());
         }
         if let Some(recorder) = &self.recorder {
             recorder.take(without_ends(batch));
@@ -412,9 +459,10 @@ impl Core {
     fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
         let keys = self.roll.take(wall_ns, || self.tracks.living());
-        if !keys.is_empty() {
-            self.tally.look(&self.builder.ledger().snapshot());
+        if keys.is_empty() {
+            return; // almost always, and a look at everything is not for nothing
         }
+        self.tally.look(&self.builder.ledger().snapshot());
         for (key, run) in self.builder.roll(&keys, now_ns) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, true);
@@ -486,6 +534,14 @@ impl Core {
                 let _ = reply.send((time_ns, keys.iter().map(|key| key.pid).collect()));
             }
         }
+    }
+}
+
+/// Waits for a moment; where there is none, for ever.
+async fn at(moment_ns: Option<u64>) {
+    match moment_ns.map(|moment_ns| moment_ns.saturating_sub(clock::now_ns())) {
+        Some(wait_ns) => tokio::time::sleep(Duration::from_nanos(wait_ns)).await,
+        None => std::future::pending().await,
     }
 }
 

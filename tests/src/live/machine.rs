@@ -192,6 +192,13 @@ impl Job {
         })
     }
 
+    /// What it has printed since the last time.
+    pub fn hear(&mut self) -> Vec<String> {
+        let lines: Vec<String> = self.lines.try_iter().collect();
+        self.said.extend(lines.iter().cloned());
+        lines
+    }
+
     /// Sends a signal by its number.
     ///
     /// # Panics

@@ -11,6 +11,7 @@ use gpumem_runs::run::absence_name;
 use gpumem_runs::who::Who;
 use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 pub(super) fn ps(sight: &Sight, viewer: Viewer) -> Ps {
     let published = sight.board.read();
@@ -38,12 +39,17 @@ pub(in crate::view) fn rows<'a>(
     let snapshot = &published.snapshot;
     // In NVML's order; devices that only agents have named come last.
     let place = |device: &DeviceView| health.devices.iter().position(|of| of.name == device.name);
-    let mut order: Vec<usize> = (0..snapshot.devices.len()).collect();
+    // What is only said to be there is shown while somebody says to hold something on it: a liar names devices without end.
+    let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
+    let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
+    let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
+    let is_there = |at: &usize| held.contains(at) || place(&snapshot.devices[*at]).is_some();
+    let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_there).collect();
     order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
     let devices = order.iter().map(|&at| &snapshot.devices[at]);
     let devices = devices.map(|of| (device(published, health, of), of)).collect();
     let mut processes = Vec::new();
-    for process in snapshot.processes.iter().filter(|process| process.ended.is_none()) {
+    for process in living() {
         for account in &process.accounts {
             let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
             if let Some(row) = row {
@@ -56,6 +62,10 @@ pub(in crate::view) fn rows<'a>(
         |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
     processes.sort_by_key(|(row, ..)| (row.device, Reverse(size(row)), row.pid));
     Rows { devices, processes }
+}
+
+fn holds(account: &AccountView) -> bool {
+    account.tracked_bytes != 0 || account.peak.tracked_bytes != 0
 }
 
 fn device(published: &Published, health: &Health, device: &DeviceView) -> DeviceRow {
@@ -91,7 +101,7 @@ fn process(
     let named = own || tenants == Tenants::Named;
     let newest = account.latest.as_ref();
     let absence = newest.and_then(|sample| Some(absence_name(sample.used_bytes.err()?, sample.list_failed)));
-    let held = coverage.covered && (account.tracked_bytes != 0 || account.peak.tracked_bytes != 0);
+    let held = coverage.covered && holds(account);
     if !held && newest.is_some_and(|sample| sample.used_bytes == Err(gpumem_wire::Absence::NotListed)) {
         return None;
     }
