@@ -518,7 +518,7 @@ mod tests {
         std::fs::create_dir_all(&dir).expect("a folder");
         let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
         let (keeper, thread) =
-            Keeper::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
+            Keeper::start(path, Retention::default(), Arc::clone(&stats)).expect("a thread");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let ask = |pid: u32, state: State| {
             let (uid, process) =
