@@ -5,7 +5,7 @@ use crate::core::{At, Core, nothing};
 use crate::naming::Named;
 use crate::threads::{DEPTH, Own, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 /// The program has opened a scope of its own.
 static USED: AtomicBool = AtomicBool::new(false);
@@ -18,9 +18,16 @@ pub fn note() {
     }
 }
 
-/// For the sender, now and then.
+/// What the sender has seen of it: 1 not yet, 2 it was so; 0 before it has looked.
+static SEEN: AtomicU8 = AtomicU8::new(0);
+
+/// For the sender, each time: a program may be over before it does much else.
 pub fn look() {
     let used = USED.load(Relaxed);
+    let now = 1 + u8::from(used);
+    if SEEN.swap(now, Relaxed) == now {
+        return;
+    }
     let state = if used { LayerState::Active } else { LayerState::Absent };
     crate::layers::set(Layer::Scopes, state, if used { "" } else { "the program has opened none" });
 }

@@ -298,6 +298,7 @@ impl Sender {
         callers::look(self.core); // every time: a library may allocate as soon as it is loaded
         nvtx::look(self.core);
         self.torch.look_for_torch(self.core);
+        scope::look();
         self.look_around();
         if state::armed() {
             python::run::look(self.core);
@@ -349,11 +350,7 @@ impl Sender {
     /// Subscription, pools and threads: now and then.
     fn look_around(&mut self) {
         let now = self.core.clock.now();
-        if finishing() {
-            scope::look(); // a program may be over before the first look
-            return;
-        }
-        if now < self.next_look_ns {
+        if finishing() || now < self.next_look_ns {
             return;
         }
         self.next_look_ns = now + LOOK_NS;
@@ -367,7 +364,6 @@ impl Sender {
         threads::sweep(self.core.pid);
         self.torch.look(self.core, self.thread);
         callers::reclaim(now);
-        scope::look();
         if self.core.devices.driver().is_some() && state::armed() {
             // Calls that were in flight have returned unseen: said again, their rows are not.
             if self.client.look(self.core, now) && self.link.is_up() {
