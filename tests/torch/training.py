@@ -31,6 +31,7 @@ def train(name, compiled):
     for number in range(2):
         step(f"{name}/{number}", loss, model, optimizer)
     if not compiled:
+        mark(f"model {name} truth")
         with GroundTruth(model):
             step(f"{name}/truth", loss, model, optimizer)
     else:
