@@ -383,7 +383,7 @@ impl Desk {
         let is_full = !over.all(&mut stays);
         let Some(store) = self.store.as_ref().filter(|_| !is_full) else { return found };
         let known = mine.iter().map(|waiting| waiting.uid.as_str()).collect::<Vec<_>>();
-        for summary in store.list().unwrap_or_default().into_iter().take(SEARCHED) {
+        for summary in store.newest_runs(SEARCHED).unwrap_or_default() {
             if !known.contains(&summary.uid.as_str())
                 && !matches!(summary.state, State::Open | State::Rolled { .. })
                 && store.load_head(summary.id).is_ok_and(|head| wanted(&head))

@@ -189,13 +189,19 @@ impl Store {
 
     /// All runs, the newest first.
     pub fn list(&self) -> Result<Vec<RunSummary>> {
+        self.newest_runs(usize::MAX)
+    }
+
+    /// The newest so many, newest first: a store may have more than anybody wants in memory at once.
+    pub fn newest_runs(&self, most: usize) -> Result<Vec<RunSummary>> {
         let sql = "SELECT id, uid, stored_s, label, pid, source_kind, started_ns, last_ns, events,
                 (SELECT max(tracked_bytes) FROM moment WHERE run = run.id AND kind = 'peak'),
                 clock, wall_offset_ns, state, closed_ns, closed_status, rolled_ns,
                 writer_pid, writer_start, writer_boot, source_origin, part,
                 (SELECT id FROM run AS before WHERE before.life = run.life AND before.part = run.part - 1)
-            FROM run ORDER BY id DESC";
-        self.sql(|db| db.prepare_cached(sql)?.query_map([], summary)?.collect())
+            FROM run ORDER BY id DESC LIMIT ?";
+        let most = i64::try_from(most).unwrap_or(i64::MAX);
+        self.sql(|db| db.prepare_cached(sql)?.query_map([most], summary)?.collect())
     }
 
     /// The newest run.

@@ -408,6 +408,8 @@ proptest! {
         prop_assert_eq!(store.load(other).unwrap(), abandoned(first.clone()));
         let list = store.list().unwrap();
         prop_assert_eq!(list.iter().map(|line| line.id).collect::<Vec<_>>(), [other, id]);
+        prop_assert_eq!(store.newest_runs(1).unwrap(), &list[..1]);
+        prop_assert_eq!(store.newest_runs(0).unwrap(), []);
         for (line, run) in list.iter().zip([&first, &third]) {
             let peaks = run.devices.iter().filter_map(|device| device.peak.tracked_bytes);
             prop_assert_eq!(line.peak_tracked_bytes, peaks.max());
