@@ -254,7 +254,7 @@ exports! {
             c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
         }
     }
-    /// A module object exists, of this type, as child `name` of `parent` (0: of none).
+    /// A module object exists, of this type, as child `name` of `parent` (0: of none; itself: made by a compiler, see `python::Modules`).
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
         (); |core, _| python::say_module(core, object, kind, parent, text!(name))
     }

@@ -110,28 +110,6 @@ fn running_out(path: &Path, pid: u32) -> Vec<(String, bool, usize)> {
 }
 
 #[test]
-fn compiled_models_are_named_without_a_graph_break() {
-    let Some(over) = run("2.15.0", "training.py", &["--compiled", "aot_eager", "gpt"], &[]) else {
-        return;
-    };
-    let moments = torch::moments(&over.recording, over.pid);
-    for (moment, said) in torch::beside(&moments, &over.said) {
-        torch::agree(&moment.name, moment, said);
-    }
-    let names = attribution(&over.recording, over.pid);
-    for (key, share) in &names.all {
-        println!("{key}: {:.2} % named of {} B in {}", share.percent_named(), share.bytes, share.count);
-    }
-    for said in over.said.iter().filter(|line| line["graphs"].is_number()) {
-        assert_eq!((said["graphs"].as_i64(), said["breaks"].as_i64()), (Some(1), Some(0)), "{said}");
-    }
-    for key in ["gpt forward", "gpt backward"] {
-        let share = &names.all[key];
-        assert!(share.percent_named() >= 95.0, "{key}: {:?}", share.wrong.iter().take(4).collect::<Vec<_>>());
-    }
-}
-
-#[test]
 fn each_layer_has_a_switch() {
     let off = [
         ("GPUMEM_TORCH", "Blocks"),

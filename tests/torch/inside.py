@@ -478,6 +478,42 @@ def nothing_is_compiled_differently():
 
 
 @test
+def a_compiler_does_not_see_us():
+    """What runs while a model's code is not in a graph is shown to Dynamo, function by function."""
+    import torch._dynamo.types
+
+    dynamo, seen = torch._C._dynamo.eval_frame, set()
+    answer = getattr(torch._dynamo.types, "ConvertFrameReturn", lambda: None)
+
+    def callback(frame, *_):
+        seen.add((frame.f_code.co_filename, frame.f_code.co_name))
+        return answer()
+
+    class Fresh(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.more = nn.Linear(2, 2), nn.Sequential(nn.ReLU())
+
+    core = begun()
+    before = dynamo.set_eval_frame(callback)
+    try:
+        model = Fresh()
+        core.modules.search()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.part(torch.zeros(2, 2)).sum().backward()
+        optimizer.step()
+        core.sweeper.sweep([optimizer], True)
+        sys.modules["_gpumem_torch"]._core.tick()
+        del model, optimizer
+        gc.collect()
+    finally:
+        dynamo.set_eval_frame(before)
+    assert ("__init__" in {name for _, name in seen}), seen
+    ours = {name for file, name in seen if "gpumem" in file and "inside.py" not in file}
+    assert not ours, ours
+
+
+@test
 def workers_of_a_data_loader_do_nothing():
     assert sum(int(batch.sum()) for batch in DataLoader(list(range(64)), batch_size=8, num_workers=2)) == 2016
 

@@ -62,10 +62,11 @@ class Claims(TorchFunctionMode):
 
 class GroundTruth:
     """While it is entered: `enter PATH` and `leave` around every call of one of the model's modules, and around every node
-    of the backward pass that was made in one, each on its own thread (where checkpoints are computed again too)."""
+    of the backward pass that was made in one, each on its own thread (where checkpoints are computed again too). Of a module
+    that is compiled, what it calls is not seen: all that it does is its own. `claims`: see there."""
 
-    def __init__(self, model):
-        root = type(model).__name__
+    def __init__(self, model, claims=True):
+        root, self.claims = type(model).__name__, claims
         self.paths = {id(m): path_of(root, name) for name, m in model.named_modules()}
         self.local, self.seen, self.hooks = threading.local(), {}, []
 
@@ -99,7 +100,7 @@ class GroundTruth:
                 return original(module, *arguments, **keywords)
             self.claim(arguments)  # what the caller has made by other ways than torch's functions
             stack = self.stack()
-            claims = contextlib.nullcontext() if stack else Claims(self)
+            claims = Claims(self) if self.claims and not stack else contextlib.nullcontext()
             stack.append(path)
             mark(f"enter {path}")
             try:

@@ -1,5 +1,5 @@
 """Trains each of the models that the command line names (models.py): two steps as a user would, then one with the ground
-truth beside. `--compiled BACKEND` compiles them first; no ground truth then, the wrapper would break the graph."""
+truth beside. `--compiled BACKEND` compiles them whole first, `--parts BACKEND` each of their parts by itself."""
 
 import sys
 
@@ -22,30 +22,43 @@ def step(name, loss, model, optimizer):
     optimizer.zero_grad()
 
 
-def train(name, compiled):
+def parts(model):
+    """What a model's own forward calls."""
+    for child in model.children():
+        yield from child if isinstance(child, torch.nn.ModuleList) else [child]
+
+
+def graphs():
+    counters = torch._dynamo.utils.counters
+    return {"graphs": counters["stats"]["unique_graphs"], "breaks": sum(counters["graph_break"].values())}
+
+
+def train(name, backend, whole):
     mark(f"model {name}")
     model, loss = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    if compiled:
-        model.compile(backend=compiled)
+    if backend:
+        for module in [model] if whole else parts(model):
+            module.compile(backend=backend)
     for number in range(2):
         step(f"{name}/{number}", loss, model, optimizer)
-    if not compiled:
-        mark(f"model {name} truth")
-        with GroundTruth(model):
-            step(f"{name}/truth", loss, model, optimizer)
-    else:
-        counters = torch._dynamo.utils.counters
-        say(model=name, graphs=counters["stats"]["unique_graphs"], breaks=sum(counters["graph_break"].values()))
+    before = backend and graphs()
+    mark(f"model {name} truth")
+    # A mode would have everything compiled again.
+    with GroundTruth(model, claims=not backend):
+        step(f"{name}/truth", loss, model, optimizer)
+    if backend:
+        say(model=name, **before, with_truth=graphs())
         torch._dynamo.reset()
-        counters.clear()
+        torch._dynamo.utils.counters.clear()
 
 
 words = sys.argv[1:]
-backend = words[words.index("--compiled") + 1] if "--compiled" in words else None
+whole = "--compiled" in words
+backend = next((how for what, how in zip(words, words[1:]) if what in ("--compiled", "--parts")), None)
 for word in words:
     if word in MODELS:
-        train(word, backend)
+        train(word, backend, whole)
         check(f"{word}/gone")
         torch.cuda.empty_cache()
 say(done=True)

@@ -4,6 +4,8 @@
 //! Read without a lock, on the thread that allocates, while the object is a local variable of a frame that runs: so it lives, and its
 //! place does not change under the reader unless Python says something new of it. Written under a lock, by whoever says it.
 //!
+//! A module that was made by a compiler names nothing of the program's: what happens in it is its caller's. It is said as its own parent.
+//!
 //! The table doubles. Where it stood before stays mapped, so that a late reader finds old words and no hole; one table is written over
 //! again only when the next but one is made.
 
@@ -50,7 +52,7 @@ struct Place {
     kind: AtomicU64,
     /// A type derived from that one which it had when it was met: torch gives sharded and parametrized modules another class.
     also: AtomicU64,
-    /// Address of the module that it is a child of; 0 for none.
+    /// Address of the module that it is a child of; 0 for none; its own for one that was generated.
     parent: AtomicU64,
     /// Where its name lies: offset << 16 | length.
     name: AtomicU64,
@@ -58,6 +60,12 @@ struct Place {
     numbers: AtomicU64,
     /// Epoch << 32 | tag.
     cached: AtomicU64,
+}
+
+impl Place {
+    fn is_generated(&self) -> bool {
+        self.parent.load(Relaxed) == self.object.load(Relaxed)
+    }
 }
 
 /// See the module's text.
@@ -144,8 +152,8 @@ impl Modules {
         None
     }
 
-    /// The tag of the path of the module `object`. None for an object that is not the one that was said: the memory of a module that died is soon
-    /// another object's.
+    /// The tag of the path of the module `object`. None for one that was generated, and for an object that is not the one that was said: the
+    /// memory of a module that died is soon another object's.
     #[inline(always)]
     pub fn tag(&self, names: &Names, reader: &Reader<'_, impl Memory>, object: Pointer) -> Option<u32> {
         let place = self.find(self.places(), object.address());
@@ -163,7 +171,14 @@ impl Modules {
         if cached >> 32 == u64::from(epoch) {
             return Some(cached as u32);
         }
-        Some(self.resolve(names, place, epoch))
+        if place.is_generated() { None } else { Some(self.resolve(names, place, epoch)) }
+    }
+
+    /// The tag of a module that was generated, in case it has no caller who names it.
+    #[cold]
+    pub fn generated(&self, names: &Names, object: u64) -> Option<u32> {
+        let place = self.find(self.places(), object).filter(|place| place.is_generated())?;
+        Some(self.path(names, &[place.name.load(Relaxed)]))
     }
 
     /// Whether the type is derived from the one that was said; then it is remembered.
@@ -197,7 +212,7 @@ impl Modules {
             chain[count] = at.name.load(Relaxed);
             count += 1;
             let parent = at.parent.load(Relaxed);
-            if parent == 0 {
+            if parent == 0 || at.is_generated() {
                 break;
             }
             let wanted = at.numbers.load(Relaxed) as u32;
@@ -316,7 +331,8 @@ impl Modules {
         self.epoch.store(next, Release);
     }
 
-    /// A module is there, as child `name` of `parent` (0: of none); the last word of a module counts. Whether there was room.
+    /// A module is there, as child `name` of `parent` (0: of none; its own: generated); the last word of a module counts. Whether there
+    /// was room.
     pub fn say(&self, object: u64, kind: u64, parent: u64, name: &[u8]) -> bool {
         if Pointer::new(object).is_none() {
             self.refused.fetch_add(1, Relaxed);
@@ -324,7 +340,8 @@ impl Modules {
         }
         let _turn = self.turn.take();
         let name = self.keep(name);
-        let above = self.find(self.places(), parent).map_or(0, |above| above.numbers.load(Relaxed) >> 32);
+        let above = self.find(self.places(), parent).filter(|_| parent != object);
+        let above = above.map_or(0, |above| above.numbers.load(Relaxed) >> 32);
         if let Some(place) = self.find(self.places(), object) {
             let numbers = place.numbers.load(Relaxed) & !0xffff_ffff | above;
             let same = place.parent.load(Relaxed) == parent

@@ -149,6 +149,28 @@ fn an_address_that_comes_again_is_another_module() {
 }
 
 #[test]
+fn what_a_compiler_made_names_nothing_but_for_itself() {
+    let bench = Bench::new();
+    let own = |object| {
+        let tag = bench.modules.generated(&bench.names, object)?;
+        Some(String::from_utf8_lossy(bench.names.path(tag).unwrap_or_default()).into_owned())
+    };
+    bench.say(at(1), at(1), "GraphModule");
+    bench.say(at(2), at(1), "conv");
+    let epoch = bench.modules.epoch.load(Relaxed);
+    bench.say(at(1), at(1), "GraphModule");
+    assert_eq!(bench.modules.epoch.load(Relaxed), epoch, "nothing new");
+    assert_eq!((bench.path(at(1)), own(at(1))), (None, some("GraphModule")));
+    assert_eq!(bench.path(at(2)), some("GraphModule/conv"), "its parts have names");
+    assert_eq!(own(at(2)), None);
+    assert_eq!(bench.modules.unknown.load(Relaxed), 0, "it is known");
+    bench.say(at(3), 0, "Net");
+    bench.say(at(1), at(3), "traced");
+    assert_eq!((bench.path(at(1)), own(at(1))), (some("Net/traced"), None), "a part of somebody's");
+    assert_eq!(bench.path(at(2)), some("Net/traced/conv"));
+}
+
+#[test]
 fn a_class_derived_from_the_one_that_was_said_is_the_same_module() {
     let mut bench = Bench::new();
     let (sharded, stranger) = (0x7e00_2000_0000, 0x7e00_3000_0000);

@@ -103,7 +103,7 @@ impl Known<'_> {
                 if let Some(known) = self.meets(reader, frame, what, variable) {
                     return known;
                 }
-                return self.beyond(reader, state, frame, what);
+                return self.beyond(reader, state, frame, what, variable);
             }
         }
         None
@@ -135,7 +135,7 @@ impl Known<'_> {
     }
 
     /// From a frame on that means something and names nothing. A module that nobody has said: what happens in it is its caller's, and
-    /// the phase is known. Or one that says what memory is for, and no more.
+    /// the phase is known. One that a compiler made: the phase is its caller's, too. Or one that says what memory is for, and no more.
     #[cold]
     #[inline(never)]
     fn beyond<M: Memory>(
@@ -144,10 +144,13 @@ impl Known<'_> {
         state: u64,
         from: Pointer,
         what: What,
+        variable: Variable,
     ) -> Option<Here> {
         let is_innermost = || reader.frames(state).next() == Some(from);
         let mut role = if what != What::Gradient || is_innermost() { what.role() } else { Role::Unknown };
-        let mut phase = Some(what.phase()).filter(|phase| *phase != Phase::Unknown);
+        let mut generated = self.generated(reader, from, what, variable);
+        let said = |what: What| Some(what.phase()).filter(|phase| *phase != Phase::Unknown);
+        let mut phase = if generated.is_some() { None } else { said(what) };
         let rest = Frames { reader, next: reader.memory.pointer(from, reader.layout.previous), left: MOST };
         for frame in rest {
             let Some(code) = reader.code(frame) else { break };
@@ -160,19 +163,47 @@ impl Known<'_> {
             if what == What::Parameter {
                 role = what.role();
             }
-            phase = phase.or(Some(what.phase()).filter(|phase| *phase != Phase::Unknown));
+            match self.generated(reader, frame, what, variable) {
+                Some(tag) => generated = Some(tag),
+                None => phase = phase.or(said(what)),
+            }
         }
-        let phase = phase.unwrap_or_default();
-        (phase != Phase::Unknown || role != Role::Unknown).then_some(Here { tag: 0, phase, role })
+        // Called by nobody who has a name: its own is better than none.
+        let tag = generated.unwrap_or(0);
+        let phase = phase.or(generated.map(|_| What::Module.phase())).unwrap_or_default();
+        (phase != Phase::Unknown || role != Role::Unknown).then_some(Here { tag, phase, role })
+    }
+
+    /// The tag of a module that a compiler made, if the frame is one's.
+    fn generated<M: Memory>(
+        &self,
+        reader: &Reader<'_, M>,
+        frame: Pointer,
+        what: What,
+        variable: Variable,
+    ) -> Option<u32> {
+        let object = self.object(reader, frame, variable).filter(|_| what == What::Module)?;
+        self.modules.generated(self.names, object.address())
     }
 
     /// The tag of the module that a local variable holds. The object is read only once its address is known as a module's.
     #[inline(always)]
     fn module<M: Memory>(&self, reader: &Reader<'_, M>, frame: Pointer, variable: Variable) -> Option<u32> {
-        let mut object = Pointer::new(reader.local(frame, variable.slot)?)?;
-        if variable.in_cell && reader.memory.word(object, layout::TYPE)? == self.cell {
-            object = reader.memory.pointer(object, layout::CELL)?;
-        }
+        let object = self.object(reader, frame, variable)?;
         self.modules.tag(self.names, reader, object)
+    }
+
+    #[inline(always)]
+    fn object<M: Memory>(
+        &self,
+        reader: &Reader<'_, M>,
+        frame: Pointer,
+        variable: Variable,
+    ) -> Option<Pointer> {
+        let object = Pointer::new(reader.local(frame, variable.slot)?)?;
+        if variable.in_cell && reader.memory.word(object, layout::TYPE)? == self.cell {
+            return reader.memory.pointer(object, layout::CELL);
+        }
+        Some(object)
     }
 }

@@ -45,6 +45,19 @@ class Leaf(nn.Module):
         return here()
 
 
+class GraphModule(nn.Module):
+    """As torch.fx has them: each is of a class of its own."""
+
+    def __new__(cls, *_):
+        return object.__new__(type("Traced", (cls,), {}))
+
+    def forward(self, work):
+        return work()
+
+
+GraphModule.__module__ = "torch.fx.graph_module"
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -75,6 +88,23 @@ def names():
     del early, late, optimizer
     gc.collect()
     assert len(core.modules.known) == known - 6, core.modules.known
+    # What a compiler makes has the name of the module that is compiled, and takes no name from anybody.
+    net, compiled = Net(), GraphModule()
+    assert net._wrapped_call_impl.__func__.__code__ is compiled._wrapped_call_impl.__func__.__code__
+    compiled.first = net.first
+    compiled.wrapped = GraphModule()
+    net.forward = lambda: [net.first(), compiled(here), compiled(lambda: compiled.wrapped(here))]
+    assert net() == ["Net/first forward", "Net forward", "Net forward"], net()
+    assert compiled(here) == "Traced forward", compiled(here)
+    late = Leaf(0x3000)
+    compiled.late = late
+    assert late() == "Traced/late forward", late()
+    net.late = late
+    assert late() == "Net/late forward", late()
+    net.traced = GraphModule()
+    assert net.traced(here) == "Net/traced forward", net.traced(here)
+    del net, compiled, late
+    gc.collect()
     # On a thread that Python has not made the main one, too.
     found = []
     net = Net()

@@ -188,6 +188,17 @@ check("with the lock held", nested(lambda: here(holding)), PATH + " forward")
 check("a number alone", stack(blocks[11], here), "GPT/h.11 forward")
 check("sibling", model(model.children["head"], here), "GPT/head forward")
 
+# What a compiler made names nothing: its caller does, if there is one.
+generated, inside = Module(), Module()
+register(generated, "GraphModule", id(generated))
+register(inside, "graph", id(inside))
+check("generated, called", nested(lambda: generated(here)), PATH + " forward")
+check("generated, in each other", nested(lambda: generated(lambda: inside(here))), PATH + " forward")
+check("generated, alone", generated(here), "GraphModule forward")
+check("generated, in each other alone", generated(lambda: inside(here)), "GraphModule forward")
+check("generated, in a step", optimizer_step(lambda: generated(here)), " optimizer")
+check("generated, beyond a boundary", nested(lambda: boundary(lambda: generated(here))), " unknown")
+
 # Phases.
 check("optimizer", optimizer_step(here), " optimizer")
 check("backward", backward(here), " backward")

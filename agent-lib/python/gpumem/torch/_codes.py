@@ -5,6 +5,7 @@ Found by what there is, not by version: a name that a release lacks is left out.
 """
 
 import sys
+from functools import partial
 from types import CodeType
 from typing import Any, Iterator, List, Optional
 
@@ -100,6 +101,45 @@ def register_others() -> None:
     """Those that are there by now: the program may import some of them late."""
     for path, what in _OTHERS:
         tell(_code(_at(path)), what)
+
+
+def _functions(module: Any) -> Iterator[Any]:
+    """Those that are written in a Python module, in its classes as well."""
+    for thing in list(vars(module).values()):
+        if getattr(thing, "__module__", None) == module.__name__:
+            yield from vars(thing).values() if isinstance(thing, type) else (thing,)
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner(constant)
+
+
+def hide() -> None:
+    """Dynamo does not look at our functions. It would compile each that runs while a model's code is not in a graph: for
+    seconds, and it would count them among the program's.
+    """
+    dynamo = getattr(getattr(sys.modules["torch"], "_C", None), "_dynamo", None)
+    dynamo = getattr(dynamo, "eval_frame", None)
+    skip = getattr(dynamo, "skip_code", None)
+    tell_strategy = getattr(dynamo, "set_code_exec_strategy", None)  # since 2.7
+    if dynamo is not None and tell_strategy is not None:
+        action = dynamo._FrameAction.SKIP
+        skip = partial(_skip, tell_strategy, dynamo._FrameExecStrategy(action, action))
+    if skip is None:
+        return
+    for name, module in list(sys.modules.items()):
+        if name.startswith(__package__ + "._") and module is not None:
+            for function in _functions(module):
+                code = _code(function)
+                for each in _with_inner(code) if code is not None else ():
+                    skip(each)
+
+
+def _skip(tell_strategy: Any, strategy: Any, code: CodeType) -> None:
+    tell_strategy(code, strategy)
 
 
 def register_optimizer(kind: type) -> None:

@@ -168,6 +168,7 @@ def start(address_of: Callable[[str], int]) -> int:
             return tick()
         if not connect(address_of):
             return FAILED
+        _codes.hide()
         begun = Core()
         try:
             if not _codes.register():

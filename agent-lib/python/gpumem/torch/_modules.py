@@ -2,7 +2,8 @@
 
 A module is known by its address, from when it is found (once, among all objects) or made (PyTorch's hooks for
 registration) until it dies. Its path is that of the parent which had it first. Wrappers (DistributedDataParallel,
-torch.compile) have no path of their own: a model is called the same with and without them.
+torch.compile) have no path of their own: a model is called the same with and without them. Modules that a compiler makes
+(torch.fx.GraphModule) have one only where nobody who has one calls them.
 
 Nothing is written into modules, so copies and pickles of them know nothing of this.
 """
@@ -39,7 +40,7 @@ _DEEPEST = 100
 class Known(weakref.ref):  # type: ignore[type-arg]
     """A module that the agent knows."""
 
-    __slots__ = ("key", "kind", "parent", "name", "number", "inner", "given")
+    __slots__ = ("key", "kind", "parent", "name", "number", "inner", "given", "generated")
 
     key: int
     #: Address of its class.
@@ -53,6 +54,8 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     inner: int
     #: The name was given by the program.
     given: bool
+    #: A compiler made it, and it is no part of a module that somebody wrote.
+    generated: bool
 
 
 def _module_class() -> Any:
@@ -95,6 +98,12 @@ def children(module: Any) -> Iterator[Tuple[str, Any]]:
                 yield name, child
 
 
+def _is_generated(module: Any) -> bool:
+    """Whether a compiler or a tracer made it: a GraphModule has a class of its own, derived from that one."""
+    kinds = type(module).__mro__
+    return any(kind.__name__ == "GraphModule" and kind.__module__ == "torch.fx.graph_module" for kind in kinds)
+
+
 class Modules:
     """All modules that are known."""
 
@@ -122,7 +131,7 @@ class Modules:
 
     def _say(self, known: Known) -> None:
         name = known.name if known.number < 2 else "%s#%d" % (known.name, known.number)
-        functions.module(known.key, known.kind, known.parent, text(name))
+        functions.module(known.key, known.kind, known.key if known.generated else known.parent, text(name))
         self.version += 1
 
     def _gone(self, known: Known) -> None:
@@ -164,6 +173,7 @@ class Modules:
             return None
         known.key, known.kind = id(module), id(type(module))
         known.parent, known.name, known.number, known.inner, known.given = 0, "", 0, 0, False
+        known.generated = _is_generated(module)
         self.known[known.key] = known
         return known
 
@@ -173,6 +183,7 @@ class Modules:
         if known is None:
             return None
         known.given = name is not None
+        known.generated = known.generated and name is None
         self._take(known, name or type(module).__name__)
         self._say(known)
         inner = self.known.get(known.inner)
@@ -192,7 +203,7 @@ class Modules:
             known = self._make(child)
             if known is None:
                 return
-        elif known.parent == above.key or known.given or self._is_inside(above, known):
+        elif known.parent == above.key or known.given or above.generated or self._is_inside(above, known):
             return
         elif known.parent and self._holds(known):
             return
@@ -220,6 +231,8 @@ class Modules:
 
     def _put(self, known: Known, parent: int, name: str) -> None:
         self._let_go(known)
+        above = self.known.get(parent)
+        known.generated = known.generated and above is not None and above.generated
         known.parent, known.name = parent, name
         self._say(known)
         inner = self.known.get(known.inner)
@@ -240,7 +253,7 @@ class Modules:
         """Whether the parent that is known still has it."""
         above = self.known.get(known.parent)
         parent, module = (above() if above is not None else None), known()
-        if parent is None:
+        if parent is None or above is None or above.generated:
             return False
         return any(child is module for _, child in children(parent))
 
