@@ -23,6 +23,7 @@ pub mod core;
 pub mod descriptors;
 pub mod fair;
 pub mod keeper;
+mod memory;
 mod namespace;
 pub mod recorder;
 pub mod service;

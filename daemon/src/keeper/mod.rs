@@ -18,6 +18,7 @@ mod shelf;
 pub use retention::Retention;
 
 use crate::fair::Bill;
+use crate::memory::Spare;
 use crate::stats::{Count, Stats};
 use aside::Broken;
 use begun::{Earlier, Open, write};
@@ -283,6 +284,7 @@ struct Desk {
 
 impl Desk {
     fn run(mut self, inbox: &Receiver<Job>, asked: &AtomicUsize) {
+        let mut spare = Spare::new();
         self.write_all();
         loop {
             let next_try = (lock(&self.shelf).load().0 > 0).then_some(self.next_try);
@@ -315,6 +317,7 @@ impl Desk {
                 self.write_all();
             }
             self.sweep();
+            spare.give_back();
             *lock(&self.busy) = None;
         }
         self.write_all();
