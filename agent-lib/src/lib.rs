@@ -66,6 +66,7 @@ pub mod snapshot;
 pub mod state;
 pub mod threads;
 pub mod torch;
+mod turn;
 pub mod vmm;
 pub mod window;
 
@@ -239,6 +240,16 @@ exports! {
     /// How the layer of exact roles is: a number of the wire format, and why.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| python::run::say_roles(state, text!(reason))
+    }
+    /// PyTorch's own list of what it has is about to be asked for: see torch/adopt.rs. 0 if nothing was missed.
+    gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }
+    /// Takes over what is in the list: of each part the device, whether it is a block, its address and its bytes. 0 if it is to be asked for again.
+    gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
+        1; |core, thread| {
+            // SAFETY: so many parts of four numbers, says the caller.
+            let parts = unsafe { words(parts, count as usize * 4) };
+            c_int::from(core.adopt(thread, parts.as_chunks().0))
+        }
     }
     /// The number that the next node of autograd on this thread will have; the largest of all without PyTorch.
     gpumem_autograd_number as autograd_number() -> u64 {

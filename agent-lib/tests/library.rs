@@ -71,6 +71,8 @@ const UNDECLARED: &[&str] = &[
     "InitializeInjection",
     "InitializeInjectionNvtx2",
     // What our Python code calls, and no C program.
+    "gpumem_adopt",
+    "gpumem_adoption_begins",
     "gpumem_auto_step",
     "gpumem_autograd_calibrate",
     "gpumem_autograd_number",

@@ -9,6 +9,7 @@ use common::daemon::{Daemon, Folder, Peer, agent};
 use common::torch::{Allocator, MAKES, Make, STATIC, Torch, build};
 use gpumem::core::Core;
 use gpumem::layers;
+use gpumem::live::Key;
 use gpumem::torch::find::{Header, Image};
 use gpumem::torch::patch::{self, Met};
 use gpumem_ledger::PoolView;
@@ -17,6 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -56,6 +58,7 @@ fn children() {
         "patch" => patch_and_forward(&folder, make),
         "ledger" => ledger(&folder),
         "late" => late(&folder),
+        "adopted" => adopted(&folder),
         "off" => off(&folder),
         "without" => without(&folder),
         "silent" => silent(&folder),
@@ -77,6 +80,10 @@ fn segments_and_blocks_add_up() {
 #[test]
 fn what_came_before_is_known_by_its_bytes() {
     run("late", &MAKES[1]);
+}
+#[test]
+fn what_came_before_is_taken_over_from_a_list() {
+    run("adopted", &MAKES[1]);
 }
 #[test]
 fn switched_off_means_untouched() {
@@ -443,6 +450,98 @@ fn late(folder: &Path) {
         "frees of what we never saw are not told"
     );
     assert_eq!(core.torch.devices[0].older.load(Relaxed), 0);
+}
+
+fn adopted(folder: &Path) {
+    const SMALL: u64 = 20_000;
+    let socket = folder.join("agent.sock");
+    let daemon = Daemon::listen(&socket);
+    let torch = Torch::load(folder);
+    let mut pool = Allocator::new(&torch, 0);
+    pool.reserved = 40 * MIB;
+    pool.alloc(A, 10 * MIB);
+    pool.alloc(A + 10 * MIB, 5 * MIB);
+    pool.alloc(B, SMALL * 64);
+    let core = agent(&socket, |_| {});
+    let mut peer = daemon.accept();
+    peer.resync_from(1);
+    context(CONTEXT, 0);
+    let list = [
+        [0, 0, A, 20 * MIB],
+        [0, 1, A, 10 * MIB],
+        [0, 1, A + 10 * MIB, 5 * MIB],
+        [0, 0, B, 20 * MIB],
+        [1, 1, C, MIB], // of a device without segments
+    ];
+    let adopt = || {
+        // SAFETY: parts of four numbers.
+        unsafe { gpumem::gpumem_adopt(list.as_ptr().cast(), list.len() as u64) }
+    };
+    // SAFETY: no arguments.
+    let begins = || unsafe { gpumem::gpumem_adoption_begins() };
+    assert_eq!(begins(), 0, "nothing is older");
+    patch::look(true);
+    core.torch.is_late.store(true, Relaxed);
+
+    // Something happens after the list was asked for: nothing is taken over.
+    assert_eq!(begins(), 1);
+    pool.alloc(A + 16 * MIB, 1024);
+    assert_eq!(adopt(), 0);
+    assert_eq!(begins(), 1);
+    pool.free(A + 16 * MIB, 1024);
+    assert_eq!(adopt(), 0);
+    peer.catch_up();
+    assert_eq!(peer.view().accounts[0].tracked_bytes, 0);
+    assert_eq!(core.torch.devices[0].older.load(Relaxed), 15 * MIB + SMALL * 64);
+
+    // And while it is taken over: what was booked by then is taken back.
+    assert_eq!(begins(), 1);
+    let (booked, told) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !booked.load(Relaxed) {
+                let is_booked = core.live.get(Key::Allocation(A)).is_some();
+                if is_booked {
+                    scoped("meanwhile", || told.store(true, Relaxed));
+                    // SAFETY: no arguments that matter.
+                    unsafe { gpumem::gpumem_step(1) };
+                }
+                booked.store(is_booked, Relaxed);
+            }
+        });
+        let many: Vec<[u64; 4]> =
+            list.into_iter().chain((0..SMALL).map(|n| [0, 1, B + n * 64, 64])).collect();
+        // SAFETY: as above.
+        assert_eq!(unsafe { gpumem::gpumem_adopt(many.as_ptr().cast(), many.len() as u64) }, 0);
+    });
+    assert!(told.load(Relaxed));
+    peer.catch_up();
+    assert_eq!((peer.view().accounts[0].tracked_bytes, peer.tags().len()), (0, 0), "{:?}", peer.tags());
+    pool.free(B, SMALL * 64);
+    assert_eq!(core.torch.devices[0].older.load(Relaxed), 15 * MIB);
+    assert_eq!(core.torch.devices[0].segments.load(Relaxed), 0);
+
+    // In a quiet moment all of it is.
+    assert_eq!(begins(), 1);
+    assert_eq!(adopt(), 1);
+    check(&mut peer, &pool, 0);
+    let held = [("before the agent", 15 * MIB), ("(idle)", 25 * MIB)];
+    assert_eq!(peer.tags(), sums(&held));
+    assert_eq!(core.torch.devices[0].older.load(Relaxed), 0);
+    assert_eq!(begins(), 1);
+    assert_eq!(adopt(), 1, "a second time nothing is new");
+    check(&mut peer, &pool, 0);
+
+    // From now on they are as any others.
+    // SAFETY: a C string.
+    unsafe { gpumem::gpumem_retag(0, A, c"weight".as_ptr(), 1, 0) };
+    pool.free(A + 10 * MIB, 5 * MIB);
+    free(B);
+    pool.reserved -= 20 * MIB;
+    check(&mut peer, &pool, 0);
+    assert_eq!(peer.tags(), sums(&[("weight", 10 * MIB), ("(idle)", 10 * MIB)]));
+    until_layer(Layer::Blocks, LayerState::Active, "");
+    assert_eq!(core.torch.devices[0].drift.load(Relaxed), 0);
 }
 
 fn off(folder: &Path) {

@@ -13,6 +13,8 @@ pub(crate) struct Account {
     pub device: Option<usize>,
     /// Bytes older than the agent, once known.
     pub predates: Option<i64>,
+    /// What was older than the agent and is tracked by now: bytes, and since when.
+    taken_over: (i64, u64),
     pub latest: Option<ClosedSample>,
     /// The latest in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
@@ -56,6 +58,32 @@ impl SampleGap {
 impl Account {
     pub fn new(device: Option<usize>) -> Self {
         Account { device, ..Account::default() }
+    }
+
+    /// Memory that is older than the agent is tracked from now on (or is not, after all).
+    pub fn take_over(&mut self, bytes: i64, time_ns: u64) {
+        self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
+        self.taken_over = (self.taken_over.0.wrapping_add(bytes), time_ns);
+    }
+
+    /// What is older than the agent, as it says.
+    pub fn baseline(&mut self, bytes: u64) {
+        self.predates = i64::try_from(bytes).ok();
+    }
+
+    /// Of what is older than the agent, what was tracked at that moment.
+    pub fn taken_over_at(&self, t0_ns: u64) -> i64 {
+        let (bytes, since_ns) = self.taken_over;
+        if since_ns > t0_ns { 0 } else { bytes }
+    }
+
+    /// And what was not. The first sample tells, by its gap.
+    pub fn predates_at(&mut self, t0_ns: u64, late: bool, gap: Option<i64>) -> i64 {
+        let not_yet = self.taken_over.0.wrapping_sub(self.taken_over_at(t0_ns));
+        if late && self.predates.is_none() {
+            self.predates = gap.map(|gap| gap.wrapping_sub(not_yet));
+        }
+        self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
 
     /// Peaks are those of the time from now on.

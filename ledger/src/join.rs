@@ -173,12 +173,12 @@ impl Process {
         let account = &mut self.accounts[usize::from(book)];
         let mut sample = pending.close(0, stale, self.coverage.covered);
         if self.coverage.late && account.predates.is_none() {
-            account.predates = sample.gap_bytes();
             account.causes.round_from(sample.parts);
         }
-        sample.predates_bytes = account.predates.unwrap_or(0);
+        sample.predates_bytes = account.predates_at(sample.t0_ns, self.coverage.late, sample.gap_bytes());
         let known = Known {
             late: self.coverage.late,
+            taken_over: account.taken_over_at(sample.t0_ns),
             blind: self.coverage.paused || self.coverage.blocked.is_some(),
             near,
             names: Names { tags: &self.holdings.cells.tags, modules: &self.modules },

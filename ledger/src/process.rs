@@ -339,6 +339,9 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
                 self.note_going_on(stamp);
+                if stamp.flags.has(Flags::OLDER) && !stamp.flags.has(Flags::RESTATED) {
+                    self.accounts[usize::from(book)].take_over(bytes as i64, stamp.time_ns);
+                }
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);
             }
             Body::BlockAlloc { address, bytes, pool, use_as } => {
@@ -346,7 +349,14 @@ impl Process {
                 self.note_going_on(stamp);
                 self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
             }
-            Body::FreeBegin { address } => self.holdings.free_begin(address, stamp.seq),
+            Body::FreeBegin { address } => {
+                if stamp.flags.has(Flags::OLDER)
+                    && let Some((book, bytes)) = self.holdings.found_at(address)
+                {
+                    self.accounts[usize::from(book)].take_over(-(bytes as i64), stamp.time_ns);
+                }
+                self.holdings.free_begin(address, stamp.seq);
+            }
             Body::FreeEnd { begin_seq, result } => self.holdings.free_end(begin_seq, result),
             Body::BlockFree { address, pool, state } => self.holdings.block_free(address, pool, state),
             Body::Import { address, bytes, source } => {
@@ -399,7 +409,7 @@ impl Process {
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 let account = &mut self.accounts[usize::from(book)];
-                account.predates = i64::try_from(bytes).ok();
+                account.baseline(bytes);
                 account.causes.round_from(None);
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
@@ -469,7 +479,7 @@ impl Process {
 
     #[inline]
     fn count_allocation(&mut self, stamp: &Stamp, bytes: u64) {
-        if !stamp.flags.has(Flags::RESTATED) {
+        if !stamp.flags.has(Flags::RESTATED) && !stamp.flags.has(Flags::OLDER) {
             self.coverage.allocations += 1;
             self.coverage.allocated_bytes = self.coverage.allocated_bytes.saturating_add(bytes);
         }

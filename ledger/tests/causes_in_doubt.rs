@@ -93,6 +93,55 @@ fn a_baseline_that_is_told_later_is_no_step() {
     );
 }
 
+/// What is taken over from a program's own list is tracked from then on, and no change of the gap.
+#[test]
+fn what_is_taken_over_is_no_step() {
+    let older = |s: &mut Gap, ms: u64, body: Body<'_>| {
+        s.0.at(ms * MS - 10).stamp.flags = Flags::OLDER;
+        let seq = s.0.say(body);
+        s.0.stamp.flags = Flags::default();
+        seq
+    };
+    let taken = |mib: u64| Body::AllocEnd {
+        address: mib << 32,
+        bytes: mib << 20,
+        pool: 0,
+        took_us: 0,
+        memory: MemoryKind::Device,
+    };
+    let late = |s: &mut Gap| s.0.control(Body::Agent { result: 0, state: AgentState::Late, detail: "" });
+    // Between two samples; before the first one; while the first one waits for the agent's word.
+    for (over, samples) in [(150, [100, 200]), (50, [100, 200]), (100, [99, 200])] {
+        check_gap(
+            |s| {
+                late(s);
+                s.0.say(Body::ContextCreate { handle: 1 });
+                s.0.sample(samples[0] * MS, samples[0] * MS + MS / 2, 600 << 20);
+                older(s, over, taken(40));
+                older(s, over, taken(30));
+                s.0.at((over.max(samples[0]) + 1) * MS).watermark(0);
+                s.used(samples[1], 600);
+                let account = s.0.account();
+                assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(530 << 20), 70 << 20));
+                let closed = s.0.closed();
+                let gaps: Vec<_> = closed.iter().map(|sample| sample.untrackable_bytes()).collect();
+                assert_eq!(gaps, [Some(0), Some(0)], "taken over at {over}");
+                s.0.at(250 * MS).free(40 << 32);
+                s.used(300, 560);
+                // It was wrong of the other one.
+                let begin_seq = older(s, 350, Body::FreeBegin { address: 30 << 32 });
+                s.0.say(Body::FreeEnd { begin_seq, result: 0 });
+                s.used(400, 560);
+                s.load(500, "net", 7, 10);
+                s.used(600, 570);
+                let account = s.0.account();
+                assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(560 << 20), 0));
+            },
+            &["parts 10 = modules 10", "at 500: 10 = modules 10, module loaded bound @net"],
+        );
+    }
+}
+
 #[test]
 fn nothing_is_booked_across_a_loss() {
     check_gap(

@@ -25,6 +25,8 @@ impl Flags {
     pub const ESTIMATED: Flags = Flags(4);
     /// Recorded under stream capture: a graph owns the bytes.
     pub const CAPTURED: Flags = Flags(8);
+    /// `AllocEnd`: it is older than the agent, which has taken it over from its owner's list. `FreeBegin`: that was wrong.
+    pub const OLDER: Flags = Flags(16);
 
     /// Whether all bits of `other` are set.
     pub const fn has(self, other: Flags) -> bool {

@@ -1,7 +1,8 @@
 """What a program says to the agent of gpumemd in its own process, and asks of it.
 
 Every function may be called at any time, from any thread, and does nothing where there is no agent: no GPU, no
-daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: when CUDA begins, or late if it has begun.
+daemon, no PyTorch is needed. Importing the package lets the wheel's agent in: when CUDA begins, or late if it has begun;
+what PyTorch has by then is taken over.
 
     available(), status()     whether an agent is there and records; how well it sees this process
     scope(name)               what is allocated inside is tagged so: context manager or decorator

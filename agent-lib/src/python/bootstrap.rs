@@ -8,13 +8,14 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub type Object = *mut c_void;
 
 /// In the order in which they import each other.
-const SOURCES: [(&CStr, &str); 7] = [
+const SOURCES: [(&CStr, &str); 8] = [
     (c"_agent", include_str!("../../python/gpumem/torch/_agent.py")),
     (c"_modules", include_str!("../../python/gpumem/torch/_modules.py")),
     (c"_frames", include_str!("../../python/gpumem/torch/_frames.py")),
     (c"_codes", include_str!("../../python/gpumem/torch/_codes.py")),
     (c"_sweep", include_str!("../../python/gpumem/torch/_sweep.py")),
     (c"_steps", include_str!("../../python/gpumem/torch/_steps.py")),
+    (c"_adopt", include_str!("../../python/gpumem/torch/_adopt.py")),
     (c"_core", include_str!("../../python/gpumem/torch/_core.py")),
 ];
 const LOADER: &str = include_str!("../../python/gpumem/torch/_load.py");

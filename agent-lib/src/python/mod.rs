@@ -21,7 +21,6 @@ mod modules;
 pub mod run;
 pub mod selftest;
 mod text;
-mod turn;
 mod walk;
 
 use crate::core::Core;

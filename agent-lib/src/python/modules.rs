@@ -11,10 +11,10 @@
 
 use super::layout;
 use super::memory::{Memory, Pointer};
-use super::turn::Turn;
 use super::walk::Reader;
 use crate::memfd::anonymous;
 use crate::names::Names;
+use crate::turn::Turn;
 use gpumem_wire::MAX_TAG_BYTES;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 

@@ -4,11 +4,13 @@
 //! find.rs      slots and functions of mapped files         patch.rs    our functions put into PyTorch's slots
 //! report.rs    a block was allocated or freed              segments.rs which driver allocations its pool carves
 //! pending.rs   freed blocks that a stream still uses       oom.rs      its word that it is out of memory
+//! adopt.rs     what was there before a late agent
 //! state.rs     what is kept per device and thread          health.rs   how the layers are: the sender's side
 //! autograd.rs  which node of the backward pass runs        sequence.rs what nodes are called
 //! slot.rs      the slot of a library that is loaded        maps.rs     whether a page is writable
 //! ```
 
+pub mod adopt;
 pub mod autograd;
 pub mod find;
 pub mod health;

@@ -149,8 +149,7 @@ impl Core {
     fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: &Report, hash: u64) {
         let address = report.address;
         if device.older.load(Relaxed) != 0 && self.live.get(Key::Block(pool, address)).is_none() {
-            let left = device.older.load(Relaxed).saturating_sub(report.bytes.unsigned_abs());
-            device.older.store(left, Relaxed);
+            device.forget_older(report.bytes.unsigned_abs());
             return;
         }
         if thread.torch.recorded() != 0 && self.wait(thread, device, pool, report) {
@@ -171,13 +170,23 @@ impl Core {
         self.record(thread, At::NOWHERE, body, |core, _| core.live.discard_at(spot));
     }
 
-    /// The device gets its pool. What PyTorch had before is not ours: only its bytes are known.
+    /// The device gets its pool, with the first report.
     #[cold]
     #[inline(never)]
     fn first_report(&self, thread: &Thread, device: &Device, slot: u8, report: &Report) -> u64 {
         let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
-        device.sum.store(before, Relaxed);
-        device.older.store(before as u64, Relaxed);
+        self.make_pool(thread, device, slot, before as u64)
+    }
+
+    /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
+    pub(super) fn make_pool(&self, thread: &Thread, device: &Device, slot: u8, before: u64) -> u64 {
+        let _turn = device.turn.take();
+        let made = device.pool.load(Acquire);
+        if made != 0 {
+            return made;
+        }
+        device.sum.store(before as i64, Relaxed);
+        device.older.store(before, Relaxed);
         // The driver may not be asked here who the device is. It nearly always was, for the segment.
         device.is_unknown.store(true, Relaxed);
         let pool = self.new_pool_id();
@@ -201,6 +210,11 @@ impl Core {
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
         self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
         self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
+        self.tell_unseen(thread, device, at);
+    }
+
+    /// What is older than we are, of the segments.
+    pub(super) fn tell_unseen(&self, thread: &Thread, device: &Device, at: At) {
         let unseen = device.unseen.load(Relaxed).max(0);
         if self.torch.is_late.load(Relaxed) && device.baseline.swap(unseen, Relaxed) != unseen {
             self.record(thread, at, Body::Baseline { bytes: unseen as u64 }, nothing);

@@ -2,6 +2,7 @@
 
 use super::pending::Waiting;
 use crate::memfd::anonymous;
+use crate::turn::Turn;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Devices that a process can have, as in devices.rs.
@@ -41,8 +42,17 @@ pub struct Device {
     pub check_due: AtomicBool,
     /// Nobody asked the driver so far what device it is: the sender does.
     pub is_unknown: AtomicBool,
+    /// Whoever makes the pool has it.
+    pub turn: Turn,
     /// Free while pending.
     pub waiting: &'static [Waiting],
+}
+
+impl Device {
+    /// Of the blocks that are older than we are, some are gone, or known now.
+    pub fn forget_older(&self, bytes: u64) {
+        let _ = self.older.fetch_update(Relaxed, Relaxed, |older| Some(older.saturating_sub(bytes)));
+    }
 }
 
 /// Of the process. A forked child that starts anew has a fresh one, as it has of all of `Core`.
@@ -84,6 +94,7 @@ impl State {
             searches: AtomicU32::new(SEARCHES),
             check_due: AtomicBool::new(false),
             is_unknown: AtomicBool::new(false),
+            turn: Turn::new(),
             waiting: waiting.get(index * each..(index + 1) * each).unwrap_or_default(),
         };
         Some(State {

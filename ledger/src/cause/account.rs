@@ -11,6 +11,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Known<'a> {
     pub late: bool,
+    /// Tracked, although it is older than the agent.
+    pub taken_over: i64,
     /// The agent sees nothing now.
     pub blind: bool,
     /// Tag of the last record before the sample.
@@ -23,7 +25,7 @@ pub(crate) struct Known<'a> {
 struct Boundary {
     t0_ns: u64,
     x: i64,
-    /// What predates the agent, without the rounding in it.
+    /// What predates the agent, tracked or not, without the rounding in it.
     predates: i64,
 }
 
@@ -74,7 +76,9 @@ impl Causes {
 
     fn reach(&mut self, sample: &ClosedSample, x: i64, known: &Known<'_>) {
         let (due, is_folded) = self.heard.events.take_until(sample.t1_ns);
-        let predates = sample.predates_bytes.wrapping_sub(self.predates_rounding);
+        // What was taken over is tracked instead, and the gap is what it was.
+        let older = sample.predates_bytes.wrapping_add(known.taken_over);
+        let predates = older.wrapping_sub(self.predates_rounding);
         let boundary = Boundary { t0_ns: sample.t0_ns, x, predates };
         let lost = std::mem::take(&mut self.heard.lost);
         let blind = std::mem::replace(&mut self.heard.blind, known.blind) || known.blind;

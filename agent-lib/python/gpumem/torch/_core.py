@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, Callable, List, Optional
 
-from . import _codes, _frames
+from . import _adopt, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
 from ._modules import Modules
 from ._steps import Steps, hooks
@@ -40,6 +40,8 @@ class Core:
         #: Frames are read; nodes are named. None: not tried so far.
         self.tested: Optional[bool] = None
         self.calibrated: Optional[bool] = None
+        #: Times that what was there before may still be asked for.
+        self.adoptions = _adopt.TRIES
         #: Calls of modules that nobody had said, at the last look.
         self.unknown = 0
         #: Ticks that have failed; the last one did.
@@ -195,6 +197,11 @@ def _finish(torch: Any, core: Core) -> int:
             return LATER
         # A second time, should something else have made nodes meanwhile. The agent says why it failed.
         core.calibrated = _calibrate(torch) or _calibrate(torch)
+    if core.adoptions > 0:
+        core.adoptions -= 1
+        if _adopt.adopt(torch):
+            core.adoptions = 0
+            core.sweeper.sweep(core.steps.optimizers(), True)
     return DONE
 
 

@@ -1,0 +1,69 @@
+//! An agent that comes late, into a program that has been training: what PyTorch has by then is taken over from its own list, and
+//! from then on everything is as if the agent had been there from the start.
+#![allow(missing_docs)]
+
+use gpumem_tests::live::attribution::{attribution, owned};
+use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job, replay};
+use gpumem_wire::Role;
+use std::path::Path;
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+#[test]
+fn nothing_that_was_there_before_is_missed() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let mut daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut command = wheel.bare(&machine, "late.py", &[]);
+        let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python");
+        command.env("GPUMEM_PACKAGE", package);
+        command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
+        command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));
+        let mut job = Job::start(&mut command);
+        let said = torch::finished(&mut job);
+        daemon.wait_for_the_end_of(&machine, &[&job]);
+        daemon.stop();
+
+        // To the byte, from the first moment on.
+        let moments = torch::moments(&daemon.recording, job.pid());
+        for (moment, said) in torch::beside(&moments, &said) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+            assert_eq!(said["state"], "late");
+        }
+        let process = replay(&daemon.recording).process(job.pid()).clone();
+        assert_eq!(process.odd, Default::default(), "nothing odd");
+        assert!(process.coverage.late && process.coverage.lost == 0, "{:?}", process.coverage);
+        // Nothing that NVML charges has no place: the contexts are older than the agent, and nothing else.
+        for account in &process.accounts {
+            let last = account.complete.as_ref().expect("a sample");
+            assert_eq!(last.untrackable_bytes(), Some(0), "torch {version}: {last:?}");
+            assert!(last.predates_bytes > 0, "torch {version}: {last:?}");
+            assert!(account.steps.is_empty(), "torch {version}: {:?}", account.steps);
+        }
+
+        // What the program still knows has its name and role, whenever it was made.
+        let names = attribution(&daemon.recording, job.pid());
+        for line in said.iter().filter(|line| line["check"].is_string()) {
+            let check = line["check"].as_str().unwrap_or_default();
+            let of = |what, role| owned(&names.live[check], line, what, role);
+            for (what, role) in [
+                ("parameter", Role::Parameter),
+                ("gradient", Role::Gradient),
+                ("optimizer_state", Role::OptimizerState),
+            ] {
+                let owned = of(what, role);
+                println!("torch {version}, {check}: {what} {} {} {}", owned.count, owned.named, owned.known);
+                assert_eq!((owned.named, owned.known), (owned.count, owned.count), "{check}: {owned:?}");
+            }
+        }
+        // Activations and workspaces have no name but this.
+        let older = |check: &str| {
+            let mut blocks = names.live[check].values();
+            blocks.any(|block| block.tag == "before the agent" && block.role == Role::Unknown)
+        };
+        assert!(older("attached"), "torch {version}");
+    }
+}
