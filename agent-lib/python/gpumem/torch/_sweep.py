@@ -2,7 +2,7 @@
 
 A sweep tells the agent what it did not tell before. It runs in the hooks of an optimizer's step, or between two
 statements of the main thread; never in a module's call. Its time is measured: the next one waits until 0.2 % of the time
-since then pays for it.
+since then pays for it, and a quarter of that once many have found nothing new.
 """
 
 import sys
@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from ._agent import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, functions, text
 from ._modules import Known, Modules
 
-#: Of the time.
-_SHARE = 0.002
+#: Of the time; and after so many sweeps in a row that had nothing to tell but gradients.
+_SHARE, _SHARE_WHEN_STILL, _STILL = 0.002, 0.0005, 20
 #: Seconds for which what was told need not be told again.
 _LASTS = 10.0
 #: Tensors inside of tensors.
@@ -97,6 +97,9 @@ class Sweeper:
         #: How many there were and how long the last one took.
         self.count = 0
         self.seconds = 0.0
+        #: What was found by the last one, and how many in a row have found nothing new but gradients.
+        self._last: Dict[int, Tuple[str, int]] = {}
+        self._still = 0
         #: Storages that were found, by role.
         self.found: Dict[int, int] = {}
 
@@ -133,12 +136,14 @@ class Sweeper:
                 self._module(module, known, storages, gradients)
             for optimizer in optimizers:
                 self._optimizer(optimizer, storages, gradients)
-        told = self._told
+        told, last, is_still = self._told, self._last, True
         for address, (path, role) in storages.items():
             if role == GRADIENT or told.get(address) != (path, role):
                 functions.retag(0, address, text(path), role, 0)
+            is_still = is_still and (role == GRADIENT or last.get(address) == (path, role))
+        self._still = self._still + 1 if is_still else 0
         # Only what is there now: an address that comes back is told again.
-        self._told = storages
+        self._told = self._last = storages
         self.found = {}
         for _, role in storages.values():
             self.found[role] = self.found.get(role, 0) + 1
@@ -146,7 +151,7 @@ class Sweeper:
         now = time.perf_counter()
         self.seconds = now - start
         self._ended = now
-        self._due = now + self.seconds / _SHARE
+        self._due = now + self.seconds / (_SHARE_WHEN_STILL if self._still >= _STILL else _SHARE)
 
     def _module(self, module: Any, known: Known, storages: Dict[int, Tuple[str, int]], gradients: bool) -> None:
         fields = object.__getattribute__(module, "__dict__")
