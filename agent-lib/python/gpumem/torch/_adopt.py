@@ -9,10 +9,16 @@ from ._agent import functions
 TRIES = 10
 
 
+def _is_slow(torch: Any) -> bool:
+    """The list would come with a stack for each block, which takes seconds."""
+    asked = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return asked is not None and bool(asked())
+
+
 def adopt(torch: Any) -> bool:
     """Tells the agent, if it came late; whether that is settled. The allocator is asked once, for its own list: some ms for 10,000 blocks."""
     cuda = getattr(torch, "cuda", None)
-    if cuda is None or not cuda.is_initialized() or functions.adoption_begins() == 0:
+    if cuda is None or not cuda.is_initialized() or _is_slow(torch) or functions.adoption_begins() == 0:
         return True
     try:
         segments = cuda.memory_snapshot()
