@@ -15,6 +15,8 @@ pub(crate) struct Account {
     pub predates: Option<i64>,
     /// What was older than the agent and is tracked by now: bytes, and since when.
     taken_over: (i64, u64),
+    /// What the program had freed of it by then has left `predates`.
+    older_gone_ns: u64,
     pub latest: Option<ClosedSample>,
     /// The latest in which `used` was read, and `tracked` known if there was an agent.
     pub complete: Option<ClosedSample>,
@@ -84,6 +86,30 @@ impl Account {
             self.predates = gap.map(|gap| gap.wrapping_sub(not_yet));
         }
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
+    }
+
+    /// Whether there may be anything that is older than the agent and not tracked.
+    pub fn has_older(&self) -> bool {
+        self.predates != Some(0)
+    }
+
+    /// The program has freed something that is older than the agent: by how much the gap fell, so large it was.
+    pub fn let_older_go(&mut self, sample: &mut ClosedSample, freed_ns: u64) {
+        if freed_ns <= self.older_gone_ns || sample.t1_ns < freed_ns {
+            return;
+        }
+        let before = self.last.map(|last| last.untrackable);
+        let (Some(before), Some(now), Some(predates)) = (before, sample.untrackable_bytes(), self.predates)
+        else {
+            return;
+        };
+        let gone = before.wrapping_sub(now).clamp(0, predates.max(0));
+        self.predates = Some(predates - gone);
+        self.taken_over.0 = self.taken_over.0.wrapping_add(gone);
+        sample.predates_bytes = sample.predates_bytes.wrapping_sub(gone);
+        if sample.t0_ns > freed_ns {
+            self.older_gone_ns = freed_ns;
+        }
     }
 
     /// Peaks are those of the time from now on.

@@ -111,12 +111,12 @@ impl Holdings {
         Some(row)
     }
 
-    /// `FreeBegin`: the address may be given to another thread from now on.
     /// Book and bytes of the live allocation at an address.
     pub fn found_at(&self, address: u64) -> Option<(u8, u64)> {
         self.allocations.get(&address).map(|row| (row.book, row.bytes))
     }
 
+    /// `FreeBegin`: the address may be given to another thread from now on.
     pub fn free_begin(&mut self, address: u64, seq: u64) {
         let flight = match self.unbind(address) {
             Some(row) => {

@@ -176,6 +176,7 @@ impl Process {
             account.causes.round_from(sample.parts);
         }
         sample.predates_bytes = account.predates_at(sample.t0_ns, self.coverage.late, sample.gap_bytes());
+        account.let_older_go(&mut sample, self.older_freed_ns);
         let known = Known {
             late: self.coverage.late,
             taken_over: account.taken_over_at(sample.t0_ns),

@@ -118,6 +118,8 @@ pub(crate) struct Process {
     pub key: ProcessKey,
     pub facts: Facts,
     pub coverage: Coverage,
+    /// When something was freed that nobody knew and that may be older than the agent; 0 for never.
+    pub older_freed_ns: u64,
     pub layers: Layers,
     pub marks: Marks,
     pub ooms: Ooms,
@@ -175,6 +177,7 @@ impl Process {
             key,
             facts: Facts::default(),
             coverage: Coverage::default(),
+            older_freed_ns: 0,
             layers: Layers::default(),
             marks: Marks::default(),
             ooms: Ooms::default(),
@@ -350,12 +353,17 @@ impl Process {
                 self.holdings.block_alloc(address, bytes, pool, use_as, stamp, book);
             }
             Body::FreeBegin { address } => {
-                if stamp.flags.has(Flags::OLDER)
-                    && let Some((book, bytes)) = self.holdings.found_at(address)
-                {
+                let found = self.holdings.found_at(address);
+                if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
                     self.accounts[usize::from(book)].take_over(-(bytes as i64), stamp.time_ns);
                 }
                 self.holdings.free_begin(address, stamp.seq);
+                let may_be_older = self.coverage.late && self.accounts.iter().any(Account::has_older);
+                if may_be_older && found.is_none() && address != 0 {
+                    // Not odd: it is older than the agent. How large it was NVML will say.
+                    self.holdings.odd.unknown_frees -= 1;
+                    self.older_freed_ns = stamp.time_ns;
+                }
             }
             Body::FreeEnd { begin_seq, result } => self.holdings.free_end(begin_seq, result),
             Body::BlockFree { address, pool, state } => self.holdings.block_free(address, pool, state),

@@ -142,6 +142,41 @@ fn what_is_taken_over_is_no_step() {
     }
 }
 
+/// Nobody knows how large it was but NVML.
+#[test]
+fn what_is_older_than_a_late_agent_may_go() {
+    check_gap(
+        |s| {
+            s.0.control(Body::Agent { result: 0, state: AgentState::Late, detail: "" });
+            s.0.say(Body::ContextCreate { handle: 1 });
+            s.used(100, 600);
+            s.alloc(150, 0x1000, 20 << 20);
+            s.used(200, 620);
+            s.0.at(250 * MS).free(0x9000);
+            s.used(300, 580);
+            let account = s.0.account();
+            assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(560 << 20), 20 << 20));
+            // What else makes the gap smaller has its cause.
+            s.load(400, "net", 7, 10);
+            s.used(450, 590);
+            s.unload(500, 7);
+            s.used(550, 580);
+            // Two at a time, one of which is known.
+            s.0.at(600 * MS).free(0x1000);
+            s.0.at(601 * MS).free(0xa000);
+            s.used(650, 500);
+            let account = s.0.account();
+            assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(500 << 20), 0));
+            assert_eq!(s.0.process().odd, Default::default(), "nothing odd");
+        },
+        &[
+            "parts 0 = 0",
+            "at 400: 10 = modules 10, module loaded bound @net",
+            "at 500: -10 = modules -10, module unloaded bound",
+        ],
+    );
+}
+
 #[test]
 fn nothing_is_booked_across_a_loss() {
     check_gap(
