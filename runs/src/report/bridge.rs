@@ -142,7 +142,8 @@ pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
     pool.check.filter(|(own, ours)| own != ours)
 }
 
-/// What the framework itself said last: reserved and allocated.
+/// What the framework itself said last: reserved and allocated. Nothing if it has compared, and ours was the same.
 pub(super) fn own_word(device: &Device) -> Option<(u64, u64)> {
-    device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?.own
+    let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
+    pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))
 }

@@ -33,8 +33,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
             crate::report::units::thousands(i128::from(own) - i128::from(ours))
         ));
     }
-    let is_apart = report.run.coverage.late && disagreement(device).is_some();
-    if let (true, Some((reserved, allocated))) = (is_apart, own_word(device)) {
+    if let (true, Some((reserved, allocated))) = (report.run.coverage.late, own_word(device)) {
         out.inset(&format!(
             "torch said itself: memory_allocated {}, memory_reserved {}; what is older than the agent is in `predates`",
             amount(allocated),
