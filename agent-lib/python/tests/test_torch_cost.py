@@ -98,6 +98,30 @@ print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()),
         self.assertEqual(run(script), ["True", "True", "1", "1", "1"])
 
 
+class Compiled(unittest.TestCase):
+    def test_the_compiler_sees_nothing_of_hooks(self):
+        script = TORCH + """
+looks, seen = ["theirs"], []
+def switch(callback):
+    before, looks[0] = looks[0], callback
+    return before
+def fails(*_):
+    seen.append(looks[0])
+    raise RuntimeError
+modules.on_module, modules.on_parameter = lambda *_: seen.append(looks[0]), fails
+def call():
+    for hook in _modules.hooks(modules):
+        hook(Block(), "a", Block())
+call()
+sys.modules["torch._dynamo.eval_frame"] = types.SimpleNamespace(set_eval_frame=switch)
+call()
+torch.compiler = types.SimpleNamespace(is_compiling=lambda: True)
+call()
+print(*seen, *looks)
+"""
+        self.assertEqual(run(script), ["theirs"] * 2 + ["None"] * 2 + ["theirs"])
+
+
 class Ticks(unittest.TestCase):
     def test_one_that_fails_is_told_and_made_again(self):
         script = TORCH + """

@@ -8,10 +8,11 @@ import os
 import sys
 from typing import Any, Callable, List, Optional
 
-from . import _codes, _frames
+from . import _codes, _frames, _modules, _steps
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
+from ._compiler import unseen
 from ._modules import Modules
-from ._steps import Steps, hooks
+from ._steps import Steps
 from ._sweep import Sweeper
 
 #: Answers of ``start``.
@@ -131,10 +132,11 @@ def _register(torch: Any, core: Core) -> None:
     """PyTorch's hooks, as far as it has them."""
     module = sys.modules.get("torch.nn.modules.module")
     optimizer = sys.modules.get("torch.optim.optimizer")
-    before, after = hooks(core.steps)
+    before, after = _steps.hooks(core.steps)
+    on_module, on_parameter = _modules.hooks(core.modules)
     wanted = (
-        (module, "register_module_module_registration_hook", core.modules.on_module, "parts of modules"),
-        (module, "register_module_parameter_registration_hook", core.modules.on_parameter, "parameters"),
+        (module, "register_module_module_registration_hook", on_module, "parts of modules"),
+        (module, "register_module_parameter_registration_hook", on_parameter, "parameters"),
         (optimizer, "register_optimizer_step_pre_hook", before, "optimizers' steps"),
         (optimizer, "register_optimizer_step_post_hook", after, "optimizers' steps"),
     )
@@ -156,33 +158,37 @@ def _say(core: Core) -> None:
 
 def start(address_of: Callable[[str], int]) -> int:
     """Begins, once: ``DONE``, or ``LATER`` if PyTorch is not there yet, or ``FAILED``."""
-    global _core
     try:
-        torch = sys.modules.get("torch")
-        if torch is None or not _is_ready(torch):
-            return LATER
-        if _core is not None and _core.process != os.getpid():
-            _core.let_go()
-            _core = None  # of the parent: its agent was another one
-        if _core is not None:
-            return tick()
-        if not connect(address_of):
-            return FAILED
-        begun = Core()
-        try:
-            if not _codes.register():
-                begun.missing.append("modules' calls")
-            _register(torch, begun)
-            begun.modules.search()
-        except BaseException:  # the program's own interrupt, too
-            begun.let_go()
-            raise
-        _core = begun
-        _say(begun)
-        return _finish(torch, begun)
+        return int(unseen(_start, address_of))
     except Exception as error:
         functions.roles(DEGRADED, text("%s: %s" % (type(error).__name__, error)))
         return FAILED
+
+
+def _start(address_of: Callable[[str], int]) -> int:
+    global _core
+    torch = sys.modules.get("torch")
+    if torch is None or not _is_ready(torch):
+        return LATER
+    if _core is not None and _core.process != os.getpid():
+        _core.let_go()
+        _core = None  # of the parent: its agent was another one
+    if _core is not None:
+        return tick()
+    if not connect(address_of):
+        return FAILED
+    begun = Core()
+    try:
+        if not _codes.register():
+            begun.missing.append("modules' calls")
+        _register(torch, begun)
+        begun.modules.search()
+    except BaseException:  # the program's own interrupt, too
+        begun.let_go()
+        raise
+    _core = begun
+    _say(begun)
+    return _finish(torch, begun)
 
 
 def _finish(torch: Any, core: Core) -> int:
@@ -203,25 +209,29 @@ _NONE = (1 << 64) - 1
 def tick() -> int:
     """Memory was allocated since the last time: called by the agent on the main thread, now and then."""
     try:
-        here = _core
-        if here is None:
-            return LATER
-        torch = sys.modules["torch"]
-        answer = _finish(torch, here)
-        _codes.register_others()
-        modules, sweeper = here.modules, here.sweeper
-        unknown = functions.modules_unknown()
-        if unknown != here.unknown and modules.is_due():
-            here.unknown = unknown
-            modules.search()
-        if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
-            sweeper.sweep(here.steps.optimizers(), False)
-        if here.is_failing:
-            here.is_failing = False
-            _say(here)
-        return answer
+        return int(unseen(_tick))
     except Exception as error:
         return _failed(error)
+
+
+def _tick() -> int:
+    here = _core
+    if here is None:
+        return LATER
+    torch = sys.modules["torch"]
+    answer = _finish(torch, here)
+    _codes.register_others()
+    modules, sweeper = here.modules, here.sweeper
+    unknown = functions.modules_unknown()
+    if unknown != here.unknown and modules.is_due():
+        here.unknown = unknown
+        modules.search()
+    if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
+        sweeper.sweep(here.steps.optimizers(), False)
+    if here.is_failing:
+        here.is_failing = False
+        _say(here)
+    return answer
 
 
 def _failed(error: Exception) -> int:

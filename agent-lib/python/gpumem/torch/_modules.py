@@ -17,6 +17,7 @@ from itertools import chain, compress, starmap
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._agent import functions, text
+from ._compiler import is_compiling, unseen
 
 #: Wrappers, and the name under which each has its module. Names with "_" in front are of such wrappers alone.
 _WRAPPERS = {
@@ -335,24 +336,39 @@ class Modules:
                 known.kind = id(type(module))
                 self._say(known)
 
-    # PyTorch's hooks. Each returns None: what is registered stays as it is.
-
     def on_module(self, parent: Any, name: str, child: Any) -> None:
         """A module gets a part."""
-        try:
-            if child is None or not isinstance(name, str):
-                return
-            self.adopt(parent, name, child)
-            if any(id(part) not in self.known for _, part in children(child)):
-                self.learn(child)
-        except Exception:
-            pass
+        if child is None or not isinstance(name, str):
+            return
+        self.adopt(parent, name, child)
+        if any(id(part) not in self.known for _, part in children(child)):
+            self.learn(child)
 
     def on_parameter(self, module: Any, name: str, parameter: Any) -> None:
         """A module gets a parameter: some have no parts and belong to nothing."""
+        if id(module) not in self.known:
+            self.root(module)
+        self.version += 1
+
+
+def hooks(modules: Modules) -> Tuple[Any, Any]:
+    """Two functions as PyTorch calls them. Each returns None: what is registered stays as it is."""
+    is_traced = is_compiling()
+
+    def on_module(parent: Any, name: str, child: Any) -> None:
+        if is_traced():
+            return
         try:
-            if id(module) not in self.known:
-                self.root(module)
-            self.version += 1
+            unseen(modules.on_module, parent, name, child)
         except Exception:
             pass
+
+    def on_parameter(module: Any, name: str, parameter: Any) -> None:
+        if is_traced():
+            return
+        try:
+            unseen(modules.on_parameter, module, name, parameter)
+        except Exception:
+            pass
+
+    return on_module, on_parameter

@@ -1,12 +1,12 @@
 """Optimizers' steps: the phase, the number of the step, and when to look at parameters, gradients and states."""
 
 import os
-import sys
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _codes
 from ._agent import FORWARD, OPTIMIZER, functions, text
+from ._compiler import is_compiling, unseen
 from ._modules import Modules
 from ._sweep import Sweeper
 
@@ -15,10 +15,6 @@ _FIRST = 3
 #: Seconds in the process's life for sweeps and searches that are made at once, because an optimizer is new, and not when
 #: the time since the last one has paid for them: a program may make an optimizer for each parameter, or for each step.
 _AT_ONCE = 2.0
-
-
-def _never() -> bool:
-    return False
 
 
 class Steps:
@@ -37,9 +33,6 @@ class Steps:
         self._left = _AT_ONCE
         #: A forked child does nothing: the agent is silent there.
         self.process = os.getpid()
-        torch = sys.modules.get("torch")
-        compiler = getattr(torch, "compiler", None)
-        self.is_compiling = getattr(compiler, "is_compiling", None) or _never
 
     def optimizers(self) -> List[Any]:
         """Those that live."""
@@ -123,22 +116,22 @@ class Steps:
 
 
 def hooks(steps: Steps) -> Tuple[Any, Any]:
-    """Two functions as PyTorch calls them. What is being compiled must see nothing of them."""
-    is_compiling = steps.is_compiling
+    """Two functions as PyTorch calls them."""
+    is_traced = is_compiling()
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling():
+        if is_traced():
             return
         try:
-            steps.before(optimizer)
+            unseen(steps.before, optimizer)
         except Exception:
             pass
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_compiling():
+        if is_traced():
             return
         try:
-            steps.after(optimizer)
+            unseen(steps.after, optimizer)
         except Exception:
             pass
 
