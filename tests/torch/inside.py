@@ -225,6 +225,16 @@ def exceptions_pass_through():
         assert x.grad is not None and here() == " unknown"
 
 
+@test
+def a_scope_names_the_backward_pass():
+    log, x = [], ones().requires_grad_()
+    library.gpumem_push(b"scope")
+    y = Ask.apply(x * 2, log)
+    library.gpumem_pop()
+    y.sum().backward()
+    assert log == ["scope unknown", "scope backward"] and here() == " unknown", log
+
+
 def paths(calls, role):
     return collections.Counter(path.decode() for _, _, path, its, _ in calls if its == role)
 
