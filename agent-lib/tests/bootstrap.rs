@@ -5,7 +5,7 @@
 mod common;
 
 use common::daemon::Folder;
-use common::pythons::{library, pythons};
+use common::pythons::{free_threaded, library, pythons};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -56,6 +56,16 @@ fn modules_and_optimizers_are_found_on_every_interpreter() {
     for (version, python) in pythons() {
         is_done(version, &program(python, &folder, &engine, &["names"]));
         println!("CPython {version}");
+    }
+}
+
+/// Names of modules are all that is missing, and the program ends as ever.
+#[test]
+fn without_a_gil_the_rest_is_found_too() {
+    let folder = Folder::new("bootstrap-no-gil");
+    let (Some(engine), Some(python)) = (engine(&folder), free_threaded()) else { return };
+    for what in [&["unread"][..], &["interrupt"], &["end", "0.002"], &["end", "0.1"]] {
+        is_done("without a GIL", &program(&python, &folder, &engine, what));
     }
 }
 

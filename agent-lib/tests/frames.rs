@@ -1,11 +1,12 @@
 //! The module path from Python frames, on every CPython that is here: tests/frames/program.py has the checks. `python3.X` is looked for on
-//! the PATH and in pyenv's folder; GPUMEM_TEST_PYTHONS may name more, with colons between.
+//! the PATH and in pyenv's folder; GPUMEM_TEST_PYTHONS may name more, with colons between. What no stable release has,
+//! tests/tools/python.sh brings.
 #![allow(missing_docs)]
 
 mod common;
 
 use common::daemon::Folder;
-use common::pythons::{library, pyenv, pythons, version};
+use common::pythons::{free_threaded, library, pyenv, pythons, version};
 use gpumem_wire::{Body, Layer, LayerState, frame};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -101,9 +102,8 @@ fn an_interpreter_that_is_not_known_is_not_read() {
     assert!(said(&output).contains("\nreason CPython 3.8 is not known\n"), "{}", said(&output));
 }
 
-/// What the agent told of the layer, in a program that runs this.
-fn layers(folder: &Folder, script: &str, frames: &str) -> Vec<(LayerState, String)> {
-    let (_, python) = &pythons()[0];
+/// What the agent recorded of a program that runs this in that interpreter.
+fn recorded(python: &Path, folder: &Folder, script: &str, frames: &str) -> Vec<u8> {
     let recording = folder.0.join("recording.gpumem");
     let _ = std::fs::remove_file(&recording);
     let start = "import ctypes, sys; sys.path.insert(0, sys.argv[2]); import _frames\n\
@@ -118,8 +118,12 @@ fn layers(folder: &Folder, script: &str, frames: &str) -> Vec<(LayerState, Strin
         .output()
         .expect("it runs");
     assert!(output.status.success(), "{}", said(&output));
-    let bytes = std::fs::read(&recording).expect("a recording");
-    let records = frame::records(&bytes[frame::HEADER_BYTES..]).map(|record| record.expect("a frame"));
+    std::fs::read(&recording).expect("a recording")
+}
+
+/// What was told of the layer.
+fn told(recording: &[u8]) -> Vec<(LayerState, String)> {
+    let records = frame::records(&recording[frame::HEADER_BYTES..]).map(|record| record.expect("a frame"));
     let told = records.filter_map(|record| match record.expect("a record").body {
         Body::Layer { layer: Layer::ModulePath, state, reason } => Some((state, reason.to_owned())),
         _ => None,
@@ -130,6 +134,9 @@ fn layers(folder: &Folder, script: &str, frames: &str) -> Vec<(LayerState, Strin
 #[test]
 fn the_layer_says_how_it_is() {
     let folder = Folder::new("frames-layer");
+    let (_, python) = &pythons()[0];
+    let layers =
+        |folder: &Folder, script: &str, frames: &str| told(&recorded(python, folder, script, frames));
     let started = "assert agent.InitializeInjection() == 1\n";
     let absent = "Python has not said what to look for";
     assert_eq!(layers(&folder, started, "1").pop(), Some((LayerState::Absent, absent.to_owned())));
@@ -145,4 +152,26 @@ fn the_layer_says_how_it_is() {
                  assert 'another code object' in _frames.prove(agent)\n";
     let (state, reason) = layers(&folder, &format!("{started}{wrong}"), "1").pop().expect("said");
     assert_eq!((state, &*reason), (LayerState::Failed, "frame 0 of 7: another code object"));
+}
+
+/// Without a GIL nothing is read, and it is said why. What programs report from threads that run at once is all there.
+#[test]
+fn without_a_gil_only_the_names_are_missing() {
+    let Some(python) = free_threaded() else { return };
+    let folder = Folder::new("frames-no-gil");
+    let recording = recorded(&python, &folder, include_str!("frames/without_gil.py"), "1");
+    let why = "CPython without a GIL (free-threaded) is not read";
+    assert_eq!(told(&recording).pop(), Some((LayerState::Failed, why.to_owned())));
+    let (mut made, mut gone, mut named) = (0, 0, 0);
+    for record in frame::records(&recording[frame::HEADER_BYTES..]) {
+        let record = record.expect("a frame").expect("a record");
+        match record.body {
+            Body::BlockAlloc { .. } => made += 1,
+            Body::BlockFree { .. } => gone += 1,
+            Body::Lost { .. } => panic!("history was lost"),
+            _ => continue,
+        }
+        named += usize::from(record.stamp.tag != 0);
+    }
+    assert_eq!((made, gone, named), (4000, 2000, 0));
 }

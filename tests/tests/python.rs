@@ -3,8 +3,12 @@
 
 use gpumem_tests::live::Machine;
 use gpumem_tests::live::programs::programs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
+
+#[allow(dead_code)]
+#[path = "../../agent-lib/tests/common/pythons.rs"]
+mod pythons;
 
 fn unittest(command: &mut Command) -> String {
     let package =
@@ -22,30 +26,15 @@ fn the_packages_own_tests_pass_without_an_agent() {
     assert!(said.contains("skipped="), "{said}");
 }
 
-/// The oldest that is promised, and what lies between it and the newest: those that are on PATH or that pyenv has.
+/// The oldest that is promised, and what lies between it and the newest; and one without a GIL.
 #[test]
 fn they_pass_on_every_python_that_is_there() {
-    let pyenv = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
-    let pyenv = pyenv.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".pyenv")));
-    let pyenv = pyenv.unwrap_or_default().join("versions");
-    let mut found = 0;
-    for minor in 9..=14 {
-        let name = format!("3.{minor}");
-        let in_pyenv = std::fs::read_dir(&pyenv).into_iter().flatten().flatten();
-        let in_pyenv =
-            in_pyenv.filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{name}.")));
-        let mut pythons = in_pyenv.map(|entry| entry.path().join("bin/python3"));
-        let python = pythons.next().unwrap_or_else(|| format!("python{name}").into());
-        let version = Command::new(&python).arg("--version").output();
-        if !version.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: there is no CPython {name}");
-            continue;
-        }
-        let said = unittest(Command::new(&python).env_remove("CUDA_INJECTION64_PATH"));
-        assert!(said.contains("OK"), "{name}: {said}");
-        found += 1;
+    let without_gil = pythons::free_threaded().map(|python| ("without a GIL".to_owned(), python));
+    for (version, python) in pythons::pythons().iter().chain(&without_gil) {
+        let said = unittest(Command::new(python).env_remove("CUDA_INJECTION64_PATH"));
+        assert!(said.contains("OK"), "CPython {version}: {said}");
+        println!("CPython {version}");
     }
-    assert!(found > 0, "python3 is needed");
 }
 
 #[test]

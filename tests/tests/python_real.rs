@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use gpumem_tests::live::programs::programs;
-use gpumem_tests::live::torch::{VERSIONS, wheel};
+use gpumem_tests::live::torch::{VERSIONS, versions, wheel};
 use gpumem_tests::live::{Daemon, Machine};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,8 +71,8 @@ fn it_is_typed() {
 #[test]
 fn scopes_break_no_graph() {
     let machine = Machine::new(&["devices=1"]);
-    for version in VERSIONS {
-        let Some(wheel) = wheel(version) else { continue };
+    for version in versions() {
+        let Some(wheel) = wheel(&version) else { continue };
         let mut command = wheel.bare(&machine, "compiled_scopes.py", &[]);
         command.env("GPUMEM_PACKAGE", package());
         command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
@@ -85,8 +85,8 @@ fn scopes_break_no_graph() {
 #[test]
 fn what_it_says_is_what_torch_says() {
     let machine = gpumem_tests::live::torch::machine(&[]);
-    for version in VERSIONS {
-        let Some(wheel) = wheel(version) else { continue };
+    for version in versions() {
+        let Some(wheel) = wheel(&version) else { continue };
         let mut command = wheel.covered(&machine, &machine.dir, "asked.py", &[]);
         command.env("GPUMEM_PACKAGE", package());
         let said = done(&mut command);

@@ -3,7 +3,7 @@
 //! numbers to the byte, at each moment that the program marked.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::torch::{self, VERSIONS};
+use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, replay};
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
@@ -16,7 +16,7 @@ const SETTINGS: [&str; 4] = [
 
 #[test]
 fn whatever_threads_and_settings_do() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         for (seed, settings) in SETTINGS.iter().enumerate() {
             // Events stay pending until somebody waits for them.

@@ -1,12 +1,12 @@
 //! What runs inside of a program with PyTorch, looked at from inside, on the wheels that lie far apart: tests/torch/inside.py.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::torch::{self, VERSIONS};
+use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job};
 
 #[test]
 fn modules_tensors_and_the_backward_pass_are_named_and_nothing_is_disturbed() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", "");

@@ -2,7 +2,7 @@
 //! memory_allocated to nvidia-smi, and where names come from.
 #![allow(missing_docs)]
 
-use gpumem_tests::live::torch::{self, VERSIONS};
+use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, until};
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ const ALLOCATORS: [(Mode, &str, &str, &str); 3] = [
 
 #[test]
 fn the_bridge_leads_from_torchs_numbers_to_the_machines() {
-    for version in VERSIONS {
+    for version in &torch::versions() {
         for (mode, variable, value, source) in ALLOCATORS {
             let what = format!("torch {version} {variable}={value}");
             let Some(wheel) = torch::wheel(version) else { return };
@@ -73,7 +73,8 @@ fn the_bridge_leads_from_torchs_numbers_to_the_machines() {
             assert_eq!(reserved + of("outside_bytes"), truth.tracked, "{what}: {bridge}");
             assert_eq!(of("used_bytes") as u64, truth.used, "{what}: {bridge} {truth:?}");
             assert_eq!(of("untrackable_bytes"), truth.parts(), "{what}: {bridge} {truth:?}");
-            assert_eq!(report["names"], "module path", "{what}: {}", report["coverage"]);
+            let names = if torch::reads_frames(version) { "module path" } else { "calling library" };
+            assert_eq!(report["names"], names, "{what}: {}", report["coverage"]);
             let text = daemon.ctl(&machine, &["report", &pid.to_string()]).output().expect("a report").stdout;
             let text = String::from_utf8_lossy(&text).into_owned();
             assert!(text.contains("why nvidia-smi says more than torch"), "{what}: {text}");

@@ -25,9 +25,18 @@ library = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
 TESTS = []
 
 
+#: Without a GIL no frames are read.
+READ = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def test(function):
     TESTS.append(function)
     return function
+
+
+def names(function):
+    """A test of what frames say."""
+    return test(function) if READ else function
 
 
 def here():
@@ -127,7 +136,7 @@ def a_child_can_run_a_backward_pass_although_the_agent_has_looked_at_nodes():
     assert os.waitpid(child, 0)[1] == 0
 
 
-@test
+@names
 def modules_are_named_by_where_they_are():
     one, two = Net().cuda(), Net().cuda()
     for net, root in ((one, "Net"), (two, "Net#2")):
@@ -141,7 +150,7 @@ def modules_are_named_by_where_they_are():
     assert again.first.log == ["Net/first forward"], again.first.log
 
 
-@test
+@names
 def copies_know_nothing_and_are_found():
     net = Net().cuda()
     twin, thawed = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
@@ -168,7 +177,7 @@ def a_wrapper_has_no_path_of_its_own():
     del holder
 
 
-@test
+@names
 def the_backward_pass_is_named_whatever_thread_runs_it():
     net = Net().cuda()
     leaf = net.first
@@ -216,6 +225,16 @@ def exceptions_pass_through():
         assert x.grad is not None and here() == " unknown"
 
 
+@test
+def a_scope_names_the_backward_pass():
+    log, x = [], ones().requires_grad_()
+    library.gpumem_push(b"scope")
+    y = Ask.apply(x * 2, log)
+    library.gpumem_pop()
+    y.sum().backward()
+    assert log == ["scope unknown", "scope backward"] and here() == " unknown", log
+
+
 def paths(calls, role):
     return collections.Counter(path.decode() for _, _, path, its, _ in calls if its == role)
 
@@ -255,7 +274,7 @@ class Asking(torch.optim.SGD):
         return super().step()
 
 
-@test
+@names
 def what_a_step_allocates_is_the_optimizers():
     net = Net().cuda()
     optimizer = Asking(net.parameters(), 0.1)
@@ -312,7 +331,7 @@ def a_model_that_takes_the_place_of_another_is_told():
     assert second <= told, "at the same addresses" if first == second else "elsewhere"
 
 
-@test
+@names
 def a_program_names_its_model():
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../agent-lib/python"))
     import gpumem.torch
@@ -464,10 +483,14 @@ def nothing_is_compiled_differently():
             run(ones()).sum().backward()
             step()
             optimizer.zero_grad()
-        return {name: dict(counters[name]) for name in ("graph_break", "stats", "recompiles", "unimplemented")}
+        # CPython 3.14: where there is any hook before steps, a graph that ends inside of a step is not gone on with but begun anew,
+        # which has another name and is the same otherwise.
+        ends = collections.Counter(counters["graph_break"]) + collections.Counter(counters["unimplemented"])
+        return dict(ends), dict(counters["stats"]), dict(counters["recompiles"])
 
     with_hooks = [train(whole) for whole in (False, True)]
-    assert with_hooks[0]["graph_break"] == {} and with_hooks[0]["stats"]["unique_graphs"] == 1, with_hooks[0]
+    ends, stats, _ = with_hooks[0]
+    assert ends == {} and stats["unique_graphs"] == 1, with_hooks[0]
     core = begun()
     for handle in core.handles:
         handle.remove()
@@ -518,7 +541,7 @@ def workers_of_a_data_loader_do_nothing():
     assert sum(int(batch.sum()) for batch in DataLoader(list(range(64)), batch_size=8, num_workers=2)) == 2016
 
 
-@test
+@names
 def a_sharded_model_is_told_by_its_local_tensors():
     try:
         from torch.distributed.fsdp import fully_shard
@@ -572,7 +595,7 @@ def main():
     for _ in range(20):
         core.sweeper.sweep(core.steps.optimizers(), True)
     say(sweep_us=round((time.perf_counter() - start) / 20 * 1e6), of=core.sweeper.found)
-    assert core.tested and core.calibrated and not core.missing
+    assert core.tested == READ and core.calibrated and not core.missing
     say(done=not failed, tests=len(TESTS), failed=failed)
 
 

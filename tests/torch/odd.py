@@ -42,11 +42,15 @@ class Rows(torch.utils.data.Dataset):
 
 
 def workers():
+    """Forked ones, and those of a server of workers, which CPython 3.14 makes by itself."""
     model, _ = gpt(layers=1)
-    loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=2, pin_memory=True)
-    for words in loader:
-        model(words.cuda(non_blocking=True)).sum().backward()
-    check("workers/after")
+    for way in ("fork", "forkserver"):
+        loader = torch.utils.data.DataLoader(
+            Rows(), batch_size=4, num_workers=2, pin_memory=True, multiprocessing_context=way
+        )
+        for words in loader:
+            model(words.cuda(non_blocking=True)).sum().backward()
+        check(f"workers/{way}")
 
 
 def profiler():
@@ -115,7 +119,12 @@ def out_of_memory():
     check("oom/after")
 
 
-for word in sys.argv[1:]:
-    globals()[word]()
-    gc.collect()
-say(done=True)
+def main():
+    for word in sys.argv[1:]:
+        globals()[word]()
+        gc.collect()
+    say(done=True)
+
+
+if __name__ == "__main__":
+    main()

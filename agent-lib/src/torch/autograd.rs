@@ -292,8 +292,15 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     found.is_some()
 }
 
+/// Bytes of an object before what is its own: with a GIL the count of references and the type, without one more.
+const HEADERS: [u64; 2] = [16, 32];
+
 /// Which words of the nodes are the number and the thread, and what an addition begins with: 0 if its class is not told by that.
 fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
+    HEADERS.into_iter().find_map(|header| find_behind(header, objects, first, thread))
+}
+
+fn find_behind(header: u64, objects: &[u64], first: u64, thread: u64) -> Option<(usize, usize, u64)> {
     let (accumulates, numbered) = objects.split_last()?;
     // Fewer could have such words by chance; a read that fails ends it.
     if numbered.len() < 3 || thread == 0 {
@@ -301,8 +308,7 @@ fn find_offsets(objects: &[u64], first: u64, thread: u64) -> Option<(usize, usiz
     }
     let memory = std::fs::File::open("/proc/self/mem").ok()?;
     let node = |object: &u64| -> Option<[u64; WORDS]> {
-        // Behind the count of references and the type.
-        let [at] = read::<1>(&memory, object.checked_add(16)?)?;
+        let [at] = read::<1>(&memory, object.checked_add(header)?)?;
         read(&memory, at)
     };
     let nodes: Vec<[u64; WORDS]> = numbered.iter().map(node).collect::<Option<_>>()?;
@@ -349,12 +355,18 @@ mod tests {
         words
     }
 
-    fn offsets(lead: usize, first: u64) -> Option<(usize, usize, u64)> {
+    /// In objects with a header of so many words.
+    fn offsets_behind(header: usize, lead: usize, first: u64) -> Option<(usize, usize, u64)> {
         let mut nodes: Vec<Vec<u64>> = (0..4).map(|at| node(lead, first + at, at + 1)).collect();
         nodes.push(node(lead, u64::MAX, 0));
-        let objects: Vec<[u64; 3]> = nodes.iter().map(|node| [1, 2, node.as_ptr() as u64]).collect();
+        let object = |node: &Vec<u64>| [vec![1; header], vec![node.as_ptr() as u64]].concat();
+        let objects: Vec<Vec<u64>> = nodes.iter().map(object).collect();
         let objects: Vec<u64> = objects.iter().map(|object| object.as_ptr() as u64).collect();
         find_offsets(&objects, first, THREAD)
+    }
+
+    fn offsets(lead: usize, first: u64) -> Option<(usize, usize, u64)> {
+        offsets_behind(2, lead, first)
     }
 
     #[test]
@@ -363,6 +375,8 @@ mod tests {
             assert_eq!(offsets(lead, 1000), Some((lead, lead + 3, ADDS)));
             // The first numbers of a process: the depth of a node counts as they do.
             assert_eq!(offsets(lead, 1), Some((lead, lead + 3, ADDS)));
+            // Without a GIL.
+            assert_eq!(offsets_behind(4, lead, 1000), Some((lead, lead + 3, ADDS)));
         }
     }
 
@@ -373,5 +387,6 @@ mod tests {
         let object = [1_u64, 2, 3];
         assert_eq!(find_offsets(&[object.as_ptr() as u64; 5], 0, THREAD), None);
         assert_eq!(offsets(12, 1000), None, "beyond what is looked at");
+        assert_eq!(offsets_behind(3, 2, 1000), None, "in no object that is known");
     }
 }

@@ -1,4 +1,4 @@
-"""program.py LIBRARY WHAT: what our code does in this CPython, with a stand-in for PyTorch. WHAT: names, interrupt or end."""
+"""program.py LIBRARY WHAT: what our code does in this CPython, with a stand-in for PyTorch. WHAT: names, unread, interrupt or end."""
 
 import ctypes
 import gc
@@ -114,6 +114,42 @@ def names():
     assert found == ["Net/first forward", "Net/second forward"], found
 
 
+def unread():
+    """Without a GIL nobody reads frames; all else is as ever, and threads may come at once."""
+    assert library.InitializeInjection() == 1
+    until("our code", lambda: begun() is not None and begun().calibrated is not None)
+    core = begun()
+    assert not core.tested and core.calibrated and not core.missing[1:], (core.tested, core.calibrated, core.missing)
+    kept = Net()
+    optimizer = torch.optim.SGD([kept.first._parameters["weight"]])
+    optimizer.step(lambda: None)
+    assert core.sweeper.found == {1: 2}, core.sweeper.found
+    found, seen = [], []
+
+    def work():
+        for _ in range(50):
+            net = Net()
+            found.extend(net())
+            optimizer = torch.optim.SGD([net.first._parameters["weight"]])
+            optimizer.step(lambda: seen.append(here()))
+            found.append(here())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 600 and len(seen) == 200 and {*found, *seen} == {" unknown"}, {*found, *seen}
+    assert kept() == [" unknown"] * 2
+    del kept, optimizer
+
+    def is_forgotten():
+        gc.collect()
+        return not core.modules.known
+
+    until("all are forgotten", is_forgotten)
+
+
 def interrupt():
     """Ctrl-C while our code runs is the program's."""
     from torch.nn.modules import module
@@ -153,5 +189,5 @@ def end():
 
 
 if __name__ == "__main__":
-    {"names": names, "interrupt": interrupt, "end": end}[what]()
+    {"names": names, "unread": unread, "interrupt": interrupt, "end": end}[what]()
     print("done")

@@ -18,10 +18,15 @@ use std::sync::Mutex;
 /// Two that lie far apart, as they are pinned. "newest" is whatever the registry has.
 pub const VERSIONS: [&str; 2] = ["2.4.1", "2.15.0"];
 
-/// Those, or the ones that $GPUMEM_TORCH_VERSIONS names.
+/// Those, or the ones that $GPUMEM_TORCH_VERSIONS names: as `2.15.0`, or `2.15.0@3.14` for another CPython.
 pub fn versions() -> Vec<String> {
     let named = std::env::var("GPUMEM_TORCH_VERSIONS").unwrap_or_else(|_| VERSIONS.join(" "));
     named.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Whether names come from frames: not where a version is for a CPython without a GIL.
+pub fn reads_frames(version: &str) -> bool {
+    version.split_once('@').is_none_or(|(_, python)| !python.ends_with('t'))
 }
 
 /// One version, installed.
