@@ -6,7 +6,7 @@
 //! ledger        Ledger: one door for all observations; devices; the host's own records
 //!  process      one process: names, order of its records, what it has lost
 //!   slot        which book a device has
-//!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
+//!   book        double entry: cells whose sum is `tracked`, and the peak of that sum; cell: their names
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
@@ -68,6 +68,7 @@ mod blind;
 mod book;
 pub mod category;
 mod cause;
+mod cell;
 mod counter;
 mod earlier;
 mod fault;
