@@ -17,6 +17,7 @@ int main(void) {
     int layer, step;
 
     cuda_begin();
+    gpumem_configure("ranges", "on"); /* how often and how long each scope was open, too */
     gpumem_phase(GPUMEM_PHASE_SETUP);
     gpumem_push("model");
     for (layer = 0; layer < LAYERS; layer++) {

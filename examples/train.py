@@ -35,6 +35,7 @@ def free(address: int) -> None:
 
 def main() -> None:
     begin()
+    gpumem.configure("ranges", True)  # how often and how long each scope was open, too
     layers = []
     with gpumem.scope("model"):
         for number in range(3):

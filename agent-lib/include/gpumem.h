@@ -293,7 +293,7 @@ static inline void gpumem_resume(void) {
 /* Sets `key` to `value`, both texts; 1, or 0 for a key or a value that is none. May be called before CUDA is initialised.
  *
  *     marks         on   steps, phases, marks and counters become records
- *     ranges        off  begin and end of scopes, too (a scope costs about 100 ns more then)
+ *     ranges        off  begin and end of scopes, too: the report has their times (a scope costs about 100 ns more then)
  *     api           on   what the driver does beyond memory: modules, streams, graphs. Without them the report knows fewer causes
  *     memory        on   off: as gpumem_mute until it is on again
  *     record_file        where gpumem_start writes: a new file, or a folder
@@ -369,7 +369,7 @@ static inline void gpumem_free(char *text) {
     free(text);
 }
 
-/* Counter `name` has this value from now on. Takes locks: not in a signal handler. */
+/* Counter `name` has this value from now on; `gpumemctl report --counters` tells what it has been. Takes locks: not in a signal handler. */
 static inline void gpumem_counter_set(const char *name, int64_t value) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0 && f->counter_set != 0) f->counter_set(name, value);

@@ -300,6 +300,10 @@ exports! {
     }
     /// The word that holds the tag of the calling thread's innermost scope; null while nothing is recorded. Python writes it.
     gpumem_scope_word as scope_word() -> *mut u32 { std::ptr::null_mut(); |_, thread| thread.scope.as_ptr() }
+    /// The scope whose tag stands there begins, or is about to end: for the times of ranges, where those are recorded.
+    gpumem_scope_edge as scope_edge(begins: c_int) -> () {
+        (); |core, thread| core.scope_edge(thread, begins != 0)
+    }
     /// The tag `parent/name`, to be written there; 0 if there is no room for it.
     gpumem_intern as intern(parent: u32, name: *const c_char) -> u32 {
         0; |core, _| { scope::note(); core.names.intern(parent, text!(name)) }

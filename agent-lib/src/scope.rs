@@ -39,6 +39,17 @@ pub const OURS: u8 = 0;
 /// In the place of an owner that is not known any more: its scope was opened beyond [`DEPTH`].
 const SOMEBODY: u8 = u8::MAX;
 
+/// Tag of the last scope that `owner` opened: others may have opened theirs inside of it.
+#[cold]
+#[inline(never)]
+fn last_of(own: &Own, thread: &Thread, owner: u8) -> u32 {
+    let kept = DEPTH.min(own.depth);
+    let last = own.owner.get(..kept).and_then(|owners| owners.iter().rposition(|&other| other == owner));
+    // What was in force when the next one was opened.
+    let next = last.map(|last| last + 1).filter(|&next| next < kept);
+    next.map_or_else(|| thread.scope.load(Relaxed), |next| own.outer[next])
+}
+
 /// The scope to be closed is not the last one. `left` of the owner's stay open, `own.depth` in all.
 #[cold]
 #[inline(never)]
@@ -97,17 +108,24 @@ impl Core {
         let level = *open;
         *open = level.saturating_add(1);
         if control::records(control::RANGES) {
-            self.edge(thread, Edge::Begin);
+            self.edge(thread, thread.scope.load(Relaxed), Edge::Begin);
         }
         level
     }
 
-    /// The innermost scope begins, or is about to end.
+    /// The scope `tag` begins, or is about to end.
     #[cold]
     #[inline(never)]
-    fn edge(&self, thread: &Thread, edge: Edge) {
-        let at = At { tag: thread.scope.load(Relaxed), ..At::NOWHERE };
-        self.record(thread, at, Body::Scope { edge }, nothing);
+    fn edge(&self, thread: &Thread, tag: u32, edge: Edge) {
+        self.record(thread, At { tag, ..At::NOWHERE }, Body::Scope { edge }, nothing);
+    }
+
+    /// The edge of a scope of Python's, whose tag stands in the thread's word.
+    pub fn scope_edge(&self, thread: &Thread, begins: bool) {
+        if control::records(control::RANGES) {
+            let edge = if begins { Edge::Begin } else { Edge::End };
+            self.edge(thread, thread.scope.load(Relaxed), edge);
+        }
     }
 
     /// Closes the last scope that `owner` opened on this thread; how many of its own stay open. `None`: it had none.
@@ -122,7 +140,7 @@ impl Core {
         let level = open.checked_sub(1)?;
         *open = level;
         if control::records(control::RANGES) {
-            self.edge(thread, Edge::End);
+            self.edge(thread, last_of(own, thread, owner), Edge::End);
         }
         let top = own.depth.checked_sub(1)?;
         own.depth = top;

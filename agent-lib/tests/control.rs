@@ -232,6 +232,10 @@ fn what_a_program_wants_is_done() {
     }
     peer.catch_up();
     assert_eq!(of(&peer, "Counter"), 3);
+    let own = peer.ledger.own(peer.key);
+    let told =
+        |at: usize| (own.counters[at].name.as_deref(), own.counters[at].value, own.counters[at].changes);
+    assert_eq!((told(0), told(1)), ((Some("cache/hits"), -2, 2), (Some("cache/misses"), 3, 1)));
 
     // The highest inside a range.
     let high = |ordinal: i32| {

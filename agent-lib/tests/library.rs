@@ -84,6 +84,7 @@ const UNDECLARED: &[&str] = &[
     "gpumem_module_gone",
     "gpumem_modules_unknown",
     "gpumem_roles",
+    "gpumem_scope_edge",
     "gpumem_scope_word",
 ];
 

@@ -144,12 +144,16 @@ fn ranges_are_scopes() {
     assert_eq!(new.push_in(theirs, c"ncclAllReduce"), -2, "left out");
     expect("");
     assert_eq!(new.nvtxDomainRangePop(theirs), -2);
+    // SAFETY: C strings.
+    let ranges = |value: &CStr| unsafe { gpumem::gpumem_configure(c"ranges".as_ptr(), value.as_ptr()) };
+    assert_eq!(ranges(c"on"), 1);
     assert_eq!(new.push_in(ours, c"a"), 0);
     assert_eq!(new.push(c"b"), 0);
     assert_eq!(new.nvtxDomainRangePop(ours), 0, "beneath another one");
     expect("a/b"); // what it was opened with
     assert_eq!(new.nvtxRangePop(), 0);
     expect("");
+    assert_eq!(ranges(c"off"), 1);
 
     // Registered strings, in a second library too; wide texts; attributes that end before the message; nothing.
     let text = new.nvtxDomainRegisterStringA(ours, c"registered".as_ptr());
@@ -205,6 +209,15 @@ fn ranges_are_scopes() {
 
     peer.catch_up();
     assert_eq!(peer.tags(), expected);
+    // Each range has its own end, in whatever order they end.
+    let own = peer.ledger.own(peer.key);
+    let told = own.ranges.iter().map(|range| (range.name.as_deref(), range.count, range.open));
+    assert_eq!(told.collect::<Vec<_>>(), [(Some("a"), 1, 0), (Some("a/b"), 1, 0)]);
+    assert!(
+        own.spans[0].from_ns < own.spans[1].from_ns && own.spans[0].to_ns < own.spans[1].to_ns,
+        "{own:?}"
+    );
+    assert_eq!(own.ranges_broken, 0);
     assert_eq!(peer.seen.iter().filter(|kind| *kind == "Marker").count(), 1);
     assert!(core.names.refused.load(std::sync::atomic::Ordering::Relaxed) == 0);
     peer.until("the layer", |_| layer().is_some_and(|said| said.state == LayerState::Active));

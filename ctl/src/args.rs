@@ -314,6 +314,9 @@ pub struct Report {
     /// What each training step held instead: a row each (with --csv or --json too)
     #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
     pub iterations: bool,
+    /// The program's own counters, and how often and how long it was in each of its ranges (with --json too)
+    #[arg(long, conflicts_with_all = ["csv", "html", "steps", "growth", "iterations", "by", "tags", "all"])]
+    pub counters: bool,
     #[command(flatten)]
     pub window: Window,
     /// Only this device: NVML's index, or the beginning of its UUID

@@ -34,6 +34,7 @@ impl Process {
         self.forget_trends();
         self.holdings.forget_phases(self.applied_ns);
         self.ooms.forget_stacks();
+        self.ranges.lose(); // what was open has no end
         self.slots = [NO_BOOK; 256];
         true
     }

@@ -11,8 +11,9 @@ use crate::mark::{MarkView, Marks};
 use crate::observation::{Origin, ProcessKey};
 use crate::oom::Listing;
 use crate::process::{Process, Program, parse_lines};
+use crate::range::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
 use crate::recent::Recent;
-use crate::share::Shares;
+use crate::share::{Limits, Shares};
 use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
 use crate::timeline::TimelineView;
 use crate::trend::TrendView;
@@ -217,7 +218,9 @@ impl Ledger {
             Some(&index) => index,
             None => {
                 let window_ns = if self.clock == ClockKind::Ordinal { 1 } else { WINDOW_NS };
-                self.processes.push(Process::new(key, window_ns));
+                let is_of_file = self.shares.limits == Limits::NONE;
+                let most_spans = if is_of_file { MAX_SPANS_OF_FILE } else { MAX_SPANS };
+                self.processes.push(Process::new(key, window_ns, most_spans));
                 self.by_key.insert(key, self.processes.len() - 1);
                 self.processes.len() - 1
             }
@@ -546,6 +549,8 @@ impl Ledger {
             process.accounts.iter_mut().for_each(Account::restart_peaks);
             process.ooms.restart(now_ns);
             process.marks = Marks::default();
+            process.counters.restart(now_ns);
+            process.ranges.restart();
         }
     }
 
@@ -557,6 +562,12 @@ impl Ledger {
     /// Every process that is known, in no order: its key, and whether it has ended.
     pub fn processes(&self) -> impl Iterator<Item = (ProcessKey, bool)> {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
+    }
+
+    /// What a program says of itself beside memory.
+    pub fn own(&self, key: ProcessKey) -> OwnView {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        process.map(Process::own).unwrap_or_default()
     }
 
     /// Whether an account of a process grows, by its place in [`ProcessView::accounts`](crate::ProcessView).

@@ -6,7 +6,7 @@
 //! ledger        Ledger: one door for all observations; devices; the host's own records
 //!  process      one process: names, order of its records, what it has lost
 //!   slot        which book a device has
-//!   book        double entry: cells whose sum is `tracked`, and the peak of that sum
+//!   book        double entry: cells whose sum is `tracked`, and the peak of that sum; cell: their names
 //!   holdings    what the process holds; allocation, vmm, pool, segment: the booking rules, a subject each
 //!   cause       why the gap is what it is: events of the driver, the parts, the steps; rounding
 //!   gap         samples of NVML joined to `tracked` at their own time: the rules; join: their order;
@@ -18,7 +18,7 @@
 //!               iteration: what each step held
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //!   layer       how each way of naming memory is
-//!   mark        moments that somebody gave a name
+//!   mark        moments that somebody gave a name; counter, range: what the program counts and times by itself
 //!   oom         running out: the request, who had the device, what the process held
 //! share         what processes may take of the ledger's memory
 //! recent        extremes of the last minute
@@ -68,6 +68,8 @@ mod blind;
 mod book;
 pub mod category;
 mod cause;
+mod cell;
+mod counter;
 mod earlier;
 mod fault;
 mod gap;
@@ -84,6 +86,7 @@ mod observation;
 mod oom;
 mod pool;
 mod process;
+mod range;
 mod recent;
 mod resync;
 mod role;
@@ -102,6 +105,7 @@ mod young;
 pub use blind::{Blind, BlindCause, BlindWindow};
 pub use book::{Class, WINDOW_NS, Window};
 pub use cause::{BookedAs, Cause, Parts, Step};
+pub use counter::{CounterView, MAX_COUNTER_POINTS, MAX_COUNTERS};
 pub use earlier::Earlier;
 pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
@@ -113,6 +117,7 @@ pub use mark::{MAX_MARKS, MarkView};
 pub use observation::{Origin, ProcessKey};
 pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
 pub use process::{Blocked, Coverage, Facts, Partial, Program};
+pub use range::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
 pub use recent::{RECENT_NS, Recent};
 pub use share::{Full, Limits, Refused};
 pub use snapshot::{

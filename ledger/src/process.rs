@@ -4,6 +4,7 @@
 use crate::Map;
 use crate::account::Account;
 use crate::blind::Blind;
+use crate::counter::Counters;
 use crate::earlier::Earlier;
 use crate::gap::{ClosedSample, Pending};
 use crate::holdings::{Holdings, Oddities};
@@ -11,6 +12,7 @@ use crate::layer::Layers;
 use crate::mark::{MarkView, Marks};
 use crate::observation::ProcessKey;
 use crate::oom::Ooms;
+use crate::range::{OwnView, Ranges};
 use crate::resync::Resync;
 use crate::share::{Full, Load};
 use crate::trend::{StepCount, Trend};
@@ -122,6 +124,8 @@ pub(crate) struct Process {
     pub older_freed_ns: u64,
     pub layers: Layers,
     pub marks: Marks,
+    pub counters: Counters,
+    pub ranges: Ranges,
     pub ooms: Ooms,
     pub modules: Map<u16, Arc<str>>,
     pub holdings: Holdings,
@@ -172,7 +176,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub fn new(key: ProcessKey, window_ns: u64) -> Self {
+    pub fn new(key: ProcessKey, window_ns: u64, most_spans: usize) -> Self {
         Process {
             key,
             facts: Facts::default(),
@@ -180,6 +184,8 @@ impl Process {
             older_freed_ns: 0,
             layers: Layers::default(),
             marks: Marks::default(),
+            counters: Counters::default(),
+            ranges: Ranges::new(most_spans),
             ooms: Ooms::default(),
             modules: Map::default(),
             holdings: Holdings::new(window_ns),
@@ -216,6 +222,7 @@ impl Process {
         }
         self.healing = false;
         self.steps.lose();
+        self.ranges.lose();
         self.holdings.lose_phases();
         self.holdings.unseen_segments = true;
         self.coverage.lost = self.coverage.lost.saturating_add(count).min(MOST_LOST);
@@ -450,6 +457,7 @@ impl Process {
             }
             Body::Step { number } => {
                 self.ooms.step = Some(number);
+                self.ranges.step(stamp.time_ns);
                 self.begin_step(number, stamp);
             }
             Body::Lost { count, first_seq } => {
@@ -480,7 +488,10 @@ impl Process {
                 let name = self.holdings.cells.tags.get(&stamp.tag).cloned();
                 self.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
             }
-            // Counters and scopes do not move a sum; the host's own records and commands are not for a process to say.
+            // Counters and scopes do not move a sum.
+            Body::Counter { value } => self.counters.set(record, value),
+            Body::Scope { edge } => self.ranges.edge(stamp, edge),
+            // The host's own records and commands are not for a process to say.
             _ => {}
         }
     }
@@ -491,6 +502,15 @@ impl Process {
             self.coverage.allocations += 1;
             self.coverage.allocated_bytes = self.coverage.allocated_bytes.saturating_add(bytes);
         }
+    }
+
+    /// What the program says of itself beside memory.
+    pub fn own(&self) -> OwnView {
+        let name = |tag: u32| self.holdings.cells.tags.get(&tag).cloned();
+        let counters = self.counters.view(self.applied_ns, name);
+        let mut view = OwnView { counters, counters_dropped: self.counters.dropped, ..OwnView::default() };
+        self.ranges.view(name, &mut view);
+        view
     }
 
     /// The process is gone: nothing more will come.

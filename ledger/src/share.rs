@@ -244,7 +244,12 @@ impl Process {
     fn bytes(&self) -> usize {
         let names = map(&self.holdings.cells.tags) + map(&self.modules) + self.load.names;
         let accounts = self.accounts.len() * (16 << 10);
-        size_of::<Process>() + names + accounts + self.holdings.bytes()
+        size_of::<Process>()
+            + names
+            + accounts
+            + self.counters.bytes()
+            + self.ranges.bytes()
+            + self.holdings.bytes()
     }
 }
 

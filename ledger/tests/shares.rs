@@ -3,7 +3,7 @@
 
 use gpumem_ledger::{Ledger, Limits, Origin, ProcessKey, Refused};
 use gpumem_wire::{
-    Body, DestroyScope, DeviceIdKind, DriverEventKind, Flags, FreeState, MemoryKind, OomOutcome, Phase,
+    Body, DestroyScope, DeviceIdKind, DriverEventKind, Edge, Flags, FreeState, MemoryKind, OomOutcome, Phase,
     PoolOwner, Reading, Record, Role, Stamp,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -97,7 +97,7 @@ fn no_flood_takes_more_than_its_users_share() {
     let use_as = (Role::Unknown, Phase::Unknown);
     let at = |seq: u64| Stamp { seq, time_ns: seq * 1000, device: 0, ..Stamp::default() };
     let long = "x".repeat(250);
-    let floods: [Flood<'_>; 19] = [
+    let floods: [Flood<'_>; 21] = [
         ("allocations", &|n, say| say(at(n), alloc(n << 21, 64))),
         ("allocations out of order", &|n, say| {
             say(Stamp { seq: u64::from(n == 1), ..at(n) }, alloc(n << 21, 64))
@@ -192,6 +192,13 @@ fn no_flood_takes_more_than_its_users_share() {
             }
             _ if n % 1000 < 80 => say(at(n), Body::Step { number: n }),
             _ => say(at(n), Body::Pressure { bytes: n, device_free_bytes: Reading::ABSENT }),
+        }),
+        ("counters", &|n, say| {
+            say(Stamp { tag: n as u32, ..at(n) }, Body::Counter { value: n as i64 });
+        }),
+        ("ranges that end or do not", &|n, say| {
+            let edge = if n % 3 == 2 { Edge::End } else { Edge::Begin };
+            say(Stamp { tag: (n / 3) as u32, thread: (n / 200) as u32, ..at(n) }, Body::Scope { edge });
         }),
         ("everything that is only noted", &|n, say| {
             let stamp =

@@ -239,6 +239,7 @@ impl RunBuilder {
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
+            own: (&self.ledger.own(process.key)).into(),
         };
         if let Some(before) = before {
             before.leave_out(&mut run.coverage);

@@ -5,6 +5,7 @@
 //! builder                    observations -> ledger -> Run, with its series
 //! run, blind, gap, series      the life of one process: what is stored and what is reported
 //! timeline, marks            what was held over time, by cell; moments with names
+//! own                        the program's own counters, and the times of its ranges
 //! window                     a run as it was in a part of its life
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! ending                       what else ended a process: host memory, a fault of the driver's
@@ -38,6 +39,7 @@ mod kept;
 pub mod layers;
 pub mod marks;
 pub mod oom;
+pub mod own;
 mod part;
 pub mod plot;
 pub mod pools;

@@ -11,6 +11,7 @@ pub use crate::iterations::{Iteration, Iterations, Level};
 pub use crate::layers::LayerSaid;
 pub use crate::marks::Mark;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+pub use crate::own::Own;
 pub use crate::part::Part;
 pub use crate::pools::Pool;
 use crate::series::Series;
@@ -39,6 +40,9 @@ pub struct Run {
     pub cells: Vec<Cell>,
     /// One per GPU or MIG instance.
     pub devices: Vec<Device>,
+    /// What the program says of itself beside memory.
+    #[serde(default, skip_serializing_if = "Own::is_empty")]
+    pub own: Own,
 }
 
 /// Where a run came from.

@@ -51,13 +51,13 @@ impl Run {
         let lines = self.caveats.len() + self.coverage.marks.len() + self.coverage.blind.len();
         let cells = self.cells.iter().map(cell).sum::<usize>();
         let devices = self.devices.iter().map(device).sum::<usize>();
-        size_of::<Run>() + texts.sum::<usize>() + lines * 2 * WORDS + cells + devices
+        size_of::<Run>() + texts.sum::<usize>() + lines * 2 * WORDS + cells + devices + self.own.weight()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::run::{Cell, Clock, Coverage, Process, Run, Source, State};
+    use crate::run::{Cell, Clock, Coverage, Own, Process, Run, Source, State};
 
     #[test]
     fn texts_and_lists_weigh() {
@@ -70,6 +70,7 @@ mod tests {
             caveats: Vec::new(),
             cells: Vec::new(),
             devices: Vec::new(),
+            own: Own::default(),
         };
         let empty = run.weight();
         assert!(empty < 2000, "{empty}");

@@ -3,6 +3,7 @@
 use gpumem_runs::gap::{Parts, Step};
 use gpumem_runs::iterations::{Iteration, Iterations, Level};
 use gpumem_runs::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+use gpumem_runs::own::{Counter, Own, Range, Span};
 use gpumem_runs::run::{
     Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Process, Reading, Run, Source, State,
 };
@@ -106,6 +107,36 @@ fn sum(amounts: &[(u32, i64)]) -> i64 {
     amounts.iter().map(|(_, bytes)| bytes).sum()
 }
 
+/// What the program says of itself: a counter that grows, and what was done in each step.
+fn own(until_ns: u64) -> Own {
+    let points = (1..=40).map(|part| (10 * S + part * until_ns / 40, part as i64 * 32)).collect();
+    let counter = Counter {
+        name: Some("samples".into()),
+        value: 1280,
+        changes: 40,
+        min: 32,
+        max: 1280,
+        area: i128::from(until_ns) * 640,
+        since_ns: 10 * S,
+        until_ns: 10 * S + until_ns,
+        points,
+    };
+    let range = |name: &str, part: u64| Range {
+        name: Some(name.into()),
+        count: 40,
+        total_ns: until_ns / part,
+        min_ns: until_ns / part / 50,
+        max_ns: until_ns / part / 30,
+        ..Range::default()
+    };
+    Own {
+        counters: vec![counter],
+        ranges: vec![range("load", 4), range("load/decode", 5)],
+        spans: vec![Span(0, 41_873, 10 * S, 11 * S), Span(1, 41_873, 10 * S, 10 * S + 1)],
+        ..Own::default()
+    }
+}
+
 /// A training run with PyTorch.
 pub fn training(of: Training) -> Run {
     let cells = cells(of.layers);
@@ -149,6 +180,7 @@ pub fn training(of: Training) -> Run {
         }],
         cells: cells.into_iter().map(|(cell, ..)| cell).collect(),
         devices,
+        own: own(of.seconds * S),
     }
 }
 

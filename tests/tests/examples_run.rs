@@ -65,6 +65,29 @@ fn three_layers() -> Cells {
     ])
 }
 
+/// Name -> value, changes, least and greatest of each counter; name -> how many of each range.
+fn own(report: &serde_json::Value) -> (BTreeMap<&str, [i64; 4]>, BTreeMap<&str, u64>) {
+    let list = |name: &str| report[name].as_array().unwrap_or_else(|| panic!("{report}"));
+    let counters = list("counters").iter().map(|counter| {
+        let amount = |name: &str| counter[name].as_i64().expect("a number");
+        (counter["name"].as_str().expect("a name"), ["value", "changes", "min", "max"].map(amount))
+    });
+    let ranges = list("ranges").iter().map(|range| {
+        let [count, total, min, max, mean] = ["count", "total_ns", "min_ns", "max_ns", "mean_ns"]
+            .map(|name| range[name].as_u64().unwrap_or_else(|| panic!("{name} of {range}")));
+        assert!(min <= mean && mean <= max && max <= total && total >= count * min, "{range}");
+        (range["name"].as_str().unwrap_or("(steps)"), count)
+    });
+    (counters.collect(), ranges.collect())
+}
+
+/// What both examples say beside memory: four steps, three of which are over when the last one begins.
+fn said_beside(activations: u64) -> (BTreeMap<&'static str, [i64; 4]>, BTreeMap<&'static str, u64>) {
+    let layers = ["model", "model/layer.0", "model/layer.1", "model/layer.2"].map(|name| (name, 1));
+    let ranges = layers.into_iter().chain([("activations", activations), ("(steps)", 3)]);
+    ([("samples", [128, 4, 32, 128])].into(), ranges.collect())
+}
+
 #[test]
 fn c() {
     let (machine, daemon) = scene();
@@ -80,6 +103,8 @@ fn c() {
         }
     }
     assert_eq!(peak(&machine, &daemon), wanted);
+    let stored = report(&machine, &daemon, &[]);
+    assert_eq!(own(&stored), said_beside(12), "{stored}");
     // The recording that it made of its loop.
     let files = std::fs::read_dir(&machine.dir).expect("a folder").flatten();
     let file = files.map(|file| file.path()).find(|path| {
@@ -90,6 +115,20 @@ fn c() {
     let recorded = report(&machine, &daemon, &[file.to_str().expect("UTF-8")]);
     assert_eq!(cells(&recorded["devices"][0]["peak"]), wanted, "{recorded}");
     assert_eq!(recorded["coverage"]["steps"], 4);
+    // It has what happened in the loop, and as a trace each of it.
+    let (counters, ranges) = own(&recorded);
+    assert_eq!((&counters["samples"], ranges.len()), (&[128, 4, 32, 128], 2), "{recorded}");
+    let mut ctl = daemon.ctl(&machine, &["report", "--chrome-trace", file.to_str().expect("UTF-8")]);
+    let trace = ctl.output().expect("gpumemctl runs").stdout;
+    let trace: serde_json::Value = serde_json::from_slice(&trace).expect("JSON");
+    let events = |phase: &str, name: &str| {
+        let events = trace["traceEvents"].as_array().expect("events").iter();
+        events.filter(|event| event["ph"] == phase && event["name"] == name).cloned().collect::<Vec<_>>()
+    };
+    let samples = events("C", "counter samples");
+    let values: Vec<i64> = samples.iter().filter_map(|event| event["args"]["value"].as_i64()).collect();
+    assert_eq!(values.get(..4), Some(&[32, 64, 96, 128][..]), "{samples:?}");
+    assert_eq!(events("X", "activations").len(), 12);
 
     // Alone, it does the same and says nothing of ours.
     let mut alone = machine.command(&program);
@@ -130,4 +169,6 @@ fn python() {
     let said = run(&machine, &daemon, &["python3", program.to_str().expect("UTF-8")]);
     assert!(said.contains("model/layer.2"), "{said}");
     assert_eq!(peak(&machine, &daemon), three_layers());
+    let stored = report(&machine, &daemon, &[]);
+    assert_eq!(own(&stored), said_beside(4), "{stored}");
 }

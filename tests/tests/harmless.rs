@@ -42,6 +42,8 @@ const STORED: &[Views] = &[
             "RUN --csv",
             "RUN --iterations --json",
             "RUN --iterations --csv",
+            "RUN --counters",
+            "RUN --counters --json",
             "RUN --html -o OUT",
             "RUN --svg -o OUT",
             "RUN --pdf -o OUT",

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 use gpumem_runs::import::read_file;
+use gpumem_runs::own::{Counter, Own, Range, Span};
 use gpumem_runs::report::{By, Report, trace};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Cell, Fate, Mark, Oom, OomKind, Run};
@@ -36,6 +37,18 @@ fn small_train() -> Run {
     });
     let name = Some("warm-up is over".to_owned());
     run.coverage.marks = vec![Mark { time_ns: run.devices[0].peak.time_ns, name, by: "program".to_owned() }];
+    let points = vec![(time_ns, -7), (time_ns + 3, 9)];
+    let name = Some("batch \u{1b}[31m".to_owned());
+    let counter = Counter { name, value: 9, until_ns: time_ns + 3, points, ..Counter::default() };
+    let named = |name: &str| Range { name: Some(name.into()), count: 1, ..Range::default() };
+    // The third overlaps the second, as ranges of two domains may; the fifth names nothing.
+    let spans = [(0, 7, 2, 30), (1, 7, 5, 20), (1, 7, 10, 25), (0, 8, 6, 9), (77, 8, 7, 8)];
+    run.own = Own {
+        counters: vec![counter],
+        ranges: vec![named("load"), named("load/decode")],
+        spans: spans.map(|(range, thread, from_ns, to_ns)| Span(range, thread, from_ns, to_ns)).into(),
+        ..Own::default()
+    };
     run
 }
 
@@ -149,6 +162,37 @@ fn events_keep_to_the_format() {
         assert_eq!(names, marks.collect::<Vec<_>>());
         assert!(events.iter().any(|event| event["name"] == "OOM") || run.devices[0].details.ooms.is_empty());
     }
+}
+
+#[test]
+fn what_a_program_says_is_counters_and_ranges_that_lie_in_each_other() {
+    let run = small_train();
+    let trace: Value = serde_json::from_str(&trace::json(&report(&run))).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let own = counters(&run)["counter batch \u{1b}[31m"].clone();
+    let first_ns = trace["otherData"]["first_ns"].as_u64().expect("a time");
+    let at = (run.devices[0].peak.time_ns - first_ns) as f64;
+    assert_eq!(own, [(at, -7), (at + 3.0, 9)], "times are lines of the log");
+    let mut rows: BTreeMap<u64, Vec<(f64, f64, String)>> = BTreeMap::new();
+    let spans = events.iter().filter(|event| event["ph"] == "X" && event["args"]["thread"].is_u64());
+    for event in spans {
+        let [from, length] = ["ts", "dur"].map(|key| event[key].as_f64().expect("a time"));
+        let name = event["name"].as_str().expect("a name").to_owned();
+        let row = rows.entry(event["tid"].as_u64().expect("a row")).or_default();
+        let lies_in_or_beside =
+            |(begin, end, _): &(f64, f64, String)| from >= *end || from + length <= *end && from >= *begin;
+        assert!(row.iter().all(lies_in_or_beside), "{row:?} {event}");
+        row.push((from, from + length, name));
+    }
+    let names: Vec<Vec<&str>> =
+        rows.values().map(|row| row.iter().map(|(.., name)| name.as_str()).collect()).collect();
+    assert_eq!(
+        names,
+        [vec!["load", "load/decode"], vec!["load/decode"], vec!["load", "(its name was lost)"]]
+    );
+    let titles = events.iter().filter(|event| event["ph"] == "M" && event["name"] == "thread_name");
+    let titles: Vec<&str> = titles.filter_map(|event| event["args"]["name"].as_str()).collect();
+    assert_eq!(titles[1..], ["ranges of thread 7", "ranges of thread 7", "ranges of thread 8"]);
 }
 
 /// Sum of each counter at each time, by its name.

@@ -41,6 +41,7 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "pool_check": (None, (_u64, _u64)),
     "retag": (None, (_u64, _u64, _text, _int, _int)),
     "scope_word": (ctypes.c_void_p, ()),
+    "scope_edge": (None, (_int,)),
     "intern": (ctypes.c_uint32, (ctypes.c_uint32, _text)),
     "snapshot": (_u64, (_int, ctypes.c_void_p, _u64)),
     "peak": (_int, (_int,)),
@@ -85,6 +86,7 @@ class Library:
     pool_check: Callable[[int, int], None]
     retag: Callable[[int, int, Optional[bytes], int, int], None]
     scope_word: Callable[[], Optional[int]]
+    scope_edge: Callable[[int], None]
     intern: Callable[[int, bytes], int]
     snapshot: Callable[[int, Any, int], int]
     peak: Callable[[int], int]

@@ -4,6 +4,7 @@ import contextlib
 import os
 from typing import Iterator, Optional, Union
 
+from . import _scope
 from ._library import library, text
 
 _Path = Union[str, "os.PathLike[str]"]
@@ -15,7 +16,10 @@ def configure(key: str, value: object) -> bool:
     found = library()
     if isinstance(value, bool):
         value = "on" if value else "off"
-    return found is not None and bool(found.configure(text(key), text(value)))
+    done = found is not None and bool(found.configure(text(key), text(value)))
+    if done and key == "ranges":
+        _scope.tell_edges(str(value).lower() in ("1", "true", "on", "yes"))
+    return done
 
 
 def start(path: Optional[_Path] = None) -> bool:

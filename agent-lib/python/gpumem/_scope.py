@@ -22,8 +22,9 @@ import os
 import re
 import sys
 import threading
+import weakref
 from types import TracebackType
-from typing import Any, AsyncIterator, Callable, Dict, Generator, Optional, Tuple, Type, TypeVar, cast
+from typing import Any, AsyncIterator, Callable, Dict, Generator, List, Optional, Tuple, Type, TypeVar, cast
 
 from ._library import library, text, when_found
 
@@ -56,11 +57,60 @@ _TORCH = _torch_version()
 class _Thread:
     """What a thread has: its word, and the innermost scope that is open."""
 
-    __slots__ = ("word", "top")
+    __slots__ = ("word", "top", "__weakref__")
 
     def __init__(self, word: Any) -> None:
         self.word = word
         self.top: Optional["scope"] = None
+
+
+class _Told:
+    """In the place of a thread's word while begins and ends of scopes are recorded: each time that it is written one begins or ends.
+
+    One that is closed while others are open inside of it ends with them.
+    """
+
+    __slots__ = ("word", "thread", "open", "tell")
+
+    def __init__(self, thread: _Thread, tell: Callable[[int], None]) -> None:
+        self.word, self.thread, self.tell = thread.word, thread, tell
+        #: Scopes that began since, and their tags.
+        self.open: List[Tuple["scope", int]] = []
+
+    def __getitem__(self, place: int) -> int:
+        return int(self.word[place])
+
+    def __setitem__(self, place: int, tag: int) -> None:
+        top = self.thread.top
+        is_new = top is not None and all(top is not begun for begun, _ in self.open)
+        if top is not None and is_new and top._outer == self.word[place]:
+            self.open.append((top, tag))
+            self.word[place] = tag
+            self.tell(1)
+            return
+        while self.open and self.open[-1][0] is not top:
+            self.word[place] = self.open.pop()[1]
+            self.tell(0)
+        self.word[place] = tag
+
+
+#: Those that have opened scopes; gone with the thread.
+_threads: "weakref.WeakSet[_Thread]" = weakref.WeakSet()
+#: Tells the agent of an edge; ``None``: nobody wants to know.
+_tell: Optional[Callable[[int], None]] = None
+
+
+def tell_edges(wanted: bool) -> None:
+    """Scopes that are opened from now on are told with their begin and end, or no more."""
+    global _tell
+    found = library()
+    _tell = found.scope_edge if wanted and found is not None else None
+    for thread in list(_threads):
+        word = thread.word
+        if _tell is not None and not isinstance(word, (_Told, list)):
+            thread.word = _Told(thread, _tell)
+        elif _tell is None and isinstance(word, _Told):
+            thread.word = word.word
 
 
 class _Ended:
@@ -265,6 +315,9 @@ def _begin() -> Optional[_Thread]:
     if not address:
         return None
     thread = _Thread(memoryview(ctypes.c_uint32.from_address(address)).cast("B").cast("I"))
+    _threads.add(thread)
+    if _tell is not None:
+        thread.word = _Told(thread, _tell)
     _here.mine = thread
     _here.ended = _Ended(thread)
     return thread

@@ -1,6 +1,7 @@
 """scope(), with a library that is made here: a word per thread, and tags that are numbers of paths."""
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -66,6 +67,56 @@ class Case(unittest.TestCase):
     def tearDown(self):
         _library._found, _scope._skip, _scope._here = self.before
         _scope._tags.clear()
+
+
+class Edges(Case):
+    """Begins and ends, where those are recorded."""
+
+    def setUp(self):
+        super().setUp()
+        self.told = []
+        self.library.configure = lambda key, value: 1
+        self.library.scope_edge = lambda begins: self.told.append(("<" if begins else ">") + self.here())
+        self.addCleanup(lambda: _scope.tell_edges(False))
+
+    def test_each_scope_begins_and_ends_once(self):
+        with gpumem.scope("before"):
+            self.assertTrue(gpumem.configure("ranges", True))
+            with gpumem.scope("a"), gpumem.scope(""):
+                pass
+            inner, outer = gpumem.scope("inner"), gpumem.scope("outer")
+            with contextlib.suppress(KeyError), outer, inner:
+                raise KeyError
+        self.assertEqual(self.here(), "")
+        began = ["<before/a", "<before/a", ">before/a", ">before/a"]
+        both = ["<before/outer", "<before/outer/inner", ">before/outer/inner", ">before/outer"]
+        self.assertEqual(self.told, began + both)
+        gpumem.configure("ranges", False)
+        with gpumem.scope("later"):
+            self.assertEqual(self.here(), "later")
+        self.assertEqual(len(self.told), 8)
+
+    def test_what_is_closed_out_of_order_ends_with_what_is_inside(self):
+        gpumem.configure("ranges", "on")
+        first, second = gpumem.scope("first"), gpumem.scope("second")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        self.assertEqual(self.here(), "first/second")
+        second.__exit__(None, None, None)
+        self.assertEqual((self.here(), self.told), ("", ["<first", "<first/second", ">first/second", ">first"]))
+
+    def test_threads_that_come_later_tell_too(self):
+        gpumem.configure("ranges", True)
+
+        def work():
+            with gpumem.scope("beside"):
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        self.assertEqual(self.told, ["<beside", ">beside"])
 
 
 class Nesting(Case):

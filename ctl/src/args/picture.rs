@@ -21,13 +21,13 @@ pub struct Window {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Picture {
     /// A picture for pages
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub svg: bool,
     /// The same for print
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub pdf: bool,
     /// The same as pixels
-    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations"])]
+    #[arg(long, groups = ["form", "drawn"], conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub png: bool,
     /// What it shows [default: peak; of several runs compare]
     #[arg(long, value_name = "WHAT", requires = "drawn")]
@@ -74,13 +74,13 @@ impl From<Plot> for gpumem_runs::plot::Picture {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Traced {
     /// A trace for Perfetto and chrome://tracing
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub chrome_trace: bool,
     /// Stacks at the peak for flame graphs: frames;of;a;path bytes
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub collapsed: bool,
     /// Nested JSON of the peak for treemaps: {name, children} or {name, value}
-    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations"])]
+    #[arg(long, group = "form", conflicts_with_all = ["steps", "growth", "iterations", "counters"])]
     pub treemap: bool,
 }
 

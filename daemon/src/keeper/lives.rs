@@ -97,6 +97,8 @@ fn same_part(before: &Run, now: &Run) -> Run {
     coverage.marks.drain(..beyond);
     coverage.marks_dropped += then.marks_dropped + beyond as u64;
     coverage.part = then.part;
+    let of_now = std::mem::replace(&mut run.own, before.own.clone());
+    run.own.go_on(of_now);
     let of_now = std::mem::take(&mut run.caveats);
     run.caveats = before.caveats.iter().filter(|caveat| !is_in(&of_now, caveat)).cloned().collect();
     run.caveats.extend(of_now);
@@ -172,7 +174,7 @@ fn moved_details(details: &Details, places: &[u32]) -> Details {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_runs::run::{Beside, Class, Clock, Coverage, Iteration, Oom, Process, Source};
+    use gpumem_runs::run::{Beside, Class, Clock, Coverage, Iteration, Oom, Own, Process, Source};
     use gpumem_runs::series::Series;
     use gpumem_runs::timeline::{Point, Timeline};
 
@@ -211,6 +213,7 @@ mod tests {
             caveats: Vec::new(),
             cells: tags.iter().map(|tag| cell(tag)).collect(),
             devices: vec![device],
+            own: Own::default(),
         }
     }
 

@@ -499,7 +499,7 @@ impl Desk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_runs::run::{Clock, Coverage, Process, Source};
+    use gpumem_runs::run::{Clock, Coverage, Own, Process, Source};
 
     pub(super) fn run(events: u64) -> Run {
         Run {
@@ -511,6 +511,7 @@ mod tests {
             caveats: Vec::new(),
             cells: Vec::new(),
             devices: Vec::new(),
+            own: Own::default(),
         }
     }
 

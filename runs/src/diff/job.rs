@@ -1,7 +1,7 @@
 //! Several processes as one side of a comparison: the ranks of a job, or what a launcher started. What each has on a device is a
 //! device of the sum, named after its rank, so that ranks stand beside each other and all of them add up.
 
-use crate::run::{Caveat, Coverage, Device, Moment, Process, Run, Source, State};
+use crate::run::{Caveat, Coverage, Device, Moment, Own, Process, Run, Source, State};
 
 /// How the names of such devices begin: what driver and logs call theirs does not.
 pub(crate) const MEMBER: &str = "rank ";
@@ -30,6 +30,7 @@ pub fn together(title: &str, mut runs: Vec<Run>) -> Run {
         caveats: Vec::new(),
         cells: Vec::new(),
         devices: Vec::new(),
+        own: Own::default(),
     };
     for (place, run) in runs.into_iter().enumerate() {
         let name =

@@ -2,7 +2,7 @@
 //! names both sides by the same rules, with paths rolled up equally deep.
 
 use super::{At, Paired};
-use crate::run::{Coverage, Device, Moment, Parts, Process, Run, Source, State};
+use crate::run::{Coverage, Device, Moment, Own, Parts, Process, Run, Source, State};
 use crate::series::Series;
 use std::collections::BTreeMap;
 
@@ -47,6 +47,7 @@ impl Joint {
             caveats: Vec::new(),
             cells: a.cells.iter().chain(&b.cells).cloned().collect(),
             devices: paired.iter().map(device).collect(),
+            own: Own::default(),
         };
         Joint { run, cells_of_a, paired }
     }

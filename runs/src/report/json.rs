@@ -6,6 +6,7 @@ use super::bridge::Bridge;
 use super::growth::{Told, told};
 use super::oom::{self, OomJson};
 use super::over_time::TimelineJson;
+use super::own::OwnJson;
 use super::{By, Composition, Report, named};
 use crate::layers;
 use crate::run::{
@@ -40,6 +41,9 @@ struct Document<'a> {
     window: Option<Window>,
     /// How memory got its names; null where the agent did not say.
     names: Option<&'static str>,
+    /// What the program says of itself beside memory.
+    #[serde(flatten)]
+    own: OwnJson<'a>,
     caveats: &'a [Caveat],
     devices: Vec<DeviceJson<'a>>,
 }
@@ -192,6 +196,7 @@ pub fn json(report: &Report<'_>) -> String {
         coverage: &run.coverage,
         window: report.window,
         names: layers::level(&run.coverage.layers),
+        own: OwnJson::of(&run.own),
         caveats: &run.caveats,
         devices: devices.collect(),
     };

@@ -14,6 +14,7 @@ pub mod json;
 pub mod names;
 pub mod oom;
 mod over_time;
+pub mod own;
 pub mod panel;
 pub mod steps;
 pub mod text;

@@ -7,6 +7,8 @@
 //! C  GPU 0 untrackable                {"bytes"}
 //! C  GPU 0 by layer                   {category: bytes, ...}  the same moments; sums to tracked
 //! X  step 17                          an iteration, with what it held
+//! C  counter batch                    {"value"}  of the program's own
+//! X  load/decode                      a range of the program's own, in a row of its thread; the latest of them
 //! i  OOM, gap +12.0 MiB: ...          when memory ran out; when the gap changed
 //! ```
 //!
@@ -21,9 +23,11 @@ use super::units::Unit;
 use super::{By, Report};
 use crate::harmless::in_json;
 use crate::marks::Mark;
+use crate::own::{LOST, Own, Span};
 use crate::plot;
 use crate::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
 use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
 use std::io::{self, Write};
 
 /// Categories of a counter at most, the largest; the rest is one.
@@ -71,6 +75,15 @@ pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
         say("thread_name", thread, "name", device_name(device).into());
         say("thread_sort_index", thread, "sort_index", thread.into());
         of_device(report, device, held, thread, &mut events);
+    }
+    let rows = ranges(&run.own, run.devices.len() as u32 + 1, &mut events);
+    for (thread, name) in rows {
+        say("thread_name", thread, "name", name.into());
+        say("thread_sort_index", thread, "sort_index", thread.into());
+    }
+    counted(&run.own, &mut events);
+    if run.devices.is_empty() {
+        events.extend(run.coverage.marks.iter().map(|named| mark(named, 0)));
     }
     // Stable: what is at the same time stays in the order in which it was said.
     events.sort_by_key(|event| event.time_ns);
@@ -167,8 +180,61 @@ fn of_device<'r>(
     }
 }
 
+/// The program's counters, each as it was set.
+fn counted<'r>(own: &'r Own, events: &mut Vec<Event<'r>>) {
+    for counter in &own.counters {
+        let name = format!("counter {}", counter.name.as_deref().unwrap_or(LOST));
+        // What it was last it still is.
+        let last = (counter.until_ns, counter.value);
+        let is_new = counter.points.last().is_none_or(|(time_ns, _)| *time_ns < last.0);
+        events.extend(counter.points.iter().copied().chain(is_new.then_some(last)).map(
+            |(time_ns, value)| Event {
+                time_ns,
+                length_ns: None,
+                phase: "C",
+                name: name.clone(),
+                thread: 0,
+                args: Box::new(move || Map::from_iter([("value".to_owned(), value.into())])),
+            },
+        ));
+    }
+}
+
+/// The program's ranges; their rows, numbered from `first` on. What overlaps another one of its thread without lying in it, as ranges of
+/// NVTX may, has a row beside.
+fn ranges<'r>(own: &'r Own, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
+    let mut spans: Vec<&Span> = own.spans.iter().collect();
+    // A range before those inside of it.
+    spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));
+    // Of each row its thread, and the ends of what is open there.
+    let mut rows: Vec<(u32, Vec<u64>)> = Vec::new();
+    for &&Span(range, thread, from_ns, to_ns) in &spans {
+        let fits = |(of, ends): &mut (u32, Vec<u64>)| {
+            if *of == thread {
+                ends.retain(|end_ns| *end_ns > from_ns);
+            }
+            *of == thread && ends.last().is_none_or(|end_ns| *end_ns >= to_ns)
+        };
+        let at = rows.iter_mut().position(fits).unwrap_or(rows.len());
+        match rows.get_mut(at) {
+            Some((_, ends)) => ends.push(to_ns),
+            None => rows.push((thread, vec![to_ns])),
+        }
+        let name = own.ranges.get(range as usize).map_or(LOST, |range| range.title()).to_owned();
+        events.push(Event {
+            time_ns: from_ns,
+            length_ns: Some(to_ns.saturating_sub(from_ns)),
+            phase: "X",
+            name,
+            thread: first + at as u32,
+            args: Box::new(move || Map::from_iter([("thread".to_owned(), thread.into())])),
+        });
+    }
+    (first..).zip(rows).map(|(row, (thread, _))| (row, format!("ranges of thread {thread}"))).collect()
+}
+
 fn mark(mark: &Mark, thread: u32) -> Event<'_> {
-    let name = mark.name.clone().unwrap_or_else(|| "(its name was lost)".to_owned());
+    let name = mark.name.clone().unwrap_or_else(|| LOST.to_owned());
     let args = || Map::from_iter([("by".to_owned(), mark.by.clone().into())]);
     Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
 }

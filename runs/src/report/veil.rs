@@ -9,8 +9,8 @@ use super::{By, Report, names};
 use crate::growth::Growth;
 use crate::rules::Groupings;
 use crate::run::{
-    BlindWindow, Caveat, Cell, Coverage, Details, Device, LayerSaid, Moment, Oom, Pool, Process, Run, Step,
-    phase_name, phase_of_name, role_name, role_of_name,
+    BlindWindow, Caveat, Cell, Coverage, Details, Device, LayerSaid, Moment, Oom, Own, Pool, Process, Run,
+    Step, phase_name, phase_of_name, role_name, role_of_name,
 };
 use crate::timeline::{Point, SUM, Timeline};
 use crate::who;
@@ -68,6 +68,7 @@ impl Veiled {
                 .collect::<Vec<Caveat>>(),
             devices: run.devices.iter().map(|device| merged.device(device)).collect(),
             cells: merged.cells,
+            own: Own::default(), // all of it has names
         };
         Veiled { run: veiled, groupings, categories: merged.categories }
     }

@@ -1,7 +1,7 @@
-//! What explains a device, in rows of which a checkpoint writes those that differ.
+//! What explains a device, and what a program says of itself, in rows of which a checkpoint writes those that differ.
 //!
 //! ```text
-//! name        seq                 body
+//! detail, name       seq                 body
 //! rest        0                   JSON of Details without the lists below
 //! growth      0                   JSON of Details::growth without its columns
 //! columns     0                   Growth::cells, packed (see `packed`)
@@ -9,6 +9,12 @@
 //! iterations  0, 1, ...           16 rows each, JSON
 //! steps       0, 1, ...           16 each, JSON
 //! ooms        0, 1, ...           one each, JSON
+//!
+//! own, name   seq                 body
+//! rest        0                   JSON of Own without the lists below
+//! counters    0, 1, ...           one each, JSON
+//! ranges      0, 1, ...           16 each, JSON
+//! spans       0, 1, ...           256 each, JSON
 //! ```
 //!
 //! A list is as long as its rows say; one that is empty has none. Runs of schemas 2 and 3 have everything in `rest`.
@@ -16,7 +22,8 @@
 use super::columns::{damaged, execute, json};
 use super::packed;
 use crate::growth::Growth;
-use crate::run::{Details, Iteration, Oom, Step};
+use crate::own::{Counter, Range, Span};
+use crate::run::{Details, Iteration, Oom, Own, Step};
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Result, params};
 use serde::Serialize;
@@ -25,8 +32,35 @@ use std::collections::BTreeMap;
 
 /// Elements of a row: what grows at its end dirties one row, and the first of a packed row costs most.
 const CHUNK: usize = 16;
+/// The same of single ranges, all of which move when there is no more room.
+const SPANS: usize = 256;
 
-const NAMES: [&str; 7] = ["rest", "growth", "columns", "timeline", "iterations", "steps", "ooms"];
+const NAMES: [&str; 10] =
+    ["rest", "growth", "columns", "timeline", "iterations", "steps", "ooms", "counters", "ranges", "spans"];
+
+/// Whose rows they are.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    Device(i64, i64),
+    Run(i64),
+}
+
+impl Of {
+    /// Table and condition; the condition's values are 1 and 2.
+    fn sql(self, sql: &str) -> String {
+        match self {
+            Of::Device(..) => sql.replace("TABLE", "detail").replace("PLACE", "run = ?1 AND device = ?2"),
+            Of::Run(_) => sql.replace("TABLE", "own").replace("PLACE", "run = ?1 AND ?2 IS NULL"),
+        }
+    }
+
+    fn place(self) -> (i64, Option<i64>) {
+        match self {
+            Of::Device(run, device) => (run, Some(device)),
+            Of::Run(run) => (run, None),
+        }
+    }
+}
 
 enum Body {
     Text(String),
@@ -53,12 +87,27 @@ impl ToSql for Body {
 }
 
 pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) -> Result<()> {
-    let mut rows = rows(details)?;
+    write_rows(db, Of::Device(id, device as i64), rows(details)?)
+}
+
+pub(super) fn write_own(db: &Connection, id: i64, own: &Own) -> Result<()> {
+    let mut rows = BTreeMap::new();
+    if !own.is_empty() {
+        let mut rest = own.clone();
+        list(&mut rows, "counters", &std::mem::take(&mut rest.counters), 1)?;
+        list(&mut rows, "ranges", &std::mem::take(&mut rest.ranges), CHUNK)?;
+        list(&mut rows, "spans", &std::mem::take(&mut rest.spans), SPANS)?;
+        rows.insert(("rest", 0), Body::Text(json(&rest)?));
+    }
+    write_rows(db, Of::Run(id), rows)
+}
+
+fn write_rows(db: &Connection, of: Of, mut rows: BTreeMap<(&'static str, i64), Body>) -> Result<()> {
+    let (run, device) = of.place();
     let mut gone = Vec::new();
     {
-        let sql = "SELECT name, seq, body FROM detail WHERE run = ? AND device = ?";
-        let mut stored = db.prepare_cached(sql)?;
-        let mut stored = stored.query(params![id, device as i64])?;
+        let mut stored = db.prepare_cached(&of.sql("SELECT name, seq, body FROM TABLE WHERE PLACE"))?;
+        let mut stored = stored.query(params![run, device])?;
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get_ref(0)?.as_str()?, row.get::<_, i64>(1)?);
             let key = NAMES.iter().find(|known| **known == name).map(|&known| (known, seq));
@@ -70,15 +119,21 @@ pub(super) fn write(db: &Connection, id: i64, device: usize, details: &Details) 
         }
     }
     for (name, seq) in gone {
-        let sql = "DELETE FROM detail WHERE run = ? AND device = ? AND name = ? AND seq = ?";
-        execute(db, sql, params![id, device as i64, name, seq])?;
+        let sql = of.sql("DELETE FROM TABLE WHERE PLACE AND name = ?3 AND seq = ?4");
+        execute(db, &sql, params![run, device, name, seq])?;
     }
-    let mut write = db.prepare_cached(
-        "INSERT INTO detail (run, device, name, seq, body) VALUES (?, ?, ?, ?, ?)
-        ON CONFLICT DO UPDATE SET body = excluded.body",
-    )?;
+    let mut write = db.prepare_cached(match of {
+        Of::Device(..) => {
+            "INSERT INTO detail (run, device, name, seq, body) VALUES (?1, ?2, ?3, ?4, ?5)
+            ON CONFLICT DO UPDATE SET body = excluded.body"
+        }
+        Of::Run(_) => {
+            "INSERT INTO own (run, name, seq, body) SELECT ?1, ?3, ?4, ?5 WHERE ?2 IS NULL
+            ON CONFLICT DO UPDATE SET body = excluded.body"
+        }
+    })?;
     for ((name, seq), body) in rows {
-        write.execute(params![id, device as i64, name, seq, body])?;
+        write.execute(params![run, device, name, seq, body])?;
     }
     Ok(())
 }
@@ -119,7 +174,8 @@ fn list<T: Serialize>(
 }
 
 pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
-    let mut stored = Stored::read(db, id, device)?;
+    let mut stored =
+        Stored::read(db, Of::Device(id, device as i64), &format!("device {device} of run {id}"))?;
     let mut details: Details = stored.text("rest")?.unwrap_or_default();
     if let Some(growth) = stored.text("growth")? {
         details.growth = growth;
@@ -133,19 +189,28 @@ pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
     Ok(details)
 }
 
-/// The rows of one device, by name, and for messages what they are of.
+pub(super) fn read_own(db: &Connection, id: i64) -> Result<Own> {
+    let mut stored = Stored::read(db, Of::Run(id), &format!("run {id} itself"))?;
+    let mut own: Own = stored.text("rest")?.unwrap_or_default();
+    own.counters.extend(stored.list::<Counter>("counters")?);
+    own.ranges.extend(stored.list::<Range>("ranges")?);
+    own.spans.extend(stored.list::<Span>("spans")?);
+    Ok(own)
+}
+
+/// The rows of one place, by name, and for messages what they are of.
 struct Stored {
     rows: BTreeMap<String, Vec<Body>>,
     of: String,
 }
 
 impl Stored {
-    fn read(db: &Connection, id: i64, device: usize) -> Result<Self> {
-        let sql =
-            "SELECT name, seq, body FROM detail WHERE run = ? AND device = ? ORDER BY run, device, name, seq";
-        let mut statement = db.prepare_cached(sql)?;
-        let mut stored = statement.query(params![id, device as i64])?;
-        let (mut rows, of) = (BTreeMap::<_, Vec<_>>::new(), format!("of device {device} of run {id}"));
+    fn read(db: &Connection, place: Of, of: &str) -> Result<Self> {
+        let sql = place.sql("SELECT name, seq, body FROM TABLE WHERE PLACE ORDER BY name, seq");
+        let mut statement = db.prepare_cached(&sql)?;
+        let (run, device) = place.place();
+        let mut stored = statement.query(params![run, device])?;
+        let (mut rows, of) = (BTreeMap::<_, Vec<_>>::new(), format!("of {of}"));
         while let Some(row) = stored.next()? {
             let (name, seq) = (row.get::<_, String>(0)?, row.get::<_, i64>(1)?);
             let body = match row.get_ref(2)? {

@@ -8,7 +8,7 @@ use super::columns::{
 use super::details;
 use super::moments::{read_buckets, read_moment, write_buckets, write_moment};
 use super::writer::Writer;
-use crate::run::{Cell, Clock, Details, Device, Moment, Process, Run, Source, State};
+use crate::run::{Cell, Clock, Details, Device, Moment, Own, Process, Run, Source, State};
 use crate::series::Series;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
@@ -18,6 +18,7 @@ pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
         return Ok(false);
     }
     write_cells(db, id, &run.cells)?;
+    details::write_own(db, id, &run.own)?;
     for (idx, device) in run.devices.iter().enumerate() {
         write_device(db, id, idx, device)?;
         write_moment(db, id, idx, "last", &device.last)?;
@@ -33,6 +34,7 @@ pub(super) fn write(db: &Connection, id: i64, run: &Run) -> Result<bool> {
 pub(super) fn read(db: &Connection, id: i64) -> Result<Option<(Run, Option<Writer>)>> {
     let Some((mut run, writer)) = read_run(db, id)? else { return Ok(None) };
     run.cells = read_cells(db, id)?;
+    run.own = details::read_own(db, id)?;
     run.devices = read_devices(db, id)?;
     for (idx, device) in run.devices.iter_mut().enumerate() {
         device.last = read_moment(db, id, idx, "last")?;
@@ -126,6 +128,7 @@ pub(super) fn read_run(db: &Connection, id: i64) -> Result<Option<(Run, Option<W
             state: state(row, 12)?,
             cells: Vec::new(),
             devices: Vec::new(),
+            own: Own::default(),
         };
         Ok((run, writer(row, 16)?))
     };

@@ -8,6 +8,7 @@
 //! amount   (run, device, moment, cell)       Moment::amounts: the bytes
 //! bucket   (run, device, seq)                Series::buckets
 //! detail   (run, device, name, seq)          Device::details: see `details`
+//! own      (run, name, seq)                  Run::own: see `details`
 //! ```
 //!
 //! - All sizes are bytes; columns ending in `_ns` are record time, which is wall clock only together with
@@ -40,10 +41,10 @@ pub(super) const APPLICATION_ID: i64 = 0x6770_6d64;
 pub const VERSION: i64 = STEPS.len() as i64;
 
 /// All of them, of any version.
-const TABLES: [&str; 7] = ["run", "cell", "device", "moment", "amount", "bucket", "detail"];
+const TABLES: [&str; 8] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own"];
 
 /// `STEPS[n]` makes version n+1 of version n.
-const STEPS: [&str; 5] = [
+const STEPS: [&str; 6] = [
     "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -182,6 +183,15 @@ CREATE UNIQUE INDEX run_life ON run (life, part);
 ",
     "
 ALTER TABLE run ADD COLUMN weight INTEGER;
+",
+    "
+CREATE TABLE own (
+    run  INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    seq  INTEGER NOT NULL,
+    body ANY NOT NULL,
+    PRIMARY KEY (run, name, seq)
+) STRICT;
 ",
 ];
 

@@ -139,6 +139,9 @@ pub fn of(run: &Run, window: &Window) -> Run {
             keep(device, window);
         }
     }
+    if window.part != Part::At {
+        run.own.keep(window.from_ns, window.to_ns);
+    }
     run.devices = devices;
     let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
     if moments.flat_map(|moment| &moment.amounts).any(|(cell, _)| *cell == rest) {

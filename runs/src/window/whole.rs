@@ -29,6 +29,9 @@ fn join(whole: &mut Run, mut part: Run) {
             }
         })
         .collect();
+    let mut own = std::mem::take(&mut whole.own);
+    own.go_on(std::mem::take(&mut part.own));
+    whole.own = own;
     let marks = whole.coverage.marks.drain(..).chain(part.coverage.marks.drain(..)).collect();
     let marks_dropped = whole.coverage.marks_dropped.saturating_add(part.coverage.marks_dropped);
     for device in &mut part.devices {

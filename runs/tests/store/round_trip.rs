@@ -71,6 +71,32 @@ fn coverage() -> impl Strategy<Value = Coverage> {
     })
 }
 
+fn own() -> impl Strategy<Value = Own> {
+    let counter =
+        (of(text()), any::<[i64; 3]>(), any::<i128>(), any::<[u64; 3]>(), vec(any::<(u64, i64)>(), 0..3));
+    let counter =
+        counter.prop_map(|(name, [value, min, max], area, [changes, since_ns, until_ns], points)| {
+            gpumem_runs::own::Counter { name, value, changes, min, max, area, since_ns, until_ns, points }
+        });
+    let range = (of(text()), any::<bool>(), any::<[u64; 5]>());
+    let range = range.prop_map(|(name, is_step, [count, total_ns, min_ns, max_ns, open])| {
+        gpumem_runs::own::Range { name, is_step, count, total_ns, min_ns, max_ns, open }
+    });
+    let span = any::<(u32, u32, u64, u64)>();
+    let span = span
+        .prop_map(|(range, thread, from_ns, to_ns)| gpumem_runs::own::Span(range, thread, from_ns, to_ns));
+    let lists = (vec(counter, 0..3), vec(range, 0..20), vec(span, 0..300));
+    (lists, any::<[u64; 4]>()).prop_map(|((counters, ranges, spans), dropped)| Own {
+        counters,
+        counters_dropped: dropped[0],
+        ranges,
+        ranges_dropped: dropped[1],
+        ranges_broken: dropped[2],
+        spans,
+        spans_dropped: dropped[3],
+    })
+}
+
 fn cell() -> impl Strategy<Value = Cell> {
     let class = prop::sample::select(vec![Class::Direct, Class::Block, Class::PoolIdle, Class::Opaque]);
     let words = (of(text()), of(text()), of(text()), of(text()), of(text()), of(text()));
@@ -357,10 +383,11 @@ fn run() -> impl Strategy<Value = Run> {
     let process = (any::<(u32, u64, Option<u64>)>(), facts(), facts());
     let caveats = vec((text(), text()).prop_map(|(code, text)| Caveat { code, text }), 0..3);
     let cells = vec(cell(), 0..8);
-    (source, clock, process, state(), coverage(), caveats, cells).prop_flat_map(|parts| {
+    let said = (coverage(), own());
+    (source, clock, process, state(), said, caveats, cells).prop_flat_map(|parts| {
         let devices = vec(device(parts.6.len()), 0..3);
         (Just(parts), devices).prop_map(
-            |((source, clock, process, state, coverage, caveats, cells), devices)| {
+            |((source, clock, process, state, (coverage, own), caveats, cells), devices)| {
                 let (kind, origin, preset) = source;
                 let ((pid, start_ticks, uid), facts, claims) = process;
                 Run {
@@ -372,6 +399,7 @@ fn run() -> impl Strategy<Value = Run> {
                     caveats,
                     cells,
                     devices,
+                    own,
                 }
             },
         )

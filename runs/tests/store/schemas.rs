@@ -6,11 +6,12 @@ use gpumem_runs::run::*;
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError, VERSION};
 
-const TEXTS: [&str; 4] = [
+const TEXTS: [&str; 5] = [
     include_str!("schemas/1.sql"),
     include_str!("schemas/2.sql"),
     include_str!("schemas/3.sql"),
     include_str!("schemas/4.sql"),
+    include_str!("schemas/5.sql"),
 ];
 
 /// The run that schema `version` could hold.
@@ -114,6 +115,7 @@ fn run_of(version: usize) -> Run {
         caveats: vec![Caveat { code: "late".into(), text: "The agent came late.".into() }],
         cells,
         devices: vec![device],
+        own: Own::default(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use gpumem_runs::growth::Growth;
 use gpumem_runs::run::{
-    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Parts, Process, Reading, Run,
+    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Own, Parts, Process, Reading, Run,
     Source, State,
 };
 use gpumem_runs::series::{Bucket, Extremes, Series};
@@ -126,6 +126,25 @@ pub fn run_at(n: u64) -> Run {
         caveats: vec![Caveat { code: "late".into(), text: "The agent came late.".into() }],
         devices: (0..=(n % 2) as u16).map(device).collect(),
         cells,
+        own: own(n),
+    }
+}
+
+fn own(n: u64) -> Own {
+    let counter = |at: u64| gpumem_runs::own::Counter {
+        name: Some(format!("counter {at}")),
+        value: n as i64,
+        area: i128::from(n) << 64,
+        points: (0..n % 128).map(|point| (point, n as i64)).collect(),
+        ..Default::default()
+    };
+    let range = |at: u64| gpumem_runs::own::Range { name: Some(format!("range {at}")), ..Default::default() };
+    Own {
+        counters: (0..n % 3).map(counter).collect(),
+        ranges: (0..n % 40).map(range).collect(),
+        spans: (0..n % 600).map(|at| gpumem_runs::own::Span(0, 7, at, n)).collect(),
+        spans_dropped: n,
+        ..Own::default()
     }
 }
 

@@ -29,7 +29,7 @@ use gpumem_runs::diff::job::together;
 use gpumem_runs::harmless::quoted;
 use gpumem_runs::import::read_file;
 use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, steps};
+use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
 use gpumem_runs::report::{collapsed, trace, treemap};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Device, Run};
@@ -208,6 +208,8 @@ fn tell(report: &Report<'_>, args: &Args) -> String {
             (_, true) => iterations::csv(report),
             _ => iterations::text(report),
         }
+    } else if args.counters {
+        if args.json { own::json(report) } else { own::text(report) }
     } else if args.traced.collapsed {
         collapsed::collapsed(report)
     } else if args.traced.treemap {
@@ -255,7 +257,7 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
         });
         return Ok(rows.collect());
     }
-    let asked = args.growth || args.steps || args.iterations;
+    let asked = args.growth || args.steps || args.iterations || args.counters;
     let mut out = if asked { String::new() } else { group::text(title, &borrowed, command) };
     if args.all || asked || args.tags || args.by.is_some() {
         for run in runs {

@@ -141,4 +141,16 @@ pub(super) const WORDS: &[Word] = &[
         none,
         "gpumemctl report --at NAME",
     ),
+    word(
+        &["counters", "counter", "value", "changes", "mean", "since", "until", "counters_dropped"],
+        "Figures of the program's own (gpumem_counter_set, gpumem.counter): now, least and greatest, and the mean weighted by time.",
+        |here| here.count(here.run.own.counters.len() as u64, "counter"),
+        "gpumemctl report --counters",
+    ),
+    word(
+        &["ranges", "range", "scopes and their times", "is step", "ranges_dropped", "ranges_broken"],
+        "How often and how long the program was in each of its scopes, with those inside of it; and its steps. Scopes have times only where `ranges` is on.",
+        |here| here.count(here.run.own.ranges.len() as u64, "name"),
+        "gpumem_configure(\"ranges\", \"on\"); gpumemctl report --counters",
+    ),
 ];

@@ -203,6 +203,8 @@ fn every_key_of_json_is_explained() {
         Some(run::Reading { time_ns: 1, used_bytes: 2, free_bytes: 3, system_reserved_bytes: Some(4) });
     run.coverage.layers = vec![crate::layers::LayerSaid::default()];
     run.coverage.blind = vec![run::BlindWindow { from_ns: 1, to_ns: None, why: String::new() }];
+    run.own.counters = vec![crate::own::Counter::default()];
+    run.own.ranges = vec![crate::own::Range::default()];
     let report = report(&run);
     let side = || crate::diff::Side { run: &run, id: None, typed: String::new() };
     let diff = crate::diff::Diff::new([side(), side()], crate::diff::At::Peak, None, None);
@@ -212,6 +214,7 @@ fn every_key_of_json_is_explained() {
         crate::report::json::json(&report),
         crate::report::oom::json(&report),
         crate::report::iterations::json(&report),
+        crate::report::own::json(&report),
         crate::diff::json::json(&diff, Some(&verdict)),
     ];
     let mut found = Vec::new();

@@ -6,6 +6,8 @@
 
 use super::course::Course;
 use super::holdings::{Holding, holdings};
+use super::own::{OwnJson, own_of};
+use crate::own::LOST;
 use crate::report::bridge::Bridge;
 use crate::report::group::Amounts;
 use crate::report::oom::{held, sentence, told};
@@ -113,6 +115,8 @@ struct Process {
     tail: Vec<String>,
     clock: ClockJson,
     ooms_dropped: u64,
+    /// What the program says of itself; null where that is nothing.
+    own: Option<OwnJson>,
     /// What ended it, where that is known and was not its own doing.
     ending: Option<String>,
     devices: Vec<DeviceJson>,
@@ -377,6 +381,7 @@ fn process(report: &Report<'_>, ranks: &[Ranks; 3], unit: Unit, limits: Limits, 
         tail: words.tail,
         clock: since.clock(run.clock, Times::of(run).is_dated()),
         ooms_dropped: run.coverage.ooms_dropped,
+        own: own_of(run, limits),
         ending: Ending::of(run).map(|ending| clean(&sentence(&ending))),
         devices,
     }
@@ -427,7 +432,7 @@ fn detail(
 }
 
 fn marks(report: &Report<'_>, since: Since) -> Vec<MarkJson> {
-    let name = |name: Option<&str>| name.map_or_else(|| "(its name was lost)".to_owned(), clean_name);
+    let name = |name: Option<&str>| name.map_or_else(|| LOST.to_owned(), clean_name);
     let marks = report.run.coverage.marks.iter();
     marks.map(|mark| MarkJson { t: since.t(mark.time_ns), name: name(mark.name.as_deref()) }).collect()
 }

@@ -1,4 +1,4 @@
-// What is told in lists: who has the device, from torch to nvidia-smi, steps of the gap, iterations, OOM records, words.
+// What is told in lists: who has the device, from torch to nvidia-smi, steps of the gap, iterations, counters, OOM records, words.
 
 const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", free: "free" };
 
@@ -90,6 +90,19 @@ function iterations(device) {
         h("tr", {}, h("th", { class: "n", scope: "row" }, "least"), range((values) => Math.min(...values))),
         h("tr", {}, h("th", { class: "n", scope: "row" }, "most"), range((values) => Math.max(...values)))),
       h("tbody", {}, body))));
+}
+
+// The program's own counters, and the times of its ranges.
+function counters(process) {
+  const { own } = process;
+  if (!own) return null;
+  const table = (caption, columns, rows) => (rows.length === 0 ? null : h("div", { class: "scroll tall", tabindex: "0", role: "group", "aria-label": caption }, h("table", {}, h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, columns.map((name, at) => h("th", { class: at === 0 ? "" : "n", scope: "col" }, name)))), h("tbody", {}, rows))));
+  const row = (name, cells) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name)), cells.map((cell) => h("td", { class: "n" }, cell ?? "-")));
+  return section("counters", "Counters", "Counters and ranges of the program's own",
+    table("counters", ["name", "now", "changes", "min", "max", "mean", "course"], own.counters.map(({ name, told, course }) => row(name, [...told, sparkline(course, 72, 22)]))),
+    table("ranges, each with those inside of it", ["name", "count", "total", "min", "max", "mean", "open"], own.ranges.map(([name, count, lengths, open]) => row(name, [thousands(count), ...lengths, thousands(open)]))),
+    own.remarks.map((line) => h("p", { class: "soft" }, line)));
 }
 
 function ooms(process, device) {

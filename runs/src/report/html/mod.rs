@@ -4,6 +4,7 @@
 //! data      a report as the page's script reads it
 //! course    what was held over time: timeline, series of samples, what happened
 //! holdings  who holds what at the end and at the peak
+//! own       counters and ranges of the program's own
 //! colors    the palette as the style has it
 //! digest    which script and which style a browser may run
 //! page.*    the style, and the script in parts
@@ -19,6 +20,7 @@ mod course;
 mod data;
 mod digest;
 mod holdings;
+mod own;
 
 use super::text::{self, Layout, clean};
 use super::{Report, group as table};

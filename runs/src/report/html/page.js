@@ -100,7 +100,7 @@ function devicePanel({ process, device }) {
     title, alerts, several ? h("p", { class: "soft" }, h("bdi", {}, process.coverage[1] ?? process.coverage[0] ?? "")) : null, verdict(process, device), deviceStrip(detail),
     section("summary", "Summary", "Where it went, and when", h("div", { class: "pair summary" }, table.table, course.figure)),
     process.covered ? [groupings(device), paths?.made, DATA.tags ? entries(device) : null] : null,
-    bridge(process, device), gapSteps(process, device), iterations(device), ooms(process, device), words(process, device),
+    bridge(process, device), gapSteps(process, device), iterations(device), counters(process), ooms(process, device), words(process, device),
   ];
 }
 
@@ -110,7 +110,7 @@ const links = h("nav", { "aria-label": "parts of the report" });
 
 function render({ focus }) {
   over.replaceChildren(...(PLACES.length > 1 ? [overview()] : []));
-  const made = PLACES.length ? devicePanel(here()) : [h("p", {}, "No GPU memory was seen."), ...DATA.processes.map((process) => words(process, {}))];
+  const made = PLACES.length ? devicePanel(here()) : [h("p", {}, "No GPU memory was seen."), ...DATA.processes.map((process) => [counters(process), words(process, {})])];
   panel.replaceChildren(...made.flat(4).filter(Boolean));
   const parts = [...document.querySelectorAll("main section[id]")].filter((part) => part.id !== "overview");
   links.replaceChildren(h("ul", {}, parts.map((part) => h("li", {}, h("a", { href: "#" + part.id }, part.dataset.link))), document.getElementById("text") ? h("li", {}, h("a", { href: "#text" }, "As text")) : null));

@@ -4,10 +4,10 @@
 use super::lines::Lines;
 use crate::harmless::clean;
 use crate::layers;
-use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
+use crate::report::{growth, own};
 use crate::run::{BlindWindow, Clock, Device, Oom, Run, State};
 use crate::who::Who;
 use crate::window::{Part, Window};
@@ -63,6 +63,7 @@ pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
 }
 
 pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
+    own::line(report.run).iter().for_each(|line| out.prose(line));
     for caveat in &report.run.caveats {
         out.prose(&format!("note: {}", caveat.text));
     }
