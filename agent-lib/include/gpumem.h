@@ -96,6 +96,7 @@ struct gpumem_functions {
     void (*counter_set)(const char *, int64_t);
     void (*counter_add)(const char *, int64_t);
     int (*memory_info)(int, uint64_t *, uint64_t *);
+    void (*epoch)(uint64_t);
     uint64_t (*snapshot)(int, char *, uint64_t);
     int (*peak)(int);
     int (*peak_bytes)(int, uint64_t *, uint64_t *);
@@ -153,6 +154,7 @@ static inline int gpumem_find(struct gpumem_functions *f) {
     GPUMEM_FIND_NEWER(counter_set);
     GPUMEM_FIND_NEWER(counter_add);
     GPUMEM_FIND_NEWER(memory_info);
+    GPUMEM_FIND_NEWER(epoch);
     GPUMEM_FIND_NEWER(snapshot);
     GPUMEM_FIND_NEWER(peak);
     GPUMEM_FIND_NEWER(peak_bytes);
@@ -205,6 +207,12 @@ static inline void gpumem_process_tag(const char *path) {
 static inline void gpumem_step(uint64_t number) {
     const struct gpumem_functions *f = gpumem_functions();
     if (f != 0) f->step(number);
+}
+
+/* Epoch `number`, from 1 on, begins, in which steps are numbered anew: before its first step. */
+static inline void gpumem_epoch(uint64_t number) {
+    const struct gpumem_functions *f = gpumem_functions();
+    if (f != 0 && f->epoch != 0) f->epoch(number);
 }
 
 /* The process enters a phase, an enum gpumem_phase_kind. */

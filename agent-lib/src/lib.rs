@@ -196,7 +196,19 @@ exports! {
     gpumem_auto_step as auto_step(number: u64) -> () {
         (); |core, thread| if python::run::are_steps_ours() {
             window::step(core, number);
-            core.step(thread, number)
+            core.step(thread, python::run::auto_number(number))
+        }
+    }
+    /// Number of the step that is under way, as the report has it.
+    gpumem_step_number as step_number() -> u64 { 0; |_, _| scope::STEP.load(std::sync::atomic::Ordering::Relaxed) }
+    /// An epoch begins, in which steps are numbered anew.
+    gpumem_epoch as epoch(number: u64) -> () {
+        (); |core, thread| {
+            core.epoch(thread, number);
+            // A program that numbers its steps says the first one itself.
+            if python::run::begin_epoch() {
+                core.step(thread, 0);
+            }
         }
     }
     /// A phase begins.

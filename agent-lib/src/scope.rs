@@ -5,7 +5,7 @@ use crate::core::{At, Core, nothing};
 use crate::naming::Named;
 use crate::threads::{DEPTH, Own, Thread};
 use gpumem_wire::{Body, Edge, Layer, LayerState, Phase};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// The program has opened a scope of its own.
 static USED: AtomicBool = AtomicBool::new(false);
@@ -17,6 +17,9 @@ pub fn note() {
         USED.store(true, Relaxed);
     }
 }
+
+/// Number of the step that is under way.
+pub static STEP: AtomicU64 = AtomicU64::new(0);
 
 /// What the sender has seen of it: 1 not yet, 2 it was so; 0 before it has looked.
 static SEEN: AtomicU8 = AtomicU8::new(0);
@@ -164,8 +167,16 @@ impl Core {
 
     /// Step `number` begins.
     pub fn step(&self, thread: &Thread, number: u64) {
+        STEP.store(number, Relaxed);
         if control::records(control::MARKS) {
             self.record(thread, self.here(thread), Body::Step { number }, nothing);
+        }
+    }
+
+    /// What comes is of epoch `number`.
+    pub fn epoch(&self, thread: &Thread, number: u64) {
+        if control::records(control::MARKS) {
+            self.record(thread, At::NOWHERE, Body::Epoch { number }, nothing);
         }
     }
 

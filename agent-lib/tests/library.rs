@@ -86,6 +86,7 @@ const UNDECLARED: &[&str] = &[
     "gpumem_roles",
     "gpumem_scope_edge",
     "gpumem_scope_word",
+    "gpumem_step_number",
 ];
 
 #[test]

@@ -314,6 +314,12 @@ pub struct Report {
     /// What each training step held instead: a row each (with --csv or --json too)
     #[arg(long, conflicts_with_all = ["steps", "growth", "by", "tags"])]
     pub iterations: bool,
+    /// With --iterations: each parameter and its gradient, too, as its last iteration had them (with --csv a column each)
+    #[arg(long, requires = "iterations")]
+    pub columns: bool,
+    /// With --iterations: only those whose number is a multiple of N
+    #[arg(long, value_name = "N", requires = "iterations", value_parser = clap::value_parser!(u64).range(1..))]
+    pub every: Option<u64>,
     /// The program's own counters, and how often and how long it was in each of its ranges (with --json too)
     #[arg(long, conflicts_with_all = ["csv", "html", "steps", "growth", "iterations", "by", "tags", "all"])]
     pub counters: bool,

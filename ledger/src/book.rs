@@ -109,6 +109,8 @@ pub(crate) struct Book {
     by_role: [i64; 16],
     /// Cells that it has looked at.
     learnt: usize,
+    /// Grows with each change of a cell with a role.
+    pub role_changes: u64,
     /// Highest `tracked` since [`Book::restart_most`].
     pub most: i64,
     /// Of the direct allocations in it.
@@ -153,6 +155,7 @@ impl Book {
             tracked: 0,
             by_role: [0; 16],
             learnt: 0,
+            role_changes: 0,
             most: 0,
             rounding: Rounding::default(),
             peak: Peak::default(),
@@ -196,6 +199,7 @@ impl Book {
         if cell.role != 0 {
             let of_role = &mut self.by_role[usize::from(cell.role & 15)];
             *of_role = of_role.wrapping_add(delta);
+            self.role_changes += 1;
         }
         self.copied = false;
         self.trail.post(id, delta);
@@ -390,6 +394,7 @@ impl Book {
 
     /// Sums by role are right for all cells that there are by now.
     pub fn learn_roles(&mut self, keys: &[CellKey]) {
+        self.role_changes += u64::from(self.learnt < self.cells.len());
         for (cell, key) in self.cells.iter_mut().zip(keys).skip(self.learnt) {
             cell.role = key.role.to_code();
             let of_role = &mut self.by_role[usize::from(cell.role & 15)];

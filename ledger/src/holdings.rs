@@ -254,7 +254,7 @@ impl Holdings {
         let known = (!self.mixed).then_some(now_ns);
         self.books.iter_mut().for_each(|book| book.restart(known, self.window_ns));
         self.ghosts.iter_mut().for_each(Ghosts::forget);
-        self.roles.iter_mut().for_each(|roles| roles.iterations.restart());
+        self.roles.iter_mut().for_each(|roles| roles.iterations.restart(now_ns));
     }
 
     /// A book for one more device; at most 64 fit (GPUs and MIG instances of one process).

@@ -3,7 +3,8 @@
 //! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer
 //! does. There they are measured, once per edge and not per event; what a phase freed again comes from `young`.
 
-use crate::book::Book;
+use crate::book::{Book, CellKey};
+use crate::parameter::{Parameters, ParametersView};
 use gpumem_wire::Role;
 
 /// Iterations that a process remembers of each device; neighbours become one when there are more.
@@ -38,6 +39,8 @@ impl Level {
 /// One iteration, or several neighbours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Iteration {
+    /// The program's number of the epoch that the first is of; 0 where it says none.
+    pub epoch: u64,
     /// The program's number of the first, or counted from 0.
     pub first: u64,
     /// The same of the last.
@@ -87,6 +90,8 @@ pub struct IterationsView {
     pub rows: Vec<Iteration>,
     /// The one that is under way.
     pub open: Option<Iteration>,
+    /// Parameters and gradients one by one.
+    pub parameters: ParametersView,
 }
 
 /// The same, as it is kept.
@@ -98,6 +103,7 @@ pub(crate) struct Iterations {
     open: Option<Iteration>,
     /// Of pools, now and at most in the open iteration.
     pool_reserved: Level,
+    parameters: Parameters,
 }
 
 impl Iterations {
@@ -112,8 +118,9 @@ impl Iterations {
     }
 
     /// Amounts by role stand as they do. Roles without a bit in `known` are those of no certain blocks right now.
-    pub fn measure(&mut self, book: &Book, known: u16) {
+    pub fn measure(&mut self, book: &Book, keys: &[CellKey], known: u16) {
         let Some(open) = &mut self.open else { return };
+        self.parameters.measure(book, keys);
         for (code, level) in open.roles.iter_mut().enumerate().filter(|(code, _)| known & 1 << code != 0) {
             level.set(book.by_role(code));
         }
@@ -131,14 +138,16 @@ impl Iterations {
         self.open.iter_mut().for_each(|open| open.partial = true);
     }
 
-    /// The open iteration, if there is one, is over, and iteration `number` begins.
-    pub fn begin(&mut self, number: u64, time_ns: u64, book: &mut Book) {
+    /// The open iteration, if there is one, is over, and iteration `number` of an epoch begins.
+    pub fn begin(&mut self, (epoch, number): (u64, u64), time_ns: u64, book: &mut Book) {
         if let Some(open) = self.close(time_ns, book) {
+            self.parameters.close(open.start_ns, book);
             self.keep(open);
         }
         book.restart_most();
         self.pool_reserved.peak = self.pool_reserved.last;
         self.open = Some(Iteration {
+            epoch,
             first: number,
             last: number,
             count: 1,
@@ -149,8 +158,8 @@ impl Iterations {
     }
 
     /// Number of the next iteration of a program that does not number them.
-    pub fn next_number(&self) -> u64 {
-        let last = self.open.as_ref().or(self.rows.last());
+    pub fn next_number(&self, epoch: u64) -> u64 {
+        let last = self.open.as_ref().or(self.rows.last()).filter(|last| last.epoch == epoch);
         last.map_or(0, |last| last.last.saturating_add(1))
     }
 
@@ -164,24 +173,35 @@ impl Iterations {
 
     fn keep(&mut self, row: Iteration) {
         match self.rows.last_mut() {
-            Some(last) if last.count < self.stride => return last.join(&row),
+            Some(last) if last.count < self.stride && last.epoch == row.epoch => return last.join(&row),
             _ => {}
         }
         if self.rows.len() == MAX_ITERATIONS {
             self.stride = self.stride.max(1).saturating_mul(2);
-            let old = std::mem::take(&mut self.rows);
-            for row in old {
-                match self.rows.last_mut() {
-                    Some(last) if last.count < self.stride => last.join(&row),
-                    _ => self.rows.push(row),
-                }
+            self.merge(true);
+            if self.rows.len() > MAX_ITERATIONS / 4 * 3 {
+                self.merge(false); // epochs that are shorter than a row
             }
         }
         self.rows.push(row);
     }
 
+    /// Neighbours become one, if wanted only those of one epoch.
+    fn merge(&mut self, apart: bool) {
+        let old = std::mem::take(&mut self.rows);
+        for row in old {
+            match self.rows.last_mut() {
+                Some(last) if last.count < self.stride && (last.epoch == row.epoch || !apart) => {
+                    last.join(&row);
+                }
+                _ => self.rows.push(row),
+            }
+        }
+    }
+
     /// Only what is under way, and what comes.
-    pub fn restart(&mut self) {
+    pub fn restart(&mut self, now_ns: u64) {
+        self.parameters.restart(now_ns);
         // Between two of a program that does not number them the last one tells the next one's number.
         let kept = usize::from(self.open.is_none());
         self.rows.drain(..self.rows.len().saturating_sub(kept));
@@ -191,13 +211,19 @@ impl Iterations {
     /// Another program: nothing of the last one's iteration goes on.
     pub fn end(&mut self, time_ns: u64, book: &Book) {
         if let Some(open) = self.close(time_ns, book) {
+            self.parameters.close(open.start_ns, book);
             self.keep(open);
         }
         self.open = None;
     }
 
     pub fn view(&self, time_ns: u64, book: &Book) -> IterationsView {
-        IterationsView { rows: self.rows.clone(), open: self.close(time_ns, book) }
+        let parameters = self.parameters.view();
+        IterationsView { rows: self.rows.clone(), open: self.close(time_ns, book), parameters }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.parameters.bytes()
     }
 }
 
@@ -210,12 +236,12 @@ mod tests {
         let mut book = Book::new();
         let mut kept = Iterations::default();
         for number in 0..10_001_u64 {
-            kept.begin(number, number * 10, &mut book);
+            kept.begin((0, number), number * 10, &mut book);
             kept.reserve(if number == 7_777 { 100 } else { 0 });
             kept.reserve(if number == 7_777 { -100 } else { 0 });
             kept.freed_in_phase(i64::try_from(number).unwrap(), true);
         }
-        let IterationsView { rows, open } = kept.view(100_005, &book);
+        let IterationsView { rows, open, .. } = kept.view(100_005, &book);
         assert_eq!(open.map(|open| (open.first, open.end_ns)), Some((10_000, 100_005)));
         assert!((MAX_ITERATIONS / 2..=MAX_ITERATIONS).contains(&rows.len()));
         let stride = rows[0].count;

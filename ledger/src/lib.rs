@@ -15,7 +15,7 @@
 //!   blind       times in which the agent saw nothing
 //!   image       exec(): another program in the same process
 //!   role        what blocks are for, by phase and lifetime; young: those for which that is open;
-//!               iteration: what each step held
+//!               iteration: what each step held; parameter: parameters and gradients one by one
 //!   in_flight   calls that were entered and have not returned; ghost: what the peak may learn of rows that are gone
 //!   layer       how each way of naming memory is
 //!   mark        moments that somebody gave a name; counter, range: what the program counts and times by itself
@@ -84,6 +84,7 @@ mod ledger;
 mod mark;
 mod observation;
 mod oom;
+mod parameter;
 mod pool;
 mod process;
 mod range;
@@ -116,6 +117,7 @@ pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use mark::{MAX_MARKS, MarkView};
 pub use observation::{Origin, ProcessKey};
 pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
+pub use parameter::{MAX_COLUMNS, ParametersView};
 pub use process::{Blocked, Coverage, Facts, Partial, Program};
 pub use range::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
 pub use recent::{RECENT_NS, Recent};

@@ -488,6 +488,7 @@ impl Process {
                 let name = self.holdings.cells.tags.get(&stamp.tag).cloned();
                 self.marks.add(MarkView { time_ns: stamp.time_ns, name, from_outside: false });
             }
+            Body::Epoch { number } => self.holdings.phases.epoch = number,
             // Counters and scopes do not move a sum.
             Body::Counter { value } => self.counters.set(record, value),
             Body::Scope { edge } => self.ranges.edge(stamp, edge),

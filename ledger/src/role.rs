@@ -139,6 +139,8 @@ pub(crate) struct PhaseWords {
     stamped: bool,
     /// The program says its steps.
     pub stepped: bool,
+    /// The program's number of its epoch; 0: it says none.
+    pub epoch: u64,
     /// Blocks without a phase have to be looked at.
     pub looks: bool,
     /// What is told happened before, and was not heard: see [`Holdings::replay`].
@@ -328,7 +330,7 @@ impl Holdings {
         roles.has_worked = true;
         let is_new = std::mem::take(&mut roles.is_iterated) || !roles.iterations.is_open();
         if is_new && !self.phases.stepped {
-            let number = roles.iterations.next_number();
+            let number = roles.iterations.next_number(self.phases.epoch);
             self.turn(book, number, time_ns);
         }
     }
@@ -337,6 +339,7 @@ impl Holdings {
     fn turn(&mut self, book: u8, number: u64, time_ns: u64) {
         self.measure(book);
         let at = usize::from(book);
+        let number = (self.phases.epoch, number);
         self.roles[at].iterations.begin(number, time_ns, &mut self.books[at]);
         self.measure(book);
     }
@@ -466,7 +469,7 @@ impl Holdings {
                 known &= !(1 << role.to_code());
             }
         }
-        iterations.measure(&self.books[at], known);
+        iterations.measure(&self.books[at], &self.cells.keys, known);
     }
 
     /// A library has this number.

@@ -273,8 +273,9 @@ impl Holdings {
         });
         let cells = self.cells.bytes();
         let books = self.books.iter().map(|book| book.bytes());
-        let follows = self.roles.iter().map(|roles| roles.young.bytes()).sum::<usize>()
-            + self.ghosts.iter().map(|ghosts| ghosts.bytes()).sum::<usize>();
+        let follows =
+            self.roles.iter().map(|roles| roles.young.bytes() + roles.iterations.bytes()).sum::<usize>()
+                + self.ghosts.iter().map(|ghosts| ghosts.bytes()).sum::<usize>();
         let places = list(&self.pools) + list(&self.restated);
         rows + places + pools.sum::<usize>() + cells + books.sum::<usize>() + follows
     }

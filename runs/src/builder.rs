@@ -267,6 +267,7 @@ impl RunBuilder {
         if process.ended.is_some() && last.is_some() && !account.latest.as_ref().is_none_or(is_listed) {
             last_moment.used_absence = None;
         }
+        let iterations = self.ledger.iterations(process.key, index);
         let mut of_run = run::Device {
             name: format!("unnamed-{index}"),
             ordinal: index as u16,
@@ -285,7 +286,8 @@ impl RunBuilder {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: Growth::of(self.ledger.trend(process.key, index)),
                 timeline: self.ledger.timeline(process.key, index).into(),
-                iterations: self.ledger.iterations(process.key, index).into(),
+                iterations: (&iterations).into(),
+                parameters: run::Parameters::of(&iterations.parameters, &process.cells),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
                 ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()

@@ -36,6 +36,9 @@ pub struct Iterations {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Iteration {
+    /// The program's number of the epoch that the first one is of; 0 where it says none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub epoch: u64,
     /// Number of the first one: the program's own number of its step, or counted from 0.
     pub first: u64,
     /// Number of the last one: `first` unless there are several.
@@ -122,6 +125,7 @@ impl From<&ledger::Iteration> for Iteration {
     fn from(row: &ledger::Iteration) -> Self {
         let of = |role: Role| Level::from(row.roles[usize::from(role.to_code())]);
         Iteration {
+            epoch: row.epoch,
             first: row.first,
             last: row.last,
             count: row.count,
@@ -143,11 +147,15 @@ impl From<&ledger::Iteration> for Iteration {
     }
 }
 
-impl From<ledger::IterationsView> for Iterations {
-    fn from(view: ledger::IterationsView) -> Self {
+impl From<&ledger::IterationsView> for Iterations {
+    fn from(view: &ledger::IterationsView) -> Self {
         let open = view.open.as_ref().map(Iteration::from);
         Iterations { rows: view.rows.iter().map(Iteration::from).collect(), open }
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 fn is_false(flag: &bool) -> bool {

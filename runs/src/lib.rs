@@ -10,6 +10,7 @@
 //! layers, oom                  how memory got its names; what is known of memory that ran out
 //! ending                       what else ended a process: host memory, a fault of the driver's
 //! iterations, pools            what each training step held; pools and what their owners say
+//! parameters                   parameters and gradients one by one, over the iterations
 //! part                       a life that is kept in a run per day
 //! rules                      rules files and presets: names of categories
 //! export                     a run as a file, for another machine
@@ -40,6 +41,7 @@ pub mod layers;
 pub mod marks;
 pub mod oom;
 pub mod own;
+pub mod parameters;
 mod part;
 pub mod plot;
 pub mod pools;

@@ -12,6 +12,7 @@ pub use crate::layers::LayerSaid;
 pub use crate::marks::Mark;
 pub use crate::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 pub use crate::own::Own;
+pub use crate::parameters::Parameters;
 pub use crate::part::Part;
 pub use crate::pools::Pool;
 use crate::series::Series;
@@ -309,6 +310,8 @@ pub struct Details {
     pub timeline: Timeline,
     /// What each training step held.
     pub iterations: Iterations,
+    /// Parameters and gradients one by one.
+    pub parameters: Parameters,
     /// Pools that lived when the run was told.
     pub pools: Vec<Pool>,
     /// Times at which memory ran out or nearly did, in their order.

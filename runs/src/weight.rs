@@ -27,6 +27,7 @@ fn details(details: &Details) -> usize {
         list(points),
         points.iter().map(|point| list(&point.amounts)).sum(),
         list(&details.iterations.rows),
+        details.parameters.weight(),
         list(&details.steps) + WORDS * details.steps.len(),
         list(&details.pools) + WORDS * details.pools.len(),
         list(&details.ooms),

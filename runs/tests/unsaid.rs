@@ -26,7 +26,12 @@ fn what_a_file_does_not_say_is_not_none() {
         let form = oom::Form { all: false, job: &[] };
         let told = oom::text(&report, form);
         assert_eq!(told.contains("has not run out"), says, "{told}");
-        let texts = [told, growth::table(&report, false), iterations::text(&report), steps::text(&report)];
+        let texts = [
+            told,
+            growth::table(&report, false),
+            iterations::text(&report, Default::default()),
+            steps::text(&report),
+        ];
         assert!(texts.iter().all(|text| !text.contains("pid 0")), "{texts:?}");
     }
 }

@@ -116,6 +116,7 @@ fn body(kind: u8) -> Body<'static> {
         73 => Body::Counter { value: -0x0102_0304_0506_0708 },
         74 => Body::Marker {},
         75 => Body::Scope { edge: Edge::End },
+        76 => Body::Epoch { number: C },
         80 => Body::Lost { count: B, first_seq: C },
         81 => Body::Watermark { last_seq: C, in_flight_since_ns: B },
         82 => Body::ResyncBegin { epoch: A, after_seq: C },

@@ -4,6 +4,7 @@ use gpumem_runs::gap::{Parts, Step};
 use gpumem_runs::iterations::{Iteration, Iterations, Level};
 use gpumem_runs::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 use gpumem_runs::own::{Counter, Own, Range, Span};
+use gpumem_runs::parameters::{Column, Parameters};
 use gpumem_runs::run::{
     Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Process, Reading, Run, Source, State,
 };
@@ -284,6 +285,13 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
             steps: steps(of, parts),
             timeline: Timeline { width_ns: 1, points },
             iterations: iterations(of, peak.tracked_bytes.unwrap_or(0)),
+            parameters: Parameters {
+                columns: ["parameter", "gradient"]
+                    .map(|role| Column { role: role.into(), tag: Some("model/head".into()) })
+                    .into(),
+                is_cut: false,
+                changes: vec![(10 * S, vec![(0, 512 * MIB), (1, 256 * MIB)])],
+            },
             ooms: oom.into_iter().collect(),
             ..Details::default()
         },

@@ -11,29 +11,12 @@ import sys
 import torch
 import torch.distributed as dist
 from models import GPT, ResNet
-from said import check, say
+from said import blocks, check, say, storage
 from torch import nn
 from torch.nn import functional as F
 
 #: Three have to be over before a block is known to outlive them all.
 STEPS = 6
-
-
-def blocks():
-    """Live blocks by address, as torch rounded them."""
-    found = {}
-    for segment in torch.cuda.memory_snapshot():
-        at = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated":
-                found[at] = block["size"]
-            at += block["size"]
-    return found
-
-
-def storage(tensor):
-    """Of a DTensor the local one's."""
-    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
 
 
 class Training:

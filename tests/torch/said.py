@@ -39,6 +39,23 @@ def check(name, **more):
     say(check=name, devices=[numbers(d) for d in range(torch.cuda.device_count())], **more)
 
 
+def blocks():
+    """Live blocks by address, as torch rounded them."""
+    found = {}
+    for segment in torch.cuda.memory_snapshot():
+        at = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                found[at] = block["size"]
+            at += block["size"]
+    return found
+
+
+def storage(tensor):
+    """Of a DTensor the local one's."""
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+
 def path_of(root, name):
     """`h.3.attn` of a GPT: `GPT/h.3/attn`, a number belongs to its container."""
     path = root

@@ -340,6 +340,8 @@ records! {
     74 Marker { }
     /// Scope `tag` begins or ends on `thread`.
     75 Scope { edge: Edge => detail }
+    /// What comes is of epoch `number`, in which steps are numbered anew.
+    76 Epoch { number: u64 => aux }
 
     // The stream about itself.
 

@@ -6,7 +6,7 @@ what PyTorch has by then is taken over.
 
     available(), status()     whether an agent is there and records; how well it sees this process
     scope(name)               what is allocated inside is tagged so: context manager or decorator
-    step(), phase(name), mark(name)     what the program is doing
+    step(), epoch(), phase(name), mark(name)    what the program is doing
     counter(name, value), count(name)   figures of its own
     process_tag(path)         the tag of threads without a scope
     retag(what, path, role)   what a tensor or address is
@@ -33,7 +33,7 @@ from ._pause import pause, paused, resume
 from ._peak import peak
 from ._pool import Pool
 from ._record import configure, dump, muted, record, start, stop
-from ._say import count, counter, mark, phase, process_tag, retag, step
+from ._say import count, counter, epoch, mark, phase, process_tag, retag, step
 from ._scope import scope
 from ._snapshot import snapshot, status
 
@@ -44,6 +44,7 @@ __all__ = [
     "count",
     "counter",
     "dump",
+    "epoch",
     "last_oom",
     "mark",
     "muted",
@@ -67,11 +68,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def watch(model: Any, *optimizers: Any, name: Optional[str] = None) -> None:
+def watch(model: Any, *optimizers: Any, name: Optional[str] = None, every: Optional[int] = None) -> None:
     """Parameters, buffers, gradients and optimizer state of a PyTorch model, exactly: see ``gpumem.torch.watch``."""
     import importlib
 
-    importlib.import_module("gpumem.torch").watch(model, *optimizers, name=name)
+    importlib.import_module("gpumem.torch").watch(model, *optimizers, name=name, every=every)
 
 
 def load_ipython_extension(shell: Any) -> None:

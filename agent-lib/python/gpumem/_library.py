@@ -29,6 +29,7 @@ _FUNCTIONS: Dict[str, Tuple[Optional[type], Tuple[type, ...]]] = {
     "resume": (None, ()),
     "process_tag": (None, (_text,)),
     "step": (None, (_u64,)),
+    "epoch": (None, (_u64,)),
     "phase": (None, (_int,)),
     "mark": (None, (_text,)),
     "pool_create": (_u64, (_text, _int, _u64)),
@@ -74,6 +75,7 @@ class Library:
     resume: Callable[[], None]
     process_tag: Callable[[bytes], None]
     step: Callable[[int], None]
+    epoch: Callable[[int], None]
     phase: Callable[[int], None]
     mark: Callable[[bytes], None]
     pool_create: Callable[[bytes, int, int], int]

@@ -24,6 +24,7 @@ PHASES: Dict[str, int] = {"setup": 1, "forward": 2, "backward": 3, "optimizer": 
 
 _lock = threading.Lock()
 _next_step = 1
+_epoch = 0
 _phase = 0
 
 
@@ -66,6 +67,25 @@ def step(number: Optional[int] = None) -> Step:
     if found is not None:
         found.step(max(number, 0))
     return Step(number)
+
+
+def epoch(number: Optional[int] = None) -> int:
+    """Epoch ``number`` of the training begins; without a number the one after the last, from 1 on. Its number.
+
+    Steps are numbered anew in it: ``gpumem.step()`` from 1 on, those that an optimizer's steps number from 0. In code that
+    ``torch.compile`` compiles it does nothing.
+    """
+    global _next_step, _epoch
+    if in_compiled_code():
+        return -1
+    with _lock:
+        _epoch = max(_epoch + 1 if number is None else int(number), 0)
+        _next_step = 1
+        begun = _epoch
+    found = library()
+    if found is not None:
+        found.epoch(begun)
+    return begun
 
 
 class Phase:

@@ -110,6 +110,24 @@ pub fn are_steps_ours() -> bool {
     !STEPS.load(Relaxed)
 }
 
+/// Steps of optimizers, while they are the program's steps; and how many there were when the epoch began.
+static AUTO: AtomicU64 = AtomicU64::new(0);
+static BEFORE: AtomicU64 = AtomicU64::new(0);
+
+/// Number in its epoch of the step after `count` steps of an optimizer.
+pub fn auto_number(count: u64) -> u64 {
+    AUTO.store(count, Relaxed);
+    count.saturating_sub(BEFORE.load(Relaxed))
+}
+
+/// An epoch begins: what steps of optimizers number begins anew. Whether they do, and have: before the first of them it is not known
+/// who numbers, and the first forward pass begins the first step.
+pub fn begin_epoch() -> bool {
+    let count = AUTO.load(Relaxed);
+    BEFORE.store(count, Relaxed);
+    are_steps_ours() && count > 0
+}
+
 /// How the layer of exact roles is, says our code.
 pub fn say_roles(state: i32, reason: &[u8]) {
     let state = LayerState::from_code(u8::try_from(state).unwrap_or(0));

@@ -124,6 +124,8 @@ fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details 
         *dropped += ooms.remove(MAX_OOMS / 2).count.max(1);
     }
     now.ooms = ooms;
+    let of_now = std::mem::replace(&mut now.parameters, old.parameters);
+    now.parameters.go_on(of_now);
     let mut rows = old.iterations.rows;
     rows.append(&mut now.iterations.rows);
     now.iterations.rows = rows.split_off(rows.len().saturating_sub(MAX_ROWS));

@@ -1,6 +1,8 @@
 //! `gpumemctl report --iterations`: what each training step held, a row each. The table of the tbd suite's
 //! pytorch_mem_profiler, with bytes instead of rounded megabytes in JSON.
 
+mod columns;
+
 use super::Report;
 use super::csv::field;
 use super::text::{clean, device_title, whose};
@@ -29,15 +31,46 @@ pub(crate) const COLUMNS: [Column; 10] = [
     ("workspace", |row| row.workspace.peak_bytes),
 ];
 
+/// What of them is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Iterations whose number is a multiple of it.
+    pub every: u64,
+    /// Each parameter and each gradient, too.
+    pub columns: bool,
+}
+
+impl Default for Choice {
+    /// All, without.
+    fn default() -> Self {
+        Choice { every: 1, columns: false }
+    }
+}
+
+impl Choice {
+    fn has(self, row: &Iteration) -> bool {
+        let every = self.every.max(1);
+        row.first.is_multiple_of(every) || row.count > 1 && row.first / every != row.last / every
+    }
+
+    fn of(self, table: &Iterations) -> Iterations {
+        let has = |row: &Iteration| self.has(row);
+        Iterations { rows: table.rows.iter().copied().filter(has).collect(), open: table.open.filter(has) }
+    }
+}
+
 /// A table for each device.
-pub fn text(report: &Report<'_>) -> String {
+pub fn text(report: &Report<'_>, choice: Choice) -> String {
     let run = report.run;
     let mut out = String::new();
     for device in &run.devices {
-        let table = &device.details.iterations;
+        let table = choice.of(&device.details.iterations);
         let title = format!("{}  {}", whose(run), device_title(device));
         let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, clean(&title));
-        out += &rows(table);
+        out += &rows(&table);
+        if choice.columns {
+            out += &columns::text(device, &table);
+        }
     }
     if out.is_empty() { "no GPU memory was seen\n".to_owned() } else { out }
 }
@@ -85,9 +118,10 @@ fn rows(table: &Iterations) -> String {
 }
 
 pub(super) fn number(row: &Iteration) -> String {
+    let epoch = if row.epoch == 0 { String::new() } else { format!("{}:", thousands(row.epoch)) };
     match row.count {
-        0 | 1 => thousands(row.first),
-        _ => format!("{}-{}", thousands(row.first), thousands(row.last)),
+        0 | 1 => epoch + &thousands(row.first),
+        _ => format!("{epoch}{}-{}", thousands(row.first), thousands(row.last)),
     }
 }
 
@@ -124,12 +158,17 @@ total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,coun
 peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
 intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes";
 
-/// One line per device and iteration that is over. `epoch` is empty: nobody says where one begins. The columns with
-/// pytorch_mem_profiler's names are whole decimal megabytes, as there.
-pub fn csv(report: &Report<'_>) -> String {
-    let mut out = HEADER.to_owned() + "\n";
+/// One line per device and iteration that is over. `epoch` is empty where the program says none. The columns with
+/// pytorch_mem_profiler's names are whole decimal megabytes, as there; each parameter and gradient has exact bytes, and nothing where
+/// they are not known.
+pub fn csv(report: &Report<'_>, choice: Choice) -> String {
+    let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
+    let heads: String = names.iter().map(|name| format!(",{}", field(&columns::title(name)))).collect();
+    let mut out = format!("{HEADER}{heads}\n");
     for device in &report.run.devices {
-        for row in &device.details.iterations.rows {
+        let table = choice.of(&device.details.iterations);
+        let amounts = columns::Amounts::of(device, &table.rows, &names);
+        for (row, amounts) in table.rows.iter().zip(amounts) {
             let decimal = [
                 row.pool_reserved.peak_bytes,
                 row.pool_reserved.last_bytes,
@@ -152,13 +191,17 @@ pub fn csv(report: &Report<'_>) -> String {
                 row.workspace.peak_bytes,
                 row.buffers.last_bytes,
             ];
-            let _ = write!(out, "{},{},,{}", report.run.process.pid, field(&device.name), row.first);
+            let epoch = if row.epoch == 0 { String::new() } else { row.epoch.to_string() };
+            let _ = write!(out, "{},{},{epoch},{}", report.run.process.pid, field(&device.name), row.first);
             for bytes in decimal {
                 let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
             }
             let _ = write!(out, ",{},{}", row.count, u8::from(row.partial));
             for bytes in exact {
                 let _ = write!(out, ",{bytes}");
+            }
+            for bytes in amounts {
+                let _ = write!(out, ",{}", bytes.map(|bytes| bytes.to_string()).unwrap_or_default());
             }
             out.push('\n');
         }
@@ -178,11 +221,14 @@ struct Document<'a> {
 #[derive(Serialize)]
 struct OfDevice<'a> {
     name: &'a str,
-    iterations: &'a Iterations,
+    iterations: Iterations,
+    /// Only where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<columns::ParametersJson<'a>>,
 }
 
 /// The rows as they are kept, in bytes.
-pub fn json(report: &Report<'_>) -> String {
+pub fn json(report: &Report<'_>, choice: Choice) -> String {
     let devices = report.run.devices.iter();
     let document = Document {
         schema: "gpumem.iterations",
@@ -190,7 +236,12 @@ pub fn json(report: &Report<'_>) -> String {
         run: report.id.as_deref(),
         pid: report.run.process.pid,
         devices: devices
-            .map(|device| OfDevice { name: &device.name, iterations: &device.details.iterations })
+            .map(|device| {
+                let iterations = choice.of(&device.details.iterations);
+                let parameters =
+                    choice.columns.then(|| columns::ParametersJson::of(device, &iterations.rows));
+                OfDevice { name: &device.name, iterations, parameters }
+            })
             .collect(),
     };
     crate::harmless::json(&document)
@@ -235,5 +286,14 @@ iteration   peak  cached  params  grads  activations
         assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
         assert!(text.contains("\n      0-5  705.0 "), "{text}");
         assert!(rows(&Iterations::default()).starts_with("no iteration was seen"));
+        // Numbers of epochs, and every so many.
+        table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
+        table.rows[4..]
+            .iter_mut()
+            .for_each(|row| (row.epoch, row.first, row.last) = (2, row.first - 4, row.last - 4));
+        table.rows[5] = Iteration { first: 1, last: 7, count: 7, ..table.rows[5] };
+        let choice = Choice { every: 3, columns: false };
+        let chosen = choice.of(&table);
+        assert_eq!(chosen.rows.iter().map(number).collect::<Vec<_>>(), ["0", "3", "2:0", "2:1-7"]);
     }
 }

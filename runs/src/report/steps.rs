@@ -182,7 +182,7 @@ pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const MIB: i64 = 1 << 20;
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    fn device(steps: Vec<Step>) -> Device {
+    pub(in crate::report) fn device(steps: Vec<Step>) -> Device {
         let details = crate::run::Details { steps, ..Default::default() };
         Device {
             name: String::new(),

@@ -9,8 +9,8 @@ use super::{By, Report, names};
 use crate::growth::Growth;
 use crate::rules::Groupings;
 use crate::run::{
-    BlindWindow, Caveat, Cell, Coverage, Details, Device, LayerSaid, Moment, Oom, Own, Pool, Process, Run,
-    Step, phase_name, phase_of_name, role_name, role_of_name,
+    BlindWindow, Caveat, Cell, Coverage, Details, Device, LayerSaid, Moment, Oom, Own, Parameters, Pool,
+    Process, Run, Step, phase_name, phase_of_name, role_name, role_of_name,
 };
 use crate::timeline::{Point, SUM, Timeline};
 use crate::who;
@@ -172,6 +172,7 @@ impl Merged {
                 points: details.timeline.points.iter().map(point).collect(),
             },
             iterations: details.iterations.clone(),
+            parameters: Parameters::default(), // names, and what has each
             pools: details.pools.iter().map(pool).collect(),
             ooms: details.ooms.iter().map(|oom| self.oom(oom)).collect(),
             faults: details.faults.clone(),

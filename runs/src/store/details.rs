@@ -7,6 +7,7 @@
 //! columns     0                   Growth::cells, packed (see `packed`)
 //! timeline    0, 1, ...           16 points each, packed
 //! iterations  0, 1, ...           16 rows each, JSON
+//! parameters  0                   JSON of Details::parameters
 //! steps       0, 1, ...           16 each, JSON
 //! ooms        0, 1, ...           one each, JSON
 //!
@@ -23,7 +24,7 @@ use super::columns::{damaged, execute, json};
 use super::packed;
 use crate::growth::Growth;
 use crate::own::{Counter, Range, Span};
-use crate::run::{Details, Iteration, Oom, Own, Step};
+use crate::run::{Details, Iteration, Oom, Own, Parameters, Step};
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Result, params};
 use serde::Serialize;
@@ -35,8 +36,19 @@ const CHUNK: usize = 16;
 /// The same of single ranges, all of which move when there is no more room.
 const SPANS: usize = 256;
 
-const NAMES: [&str; 10] =
-    ["rest", "growth", "columns", "timeline", "iterations", "steps", "ooms", "counters", "ranges", "spans"];
+const NAMES: [&str; 11] = [
+    "parameters",
+    "rest",
+    "growth",
+    "columns",
+    "timeline",
+    "iterations",
+    "steps",
+    "ooms",
+    "counters",
+    "ranges",
+    "spans",
+];
 
 /// Whose rows they are.
 #[derive(Debug, Clone, Copy)]
@@ -154,6 +166,10 @@ fn rows(details: &Details) -> Result<BTreeMap<(&'static str, i64), Body>> {
     if growth != Growth::default() {
         rows.insert(("growth", 0), Body::Text(json(&growth)?));
     }
+    let parameters = std::mem::take(&mut rest.parameters);
+    if parameters != Parameters::default() {
+        rows.insert(("parameters", 0), Body::Text(json(&parameters)?));
+    }
     list(&mut rows, "iterations", &std::mem::take(&mut rest.iterations.rows), CHUNK)?;
     list(&mut rows, "steps", &std::mem::take(&mut rest.steps), CHUNK)?;
     list(&mut rows, "ooms", &std::mem::take(&mut rest.ooms), 1)?;
@@ -179,6 +195,9 @@ pub(super) fn read(db: &Connection, id: i64, device: usize) -> Result<Details> {
     let mut details: Details = stored.text("rest")?.unwrap_or_default();
     if let Some(growth) = stored.text("growth")? {
         details.growth = growth;
+    }
+    if let Some(parameters) = stored.text("parameters")? {
+        details.parameters = parameters;
     }
     // What an earlier schema kept in `rest` stays where it is.
     details.growth.cells.extend(stored.packed("columns", packed::unpack_columns)?);

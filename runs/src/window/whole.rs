@@ -84,6 +84,9 @@ fn follow(whole: &mut Device, part: Device) {
     timeline.width_ns = timeline.width_ns.max(before.timeline.width_ns);
     timeline.points.splice(0..0, before.timeline.points.drain(..));
     after.iterations.rows.splice(0..0, before.iterations.rows.drain(..));
+    let mut parameters = std::mem::take(&mut before.parameters);
+    parameters.go_on(std::mem::take(&mut after.parameters));
+    after.parameters = parameters;
     after.ooms.splice(0..0, before.ooms.drain(..));
     // The gap's steps and the points of growth are those of the whole life.
     *whole = part;

@@ -71,6 +71,16 @@ fn coverage() -> impl Strategy<Value = Coverage> {
     })
 }
 
+fn parameters() -> impl Strategy<Value = Parameters> {
+    let column = (text(), of(text())).prop_map(|(role, tag)| gpumem_runs::parameters::Column { role, tag });
+    let change = (any::<u64>(), vec(any::<(u32, i64)>(), 0..4));
+    (vec(column, 0..4), any::<bool>(), vec(change, 0..3)).prop_map(|(columns, is_cut, changes)| Parameters {
+        columns,
+        is_cut,
+        changes,
+    })
+}
+
 fn own() -> impl Strategy<Value = Own> {
     let counter =
         (of(text()), any::<[i64; 3]>(), any::<i128>(), any::<[u64; 3]>(), vec(any::<(u64, i64)>(), 0..3));
@@ -199,7 +209,8 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
 
 fn iteration() -> impl Strategy<Value = Iteration> {
     let level = prop_oneof![Just((0, 0)), any::<(i64, i64)>()].prop_map(Level::from);
-    (any::<[u64; 5]>(), any::<bool>(), vec(level, 11)).prop_map(|(numbers, partial, levels)| Iteration {
+    (any::<[u64; 6]>(), any::<bool>(), vec(level, 11)).prop_map(|(numbers, partial, levels)| Iteration {
+        epoch: numbers[5],
         first: numbers[0],
         last: numbers[1],
         count: numbers[2],
@@ -340,11 +351,12 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
     });
     let tenants = (vec(any::<(u32, Option<u64>)>(), 0..3), any::<(u32, u64)>());
     let rest = (any::<Option<(u64, u64)>>(), beside, of(reading), any::<Option<i64>>(), tenants, series());
-    let tables = (iterations(), vec(pool(), 0..3), vec(oom(cells), 0..3), timeline(cells));
+    let tables = ((iterations(), parameters()), vec(pool(), 0..3), vec(oom(cells), 0..3), timeline(cells));
     let rest = (rest, (of(any::<u64>()), vec(step(), 0..4), growth(cells), tables));
     (identity, moment(cells), moment(cells), rest).prop_map(|(identity, last, peak, rest)| {
         let (name, ordinal, model, total_bytes) = identity;
-        let (rest, (accounted_peak_bytes, steps, growth, (iterations, pools, ooms, timeline))) = rest;
+        let (rest, (accounted_peak_bytes, steps, growth, ((iterations, parameters), pools, ooms, timeline))) =
+            rest;
         let (peak_used, beside, reading, unaccounted_bytes, (tenants, other_tenants), series) = rest;
         Device {
             name,
@@ -366,6 +378,7 @@ fn device(cells: usize) -> impl Strategy<Value = Device> {
                 growth,
                 timeline,
                 iterations,
+                parameters,
                 pools,
                 ooms,
                 faults: peak_used.into_iter().collect(),

@@ -43,17 +43,26 @@ def _begin() -> Any:
     return _core if _core.core() is not None else None
 
 
-def watch(model: "torch.nn.Module", *optimizers: "torch.optim.Optimizer", name: Optional[str] = None) -> None:
+def watch(
+    model: "torch.nn.Module",
+    *optimizers: "torch.optim.Optimizer",
+    name: Optional[str] = None,
+    every: Optional[int] = None,
+) -> None:
     """Names the memory of ``model``, and of what ``optimizers`` keep for it.
 
     ``name`` is the first part of the paths of all its modules; without one it is the model's class. May be called at any
     time, also again after parameters have changed. Costs some microseconds for each parameter, and later at most 0.2 %
-    of the time between two steps of an optimizer.
+    of the time between two steps of an optimizer: in that time the names of new gradients are looked up, in the others they
+    have those of their modules. With ``every=N`` each gradient has its parameter's name in all steps whose number is a
+    multiple of N, whatever that costs: for ``gpumemctl report --iterations --csv --columns --every N``. ``every=0`` ends that.
     """
     try:
         core = _working()
         if core is not None:
-            core.watch(model, optimizers, name)
+            # One of an older library knows nothing of `every`.
+            more = () if every is None else (every,)
+            core.watch(model, optimizers, name, *more)
     except Exception:
         pass
 

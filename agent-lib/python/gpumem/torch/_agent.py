@@ -19,6 +19,7 @@ _FUNCTIONS: Dict[str, _Types] = {
     "retag": (None, (_number, _number, ctypes.c_char_p, ctypes.c_int, ctypes.c_int)),
     "phase": (None, (ctypes.c_int,)),
     "auto_step": (None, (_number,)),
+    "step_number": (_number, ()),
     "autograd_number": (_number, ()),
     "autograd_calibrate": (ctypes.c_int, (ctypes.POINTER(_number), ctypes.c_uint32, _number)),
     "adoption_begins": (ctypes.c_int, ()),

@@ -242,7 +242,7 @@ def _failed(error: Exception) -> int:
     return DONE
 
 
-def watch(model: Any, optimizers: Any, name: Optional[str]) -> None:
+def watch(model: Any, optimizers: Any, name: Optional[str], every: Optional[int] = None) -> None:
     """See ``gpumem.torch.watch``."""
     here = _core
     if here is None:
@@ -251,6 +251,8 @@ def watch(model: Any, optimizers: Any, name: Optional[str]) -> None:
     here.modules.learn(model)
     if name is not None:
         here.modules.root(model, name)
+    if every is not None:
+        here.steps.every = max(int(every), 0)
     for optimizer in optimizers:
         here.steps.add(optimizer)
     here.sweeper.sweep(here.steps.optimizers(), True)

@@ -32,6 +32,8 @@ class Steps:
         #: Its steps are the program's steps.
         self._first: Optional[Any] = None
         self.count = 0
+        #: In steps with a multiple of this number names of gradients are looked up, whatever that costs; 0: in none.
+        self.every = 0
         self._inside = False
         #: What is left of _AT_ONCE.
         self._left = _AT_ONCE
@@ -99,7 +101,10 @@ class Steps:
         self._inside = True
         try:
             self.add(optimizer)
-            if self._done[id(optimizer)] < _FIRST or self.sweeper.is_due():
+            done = self._done[id(optimizer)]
+            if self.every and functions.step_number() % self.every == 0:
+                self.sweeper.sweep(self.optimizers(), True)
+            elif done < _FIRST or self.sweeper.is_due():
                 self._sweep(self.optimizers(), True)
         finally:
             self._inside = False

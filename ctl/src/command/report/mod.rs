@@ -198,15 +198,19 @@ fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
     Ok(Report::new(run, groupings, by))
 }
 
+fn chosen(args: &Args) -> iterations::Choice {
+    iterations::Choice { every: args.every.unwrap_or(1), columns: args.columns }
+}
+
 fn tell(report: &Report<'_>, args: &Args) -> String {
     let categories = if args.all || args.tags { usize::MAX } else { Layout::default().categories };
     if args.html {
         html::html(report)
     } else if args.iterations {
         match (args.json, args.csv) {
-            (true, _) => iterations::json(report),
-            (_, true) => iterations::csv(report),
-            _ => iterations::text(report),
+            (true, _) => iterations::json(report, chosen(args)),
+            (_, true) => iterations::csv(report, chosen(args)),
+            _ => iterations::text(report, chosen(args)),
         }
     } else if args.counters {
         if args.json { own::json(report) } else { own::text(report) }
@@ -249,7 +253,7 @@ fn tell_group(title: &str, runs: &[Run], args: &Args, command: &str) -> Result<S
     }
     if args.csv {
         let tables: Result<Vec<String>> =
-            runs.iter().map(|run| Ok(iterations::csv(&report(run, args)?))).collect();
+            runs.iter().map(|run| Ok(iterations::csv(&report(run, args)?, chosen(args)))).collect();
         // One table: the heads of all but the first go.
         let rows = tables?.into_iter().enumerate().map(|(number, table)| match table.split_once('\n') {
             Some((_, rows)) if number > 0 => rows.to_owned(),

@@ -172,7 +172,7 @@ impl Process {
             Key::Char('o') => self.read(|report| oom::text(report, oom::Form { all: false, job: &[] })),
             Key::Char('g') => self.read(|report| growth::table(report, false)),
             Key::Char('x') => self.read(steps::text),
-            Key::Char('i') => self.read(iterations::text),
+            Key::Char('i') => self.read(|report| iterations::text(report, iterations::Choice::default())),
             Key::Char('e') => self.read(|_| explain::list(None)),
             Key::Enter | Key::Right => {
                 let Some(word) = self.word() else { return true };

@@ -213,7 +213,10 @@ fn every_key_of_json_is_explained() {
     let documents = [
         crate::report::json::json(&report),
         crate::report::oom::json(&report),
-        crate::report::iterations::json(&report),
+        crate::report::iterations::json(
+            &report,
+            crate::report::iterations::Choice { every: 1, columns: true },
+        ),
         crate::report::own::json(&report),
         crate::diff::json::json(&diff, Some(&verdict)),
     ];

@@ -1,0 +1,179 @@
+//! Parameters and their gradients one by one, for tables of iterations with a column for each.
+
+use crate::run::{Iteration, role_name};
+use gpumem_ledger::{CellView, ParametersView};
+use gpumem_wire::Role;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+/// Of one device. From one iteration to the next hardly anything changes: what differs is kept.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Parameters {
+    /// By index.
+    pub columns: Vec<Column>,
+    /// There were more than are kept.
+    pub is_cut: bool,
+    /// When an iteration began that was not as the one before, and what differs: column and bytes. Of what was before the first
+    /// nothing is known.
+    pub changes: Vec<(u64, Vec<(u32, i64)>)>,
+}
+
+/// A parameter, or its gradient.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Column {
+    /// `parameter` or `gradient`.
+    pub role: String,
+    /// Tag path; absent where nothing names it.
+    pub tag: Option<String>,
+}
+
+impl Column {
+    /// It is a gradient.
+    pub fn is_gradient(&self) -> bool {
+        role_name(Role::Gradient) == Some(self.role.as_str())
+    }
+}
+
+impl Parameters {
+    /// Cells of one name are one column.
+    pub(crate) fn of(view: &ParametersView, cells: &[CellView]) -> Self {
+        let mut places: HashMap<Column, u32> = HashMap::new();
+        let mut columns: Vec<Column> = Vec::new();
+        let mut column_of = |cell: &u32| {
+            let cell = cells.get(*cell as usize);
+            let role = cell.and_then(|cell| role_name(cell.role)).unwrap_or_default().to_owned();
+            let tag = cell.and_then(|cell| cell.tag.as_deref()).map(str::to_owned);
+            let column = Column { role, tag };
+            *places.entry(column).or_insert_with_key(|column| {
+                columns.push(column.clone());
+                columns.len() as u32 - 1
+            })
+        };
+        let place: Vec<u32> = view.columns.iter().map(&mut column_of).collect();
+        let mut held = vec![0_i64; view.columns.len()];
+        let mut sums = vec![0_i64; columns.len()];
+        let mut changes = Vec::new();
+        for (time_ns, differs) in &view.changes {
+            let mut touched: BTreeMap<u32, i64> = BTreeMap::new();
+            for &(cell, bytes) in differs {
+                let (Some(was), Some(&column)) = (held.get_mut(cell as usize), place.get(cell as usize))
+                else {
+                    continue;
+                };
+                let Some(sum) = sums.get_mut(column as usize) else { continue };
+                touched.entry(column).or_insert(*sum);
+                *sum = sum.wrapping_add(bytes).wrapping_sub(*was);
+                *was = bytes;
+            }
+            let differs = touched.into_iter().filter_map(|(column, was)| {
+                let now = *sums.get(column as usize)?;
+                (now != was).then_some((column, now))
+            });
+            changes.push((*time_ns, differs.collect()));
+        }
+        // Iterations in which bytes only moved between cells of one name, but for the first, which says since when it is known.
+        let mut first = true;
+        changes.retain(|(_, differs): &(u64, Vec<_>)| std::mem::take(&mut first) || !differs.is_empty());
+        Parameters { columns, is_cut: view.is_cut, changes }
+    }
+
+    /// By column, what each of these rows has, which are in the order of time: of neighbours in one row the last. `None` where that is
+    /// not known.
+    pub fn of_rows(&self, rows: &[Iteration]) -> Vec<Option<Vec<i64>>> {
+        let mut changes = self.changes.iter().peekable();
+        let mut held: Option<Vec<i64>> = None;
+        let of_row = |row: &Iteration| {
+            // One that began when a row ended is of the next row.
+            while let Some((_, differs)) =
+                changes.next_if(|(time_ns, _)| *time_ns < row.end_ns || *time_ns <= row.start_ns)
+            {
+                let held = held.get_or_insert_with(|| vec![0; self.columns.len()]);
+                for &(column, bytes) in differs {
+                    held.get_mut(column as usize).into_iter().for_each(|place| *place = bytes);
+                }
+            }
+            held.clone()
+        };
+        rows.iter().map(of_row).collect()
+    }
+
+    /// What a later part of the process's life says.
+    pub fn go_on(&mut self, later: Parameters) {
+        let Some((began_ns, _)) = later.changes.first() else { return };
+        let began_ns = *began_ns;
+        let mut places: HashMap<Column, u32> =
+            (0..).zip(self.columns.iter()).map(|(at, of)| (of.clone(), at)).collect();
+        let mut place = Vec::new();
+        for column in later.columns {
+            place.push(*places.entry(column).or_insert_with_key(|column| {
+                self.columns.push(column.clone());
+                self.columns.len() as u32 - 1
+            }));
+        }
+        self.is_cut |= later.is_cut;
+        // It begins with all that is not nothing.
+        self.changes.retain(|(time_ns, _)| *time_ns < began_ns);
+        self.changes.push((began_ns, (0..self.columns.len() as u32).map(|column| (column, 0)).collect()));
+        let moved = |differs: Vec<(u32, i64)>| {
+            differs
+                .into_iter()
+                .filter_map(|(column, bytes)| Some((*place.get(column as usize)?, bytes)))
+                .collect()
+        };
+        self.changes.extend(later.changes.into_iter().map(|(time_ns, differs)| (time_ns, moved(differs))));
+    }
+
+    /// Bytes that it takes, about.
+    pub(crate) fn weight(&self) -> usize {
+        let names = self.columns.iter().map(|column| column.tag.as_deref().map_or(0, str::len));
+        let amounts = self.changes.iter().map(|(_, differs)| size_of_val(differs.as_slice()));
+        names.sum::<usize>()
+            + amounts.sum::<usize>()
+            + size_of_val(self.columns.as_slice())
+            + size_of_val(self.changes.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(start_ns: u64, end_ns: u64) -> Iteration {
+        Iteration { start_ns, end_ns, ..Iteration::default() }
+    }
+
+    fn column(role: &str, tag: &str) -> Column {
+        Column { role: role.into(), tag: Some(tag.into()) }
+    }
+
+    #[test]
+    fn a_row_has_what_its_last_iteration_had() {
+        let parameters = Parameters {
+            columns: vec![column("parameter", "a"), column("gradient", "a")],
+            is_cut: false,
+            changes: vec![(10, vec![(0, 5)]), (20, vec![(1, 7)]), (40, vec![(0, 0), (1, 8)])],
+        };
+        let rows = [row(0, 10), row(10, 20), row(20, 30), row(30, 50), row(50, 60)];
+        let told = parameters.of_rows(&rows);
+        assert_eq!(told[0], None, "that is not known any more");
+        assert_eq!(told[1..], [vec![5, 0], vec![5, 7], vec![0, 8], vec![0, 8]].map(Some));
+    }
+
+    #[test]
+    fn a_life_goes_on_with_the_names_of_the_next() {
+        let mut life = Parameters {
+            columns: vec![column("parameter", "a"), column("parameter", "b")],
+            is_cut: false,
+            changes: vec![(10, vec![(0, 5), (1, 6)])],
+        };
+        life.go_on(Parameters {
+            columns: vec![column("parameter", "c"), column("parameter", "b")],
+            is_cut: false,
+            changes: vec![(30, vec![(0, 1), (1, 2)]), (40, vec![(1, 3)])],
+        });
+        let told = life.of_rows(&[row(10, 20), row(30, 40), row(40, 50)]);
+        assert_eq!(told, [vec![5, 6, 0], vec![0, 2, 1], vec![0, 3, 1]].map(Some));
+    }
+}
