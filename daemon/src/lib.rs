@@ -23,7 +23,7 @@ pub mod core;
 pub mod descriptors;
 pub mod fair;
 pub mod keeper;
-mod memory;
+pub mod memory;
 mod namespace;
 pub mod recorder;
 pub mod service;

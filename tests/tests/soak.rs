@@ -218,7 +218,7 @@ impl Node {
         self.turns(5, 40);
         let moved = since.elapsed();
         look(&self.machine, &self.manager, &mut self.troupe, self.http, &mut self.looked);
-        let reading = self.health.read(&self.manager);
+        let reading = self.health.read(&self.manager, self.http);
         println!("{fault:?}: {moved:.1?}, known after {:.1?}; {reading:?}", since.elapsed() - moved);
         assert!(reading.rss_kib[0] < CEILING_KIB && reading.rss_kib[1] < CHILD_CEILING_KIB, "{reading:?}");
         assert!(reading.fds[1] <= CHILD_FDS, "{reading:?}");
@@ -247,7 +247,7 @@ fn a_node_on_which_programs_come_and_go() {
     let daemon = manager.daemon().job.pid();
     let mut health = Health::default();
     std::thread::sleep(Duration::from_secs(1)); // the descriptors that it opens anyway
-    let base = health.read(&manager);
+    let base = health.read(&manager, http);
     println!("alone: {base:?} {:?}", health::fds(daemon));
     let clients = Clients::start(&machine, manager.runtime(), http, seed, Duration::from_millis(150));
     let troupe = Troupe::new(PLACES, DEVICES, manager.socket());
@@ -283,7 +283,7 @@ fn a_node_on_which_programs_come_and_go() {
     assert_eq!(health::unexplained(&node.manager, &node.injector.injected), [] as [String; 0]);
     let slope = node.health.slope_mib_per_h();
     println!(
-        "{} processes, {} lives of the daemon, RSS {slope:?} MiB an hour, all in {:.1?}",
+        "{} processes, {} lives of the daemon, heap {slope:?} MiB an hour, all in {:.1?}",
         node.troupe.lives.len(),
         node.manager.lives,
         began.elapsed()

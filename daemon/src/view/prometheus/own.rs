@@ -57,6 +57,11 @@ static STORE_BYTES: Family =
 static CPU: Family = Family::counter("process_cpu_seconds_total", &[], "CPU time of the daemon.");
 static RESIDENT: Family =
     Family::gauge("process_resident_memory_bytes", &[], "Resident memory of the daemon.");
+static HEAP: Family = Family::gauge(
+    "gpumemd_heap_bytes",
+    &[],
+    "Bytes that the daemon uses of its heap; what is free goes back to the system each minute.",
+);
 static OPEN_FDS: Family = Family::gauge("process_open_fds", &[], "Open file descriptors of the daemon.");
 static STARTED: Family =
     Family::gauge("process_start_time_seconds", &[], "When the daemon started, in seconds since 1970.");
@@ -75,6 +80,7 @@ pub(super) static FAMILIES: &[&Family] = &[
     &STORE_WAITING_BYTES,
     &STORE_BYTES,
     &CPU,
+    &HEAP,
     &RESIDENT,
     &OPEN_FDS,
     &STARTED,
@@ -145,6 +151,7 @@ pub(super) fn write(
         (&STORE_WAITING_BYTES, Some(store.waiting_bytes as f64), None),
         (&STORE_BYTES, Some(store.bytes as f64), None),
         (&CPU, Some(cpu_seconds()), None),
+        (&HEAP, crate::memory::in_use().map(|bytes| bytes as f64), None),
         (&RESIDENT, resident_bytes(), None),
         (&OPEN_FDS, open_fds(), None),
         (&STARTED, Some(started(sight.stats.started_ns)), None),

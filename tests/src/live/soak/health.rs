@@ -1,7 +1,10 @@
 //! What the daemon needs, measured while it lives, and what its log says.
 
+use super::fault::value;
 use super::{Fault, Manager};
+use crate::live::prometheus::get;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
@@ -14,7 +17,9 @@ pub struct Reading {
     pub life: u64,
     /// Of the daemon, and of the process that reads NVML.
     pub rss_kib: [u64; 2],
-    /// Likewise.
+    /// What the daemon uses of its heap, if it answered.
+    pub heap_kib: Option<u64>,
+    /// As `rss_kib`.
     pub fds: [usize; 2],
     /// Of the daemon.
     pub threads: usize,
@@ -36,13 +41,16 @@ impl Default for Health {
 
 impl Health {
     /// Takes one.
-    pub fn read(&mut self, manager: &Manager) -> Reading {
+    pub fn read(&mut self, manager: &Manager, http: SocketAddr) -> Reading {
         let pid = manager.daemon().job.pid();
         let poller = children(pid).first().map_or(0, |child| child.0);
         let reading = Reading {
             at_s: self.began.elapsed().as_secs_f64(),
             life: manager.lives,
             rss_kib: [rss_kib(pid), rss_kib(poller)],
+            heap_kib: get(http, "/metrics")
+                .and_then(|text| value(&text, "gpumemd_heap_bytes"))
+                .map(|bytes| bytes as u64 / 1024),
             fds: [fds(pid).values().sum(), fds(poller).values().sum()],
             threads: std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count),
         };
@@ -50,15 +58,16 @@ impl Health {
         reading
     }
 
-    /// Of the last life: how much RSS grows in an hour, as the median of all slopes between readings that lie a third of
-    /// the time apart, the first tenth left out. Nothing for a life of few readings.
+    /// Of the last life: how much more of its heap the daemon uses after an hour, as the median of all slopes between readings that lie
+    /// a third of the time apart, the first tenth left out. Nothing for a life of few readings. (RSS has in it what was needed for a moment,
+    /// until it goes back: it moves by more than an hour may show.)
     pub fn slope_mib_per_h(&self) -> Option<f64> {
         let life = self.readings.last()?.life;
         let of_it: Vec<(f64, f64)> = self
             .readings
             .iter()
             .filter(|reading| reading.life == life)
-            .map(|reading| (reading.at_s, reading.rss_kib[0] as f64))
+            .filter_map(|reading| Some((reading.at_s, reading.heap_kib? as f64)))
             .collect();
         let warm = of_it.get(of_it.len() / 10..).filter(|warm| warm.len() >= 30)?;
         let apart = (warm.last()?.0 - warm.first()?.0) / 3.0;
