@@ -209,6 +209,10 @@ fn ranges_are_scopes() {
 
     peer.catch_up();
     assert_eq!(peer.tags(), expected);
+    // Only what a thread without a name of its own allocated has the process's.
+    let cells = peer.view().cells;
+    let inherited = cells.iter().filter(|cell| cell.inherited).filter_map(|cell| cell.tag.as_deref());
+    assert_eq!(inherited.collect::<Vec<_>>(), ["epoch/batch", "epoch"]);
     // Each range has its own end, in whatever order they end.
     let own = peer.ledger.own(peer.key);
     let told = own.ranges.iter().map(|range| (range.name.as_deref(), range.count, range.open));

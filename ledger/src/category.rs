@@ -258,6 +258,7 @@ mod tests {
             library: None,
             pool: None,
             pending: false,
+            inherited: false,
         };
         let rest = rule("made in forward", Vec::new(), vec![Phase::Forward]);
         let mut rules = Rules { rules: vec![rule("attention", glob("*att*"), Vec::new()), rest] };

@@ -2,7 +2,7 @@
 
 use crate::Map;
 use crate::sums::Sums;
-use gpumem_wire::{Phase, Role, Stamp};
+use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::sync::Arc;
 
 /// Which part of the identity a cell belongs to.
@@ -32,6 +32,8 @@ pub(crate) struct CellKey {
     pub pool: u32,
     /// Blocks that their owner has let go and a stream may still use.
     pub pending: bool,
+    /// The tag is that of the process: the thread that allocated had none.
+    pub inherited: bool,
 }
 
 impl CellKey {
@@ -45,6 +47,7 @@ impl CellKey {
             origin: 0,
             pool: 0,
             pending: false,
+            inherited: false,
         }
     }
 }
@@ -104,7 +107,8 @@ impl CellTable {
     pub fn cell_in(&mut self, class: Class, stamp: &Stamp, use_as: (Role, Phase), pool: u32) -> CellId {
         let (module, tag) = (stamp.module, stamp.tag);
         let (role, phase) = use_as;
-        self.intern(CellKey { class, role, phase, module, tag, origin: 0, pool, pending: false })
+        let inherited = stamp.flags.has(Flags::INHERITED) && tag != 0;
+        self.intern(CellKey { class, role, phase, module, tag, origin: 0, pool, pending: false, inherited })
     }
 
     /// The same cell, but for its role.

@@ -462,14 +462,19 @@ impl Holdings {
     fn renamed(&mut self, from: CellId, stamp: &Stamp, (role, phase): (Option<Role>, Phase)) -> CellId {
         let mut key = self.cells.keys[from as usize];
         if stamp.flags.has(Flags::RESTATED) {
+            // (Nor does a name of its own show here that is the inherited one.)
+            key.inherited &= stamp.tag == key.tag && stamp.stack == 0;
             (key.tag, key.origin) = (stamp.tag, stamp.stack);
-        } else if stamp.tag != 0 && stamp.tag != key.tag {
-            if key.origin == 0 {
-                key.origin = key.tag;
-            }
-            key.tag = stamp.tag;
-            if key.origin == key.tag {
-                key.origin = 0; // it has its first name again
+        } else if stamp.tag != 0 {
+            key.inherited = false; // whoever says it means it
+            if stamp.tag != key.tag {
+                if key.origin == 0 {
+                    key.origin = key.tag;
+                }
+                key.tag = stamp.tag;
+                if key.origin == key.tag {
+                    key.origin = 0; // it has its first name again
+                }
             }
         }
         key.role = role.unwrap_or(key.role);

@@ -99,6 +99,8 @@ pub struct CellView {
     pub pool: Option<Arc<str>>,
     /// Their owner has let them go, a stream may still use them.
     pub pending: bool,
+    /// The tag is that of the process: the thread that allocated had none.
+    pub inherited: bool,
 }
 
 impl CellView {
@@ -242,6 +244,7 @@ fn process_view(process: &Process) -> ProcessView {
             library: names.library(key.module),
             pool: tag_name(key.pool),
             pending: key.pending,
+            inherited: key.inherited,
         })
         .collect();
     let accounts = process

@@ -20,6 +20,71 @@ fn allocation_is_posted_to_its_tag() {
     );
 }
 
+/// A thread without a tag of its own has the process's.
+fn inherits(script: &mut Script) {
+    script.stamp.flags = Flags::INHERITED;
+}
+
+fn has_its_own(script: &mut Script) {
+    script.stamp.flags = Flags(0);
+}
+
+#[test]
+fn an_inherited_tag_is_told_from_one_that_a_thread_gave() {
+    check(
+        |s| {
+            s.tag("job").alloc(0x1000, 100);
+            inherits(s);
+            s.tag("job").alloc(0x2000, 20);
+            s.alloc(0x3000, 3); // of a process without a tag nothing is inherited
+            has_its_own(s);
+            s.free(0x1000);
+        },
+        &[
+            "tracked 23 = direct:- 3 + direct:job^ 20",
+            "peak 123 = direct:- 3 + direct:job 100 + direct:job^ 20",
+        ],
+    );
+}
+
+#[test]
+fn who_tags_it_later_means_it() {
+    check(
+        |s| {
+            inherits(s);
+            let [first, second, third] = [0x1000, 0x2000, 0x3000].map(|at| s.tag("job").alloc(at, 10));
+            has_its_own(s);
+            s.tag("cache").retag(0x1000, 0, first, Role::Unknown);
+            s.tag("job").retag(0x2000, 0, second, Role::Unknown);
+            s.retag(0x3000, 0, third, Role::Workspace); // says nothing of names
+        },
+        &["tracked 30 = direct:cache<job 10 + direct:job 10 + direct:job@Workspace^ 10"],
+    );
+}
+
+#[test]
+fn a_resync_brings_back_who_inherited() {
+    check(
+        |s| {
+            s.tag("job").say(Body::Marker {});
+            let flags = Flags::INHERITED.with(Flags::RESTATED);
+            s.control(Body::ResyncBegin { epoch: 1, after_seq: s.seq + 2 });
+            for (seq, address) in [(s.seq + 1, 0x1000), (s.seq + 2, 0x2000)] {
+                let body = Body::AllocEnd { address, bytes: 10, pool: 0, took_us: 0, memory: DEV };
+                s.push(Stamp { seq, tag: 1, flags, ..s.stamp }, body);
+            }
+            let retag = Body::Retag { address: 0x2000, block_seq: s.seq + 2, pool: 0, use_as: NOTHING };
+            let cache = Stamp { tag: 2, ..Stamp::default() };
+            s.push(cache, Body::Tag { path: "cache" });
+            s.push(Stamp { seq: s.seq + 2, tag: 2, stack: 1, flags: Flags::RESTATED, ..s.stamp }, retag);
+            s.seq += 2;
+            s.control(Body::ResyncEnd { epoch: 1, head_seq: s.seq, rows: 3 });
+            s.watermark(0);
+        },
+        &["tracked 20 = direct:cache<job 10 + direct:job^ 10", "flags was_partial"],
+    );
+}
+
 #[test]
 fn free_takes_what_was_posted() {
     check(

@@ -231,6 +231,7 @@ pub fn cell_view(cell: &run::Cell) -> CellView {
         library: cell.library.as_deref().map(Into::into),
         pool: cell.pool.as_deref().map(Into::into),
         pending: cell.pending,
+        inherited: cell.inherited,
     }
 }
 

@@ -240,6 +240,9 @@ pub struct Cell {
     /// Blocks that their owner has let go, which a stream may still use: of class `pool_idle`.
     #[serde(default)]
     pub pending: bool,
+    /// The tag is that of the process: the thread that allocated had none.
+    #[serde(default)]
+    pub inherited: bool,
 }
 
 /// Part of the identity.
@@ -468,6 +471,7 @@ impl From<&ledger::CellView> for Cell {
             library: cell.library.as_deref().map(str::to_owned),
             pool: cell.pool.as_deref().map(str::to_owned),
             pending: cell.pending,
+            inherited: cell.inherited,
         }
     }
 }

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! `tracked`, `beside`, `odd` and `flags` are always compared (no line: nothing of the kind), `peak` where
-//! the expectation has it. A cell is `class:tag`, `-` for no tag, then `<origin`, `@role`, `%phase`; cells
+//! the expectation has it. A cell is `class:tag`, `-` for no tag, then `<origin`, `@role`, `%phase`, `^` for the process's; cells
 //! of zero bytes do not appear.
 #![allow(dead_code)]
 
@@ -271,6 +271,9 @@ fn cell_name(cell: &CellView) -> String {
     }
     if cell.phase != Phase::Unknown {
         name += &format!("%{:?}", cell.phase);
+    }
+    if cell.inherited {
+        name += "^";
     }
     name
 }

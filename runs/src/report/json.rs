@@ -154,6 +154,7 @@ struct CellJson<'a> {
     library: Option<&'a str>,
     pool: Option<&'a str>,
     pending: bool,
+    inherited: bool,
     bytes: i64,
 }
 
@@ -217,6 +218,7 @@ fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
             library: cell.library.as_deref(),
             pool: cell.pool.as_deref(),
             pending: cell.pending,
+            inherited: cell.inherited,
             bytes,
         })
     });

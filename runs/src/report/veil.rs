@@ -107,6 +107,7 @@ impl Merged {
                 library: None,
                 pool: cell.pool.clone().filter(|pool| pool == names::TORCH),
                 pending: cell.pending,
+                inherited: cell.inherited,
             };
             let key = (cell, category(index, By::Layer), category(index, By::Structure));
             let next = merged.cells.len() as u32;

@@ -139,17 +139,18 @@ fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
     let stored = read_cells(db, id)?;
     let mut delete = db.prepare_cached("DELETE FROM cell WHERE run = ? AND idx = ?")?;
     let mut insert = db.prepare_cached(
-        "INSERT INTO cell (run, idx, class, tag, origin, role, phase, library, pool, pending)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO cell (run, idx, class, tag, origin, role, phase, library, pool, pending, inherited)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     )?;
     for (idx, cell) in cells.iter().enumerate().filter(|&(idx, cell)| stored.get(idx) != Some(cell)) {
         // Not an upsert: that took 65 us a row, and the two take 6.
         if idx < stored.len() {
             delete.execute(params![id, idx as i64])?;
         }
-        let Cell { class, tag, origin, role, phase, library, pool, pending } = cell;
+        let Cell { class, tag, origin, role, phase, library, pool, pending, inherited } = cell;
         let class = class_name(*class);
-        let values = params![id, idx as i64, class, tag, origin, role, phase, library, pool, pending];
+        let values =
+            params![id, idx as i64, class, tag, origin, role, phase, library, pool, pending, inherited];
         insert.execute(values)?;
     }
     execute(db, "DELETE FROM cell WHERE run = ? AND idx >= ?", params![id, cells.len() as i64])?;
@@ -157,7 +158,7 @@ fn write_cells(db: &Connection, id: i64, cells: &[Cell]) -> Result<()> {
 }
 
 fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
-    let sql = "SELECT class, tag, origin, role, phase, library, idx, pool, pending FROM cell WHERE run = ? ORDER BY run, idx";
+    let sql = "SELECT class, tag, origin, role, phase, library, idx, pool, pending, inherited FROM cell WHERE run = ? ORDER BY run, idx";
     let cell = |row: &Row<'_>| {
         let cell = Cell {
             class: class_of(row.get_ref(0)?.as_str()?)?,
@@ -168,6 +169,7 @@ fn read_cells(db: &Connection, id: i64) -> Result<Vec<Cell>> {
             library: row.get(5)?,
             pool: row.get(7)?,
             pending: row.get(8)?,
+            inherited: row.get(9)?,
         };
         Ok((row.get(6)?, cell))
     };

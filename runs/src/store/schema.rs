@@ -44,7 +44,7 @@ pub const VERSION: i64 = STEPS.len() as i64;
 const TABLES: [&str; 8] = ["run", "cell", "device", "moment", "amount", "bucket", "detail", "own"];
 
 /// `STEPS[n]` makes version n+1 of version n.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     "
 CREATE TABLE run (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -192,6 +192,9 @@ CREATE TABLE own (
     body ANY NOT NULL,
     PRIMARY KEY (run, name, seq)
 ) STRICT;
+",
+    "
+ALTER TABLE cell ADD COLUMN inherited INTEGER NOT NULL DEFAULT 0;
 ",
 ];
 

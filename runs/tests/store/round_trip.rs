@@ -110,9 +110,9 @@ fn own() -> impl Strategy<Value = Own> {
 fn cell() -> impl Strategy<Value = Cell> {
     let class = prop::sample::select(vec![Class::Direct, Class::Block, Class::PoolIdle, Class::Opaque]);
     let words = (of(text()), of(text()), of(text()), of(text()), of(text()), of(text()));
-    (class, words, any::<bool>()).prop_map(|(class, words, pending)| {
+    (class, words, any::<[bool; 2]>()).prop_map(|(class, words, [pending, inherited])| {
         let (tag, origin, role, phase, library, pool) = words;
-        Cell { class, tag, origin, role, phase, library, pool, pending }
+        Cell { class, tag, origin, role, phase, library, pool, pending, inherited }
     })
 }
 

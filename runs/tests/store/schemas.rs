@@ -2,17 +2,41 @@
 
 use crate::support::{TempDir, refused};
 use gpumem_runs::growth::Growth;
+use gpumem_runs::own::{Counter, Range, Span};
 use gpumem_runs::run::*;
 use gpumem_runs::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError, VERSION};
 
-const TEXTS: [&str; 5] = [
+const TEXTS: [&str; 6] = [
     include_str!("schemas/1.sql"),
     include_str!("schemas/2.sql"),
     include_str!("schemas/3.sql"),
     include_str!("schemas/4.sql"),
     include_str!("schemas/5.sql"),
+    include_str!("schemas/6.sql"),
 ];
+
+fn said() -> Own {
+    let counter = Counter {
+        name: Some("batch".into()),
+        value: 32,
+        changes: 2,
+        min: 16,
+        max: 32,
+        area: i128::MAX,
+        since_ns: 1,
+        until_ns: 9,
+        points: vec![(1, 16), (5, 32)],
+    };
+    let (name, of) = (Some("load".to_owned()), Range::default());
+    Own {
+        counters: vec![counter],
+        counters_dropped: 7,
+        ranges: vec![Range { name, count: 1, total_ns: 3, min_ns: 3, max_ns: 3, ..of }],
+        spans: vec![Span(0, 41, 2, 5)],
+        ..Own::default()
+    }
+}
 
 /// The run that schema `version` could hold.
 fn run_of(version: usize) -> Run {
@@ -115,7 +139,7 @@ fn run_of(version: usize) -> Run {
         caveats: vec![Caveat { code: "late".into(), text: "The agent came late.".into() }],
         cells,
         devices: vec![device],
-        own: Own::default(),
+        own: if version >= 6 { said() } else { Own::default() },
     }
 }
 

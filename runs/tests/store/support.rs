@@ -55,6 +55,7 @@ pub fn run_at(n: u64) -> Run {
             library: Some("libtorch".to_owned()),
             pool: (cell % 4 == 1).then(|| "torch".to_owned()),
             pending: cell % 8 == 2,
+            inherited: cell % 8 == 3,
         })
         .collect();
     let moment = |time_ns: u64, factor: i64| {

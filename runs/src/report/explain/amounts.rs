@@ -183,6 +183,12 @@ pub(super) const WORDS: &[Word] = &[
         "record_stream and long queues of a side stream keep them",
     ),
     word(
+        &["inherited", "process tag"],
+        "Bytes that no scope, module or backward node of their thread names: they have the tag of the process (gpumem_process_tag, NVTX ranges with GPUMEM_NVTX_RANGES=1).",
+        |here| here.cells(|cell| cell.inherited),
+        "a scope on the allocating thread names them itself",
+    ),
+    word(
         &["direct"],
         "Driver allocations that no pool carves: cudaMalloc of libraries and programs.",
         |here| here.cells(|cell| cell.class == Class::Direct),

@@ -86,7 +86,6 @@ pub(super) const WORDS: &[Word] = &[
             "low high",
             "rows",
             "columns",
-            "amounts",
             "is cut",
             "open iteration",
         ],

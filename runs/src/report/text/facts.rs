@@ -9,6 +9,8 @@ use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
 use crate::run::{Clock, Device};
 use crate::window::Part;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
     if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
@@ -63,6 +65,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         };
         out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
     }
+    inherited(report, device, out);
     // Who else was there at a time that has passed is not kept.
     if report.window.is_none_or(|window| window.part != Part::Between) {
         out.prose(&device_line(device, times));
@@ -77,6 +80,32 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
     if let Some(growth) = growth::line(report, device) {
         out.prose(&growth);
     }
+}
+
+/// What has no name of its own but the process's, the largest first.
+fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
+    let mut named: BTreeMap<&str, i64> = BTreeMap::new();
+    for (index, bytes) in &device.last.amounts {
+        let cell = report.run.cells.get(*index as usize).filter(|cell| cell.inherited);
+        if let Some(tag) = cell.and_then(|cell| cell.tag.as_deref()) {
+            let sum = named.entry(tag).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
+    }
+    let mut named: Vec<(&str, i64)> = named.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    if named.is_empty() {
+        return;
+    }
+    named.sort_by_key(|&(tag, bytes)| (Reverse(bytes), tag));
+    let unit = Unit::for_largest(saturating_sum(named.iter().map(|(_, bytes)| *bytes)));
+    let told =
+        named.iter().take(3).map(|(tag, bytes)| format!("{} {}", clean_name(tag), unit.amount(*bytes)));
+    let more = match named.len().saturating_sub(3) {
+        0 => String::new(),
+        more => format!(", {} more", thousands(more as u64)),
+    };
+    let told = told.collect::<Vec<_>>().join(", ");
+    out.prose(&format!("inherited from the process, by threads without a tag ({}): {told}{more}", unit.name));
 }
 
 fn device_line(device: &Device, times: Times) -> String {
