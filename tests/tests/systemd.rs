@@ -158,6 +158,10 @@ impl Node {
     fn until_recorded(&self) {
         let records = || self.metric("gpumemd_recording_records_total").unwrap_or_default();
         until(20, "a second of it", || (records() > 200.0).then_some(()));
+        // On a busy machine most of these may have been the job's state, said again.
+        let lists = || self.metric("gpumemd_nvml_list_calls_total").unwrap_or_default();
+        let least = lists() + 3.0;
+        until(20, "samples of it", || (lists() >= least).then_some(()));
     }
 
     /// Whatever has begun then is known again within the bar.

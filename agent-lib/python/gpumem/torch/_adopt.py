@@ -1,7 +1,7 @@
 """What PyTorch's allocator had before the agent came."""
 
 import ctypes
-from typing import Any, List
+from typing import Any, List, Optional
 
 from ._agent import functions
 
@@ -15,11 +15,13 @@ def _is_slow(torch: Any) -> bool:
     return asked is not None and bool(asked())
 
 
-def adopt(torch: Any) -> bool:
-    """Tells the agent, if it came late; whether that is settled. The allocator is asked once, for its own list: some ms for 10,000 blocks."""
+def adopt(torch: Any) -> Optional[bool]:
+    """Tells the agent, if it came late; whether it has taken all over, or else is to be told again. ``None``: there is nothing to tell.
+    The allocator is asked for its own list: some ms for 10,000 blocks.
+    """
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized() or _is_slow(torch) or functions.adoption_begins() == 0:
-        return True
+        return None
     try:
         segments = cuda.memory_snapshot()
         parts: List[int] = []
@@ -33,5 +35,5 @@ def adopt(torch: Any) -> bool:
                     parts += (device, 1, address, block["size"])
                 address += block["size"]
     except Exception:  # another allocator, which has no such list
-        return True
+        return None
     return bool(functions.adopt((ctypes.c_uint64 * len(parts))(*parts), len(parts) // 4) != 0)

@@ -198,9 +198,9 @@ def _finish(torch: Any, core: Core) -> int:
         # A second time, should something else have made nodes meanwhile. The agent says why it failed.
         core.calibrated = _calibrate(torch) or _calibrate(torch)
     if core.adoptions > 0:
-        core.adoptions -= 1
-        if _adopt.adopt(torch):
-            core.adoptions = 0
+        is_adopted = _adopt.adopt(torch)
+        core.adoptions = core.adoptions - 1 if is_adopted is False else 0
+        if is_adopted:
             core.sweeper.sweep(core.steps.optimizers(), True)
     return DONE
 

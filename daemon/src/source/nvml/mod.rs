@@ -12,7 +12,7 @@
 //! lanes.rs      what to call next: pure, time is handed in
 //! library.rs    finding, opening and closing the library; which devices there are
 //! answer.rs     what NVML answers: numbers, codes and their words
-//! raw.rs        the calls that nvml-wrapper lacks or does badly; the only unsafe code of the daemon
+//! raw.rs        the calls that nvml-wrapper lacks or does badly: unsafe code
 //! beacon.rs     what the poller is doing, where the parent can see it without its help
 //! status.rs     how it is
 //! ```

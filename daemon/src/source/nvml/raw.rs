@@ -1,4 +1,4 @@
-//! The calls that nvml-wrapper lacks or does badly: unsafe code, as is in the daemon otherwise only a call of pidfds.
+//! The calls that nvml-wrapper lacks or does badly: unsafe code, as is in the daemon otherwise only for pidfds, passed sockets and malloc.
 //!
 //! nvml-wrapper asks for a list's size before each list, which doubles the time that the driver stands still; it
 //! knows one version of each call; and it believes that a record of the newest list has 24 bytes, which drivers
