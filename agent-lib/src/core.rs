@@ -5,6 +5,7 @@ use crate::devices::Devices;
 use crate::driver_pools::DriverPools;
 use crate::env::Settings;
 use crate::fault;
+use crate::hot::HOT;
 use crate::live::{Live, rows_for};
 use crate::memfd::{Shared, Sizes};
 use crate::multicast::Few;
@@ -13,22 +14,21 @@ use crate::ring::{Ring, Row};
 use crate::threads::Thread;
 use crate::torch;
 use gpumem_wire::{Body, Flags, NONE_DEVICE, Record, Stamp};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-static CORE: AtomicPtr<Core> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Made once per process and never freed.
+/// Made once per process and never freed. What each record needs comes first, on as few lines of the processor's cache as it takes.
 #[derive(Debug)]
+#[repr(C)]
 #[allow(missing_docs)]
 pub struct Core {
+    pub ring: Ring,
+    pub live: Live,
+    pub clock: Clock,
     pub settings: Settings,
     pub pid: u32,
     /// Field 22 of /proc/self/stat.
     pub start_ticks: u64,
     pub shared: Shared,
-    pub clock: Clock,
-    pub ring: Ring,
-    pub live: Live,
     pub names: Names,
     pub devices: Devices,
     pub driver_pools: DriverPools,
@@ -76,7 +76,7 @@ impl Core {
     /// The process's, once it is there.
     #[inline(always)]
     pub fn get() -> Option<&'static Core> {
-        let core = CORE.load(Acquire);
+        let core = HOT.core.load(Acquire);
         // SAFETY: null, or leaked by `install`.
         unsafe { core.as_ref() }
     }
@@ -84,7 +84,7 @@ impl Core {
     /// Makes this one the process's. Called by one thread.
     pub fn install(core: Box<Core>) -> &'static Core {
         let core: &'static Core = Box::leak(core);
-        CORE.store(std::ptr::from_ref(core).cast_mut(), Release);
+        HOT.core.store(std::ptr::from_ref(core).cast_mut(), Release);
         core
     }
 
@@ -101,13 +101,13 @@ impl Core {
         let shared = Shared::create(&name, sizes, pid, start_ticks)?;
         crate::threads::prepare().then_some(())?;
         Some(Box::new(Core {
+            ring: Ring::new(&shared),
+            live: Live::new(shared.live())?,
+            clock: Clock::new(),
             settings,
             pid,
             start_ticks,
             shared,
-            clock: Clock::new(),
-            ring: Ring::new(&shared),
-            live: Live::new(shared.live())?,
             names: Names::new(&shared)?,
             devices: Devices::new(),
             driver_pools: DriverPools::new(),

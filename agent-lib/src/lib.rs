@@ -17,7 +17,7 @@
 //! memfd.rs        what the daemon is handed             threads.rs what each thread has  places.rs their table
 //! sender/         the one thread: ring -> socket or file; resync
 //! snapshot.rs what is live, for the program itself   peak.rs    the highest in a range
-//! clock.rs  env.rs  state.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
+//! clock.rs  env.rs  state.rs  hot.rs  second.rs  glibc.rs                 include/gpumem.h: the C API
 //! ```
 //!
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
@@ -44,6 +44,7 @@ mod fault;
 pub mod ffi;
 mod fork;
 mod glibc;
+mod hot;
 pub mod layers;
 pub mod live;
 pub mod memfd;

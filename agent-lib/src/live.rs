@@ -51,6 +51,62 @@ impl Chunk {
     }
 }
 
+impl Chunk {
+    /// The place whose key is `hash`, or one that is free; `KEYS` where there is none. Others may write meanwhile: it is a guess, to be claimed
+    /// by compare-and-swap.
+    #[inline(always)]
+    fn place_of(&self, hash: u64) -> usize {
+        first(self.equal(hash))
+    }
+
+    /// A bit for each key that is `word`: bit 2 n for key n. One key after the other takes three times as much code, and what a training
+    /// pays for a block is mostly the code of its own that ours takes out of the processor's cache.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn equal(&self, word: u64) -> u32 {
+        let halves: u32;
+        // SAFETY: reads the 64 bytes of this chunk, which is aligned to them; a word is read as a whole.
+        unsafe {
+            std::arch::asm!(
+                "movq {word}, {hash}",
+                "punpcklqdq {word}, {word}",
+                "movdqa {a}, {word}",
+                "movdqa {b}, {word}",
+                "movdqa {c}, {word}",
+                "pcmpeqd {a}, [{keys}]",
+                "pcmpeqd {b}, [{keys} + 16]",
+                "pcmpeqd {c}, [{keys} + 32]",
+                "pcmpeqd {word}, [{keys} + 48]",
+                "packssdw {a}, {b}",
+                "packssdw {c}, {word}",
+                "packsswb {a}, {c}",
+                "pmovmskb {halves:e}, {a}",
+                keys = in(reg) self,
+                hash = in(reg) word,
+                halves = lateout(reg) halves,
+                word = out(xmm_reg) _,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                options(nostack, readonly, preserves_flags, pure),
+            );
+        }
+        halves & halves >> 1 & 0x1555
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    #[inline(always)]
+    fn equal(&self, word: u64) -> u32 {
+        let bit = |(place, key): (usize, &AtomicU64)| u32::from(key.load(Acquire) == word) << (2 * place);
+        self.keys.iter().enumerate().map(bit).sum()
+    }
+}
+
+/// The first place of those bits; `KEYS` for none.
+#[inline(always)]
+fn first(equal: u32) -> usize {
+    ((equal | 1 << (2 * KEYS)).trailing_zeros() / 2) as usize
+}
+
 #[inline(always)]
 fn beside_bit(place: usize) -> u64 {
     1 << (32 + place)
@@ -161,6 +217,12 @@ impl Taken {
     }
 }
 
+/// A copy, word by word: of one that is made as a whole the compiler takes the original's address, which then is no more in registers.
+#[inline(always)]
+fn words_of(row: &Row) -> Row {
+    std::array::from_fn(|word| row[word])
+}
+
 /// Words to bytes.
 pub fn slot_of(row: &Row) -> Slot {
     let mut slot = [0; 64];
@@ -170,21 +232,39 @@ pub fn slot_of(row: &Row) -> Slot {
     slot
 }
 
+/// One of the places of a chunk.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    chunk: &'static Chunk,
+    number: usize,
+    row: &'static Words,
+}
+
+impl Place {
+    #[inline(always)]
+    fn key(&self) -> &'static AtomicU64 {
+        &self.chunk.keys[self.number]
+    }
+    #[inline(always)]
+    fn has_beside(&self) -> bool {
+        self.chunk.has_beside(self.number)
+    }
+}
+
 /// Where a key's row is, or where that of a new key will be, if nobody else takes the place.
 #[derive(Debug, Clone, Copy)]
 pub struct Spot {
     hash: u64,
-    at: usize,
-    /// `KEYS`: it has to be looked for.
-    place: usize,
+    /// `None`: it has to be looked for.
+    at_home: Option<Place>,
 }
 
 /// See the module's text.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Live {
     rows: &'static [Words],
     chunks: &'static [Chunk],
-    beside: &'static [[AtomicU64; 3]],
     /// Chunks that are tried first: a power of two.
     near: usize,
     /// Chunks that are tried next: a power of two, or none.
@@ -193,6 +273,7 @@ pub struct Live {
     reach: usize,
     /// Rows that found no place: from the first one on, the state is not whole.
     pub refused: AtomicU64,
+    beside: &'static [[AtomicU64; 3]],
 }
 
 /// Rows in a table for at least `wanted`: whole chunks, a power of two of them.
@@ -242,14 +323,26 @@ impl Live {
         (0..self.reach).map(move |distance| (distance, self.chunk_at(hash, distance)))
     }
 
-    /// Where the row of `hash` is: distance from home, chunk, place.
+    fn place(&self, at: usize, number: usize) -> Place {
+        Place { chunk: &self.chunks[at], number, row: &self.rows[at * KEYS + number] }
+    }
+
+    /// The chunk that is tried first, and the row of its first key.
     #[inline(always)]
-    fn find(&self, hash: u64) -> Option<(usize, usize, usize)> {
+    fn home(&self, hash: u64) -> (&'static Chunk, *const Words) {
+        let at = hash as usize & (self.near - 1);
+        // SAFETY: there are at least `near` chunks, which is a power of two, and `KEYS` rows for each.
+        unsafe { (self.chunks.get_unchecked(at), self.rows.as_ptr().add(at * KEYS)) }
+    }
+
+    /// Where the row of `hash` is: distance from home, and place.
+    #[inline(always)]
+    fn find(&self, hash: u64) -> Option<(usize, Place)> {
         for (distance, at) in self.walk(hash) {
             let chunk = &self.chunks[at];
-            for (place, key) in chunk.keys.iter().enumerate() {
+            for (number, key) in chunk.keys.iter().enumerate() {
                 if key.load(Acquire) == hash {
-                    return Some((distance, at, place));
+                    return Some((distance, self.place(at, number)));
                 }
             }
             if !chunk.is_passed() {
@@ -263,81 +356,70 @@ impl Live {
     /// not seen. False if there is no place.
     #[inline(always)]
     pub fn insert(&self, key: Key, row: &Row, beside: Beside) -> bool {
-        self.insert_at(self.spot_for(key.hash()), row, beside)
+        let Spot { hash, at_home } = self.spot_for(key.hash());
+        let is_there = at_home.is_some_and(|place| self.claim(place, hash, row, Some(beside)));
+        is_there || self.insert_further(hash, *row, beside)
     }
 
     /// Where a new key with this hash will have its row, whose line is on its way from now on: it mostly lies in no cache
     /// that is near, and the program's next locked instruction would wait until it is here.
     #[inline(always)]
     pub fn spot_for(&self, hash: u64) -> Spot {
-        let at = self.chunk_at(hash, 0);
-        let chunk = &self.chunks[at];
-        let (mut place, mut is_new) = (KEYS, !chunk.is_passed());
-        for (index, key) in chunk.keys.iter().enumerate().rev() {
-            match key.load(Acquire) {
-                FREE => place = index,
-                found if found == hash => is_new = false,
-                _ => {}
-            }
-        }
+        let (chunk, rows) = self.home(hash);
         // Nearly always: a new key, and a free place at home.
-        let place = if is_new { place } else { KEYS };
-        self.fetch_row(Spot { hash, at, place })
+        let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
+        let number = if is_new { chunk.place_of(FREE) } else { KEYS };
+        Self::fetch_row(hash, chunk, number, rows)
     }
 
     /// Where the row of the key with this hash is, if it is at home: as `spot_for`.
     #[inline(always)]
     pub fn spot_of(&self, hash: u64) -> Spot {
-        let at = self.chunk_at(hash, 0);
-        let mut place = KEYS;
-        for (index, key) in self.chunks[at].keys.iter().enumerate() {
-            place = if key.load(Acquire) == hash { index } else { place }; // a branch would be guessed wrong
-        }
-        self.fetch_row(Spot { hash, at, place })
+        let (chunk, rows) = self.home(hash);
+        Self::fetch_row(hash, chunk, chunk.place_of(hash), rows)
     }
 
     #[inline(always)]
-    fn fetch_row(&self, spot: Spot) -> Spot {
-        if spot.place < KEYS {
-            fetch_to_write(&self.rows[spot.at * KEYS + spot.place]);
+    fn fetch_row(hash: u64, chunk: &'static Chunk, number: usize, rows: *const Words) -> Spot {
+        if number >= KEYS {
+            return Spot { hash, at_home: None };
         }
-        spot
+        // SAFETY: the chunk has `KEYS` rows (`home`), in memory that stays.
+        let row = unsafe { &*rows.add(number) };
+        fetch_to_write(row);
+        Spot { hash, at_home: Some(Place { chunk, number, row }) }
     }
 
-    /// As `insert`, where `spot_for` has looked.
+    /// As `insert` of a row with nothing beside it, where `spot_for` has looked.
     #[inline(always)]
-    pub fn insert_at(&self, spot: Spot, row: &Row, beside: Beside) -> bool {
-        let Spot { hash, at, place } = spot;
-        if place < KEYS && self.claim(at, place, hash, row, beside) {
-            return true;
-        }
-        self.insert_further(hash, row, beside)
+    pub fn insert_at(&self, spot: Spot, row: &Row) -> bool {
+        let is_there = spot.at_home.is_some_and(|place| self.claim(place, spot.hash, row, None));
+        is_there || self.insert_further(spot.hash, words_of(row), Beside::default())
     }
 
     #[inline(always)]
-    fn claim(&self, at: usize, place: usize, hash: u64, row: &Row, beside: Beside) -> bool {
-        let key = &self.chunks[at].keys[place];
-        if key.compare_exchange(FREE, WRITING, Acquire, Relaxed).is_err() {
+    fn claim(&self, place: Place, hash: u64, row: &Row, beside: Option<Beside>) -> bool {
+        if place.key().compare_exchange(FREE, WRITING, Acquire, Relaxed).is_err() {
             return false;
         }
-        self.write(at, place, row, beside);
-        key.store(hash, Release);
+        self.write(place, row, beside);
+        place.key().store(hash, Release);
         if peak::open() {
-            peak::born(row);
+            peak::born(words_of(row));
         }
         true
     }
 
     #[cold]
     #[inline(never)]
-    fn insert_further(&self, hash: u64, row: &Row, beside: Beside) -> bool {
+    fn insert_further(&self, hash: u64, row: Row, beside: Beside) -> bool {
         if self.find(hash).is_some() {
             self.take(hash);
         }
         for (distance, at) in self.walk(hash) {
             let chunk = &self.chunks[at];
-            for (place, key) in chunk.keys.iter().enumerate() {
-                if key.load(Relaxed) == FREE && self.claim(at, place, hash, row, beside) {
+            for (number, key) in chunk.keys.iter().enumerate() {
+                if key.load(Relaxed) == FREE && self.claim(self.place(at, number), hash, &row, Some(beside)) {
                     return true;
                 }
             }
@@ -357,44 +439,50 @@ impl Live {
     }
 
     #[inline(always)]
-    fn write(&self, at: usize, place: usize, row: &Row, beside: Beside) {
-        let index = at * KEYS + place;
+    fn write(&self, place: Place, row: &Row, beside: Option<Beside>) {
         fence(Release); // a reader that sees what follows sees the 0 that removal left
-        if beside != Beside::default() {
-            self.write_beside(at, place, beside);
+        if let Some(beside) = beside.filter(|beside| *beside != Beside::default()) {
+            self.write_beside(place, beside);
         }
-        let words = &self.rows[index];
-        for word in 1..row.len() {
-            words[word].store(row[word].to_le(), Relaxed);
+        for (to, word) in place.row.iter().zip(row).skip(1) {
+            to.store(word.to_le(), Relaxed);
         }
-        words[0].store(row[0].to_le(), Release);
+        place.row[0].store(row[0].to_le(), Release);
+    }
+
+    /// What lies beside a place.
+    fn beside(&self, place: Place) -> &'static [AtomicU64; 3] {
+        let bytes = std::ptr::from_ref(place.row).addr() - self.rows.as_ptr().addr();
+        &self.beside[bytes / size_of::<Words>()]
     }
 
     #[cold]
-    fn write_beside(&self, at: usize, place: usize, beside: Beside) {
-        for (word, value) in self.beside[at * KEYS + place].iter().zip(beside.words()) {
+    fn write_beside(&self, place: Place, beside: Beside) {
+        for (word, value) in self.beside(place).iter().zip(beside.words()) {
             word.store(value, Relaxed);
         }
-        self.chunks[at].passed.fetch_or(beside_bit(place), AcqRel);
+        place.chunk.passed.fetch_or(beside_bit(place.number), AcqRel);
     }
 
     #[inline(always)]
-    fn read_beside(&self, at: usize, place: usize) -> Beside {
-        match self.chunks[at].has_beside(place) {
-            true => self.beside_there(at * KEYS + place),
+    fn read_beside(&self, place: Place) -> Beside {
+        match place.has_beside() {
+            true => self.beside_there(place),
             false => Beside::default(),
         }
     }
 
-    fn beside_there(&self, index: usize) -> Beside {
-        Beside::from_words(std::array::from_fn(|word| self.beside[index][word].load(Relaxed)))
+    fn beside_there(&self, place: Place) -> Beside {
+        let words = self.beside(place);
+        Beside::from_words(std::array::from_fn(|word| words[word].load(Relaxed)))
     }
 
     /// Makes the words beside a row meaningful, to be changed one by one.
-    fn open_beside(&self, at: usize, place: usize) {
-        if !self.chunks[at].has_beside(place) {
-            self.write_beside(at, place, Beside::default());
+    fn open_beside(&self, place: Place) -> &'static [AtomicU64; 3] {
+        if !place.has_beside() {
+            self.write_beside(place, Beside::default());
         }
+        self.beside(place)
     }
 
     /// Unbinds `key` and gives its row.
@@ -405,43 +493,39 @@ impl Live {
 
     #[inline]
     fn take(&self, hash: u64) -> Option<Taken> {
-        let found = self.seize(hash)?;
-        let (_, at, place) = found;
-        let row = std::array::from_fn(|word| u64::from_le(self.rows[at * KEYS + place][word].load(Relaxed)));
-        let beside = self.read_beside(at, place);
-        self.vacate(hash, found);
+        let (distance, place) = self.find(hash).filter(|(_, place)| Self::seize(*place, hash))?;
+        let row = std::array::from_fn(|word| u64::from_le(place.row[word].load(Relaxed)));
+        let beside = self.read_beside(place);
+        Self::vacate(place);
+        if distance > 0 {
+            self.unpass(hash, distance);
+        }
         if peak::open() {
             peak::gone(&row);
         }
         Some(Taken { row, beside })
     }
 
-    /// Where the row of `hash` is, for the caller alone: of two frees of one address one gets it.
+    /// The row of `hash` is the caller's alone: of two frees of one address one gets it.
     #[inline(always)]
-    fn seize(&self, hash: u64) -> Option<(usize, usize, usize)> {
-        let found = self.find(hash)?;
-        self.seize_at(hash, found)
+    fn seize(place: Place, hash: u64) -> bool {
+        place.key().compare_exchange(hash, WRITING, AcqRel, Relaxed).is_ok()
     }
 
-    #[inline(always)]
-    fn seize_at(&self, hash: u64, found: (usize, usize, usize)) -> Option<(usize, usize, usize)> {
-        let (_, at, place) = found;
-        self.chunks[at].keys[place].compare_exchange(hash, WRITING, AcqRel, Relaxed).ok()?;
-        Some(found)
+    #[cold]
+    #[inline(never)]
+    fn forget_beside(place: Place) {
+        place.chunk.passed.fetch_and(!beside_bit(place.number), AcqRel);
     }
 
     /// The place of a row that was seized is free.
     #[inline(always)]
-    fn vacate(&self, hash: u64, (distance, at, place): (usize, usize, usize)) {
-        let chunk = &self.chunks[at];
-        if chunk.has_beside(place) {
-            chunk.passed.fetch_and(!beside_bit(place), AcqRel);
+    fn vacate(place: Place) {
+        if place.has_beside() {
+            Self::forget_beside(place);
         }
-        self.rows[at * KEYS + place][0].store(0, Release);
-        chunk.keys[place].store(FREE, Release);
-        if distance > 0 {
-            self.unpass(hash, distance);
-        }
+        place.row[0].store(0, Release);
+        place.key().store(FREE, Release);
     }
 
     /// Unbinds `key`. Its row is not looked at: it mostly lies in another core's cache, and waiting for it would be half of
@@ -454,11 +538,9 @@ impl Live {
     /// As `discard`, where `spot_of` has looked.
     #[inline(always)]
     pub fn discard_at(&self, spot: Spot) {
-        let Spot { hash, at, place } = spot;
-        let is_at_home = place < KEYS && !peak::open();
-        match is_at_home.then_some((0, at, place)).and_then(|found| self.seize_at(hash, found)) {
-            Some(found) => self.vacate(hash, found),
-            None => self.discard_further(hash),
+        match spot.at_home.filter(|place| !peak::open() && Self::seize(*place, spot.hash)) {
+            Some(place) => Self::vacate(place),
+            None => self.discard_further(spot.hash),
         }
     }
 
@@ -472,22 +554,22 @@ impl Live {
     #[inline(always)]
     pub fn expect(&self, key: Key) -> u64 {
         let hash = key.hash();
-        fetch_to_write(&self.chunks[self.chunk_at(hash, 0)]);
+        fetch_to_write(self.home(hash).0);
         hash
     }
 
     /// The row of `key`, if it is bound.
     pub fn get(&self, key: Key) -> Option<Taken> {
-        let (_, at, place) = self.find(key.hash())?;
-        self.read(at, place)
+        let (_, place) = self.find(key.hash())?;
+        self.read(place)
     }
 
     /// The row there, if there is one: a consistent copy, whatever other threads do.
-    fn read(&self, at: usize, place: usize) -> Option<Taken> {
-        let words = &self.rows[at * KEYS + place];
+    fn read(&self, place: Place) -> Option<Taken> {
+        let words = place.row;
         let seq = u64::from_le(words[0].load(Acquire));
         let row = std::array::from_fn(|word| u64::from_le(words[word].load(Relaxed)));
-        let beside = self.read_beside(at, place);
+        let beside = self.read_beside(place);
         fence(Acquire);
         (seq != 0 && u64::from_le(words[0].load(Relaxed)) == seq).then_some(Taken { row, beside })
     }
@@ -495,11 +577,12 @@ impl Live {
     /// Every row, in no order.
     pub fn scan(&self) -> impl Iterator<Item = Taken> + '_ {
         let used = self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
-            let taken =
-                move |(place, key): (usize, &AtomicU64)| (key.load(Acquire) > WRITING).then_some((at, place));
+            let taken = move |(number, key): (usize, &AtomicU64)| {
+                (key.load(Acquire) > WRITING).then_some((at, number))
+            };
             chunk.keys.iter().enumerate().filter_map(taken)
         });
-        used.filter_map(|(at, place)| self.read(at, place))
+        used.filter_map(|(at, number)| self.read(self.place(at, number)))
     }
 
     /// Unbinds every row that `goes` says; for ends of contexts and pools.
@@ -514,28 +597,25 @@ impl Live {
     /// Changes one word of the row of `key`, and what lies beside it. In a program that retags a block while
     /// another thread frees it, the next owner of the row may get the name.
     pub fn update(&self, key: Key, word: usize, change: impl Fn(u64, &mut Beside) -> u64) -> Option<Taken> {
-        let (_, at, place) = self.find(key.hash())?;
-        let index = at * KEYS + place;
-        let before = self.read(at, place)?;
-        self.open_beside(at, place);
+        let (_, place) = self.find(key.hash())?;
+        let before = self.read(place)?;
+        let lies_beside = self.open_beside(place);
         let mut beside = before.beside;
         let value = change(before.row[word], &mut beside);
         if word == 5 && peak::open() {
             peak::renamed(&before.row, value as u32);
         }
-        self.rows[index][word].store(value.to_le(), Release);
-        for (to, value) in [0, 2].into_iter().map(|word| (&self.beside[index][word], beside.words()[word])) {
-            to.store(value, Relaxed);
+        place.row[word].store(value.to_le(), Release);
+        for word in [0, 2] {
+            lies_beside[word].store(beside.words()[word], Relaxed);
         }
         Some(before)
     }
 
     /// Adds to the counts of the row of `key`; the counts after it. `None` if it is not bound.
     pub fn count(&self, key: Key, references: i32, mappings: i32) -> Option<Taken> {
-        let (_, at, place) = self.find(key.hash())?;
-        let index = at * KEYS + place;
-        self.open_beside(at, place);
-        let counts = &self.beside[index][1];
+        let (_, place) = self.find(key.hash())?;
+        let counts = &self.open_beside(place)[1];
         let add = |counts: u64| {
             let now = (counts as u32).saturating_add_signed(references);
             let mapped = ((counts >> 32) as u32).saturating_add_signed(mappings);
@@ -545,7 +625,7 @@ impl Live {
         while let Err(other) = counts.compare_exchange_weak(old, add(old), AcqRel, Relaxed) {
             old = other;
         }
-        let mut taken = self.read(at, place)?;
+        let mut taken = self.read(place)?;
         taken.beside.references = add(old) as u32;
         taken.beside.mappings = (add(old) >> 32) as u32;
         Some(taken)

@@ -45,9 +45,24 @@ impl Core {
     /// The names in force on the calling thread. In PyTorch they are from now on those of the node that it made last.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> Named {
-        let scope = thread.scope.load(Relaxed);
         let frames = python::here(self, thread).unwrap_or_default();
         let node = torch::here(self, thread);
+        // Nearly always one of these two; the rest is the general case.
+        let (tag, phase) = match node {
+            None => (frames.tag, frames.phase),
+            Some(node) if frames == Here::default() => (node.tag, node.phase),
+            Some(_) => (0, Phase::Unknown),
+        };
+        if tag == 0 || thread.scope.load(Relaxed) != 0 {
+            return self.named_by_all(thread, frames, node);
+        }
+        torch::note_forward(thread, tag);
+        Named { tag, flags: Flags(0), phase, role: frames.role }
+    }
+
+    #[inline(never)]
+    fn named_by_all(&self, thread: &Thread, frames: Here, node: Option<Here>) -> Named {
+        let scope = thread.scope.load(Relaxed);
         let phase = phase_of(frames.phase, node);
         let (tag, flags) = match (scope, frames.tag, node.map_or(0, |node| node.tag)) {
             (0, 0, 0) => match self.process_tag.load(Relaxed) {

@@ -10,6 +10,7 @@
 
 use crate::book::{device_of, kind, kind_of, memory_of};
 use crate::core::Core;
+use crate::hot::HOT;
 use crate::live::{Key, Taken};
 use crate::memfd::anonymous;
 use crate::renewed::Renewed;
@@ -48,7 +49,7 @@ struct Sum {
     turn: AtomicU32,
 }
 
-static OPEN: AtomicBool = AtomicBool::new(false);
+const OPEN: &AtomicBool = &HOT.peaks_open;
 static SUMS: [[Sum; 2]; DEVICES] = [const {
     [const { Sum { live: AtomicI64::new(0), high: AtomicI64::new(0), turn: AtomicU32::new(0) } }; 2]
 }; DEVICES];
@@ -144,8 +145,10 @@ fn move_bytes(sum: &Sum, share: Option<&Share>, bytes: i64) {
 }
 
 /// A row was bound.
-pub fn born(row: &Row) {
-    add(row, row[5] as u32, row[3].cast_signed());
+#[cold]
+#[inline(never)]
+pub fn born(row: Row) {
+    add(&row, row[5] as u32, row[3].cast_signed());
 }
 
 /// A row was unbound.
@@ -194,7 +197,7 @@ pub fn begin(core: &Core) -> bool {
     let live: Vec<Taken> = core.live.scan().collect();
     OPEN.store(true, SeqCst);
     for taken in &live {
-        born(&taken.row);
+        born(taken.row);
     }
     reset();
     true

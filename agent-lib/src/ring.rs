@@ -13,6 +13,7 @@ pub type Row = [u64; 8];
 
 /// See the module's text.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Ring {
     slots: &'static [Words],
     head: &'static AtomicU64,
@@ -50,6 +51,12 @@ impl Ring {
         }
     }
 
+    #[inline(always)]
+    fn slot(&self, seq: u64) -> &'static Words {
+        // SAFETY: their number is a power of two (`Shared::create`), and the mask one less.
+        unsafe { self.slots.get_unchecked((seq.wrapping_sub(1) & self.mask) as usize) }
+    }
+
     /// Records that have room.
     pub fn slots(&self) -> u64 {
         self.slots.len() as u64
@@ -72,32 +79,37 @@ impl Ring {
     pub fn put(&self, row: &Row) {
         let seq = row[0];
         if seq > self.sent.0.load(Acquire) + self.slots.len() as u64 {
-            self.lost.fetch_add(1, Relaxed);
-            return;
+            return self.lose();
         }
-        let slot = &self.slots[((seq - 1) & self.mask) as usize];
+        let slot = self.slot(seq);
         for word in 1..row.len() {
             slot[word].store(row[word].to_le(), Relaxed);
         }
         slot[0].store(seq.to_le(), Release);
     }
 
+    #[cold]
+    #[inline(never)]
+    fn lose(&self) {
+        self.lost.fetch_add(1, Relaxed);
+    }
+
     /// Fetches the slot of a record that will come soon: the sender has it, and a program's next locked instruction would
     /// wait until it is here.
     #[inline(always)]
     pub fn expect(&self, seq: u64) {
-        fetch_to_write(&self.slots[((seq - 1) & self.mask) as usize]);
+        fetch_to_write(self.slot(seq));
     }
 
     /// As `expect`, for the reader.
     #[inline(always)]
     pub fn expect_to_read(&self, seq: u64) {
-        fetch_to_read(&self.slots[((seq - 1) & self.mask) as usize]);
+        fetch_to_read(self.slot(seq));
     }
 
     /// Record `seq`, if it is there.
     pub fn get(&self, seq: u64) -> Option<Row> {
-        let slot = &self.slots[((seq - 1) & self.mask) as usize];
+        let slot = self.slot(seq);
         (u64::from_le(slot[0].load(Acquire)) == seq)
             .then(|| std::array::from_fn(|index| u64::from_le(slot[index].load(Relaxed))))
     }

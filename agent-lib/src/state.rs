@@ -2,12 +2,13 @@
 
 use crate::core::Core;
 use crate::fault;
+use crate::hot::HOT;
 use crate::renewed::Renewed;
 use gpumem_wire::AgentState;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 /// Whether callbacks and the C API do something.
-static PHASE: AtomicU8 = AtomicU8::new(FRESH);
+const PHASE: &AtomicU8 = &HOT.phase;
 /// Nobody has called so far.
 const FRESH: u8 = 0;
 /// They do.

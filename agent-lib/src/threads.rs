@@ -87,9 +87,9 @@ pub struct Own {
     pub callers: Callers,
 }
 
-/// A thread's place.
+/// A thread's place. What a report of PyTorch's looks at comes first: one line of the processor's cache and the beginning of its neighbour.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct Thread {
     /// Its kernel id, 0 while the place is free.
     pub id: AtomicU32,
@@ -97,8 +97,6 @@ pub struct Thread {
     pub busy: AtomicU32,
     /// The record that it is making.
     pub making: Making,
-    /// When the outermost allocation call in flight was entered. Else 0.
-    pub allocating_since_ns: AtomicU64,
     /// Tag of the innermost open scope, 0 for none. Written by its thread alone: by `push` and `pop`, and by Python, which keeps
     /// the address (`gpumem_scope_word`) and puts back what it found there.
     pub scope: AtomicU32,
@@ -106,6 +104,8 @@ pub struct Thread {
     pub autograd: OfThread,
     /// What it did for PyTorch's allocator.
     pub torch: crate::torch::Mine,
+    /// When the outermost allocation call in flight was entered. Else 0.
+    pub allocating_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,

@@ -182,6 +182,8 @@ const CHILD_CEILING_KIB: u64 = 16 << 10;
 const CHILD_FDS: usize = 16;
 /// How much it may grow in an hour.
 const GROWTH_MIB: f64 = 1.0;
+/// In the second half of a long soak all programs end so often.
+const EMPTY_EVERY: Duration = Duration::from_secs(200);
 const NODE: &str =
     "[nvml]\nlist_every_s = 0.25\nlist_budget = 0.5\ncall_timeout_s = 1.5\nhang_retry_s = 1.0\n";
 
@@ -204,6 +206,15 @@ impl Node {
             std::thread::sleep(Duration::from_millis(4));
         }
         self.troupe.tell(&self.clients);
+    }
+
+    /// All of them end, the daemon's memory is read while it knows none, and others come.
+    fn change_all(&mut self) {
+        self.troupe.end_all(&mut self.random);
+        self.looked.hear_of_ends(&self.machine);
+        end::wait_until_nobody_is_known(&self.manager);
+        println!("nobody: {:?}", self.health.read_alone(&self.manager, self.http));
+        self.troupe.fill(&self.machine, &mut self.random);
     }
 
     /// A fault, turns around it, and a look at everything.
@@ -265,6 +276,9 @@ fn a_node_on_which_programs_come_and_go() {
         if is_long && began.elapsed() > half && node.injector.pack() > Fault::REST.len() {
             node.injector.spare_the_daemon();
         }
+        if is_long && began.elapsed() > half + EMPTY_EVERY * (node.health.alone.len() as u32 + 1) {
+            node.change_all();
+        }
         node.round();
         rounds += 1;
     }
@@ -278,6 +292,8 @@ fn a_node_on_which_programs_come_and_go() {
     node.clients.end();
     node.troupe.end_all(&mut node.random);
     node.looked.hear_of_ends(&node.machine);
+    end::wait_until_nobody_is_known(&node.manager);
+    println!("nobody: {:?}", node.health.read_alone(&node.manager, node.http));
     end::check(&node.machine, &mut node.manager, (&node.troupe, &node.looked.ends), &base);
     assert_eq!(node.clients.wrong(), [] as [String; 0]);
     assert_eq!(health::unexplained(&node.manager, &node.injector.injected), [] as [String; 0]);

@@ -31,6 +31,7 @@ pub struct Variable {
 
 /// What a frame with this code means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum What {
     /// Nothing any more.
     Nothing,
@@ -61,15 +62,25 @@ impl What {
             .copied()
     }
 
+    /// Whether it is one of those. A match would jump through a table, which is guessed wrong where frames of all kinds follow each other.
+    #[inline(always)]
+    pub fn is_of(self, those: u32) -> bool {
+        1 << self as u32 & those != 0
+    }
+
     /// What is done there.
+    #[inline(always)]
     pub fn phase(self) -> Phase {
-        match self {
-            What::Nothing | What::Boundary | What::Parameter | What::Gradient => Phase::Unknown,
-            What::Module => Phase::Forward,
-            What::Optimizer | What::Step => Phase::Optimizer,
-            What::Backward => Phase::Backward,
-            What::Setup => Phase::Setup,
-        }
+        const OF: [Phase; 9] = {
+            let mut of = [Phase::Unknown; 9];
+            of[What::Module as usize] = Phase::Forward;
+            of[What::Optimizer as usize] = Phase::Optimizer;
+            of[What::Step as usize] = Phase::Optimizer;
+            of[What::Backward as usize] = Phase::Backward;
+            of[What::Setup as usize] = Phase::Setup;
+            of
+        };
+        OF[self as usize]
     }
 
     /// What it says that memory is for.

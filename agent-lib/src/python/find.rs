@@ -7,15 +7,16 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// What the walk needs of it. Never freed.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Interpreter {
-    /// Where things are.
-    pub layout: Layout,
     /// PyGILState_GetThisThreadState: the calling thread's state, also without the GIL.
     pub state: unsafe extern "C" fn() -> *mut c_void,
     /// Py_IsInitialized: 0 from the moment on when it begins to take down the states of other threads.
     pub running: unsafe extern "C" fn() -> c_int,
     /// PyCell_Type.
     pub cell: u64,
+    /// Where things are.
+    pub layout: Layout,
     /// For texts.
     pub types: Types,
 }

@@ -41,6 +41,7 @@ pub enum Place {
 
 /// See the module's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
 pub struct Layout {
     /// Of CPython.
     pub version: Version,

@@ -20,9 +20,9 @@ impl Pointer {
     /// None for what cannot be one.
     #[inline(always)]
     pub const fn new(word: u64) -> Option<Pointer> {
-        // One comparison for both ends.
-        let inside = word.wrapping_sub(LOWEST) < HIGHEST - LOWEST;
-        if inside && word & 7 == 0 { Some(Pointer(word as usize)) } else { None }
+        // One comparison for both ends, and for the lowest bits, which are the highest here.
+        let is_one = word.rotate_right(3).wrapping_sub(LOWEST >> 3) < (HIGHEST - LOWEST) >> 3;
+        if is_one { Some(Pointer(word as usize)) } else { None }
     }
 
     /// As a number.

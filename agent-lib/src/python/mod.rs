@@ -24,11 +24,12 @@ mod text;
 mod walk;
 
 use crate::core::Core;
+use crate::hot::HOT;
 use crate::layers;
 use crate::naming::Here;
 use crate::threads::Thread;
 use codes::{Codes, What};
-use find::Interpreter;
+pub use find::Interpreter;
 use gpumem_wire::{Layer, LayerState, Phase};
 use memory::{Careful, Plain};
 use modules::Modules;
@@ -37,7 +38,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::*};
 use walk::{Known, Reader};
 
 /// The interpreter whose frames are read; null while none are.
-static ARMED: AtomicPtr<Interpreter> = AtomicPtr::new(std::ptr::null_mut());
+const ARMED: &AtomicPtr<Interpreter> = &HOT.interpreter;
 /// Said by Python: gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
 /// Said by Python: gpumem_module.

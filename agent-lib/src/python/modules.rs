@@ -70,9 +70,12 @@ impl Place {
 
 /// See the module's text.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Modules {
     /// Address of the table | its size as a power of `FIRST`. 0 before the first.
     table: AtomicU64,
+    /// Changes when a path may have changed. Never 0.
+    epoch: AtomicU32,
     /// Two for each size.
     spaces: [AtomicPtr<Place>; 2 * SIZES],
     text: AtomicPtr<u8>,
@@ -80,8 +83,6 @@ pub struct Modules {
     /// `NAMES` words: where names lie that were said before, by their hash.
     said: AtomicPtr<AtomicU64>,
     turn: Turn,
-    /// Changes when a path may have changed. Never 0.
-    epoch: AtomicU32,
     number: AtomicU32,
     /// Living ones, and places of the table that are not 0.
     live: AtomicUsize,

@@ -19,6 +19,11 @@ use gpumem_wire::{Phase, Role};
 /// Frames that are looked at.
 pub const MOST: usize = 128;
 
+/// Frames that do not end the walk.
+const SAY_NO_END: u32 = 1 << What::Nothing as u32 | 1 << What::Parameter as u32 | 1 << What::Gradient as u32;
+/// Frames in which a module, or an optimizer, is a local variable.
+const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
+
 /// Memory, and where things are in it.
 #[derive(Debug)]
 pub struct Reader<'a, M> {
@@ -118,20 +123,15 @@ impl Known<'_> {
         what: What,
         variable: Variable,
     ) -> Option<Option<Here>> {
-        let phase = what.phase();
-        match what {
-            What::Nothing | What::Parameter | What::Gradient => None,
-            What::Boundary => Some(None),
-            What::Optimizer | What::Backward => Some(Some(Here { phase, ..Here::default() })),
-            What::Step => {
-                let tag = self.module(reader, frame, variable).unwrap_or(0);
-                Some(Some(Here { tag, phase, role: Role::Unknown }))
-            }
-            What::Module | What::Setup => {
-                let tag = self.module(reader, frame, variable)?;
-                Some(Some(Here { tag, phase, role: Role::Unknown }))
-            }
+        if what.is_of(SAY_NO_END) {
+            return None;
         }
+        if what == What::Boundary {
+            return Some(None);
+        }
+        let tag = if what.is_of(HAVE_A_MODULE) { self.module(reader, frame, variable) } else { Some(0) };
+        let tag = if what == What::Step { tag.unwrap_or(0) } else { tag? };
+        Some(Some(Here { tag, phase: what.phase(), role: Role::Unknown }))
     }
 
     /// From a frame on that means something and names nothing. A module that nobody has said: what happens in it is its caller's, and

@@ -14,6 +14,7 @@ use super::sequence::{Node, Table};
 use super::slot::{self, Taken};
 use crate::core::Core;
 use crate::env::Layers;
+use crate::hot::HOT;
 use crate::naming::Here;
 use crate::threads::Thread;
 use crate::{fault, ffi, layers};
@@ -40,26 +41,27 @@ type Count = unsafe extern "C" fn() -> u64;
 /// The engine was found, for better or worse.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 /// What the slot held.
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-static PEEK_AT: AtomicUsize = AtomicUsize::new(0);
+const NEXT: &AtomicUsize = &HOT.next_evaluate;
+const PEEK_AT: &AtomicUsize = &HOT.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
-static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+const TABLE: &AtomicPtr<Table> = &HOT.nodes;
 /// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
-static OFFSETS: AtomicU64 = AtomicU64::new(0);
+const OFFSETS: &AtomicU64 = &HOT.offsets;
 /// What nodes of additions begin with, their class; 0 while that is not known.
-static ADDITION: AtomicU64 = AtomicU64::new(0);
+const ADDITION: &AtomicU64 = &HOT.addition;
 
 /// What a thread has of this. Written by itself alone.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct OfThread {
-    /// PyTorch's count of it; 0 while it was not asked.
-    id: AtomicU64,
+    /// The scope in which the running node was begun.
+    scope: AtomicU32,
     /// The node that it runs; 0 for none, `UNNAMED` for one that is not known.
     running: AtomicU64,
+    /// PyTorch's count of it; 0 while it was not asked.
+    id: AtomicU64,
     /// The last one that it ran to its end.
     last: AtomicU64,
-    /// The scope in which that node was begun.
-    scope: AtomicU32,
 }
 
 /// No thread has that many nodes.
@@ -186,7 +188,7 @@ pub fn note_forward(thread: &Thread, tag: u32) {
     if id == 0 && tag == 0 {
         return; // maybe not one of PyTorch's
     }
-    let (Some(peek), Some(table)) = (function(&PEEK_AT), table()) else { return };
+    let (Some(peek), Some(table)) = (function(PEEK_AT), table()) else { return };
     // SAFETY: reads a word of the thread's own.
     let next = unsafe { peek() };
     if next == 0 {
@@ -253,7 +255,7 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
     let peek = image.defines(PEEK).ok_or("this PyTorch does not count its nodes")?;
     let thread = image.defines(THREAD).ok_or("this PyTorch does not count its threads")?;
     let ours = evaluate as *const () as usize;
-    let taken = slot::take(image, EVALUATE, evaluates, ours, &NEXT);
+    let taken = slot::take(image, EVALUATE, evaluates, ours, NEXT);
     if taken == Taken::Ours {
         THREAD_AT.store(thread, Release);
         PEEK_AT.store(peek, Release);
@@ -264,7 +266,7 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
 /// The number that the calling thread's next node will have; `None` without an engine.
 pub fn next_number() -> Option<u64> {
     // SAFETY: reads a word of the thread's own.
-    function(&PEEK_AT).map(|peek| unsafe { peek() })
+    function(PEEK_AT).map(|peek| unsafe { peek() })
 }
 
 /// Finds out where nodes have their numbers. `objects`: Python's objects of nodes that the calling thread has made,

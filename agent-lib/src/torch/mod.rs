@@ -24,6 +24,7 @@ pub mod sequence;
 pub mod slot;
 pub mod state;
 
+pub use sequence::Table as Nodes;
 pub use state::{Mine, State};
 
 use crate::core::Core;

@@ -31,7 +31,6 @@
 //! of PyTorch's, pending or not.
 
 use super::patch::{self, EVENT_QUERY, EVENT_RECORD, EVENT_SYNCHRONIZE};
-use super::report::Report;
 use super::state::{Device, EVENTS, Event};
 use crate::core::{At, Core};
 use crate::fault;
@@ -164,9 +163,16 @@ impl Core {
     /// A block was freed behind events: it waits for them. False if they are others', or if there is no place to remember it.
     #[cold]
     #[inline(never)]
-    pub(super) fn wait(&self, thread: &Thread, device: &Device, pool: u64, report: &Report) -> bool {
-        let address = report.address;
-        let is_its = |event: &&Event| is_near(event, report.stack);
+    pub(super) fn wait(
+        &self,
+        thread: &Thread,
+        device: &Device,
+        pool: u64,
+        address: u64,
+        bytes: u64,
+        stack: usize,
+    ) -> bool {
+        let is_its = |event: &&Event| is_near(event, stack);
         if thread.torch.events().filter(is_its).count() == 0 {
             return false;
         }
@@ -178,7 +184,7 @@ impl Core {
         let its = thread.torch.events().filter(is_its);
         let events = its.map(|event| event.handle.load(Relaxed)).chain(std::iter::repeat(0));
         place.events.iter().zip(events).for_each(|(place, event)| place.store(event, Relaxed));
-        place.bytes.store(report.bytes.unsigned_abs(), Relaxed);
+        place.bytes.store(bytes, Relaxed);
         place.address.store(address, Release);
         device.pending.fetch_add(1, Relaxed);
         let body = Body::BlockFree { address, pool, state: FreeState::Pending };

@@ -91,20 +91,21 @@ impl Core {
         let device = &self.torch.devices[index];
         let mut pool = device.pool.load(Relaxed);
         if pool == 0 {
-            pool = self.first_report(thread, device, index as u8, &report);
+            let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
+            pool = self.make_pool(thread, device, index as u8, before as u64);
         }
         let hash = self.live.expect(Key::Block(pool, report.address));
         let sum = device.sum.load(Relaxed).wrapping_add(report.bytes);
         if sum != report.allocated as i64 {
-            device.drift.fetch_add(sum.abs_diff(report.allocated as i64), Relaxed);
+            device.differs(sum.abs_diff(report.allocated as i64));
         }
         device.sum.store(report.allocated as i64, Relaxed);
         device.reserved.store(report.reserved, Relaxed);
         device.reports.store(device.reports.load(Relaxed) + 1, Relaxed);
         if report.bytes > 0 {
-            self.block_reported(thread, device, pool, index as u8, &report, hash);
+            self.block_reported(thread, device, pool, index as u8, report, hash);
         } else {
-            self.free_reported(thread, device, pool, &report, hash);
+            self.free_reported(thread, device, pool, report, hash);
         }
         thread.torch.forget_events();
         let unseen = report.reserved.wrapping_sub(device.segments.load(Relaxed)) as i64;
@@ -121,10 +122,10 @@ impl Core {
         device: &Device,
         pool: u64,
         slot: u8,
-        report: &Report,
+        report: Report,
         hash: u64,
     ) {
-        let Report { address, bytes, .. } = *report;
+        let Report { address, bytes, .. } = report;
         let bytes = bytes as u64;
         if thread.torch.has_fresh() {
             self.claim(thread, device, pool, slot, address, bytes);
@@ -141,21 +142,31 @@ impl Core {
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
         self.record(thread, at, body, |core, row| {
-            core.live.insert_at(spot, row, Beside::default());
+            core.live.insert_at(spot, row);
         });
     }
 
     #[inline(always)]
-    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: &Report, hash: u64) {
-        let address = report.address;
-        if device.older.load(Relaxed) != 0 && self.live.get(Key::Block(pool, address)).is_none() {
-            device.forget_older(report.bytes.unsigned_abs());
+    fn free_reported(&self, thread: &Thread, device: &Device, pool: u64, report: Report, hash: u64) {
+        let (address, bytes) = (report.address, report.bytes.unsigned_abs());
+        if device.older.load(Relaxed) != 0 && self.is_older(device, Key::Block(pool, address), bytes) {
             return;
         }
-        if thread.torch.recorded() != 0 && self.wait(thread, device, pool, report) {
+        if thread.torch.recorded() != 0 && self.wait(thread, device, pool, address, bytes, report.stack) {
             return;
         }
         self.block_gone_at(thread, pool, address, self.live.spot_of(hash));
+    }
+
+    /// Whether the block that is freed is older than we are.
+    #[cold]
+    #[inline(never)]
+    fn is_older(&self, device: &Device, block: Key, bytes: u64) -> bool {
+        let is_older = self.live.get(block).is_none();
+        if is_older {
+            device.forget_older(bytes);
+        }
+        is_older
     }
 
     /// A block is free for the next request.
@@ -170,15 +181,9 @@ impl Core {
         self.record(thread, At::NOWHERE, body, |core, _| core.live.discard_at(spot));
     }
 
-    /// The device gets its pool, with the first report.
+    /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
     #[cold]
     #[inline(never)]
-    fn first_report(&self, thread: &Thread, device: &Device, slot: u8, report: &Report) -> u64 {
-        let before = (report.allocated as i64).wrapping_sub(report.bytes).max(0);
-        self.make_pool(thread, device, slot, before as u64)
-    }
-
-    /// The device's pool, made if there is none. What PyTorch had before is not ours: only its bytes are known.
     pub(super) fn make_pool(&self, thread: &Thread, device: &Device, slot: u8, before: u64) -> u64 {
         let _turn = device.turn.take();
         let made = device.pool.load(Acquire);

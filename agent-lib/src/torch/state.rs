@@ -12,9 +12,10 @@ const FRESH: usize = 4;
 /// Events that a thread can record for one free: streams that used the block.
 pub const EVENTS: usize = 8;
 
-/// Of a device. All but `check_due` is written under the mutex of PyTorch's allocator for that device: one thread at a time.
+/// Of a device. All but `check_due` is written under the mutex of PyTorch's allocator for that device: one thread at a time. What each
+/// report looks at comes first: one line of the processor's cache.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct Device {
     /// Number of its pool; 0 until the first report.
     pub pool: AtomicU64,
@@ -26,20 +27,20 @@ pub struct Device {
     pub segments: AtomicU64,
     /// What `reserved` had more than `segments` with the last report: in between they differ while a segment comes or goes.
     pub unseen: AtomicI64,
-    /// Of `unseen`, what was told as older than we are.
-    pub baseline: AtomicI64,
     /// Bytes of blocks that are older than we are and still live.
     pub older: AtomicU64,
-    /// By how much our sum was wrong, added up.
-    pub drift: AtomicU64,
     /// Reports.
     pub reports: AtomicU64,
     /// Blocks in `waiting`.
     pub pending: AtomicU32,
-    /// Looks for a block's segment among all rows that are left.
-    pub searches: AtomicU32,
     /// The sender wants the pool's totals with the next report.
     pub check_due: AtomicBool,
+    /// Of `unseen`, what was told as older than we are.
+    pub baseline: AtomicI64,
+    /// By how much our sum was wrong, added up.
+    pub drift: AtomicU64,
+    /// Looks for a block's segment among all rows that are left.
+    pub searches: AtomicU32,
     /// Nobody asked the driver so far what device it is: the sender does.
     pub is_unknown: AtomicBool,
     /// Whoever makes the pool has it.
@@ -49,6 +50,13 @@ pub struct Device {
 }
 
 impl Device {
+    /// Our sum was wrong by so much.
+    #[cold]
+    #[inline(never)]
+    pub fn differs(&self, bytes: u64) {
+        self.drift.fetch_add(bytes, Relaxed);
+    }
+
     /// Of the blocks that are older than we are, some are gone, or known now.
     pub fn forget_older(&self, bytes: u64) {
         let _ = self.older.fetch_update(Relaxed, Relaxed, |older| Some(older.saturating_sub(bytes)));
@@ -150,14 +158,15 @@ pub struct Event {
 
 /// Of a thread: what it did since its last report. Written by the thread alone.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct Mine {
-    fresh: [Fresh; FRESH],
     /// Ranges that were remembered since the last block.
     remembered: AtomicU32,
-    events: [Event; EVENTS],
     recorded: AtomicU32,
     /// The driver has refused PyTorch memory since the last block.
     pub refused: AtomicBool,
+    fresh: [Fresh; FRESH],
+    events: [Event; EVENTS],
 }
 
 impl Mine {

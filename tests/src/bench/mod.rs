@@ -5,6 +5,7 @@
 mod agent;
 mod cost;
 mod daemon;
+mod footprint;
 mod frames;
 mod import;
 mod ingest;
@@ -104,5 +105,10 @@ pub const ALL: &[Bench] = &[
         name: "torch",
         about: "what the agent adds to a training step of PyTorch, beside torch's own history and profiler",
         run: torch::run,
+    },
+    Bench {
+        name: "footprint",
+        about: "instructions and lines of the first caches that a block event of PyTorch takes, counted by callgrind",
+        run: footprint::run,
     },
 ];

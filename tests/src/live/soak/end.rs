@@ -20,17 +20,23 @@ const WRITTEN_NS: u64 = 1_000_000_000;
 /// One that lived less long may have ended before its agent, or the daemon, got its turn on a busy machine.
 const BRIEF_NS: u64 = 2_000_000_000;
 
+/// # Panics
+/// When the daemon still knows one after a minute.
+pub fn wait_until_nobody_is_known(manager: &Manager) {
+    until(60, "a daemon that knows no process any more", || {
+        let ps = manager.daemon().asked("/v1/ps")?;
+        let runs = manager.daemon().asked("/v1/runs")?;
+        (ps["processes"].as_array()?.is_empty() && runs.as_array()?.is_empty()).then_some(())
+    });
+}
+
 /// Checks what is left, and ends the daemon.
 ///
 /// # Panics
 /// When something is left, or a run is missing or says what was not so.
 pub fn check(machine: &Machine, manager: &mut Manager, (troupe, ends): (&Troupe, &[Truth]), base: &Reading) {
     let daemon = manager.daemon().job.pid();
-    until(60, "a daemon that knows no process any more", || {
-        let ps = manager.daemon().asked("/v1/ps")?;
-        let runs = manager.daemon().asked("/v1/runs")?;
-        (ps["processes"].as_array()?.is_empty() && runs.as_array()?.is_empty()).then_some(())
-    });
+    wait_until_nobody_is_known(manager);
     let count = || fds(daemon).values().sum::<usize>();
     let since = std::time::Instant::now();
     while count() > base.fds[0] {

@@ -31,11 +31,13 @@ pub struct Health {
     began: Instant,
     /// In their order.
     pub readings: Vec<Reading>,
+    /// Those while it knew no process.
+    pub alone: Vec<Reading>,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Health { began: Instant::now(), readings: Vec::new() }
+        Health { began: Instant::now(), readings: Vec::new(), alone: Vec::new() }
     }
 }
 
@@ -58,24 +60,29 @@ impl Health {
         reading
     }
 
-    /// Of the last life: how much more of its heap the daemon uses after an hour, as the median of all slopes between readings that lie
-    /// a third of the time apart, the first tenth left out. Nothing for a life of few readings. (RSS has in it what was needed for a moment,
-    /// until it goes back: it moves by more than an hour may show.)
+    /// Takes one while the daemon knows no process: what it has then is no process's, and does not depend on which ones there are.
+    pub fn read_alone(&mut self, manager: &Manager, http: SocketAddr) -> Reading {
+        let reading = self.read(manager, http);
+        self.alone.push(reading.clone());
+        reading
+    }
+
+    /// Of the last life: how much more of its heap the daemon uses after an hour, as the median of the slopes between all readings while
+    /// it knew no process. Nothing for fewer than four. (RSS has in it what was needed for a moment, until it goes back: it moves by more than an
+    /// hour may show; so does the heap while sixty processes come and go.)
     pub fn slope_mib_per_h(&self) -> Option<f64> {
         let life = self.readings.last()?.life;
-        let of_it: Vec<(f64, f64)> = self
-            .readings
-            .iter()
-            .filter(|reading| reading.life == life)
-            .filter_map(|reading| Some((reading.at_s, reading.heap_kib? as f64)))
-            .collect();
-        let warm = of_it.get(of_it.len() / 10..).filter(|warm| warm.len() >= 30)?;
-        let apart = (warm.last()?.0 - warm.first()?.0) / 3.0;
-        let mut slopes = Vec::new();
-        for (at, one) in warm.iter().enumerate() {
-            let later = warm[at..].iter().filter(|other| other.0 - one.0 >= apart);
-            slopes.extend(later.map(|other| (other.1 - one.1) / (other.0 - one.0)));
+        let of_it = self.alone.iter().filter(|reading| reading.life == life);
+        let of_it: Vec<(f64, f64)> =
+            of_it.filter_map(|reading| Some((reading.at_s, reading.heap_kib? as f64))).collect();
+        if of_it.len() < 4 {
+            return None;
         }
+        let pairs = of_it
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| of_it[at + 1..].iter().map(move |other| (one, other)));
+        let mut slopes: Vec<f64> = pairs.map(|(one, other)| (other.1 - one.1) / (other.0 - one.0)).collect();
         slopes.sort_by(f64::total_cmp);
         slopes.get(slopes.len() / 2).map(|kib_per_s| kib_per_s * 3600.0 / 1024.0)
     }
