@@ -16,14 +16,15 @@
 //! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
 //! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
 
+mod chunk;
+
 use crate::memfd::{Words, anonymous, fetch_to_write};
 use crate::peak;
 use crate::ring::Row;
+use chunk::{Chunk, FREE, KEYS, beside_bit};
 use gpumem_wire::Slot;
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
-const KEYS: usize = 7;
-const FREE: u64 = 0;
 const WRITING: u64 = 1;
 /// Chunks that a row may lie from its home. At 80 % load one in a million rows is further than 8.
 const REACH: usize = 64;
@@ -31,86 +32,6 @@ const REACH: usize = 64;
 /// 3,584 rows in 229 kB, 14,336 more in 917 kB.
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
-
-#[derive(Debug)]
-#[repr(align(64))]
-struct Chunk {
-    keys: [AtomicU64; KEYS],
-    /// Low half: rows that probed past. Above: a bit per key, set while something lies beside its row.
-    passed: AtomicU64,
-}
-
-impl Chunk {
-    #[inline(always)]
-    fn is_passed(&self) -> bool {
-        self.passed.load(Acquire) as u32 != 0
-    }
-    #[inline(always)]
-    fn has_beside(&self, place: usize) -> bool {
-        self.passed.load(Acquire) & beside_bit(place) != 0
-    }
-}
-
-impl Chunk {
-    /// The place whose key is `hash`, or one that is free; `KEYS` where there is none. Others may write meanwhile: it is a guess, to be claimed
-    /// by compare-and-swap.
-    #[inline(always)]
-    fn place_of(&self, hash: u64) -> usize {
-        first(self.equal(hash))
-    }
-
-    /// A bit for each key that is `word`: bit 2 n for key n. One key after the other takes three times as much code, and what a training
-    /// pays for a block is mostly the code of its own that ours takes out of the processor's cache.
-    #[cfg(target_arch = "x86_64")]
-    #[inline(always)]
-    fn equal(&self, word: u64) -> u32 {
-        let halves: u32;
-        // SAFETY: reads the 64 bytes of this chunk, which is aligned to them; a word is read as a whole.
-        unsafe {
-            std::arch::asm!(
-                "movq {word}, {hash}",
-                "punpcklqdq {word}, {word}",
-                "movdqa {a}, {word}",
-                "movdqa {b}, {word}",
-                "movdqa {c}, {word}",
-                "pcmpeqd {a}, [{keys}]",
-                "pcmpeqd {b}, [{keys} + 16]",
-                "pcmpeqd {c}, [{keys} + 32]",
-                "pcmpeqd {word}, [{keys} + 48]",
-                "packssdw {a}, {b}",
-                "packssdw {c}, {word}",
-                "packsswb {a}, {c}",
-                "pmovmskb {halves:e}, {a}",
-                keys = in(reg) self,
-                hash = in(reg) word,
-                halves = lateout(reg) halves,
-                word = out(xmm_reg) _,
-                a = out(xmm_reg) _,
-                b = out(xmm_reg) _,
-                c = out(xmm_reg) _,
-                options(nostack, readonly, preserves_flags, pure),
-            );
-        }
-        halves & halves >> 1 & 0x1555
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    #[inline(always)]
-    fn equal(&self, word: u64) -> u32 {
-        let bit = |(place, key): (usize, &AtomicU64)| u32::from(key.load(Acquire) == word) << (2 * place);
-        self.keys.iter().enumerate().map(bit).sum()
-    }
-}
-
-/// The first place of those bits; `KEYS` for none.
-#[inline(always)]
-fn first(equal: u32) -> usize {
-    ((equal | 1 << (2 * KEYS)).trailing_zeros() / 2) as usize
-}
-
-#[inline(always)]
-fn beside_bit(place: usize) -> u64 {
-    1 << (32 + place)
-}
 
 /// What the record has no place for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -99,7 +99,9 @@ fn counted(command: &Command, dir: &Path) -> (HashMap<Whose, Cost>, f64) {
             None => valgrind.env_remove(name),
         };
     }
-    let mut child = valgrind.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("valgrind");
+    // It warns of the caches that this machine has and that are not simulated.
+    valgrind.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = valgrind.spawn().expect("valgrind");
     let mut stdin = child.stdin.take().expect("piped");
     let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
     let mut hear = || loop {
@@ -112,7 +114,12 @@ fn counted(command: &Command, dir: &Path) -> (HashMap<Whose, Cost>, f64) {
     let events = hear()["events"].as_f64().expect("events");
     let control = |what: &[&str]| {
         let mut control = Command::new("callgrind_control");
-        let done = control.args(what).arg(child.id().to_string()).stdout(Stdio::null()).status();
+        let done = control
+            .args(what)
+            .arg(child.id().to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
         assert!(done.is_ok_and(|status| status.success()), "callgrind_control {what:?}");
     };
     let mut steps = || {
