@@ -53,6 +53,8 @@ fn what_is_inherited_is_told_from_what_a_thread_tagged() {
     // The state said again has it, too.
     daemon.stop();
     let daemon = Daemon::start(&machine, "second", CONFIG);
+    // Until then it answers with what the first one has stored.
+    until(60, "the living process", || daemon.pids(&machine).contains(&u64::from(mixer.pid())).then_some(()));
     agrees(&daemon);
     mixer.end();
     daemon.wait_for_the_end_of(&machine, &[]);
