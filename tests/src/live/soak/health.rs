@@ -6,7 +6,7 @@ use crate::live::prometheus::get;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The daemon at one moment.
 #[derive(Debug, Clone, Default)]
@@ -60,11 +60,18 @@ impl Health {
         reading
     }
 
-    /// Takes one while the daemon knows no process: what it has then is no process's, and does not depend on which ones there are.
+    /// Takes one while the daemon knows no process: what it has then is no process's, and does not depend on which ones there are. Of a few
+    /// it is the least: an answer to one of the clients is in the heap while it is made.
     pub fn read_alone(&mut self, manager: &Manager, http: SocketAddr) -> Reading {
-        let reading = self.read(manager, http);
-        self.alone.push(reading.clone());
-        reading
+        let mut few: Vec<Reading> = Vec::new();
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(100));
+            few.push(self.read(manager, http));
+        }
+        let least =
+            few.into_iter().min_by_key(|reading| reading.heap_kib.unwrap_or(u64::MAX)).unwrap_or_default();
+        self.alone.push(least.clone());
+        least
     }
 
     /// Of the last life: how much more of its heap the daemon uses after an hour, as the median of the slopes between all readings while
