@@ -256,7 +256,7 @@ exports! {
     }
     /// PyTorch's own list of what it has is about to be asked for: see torch/adopt.rs. 0 if nothing was missed.
     gpumem_adoption_begins as adoption_begins() -> c_int { 0; |core, _| c_int::from(core.adoption_begins()) }
-    /// Takes over what is in the list: of each part the device, whether it is a block, its address and its bytes. 0 if it is to be asked for again.
+    /// Takes over what is in the list: of each part the device, its kind (torch/adopt.rs), its address and its bytes. 0 if it is to be asked for again.
     gpumem_adopt as adopt(parts: *const u64, count: u64) -> c_int {
         1; |core, thread| {
             // SAFETY: so many parts of four numbers, says the caller.

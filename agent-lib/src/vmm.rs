@@ -18,7 +18,7 @@ const MOST_MAPPINGS: u64 = 1 << 16;
 
 impl Core {
     /// Said before counts change: a resync that reads them while this grows reads them again.
-    fn references_change(&self, seq: u64) {
+    pub(crate) fn references_change(&self, seq: u64) {
         self.references_changed.fetch_max(seq, AcqRel);
     }
 
@@ -162,7 +162,7 @@ impl Core {
         (call.taken, call.more_taken) = (taken, more);
     }
 
-    fn unmapped(&self, mapping: &Taken) {
+    pub(crate) fn unmapped(&self, mapping: &Taken) {
         let Some(key) = self.backing_of(mapping) else { return };
         let left = self.live.count(key, 0, -1);
         if left.is_some_and(|left| left.beside.references == 0 && left.beside.mappings == 0) {

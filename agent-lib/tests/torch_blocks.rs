@@ -470,8 +470,8 @@ fn adopted(folder: &Path) {
         [0, 0, A, 20 * MIB],
         [0, 1, A, 10 * MIB],
         [0, 1, A + 10 * MIB, 5 * MIB],
-        [0, 0, B, 20 * MIB],
-        [1, 1, C, MIB], // of a device without segments
+        [0, 2, B, 20 * MIB], // is mapped
+        [1, 1, C, MIB],      // of a device without segments
     ];
     let adopt = || {
         // SAFETY: parts of four numbers.
@@ -536,7 +536,8 @@ fn adopted(folder: &Path) {
     // SAFETY: a C string.
     unsafe { gpumem::gpumem_retag(0, A, c"weight".as_ptr(), 1, 0) };
     pool.free(A + 10 * MIB, 5 * MIB);
-    free(B);
+    taking(MEM_UNMAP, 0, &[B, 20 * MIB]);
+    taking(MEM_RELEASE, 0, &[4711]); // its handle, which nobody has told
     pool.reserved -= 20 * MIB;
     check(&mut peer, &pool, 0);
     assert_eq!(peer.tags(), sums(&[("weight", 10 * MIB), ("(idle)", 10 * MIB)]));

@@ -3,7 +3,7 @@
 //! Roles are known at the edges of phases: forward's activations when backward begins, gradients when the optimizer
 //! does. There they are measured, once per edge and not per event; what a phase freed again comes from `young`.
 
-use crate::book::{Book, CellKey};
+use crate::book::{Book, CellId, CellKey};
 use crate::parameter::{Parameters, ParametersView};
 use gpumem_wire::Role;
 
@@ -29,6 +29,11 @@ impl Level {
     /// It was this much for a while.
     fn reach(&mut self, bytes: i64) {
         self.peak = self.peak.max(bytes);
+    }
+
+    /// So many bytes have never been of it; it is this much now.
+    fn correct(&mut self, mistaken: i64, bytes: i64) {
+        *self = Level { peak: (self.peak - mistaken).max(bytes), last: bytes };
     }
 
     fn join(&mut self, later: Level) {
@@ -124,6 +129,14 @@ impl Iterations {
         for (code, level) in open.roles.iter_mut().enumerate().filter(|(code, _)| known & 1 << code != 0) {
             level.set(book.by_role(code));
         }
+    }
+
+    /// So many bytes of this cell counted as gradients, and are none.
+    pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
+        let Some(open) = &mut self.open else { return };
+        let code = usize::from(Role::Gradient.to_code());
+        open.roles[code].correct(mistaken, book.by_role(code));
+        self.parameters.correct_gradients(cell, mistaken);
     }
 
     /// A phase is over that had so many temporary bytes at most.

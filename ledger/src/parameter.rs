@@ -71,6 +71,17 @@ impl Parameters {
         }
     }
 
+    /// So many bytes of what was measured in this cell are no gradient's.
+    pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) {
+        let column = self.columns.iter().position(|(other, _)| *other == cell);
+        if let Some(bytes) = column.and_then(|column| self.gradients.get_mut(column))
+            && *bytes >= mistaken
+        {
+            *bytes -= mistaken;
+            self.most -= mistaken;
+        }
+    }
+
     /// The iteration that began then is over.
     pub fn close(&mut self, start_ns: u64, book: &Book) {
         self.last.resize(self.columns.len(), 0);

@@ -349,9 +349,7 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
                 self.note_going_on(stamp);
-                if stamp.flags.has(Flags::OLDER) && !stamp.flags.has(Flags::RESTATED) {
-                    self.accounts[usize::from(book)].take_over(bytes as i64, stamp.time_ns);
-                }
+                self.take_over(stamp, book, bytes);
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);
             }
             Body::BlockAlloc { address, bytes, pool, use_as } => {
@@ -361,14 +359,8 @@ impl Process {
             }
             Body::FreeBegin { address } => {
                 let found = self.holdings.found_at(address);
-                if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
-                    self.accounts[usize::from(book)].take_over(-(bytes as i64), stamp.time_ns);
-                }
-                self.holdings.free_begin(address, stamp.seq);
-                let may_be_older = self.coverage.late && self.accounts.iter().any(Account::has_older);
-                if may_be_older && found.is_none() && address != 0 {
-                    // Not odd: it is older than the agent. How large it was NVML will say.
-                    self.holdings.odd.unknown_frees -= 1;
+                self.give_back(stamp, found);
+                if self.frees_older(|holdings| holdings.free_begin(address, stamp.seq)) {
                     self.older_freed_ns = stamp.time_ns;
                 }
             }
@@ -386,14 +378,23 @@ impl Process {
             Body::VmmCreate { handle, bytes, references, memory } => {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
+                self.take_over(stamp, book, bytes);
                 self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
             }
             Body::VmmMap { address, bytes, handle } => {
                 self.holdings.vmm_map(address, bytes, handle, stamp);
             }
-            Body::VmmUnmap { address, bytes } => self.holdings.unmap_begin(address, bytes, stamp.seq),
+            Body::VmmUnmap { address, bytes } => {
+                let found = self.holdings.mapped_at(address);
+                self.give_back(stamp, found);
+                if self.frees_older(|holdings| holdings.unmap_begin(address, bytes, stamp.seq)) {
+                    self.older_freed_ns = stamp.time_ns;
+                }
+            }
             Body::VmmRetain { handle, address } => self.holdings.vmm_retain(handle, address),
-            Body::VmmRelease { handle } => self.holdings.release_begin(handle, stamp.seq),
+            Body::VmmRelease { handle } => {
+                self.frees_older(|holdings| holdings.release_begin(handle, stamp.seq));
+            }
             Body::PoolCreate { pool, parent, reports_blocks, owner } => {
                 let book = self.book(stamp.device);
                 self.holdings.pool_create(pool, parent, reports_blocks != 0, owner, stamp, book);
@@ -495,6 +496,36 @@ impl Process {
             // The host's own records and commands are not for a process to say.
             _ => {}
         }
+    }
+
+    /// Memory that is older than the agent is tracked from now on.
+    #[inline]
+    fn take_over(&mut self, stamp: &Stamp, book: u8, bytes: u64) {
+        if stamp.flags.has(Flags::OLDER) && !stamp.flags.has(Flags::RESTATED) {
+            self.accounts[usize::from(book)].take_over(bytes as i64, stamp.time_ns);
+        }
+    }
+
+    /// It is not, after all.
+    #[inline]
+    fn give_back(&mut self, stamp: &Stamp, found: Option<(u8, u64)>) {
+        if let (true, Some((book, bytes))) = (stamp.flags.has(Flags::OLDER), found) {
+            self.accounts[usize::from(book)].take_over(-(bytes as i64), stamp.time_ns);
+        }
+    }
+
+    /// Whether what is freed here is nothing that is known, but may be older than the agent: then it is not odd, and how large it was NVML
+    /// will say.
+    #[inline]
+    fn frees_older(&mut self, free: impl FnOnce(&mut Holdings)) -> bool {
+        let odd = self.holdings.odd.unknown_frees;
+        free(&mut self.holdings);
+        let is_unknown = self.holdings.odd.unknown_frees != odd;
+        let is_older = is_unknown && self.coverage.late && self.accounts.iter().any(Account::has_older);
+        if is_older {
+            self.holdings.odd.unknown_frees = odd;
+        }
+        is_older
     }
 
     #[inline]

@@ -23,12 +23,13 @@
 //! three steps its role is unknown again: steps with a forward pass, for a graph that is replayed makes no blocks, and what
 //! it keeps is what it was. If it has exactly the size of a library's workspace, and no more than eight blocks are like
 //! that, it is one. Size alone says nothing: an activation of 4096 x 4096 bf16 is 32 MiB too. Nor does it for what was born
-//! in backward, unless parameters are known and none has that size: its gradient would.
+//! in backward, unless parameters are known and none has that size, as its gradient would: then one step is enough.
 //!
 //! **After a loss** edges may have been missed: the next one settles what they would have. Blocks that a resync brings
 //! anew are replayed in the order of their births: that one lives which is younger and of another phase, says that
 //! an edge was between.
 
+use crate::book::CellId;
 use crate::holdings::{Extent, Holdings, Row};
 use crate::iteration::Iterations;
 use crate::young::{Entry, List, NOT_FOLLOWED, Young};
@@ -96,6 +97,11 @@ impl Roles {
     /// It does nothing else, as far as is known.
     fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
+    }
+
+    /// Whether what has the size of a workspace may be the gradient of a parameter.
+    fn may_be_gradient(&self, size: usize) -> bool {
+        !self.knows_parameters || self.parameters[size]
     }
 
     /// The role of most blocks that are born in a list.
@@ -386,12 +392,12 @@ impl Holdings {
         }
     }
 
-    /// A derived role, for a block whose role nobody has told.
-    fn assign(&mut self, entry: &Entry, role: Role) {
-        let Some(row) = self.pools[entry.pool as usize].blocks.get(&entry.address).copied() else { return };
-        if !row.is(Row::EXACT) {
-            self.derive(Extent::Block(entry.pool, entry.address), row, role);
-        }
+    /// A derived role, for a block whose role nobody has told. The cell that it was in until now.
+    fn assign(&mut self, entry: &Entry, role: Role) -> Option<CellId> {
+        let row = self.pools[entry.pool as usize].blocks.get(&entry.address).copied();
+        let row = row.filter(|row| !row.is(Row::EXACT))?;
+        self.derive(Extent::Block(entry.pool, entry.address), row, role);
+        Some(row.cell)
     }
 
     /// A step is over, and some blocks have outlived it. Without a forward pass only those count that may be workspaces: nothing else
@@ -399,12 +405,15 @@ impl Holdings {
     fn grow_older(&mut self, book: u8, has_worked: bool) {
         let mut next = self.roles[usize::from(book)].young.first(List::Kept);
         while let Some((at, entry)) = next {
-            let young = &mut self.roles[usize::from(book)].young;
-            next = young.next(&entry);
-            if !has_worked && workspace_index(entry.bytes).is_none() {
+            let roles = &mut self.roles[usize::from(book)];
+            next = roles.young.next(&entry);
+            let size = workspace_index(entry.bytes);
+            if !has_worked && size.is_none() {
                 continue;
             }
-            if young.grow_older(at) >= OLD_AGE {
+            let was_called_gradient = entry.born == List::Backward;
+            let is_mistaken = was_called_gradient && size.is_some_and(|size| !roles.may_be_gradient(size));
+            if roles.young.grow_older(at) >= OLD_AGE || is_mistaken {
                 self.retire(book, at, &entry);
             }
         }
@@ -414,15 +423,17 @@ impl Holdings {
     fn retire(&mut self, book: u8, at: u32, entry: &Entry) {
         let roles = &mut self.roles[usize::from(book)];
         let is_backward = entry.born == List::Backward;
-        let size = workspace_index(entry.bytes).filter(|&size| {
-            let may_be_gradient = !roles.knows_parameters || roles.parameters[size];
-            !(roles.ambiguous[size] || is_backward && may_be_gradient)
-        });
+        let size = workspace_index(entry.bytes)
+            .filter(|&size| !(roles.ambiguous[size] || is_backward && roles.may_be_gradient(size)));
         let size = size.filter(|_| entry.born != List::Between);
         match size {
             Some(size) => {
                 roles.young.change(at, List::Workspace);
-                self.assign(entry, Role::Workspace);
+                let before = self.assign(entry, Role::Workspace);
+                if let (true, Some(cell)) = (is_backward, before) {
+                    let iterations = &mut self.roles[usize::from(book)].iterations;
+                    iterations.correct_gradients(cell, entry.bytes as i64, &self.books[usize::from(book)]);
+                }
                 self.count_workspaces(book, size);
             }
             None => {

@@ -169,6 +169,12 @@ impl Holdings {
         self.collect(id);
     }
 
+    /// What is mapped there: its book, and its bytes.
+    pub fn mapped_at(&self, address: u64) -> Option<(u8, u64)> {
+        let mapping = self.mappings.get(&address)?;
+        self.backings.get(&mapping.backing).map(|backing| (backing.row.book, mapping.bytes))
+    }
+
     /// `VmmUnmap` was entered: one call may take several neighbouring mappings.
     pub fn unmap_begin(&mut self, address: u64, bytes: u64, seq: u64) {
         let end = address.saturating_add(bytes);
@@ -243,6 +249,9 @@ impl Holdings {
     fn take_backing(&mut self, id: BackingId) {
         let Some(backing) = self.backings.remove(&id) else { return };
         let row = backing.row;
+        if self.handles.get(&backing.handle) == Some(&id) {
+            self.handles.remove(&backing.handle);
+        }
         if backing.leaving {
             self.stake(&row, false);
         }

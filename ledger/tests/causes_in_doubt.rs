@@ -109,6 +109,13 @@ fn what_is_taken_over_is_no_step() {
         took_us: 0,
         memory: MemoryKind::Device,
     };
+    let mapped = |mib: u64| {
+        let (address, bytes) = (mib << 32, mib << 20);
+        [
+            Body::VmmCreate { handle: address, bytes, references: 0, memory: MemoryKind::Vmm },
+            Body::VmmMap { address, bytes, handle: address },
+        ]
+    };
     let late = |s: &mut Gap| s.0.control(Body::Agent { result: 0, state: AgentState::Late, detail: "" });
     // Between two samples; before the first one; while the first one waits for the agent's word.
     for (over, samples) in [(150, [100, 200]), (50, [100, 200]), (100, [99, 200])] {
@@ -118,7 +125,9 @@ fn what_is_taken_over_is_no_step() {
                 s.0.say(Body::ContextCreate { handle: 1 });
                 s.0.sample(samples[0] * MS, samples[0] * MS + MS / 2, 600 << 20);
                 older(s, over, taken(40));
-                older(s, over, taken(30));
+                for body in mapped(30) {
+                    older(s, over, body);
+                }
                 s.0.at((over.max(samples[0]) + 1) * MS).watermark(0);
                 s.used(samples[1], 600);
                 let account = s.0.account();
@@ -129,7 +138,7 @@ fn what_is_taken_over_is_no_step() {
                 s.0.at(250 * MS).free(40 << 32);
                 s.used(300, 560);
                 // It was wrong of the other one.
-                let begin_seq = older(s, 350, Body::FreeBegin { address: 30 << 32 });
+                let begin_seq = older(s, 350, Body::VmmUnmap { address: 30 << 32, bytes: 30 << 20 });
                 s.0.say(Body::FreeEnd { begin_seq, result: 0 });
                 s.used(400, 560);
                 s.load(500, "net", 7, 10);
@@ -167,6 +176,13 @@ fn what_is_older_than_a_late_agent_may_go() {
             s.used(650, 500);
             let account = s.0.account();
             assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(500 << 20), 0));
+            // What was mapped, too.
+            let unmap = s.0.at(700 * MS).say(Body::VmmUnmap { address: 0xb000, bytes: 20 << 20 });
+            s.0.say(Body::FreeEnd { begin_seq: unmap, result: 0 });
+            let release = s.0.say(Body::VmmRelease { handle: 9 });
+            s.0.say(Body::FreeEnd { begin_seq: release, result: 0 });
+            s.used(750, 480);
+            assert_eq!(s.0.account().predates_bytes, Some(480 << 20));
             assert_eq!(s.0.process().odd, Default::default(), "nothing odd");
         },
         &[

@@ -317,8 +317,10 @@ fn a_workspace_is_known_by_its_size_and_its_age() {
         t.born("forward's", bytes, Forward).born("a", bytes, Forward);
         t.born("w", 100, Setup).retag("w", Role::Parameter);
         t.born("backward's", bytes, Backward).born("g", 100, Backward).free("a");
-        for _ in 0..4 {
+        for steps in 0..4 {
             t.optimize(|_| ());
+            // No parameter has a gradient of that size.
+            assert!(t.now().contains("Gradient 100 "), "after {steps}: {}", t.now());
             t.free("g").born("a", bytes, Forward).born("g", 100, Backward).free("a");
         }
         t.optimize(|_| ());

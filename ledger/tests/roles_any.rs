@@ -208,12 +208,12 @@ impl Model {
             let Some(block) = self.blocks.get_mut(&seq) else { continue };
             let At::Kept(age) = block.at else { continue };
             block.at = At::Kept(age + 1);
-            if age + 1 < 3 {
-                continue;
-            }
             let bytes = block.bytes;
             let may_be_gradient = !self.knows_parameters || self.parameter_sizes.contains(&bytes);
             let is_gradient = block.born == Phase::Backward;
+            if age + 1 < 3 && (may_be_gradient || !is_gradient || !is_scratch_size(bytes)) {
+                continue;
+            }
             let is_workspace = is_scratch_size(bytes)
                 && block.born != Phase::Unknown
                 && !self.ambiguous.contains(&bytes)

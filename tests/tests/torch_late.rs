@@ -13,13 +13,23 @@ const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
 #[test]
 fn nothing_that_was_there_before_is_missed() {
+    comes_late("expandable_segments:False");
+}
+
+#[test]
+fn nor_what_is_mapped() {
+    comes_late("expandable_segments:True");
+}
+
+/// With these settings of the allocator.
+fn comes_late(settings: &str) {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
         let mut command = wheel.bare(&machine, "late.py", &[]);
         let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python");
-        command.env("GPUMEM_PACKAGE", package);
+        command.env("GPUMEM_PACKAGE", package).env("PYTORCH_CUDA_ALLOC_CONF", settings);
         command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
         command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));
         let mut job = Job::start(&mut command);

@@ -50,7 +50,10 @@ impl<'a> Check<'a> {
     fn open(&self, has_workspaces: bool) -> Vec<&'static str> {
         let mut open = Vec::new();
         if has_workspaces && self.number < OLD {
-            open.extend(["activation", "gradient", "workspace"]);
+            open.extend(["activation", "workspace"]);
+        }
+        if has_workspaces && self.number == 0 {
+            open.push("gradient"); // until the parameters are known
         }
         if self.number == 0 {
             open.extend(["input", "unknown"]); // what was there before anything was trained

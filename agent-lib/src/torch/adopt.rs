@@ -19,8 +19,14 @@ const NAME: &[u8] = b"before the agent";
 /// Records and reports when the list was asked for.
 static BEFORE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Of the list: the program's number of the device, whether it is a block (or a segment), address, and bytes.
+/// Of the list: the program's number of the device, which of the kinds below it is, address, and bytes.
 pub type Part = [u64; 4];
+
+/// A segment that is one allocation.
+const SEGMENT: u64 = 0;
+const BLOCK: u64 = 1;
+/// A piece of a segment that grows by mapping.
+const PAGE: u64 = 2;
 
 /// What was booked so far.
 struct Booked<'a> {
@@ -53,10 +59,10 @@ impl Core {
         let [records, reports] = BEFORE.each_ref().map(|place| place.load(Relaxed));
         let mut booked = Booked { core: self, thread, rows: Vec::new(), count: 0 };
         for (ordinal, device) in self.torch.devices.iter().enumerate() {
-            let of_kind =
-                |kind: u64| parts.iter().filter(move |part| part[0] == ordinal as u64 && part[1] == kind);
-            if self.counts() == [records + booked.count, reports] && of_kind(0).next().is_some() {
-                booked.take_over(device, ordinal as u8, of_kind(0), of_kind(1));
+            let of_device = parts.iter().filter(|part| part[0] == ordinal as u64);
+            let (blocks, segments): (Vec<&Part>, Vec<&Part>) = of_device.partition(|part| part[1] == BLOCK);
+            if self.counts() == [records + booked.count, reports] && !segments.is_empty() {
+                booked.take_over(device, ordinal as u8, &segments, &blocks);
             }
         }
         let is_right = self.counts() == [records + booked.count, reports];
@@ -75,37 +81,56 @@ impl Core {
 }
 
 impl Booked<'_> {
-    fn take_over<'p>(
-        &mut self,
-        device: &Device,
-        slot: u8,
-        segments: impl Iterator<Item = &'p Part> + Clone,
-        blocks: impl Iterator<Item = &'p Part> + Clone,
-    ) {
+    fn take_over(&mut self, device: &Device, slot: u8, segments: &[&Part], blocks: &[&Part]) {
         let (core, thread) = (self.core, self.thread);
         let tag = core.names.intern(0, NAME);
         let at = At { tag, device: slot, flags: Flags::OLDER, ..At::NOWHERE };
-        let bytes_of = |parts: &mut dyn Iterator<Item = &'p Part>| parts.map(|part| part[3]).sum::<u64>();
+        let bytes_of = |parts: &[&Part]| parts.iter().map(|part| part[3]).sum::<u64>();
         if device.pool.load(Acquire) == 0 {
-            device.reserved.store(bytes_of(&mut segments.clone()), Relaxed);
+            device.reserved.store(bytes_of(segments), Relaxed);
             self.count += 1;
         }
-        let pool = core.make_pool(thread, device, slot, bytes_of(&mut blocks.clone()));
-        for &[_, _, address, bytes] in segments {
+        let pool = core.make_pool(thread, device, slot, bytes_of(blocks));
+        for &&[_, kind, address, bytes] in segments {
             if core.live.get(Key::Segment(pool, address)).is_some() {
                 continue;
             }
-            let body = Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device };
-            self.book(at, Key::Allocation(address), body);
+            if kind == PAGE {
+                self.book_page(at, address, bytes);
+            } else {
+                debug_assert_eq!(kind, SEGMENT);
+                let body = Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device };
+                self.book(at, Key::Allocation(address), body);
+            }
             self.book(at, Key::Segment(pool, address), Body::SegmentAdd { address, bytes, pool });
             device.segments.fetch_add(bytes, Relaxed);
         }
-        for &[_, _, address, bytes] in blocks {
+        for &&[_, _, address, bytes] in blocks {
             let use_as = (Role::Unknown, Phase::Unknown);
             if self.book(at, Key::Block(pool, address), Body::BlockAlloc { address, bytes, pool, use_as }) {
                 device.forget_older(bytes);
             }
         }
+    }
+
+    /// What is mapped there. Its handle nobody knows any more, so it has the number of its place, which is no handle's, and no reference: it
+    /// goes with its mapping. (PyTorch releases the handle right behind.)
+    fn book_page(&mut self, at: At, address: u64, bytes: u64) {
+        let (core, thread, handle) = (self.core, self.thread, address);
+        if core.live.get(Key::Mapping(address)).is_some() {
+            return;
+        }
+        let body = Body::VmmCreate { handle, bytes, references: 0, memory: MemoryKind::Vmm };
+        let backing = core.record(thread, at, body, |core, row| {
+            core.references_change(row[0]);
+            core.live.insert(Key::Backing(row[0]), row, Beside { mappings: 1, ..Beside::default() });
+        });
+        let mapping = core.record(thread, at, Body::VmmMap { address, bytes, handle }, |core, row| {
+            core.references_change(row[0]);
+            core.live.insert(Key::Mapping(address), row, Beside { backing, ..Beside::default() });
+        });
+        self.count += 2;
+        self.rows.push((Key::Mapping(address), mapping));
     }
 
     /// Whether it was new.
@@ -141,10 +166,16 @@ impl Booked<'_> {
                     device.segments.fetch_sub(bytes, Relaxed);
                     Body::SegmentRemove { address, bytes, pool }
                 }
+                Key::Mapping(address) => Body::VmmUnmap { address, bytes },
                 _ => Body::FreeBegin { address: row[2] },
             };
-            let begin_seq = core.record(thread, at, body, |core, _| core.live.discard(key));
-            if matches!(body, Body::FreeBegin { .. }) {
+            let begin_seq = core.record(thread, at, body, |core, row| {
+                if let Some(mapping) = core.live.remove(key).filter(|_| matches!(key, Key::Mapping(_))) {
+                    core.references_change(row[0]);
+                    core.unmapped(&mapping);
+                }
+            });
+            if matches!(body, Body::FreeBegin { .. } | Body::VmmUnmap { .. }) {
                 core.record(thread, at, Body::FreeEnd { begin_seq, result: 0 }, nothing);
             }
         }

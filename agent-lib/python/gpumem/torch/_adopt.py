@@ -8,6 +8,15 @@ from ._agent import functions
 #: Times that something else may have happened meanwhile.
 TRIES = 10
 
+_SEGMENT, _BLOCK, _PAGE = range(3)
+_MIB = 1 << 20
+
+
+def _page_bytes(segment: Any) -> int:
+    """What an expandable segment is mapped in. Should it be larger pieces, theirs are neighbours that go together."""
+    whole = segment["total_size"]
+    return 20 * _MIB if segment["segment_type"] == "large" and whole % (20 * _MIB) == 0 else 2 * _MIB
+
 
 def _is_slow(torch: Any) -> bool:
     """The list would come with a stack for each block, which takes seconds."""
@@ -26,13 +35,16 @@ def adopt(torch: Any) -> Optional[bool]:
         segments = cuda.memory_snapshot()
         parts: List[int] = []
         for segment in segments:
+            device, address, bytes_ = segment["device"], segment["address"], segment["total_size"]
             if segment.get("is_expandable"):
-                continue  # mapped piece by piece: of no one allocation
-            device, address = segment["device"], segment["address"]
-            parts += (device, 0, address, segment["total_size"])
+                page = _page_bytes(segment)
+                for at in range(address, address + bytes_, page):
+                    parts += (device, _PAGE, at, page)
+            else:
+                parts += (device, _SEGMENT, address, bytes_)
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":
-                    parts += (device, 1, address, block["size"])
+                    parts += (device, _BLOCK, address, block["size"])
                 address += block["size"]
     except Exception:  # another allocator, which has no such list
         return None
