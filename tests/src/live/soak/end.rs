@@ -15,7 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 const FRESH_NS: u64 = 3_000_000_000;
 /// From a process's last breath until its parent has heard of it.
 const AT_END_NS: u64 = 500_000_000;
-/// A daemon that is killed has written of those that came so long before that they were there.
+/// A daemon that is killed has written of those that it has known for so long.
 const WRITTEN_NS: u64 = 1_000_000_000;
 /// One that lived less long may have ended before its agent, or the daemon, got its turn on a busy machine.
 const BRIEF_NS: u64 = 2_000_000_000;
@@ -144,16 +144,19 @@ fn held(life: &Life, run: &Run, manager: &Manager, ends: &[Truth]) -> Vec<(Strin
 /// It must have one: it was seen by a daemon that had time to write that, or lived for a while in which there was one that went on.
 fn is_wanted(life: &Life, manager: &Manager) -> bool {
     let Some((ended_ns, Some(_))) = life.end else { return life.was_seen };
+    let was_forgotten = manager.gaps.iter().any(|gap| {
+        gap.end == End::Killed && ended_ns < gap.to_ns && heard_ns(life, gap.from_ns, manager) < WRITTEN_NS
+    });
+    (life.was_seen && !was_forgotten)
+        || life.is_covered && heard_ns(life, ended_ns, manager) > BRIEF_NS && !is_near_a_gap(life, manager)
+}
+
+/// How long somebody listened since it began, up to then.
+fn heard_ns(life: &Life, until_ns: u64, manager: &Manager) -> u64 {
     let unheard = manager
         .silences()
-        .map(|(from_ns, to_ns)| to_ns.min(ended_ns).saturating_sub(from_ns.max(life.from_ns)));
-    let heard_ns = (ended_ns - life.from_ns).saturating_sub(unheard.sum());
-    let was_forgotten = manager
-        .gaps
-        .iter()
-        .any(|gap| gap.end == End::Killed && life.from_ns + WRITTEN_NS > gap.from_ns && ended_ns < gap.to_ns);
-    (life.was_seen && !was_forgotten)
-        || life.is_covered && heard_ns > BRIEF_NS && !is_near_a_gap(life, manager)
+        .map(|(from_ns, to_ns)| to_ns.min(until_ns).saturating_sub(from_ns.max(life.from_ns)));
+    until_ns.saturating_sub(life.from_ns).saturating_sub(unheard.sum())
 }
 
 /// Some time around its end there was no daemon, or one that lost what it had not written; of who has no agent nothing is kept.
