@@ -28,7 +28,7 @@ build() { # FOLDER: the packages of it, one a line
   mkdir -p "$out/$1"
   git -C "$root" archive "$commit" | tar -xf - -C "$out/$1"
   for what in deb wheel tarball; do
-    ( cd "$out/$1" && $alone make -s "$what" CARGO="$cargo" > "$out/said" && tail -n 1 "$out/said" ) || exit 1
+    ( cd "$out/$1" && $alone make -s "$what" CARGO="$cargo" > "$out/said" && realpath -e "$(tail -n 1 "$out/said")" ) || exit 1
   done
 }
 alone=''
