@@ -41,14 +41,17 @@ if late:
 with gpumem.scope("model"):
     take(64 << 20)
 print("state=" + gpumem.status()["state"])
-print("tracked=%d" % gpumem.snapshot()["devices"][0]["tracked_bytes"])
-report = None
+tracked = gpumem.snapshot()["devices"][0]["tracked_bytes"]
+print("tracked=%d" % tracked)
+# As of its last sample, which may be older than the memory.
+last = None
 for _ in range(100):
     report = gpumem.report("json")
-    if report is None or report["devices"] and report["devices"][0]["last"]:
+    last = report and report["devices"] and report["devices"][0]["last"]
+    if report is None or last and last["tracked_bytes"] == tracked:
         break
     time.sleep(0.1)
-print("report=%s" % (report and report["devices"][0]["last"]["tracked_bytes"]))
+print("report=%s" % (last and last["tracked_bytes"]))
 "#;
 
 /// What a session of a user has, and this test started; daemons that it left are ended with it.
