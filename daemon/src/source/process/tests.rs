@@ -174,7 +174,8 @@ fn names_and_jobs_are_found_when_they_are_there() {
         processes.take_facts(1, &mut frames);
         facts_of(&frames).pop().map(|(_, facts)| facts).unwrap_or_default()
     };
-    said(&processes);
+    // The command line comes by itself, with all else once more.
+    until("the command line has been read", || said(&processes).contains("command="));
     processes.uses(key, Gpu { index: 0, instance: None });
     assert!(said(&processes).contains("mapped_job=7\n"));
     assert!(!said(&processes).contains("mapped_job"), "told once");
