@@ -5,7 +5,7 @@ use super::programs::programs;
 use super::until;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -94,13 +94,7 @@ impl Daemon {
 
     /// What its control socket says to GET `path`; nothing if it does not answer as it should.
     pub fn asked(&self, path: &str) -> Option<serde_json::Value> {
-        let mut stream = UnixStream::connect(self.runtime.join("control.sock")).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: gpumemd\r\nconnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        let (_, body) = answer.split_once("\r\n\r\n")?;
-        serde_json::from_str(body).ok()
+        ask(&self.runtime.join("control.sock"), path)
     }
 
     /// Processes that it knows now.
@@ -127,4 +121,15 @@ impl Daemon {
         self.job.signal("TERM");
         self.job.finish();
     }
+}
+
+/// What the daemon behind this control socket says to GET `path`; nothing if it does not answer as it should.
+pub fn ask(socket: &Path, path: &str) -> Option<serde_json::Value> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: gpumemd\r\nconnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let (_, body) = answer.split_once("\r\n\r\n")?;
+    serde_json::from_str(body).ok()
 }

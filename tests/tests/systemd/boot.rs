@@ -5,7 +5,7 @@ use gpumem_tests::live::until;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace")
@@ -147,17 +147,26 @@ impl Boot {
         self.sh_may_fail("journalctl --no-pager -o cat -u gpumemd | tail -n 60").1
     }
 
+    /// When a line with this word was last logged of gpumemd.
+    pub fn logged(&self, word: &str) -> SystemTime {
+        let script = format!("journalctl --no-pager -o short-unix -u gpumemd | grep '{word}' | tail -n 1");
+        let line = self.sh(&script);
+        let seconds = line.split(' ').next().and_then(|seconds| seconds.parse().ok());
+        UNIX_EPOCH
+            + Duration::from_secs_f64(seconds.unwrap_or_else(|| panic!("no line with {word}: {line:?}")))
+    }
+
     /// Waits until the log has these words.
     #[track_caller]
     pub fn wait_for_log(&self, words: &[&str]) {
         let mut said = String::new();
-        let deadline = Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
             said = self.journal();
             if said.lines().any(|line| words.iter().all(|word| line.contains(word))) {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(50));
         }
         panic!("no line with {words:?} in:\n{said}");
     }
