@@ -242,10 +242,6 @@ impl Listeners {
             Some(fd) => sockets::handed("agent", fd, AddressFamily::UNIX, SocketType::SEQPACKET)?,
             None => sockets::listen_to_agents(&settings.runtime_dir, mode)?,
         };
-        let control = match handed.control {
-            Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
-            None => sockets::listen(&settings.runtime_dir.join("control.sock"), SocketType::STREAM, 0o666)?,
-        };
         let http = match (handed.http, settings.listen) {
             (Some(fd), _) => {
                 let fd = sockets::handed("http", fd, AddressFamily::INET, SocketType::STREAM)?;
@@ -253,6 +249,11 @@ impl Listeners {
             }
             (None, Some(address)) => Some(sockets::tcp(address)?),
             (None, None) => None,
+        };
+        // The last one: whoever can reach this one can reach all.
+        let control = match handed.control {
+            Some(fd) => sockets::handed("control", fd, AddressFamily::UNIX, SocketType::STREAM)?,
+            None => sockets::listen(&settings.runtime_dir.join("control.sock"), SocketType::STREAM, 0o666)?,
         };
         Ok(Listeners {
             agent: UnixListener::from_std(agent.into())?,

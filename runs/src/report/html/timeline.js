@@ -171,7 +171,12 @@ function timeline(process, device, move) {
     if (current !== null) drawing.cursor(positions[current].t);
   };
   const button = (text, act) => h("button", { type: "button", onclick: act }, text);
-  if (state.cursor !== null) toTime(state.cursor);
+  if (state.cursor !== null) {
+    // A course that grows has fewer points now and then: another one is shown, and the moment that was chosen stays.
+    const chosen = state.cursor;
+    toTime(chosen);
+    state.cursor = chosen;
+  }
   const figure = h("figure", {},
     canvas, described,
     h("div", { class: "buttons" }, button("to the peak", keys.p), events.length ? [button("previous event", keys.b), button("next event", keys.n)] : null),
