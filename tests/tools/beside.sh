@@ -8,9 +8,9 @@ export CARGO=${CARGO:-cargo}
 [ $# -gt 0 ] || set -- --workspace
 
 # Which of them wait longest: they begin, so that the others fill the time beside them.
-slow='operators|systemd|gpu_dry_run|job_fleet|fleet_slurm|fleet_kubernetes|fleet_containers|live_faults|package|torch_training'
-# These fill the machine by themselves: they run when the others are done, one by one.
-alone='soak|peers'
+slow='operators|gpu_dry_run|job_fleet|fleet_slurm|fleet_kubernetes|fleet_containers|live_faults|package|torch_training'
+# These fill the machine by themselves, or measure how long something takes: they run when the others are done, one by one.
+alone='soak|peers|systemd'
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpumem-tests.XXXXXX")
 trap 'rm -rf "$work"' EXIT
