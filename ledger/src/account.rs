@@ -6,15 +6,25 @@ use crate::gap::{ClosedSample, PeakGap};
 use crate::oom::Listing;
 use crate::recent::Lately;
 use crate::trend::GapTrend;
+use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// Rows that are taken over of which the time is remembered until a reading begins after them.
+const MOST_TAKINGS: usize = 1 << 14;
 
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub device: Option<usize>,
     /// Bytes older than the agent, once known.
     pub predates: Option<i64>,
-    /// What was older than the agent and is tracked by now: bytes, and since when.
-    taken_over: (i64, u64),
+    /// That is the agent's word, or of a sample that was certain: no later one knows better.
+    is_settled: bool,
+    /// When the agent said it last.
+    told_ns: u64,
+    /// What was older than the agent and is tracked by now, but for what is in `takings`.
+    taken_over: i64,
+    /// The latest of it: when, and bytes. A reading may begin while a list is taken over.
+    takings: VecDeque<(u64, i64)>,
     /// What the program had freed of it by then has left `predates`.
     older_gone_ns: u64,
     pub latest: Option<ClosedSample>,
@@ -62,28 +72,54 @@ impl Account {
         Account { device, ..Account::default() }
     }
 
-    /// Memory that is older than the agent is tracked from now on (or is not, after all).
+    /// Memory that is older than the agent is tracked from then on (or is not, after all).
     pub fn take_over(&mut self, bytes: i64, time_ns: u64) {
-        self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
-        self.taken_over = (self.taken_over.0.wrapping_add(bytes), time_ns);
+        if time_ns > self.told_ns {
+            self.predates = self.predates.map(|predates| predates.wrapping_sub(bytes));
+        }
+        self.takings.push_back((time_ns, bytes));
+        if self.takings.len() > MOST_TAKINGS
+            && let Some((_, bytes)) = self.takings.pop_front()
+        {
+            self.taken_over = self.taken_over.wrapping_add(bytes);
+        }
     }
 
     /// What is older than the agent, as it says.
-    pub fn baseline(&mut self, bytes: u64) {
+    pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
+        (self.is_settled, self.told_ns) = (self.predates.is_some(), time_ns);
+    }
+
+    /// Of what was taken over, what was not tracked at that moment.
+    fn taken_after(&self, t0_ns: u64) -> i64 {
+        let after = self.takings.iter().filter(|(time_ns, _)| *time_ns > t0_ns);
+        after.fold(0, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
     /// Of what is older than the agent, what was tracked at that moment.
     pub fn taken_over_at(&self, t0_ns: u64) -> i64 {
-        let (bytes, since_ns) = self.taken_over;
-        if since_ns > t0_ns { 0 } else { bytes }
+        let all = self.takings.iter().fold(self.taken_over, |sum, (_, bytes)| sum.wrapping_add(*bytes));
+        all.wrapping_sub(self.taken_after(t0_ns))
     }
 
-    /// And what was not. The first sample tells, by its gap.
-    pub fn predates_at(&mut self, t0_ns: u64, late: bool, gap: Option<i64>) -> i64 {
-        let not_yet = self.taken_over.0.wrapping_sub(self.taken_over_at(t0_ns));
-        if late && self.predates.is_none() {
-            self.predates = gap.map(|gap| gap.wrapping_sub(not_yet));
+    /// Whether a sample tells what is older than the agent: the first one, by its gap, and until one is certain the next.
+    pub fn is_told_by(&self, sample: &ClosedSample, late: bool) -> bool {
+        late && !self.is_settled && (sample.is_certain() || self.predates.is_none())
+    }
+
+    /// And what was not.
+    pub fn predates_at(&mut self, sample: &ClosedSample, late: bool) -> i64 {
+        let not_yet = self.taken_after(sample.t0_ns);
+        if self.is_told_by(sample, late)
+            && let Some(gap) = sample.gap_bytes()
+        {
+            (self.predates, self.is_settled) = (Some(gap.wrapping_sub(not_yet)), sample.is_certain());
+        }
+        if !self.takings.is_empty() {
+            // Later samples begin later.
+            self.taken_over = self.taken_over_at(sample.t0_ns);
+            self.takings.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
         }
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
@@ -105,7 +141,7 @@ impl Account {
         };
         let gone = before.wrapping_sub(now).clamp(0, predates.max(0));
         self.predates = Some(predates - gone);
-        self.taken_over.0 = self.taken_over.0.wrapping_add(gone);
+        self.taken_over = self.taken_over.wrapping_add(gone);
         sample.predates_bytes = sample.predates_bytes.wrapping_sub(gone);
         if sample.t0_ns > freed_ns {
             self.older_gone_ns = freed_ns;
@@ -130,7 +166,7 @@ impl Account {
             predates: sample.predates_bytes,
             tracked,
             parts: sample.parts,
-            sharp: !sample.torn && !sample.stale && !sample.partial,
+            sharp: sample.is_certain(),
         };
         if gap.t0_ns < peak.time_ns {
             self.before_peak = Some(gap);

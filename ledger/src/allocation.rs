@@ -103,6 +103,12 @@ impl Holdings {
         self.in_flight.row_mut(seq).map(|row| row.generation = generation).is_some()
     }
 
+    /// Whether the row that was born as `seq` is known, if only to a free that is in flight.
+    pub fn is_born(&mut self, address: u64, seq: u64) -> bool {
+        let is_bound = self.allocations.get(&address).is_some_and(|row| row.seq == seq);
+        is_bound || self.in_flight.row_mut(seq).is_some()
+    }
+
     fn unbind(&mut self, address: u64) -> Option<Row> {
         let row = self.allocations.remove(&address)?;
         if row.bytes >= LARGE_BYTES {

@@ -47,6 +47,11 @@ pub struct ClosedSample {
 }
 
 impl ClosedSample {
+    /// `used` and `tracked` are of one moment.
+    pub fn is_certain(&self) -> bool {
+        !self.torn && !self.stale && !self.partial
+    }
+
     /// used - tracked, signed; absent where either is.
     pub fn gap_bytes(&self) -> Option<i64> {
         Some(i64::try_from(self.used_bytes.ok()?).ok()?.wrapping_sub(self.tracked_bytes?))

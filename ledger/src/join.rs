@@ -172,10 +172,10 @@ impl Process {
         let (book, near) = (pending.book, pending.near());
         let account = &mut self.accounts[usize::from(book)];
         let mut sample = pending.close(0, stale, self.coverage.covered);
-        if self.coverage.late && account.predates.is_none() {
+        if account.is_told_by(&sample, self.coverage.late) {
             account.causes.round_from(sample.parts);
         }
-        sample.predates_bytes = account.predates_at(sample.t0_ns, self.coverage.late, sample.gap_bytes());
+        sample.predates_bytes = account.predates_at(&sample, self.coverage.late);
         account.let_older_go(&mut sample, self.older_freed_ns);
         let known = Known {
             late: self.coverage.late,

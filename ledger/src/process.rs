@@ -349,7 +349,7 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
                 self.note_going_on(stamp);
-                self.take_over(stamp, book, bytes);
+                self.take_over(stamp, book, bytes, |holdings| holdings.is_born(address, stamp.seq));
                 self.holdings.allocate(address, bytes, pool, memory, stamp, book);
             }
             Body::BlockAlloc { address, bytes, pool, use_as } => {
@@ -378,11 +378,11 @@ impl Process {
             Body::VmmCreate { handle, bytes, references, memory } => {
                 let book = self.book(stamp.device);
                 self.count_allocation(stamp, bytes);
-                self.take_over(stamp, book, bytes);
+                self.take_over(stamp, book, bytes, |holdings| holdings.backings.contains_key(&stamp.seq));
                 self.holdings.vmm_create(handle, bytes, references, memory, stamp, book);
             }
             Body::VmmMap { address, bytes, handle } => {
-                self.holdings.vmm_map(address, bytes, handle, stamp);
+                self.with_handle(|holdings| holdings.vmm_map(address, bytes, handle, stamp));
             }
             Body::VmmUnmap { address, bytes } => {
                 let found = self.holdings.mapped_at(address);
@@ -391,9 +391,11 @@ impl Process {
                     self.older_freed_ns = stamp.time_ns;
                 }
             }
-            Body::VmmRetain { handle, address } => self.holdings.vmm_retain(handle, address),
+            Body::VmmRetain { handle, address } => {
+                self.with_handle(|holdings| holdings.vmm_retain(handle, address));
+            }
             Body::VmmRelease { handle } => {
-                self.frees_older(|holdings| holdings.release_begin(handle, stamp.seq));
+                self.with_handle(|holdings| holdings.release_begin(handle, stamp.seq));
             }
             Body::PoolCreate { pool, parent, reports_blocks, owner } => {
                 let book = self.book(stamp.device);
@@ -425,7 +427,7 @@ impl Process {
             Body::Baseline { bytes } => {
                 let book = self.book(stamp.device);
                 let account = &mut self.accounts[usize::from(book)];
-                account.baseline(bytes);
+                account.baseline(bytes, stamp.time_ns);
                 account.causes.round_from(None);
                 self.coverage.late = true;
                 self.holdings.unseen_segments = true;
@@ -498,10 +500,18 @@ impl Process {
         }
     }
 
-    /// Memory that is older than the agent is tracked from now on.
+    /// Memory that is older than the agent is tracked from now on, unless it is known: then a row is said again, and else it was lost.
     #[inline]
-    fn take_over(&mut self, stamp: &Stamp, book: u8, bytes: u64) {
-        if stamp.flags.has(Flags::OLDER) && !stamp.flags.has(Flags::RESTATED) {
+    fn take_over(
+        &mut self,
+        stamp: &Stamp,
+        book: u8,
+        bytes: u64,
+        is_known: impl FnOnce(&mut Holdings) -> bool,
+    ) {
+        if stamp.flags.has(Flags::OLDER)
+            && !(stamp.flags.has(Flags::RESTATED) && is_known(&mut self.holdings))
+        {
             self.accounts[usize::from(book)].take_over(bytes as i64, stamp.time_ns);
         }
     }
@@ -526,6 +536,17 @@ impl Process {
             self.holdings.odd.unknown_frees = odd;
         }
         is_older
+    }
+
+    /// Handles may be older than a late agent even where all bytes are tracked: of what was taken over nobody knows the handle. One that is
+    /// not known is not odd then.
+    #[inline]
+    fn with_handle(&mut self, work: impl FnOnce(&mut Holdings)) {
+        let Oddities { unknown_frees, unknown_handles, .. } = self.holdings.odd;
+        work(&mut self.holdings);
+        if self.coverage.late {
+            self.holdings.odd = Oddities { unknown_frees, unknown_handles, ..self.holdings.odd };
+        }
     }
 
     #[inline]

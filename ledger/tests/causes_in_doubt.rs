@@ -383,3 +383,103 @@ fn more_events_than_are_kept_leave_their_step_unexplained() {
         ["at 2000: 2200 = unexplained 2200, events lost", "at 2100: 2 = modules 2, module loaded bound"]
     );
 }
+
+fn is_late(s: &mut Gap) {
+    s.0.control(Body::Agent { result: 0, state: AgentState::Late, detail: "" });
+    s.0.say(Body::ContextCreate { handle: 1 });
+}
+
+/// What PyTorch had before, booked at `ms`.
+fn is_taken_over(s: &mut Gap, ms: u64, mib: u64) {
+    s.0.at(ms * MS - 10).stamp.flags = Flags::OLDER;
+    s.0.alloc(mib << 32, mib * MIB);
+    s.0.stamp.flags = Flags::default();
+}
+
+/// A list takes some ms to be booked, and a reading may begin in the middle of that: the first one, or a later one.
+#[test]
+fn a_reading_may_begin_while_a_list_is_taken_over() {
+    for has_one_before in [false, true] {
+        let mut s = Gap::new();
+        is_late(&mut s);
+        if has_one_before {
+            s.used(50, 600);
+        }
+        is_taken_over(&mut s, 90, 40);
+        s.0.sample_begin(100 * MS);
+        s.0.listed(KEY.pid, Some(600 * MIB));
+        is_taken_over(&mut s, 101, 30);
+        s.0.sample_end(100 * MS, 102 * MS);
+        s.0.at(103 * MS).watermark(0);
+        s.used(200, 600);
+        let account = s.0.account();
+        let told = (account.predates_bytes, account.tracked_bytes);
+        assert_eq!(told, (Some(530 << 20), 70 << 20), "one before: {has_one_before}");
+        let gaps: Vec<_> = s.0.closed().iter().map(|sample| sample.untrackable_bytes()).collect();
+        assert!(gaps.iter().all(|gap| *gap == Some(0)), "one before: {has_one_before}: {gaps:?}");
+        assert!(account.steps.is_empty(), "{:?}", account.steps);
+    }
+}
+
+/// Memory that moves while NVML is read for the first time is in its answer or not.
+#[test]
+fn what_predates_is_taken_from_a_sample_that_is_certain() {
+    let mut s = Gap::new();
+    is_late(&mut s);
+    s.0.sample_begin(100 * MS);
+    s.0.listed(KEY.pid, Some(620 * MIB));
+    s.alloc(101, 0x1000, 20 << 20);
+    s.0.sample_end(100 * MS, 102 * MS);
+    s.0.at(103 * MS).watermark(0);
+    assert!(s.0.only_sample().torn);
+    s.used(200, 620);
+    let account = s.0.account();
+    assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(600 << 20), 20 << 20));
+    assert_eq!(s.0.only_sample().untrackable_bytes(), Some(0));
+}
+
+/// Rows of the list that were lost, and come with a resync, are tracked from then on like the others.
+#[test]
+fn what_was_taken_over_and_lost_is_taken_over_by_a_resync() {
+    let mut s = Gap::new();
+    is_late(&mut s);
+    s.used(100, 600);
+    is_taken_over(&mut s, 150, 40);
+    let first = s.0.seq;
+    s.0.seq += 1; // one of 30 MiB
+    s.0.at(151 * MS).watermark(0);
+    let flags = Flags::RESTATED.with(Flags::OLDER);
+    let body = |mib: u64| Body::AllocEnd {
+        address: mib << 32,
+        bytes: mib << 20,
+        pool: 0,
+        took_us: 0,
+        memory: MemoryKind::Device,
+    };
+    let device = s.0.stamp.device;
+    for _ in 0..2 {
+        s.0.resync(2, |s| {
+            let stamp = Stamp { device, flags, ..Stamp::default() };
+            s.push(Stamp { seq: first, time_ns: 150 * MS, ..stamp }, body(40));
+            s.push(Stamp { seq: first + 1, time_ns: 150 * MS + 10, ..stamp }, body(30));
+        });
+    }
+    s.used(200, 600);
+    let account = s.0.account();
+    assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(530 << 20), 70 << 20));
+}
+
+/// All of PyTorch's was taken over; its handles nobody knows all the same.
+#[test]
+fn handles_that_are_older_are_not_odd() {
+    let mut s = Gap::new();
+    is_late(&mut s);
+    s.used(100, 600);
+    s.0.at(150 * MS).say(Body::Baseline { bytes: 0 });
+    let release = s.0.at(200 * MS).say(Body::VmmRelease { handle: 9 });
+    s.0.say(Body::FreeEnd { begin_seq: release, result: 0 });
+    // And what is mapped or retained of them: NCCL does, to register a buffer.
+    s.0.say(Body::VmmRetain { handle: 8, address: 0xb000 });
+    s.0.say(Body::VmmMap { address: 0xc000, bytes: 20 << 20, handle: 7 });
+    assert_eq!(s.0.process().odd, Default::default());
+}

@@ -66,9 +66,8 @@ impl Causes {
         let untrackable = sample.untrackable_bytes()?;
         let rounding = sample.parts?.rounding.wrapping_sub(self.predates_rounding);
         let x = untrackable.wrapping_sub(rounding);
-        let is_certain = !sample.torn && !sample.stale && !sample.partial;
         let is_later = self.last.is_none_or(|last| sample.t0_ns > last.t0_ns);
-        if is_certain && is_later && !self.heard.events.is_under_way(sample.t0_ns, sample.t1_ns) {
+        if sample.is_certain() && is_later && !self.heard.events.is_under_way(sample.t0_ns, sample.t1_ns) {
             self.reach(sample, x, known);
         }
         Some(Parts { rounding, unexplained: x.wrapping_sub(self.booked.sum()), ..self.booked })

@@ -72,7 +72,7 @@ impl Process {
 impl Account {
     /// Remembers a sample's gap if it is beyond doubt; of a process without an agent, `used`.
     pub fn follow_gap(&mut self, sample: &ClosedSample, covered: bool) {
-        let is_sharp = !sample.torn && !sample.stale && !sample.partial;
+        let is_sharp = sample.is_certain();
         let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
         match (sample.untrackable_bytes(), used) {
             (Some(gap), _) if is_sharp => self.gaps.add(sample.t0_ns, gap, false),
