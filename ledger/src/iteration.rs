@@ -131,12 +131,13 @@ impl Iterations {
         }
     }
 
-    /// So many bytes of this cell counted as gradients, and are none.
+    /// So many bytes of this cell are no gradient's: if they counted when gradients were most, they do no longer. Below 0: they are, after all.
     pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64, book: &Book) {
         let Some(open) = &mut self.open else { return };
-        let code = usize::from(Role::Gradient.to_code());
-        open.roles[code].correct(mistaken, book.by_role(code));
-        self.parameters.correct_gradients(cell, mistaken);
+        if self.parameters.correct_gradients(cell, mistaken) {
+            let code = usize::from(Role::Gradient.to_code());
+            open.roles[code].correct(mistaken, book.by_role(code));
+        }
     }
 
     /// A phase is over that had so many temporary bytes at most.

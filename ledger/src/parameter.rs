@@ -71,15 +71,18 @@ impl Parameters {
         }
     }
 
-    /// So many bytes of what was measured in this cell are no gradient's.
-    pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) {
-        let column = self.columns.iter().position(|(other, _)| *other == cell);
-        if let Some(bytes) = column.and_then(|column| self.gradients.get_mut(column))
-            && *bytes >= mistaken
-        {
-            *bytes -= mistaken;
-            self.most -= mistaken;
-        }
+    /// So many bytes of what was measured in this cell are no gradient's. Whether they were measured, as far as that is known: of cells that
+    /// are not told one by one it is not.
+    pub fn correct_gradients(&mut self, cell: CellId, mistaken: i64) -> bool {
+        let Some(column) = self.columns.iter().position(|(other, _)| *other == cell) else {
+            return self.is_cut;
+        };
+        let Some(bytes) = self.gradients.get_mut(column).filter(|bytes| **bytes >= mistaken) else {
+            return false;
+        };
+        *bytes -= mistaken;
+        self.most -= mistaken;
+        true
     }
 
     /// The iteration that began then is over.

@@ -306,6 +306,9 @@ impl Holdings {
             self.open_pool(index);
         }
         let book = self.pools[index as usize].book;
+        if use_as.0 == Role::Parameter {
+            self.note_parameter(book, bytes);
+        }
         let restated = stamp.flags.has(Flags::RESTATED);
         let (role, list) = if restated { (use_as.0, None) } else { self.role_at_birth(book, stamp, use_as) };
         let pool = &mut self.pools[index as usize];

@@ -431,8 +431,7 @@ impl Holdings {
                 roles.young.change(at, List::Workspace);
                 let before = self.assign(entry, Role::Workspace);
                 if let (true, Some(cell)) = (is_backward, before) {
-                    let iterations = &mut self.roles[usize::from(book)].iterations;
-                    iterations.correct_gradients(cell, entry.bytes as i64, &self.books[usize::from(book)]);
+                    self.correct_gradients(book, cell, entry.bytes as i64);
                 }
                 self.count_workspaces(book, size);
             }
@@ -457,17 +456,34 @@ impl Holdings {
         for (at, entry) in like {
             self.forget_entry(book, at);
             let is_backward = entry.born == List::Backward;
-            self.assign(&entry, if is_backward { Role::Gradient } else { Role::Unknown });
+            let role = if is_backward { Role::Gradient } else { Role::Unknown };
+            let before = self.assign(&entry, role);
+            if let (true, Some(cell)) = (is_backward, before) {
+                let cell = self.cells.with_role(cell, role);
+                self.correct_gradients(book, cell, -(entry.bytes as i64));
+            }
         }
+    }
+
+    /// Of this cell, in the iteration that is under way.
+    fn correct_gradients(&mut self, book: u8, cell: CellId, mistaken: i64) {
+        let at = usize::from(book);
+        self.roles[at].iterations.correct_gradients(cell, mistaken, &self.books[at]);
     }
 
     /// A role was told: what that says of others.
     pub fn note_told(&mut self, row: &Row, role: Role) {
         if role == Role::Parameter {
-            let roles = &mut self.roles[usize::from(row.book)];
-            roles.knows_parameters = true;
-            workspace_index(row.bytes).into_iter().for_each(|size| roles.parameters[size] = true);
+            self.roles[usize::from(row.book)].knows_parameters = true;
+            self.note_parameter(row.book, row.bytes);
         }
+    }
+
+    /// There is a parameter of so many bytes. (What frames say of a few is not yet that parameters are known.)
+    #[cold]
+    pub fn note_parameter(&mut self, book: u8, bytes: u64) {
+        let roles = &mut self.roles[usize::from(book)];
+        workspace_index(bytes).into_iter().for_each(|size| roles.parameters[size] = true);
     }
 
     fn measure(&mut self, book: u8) {

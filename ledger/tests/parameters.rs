@@ -184,3 +184,65 @@ fn a_new_part_begins_with_what_is_held() {
     training.step(3);
     assert_eq!(training.view().parameters.changes, [(began_ns, vec![(0, 100)])]);
 }
+
+/// As large as a library's workspace.
+const SCRATCH: u64 = 8_519_680;
+const LARGE: u64 = 50 << 20;
+
+impl Training {
+    /// A block of the forward pass.
+    fn begins_forward(&mut self, place: u64) {
+        let (address, use_as) = (BASE + place * 4096, (Role::Unknown, Phase::Forward));
+        self.0.say(Body::BlockAlloc { address, bytes: 1, pool: POOL, use_as });
+    }
+
+    /// A parameter that a sweep tells.
+    fn knows(&mut self, place: u64, bytes: u64, name: &str) {
+        let (address, use_as) = (BASE + place * 4096, (Role::Unknown, Phase::Setup));
+        let seq = self.0.say(Body::BlockAlloc { address, bytes, pool: POOL, use_as });
+        self.0.tag(name).retag(address, POOL, seq, Role::Parameter);
+    }
+
+    fn highest_gradients(&self) -> Vec<i64> {
+        let rows = self.view().rows;
+        rows.iter().map(|row| row.roles[usize::from(Role::Gradient.to_code())].peak).collect()
+    }
+}
+
+/// Two backward passes in an iteration: a workspace that is made in the second one was not there when gradients were most.
+#[test]
+fn a_workspace_is_taken_off_only_where_it_counted() {
+    let mut training = Training::new();
+    training.knows(1, 100, "fc/weight");
+    training.step(1);
+    training.begins_forward(10);
+    training.makes(3, LARGE, "fc");
+    training.begins_forward(11); // the first pass is over
+    training.frees(3);
+    training.makes(4, 10, "fc");
+    training.makes(5, SCRATCH, "scratch");
+    training.phase(Phase::Optimizer);
+    training.phase(Phase::Forward);
+    training.frees(4);
+    training.step(2);
+    training.told();
+    assert_eq!(training.highest_gradients(), [LARGE as i64]);
+}
+
+/// More than there can be are gradients after all.
+#[test]
+fn what_is_no_workspace_after_all_counts_again() {
+    let mut training = Training::new();
+    training.knows(1, 100, "fc/weight");
+    training.step(1);
+    training.makes(3, LARGE, "fc");
+    for place in 0..9 {
+        training.makes(10 + place, SCRATCH, "fc/expert");
+    }
+    training.phase(Phase::Optimizer);
+    training.phase(Phase::Forward);
+    training.frees(3);
+    training.step(2);
+    training.told();
+    assert_eq!(training.highest_gradients(), [(LARGE + 9 * SCRATCH) as i64]);
+}

@@ -330,6 +330,21 @@ fn a_workspace_is_known_by_its_size_and_its_age() {
     }
 }
 
+/// A whole parameter (FSDP2's) is told by the frame that makes it, with its birth.
+#[test]
+fn a_parameter_that_is_born_as_one_has_a_gradient_of_its_size() {
+    let mut t = Train::new();
+    t.born("shard", 100, Setup).retag("shard", Role::Parameter);
+    let (address, use_as) = (t.next, (Role::Parameter, Forward));
+    t.next += HOPPER;
+    t.s.say(Body::BlockAlloc { address, bytes: HOPPER, pool: POOL, use_as });
+    for _ in 0..2 {
+        t.born("a", 10, Forward).born("g", HOPPER, Backward).free("a").optimize(|_| ());
+        assert_eq!(t.now(), format!("Parameter {} Gradient {HOPPER}", HOPPER + 100));
+        t.free("g");
+    }
+}
+
 #[test]
 fn what_ends_a_backward_pass_is_part_of_it() {
     let mut t = Train::new();
