@@ -114,6 +114,13 @@ pub fn said_after(after: u64) -> Vec<Said> {
     said
 }
 
+/// It was said that driver calls are not heard. Not for callbacks.
+pub fn is_blind() -> bool {
+    let is_blind =
+        |said: &Said| matches!(said.state, AgentState::Blocked | AgentState::Paused | AgentState::Disarmed);
+    SAID.lock().is_ok_and(|said| said.last().is_some_and(is_blind))
+}
+
 /// A panic was caught.
 pub fn panicked() -> bool {
     PANICKED.load(Relaxed)

@@ -63,6 +63,8 @@ impl Core {
                         backing.beside.references = 1;
                         backing.row[2] = handle;
                         core.live.insert(Key::Handle(handle), &backing.row, backing.beside);
+                        // Its old number may not be this one, and nobody knows that of a page that was taken over (torch/adopt.rs).
+                        core.live.update(Key::Mapping(mapping.row[2]), 4, |_, _| handle);
                     }
                 }
                 Some(key) => drop(core.live.count(key, 1, 0)),

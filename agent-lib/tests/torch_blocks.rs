@@ -13,7 +13,7 @@ use gpumem::live::Key;
 use gpumem::torch::find::{Header, Image};
 use gpumem::torch::patch::{self, Met};
 use gpumem_ledger::PoolView;
-use gpumem_wire::{Body, Layer, LayerState, Record};
+use gpumem_wire::{AgentState, Body, Layer, LayerState, Record};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -59,6 +59,8 @@ fn children() {
         "ledger" => ledger(&folder),
         "late" => late(&folder),
         "adopted" => adopted(&folder),
+        "retained" => retained(&folder),
+        "blocked" => blocked(&folder),
         "off" => off(&folder),
         "without" => without(&folder),
         "silent" => silent(&folder),
@@ -84,6 +86,14 @@ fn what_came_before_is_known_by_its_bytes() {
 #[test]
 fn what_came_before_is_taken_over_from_a_list() {
     run("adopted", &MAKES[1]);
+}
+#[test]
+fn what_is_taken_over_may_be_retained() {
+    run("retained", &MAKES[1]);
+}
+#[test]
+fn who_hears_no_driver_call_takes_nothing_over() {
+    run("blocked", &MAKES[1]);
 }
 #[test]
 fn switched_off_means_untouched() {
@@ -543,6 +553,62 @@ fn adopted(folder: &Path) {
     assert_eq!(peer.tags(), sums(&[("weight", 10 * MIB), ("(idle)", 10 * MIB)]));
     until_layer(Layer::Blocks, LayerState::Active, "");
     assert_eq!(core.torch.devices[0].drift.load(Relaxed), 0);
+    assert_eq!(peer.view().odd, Default::default(), "nothing odd");
+}
+
+/// Takes over 20 MiB that are mapped at B.
+fn take_over_a_page() {
+    let list = [[0, 2, B, 20 * MIB], [0, 1, B, MIB]];
+    // SAFETY: no arguments; parts of four numbers.
+    unsafe {
+        assert_eq!(gpumem::gpumem_adoption_begins(), 1);
+        assert_eq!(gpumem::gpumem_adopt(list.as_ptr().cast(), list.len() as u64), 1);
+    }
+}
+
+/// Its handle gets a number with the first one who asks for it, and is gone with the last reference, as any other.
+fn retained(folder: &Path) {
+    let socket = folder.join("agent.sock");
+    let daemon = Daemon::listen(&socket);
+    let _torch = Torch::load(folder);
+    let core = agent(&socket, |_| {});
+    let mut peer = daemon.accept();
+    peer.resync_from(1);
+    context(CONTEXT, 0);
+    patch::look(true);
+    core.torch.is_late.store(true, Relaxed);
+    take_over_a_page();
+    peer.catch_up();
+    assert_eq!(peer.view().accounts[0].tracked_bytes, 20 * MIB as i64);
+    giving(MEM_RETAIN, 0xa7, 0, &[B + MIB]);
+    taking(MEM_UNMAP, 0, &[B, 20 * MIB]);
+    peer.catch_up();
+    assert_eq!(peer.view().accounts[0].tracked_bytes, 20 * MIB as i64, "it has a reference");
+    taking(MEM_RELEASE, 0, &[0xa7]);
+    peer.catch_up();
+    assert_eq!(peer.view().accounts[0].tracked_bytes, 0);
+    let rows: Vec<_> = core.live.scan().map(|taken| (taken.row[7] >> 32) as u8).collect();
+    assert!(!rows.contains(&32) && !rows.contains(&33), "its row is left in the table: {rows:?}");
+}
+
+/// Another client has CUPTI: nobody would hear that what was taken over is freed.
+fn blocked(folder: &Path) {
+    let socket = folder.join("agent.sock");
+    let daemon = Daemon::listen(&socket);
+    let _torch = Torch::load(folder);
+    let core = agent(&socket, |_| {});
+    let mut peer = daemon.accept();
+    peer.resync_from(1);
+    patch::look(true);
+    core.torch.is_late.store(true, Relaxed);
+    for state in [AgentState::Blocked, AgentState::Paused] {
+        gpumem::state::set(state, 39, "another CUPTI client");
+        // SAFETY: no arguments.
+        assert_eq!(unsafe { gpumem::gpumem_adoption_begins() }, 0, "{state:?}");
+    }
+    gpumem::state::set(AgentState::Late, 0, "");
+    take_over_a_page();
+    peer.catch_up();
 }
 
 fn off(folder: &Path) {
