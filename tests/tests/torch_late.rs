@@ -5,9 +5,11 @@
 use gpumem_tests::live::attribution::{attribution, owned};
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::torch;
-use gpumem_tests::live::{Daemon, Job, replay};
+use gpumem_tests::live::torch::Wheel;
+use gpumem_tests::live::{Daemon, Job, Machine, replay};
 use gpumem_wire::Role;
 use std::path::Path;
+use std::process::Command;
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
@@ -21,17 +23,48 @@ fn nor_what_is_mapped() {
     comes_late("expandable_segments:True");
 }
 
-/// With these settings of the allocator.
+/// The program, with these settings of the allocator.
+fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, settings: &str) -> Command {
+    let mut command = wheel.bare(machine, "late.py", &[]);
+    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python");
+    command.env("GPUMEM_PACKAGE", package).env("PYTORCH_CUDA_ALLOC_CONF", settings);
+    command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
+    command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));
+    command
+}
+
+/// Another client has CUPTI: nobody would hear that what was taken over is freed, so nothing is.
+#[test]
+fn who_is_not_let_in_claims_nothing() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let mut daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut command = late(&wheel, &machine, &daemon, "expandable_segments:True");
+        let mut job = Job::start(command.env("GPUMEM_SIM_CUPTI", "subscribe:39"));
+        let said = torch::finished(&mut job);
+        assert!(said.iter().any(|line| line["state"] == "blocked"), "{said:?}");
+        daemon.wait_for_the_end_of(&machine, &[&job]);
+        daemon.stop();
+        let process = replay(&daemon.recording).process(job.pid()).clone();
+        assert!(!process.coverage.covered, "torch {version}: {:?}", process.coverage);
+        for account in &process.accounts {
+            let sample = account.latest.as_ref().expect("a sample");
+            assert_eq!(
+                (account.tracked_bytes, sample.tracked_bytes),
+                (0, None),
+                "torch {version}: {sample:?}"
+            );
+        }
+    }
+}
+
 fn comes_late(settings: &str) {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
-        let mut command = wheel.bare(&machine, "late.py", &[]);
-        let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python");
-        command.env("GPUMEM_PACKAGE", package).env("PYTORCH_CUDA_ALLOC_CONF", settings);
-        command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
-        command.env("GPUMEM_SOCKET", daemon.runtime.join("agent.sock"));
+        let mut command = late(&wheel, &machine, &daemon, settings);
         let mut job = Job::start(&mut command);
         let said = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
