@@ -23,9 +23,34 @@ fn nor_what_is_mapped() {
     comes_late("expandable_segments:True");
 }
 
+/// The size of the pieces that are mapped is a setting of newer releases, and they go one by one.
+#[test]
+fn pieces_go_one_by_one() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        for mib in [12, 20, 30, 40] {
+            let machine = torch::machine(&[]);
+            let mut daemon = Daemon::start(&machine, "daemon", FAST);
+            let size = if mib == 20 { String::new() } else { format!(",large_segment_size_mb:{mib}") };
+            let settings = format!("expandable_segments:True{size}");
+            let mut command = late(&wheel, &machine, &daemon, "late_pieces.py", &settings);
+            let mut job = Job::start(command.arg(mib.to_string()));
+            let said = torch::finished(&mut job);
+            daemon.wait_for_the_end_of(&machine, &[&job]);
+            daemon.stop();
+            let moments = torch::moments(&daemon.recording, job.pid());
+            for (moment, said) in torch::beside(&moments, &said) {
+                torch::agree(&format!("torch {version}, {mib} MiB, {}", moment.name), moment, said);
+            }
+            let process = replay(&daemon.recording).process(job.pid()).clone();
+            assert_eq!(process.odd, Default::default(), "{mib} MiB: nothing odd");
+        }
+    }
+}
+
 /// The program, with these settings of the allocator.
-fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, settings: &str) -> Command {
-    let mut command = wheel.bare(machine, "late.py", &[]);
+fn late(wheel: &Wheel, machine: &Machine, daemon: &Daemon, program: &str, settings: &str) -> Command {
+    let mut command = wheel.bare(machine, program, &[]);
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python");
     command.env("GPUMEM_PACKAGE", package).env("PYTORCH_CUDA_ALLOC_CONF", settings);
     command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
@@ -40,7 +65,7 @@ fn who_is_not_let_in_claims_nothing() {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
-        let mut command = late(&wheel, &machine, &daemon, "expandable_segments:True");
+        let mut command = late(&wheel, &machine, &daemon, "late.py", "expandable_segments:True");
         let mut job = Job::start(command.env("GPUMEM_SIM_CUPTI", "subscribe:39"));
         let said = torch::finished(&mut job);
         assert!(said.iter().any(|line| line["state"] == "blocked"), "{said:?}");
@@ -64,7 +89,7 @@ fn comes_late(settings: &str) {
         let Some(wheel) = torch::wheel(version) else { return };
         let machine = torch::machine(&[]);
         let mut daemon = Daemon::start(&machine, "daemon", FAST);
-        let mut command = late(&wheel, &machine, &daemon, settings);
+        let mut command = late(&wheel, &machine, &daemon, "late.py", settings);
         let mut job = Job::start(&mut command);
         let said = torch::finished(&mut job);
         daemon.wait_for_the_end_of(&machine, &[&job]);
