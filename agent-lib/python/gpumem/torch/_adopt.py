@@ -16,7 +16,8 @@ _MIB = 1 << 20
 def _has_usual_pages(torch: Any) -> bool:
     """Nobody has set the size of the pieces that large segments are mapped in (newer releases can)."""
     told = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    settings = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")]
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    settings = [os.environ.get(name, "") for name in names]
     settings += [str(told())] if told is not None else []
     return not any("large_segment_size" in text for text in settings)
 
