@@ -310,7 +310,9 @@ impl Holdings {
             self.note_parameter(book, bytes);
         }
         let restated = stamp.flags.has(Flags::RESTATED);
-        let (role, list) = if restated { (use_as.0, None) } else { self.role_at_birth(book, stamp, use_as) };
+        // What a late agent takes over was born in none of the phases that it knows.
+        let is_born = !restated && !stamp.flags.has(Flags::OLDER);
+        let (role, list) = if is_born { self.role_at_birth(book, stamp, use_as) } else { (use_as.0, None) };
         let pool = &mut self.pools[index as usize];
         let booked = if pool.backed_bytes == pool.segment_bytes && !self.unseen_segments {
             pool.segment_bytes > 0 // no need to look

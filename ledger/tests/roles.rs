@@ -330,6 +330,29 @@ fn a_workspace_is_known_by_its_size_and_its_age() {
     }
 }
 
+/// The list of a late agent may come in the middle of a pass.
+#[test]
+fn what_is_older_than_the_agent_is_of_no_phase() {
+    for phase in [Forward, Backward, Optimizer] {
+        let mut t = Train::new();
+        t.born("act", 100, Forward).born("grad", 1000, Backward).free("act");
+        match phase {
+            Forward => _ = t.born("act", 100, Forward),
+            Optimizer => _ = t.phase(Optimizer),
+            _ => {}
+        }
+        t.s.stamp.flags = Flags::OLDER;
+        t.born("older", 5000, Unknown);
+        t.s.stamp.flags = Flags::default();
+        for _ in 0..2 {
+            t.born("inner", 20, Backward).free("inner").optimize(|_| ());
+            t.born("next", 7, Forward);
+            assert!(t.now().starts_with("Unknown 5000 "), "in {phase:?}: {}", t.now());
+            t.free("next");
+        }
+    }
+}
+
 /// A whole parameter (FSDP2's) is told by the frame that makes it, with its birth.
 #[test]
 fn a_parameter_that_is_born_as_one_has_a_gradient_of_its_size() {
