@@ -124,9 +124,9 @@ impl Account {
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }
 
-    /// Whether there may be anything that is older than the agent and not tracked.
+    /// Whether there may be anything that is older than the agent and not tracked. (Its own word is of PyTorch's segments alone.)
     pub fn has_older(&self) -> bool {
-        self.predates != Some(0)
+        self.predates != Some(0) || self.told_ns != 0
     }
 
     /// The program has freed something that is older than the agent: by how much the gap fell, so large it was.

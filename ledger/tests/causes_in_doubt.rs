@@ -469,15 +469,16 @@ fn what_was_taken_over_and_lost_is_taken_over_by_a_resync() {
     assert_eq!((account.predates_bytes, account.tracked_bytes), (Some(530 << 20), 70 << 20));
 }
 
-/// All of PyTorch's was taken over; its handles nobody knows all the same.
+/// All of PyTorch's was taken over, says the agent; nobody knows its handles all the same, nor what others have.
 #[test]
-fn handles_that_are_older_are_not_odd() {
+fn what_is_older_and_not_pytorchs_is_not_odd() {
     let mut s = Gap::new();
     is_late(&mut s);
     s.used(100, 600);
     s.0.at(150 * MS).say(Body::Baseline { bytes: 0 });
     let release = s.0.at(200 * MS).say(Body::VmmRelease { handle: 9 });
     s.0.say(Body::FreeEnd { begin_seq: release, result: 0 });
+    s.0.free(0xd000);
     // And what is mapped or retained of them: NCCL does, to register a buffer.
     s.0.say(Body::VmmRetain { handle: 8, address: 0xb000 });
     s.0.say(Body::VmmMap { address: 0xc000, bytes: 20 << 20, handle: 7 });
