@@ -28,7 +28,8 @@ fn nor_what_is_mapped() {
 fn pieces_go_one_by_one() {
     for version in &torch::versions() {
         let Some(wheel) = torch::wheel(version) else { return };
-        for mib in [12, 20, 30, 40] {
+        let has_setting = !version.starts_with("2.4.");
+        for mib in [12, 20, 30, 40].into_iter().filter(|mib| *mib == 20 || has_setting) {
             let machine = torch::machine(&[]);
             let mut daemon = Daemon::start(&machine, "daemon", FAST);
             let size = if mib == 20 { String::new() } else { format!(",large_segment_size_mb:{mib}") };

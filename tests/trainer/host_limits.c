@@ -300,6 +300,7 @@ static int elsewhere(void) {
 static int jailed(void) {
     open_gpu();
     work(10);
+    nap(10); // the agent's thread has found its daemon, mostly: later it cannot
     mkdir("jail", 0700);
     say("chroot: %d", chroot("jail") ? errno : 0);
     if (chdir("/")) return 1;
