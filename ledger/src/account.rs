@@ -85,6 +85,11 @@ impl Account {
         }
     }
 
+    /// What it takes, about.
+    pub fn bytes(&self) -> usize {
+        (16 << 10) + 2 * self.takings.capacity() * size_of::<(u64, i64)>()
+    }
+
     /// What is older than the agent, as it says.
     pub fn baseline(&mut self, bytes: u64, time_ns: u64) {
         self.predates = i64::try_from(bytes).ok();
@@ -99,8 +104,8 @@ impl Account {
 
     /// Of what is older than the agent, what was tracked at that moment.
     pub fn taken_over_at(&self, t0_ns: u64) -> i64 {
-        let all = self.takings.iter().fold(self.taken_over, |sum, (_, bytes)| sum.wrapping_add(*bytes));
-        all.wrapping_sub(self.taken_after(t0_ns))
+        let by_then = self.takings.iter().filter(|(time_ns, _)| *time_ns <= t0_ns);
+        by_then.fold(self.taken_over, |sum, (_, bytes)| sum.wrapping_add(*bytes))
     }
 
     /// Whether a sample tells what is older than the agent: the first one, by its gap, and until one is certain the next.
@@ -120,6 +125,7 @@ impl Account {
             // Later samples begin later.
             self.taken_over = self.taken_over_at(sample.t0_ns);
             self.takings.retain(|(time_ns, _)| *time_ns > sample.t0_ns);
+            self.takings.shrink_to_fit();
         }
         self.predates.map_or(0, |predates| predates.wrapping_add(not_yet))
     }

@@ -243,7 +243,7 @@ impl Process {
     /// What it takes, about.
     fn bytes(&self) -> usize {
         let names = map(&self.holdings.cells.tags) + map(&self.modules) + self.load.names;
-        let accounts = self.accounts.len() * (16 << 10);
+        let accounts: usize = self.accounts.iter().map(|account| account.bytes()).sum();
         size_of::<Process>()
             + names
             + accounts

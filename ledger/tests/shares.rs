@@ -97,7 +97,7 @@ fn no_flood_takes_more_than_its_users_share() {
     let use_as = (Role::Unknown, Phase::Unknown);
     let at = |seq: u64| Stamp { seq, time_ns: seq * 1000, device: 0, ..Stamp::default() };
     let long = "x".repeat(250);
-    let floods: [Flood<'_>; 21] = [
+    let floods: [Flood<'_>; 22] = [
         ("allocations", &|n, say| say(at(n), alloc(n << 21, 64))),
         ("allocations out of order", &|n, say| {
             say(Stamp { seq: u64::from(n == 1), ..at(n) }, alloc(n << 21, 64))
@@ -170,6 +170,12 @@ fn no_flood_takes_more_than_its_users_share() {
         ("cells on every device", &|n, say| {
             let stamp = Stamp { device: (n % 60) as u8, tag: n as u32, ..at(n) };
             say(stamp, alloc(n << 21, 64));
+        }),
+        ("what is taken over on every device, and no reading", &|n, say| {
+            for seq in 16 * n..16 * (n + 1) {
+                let stamp = Stamp { device: (n % 60) as u8, flags: Flags::OLDER, ..at(seq) };
+                say(stamp, alloc((n % 60 + 1) << 21, 64));
+            }
         }),
         ("names that are given again and again", &|n, say| {
             let body = match n {
