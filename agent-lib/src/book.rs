@@ -34,6 +34,12 @@ pub fn took_us(entered_ns: Option<u64>, time_ns: u64) -> u32 {
     u32::try_from(time_ns.saturating_sub(entered_ns).div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
+/// The same, for records that have two bytes for it.
+#[inline(always)]
+pub fn took_us_short(entered_ns: Option<u64>, time_ns: u64) -> u16 {
+    u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX)
+}
+
 /// What was asked for and what came.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
@@ -72,7 +78,7 @@ impl Core {
     pub fn allocated(&self, thread: &Thread, at: At, what: Allocation) {
         let Allocation { address, bytes, pool, memory, entered_ns } = what;
         let body = |time_ns: u64, _: &mut At| {
-            let took_us = u16::try_from(took_us(entered_ns, time_ns)).unwrap_or(u16::MAX);
+            let took_us = took_us_short(entered_ns, time_ns);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
         let seq = self.record_timed(thread, at, body, |core, row| {

@@ -1,13 +1,15 @@
 //! Pools of the driver: what they have reserved is polled, because it shrinks at synchronisations, which nobody reports.
 //!
-//! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown; and once a second by the sender for pools
-//! that cannot be destroyed (a device's default pool and its graph memory). A pool that the program made is never touched
-//! from another thread: it could be destroyed meanwhile.
+//! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown or was trimmed; and once a
+//! second by the sender for pools that cannot be destroyed (a device's default pool and its graph memory). A pool that the program
+//! made is never touched from another thread: it could be destroyed meanwhile. With what is found it is said since when it may be
+//! so: a reading of NVML may have fallen between the change and its report.
 
+use crate::book::took_us_short;
 use crate::core::{At, Core, nothing};
 use crate::live::{Beside, Key};
 use crate::multicast::Few;
-use crate::threads::Thread;
+use crate::threads::{self, Thread};
 use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, MemoryKind, PoolOwner};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
@@ -28,13 +30,20 @@ struct Pool {
     device: AtomicU32,
     /// Cannot be destroyed.
     lasting: AtomicBool,
-    /// Somebody is polling it.
-    polling: AtomicBool,
+    /// Who wants it to be polled: the first does so until nobody has come meanwhile.
+    asked: AtomicU32,
+    /// When the oldest call was entered that may have changed it and has returned; `u64::MAX` for none.
+    entered_ns: AtomicU64,
     polled_ns: AtomicU64,
     reserved: AtomicU64,
     used: AtomicU64,
     /// Taken from it since it was polled; what went back is not taken off.
     taken: AtomicU64,
+}
+
+/// The pool that stands for the graph memory of a device.
+pub fn graph_memory(device: u8) -> u64 {
+    GRAPH | u64::from(device)
 }
 
 /// See the module's text.
@@ -179,6 +188,7 @@ impl Core {
             pool.reserved.store(0, Relaxed);
             pool.used.store(0, Relaxed);
             pool.taken.store(0, Relaxed);
+            pool.entered_ns.store(u64::MAX, Relaxed);
             pool.id.store(id, Release);
         }
         let body = Body::PoolCreate { pool: id, parent: 0, reports_blocks: 0, owner };
@@ -207,7 +217,7 @@ impl Core {
 
     /// The program put memory nodes into a graph.
     pub fn graph_memory_used(&self, thread: &Thread, device: u8) -> u64 {
-        let id = GRAPH | u64::from(device);
+        let id = graph_memory(device);
         self.pool_seen(thread, id, device, PoolOwner::Graph);
         id
     }
@@ -216,6 +226,13 @@ impl Core {
     pub fn poll_pool(&self, thread: &Thread, id: u64) {
         if let Some(pool) = self.driver_pools.find(id) {
             self.poll(thread, pool, EVERY_NS);
+        }
+    }
+
+    /// The same, at once: it was trimmed.
+    pub fn poll_pool_now(&self, thread: &Thread, id: u64) {
+        if let Some(pool) = self.driver_pools.find(id) {
+            self.poll(thread, pool, 0);
         }
     }
 
@@ -228,11 +245,6 @@ impl Core {
         self.poll(thread, pool, if fits { EVERY_NS } else { 0 });
     }
 
-    /// The graph memory of a device, if it is used.
-    pub fn poll_graph_memory(&self, thread: &Thread, device: u8) {
-        self.poll_pool(thread, GRAPH | u64::from(device));
-    }
-
     /// Every pool that cannot be destroyed meanwhile; for the sender.
     pub fn poll_lasting_pools(&self, thread: &Thread) {
         for pool in &self.driver_pools.pools {
@@ -243,24 +255,45 @@ impl Core {
     }
 
     fn poll(&self, thread: &Thread, pool: &Pool, every_ns: u64) {
+        let entered_ns = thread.moving_since_ns.load(Relaxed);
+        if every_ns == 0 && entered_ns != 0 {
+            pool.entered_ns.fetch_min(entered_ns, AcqRel); // whoever polls it now, if not we
+        }
         let now = self.clock.now();
-        if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.polling.swap(true, Acquire) {
+        if now.saturating_sub(pool.polled_ns.load(Relaxed)) < every_ns || pool.asked.fetch_add(1, AcqRel) != 0
+        {
             return;
         }
+        loop {
+            let asked = pool.asked.load(Acquire);
+            self.poll_once(thread, pool);
+            if pool.asked.compare_exchange(asked, 0, AcqRel, Relaxed).is_ok() {
+                break;
+            }
+        }
+    }
+
+    fn poll_once(&self, thread: &Thread, pool: &Pool) {
+        let now = self.clock.now();
+        // In this order: a call that has changed the pool by now is under way still, or has left its time.
+        let under_way = Some(threads::moving_since_ns()).filter(|&since| since != 0);
+        let left = pool.entered_ns.swap(u64::MAX, AcqRel);
+        let entered_ns = under_way.unwrap_or(now).min(left).min(now);
         pool.polled_ns.store(now, Relaxed);
         let id = pool.id.load(Relaxed);
         let device = pool.device.load(Relaxed) as u8;
-        if let Some((reserved_bytes, used_bytes)) = self.read_pool(id, device) {
-            let changed = pool.reserved.swap(reserved_bytes, Relaxed) != reserved_bytes
-                || pool.used.load(Relaxed) != used_bytes;
-            pool.used.store(used_bytes, Relaxed);
-            pool.taken.store(0, Relaxed);
-            if changed {
-                let body = Body::PoolState { pool: id, reserved_bytes, used_bytes };
-                self.record(thread, At { device, ..At::NOWHERE }, body, nothing);
-            }
+        let Some((reserved_bytes, used_bytes)) = self.read_pool(id, device) else { return };
+        let changed = pool.reserved.swap(reserved_bytes, Relaxed) != reserved_bytes
+            || pool.used.load(Relaxed) != used_bytes;
+        pool.used.store(used_bytes, Relaxed);
+        pool.taken.store(0, Relaxed);
+        if changed {
+            let body = |time_ns: u64, _: &mut At| {
+                let took_us = took_us_short(Some(entered_ns), time_ns);
+                Body::PoolState { pool: id, reserved_bytes, used_bytes, took_us }
+            };
+            self.record_timed(thread, At { device, ..At::NOWHERE }, body, nothing);
         }
-        pool.polling.store(false, Release);
     }
 
     fn read_pool(&self, id: u64, device: u8) -> Option<(u64, u64)> {

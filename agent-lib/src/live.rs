@@ -16,13 +16,18 @@
 //! can give it out again, and bound when the allocation has *returned*. So operations on one key never race, unless the
 //! program itself races; operations on different keys meet only at free places, which are claimed by compare-and-swap.
 
+mod beside;
 mod chunk;
+mod key;
 
 use crate::memfd::{Words, anonymous, fetch_to_write};
 use crate::peak;
 use crate::ring::Row;
+pub use beside::Beside;
 use chunk::{Chunk, FREE, KEYS, beside_bit};
 use gpumem_wire::Slot;
+use key::favourite;
+pub use key::{Key, mix};
 use std::sync::atomic::{AtomicU64, Ordering::*, fence};
 
 const WRITING: u64 = 1;
@@ -32,91 +37,6 @@ const REACH: usize = 64;
 /// 3,584 rows in 229 kB, 14,336 more in 917 kB.
 const NEAR: usize = 512;
 const MIDDLE: usize = 2048;
-
-/// What the record has no place for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Beside {
-    /// First tag; the row's own is the latest. Meaningful if `RETAGGED`.
-    pub first_tag: u32,
-    /// Role and phase as in `Retag`, of rows that have no place for it.
-    pub use_as: u8,
-    /// See the constants.
-    pub flags: u8,
-    /// VMM: references of the handle. Imports: how often it was opened.
-    pub references: u32,
-    /// VMM: live mappings of the handle.
-    pub mappings: u32,
-    /// VMM mappings: seq of the handle's row.
-    pub backing: u64,
-}
-
-impl Beside {
-    /// It was retagged at least once.
-    pub const RETAGGED: u8 = 1;
-    /// A block that its owner has freed and a stream may still use.
-    pub const PENDING: u8 = 2;
-
-    fn words(self) -> [u64; 3] {
-        let first = u64::from(self.first_tag) | u64::from(self.use_as) << 32 | u64::from(self.flags) << 40;
-        [first, u64::from(self.references) | u64::from(self.mappings) << 32, self.backing]
-    }
-
-    fn from_words([first, counts, backing]: [u64; 3]) -> Self {
-        Beside {
-            first_tag: first as u32,
-            use_as: (first >> 32) as u8,
-            flags: (first >> 40) as u8,
-            references: counts as u32,
-            mappings: (counts >> 32) as u32,
-            backing,
-        }
-    }
-}
-
-/// By what a row is found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
-    /// A driver allocation or import, by address.
-    Allocation(u64),
-    /// A VMM handle that has references, by its number.
-    Handle(u64),
-    /// A VMM handle without references that still has mappings, by the seq that made it: its number may be given out
-    /// again.
-    Backing(u64),
-    /// A VMM mapping, by address.
-    Mapping(u64),
-    /// A pool.
-    Pool(u64),
-    /// Pool and address.
-    Segment(u64, u64),
-    /// Pool and address.
-    Block(u64, u64),
-}
-
-impl Key {
-    #[inline(always)]
-    fn hash(self) -> u64 {
-        let (space, a, b) = match self {
-            Key::Allocation(address) => (1, address, 0),
-            Key::Handle(handle) => (2, handle, 0),
-            Key::Backing(seq) => (3, seq, 0),
-            Key::Mapping(address) => (4, address, 0),
-            Key::Pool(pool) => (5, pool, 0),
-            Key::Segment(pool, address) => (6, address, pool),
-            Key::Block(pool, address) => (7, address, pool),
-        };
-        let mixed = mix(a ^ (space << 57), b ^ 0x9e37_79b9_7f4a_7c15);
-        if mixed <= WRITING { mixed + 2 } else { mixed }
-    }
-}
-
-/// Both halves of a 128-bit product.
-#[inline(always)]
-pub fn mix(a: u64, b: u64) -> u64 {
-    let product = u128::from(a ^ 0x2d35_8dcc_aa6c_78a5) * u128::from(b ^ 0x8bb8_4b93_962e_acc9);
-    let folded = product as u64 ^ (product >> 64) as u64;
-    (folded ^ folded >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93)
-}
 
 /// A row that was taken out.
 #[derive(Debug, Clone, Copy)]
@@ -289,7 +209,7 @@ impl Live {
         let (chunk, rows) = self.home(hash);
         // Nearly always: a new key, and a free place at home.
         let is_new = !chunk.is_passed() && chunk.equal(hash) == 0;
-        let number = if is_new { chunk.place_of(FREE) } else { KEYS };
+        let number = if is_new { chunk.free_place(favourite(hash)) } else { KEYS };
         Self::fetch_row(hash, chunk, number, rows)
     }
 
@@ -471,11 +391,14 @@ impl Live {
         self.take(hash);
     }
 
-    /// `key` will be bound or unbound soon; its hash.
+    /// `key` will be bound or unbound soon; its hash. Its chunk and, most probably, its row are on their way from now on.
     #[inline(always)]
     pub fn expect(&self, key: Key) -> u64 {
         let hash = key.hash();
-        fetch_to_write(self.home(hash).0);
+        let (chunk, rows) = self.home(hash);
+        fetch_to_write(chunk);
+        // SAFETY: as in `fetch_row`.
+        fetch_to_write(unsafe { &*rows.add(favourite(hash)) });
         hash
     }
 

@@ -106,14 +106,16 @@ impl<T: Place, const MOST: usize> Places<T, MOST> {
         Some(&table[index])
     }
 
-    /// Frees places of threads that have ended. One thread does.
+    /// Frees places of threads that have ended. One thread does. Threads that come in the middle of it take what is free already: the
+    /// table would become longer else.
     pub fn sweep(&self, is_gone: impl Fn(u32) -> bool) {
-        for place in self.all() {
+        for (index, place) in self.all().iter().enumerate() {
             let id = place.id().load(Relaxed);
             if id != 0 && is_gone(id) {
                 place.making().end();
                 place.end();
                 let _ = place.id().compare_exchange(id, 0, AcqRel, Relaxed);
+                self.next.fetch_min(index, Relaxed);
             }
         }
         self.next.store(0, Relaxed);

@@ -137,7 +137,7 @@ impl Core {
     /// What the pool says it has reserved and handed out.
     pub fn pool_state(&self, thread: &Thread, pool: u64, reserved_bytes: u64, used_bytes: u64) {
         let at = At { device: self.pool_device(pool), ..At::NOWHERE };
-        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
+        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 }, nothing);
     }
 
     /// Its own total of live block bytes, to be compared.

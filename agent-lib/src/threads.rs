@@ -104,8 +104,8 @@ pub struct Thread {
     pub autograd: OfThread,
     /// What it did for PyTorch's allocator.
     pub torch: crate::torch::Mine,
-    /// When the outermost allocation call in flight was entered. Else 0.
-    pub allocating_since_ns: AtomicU64,
+    /// When the outermost call in flight that allocates, or trims a pool, was entered. Else 0.
+    pub moving_since_ns: AtomicU64,
     /// The context whose device was looked up last << 8 | that device's slot.
     context: AtomicU64,
     own: UnsafeCell<Own>,
@@ -132,7 +132,7 @@ impl Place for Thread {
 
     fn begin(&self) {
         self.busy.store(0, Relaxed);
-        self.allocating_since_ns.store(0, Relaxed);
+        self.moving_since_ns.store(0, Relaxed);
         self.context.store(0, Relaxed);
         self.scope.store(0, Relaxed);
         self.autograd.reset();
@@ -155,7 +155,7 @@ impl Place for Thread {
     fn end(&self) {
         // All that the thread has done is there: the kernel orders it, but tools that look for races do not know that.
         let _ = self.busy.load(Acquire);
-        self.allocating_since_ns.store(0, Release);
+        self.moving_since_ns.store(0, Release);
     }
 }
 
@@ -281,7 +281,7 @@ pub fn adopt() {
         thread.id.store(if is_mine { id } else { 0 }, Relaxed);
         thread.making.reset();
         thread.busy.store(0, Relaxed);
-        thread.allocating_since_ns.store(0, Relaxed);
+        thread.moving_since_ns.store(0, Relaxed);
         thread.context.store(0, Relaxed);
         if !is_mine {
             thread.autograd.reset();
@@ -314,7 +314,7 @@ impl Thread {
         let outermost = own.calls[0].filter(|_| own.open != 0);
         if outermost.is_some_and(|call| call.entered_ns < HEARING_SINCE_NS.load(Relaxed)) {
             own.open = 0;
-            self.allocating_since_ns.store(0, Release);
+            self.moving_since_ns.store(0, Release);
         }
     }
 
@@ -384,10 +384,10 @@ pub fn quiesce(seq: u64, patience: std::time::Duration) -> bool {
 /// Calls that were entered before this time return unseen: callbacks come since then. `u64::MAX` while none come.
 pub static HEARING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// When the oldest allocation call in flight was entered; 0 for none.
-pub fn allocating_since_ns() -> u64 {
+/// When the oldest such call in flight was entered; 0 for none.
+pub fn moving_since_ns() -> u64 {
     let hearing_since_ns = HEARING_SINCE_NS.load(Acquire);
-    let entered = all().iter().map(|thread| thread.allocating_since_ns.load(Acquire));
+    let entered = all().iter().map(|thread| thread.moving_since_ns.load(Acquire));
     entered.filter(|&ns| ns != 0 && ns >= hearing_since_ns).min().unwrap_or(0)
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::cupti::*;
 use common::daemon::{Daemon, Folder, Peer, agent};
-use gpumem::threads::{HEARING_SINCE_NS, allocating_since_ns};
+use gpumem::threads::{HEARING_SINCE_NS, moving_since_ns};
 use gpumem_wire::AgentState;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -28,9 +28,9 @@ fn states_are_said_once_and_to_everybody() {
 
     // A call that is entered, and returns when nobody listens.
     let under_way = Call::new(ALLOC, CONTEXT, &[0, 8]).enter();
-    assert_ne!(allocating_since_ns(), 0);
+    assert_ne!(moving_since_ns(), 0);
     HEARING_SINCE_NS.store(u64::MAX, Relaxed);
-    assert_eq!(allocating_since_ns(), 0, "its return will not be seen: it would be in flight for ever");
+    assert_eq!(moving_since_ns(), 0, "its return will not be seen: it would be in flight for ever");
     // Both between two rounds of the sender.
     gpumem::state::set(AgentState::Paused, 0, "paused by the program");
     gpumem::state::set(AgentState::Blocked, 39, "nsys");
@@ -39,9 +39,9 @@ fn states_are_said_once_and_to_everybody() {
     drop(under_way);
     // The next call is the outermost one.
     let next = Call::new(ALLOC, CONTEXT, &[(&raw const *Box::leak(Box::new(0_u64))) as u64, 8]).enter();
-    assert!(allocating_since_ns() >= HEARING_SINCE_NS.load(Relaxed));
+    assert!(moving_since_ns() >= HEARING_SINCE_NS.load(Relaxed));
     next.exit(2);
-    assert_eq!(allocating_since_ns(), 0);
+    assert_eq!(moving_since_ns(), 0);
 
     let told = vec![(true, "paused by the program".to_owned()), (true, "nsys".to_owned())];
     first.until("the windows", |peer| windows(peer).len() == 2);

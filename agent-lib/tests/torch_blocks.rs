@@ -6,7 +6,7 @@ mod common;
 
 use common::cupti::*;
 use common::daemon::{Daemon, Folder, Peer, agent};
-use common::torch::{Allocator, MAKES, Make, STATIC, Torch, build};
+use common::torch::{Allocator, MAKES, Make, SLOW, STATIC, Torch, build};
 use gpumem::core::Core;
 use gpumem::layers;
 use gpumem::live::Key;
@@ -56,6 +56,7 @@ fn children() {
     let (case, make) = case.split_once(' ').expect("two words");
     match case {
         "patch" => patch_and_forward(&folder, make),
+        "amid" => amid(&folder),
         "ledger" => ledger(&folder),
         "late" => late(&folder),
         "adopted" => adopted(&folder),
@@ -74,6 +75,10 @@ fn children() {
 #[test]
 fn every_make_is_patched_and_forwarded() {
     MAKES.iter().for_each(|make| run("patch", make));
+}
+#[test]
+fn who_looked_in_the_middle_of_a_dlopen_looks_again() {
+    run("amid", &SLOW);
 }
 #[test]
 fn segments_and_blocks_add_up() {
@@ -164,6 +169,20 @@ fn scoped(path: &str, work: impl FnOnce()) {
         work();
         gpumem::gpumem_pop();
     }
+}
+
+/// As the sender may: until it meets the library, which is hardly ever relocated then.
+fn amid(folder: &Path) {
+    agent(&folder.join("nobody.sock"), |_| {});
+    let looking = std::thread::spawn(|| {
+        while patch::met() == Met::Nothing {
+            patch::look(false);
+        }
+    });
+    let _torch = Torch::load(folder);
+    looking.join().expect("no panic");
+    patch::look_if_changed();
+    assert_eq!(patch::met(), Met::Patched);
 }
 
 fn patch_and_forward(folder: &Path, make: &str) {

@@ -92,7 +92,7 @@ struct Mark {
 }
 
 /// An allocation may be charged as soon as its call is entered, so until it is recorded `tracked` may be lower than what
-/// NVML says: by this, beside whatever other threads do meanwhile.
+/// NVML says: by this, beside whatever other threads do meanwhile. Where a pool is trimmed it may be higher: then this is negative.
 #[derive(Debug, Clone, Copy)]
 struct Entered {
     entered_ns: u64,
@@ -112,7 +112,7 @@ pub(crate) struct Pending {
     mark: Option<Mark>,
     /// (time, tracked without and with what calls in flight may give back) after t0, in the order of the records.
     changes: Vec<(u64, Range)>,
-    /// Allocations that may have been charged before they were recorded, which was after the mark.
+    /// What may have been charged, or let go, before it was recorded, which was after the mark.
     entered: Vec<Entered>,
     /// A driver call that was entered then was still in flight after t0.
     busy_since_ns: u64,
@@ -207,7 +207,7 @@ impl Pending {
         self.changes.push((time_ns, range));
     }
 
-    /// After the mark, an allocation of `bytes` that was entered at `entered_ns` is about to be booked.
+    /// After the mark, `bytes` that may have come (negative: gone) since `entered_ns` are about to be booked.
     pub fn entered(&mut self, entered_ns: u64, bytes: i64) {
         if self.mark.is_some() && !self.is_over(entered_ns) {
             self.make_room();
@@ -234,8 +234,8 @@ impl Pending {
 
     /// The extremes of what NVML may have charged in the reading, and whether that is more than one value.
     ///
-    /// Between two changes `tracked` stands still, and every allocation that was entered before the second and is recorded
-    /// after the first may be there already.
+    /// Between two changes `tracked` stands still, and everything that was entered before the second and is recorded
+    /// after the first may have happened already.
     fn bounds(&self) -> (Option<Range>, bool) {
         let Some(mark) = &self.mark else { return (None, false) };
         // When each change was there at the latest; times of several threads are not quite in the order of their records.
@@ -246,24 +246,27 @@ impl Pending {
                 Some(*latest)
             })
             .collect();
-        let mut more = vec![0_i64; self.changes.len() + 2];
+        // What is open from each change on: first what comes, then what goes.
+        let mut steps = vec![[0_i64; 2]; self.changes.len() + 2];
         let mut torn = mark.torn;
         for entered in self.entered.iter().filter(|entered| !self.is_over(entered.entered_ns)) {
             let first = ends.partition_point(|&end| end < entered.entered_ns).min(entered.changes);
+            let kind = usize::from(entered.bytes < 0);
             for (place, bytes) in [(first, entered.bytes), (entered.changes + 1, -entered.bytes)] {
-                if let Some(more) = more.get_mut(place) {
-                    *more = more.wrapping_add(bytes);
+                if let Some(step) = steps.get_mut(place) {
+                    step[kind] = step[kind].wrapping_add(bytes);
                 }
             }
             torn = true;
         }
         let mut range = mark.range;
-        let mut above = more.first().copied().unwrap_or(0);
+        let [mut above, mut below] = steps.first().copied().unwrap_or_default();
         range.include(mark.range.max.wrapping_add(above));
-        for (&(time_ns, change), more) in self.changes.iter().zip(more.iter().skip(1)) {
-            above = above.wrapping_add(*more);
+        range.include(mark.range.min.wrapping_add(below));
+        for (&(time_ns, change), [comes, goes]) in self.changes.iter().zip(steps.iter().skip(1)) {
+            (above, below) = (above.wrapping_add(*comes), below.wrapping_add(*goes));
             if !self.is_over(time_ns) {
-                range.include(change.min);
+                range.include(change.min.wrapping_add(below));
                 range.include(change.max.wrapping_add(above));
                 torn = true;
             }

@@ -7,7 +7,7 @@ use crate::holdings::{MAX_BYTES, is_charged};
 use crate::process::Process;
 use crate::rounding::Rounding;
 use crate::trail::Moment;
-use gpumem_wire::{Absence, Body, Flags, Record};
+use gpumem_wire::{Absence, Body, Flags, MemoryKind, Record};
 
 /// Readings of one device that may wait for a process's records: more than an agent that is not stale can
 /// leave behind at a hundred readings a second.
@@ -210,26 +210,52 @@ impl Process {
 
     /// An allocation is recorded when its call returns, and NVML may have charged it since the call was entered:
     /// a reading that ended in between may hold it.
-    pub fn note_entered(&mut self, record: &Record<'_>) {
-        let stamp = &record.stamp;
-        let book = self.slots[usize::from(stamp.device)];
-        if let Some((entered_ns, bytes)) = entered(record) {
+    pub fn note_entered(&mut self, device: u8, entered: Option<(u64, i64)>) {
+        let book = self.slots[usize::from(device)];
+        if let Some((entered_ns, bytes)) = entered {
             for pending in self.pending.iter_mut().filter(|pending| pending.book == book) {
                 pending.entered(entered_ns, bytes);
             }
         }
     }
 
+    /// When the call that made an allocation was entered, and its bytes; the same of what makes a driver's pool larger, or smaller:
+    /// negative. Of a record that is not booked yet.
+    #[inline]
+    pub fn entered(&self, record: &Record<'_>) -> Option<(u64, i64)> {
+        let stamp = &record.stamp;
+        let (took_us, bytes) = match record.body {
+            Body::AllocEnd { pool, took_us, bytes, memory: MemoryKind::StreamOrdered, .. } => {
+                (u64::from(took_us), self.holdings.pool_growth_for(pool, bytes))
+            }
+            Body::AllocEnd { took_us, bytes, memory, .. } if is_charged(memory) => {
+                (u64::from(took_us), bytes.min(MAX_BYTES) as i64)
+            }
+            Body::VmmCreate { bytes, memory, .. } if is_charged(memory) => {
+                (u64::from(stamp.context), bytes.min(MAX_BYTES) as i64)
+            }
+            Body::PoolState { pool, reserved_bytes, took_us, .. } if took_us != 0 => {
+                (u64::from(took_us), self.holdings.pool_growth(pool, reserved_bytes))
+            }
+            _ => return None,
+        };
+        let is_none = stamp.flags.has(Flags::RESTATED) || stamp.flags.has(Flags::CAPTURED);
+        if took_us == 0 || bytes == 0 || is_none {
+            return None;
+        }
+        let took_ns = if took_us == u64::from(u16::MAX) { u64::MAX } else { took_us * 1000 };
+        Some((stamp.time_ns.saturating_sub(took_ns), bytes))
+    }
+
     /// Remembers what the record has done to the books that it touched.
-    pub fn leave_trail(&mut self, touched: u64, time_ns: u64, record: &Record<'_>) {
+    pub fn leave_trail(&mut self, touched: u64, time_ns: u64, entered: Option<(u64, i64)>) {
         let mut rest = touched;
         while rest != 0 {
             let book = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             let (tracked, in_flight) =
                 (self.holdings.books[book].tracked, self.holdings.in_flight_bytes[book]);
-            let (entered, rounding) = (entered(record), Rounding::default());
-            let moment = Moment { time_ns, tracked, in_flight, entered, rounding };
+            let moment = Moment { time_ns, tracked, in_flight, entered, rounding: Rounding::default() };
             self.holdings.books[book].trail.stamp(moment);
         }
     }
@@ -260,20 +286,4 @@ impl Process {
             self.pending.iter_mut().for_each(|pending| pending.in_flight(in_flight_since_ns, now_ns));
         }
     }
-}
-
-/// When the call that made an allocation was entered, and its bytes.
-#[inline]
-fn entered(record: &Record<'_>) -> Option<(u64, i64)> {
-    let stamp = &record.stamp;
-    let (took_us, bytes) = match record.body {
-        Body::AllocEnd { took_us, bytes, memory, .. } if is_charged(memory) => (u64::from(took_us), bytes),
-        Body::VmmCreate { bytes, memory, .. } if is_charged(memory) => (u64::from(stamp.context), bytes),
-        _ => return None,
-    };
-    if took_us == 0 || stamp.flags.has(Flags::RESTATED) {
-        return None;
-    }
-    let took_ns = if took_us == u64::from(u16::MAX) { u64::MAX } else { took_us * 1000 };
-    Some((stamp.time_ns.saturating_sub(took_ns), bytes.min(MAX_BYTES) as i64))
 }

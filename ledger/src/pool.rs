@@ -178,6 +178,24 @@ impl Holdings {
         }
     }
 
+    /// By how much a driver's pool that says to have reserved so much is larger than what is booked for it.
+    pub fn pool_growth(&self, id: u64, reserved: u64) -> i64 {
+        let (booked, used) = self.driver_pool(id);
+        reserved.min(MAX_BYTES).max(used).wrapping_sub(booked) as i64
+    }
+
+    /// By how much it is larger, as far as is known, when so much more is taken from it.
+    pub fn pool_growth_for(&self, id: u64, bytes: u64) -> i64 {
+        let (booked, used) = self.driver_pool(id);
+        used.saturating_add(bytes.min(MAX_BYTES)).saturating_sub(booked) as i64
+    }
+
+    /// What is booked for a driver's pool, and what of it is handed out.
+    fn driver_pool(&self, id: u64) -> (u64, u64) {
+        let pool = self.pool_ids.get(&id).map(|&index| &self.pools[index as usize]);
+        pool.map_or((0, 0), |pool| (pool.reserved, pool.used))
+    }
+
     /// It reports blocks after all.
     fn open_pool(&mut self, index: u32) {
         let pool = &mut self.pools[index as usize];

@@ -269,6 +269,7 @@ impl Process {
             self.near_tag = stamp.tag;
             self.coverage.events += 1;
         }
+        let entered = self.entered(record);
         if restated {
             let is_name = matches!(record.body, Body::Tag { .. } | Body::Module { .. } | Body::Stack { .. });
             if let Some(resync) = &mut self.resync {
@@ -291,7 +292,7 @@ impl Process {
                 self.note_in_flight(record);
                 self.mark_begun(self.applied_ns - 1);
                 if !self.has_watermarks {
-                    self.note_entered(record);
+                    self.note_entered(stamp.device, entered);
                     self.advance(self.applied_ns - 1);
                 }
             }
@@ -320,11 +321,11 @@ impl Process {
         // A record that another thread overtook changed `tracked` at its own time.
         let time_ns = if restated || stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
         if touched != 0 && self.keeps_trails {
-            self.leave_trail(touched, time_ns, record);
+            self.leave_trail(touched, time_ns, entered);
         }
         if touched != 0 && !self.pending.is_empty() {
             if self.has_watermarks {
-                self.note_entered(record);
+                self.note_entered(stamp.device, entered);
             }
             for pending in &mut self.pending {
                 if touched & 1 << pending.book != 0 {
@@ -401,7 +402,7 @@ impl Process {
                 let book = self.book(stamp.device);
                 self.holdings.pool_create(pool, parent, reports_blocks != 0, owner, stamp, book);
             }
-            Body::PoolState { pool, reserved_bytes, used_bytes } => {
+            Body::PoolState { pool, reserved_bytes, used_bytes, .. } => {
                 let book = self.book(stamp.device);
                 self.holdings.pool_state(pool, reserved_bytes, used_bytes, book);
             }

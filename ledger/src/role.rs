@@ -35,8 +35,9 @@ use crate::iteration::Iterations;
 use crate::young::{Entry, List, NOT_FOLLOWED, Young};
 use gpumem_wire::{Phase, Role, Stamp};
 
-/// Sizes of cuBLAS workspaces as PyTorch configures them: Hopper and later `:4096:8`, others `:4096:2:16:8`.
-pub(crate) const WORKSPACE_BYTES: [u64; 2] = [33_554_432, 8_519_680];
+/// Sizes of workspaces as PyTorch configures them: cuBLAS on Hopper and later `:4096:8`, on others `:4096:2:16:8`; cuBLASLt, whose
+/// own workspaces stay in PyTorch 2.9 to 2.11.
+pub(crate) const WORKSPACE_BYTES: [u64; 3] = [33_554_432, 8_519_680, 1_048_576];
 /// Libraries whose own driver allocations are scratch, by the beginning of their file's name. Not libnccl: what it takes is
 /// large enough to be told by its name, which it is where no role is known.
 const SCRATCH_LIBRARIES: [&str; 2] = ["libcublas", "libcudnn"];
@@ -71,8 +72,8 @@ pub(crate) struct Roles {
     forward_threads: Threads,
     backward_threads: Threads,
     /// Parameters of these sizes exist; more workspaces of them than there can be were seen.
-    parameters: [bool; 2],
-    ambiguous: [bool; 2],
+    parameters: [bool; WORKSPACE_BYTES.len()],
+    ambiguous: [bool; WORKSPACE_BYTES.len()],
     knows_parameters: bool,
 }
 

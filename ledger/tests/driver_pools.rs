@@ -94,7 +94,12 @@ fn unknown_pool_end_is_counted() {
 fn what_graphs_use_has_no_name_and_is_not_idle() {
     check(
         |s| {
-            let graphs = |reserved_bytes, used_bytes| Body::PoolState { pool: 7, reserved_bytes, used_bytes };
+            let graphs = |reserved_bytes, used_bytes| Body::PoolState {
+                pool: 7,
+                reserved_bytes,
+                used_bytes,
+                took_us: 0,
+            };
             s.pool(7, 0, false, PoolOwner::Graph);
             s.say(graphs(1000, 300));
             expect(s, &["tracked 1000 = idle 700 + opaque 300"]);

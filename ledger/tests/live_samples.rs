@@ -105,6 +105,36 @@ fn vmm_handle_that_was_being_made_tears_too() {
 }
 
 #[test]
+fn what_a_pool_grew_by_may_be_charged_since_the_call_that_made_it_grow() {
+    let memory = MemoryKind::StreamOrdered;
+    for told_late in [false, true] {
+        let mut s = with_hundred();
+        s.pool(5, 0, false, PoolOwner::Driver);
+        s.state(5, 50);
+        s.at(500).watermark(0);
+        if !told_late {
+            s.sample(10_000, 11_500, 250);
+        }
+        s.at(10_990).say(Body::AllocEnd { address: 0x2000, bytes: 7, pool: 5, took_us: 1, memory });
+        s.at(11_990).alloc_as(0x3000, 60, memory, 5); // by 17, as far as is known
+        s.at(13_990).say(Body::PoolState { pool: 5, reserved_bytes: 114, used_bytes: 67, took_us: 4 }); // by 47 more
+        if told_late {
+            s.sample(10_000, 11_500, 250);
+        }
+        s.at(15_000).watermark(0);
+        assert_eq!(join(&s.only_sample()), torn(150, 150, 197), "{told_late}");
+        s.sample(16_000, 17_000, 250);
+        s.at(17_500).say(Body::PoolState { pool: 5, reserved_bytes: 80, used_bytes: 67, took_us: 3 });
+        s.at(18_000).watermark(0);
+        assert_eq!(join(&s.only_sample()), torn(214, 180, 214), "nor may what it has lost be there still");
+        s.sample(20_000, 21_000, 250);
+        s.at(22_990).say(Body::AllocEnd { address: 0x4000, bytes: 13, pool: 5, took_us: 3, memory }); // it fits
+        s.at(24_000).watermark(0);
+        assert_eq!(join(&s.only_sample()), exactly(180));
+    }
+}
+
+#[test]
 fn record_that_another_thread_overtook_counts_at_its_own_time() {
     let mut s = with_hundred();
     s.at(500).watermark(0);

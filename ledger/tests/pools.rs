@@ -491,7 +491,7 @@ fn pool_tells_what_waits_for_a_stream_and_what_its_owner_says() {
     s.block(0x1000, 96, 3);
     s.block(0x1100, 32, 3);
     s.say(Body::BlockFree { address: 0x1000, pool: 3, state: FreeState::Pending });
-    s.say(Body::PoolState { pool: 3, reserved_bytes: 8192, used_bytes: 32 });
+    s.say(Body::PoolState { pool: 3, reserved_bytes: 8192, used_bytes: 32, took_us: 0 });
     s.say(Body::PoolCheck { pool: 3, total_bytes: 32 });
     let pool = s.account().pools.remove(0);
     assert_eq!((pool.used_bytes, pool.pending_bytes), (128, 96));

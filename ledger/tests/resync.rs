@@ -416,7 +416,7 @@ fn driver_pool_reserves_what_it_says_in_the_resync() {
             s.seq += 2; // it is freed, unheard, and the pool is trimmed
             s.watermark(0);
             s.resync(1, |s| {
-                s.restate(1, Body::PoolState { pool: 5, reserved_bytes: 20, used_bytes: 0 });
+                s.restate(1, Body::PoolState { pool: 5, reserved_bytes: 20, used_bytes: 0, took_us: 0 });
             });
         },
         &["tracked 20 = idle 20", "flags was_partial"],

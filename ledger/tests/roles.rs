@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 const POOL: u64 = 3;
 const HOPPER: u64 = 33_554_432;
 const OTHERS: u64 = 8_519_680;
+const LT: u64 = 1_048_576;
 /// The main thread, and the one that runs backward passes.
 const MAIN: u32 = 1;
 const AUTOGRAD: u32 = 2;
@@ -311,7 +312,7 @@ fn loss_and_glue_belong_to_forward_and_copies_are_no_inputs() {
 
 #[test]
 fn a_workspace_is_known_by_its_size_and_its_age() {
-    for bytes in [HOPPER, OTHERS] {
+    for bytes in [HOPPER, OTHERS, LT] {
         let mut t = Train::new();
         // An activation of this size in each step, and two workspaces.
         t.born("forward's", bytes, Forward).born("a", bytes, Forward);

@@ -141,7 +141,7 @@ fn no_flood_takes_more_than_its_users_share() {
             say(at(n), body);
         }),
         ("pools by their state alone", &|n, say| {
-            say(at(n), Body::PoolState { pool: n, reserved_bytes: 1, used_bytes: 1 });
+            say(at(n), Body::PoolState { pool: n, reserved_bytes: 1, used_bytes: 1, took_us: 0 });
         }),
         ("segments", &|n, say| say(at(n), Body::SegmentAdd { address: n << 21, bytes: 1 << 20, pool: 3 })),
         ("segments of allocations", &|n, say| {

@@ -454,7 +454,7 @@ fn steps_and_pools_are_told_with_the_run() {
         say(&mut said, 0, Body::PhaseBegin { phase: Phase::Forward });
         say(&mut said, 0, free(4096, if step == 2 { FreeState::Pending } else { FreeState::Done }));
     }
-    say(&mut said, 0, Body::PoolState { pool: 5, reserved_bytes: 8 * MIB, used_bytes: 0 });
+    say(&mut said, 0, Body::PoolState { pool: 5, reserved_bytes: 8 * MIB, used_bytes: 0, took_us: 0 });
     say(&mut said, 0, Body::PoolCheck { pool: 5, total_bytes: 7 });
     let run = said.run();
     let details = &run.devices[0].details;

@@ -158,7 +158,7 @@ fn a_late_agent_says_what_torch_said_itself() {
     said.control(Body::Baseline { bytes: 300 * MIB });
     said.pool();
     said.segment(100 * MIB);
-    said.say(Body::PoolState { pool: POOL, reserved_bytes: 400 * MIB, used_bytes: 310 * MIB });
+    said.say(Body::PoolState { pool: POOL, reserved_bytes: 400 * MIB, used_bytes: 310 * MIB, took_us: 0 });
     said.sample(900 * MIB);
     let text = told(&said.run());
     assert_eq!(

@@ -263,6 +263,7 @@ EXPORT CUresult cuMemPoolTrimTo(pool *p, size_t keep) {
 
 static CUresult attribute(pool *p, int attr, void *value, int set) {
     if (!value || attr < 1 || attr > 8) return INVALID_VALUE;
+    if (!set && attr >= 4) cost_before(2 * machine->cuda_query_us);
     enter();
     CUresult result = known(p) ? OK : INVALID_VALUE;
     if (result == OK && attr < 4) {

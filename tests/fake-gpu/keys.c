@@ -17,6 +17,7 @@ static const sim_key keys[] = {
     {"cuda.version", M(cuda_version), 'n', 0, NULL, "what cuDriverGetVersion says"},
     {"cuda.alloc_us", M(cuda_alloc_us), 'n', 0, NULL, "time of an allocation; the memory changes hands half-way"},
     {"cuda.free_us", M(cuda_free_us), 'n', 0, NULL, "time of a free, likewise"},
+    {"cuda.query_us", M(cuda_query_us), 'n', 0, NULL, "time until a pool has said one of its numbers"},
     {"cuda.context_us", M(cuda_context_us), 'n', 0, NULL, "time to make a context"},
     {"cost.granule", C(granule), 'b', 0, NULL, "device memory is charged in multiples of this"},
     {"cost.small_limit", C(small_limit), 'b', 0, NULL, "requests below it share granules"},

@@ -94,6 +94,21 @@ EXPORT nvmlReturn nvmlDeviceGetDriverModel_v2(const handle *h, unsigned *now, un
 EXPORT nvmlReturn nvmlDeviceGetDriverModel(const handle *h, unsigned *now, unsigned *pending) {
     return driver_model(h, now, pending);
 }
+/* What a Hopper says that belongs to no fabric: PyTorch 2.13 asks before it maps memory. */
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state; /* 0: not supported */
+    unsigned health;
+} fabric_info;
+EXPORT nvmlReturn nvmlDeviceGetGpuFabricInfoV(const handle *h, fabric_info *out) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    unsigned version = out->version;
+    memset(out, 0, sizeof *out);
+    out->version = version;
+    return OK;
+}
 EXPORT nvmlReturn nvmlDeviceGetMinorNumber(const handle *h, unsigned *out) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
     *out = (unsigned)h->device;

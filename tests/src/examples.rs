@@ -82,7 +82,7 @@ fn body(kind: u8) -> Body<'static> {
         20 => Body::Import { address: A, bytes: B, source: ImportSource::External },
         21 => Body::Baseline { bytes: B },
         24 => Body::PoolCreate { pool: A, parent: C, reports_blocks: R, owner: PoolOwner::Framework },
-        25 => Body::PoolState { pool: A, reserved_bytes: B, used_bytes: C },
+        25 => Body::PoolState { pool: A, reserved_bytes: B, used_bytes: C, took_us: 0 },
         26 => Body::PoolDestroy { pool: A },
         27 => Body::PoolCheck { pool: A, total_bytes: B },
         32 => Body::VmmCreate { handle: A, bytes: B, references: R, memory: MemoryKind::HostVmm },

@@ -3,7 +3,7 @@
 #![allow(missing_docs)]
 
 use gpumem_tests::live::mixer;
-use gpumem_tests::live::scene::{Scene, inside};
+use gpumem_tests::live::scene::{Scene, between, inside};
 
 const K: i64 = 1 << 10;
 const M: i64 = 1 << 20;
@@ -161,6 +161,29 @@ fn pool_that_grows_twice_at_once() {
     wait_for_a_poll();
     scene.look(&mut mixer, "of the program", 192 * M);
     scene.end(&mut [&mut mixer]);
+}
+
+/// What a pool has grown by is known when the pool was asked for it, after the allocation, and what it gave back after the trim: a
+/// reading that falls between the two is torn, and its bounds hold the difference.
+#[test]
+fn pool_that_is_slow_to_say_how_large_it_is() {
+    let mut scene = Scene::new(&["cuda.pool_step=32M", "latency=sleep"]);
+    let mut mixer = scene.mixer();
+    mixer.ok("pool-default p; pool-keeps p 0xffffffffffffffff; stream s; tag work");
+    scene.machine.set(&["cuda.query_us=50000"]);
+    let answer = mixer.ok("async a 3M; async b 40M; async c 70M; async d 33M; async e 1M");
+    scene.machine.set(&["cuda.query_us=0"]);
+    wait_for_a_poll();
+    scene.look(&mut mixer, "all five", 256 * M);
+    mixer.ok("async-end b; async-end c; async-end d; synchronize");
+    scene.machine.set(&["cuda.query_us=50000"]);
+    let trims = ["200M", "120M", "64M", "0"].map(|keep| mixer.ok(&format!("pool-trim p {keep}")));
+    scene.machine.set(&["cuda.query_us=0"]);
+    scene.look(&mut mixer, "two, and the pool trimmed", 32 * M);
+    let seen = scene.end(&mut [&mut mixer]);
+    let torn = |answer| between(&seen, &mixer, answer).filter(|sample| sample.torn).count();
+    assert!(torn(&answer) > 0, "no reading fell between growth and report");
+    assert!(trims.iter().map(torn).sum::<usize>() > 0, "no reading fell between trim and report");
 }
 
 #[test]

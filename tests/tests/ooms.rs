@@ -46,11 +46,24 @@ impl Scene {
 
     /// Waits until NVML has told so much of a process.
     fn used(&self, pid: u32, at_least: i64) {
-        until(30, &format!("{at_least} of {pid}"), || {
+        self.row(pid, &format!("{at_least} of {pid}"), |row| row["used_bytes"].as_i64() >= Some(at_least));
+    }
+
+    /// The same, and until its agent's word for it is there, too.
+    fn explained(&self, pid: u32, at_least: i64) {
+        self.row(pid, &format!("{at_least} of {pid}, explained"), |row| {
+            row["used_bytes"].as_i64() >= Some(at_least)
+                && row["tracked_bytes"].as_i64() >= Some(at_least)
+                && row["untrackable_bytes"].is_i64()
+        });
+    }
+
+    fn row(&self, pid: u32, what: &str, is_so: impl Fn(&Value) -> bool) {
+        until(30, what, || {
             let ps = self.daemon.asked("/v1/ps")?;
             let mut rows =
                 ps["processes"].as_array()?.iter().filter(|row| row["pid"].as_u64() == Some(pid.into()));
-            rows.any(|row| row["used_bytes"].as_i64() >= Some(at_least)).then_some(())
+            rows.any(&is_so).then_some(())
         });
     }
 
@@ -138,7 +151,7 @@ fn another_tenant_grew() {
     let mut victim = scene.covered();
     victim.ok("tag model/weights; alloc a 4G");
     scene.used(tenant.pid(), 1024 * MIB);
-    scene.used(victim.pid(), 4096 * MIB);
+    scene.explained(victim.pid(), 4096 * MIB);
     tenant.ok("alloc b 6G");
     scene.used(tenant.pid(), 7168 * MIB);
     // Gone before the agent's thread has said a word of it.
@@ -183,7 +196,7 @@ fn a_pool_in_pieces() {
     for at in 0..6 {
         victim.ok(&format!("block torch a {}G 1G", 2 * at));
     }
-    scene.used(victim.pid(), 12_288 * MIB);
+    scene.explained(victim.pid(), 12_288 * MIB);
     victim.send("alloc c 6G\nleave 1");
     scene.over(victim.pid());
     let (text, json) = scene.oom(victim.pid());
@@ -271,7 +284,7 @@ fn killed_for_host_memory() {
     let mut victim = scene.covered();
     victim.ok("tag model; alloc a 12G");
     victim.refused("alloc b 9G");
-    scene.used(victim.pid(), 12_288 * MIB);
+    scene.explained(victim.pid(), 12_288 * MIB);
     let mut file = std::fs::OpenOptions::new().append(true).open(&log).expect("the log");
     let pid = victim.pid();
     writeln!(

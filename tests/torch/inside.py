@@ -240,6 +240,30 @@ def paths(calls, role):
 
 
 @test
+def a_compiler_that_takes_the_hooks_of_optimizers_is_told_of():
+    """As that of PyTorch 2.2 does."""
+    import torch._dynamo
+
+    package, kind = sys.modules["_gpumem_torch"], torch.optim.SGD
+    kind([nn.Parameter(ones())], 0.1)  # the first one has its class's steps wrapped
+    assert not package._codes.is_unhooked()
+    wrapped, here = kind.step, begun()
+    missing = list(here.missing)
+    try:
+        kind.step = torch._dynamo.disable(wrapped)
+        assert kind.step.hooked and not package._codes.is_unhooked(), "they are called as before"
+        kind.step = lambda self: None
+        kind.step.hooked = True
+        with Told("roles") as calls:
+            package._core.tick()
+        assert any(b"compiler" in reason for _, reason in calls), calls
+    finally:
+        kind.step = wrapped
+        here.missing[:] = missing
+        package._core._say(here)
+
+
+@test
 def two_optimizers_tell_what_is_theirs():
     make, judge = Net().cuda(), Net().cuda()
     ours, theirs = torch.optim.Adam(make.parameters()), torch.optim.SGD(judge.parameters(), 0.1, momentum=0.9)

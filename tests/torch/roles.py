@@ -319,6 +319,16 @@ def graphed():
         graph.replay()
         training.optimizers[0].step()
         training.check(f"{number}/optimizer", [words])
+    clear_workspaces()  # from PyTorch 2.13 on they go with the graph
+
+
+WORKSPACES = set()
+
+
+def clear_workspaces():
+    before = blocks()
+    torch._C._cuda_clearCublasWorkspaces()
+    WORKSPACES.update(before.keys() - blocks().keys())
 
 
 FEATURES = ["temporaries", "plain", "kept", "accumulated", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
@@ -328,7 +338,6 @@ for word in sys.argv[1:] or FEATURES:
     globals()[word]()
     gc.collect()
     torch.cuda.empty_cache()
-before = blocks()
-torch._C._cuda_clearCublasWorkspaces()
-say(workspaces=[hex(address) for address in before.keys() - blocks().keys()])
+clear_workspaces()
+say(workspaces=[hex(address) for address in WORKSPACES])
 say(done=True)

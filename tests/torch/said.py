@@ -80,7 +80,8 @@ class Claims(TorchFunctionMode):
 class GroundTruth:
     """While it is entered: `enter PATH` and `leave` around every call of one of the model's modules, and around every node
     of the backward pass that was made in one, each on its own thread (where checkpoints are computed again too). Of a module
-    that is compiled, what it calls is not seen: all that it does is its own. `claims`: see there."""
+    that is compiled, what it calls is not seen: all that it does is its own. `claims`: see there. A backward pass inside of a
+    node (a checkpoint's) is `enter ?`: what the engine adds up between two of its nodes is nobody's."""
 
     def __init__(self, model, claims=True):
         root, self.claims = type(model).__name__, claims
@@ -129,11 +130,24 @@ class GroundTruth:
                 mark("leave")
                 stack.pop()
 
+        self.backward = outer_backward = torch.autograd.backward
+
+        def backward(*arguments, **keywords):
+            if threading.current_thread() is threading.main_thread():
+                return outer_backward(*arguments, **keywords)
+            mark("enter ?")
+            try:
+                return outer_backward(*arguments, **keywords)
+            finally:
+                mark("leave")
+
         nn.Module.__call__ = call
+        torch.autograd.backward = backward
         return self
 
     def __exit__(self, *_):
         nn.Module.__call__ = self.original
+        torch.autograd.backward = self.backward
         for hook in self.hooks:
             hook.remove()
 

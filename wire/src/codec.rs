@@ -274,8 +274,9 @@ records! {
     /// A pool exists on `device`, named by `tag`. `parent` is the pool whose block its segments lie in, or
     /// 0. With `reports_blocks` 0 it is opaque until its first block (restated after that: 1).
     24 PoolCreate { pool: u64 => address, parent: u64 => aux, reports_blocks: u16 => result, owner: PoolOwner => detail }
-    /// What the pool itself says it has reserved and handed out.
-    25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux }
+    /// What the pool itself says it has reserved and handed out. By what it says now a driver's pool may have grown or
+    /// shrunk since `took_us` before (rounded up; 65,535 is that or longer; 0: not known): so long NVML may have charged it so.
+    25 PoolState { pool: u64 => address, reserved_bytes: u64 => bytes, used_bytes: u64 => aux, took_us: u16 => result }
     /// The pool is gone once its last allocation is.
     26 PoolDestroy { pool: u64 => address }
     /// The owner's own total of live block bytes, to be compared with ours.

@@ -23,6 +23,28 @@ class Block(Module): pass
 """
 
 
+STEPS = (
+    TORCH
+    + """
+from gpumem.torch import _steps
+from gpumem.torch._sweep import Sweeper
+class Dear(Sweeper):
+    def sweep(self, optimizers, gradients):
+        self.count += 1
+        self.seconds, self.due = 0.3, time.perf_counter() + 60
+    def forget(self): pass
+class Optimizer:
+    def __init__(self): self.param_groups = [{"params": [object()]}]
+def search():
+    searches.append(1)
+    modules.searches, modules.search_seconds, modules.searched_at = 9, 0.3, time.perf_counter()
+modules.search, searches, sweeper = search, [], Dear(modules)
+steps = _steps.Steps(modules, sweeper)
+before, after = _steps.hooks(steps)
+"""
+)
+
+
 class Searches(unittest.TestCase):
     def test_tuples_that_others_are_filling_are_left_alone(self):
         script = (
@@ -74,28 +96,42 @@ class Roots(unittest.TestCase):
 
 class Optimizers(unittest.TestCase):
     def test_many_new_ones_wait_until_sweeps_are_paid_for(self):
-        script = TORCH + """
-from gpumem.torch import _steps
-from gpumem.torch._sweep import Sweeper
-class Dear(Sweeper):
-    def sweep(self, optimizers, gradients):
-        self.count += 1
-        self.seconds, self._due = 0.3, time.perf_counter() + 60
-    def forget(self): pass
-class Optimizer:
-    def __init__(self): self.param_groups = [{"params": [object()]}]
-def search():
-    searches.append(1)
-    modules.searches, modules.search_seconds, modules.searched_at = 9, 0.3, time.perf_counter()
-modules.search, searches, sweeper = search, [], Dear(modules)
-steps = _steps.Steps(modules, sweeper)
+        script = STEPS + """
 for _ in range(100):
     optimizer = Optimizer()
-    steps.before(optimizer)
-    steps.after(optimizer)
-print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()), len(steps._optimizers), len(steps._done))
+    before(optimizer, (), {})
+    after(optimizer, (), {})
+print(1 <= sweeper.count <= 9, 1 <= len(searches) <= 9, len(steps.optimizers()), len(steps.known), len(steps.done))
 """
         self.assertEqual(run(script), ["True", "True", "1", "1", "1"])
+
+    def test_a_step_with_nothing_new_calls_no_function_of_ours(self):
+        script = STEPS + """
+optimizer, called = Optimizer(), []
+def step():
+    before(optimizer, (), {})
+    after(optimizer, (), {})
+for _ in range(5): step()
+sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code.co_name))
+step()
+sys.setprofile(None)
+print(*[name for name in called if name not in ("step", "_never", "_nothing")], steps.count)
+"""
+        self.assertEqual(run(script), ["before", "after", "6"])
+
+    def test_a_forked_child_looks_at_nothing(self):
+        script = STEPS + """
+import os
+optimizer = Optimizer()
+if os.fork() == 0:
+    before(optimizer, (), {})
+    after(optimizer, (), {})
+    os._exit(0 if (sweeper.count, len(steps.known), steps.count) == (0, 0, 0) else 1)
+_, status = os.wait()
+before(optimizer, (), {})
+print(status, len(steps.known))
+"""
+        self.assertEqual(run(script), ["0", "1"])
 
 
 class Ticks(unittest.TestCase):

@@ -6,6 +6,7 @@ use super::table::{self, Meaning};
 use crate::book::Allocation;
 use crate::control;
 use crate::core::{At, Core, nothing};
+use crate::driver_pools::graph_memory;
 use crate::fault;
 use crate::ffi::guard;
 use crate::naming::Named;
@@ -156,8 +157,8 @@ impl Here<'_> {
                         self.creating(&mut call, ordinal);
                     }
                 }
-                _ if table::allocates(meaning) => {
-                    let since = &self.thread.allocating_since_ns;
+                _ if table::moves_memory(meaning) => {
+                    let since = &self.thread.moving_since_ns;
                     if since.load(Relaxed) == 0 {
                         since.store(now, Release);
                     }
@@ -210,11 +211,11 @@ impl Here<'_> {
                 _ => self.other(meaning, call, result),
             }
         }
-        if table::allocates(meaning) {
+        if table::moves_memory(meaning) {
             // SAFETY: as in `enter`.
             let outermost = unsafe { self.thread.own() }.open == 0;
             if outermost {
-                self.thread.allocating_since_ns.store(0, Release);
+                self.thread.moving_since_ns.store(0, Release);
             }
         }
     }
@@ -383,7 +384,7 @@ impl Here<'_> {
                     }
                 }
                 PoolImport => {} // the exporter pays
-                PoolTouched => core.poll_pool(thread, self.params::<params::PoolTrim>().pool),
+                PoolTouched => core.poll_pool_now(thread, self.params::<params::PoolTrim>().pool),
                 DeviceSetPool => {
                     let p: params::DeviceSetPool = self.params();
                     core.driver_pools.set_current(p.device, p.pool);
@@ -397,7 +398,8 @@ impl Here<'_> {
                     }
                 }
                 GraphMemoryTrim => {
-                    core.poll_graph_memory(thread, core.device(self.params::<params::Small>().value));
+                    let device = core.device(self.params::<params::Small>().value);
+                    core.poll_pool_now(thread, graph_memory(device));
                 }
                 CtxCreate => {
                     let p: params::CtxCreate = self.params();
@@ -446,7 +448,7 @@ impl Here<'_> {
                         DriverEventKind::GraphDestroyed
                     };
                     self.event(at, event, 0);
-                    core.poll_graph_memory(thread, at.device);
+                    core.poll_pool(thread, graph_memory(at.device));
                 }
                 _ => {}
             }

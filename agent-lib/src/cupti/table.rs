@@ -15,7 +15,7 @@
 //! | sparse arrays | cuMemMapArrayAsync | nothing: the handle's bytes go with its release, too early while an array has it mapped | D; the layout of its list is not settled | - |
 //! | managed | cuMemAllocManaged, managed pools | beside the sum: NVML charges it to no process | D | kinds.managed |
 //! | pinned, registered | cuMemAllocHost, cuMemHostAlloc, cuMemHostRegister, pools of the host | beside the sum | D | kinds.pinned |
-//! | stream-ordered | cuMemAllocAsync, cuMemAllocFromPoolAsync | used bytes to the tag; what is charged is what the pool has reserved, polled at these calls (ten times a second) and, for pools that cannot be destroyed, each second; on the pool's device, not the context's | H, D, I: steps of growth | pools.default, pools.own |
+//! | stream-ordered | cuMemAllocAsync, cuMemAllocFromPoolAsync | used bytes to the tag; what is charged is what the pool has reserved, polled at these calls (at once when it may have grown or was trimmed, else ten times a second) and, for pools that cannot be destroyed, each second; on the pool's device, not the context's | H, D, I: steps of growth | pools.default, pools.own |
 //! | a program's own pool | cuMemPoolCreate, cuMemPoolDestroy | as above, polled at its calls only: it could be destroyed while another thread asks, and a callback may not wait for that thread | D | pools.own |
 //! | captured | the same while a graph node is made inside of the call | nothing: the graph owns the bytes | D, I: that the node is told then | pools.capture |
 //! | graph memory | cuGraphAddMemAllocNode, cuGraphAddNode | what the device's graph memory has reserved, polled when graphs are made, destroyed and trimmed, and each second | H | pools.graphs |
@@ -220,9 +220,9 @@ pub fn meaning(id: u32) -> Option<Meaning> {
     MEANINGS.get(id as usize).copied().flatten()
 }
 
-/// Whether the call may take device memory: what the watermark calls in flight.
+/// Whether the call may take device memory, or make a pool give some back: what the watermark calls in flight.
 #[inline(always)]
-pub fn allocates(meaning: Meaning) -> bool {
+pub fn moves_memory(meaning: Meaning) -> bool {
     matches!(
         meaning,
         Alloc
@@ -237,5 +237,7 @@ pub fn allocates(meaning: Meaning) -> bool {
             | AllocAsync
             | AllocFromPool
             | MemCreate
+            | PoolTouched
+            | GraphMemoryTrim
     )
 }

@@ -37,6 +37,13 @@ impl Chunk {
         first(self.equal(hash))
     }
 
+    /// A free place: this one, if it is.
+    #[inline(always)]
+    pub fn free_place(&self, favourite: usize) -> usize {
+        let free = self.equal(FREE);
+        if free & 1 << (2 * favourite) != 0 { favourite } else { first(free) }
+    }
+
     /// A bit for each key that is `word`: bit 2 n for key n. One key after the other takes three times as much code, and what a training
     /// pays for a block is mostly the code of its own that ours takes out of the processor's cache.
     #[cfg(target_arch = "x86_64")]

@@ -31,7 +31,7 @@ impl Sender {
         while self.link.is_up() {
             // In this order: what was in flight at `now` either is so still or has its number up to `head`.
             let now = self.core.clock.now() - MARGIN_NS;
-            let in_flight_since_ns = threads::allocating_since_ns();
+            let in_flight_since_ns = threads::moving_since_ns();
             let head = self.core.ring.head();
             let until = head.min(self.taken + ROUND);
             let before = self.taken;

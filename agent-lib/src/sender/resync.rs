@@ -128,7 +128,7 @@ impl Sender {
             && let Some((reserved_bytes, used_bytes)) = self.core.driver_pools.state(pool.row[2])
         {
             let stamp = stamp_of(&pool.row);
-            let body = Body::PoolState { pool: pool.row[2], reserved_bytes, used_bytes };
+            let body = Body::PoolState { pool: pool.row[2], reserved_bytes, used_bytes, took_us: 0 };
             self.link.frame(&Record { stamp, body });
             rows += 1;
         }

@@ -76,7 +76,7 @@ pub enum Met {
     Nothing = 0,
     /// One whose slots cannot be found: stripped of its dynamic table, or of another make.
     NoSlot = 1,
-    /// It has slots that the loader has not bound so far, or whose page could not be made writable: the sender tries again.
+    /// It has slots that the loader has not bound so far, or whose page could not be made writable: looked at again.
     NotYet = 2,
     /// Our functions are in place.
     Patched = 3,
@@ -113,12 +113,16 @@ fn function(hook: usize) -> usize {
     }
 }
 
-/// In the callback of a driver allocation: looks if the loader has mapped files since the last look (about 25 ns if not).
+/// In the callback of a driver allocation: looks if the loader has mapped files since the last look (about 25 ns if not), or was
+/// not done with them then: whoever looks in the middle of a dlopen meets files that are not relocated.
 /// Once our functions are in place, a second PyTorch is left to the sender.
 #[inline]
 pub fn look_if_changed() {
-    if met() != Met::Patched {
-        look(false);
+    match met() {
+        Met::Patched => {}
+        met => {
+            look(met == Met::NotYet);
+        }
     }
 }
 

@@ -213,7 +213,7 @@ impl Core {
         device.check_due.store(false, Relaxed);
         let at = At { flags: Flags(0), device: slot, ..At::NOWHERE };
         let (used_bytes, reserved_bytes) = (device.sum.load(Relaxed) as u64, device.reserved.load(Relaxed));
-        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes }, nothing);
+        self.record(thread, at, Body::PoolState { pool, reserved_bytes, used_bytes, took_us: 0 }, nothing);
         self.record(thread, at, Body::PoolCheck { pool, total_bytes: used_bytes }, nothing);
         self.tell_unseen(thread, device, at);
     }

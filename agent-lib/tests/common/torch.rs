@@ -71,6 +71,17 @@ void torch_free(void *p, long bytes, word allocated, word reserved, unsigned sho
 int torch_query(void *event) { return cudaEventQuery(event); }
 int torch_synchronize(void *event) { return cudaEventSynchronize(event); }
 
+#ifdef SLOW
+/* The loader asks for the function while it relocates this file, before it gets to the slots of calls. */
+static void nothing(void) {}
+static void (*chosen(void))(void) {
+    for (volatile long turn = 0; turn < 100000000; turn = turn + 1) {}
+    return nothing;
+}
+void slow(void) __attribute__((ifunc("chosen")));
+void (*const volatile slow_one)(void) = slow;
+#endif
+
 /* Stands for libcuda.so: another file, so that the caller is this library. */
 void torch_driver(void (*enter)(callback *, unsigned, word, word, word *, word, unsigned), callback *call, unsigned id, word bytes, word address, unsigned result) {
     static volatile int calls;
@@ -122,6 +133,10 @@ pub const MAKES: &[Make] = &[
     },
     Make { name: "stripped", flags: LAZY, c10_flags: &[], strip: true },
 ];
+
+/// The loader takes a tenth of a second for it.
+pub const SLOW: Make =
+    Make { name: "slow", flags: &["-DSLOW", "-Wl,-z,lazy,-z,relro"], c10_flags: &[], strip: false };
 
 /// Its reports go nowhere through a slot.
 pub const STATIC: Make = Make { name: "static", flags: &["-DWITHOUT"], c10_flags: &[], strip: false };

@@ -130,7 +130,7 @@ impl Script {
         self.say(Body::PoolCreate { pool, parent, reports_blocks: blocks.into(), owner });
     }
     pub fn state(&mut self, pool: u64, reserved_bytes: u64) {
-        self.say(Body::PoolState { pool, reserved_bytes, used_bytes: 0 });
+        self.say(Body::PoolState { pool, reserved_bytes, used_bytes: 0, took_us: 0 });
     }
     pub fn segment(&mut self, address: u64, bytes: u64, pool: u64) -> u64 {
         self.say(Body::SegmentAdd { address, bytes, pool })

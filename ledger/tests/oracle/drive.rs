@@ -275,7 +275,7 @@ impl Drive {
             }
             17 if !racing => {
                 let (pool, reserved_bytes) = (self.driver_pool + u64::from(op.b % 2), u64::from(op.a) * 2);
-                self.say(Body::PoolState { pool, reserved_bytes, used_bytes: 0 }, 0);
+                self.say(Body::PoolState { pool, reserved_bytes, used_bytes: 0, took_us: 0 }, 0);
             }
             18 if !racing && op.a.is_multiple_of(4) => {
                 if let Some(pool) = pick(&self.world.driver_pools, op.b).filter(|pool| !pool.gone) {

@@ -105,7 +105,8 @@ impl Drive {
             rows += self.restate(&Said { stamp, body });
         }
         for pool in world.driver_pools.iter().filter(|pool| !pool.gone) {
-            let body = Body::PoolState { pool: pool.id, reserved_bytes: pool.reserved, used_bytes: 0 };
+            let body =
+                Body::PoolState { pool: pool.id, reserved_bytes: pool.reserved, used_bytes: 0, took_us: 0 };
             rows += self.restate(&Said { stamp, body });
         }
         for backing in &world.backings {

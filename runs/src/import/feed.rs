@@ -355,7 +355,7 @@ impl Speaker {
     pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
         let pool = self.pool(feed, slot);
         let stamp = Stamp { device: slot, ..self.ordered() };
-        self.say(feed, stamp, Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes });
+        self.say(feed, stamp, Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 });
     }
 
     /// A step begins.

@@ -173,6 +173,27 @@ fn a_place_is_taken_again_when_its_thread_has_ended_and_not_before() {
     });
 }
 
+/// In the middle of a sweep: a place that is free already, not one behind all others.
+#[test]
+fn a_thread_that_comes_amid_a_sweep_takes_what_is_free() {
+    loom::model(|| {
+        let seats = seats::<8>();
+        assert!((1..=4).all(|id| seats.claim(id).is_some()));
+        let coming = std::cell::Cell::new(5);
+        seats.sweep(|_| {
+            if coming.get() < 7 && seats.all()[0].id.load(Relaxed) != 1 {
+                seats.claim(coming.replace(coming.get() + 1)).expect("a place");
+            }
+            true
+        });
+        let ids = || seats.all().iter().map(|seat| seat.id.load(Relaxed)).collect::<Vec<_>>();
+        assert_eq!(ids(), [5, 6, 0, 0], "none beyond the four");
+        seats.claim(9).expect("a place");
+        seats.claim(10).expect("a place");
+        assert_eq!(ids(), [5, 6, 9, 10]);
+    });
+}
+
 /// Its place is free again, and the number that it has taken is known to be lost.
 #[test]
 fn a_thread_that_ends_amid_a_record_costs_that_record_alone() {

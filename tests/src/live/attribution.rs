@@ -9,6 +9,9 @@ use gpumem_wire::{Body, Flags, Phase, Record, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
+/// Where the program does not know whose memory is.
+const NOBODYS: &str = "?";
+
 /// A live block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
@@ -124,6 +127,9 @@ impl Reader {
         }
         let key = format!("{} {}", self.model, self.phase);
         let expected = self.inside.get(&thread).and_then(|inside| inside.last());
+        if expected.is_some_and(|expected| expected == NOBODYS) {
+            return;
+        }
         if let Some(expected) = expected {
             self.result.known.entry(key.clone()).or_default().add(bytes, expected, tag);
         }

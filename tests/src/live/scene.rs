@@ -74,13 +74,18 @@ impl Scene {
 }
 
 /// Samples that lie within a call.
+pub fn between<'a>(seen: &'a Replay, mixer: &Mixer, call: &Answer) -> impl Iterator<Item = &'a ClosedSample> {
+    let (pid, began_ns, ended_ns) = (mixer.pid(), call.began_ns, call.ended_ns);
+    let of_it = seen.samples.iter().filter(move |(key, ..)| key.pid == pid).map(|(_, _, sample)| sample);
+    of_it.filter(move |sample| sample.t0_ns > began_ns && sample.t1_ns < ended_ns)
+}
+
+/// The same.
 ///
 /// # Panics
 /// When there are fewer than two.
 pub fn inside<'a>(seen: &'a Replay, mixer: &Mixer, call: &Answer) -> Vec<&'a ClosedSample> {
-    let of_it = seen.samples.iter().filter(|(key, ..)| key.pid == mixer.pid()).map(|(_, _, sample)| sample);
-    let inside: Vec<_> =
-        of_it.filter(|sample| sample.t0_ns > call.began_ns && sample.t1_ns < call.ended_ns).collect();
+    let inside: Vec<_> = between(seen, mixer, call).collect();
     assert!(inside.len() >= 2, "samples while it ran: {}", inside.len());
     inside
 }

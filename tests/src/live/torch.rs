@@ -78,6 +78,13 @@ fn install(version: &str) -> Result<Wheel, String> {
 }
 
 impl Wheel {
+    /// Whether it is that release or a later one.
+    pub fn is_from(&self, major: u32, minor: u32) -> bool {
+        let number = |part: Option<&str>| part.and_then(|part| part.parse().ok()).unwrap_or(0_u32);
+        let mut parts = self.version.split('.');
+        (number(parts.next()), number(parts.next())) >= (major, minor)
+    }
+
     /// Python with this wheel, on that machine, running a program of tests/torch. Nothing of gpumem is in its environment.
     pub fn bare(&self, machine: &Machine, program: &str, arguments: &[&str]) -> Command {
         let fake = &programs().fake;

@@ -17,15 +17,24 @@ from ._frames import BACKWARD, BOUNDARY, GRADIENT, MODULE, OPTIMIZER, PARAMETER,
 _kept: List[CodeType] = []
 
 
-def _code(thing: Any) -> Optional[CodeType]:
-    """Of a function, as it was written: decorators that keep the function are looked through."""
-    for _ in range(8):
-        inner = getattr(thing, "__wrapped__", None)
-        if inner is None:
-            break
-        thing = inner
+def _layers(thing: Any) -> Iterator[Any]:
+    """A function and what its decorators are around, as far as they keep it; the innermost comes last."""
+    for _ in range(9):
+        yield thing
+        thing = getattr(thing, "__wrapped__", None)
+        if thing is None:
+            return
+
+
+def _own_code(thing: Any) -> Optional[CodeType]:
     code = getattr(getattr(thing, "__func__", thing), "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+def _code(thing: Any) -> Optional[CodeType]:
+    """Of a function, as it was written: decorators that keep the function are looked through."""
+    *_, inner = _layers(thing)
+    return _own_code(inner)
 
 
 def tell(code: Optional[CodeType], what: int) -> bool:
@@ -84,17 +93,34 @@ def register() -> bool:
     module = _at("torch.nn.modules.module:Module")
     call = getattr(module, "_wrapped_call_impl", None) or getattr(module, "_call_impl", None)
     found = tell(_code(call), MODULE)
-    # All optimizers' steps are wrapped by one function, written inside of another.
-    for name in ("profile_hook_step", "_hook_for_profile"):
-        for code in _nested(_code(_at("torch.optim.optimizer:Optimizer." + name)), "wrapper"):
-            tell(code, OPTIMIZER)
-    optimizer = _at("torch.optim.optimizer:Optimizer")
-    if isinstance(optimizer, type):
-        kinds: List[type] = optimizer.__subclasses__()
-        for kind in kinds:
-            register_optimizer(kind)
+    for code in _wrappers():
+        tell(code, OPTIMIZER)
+    for kind in _optimizers():
+        register_optimizer(kind)
     register_others()
     return found
+
+
+def is_unhooked() -> bool:
+    """Whether PyTorch's compiler has taken the wrappers of optimizers' steps away, and with them all hooks: up to 2.2 it does."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    steps = [vars(kind).get("step") for kind in _optimizers()]
+    wrappers = _wrappers()
+    # A decorator around a wrapper, such as `torch._dynamo.disable`, has its attributes and calls the hooks.
+    hooked = [step for step in steps if getattr(step, "hooked", False)]
+    return not all(any(_own_code(layer) in wrappers for layer in _layers(step)) for step in hooked)
+
+
+def _optimizers() -> List[type]:
+    optimizer = _at("torch.optim.optimizer:Optimizer")
+    return optimizer.__subclasses__() if isinstance(optimizer, type) else []
+
+
+def _wrappers() -> List[CodeType]:
+    """All optimizers' steps are wrapped by one function, written inside of another."""
+    names = ("profile_hook_step", "_hook_for_profile")
+    return [code for name in names for code in _nested(_code(_at("torch.optim.optimizer:Optimizer." + name)), "wrapper")]
 
 
 def register_others() -> None:

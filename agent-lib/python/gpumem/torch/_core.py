@@ -206,6 +206,7 @@ def _finish(torch: Any, core: Core) -> int:
 
 
 _NONE = (1 << 64) - 1
+_UNHOOKED = "optimizers' steps once its compiler was used"
 
 
 def tick() -> int:
@@ -217,6 +218,9 @@ def tick() -> int:
         torch = sys.modules["torch"]
         answer = _finish(torch, here)
         _codes.register_others()
+        if _UNHOOKED not in here.missing and _codes.is_unhooked():
+            here.missing.append(_UNHOOKED)
+            _say(here)
         modules, sweeper = here.modules, here.sweeper
         unknown = functions.modules_unknown()
         if unknown != here.unknown and modules.is_due():

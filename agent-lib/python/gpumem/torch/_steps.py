@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -27,37 +28,38 @@ class Steps:
     def __init__(self, modules: Modules, sweeper: Sweeper) -> None:
         self.modules = modules
         self.sweeper = sweeper
-        self._optimizers: Dict[int, Any] = {}
-        self._done: Dict[int, int] = {}
+        #: Optimizers, by address of the object, and how many steps each has done.
+        self.known: Dict[int, Any] = {}
+        self.done: Dict[int, int] = {}
         #: Its steps are the program's steps.
-        self._first: Optional[Any] = None
+        self.first: Optional[Any] = None
         self.count = 0
         #: In steps with a multiple of this number names of gradients are looked up, whatever that costs; 0: in none.
         self.every = 0
-        self._inside = False
+        #: A sweep is under way, or this is a forked child: the agent is silent there.
+        self.rests = False
+        os.register_at_fork(after_in_child=self._rest)
         #: What is left of _AT_ONCE.
         self._left = _AT_ONCE
-        #: A forked child does nothing: the agent is silent there.
-        self.process = os.getpid()
         torch = sys.modules.get("torch")
         compiler = getattr(torch, "compiler", None)
         self.is_compiling = getattr(compiler, "is_compiling", None) or _never
 
     def optimizers(self) -> List[Any]:
         """Those that live."""
-        found = [reference() for reference in list(self._optimizers.values())]
+        found = [reference() for reference in list(self.known.values())]
         return [optimizer for optimizer in found if optimizer is not None]
 
     def add(self, optimizer: Any) -> None:
         """An optimizer is known from now on."""
         key = id(optimizer)
-        known = self._optimizers.get(key)
+        known = self.known.get(key)
         if known is not None and known() is optimizer:
             return
-        self._optimizers[key] = weakref.ref(optimizer, lambda gone: self._gone(key, gone))
-        self._done[key] = 0
-        if self._first is None or self._first() is None:
-            self._first = self._optimizers[key]
+        self.known[key] = weakref.ref(optimizer, lambda gone: self._gone(key, gone))
+        self.done[key] = 0
+        if self.first is None or self.first() is None:
+            self.first = self.known[key]
         kind = type(optimizer)
         _codes.register_optimizer(kind)
         _codes.register_others()
@@ -74,8 +76,8 @@ class Steps:
     def _gone(self, key: int, reference: Any) -> None:
         """An optimizer has died, possibly while the interpreter ends."""
         try:
-            if self._optimizers.get(key) is reference:
-                del self._optimizers[key], self._done[key]
+            if self.known.get(key) is reference:
+                del self.known[key], self.done[key]
                 functions.module_gone(key)
         except Exception:  # names of this module may be gone by now
             pass
@@ -93,49 +95,49 @@ class Steps:
             if not is_due:
                 self._left -= self.sweeper.seconds
 
-    def before(self, optimizer: Any) -> None:
-        """A step begins."""
-        functions.phase(OPTIMIZER)
-        if self._inside or os.getpid() != self.process:
+    def look(self, optimizer: Any) -> None:
+        """A step begins, and something may be new, or it is time to look."""
+        if self.rests:
             return
-        self._inside = True
+        self.rests = True
         try:
             self.add(optimizer)
-            done = self._done[id(optimizer)]
+            done = self.done[id(optimizer)]
             if self.every and functions.step_number() % self.every == 0:
                 self.sweeper.sweep(self.optimizers(), True)
             elif done < _FIRST or self.sweeper.is_due():
                 self._sweep(self.optimizers(), True)
         finally:
-            self._inside = False
+            self.rests = False
 
-    def after(self, optimizer: Any) -> None:
-        """It has ended."""
-        functions.phase(FORWARD)
-        if self._inside or os.getpid() != self.process:
-            return
-        self._inside = True
+    def look_at_states(self) -> None:
+        """One of the first steps has ended: states are made there."""
+        self.rests = True
         try:
-            if self._first is not None and self._first() is optimizer:
-                self.count += 1
-                functions.auto_step(self.count)
-            done = self._done.get(id(optimizer), 0)
-            self._done[id(optimizer)] = done + 1
-            if done < _FIRST:  # states are made in the first step
-                self._sweep(self.optimizers(), False)
+            self._sweep(self.optimizers(), False)
         finally:
-            self._inside = False
+            self.rests = False
+
+    def _rest(self) -> None:
+        self.rests = True
 
 
 def hooks(steps: Steps) -> Tuple[Any, Any]:
-    """Two functions as PyTorch calls them. What is being compiled must see nothing of them."""
-    is_compiling = steps.is_compiling
+    """Two functions as PyTorch calls them. What is being compiled must see nothing of them. Between two steps the program has had
+    the caches for itself, and each call of a Python function costs microseconds: a step with nothing new makes none."""
+    is_compiling, sweeper, clock = steps.is_compiling, steps.sweeper, time.perf_counter
+    known, done = steps.known, steps.done
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
             return
         try:
-            steps.before(optimizer)
+            functions.phase(OPTIMIZER)
+            key = id(optimizer)
+            reference = known.get(key)
+            is_known = reference is not None and reference() is optimizer
+            if not is_known or steps.every or done[key] < _FIRST or clock() >= sweeper.due:
+                steps.look(optimizer)
         except Exception:
             pass
 
@@ -143,7 +145,17 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
         if is_compiling():
             return
         try:
-            steps.after(optimizer)
+            functions.phase(FORWARD)
+            if steps.rests:
+                return
+            first, key = steps.first, id(optimizer)
+            if first is not None and first() is optimizer:
+                steps.count += 1
+                functions.auto_step(steps.count)
+            number = done.get(key, 0)
+            done[key] = number + 1
+            if number < _FIRST:
+                steps.look_at_states()
         except Exception:
             pass
 

@@ -92,7 +92,8 @@ class Sweeper:
         self._told: Dict[int, Tuple[str, int]] = {}
         self._forget_at = 0.0
         self._version = -1
-        self._due = 0.0
+        #: When there was time enough since the last one.
+        self.due = 0.0
         self._ended = 0.0
         #: How many there were and how long the last one took.
         self.count = 0
@@ -105,7 +106,7 @@ class Sweeper:
 
     def is_due(self) -> bool:
         """Whether there was time enough since the last one."""
-        return time.perf_counter() >= self._due
+        return time.perf_counter() >= self.due
 
     def age(self) -> float:
         """Seconds since the last one."""
@@ -151,7 +152,7 @@ class Sweeper:
         now = time.perf_counter()
         self.seconds = now - start
         self._ended = now
-        self._due = now + self.seconds / (_SHARE_WHEN_STILL if self._still >= _STILL else _SHARE)
+        self.due = now + self.seconds / (_SHARE_WHEN_STILL if self._still >= _STILL else _SHARE)
 
     def _module(self, module: Any, known: Known, storages: Dict[int, Tuple[str, int]], gradients: bool) -> None:
         fields = object.__getattribute__(module, "__dict__")

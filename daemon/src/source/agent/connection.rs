@@ -527,6 +527,12 @@ impl Connection {
                 rows = Some(agents.rows.lock().await);
             }
             tokio::task::yield_now().await;
+            if rest.is_long() {
+                let thread = tokio::task::spawn_blocking(|| rest.put_in_order());
+                // None where the daemon ends.
+                let Ok(ordered) = thread.await else { return Ok(()) };
+                rest = ordered;
+            }
             if piece.is_empty() {
                 continue;
             }

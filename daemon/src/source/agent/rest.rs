@@ -38,6 +38,9 @@ enum Step {
     Ring,
     /// Reading the live table, from this row.
     Rows(u64, Vec<Slot>),
+    /// As they lay in the table, all of them.
+    Unordered(Vec<Slot>),
+    Ordered(Vec<Slot>),
     /// Saying it again, from this one.
     Restate(usize, Vec<Slot>),
     Done,
@@ -67,6 +70,20 @@ impl Rest {
     /// The rows are next: as many as the table has are held at once.
     pub fn is_at_rows(&self) -> bool {
         matches!(self.step, Step::Rows(0, _))
+    }
+
+    /// The next step puts so many rows in order that it holds whoever waits for it: a thread had better do [`Rest::put_in_order`].
+    pub fn is_long(&self) -> bool {
+        matches!(&self.step, Step::Unordered(rows) if rows.len() as u64 > PIECE)
+    }
+
+    /// The rows as they are said, where they were not.
+    pub fn put_in_order(mut self) -> Self {
+        self.step = match self.step {
+            Step::Unordered(rows) => Step::Ordered(ordered(rows)),
+            step => step,
+        };
+        self
     }
 
     /// The next frames; none at the end. They are as unchecked as those of a packet.
@@ -108,7 +125,11 @@ impl Rest {
                         self.step = Step::Rows(first + PIECE, rows);
                         return Ok(Some(Vec::new())); // a turn of its own
                     }
-                    order(&mut rows);
+                    self.step = Step::Unordered(rows);
+                    return Ok(Some(Vec::new()));
+                }
+                Step::Unordered(rows) => self.step = Step::Ordered(ordered(rows)),
+                Step::Ordered(rows) => {
                     self.step = Step::Restate(0, rows);
                     let (epoch, after_seq) = (self.epoch, self.header.head_seq);
                     return Ok(Some(one(now_ns, Body::ResyncBegin { epoch, after_seq })));
@@ -164,7 +185,7 @@ fn frames_of(slots: &[Slot]) -> Vec<u8> {
 
 /// Pools first, the outer ones before the inner; each VMM handle directly before its mappings; the rest as it
 /// came. A mapping belongs to the youngest handle of its number that is older than it.
-fn order(rows: &mut [Slot]) {
+fn ordered(mut rows: Vec<Slot>) -> Vec<Slot> {
     const POOL: u8 = 24;
     const CREATE: u8 = 32;
     const MAP: u8 = 33;
@@ -184,6 +205,7 @@ fn order(rows: &mut [Slot]) {
             _ => (1, seq, 0),
         }
     });
+    rows
 }
 
 #[cfg(test)]
@@ -223,10 +245,8 @@ mod tests {
             let owner = gpumem_wire::PoolOwner::Framework;
             row(seq, Body::PoolCreate { pool: seq, parent: 0, reports_blocks: 1, owner })
         };
-        let mut rows =
-            vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
-        order(&mut rows);
-        let seqs: Vec<_> = rows.iter().map(|row| word(row, 0)).collect();
+        let rows = vec![map(9, 5), create(1, 5), map(4, 6), create(3, 6), create(6, 5), map(2, 5), pool(8)];
+        let seqs: Vec<_> = ordered(rows).iter().map(|row| word(row, 0)).collect();
         assert_eq!(seqs, [8, 1, 2, 3, 4, 6, 9]);
     }
 }

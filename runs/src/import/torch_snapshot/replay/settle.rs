@@ -77,7 +77,7 @@ impl Replay<'_> {
             let Some(used_bytes) = allocated else { continue };
             let pool = Self::pool(index);
             let stamp = self.ordered(index);
-            self.tell(stamp, Body::PoolState { pool, reserved_bytes: reserved, used_bytes });
+            self.tell(stamp, Body::PoolState { pool, reserved_bytes: reserved, used_bytes, took_us: 0 });
             let stamp = self.ordered(index);
             self.tell(stamp, Body::PoolCheck { pool, total_bytes: used_bytes });
         }
