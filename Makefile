@@ -1,21 +1,25 @@
 # What a newcomer types. Needs cargo, a C compiler, and python3 for one of the benchmarks.
 
 CARGO ?= cargo
-# Recordings of other tools, kept outside the project; tests and the demo use them when they are there.
-GPUMEM_SAMPLES ?= $(abspath $(wildcard ../shared/samples))
+# Recordings of other tools, kept outside the project; tests use them when they are there.
+ifndef GPUMEM_SAMPLES
+GPUMEM_SAMPLES := $(shell cd ../shared/samples 2> /dev/null && pwd)
+endif
 export GPUMEM_SAMPLES
 
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 FAKE = $(TARGET)/fake-gpu
+# make knows no spaces in paths: below this folder, paths stay relative.
+FAKE_FROM_TESTS = $(if $(filter /%,$(TARGET)),$(FAKE),../../$(FAKE))
 CTL = $(TARGET)/release/gpumemctl
-SAMPLE_LOGS = $(sort $(wildcard $(addsuffix /tbd-log/*.log,$(GPUMEM_SAMPLES))))
 
-# Where crates and this folder lie on the builder's machine says nothing to anybody, and would make two builds differ.
-CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
-PLAIN_PATHS = --remap-path-prefix=$(CRATES)/=crates/ --remap-path-prefix=$(CURDIR)/=
-build demo deb tarball image wheel bench: export RUSTFLAGS := $(strip $(RUSTFLAGS) $(PLAIN_PATHS))
+# Paths of the builder's machine stay out of the programs: they would make two builds differ. Flags are separated by the byte 0x1f, since
+# paths may have spaces.
+PLAIN_PATHS := $(shell for flag in $(RUSTFLAGS); do printf '%s\037' "$$flag"; done; \
+  printf -- '--remap-path-prefix=%s/registry/src/=crates/\037--remap-path-prefix=%s/=' "$${CARGO_HOME:-$$HOME/.cargo}" "$$PWD")
+build deb tarball image wheel bench: export CARGO_ENCODED_RUSTFLAGS := $(PLAIN_PATHS)
 
-.PHONY: build fake-gpu demo reports test soak race kills fuzz lint bench wheel clean
+.PHONY: build fake-gpu demo reports test test-all soak race kills fuzz lint bench wheel clean
 .PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
@@ -23,17 +27,22 @@ build:
 
 # The simulated GPU machine, and a program that trains on it (or on a real GPU).
 fake-gpu:
-	$(MAKE) -s -C tests/fake-gpu OUT=$(abspath $(FAKE))
-	$(MAKE) -s -C tests/trainer OUT=$(abspath $(FAKE))
-	$(MAKE) -s -C tests/mixer OUT=$(abspath $(FAKE))
+	@$(MAKE) -s -C tests/fake-gpu OUT="$(FAKE_FROM_TESTS)"
+	@$(MAKE) -s -C tests/trainer OUT="$(FAKE_FROM_TESTS)"
+	@$(MAKE) -s -C tests/mixer OUT="$(FAKE_FROM_TESTS)"
 
-# A training run, explained while it runs and afterwards; on this machine's GPU, or else on a simulated one.
-demo: build fake-gpu
-	@tests/demo.sh $(TARGET)/release $(FAKE)
+# A training run, explained while it runs and afterwards; on this machine's GPU, or else on a simulated one. The profile `demo` compiles
+# faster than `release`.
+demo:
+	@tests/tools/surroundings.sh demo
+	$(CARGO) build --profile demo --locked -p gpumemd -p gpumemctl -p gpumem-agent
+	@$(MAKE) -s fake-gpu
+	@tests/demo.sh $(TARGET)/demo $(FAKE)
 
 # The report of the recording that the project ships, and of the real ones where they are.
 reports: build
-	@for log in tests/data/small-train.log $(SAMPLE_LOGS); do \
+	@for log in tests/data/small-train.log "$$GPUMEM_SAMPLES"/tbd-log/*.log; do \
+	  [ -e "$$log" ] || continue; \
 	  printf '\n$$ gpumemctl report %s\n' "$$(basename "$$log")"; \
 	  $(CTL) report "$$log" || exit 1; \
 	done
@@ -44,17 +53,23 @@ lint:
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) --all-features --locked -- -D warnings
 
-# Two test binaries at a time; LANES=1 runs them one by one.
+# The fast suite: needs cargo, a C compiler, make and python3, and no network once crates are there. ONLY=TEXT: tests with that name.
 test:
-	@CARGO="$(CARGO)" tests/tools/beside.sh
+	@tests/tools/surroundings.sh test
+	@CARGO="$(CARGO)" tests/tools/lanes.py fast --only "$(ONLY)"
+
+# The fast suite and the slow lanes, or LANES="torch fleet"; tests/tools/lanes.py --list has them. GPUMEM_TOOLS_REQUIRED=1 makes a skip a failure.
+test-all:
+	@tests/tools/surroundings.sh test
+	@CARGO="$(CARGO)" tests/tools/lanes.py $(or $(LANES),--all) --only "$(ONLY)"
 
 # A node on which programs come and go while things go wrong: ten minutes, HOURS=1, or SOAK_SECONDS=N; SEED=N as it was printed. Then
-# CALLS random calls of one program. The simulated machine's truth beside both; tests/tests/soak.rs has the plan.
+# CALLS random calls of one program. The simulated machine's truth beside both; tests/suite/soak.rs has the plan.
 SOAK_SECONDS ?= $(if $(HOURS),$(shell expr $(HOURS) \* 3600),600)
 SEED ?= $(shell date +%s)
 soak:
 	SOAK_SECONDS=$(SOAK_SECONDS) SOAK_SEED=$(SEED) GPUMEM_SOAK_CALLS=$(or $(CALLS),10000000) \
-	  $(CARGO) test --release --locked -p gpumem-tests --test soak -- --nocapture --test-threads=1
+	  $(CARGO) test --release --locked -p gpumem-tests --test suite -- soak:: --nocapture --test-threads=1
 
 # The agent's lock-free parts under loom, its tests under ThreadSanitizer, C programs with it under valgrind; minutes.
 race:
@@ -62,8 +77,8 @@ race:
 
 # Writers of the run store and whole daemons, killed a thousand times each; ten minutes.
 kills:
-	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test store acknowledged -- --nocapture
-	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test store kills_cost -- --nocapture
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test suite store::crash::acknowledged -- --nocapture
+	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test suite kills_cost -- --nocapture
 
 # Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
 fuzz:
@@ -71,8 +86,9 @@ fuzz:
 	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire
 	GPUMEM_FUZZ=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-agent --lib python::fuzz
 
-# Each figure beside its floor, measured in the same run.
+# How long things take, on a quiet machine: the tests' bars, then each figure beside its floor, measured in the same run.
 bench: build fake-gpu
+	@CARGO="$(CARGO)" tests/tools/lanes.py fast timing peers systemd --bars
 	$(CARGO) run --release --locked -p gpumem-tests --bin bench
 
 # The Python package with the agent and both programs, for systems from glibc 2.17 on: target/wheel/.
@@ -107,7 +123,7 @@ image: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
 reproducible:
 	@CARGO="$(CARGO)" packaging/reproducible.sh $(TARGET)/reproducible
 
-# Licences, sources and build scripts of all crates, as deny.toml has them; tests/tests/supply.rs does the same.
+# Licences, sources and build scripts of all crates, as deny.toml has them; tests/suite/package/supply.rs does the same.
 deny:
 	$(CARGO) fetch --locked
 	cargo-deny --offline --locked check bans licenses sources

@@ -6,7 +6,7 @@
 //! have (glibc 2.34 moved libpthread and libdl into libc). src/glibc.rs has the other end. On the old systems those
 //! functions live in libpthread and libdl, so these are asked for by name; since 2.34 they are empty.
 
-/// Functions that are bound to their old versions. agent-lib/tests/library.rs fails when one is missing here.
+/// Functions that are bound to their old versions. agent-lib/tests/suite/library.rs fails when one is missing here.
 const OLD: &[&str] = &[
     "dlopen",
     "dlclose",

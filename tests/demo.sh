@@ -3,8 +3,11 @@
 # simulated one. Needs no root, no systemd, no network. `make demo` builds what it uses:
 #   demo.sh BIN FAKE    BIN: gpumemd, gpumemctl, libgpumem.so    FAKE: bin/ and lib/ of tests/fake-gpu and tests/trainer
 set -euo pipefail
+TMPDIR=${TMPDIR:-/tmp}
 bin=$(cd "$1" && pwd)
 fake=$(cd "$2" && pwd)
+# The path of a Unix socket ends at 107 bytes.
+[ "${#TMPDIR}" -le 32 ] || TMPDIR=/tmp
 dir=$(mktemp -d "${TMPDIR:-/tmp}/gpumem-demo.XXXXXX")
 daemon=
 finish() {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the dashboards beside it: python3 build.py [FOLDER]. What all panels share stands here once; the JSON is what
-Grafana imports. tests/tests/dashboards.rs runs every query."""
+Grafana imports. tests/suite/dashboards.rs runs every query."""
 
 import json
 import pathlib

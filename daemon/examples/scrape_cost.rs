@@ -4,7 +4,7 @@
 //! 8 GPUs with 16 covered processes each, 20 tags a process. Beside each figure its floor: the bytes of the answer
 //! copied once.
 
-#[path = "../tests/common/node.rs"]
+#[path = "../tests/suite/common/node.rs"]
 mod node;
 
 use node::{MIB, Node, key};

@@ -15,9 +15,10 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// The viewer with these credentials.
+    /// The viewer with these credentials. Root, the daemon's own user and members of the group [`GROUP`] see everything: a daemon that
+    /// somebody runs for themselves obeys them.
     pub fn of(uid: u32, gid: u32) -> Self {
-        let all = uid == 0 || {
+        let all = uid == 0 || uid == rustix::process::geteuid().as_raw() || {
             let groups = fs::read_to_string("/etc/group").unwrap_or_default();
             let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
             is_member(&groups, &users, uid, gid)
@@ -55,6 +56,13 @@ mod tests {
         assert!(is_member(groups, users, 5, 77), "their own group");
         assert!(!is_member(groups, users, 1001, 1001), "bo is not bob");
         assert!(!is_member("", users, 1000, 1000));
+    }
+
+    #[test]
+    fn the_daemons_own_user_sees_all() {
+        let own = rustix::process::geteuid().as_raw();
+        assert!(Viewer::of(own, u32::MAX).all);
+        assert!(!Viewer::of(own.wrapping_add(54_321), u32::MAX).all);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Any records: sums stay sums. Bytes choose kinds and small numbers that meet each other, and now and then a large one.
 #![no_main]
 
-#[path = "../../ledger/tests/common/mod.rs"]
+#[path = "../../ledger/tests/suite/common/mod.rs"]
 mod common;
 
 use common::verify;

@@ -2,7 +2,7 @@
 //! refused, in bounded memory; what was loaded is shown, and stored again it is the same.
 #![no_main]
 
-#[path = "../../runs/tests/store/support.rs"]
+#[path = "../../runs/tests/suite/store/support.rs"]
 #[allow(dead_code)]
 mod support;
 

@@ -19,8 +19,8 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 if [ "$host" = x86_64-unknown-linux-gnu ]; then
   # The standard library is as it was shipped, not instrumented: tsan.supp. All of the rest takes ten times as long and more.
   RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
-    GPUMEM_TESTS_SLOWER=20 TSAN_OPTIONS="suppressions=$PWD/tests/races/tsan.supp" \
-    $CARGO test -q --locked --target "$host" --target-dir "$TARGET/tsan" -p gpumem-agent --test racing --test scoping --test full_ring --test blind
+    TSAN_OPTIONS="suppressions=$PWD/tests/races/tsan.supp" \
+    $CARGO test -q --locked --target "$host" --target-dir "$TARGET/tsan" -p gpumem-agent --test suite -- racing:: scoping:: full_ring:: blind::
 else
   missing "ThreadSanitizer on $host"
 fi

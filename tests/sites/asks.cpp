@@ -1,4 +1,4 @@
-// Asks the driver for memory in functions that have names, and gives it no name itself. Built by tests/tests/sites.rs.
+// Asks the driver for memory in functions that have names, and gives it no name itself. Built by tests/suite/sites.rs.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-"""A training as people write one, for tests/tests/host.rs: what it prints, how it ends and which files it leaves is the same each
+"""A training as people write one, for tests/suite/host.rs: what it prints, how it ends and which files it leaves is the same each
 time. Data comes from worker processes, forked or spawned ones (the argument); in one round a worker fails, in one it is killed."""
 
 import gc

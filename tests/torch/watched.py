@@ -1,4 +1,4 @@
-"""A training in which PyTorch calls everything that an agent has put itself in front of, for tests/tests/host.rs: blocks, events of
+"""A training in which PyTorch calls everything that an agent has put itself in front of, for tests/suite/host.rs: blocks, events of
 streams, the backward pass, memory that runs out. PyTorch's own profiler is behind the agent, and says what has reached it. The simulated
 GPU computes nothing: the numbers are those of a model on the CPU."""
 

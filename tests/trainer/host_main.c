@@ -1,5 +1,5 @@
 /* Programs of every habit that a program may have, one by argument: what they print, how they end, which files they leave and
- * what they see of themselves must be the same with and without an agent. tests/tests/host.rs compares. */
+ * what they see of themselves must be the same with and without an agent. tests/suite/host.rs compares. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

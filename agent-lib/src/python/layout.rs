@@ -9,7 +9,7 @@
 //! 3.13 on  as published at the start of _PyRuntime
 //! ```
 //!
-//! Measured with the compilers' `offsetof` for x86-64, and proved by agent-lib/tests/frames.rs on every interpreter that it
+//! Measured with the compilers' `offsetof` for x86-64, and proved by agent-lib/tests/suite/frames.rs on every interpreter that it
 //! finds: 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0, 3.14.10 and 3.15.2 so far. Builds without a GIL are told apart and left alone,
 //! proved on 3.14.9. For aarch64 the structs are the same (LP64, no bit fields among these), but nobody has run it there. Nothing is
 //! taken on trust: selftest.rs compares with what Python says before anything is read without care.

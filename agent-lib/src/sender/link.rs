@@ -18,7 +18,7 @@ use std::time::Duration;
 pub const PACKET_BYTES: usize = 60 * 1024;
 /// Between attempts to connect, doubling. Not longer at last: a daemon that is started in the middle of a job has all of it 5 s later,
 /// and an attempt in vain costs 4 us (socket, connect, close). Those are 12 a minute, 0.05 ms of the 73 ms for which the agent's thread
-/// runs in a minute without a daemon (debug build, tests/tests/live_faults/absent.rs; `sender::IDLE` says for what).
+/// runs in a minute without a daemon (debug build, tests/suite/live_faults/absent.rs; `sender::IDLE` says for what).
 const RETRY_NS: std::ops::RangeInclusive<u64> = 100_000_000..=5_000_000_000;
 /// In the line before a daemon that many want: it takes thousands in that time.
 const PATIENCE_US: libc::suseconds_t = 250_000;

@@ -200,7 +200,7 @@ async fn answer(
 
 fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refused> {
     if !viewer.all {
-        let text = "closing NVML is for root and members of the group gpumemd";
+        let text = "closing NVML is for root, for the user whom the daemon runs as and for members of the group gpumemd";
         return Err(Refused::new(StatusCode::FORBIDDEN, text));
     }
     let for_s = number(query, "for_s")?.filter(|for_s| (1..=LONGEST_RELEASE_S).contains(for_s));

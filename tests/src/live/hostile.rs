@@ -2,6 +2,7 @@
 //! whom such peers run.
 
 use super::machine::Job;
+use gpumem_test_support::SharedCopy;
 use gpumem_wire::layout::Header;
 use gpumem_wire::{Body, MAJOR, MINOR, Record, Slot, Stamp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::OnceLock;
 
 pub use super::mixer::now_ns;
 
@@ -191,11 +193,12 @@ impl Peer {
     }
 }
 
-/// This test's own program once more, as another user, to play a part: the test `as_somebody_else` of it, which finds the part's name in
+/// This test's own program once more, as another user, to play a part: the test `peers::as_somebody_else` of it, which finds the part's name in
 /// [`part`]. It is killed with its value.
 pub fn play(uid: u32, part: &str, environment: &[(&str, &OsStr)]) -> Job {
-    let mut command = Command::new(std::env::current_exe().expect("a path"));
-    command.args(["--exact", "as_somebody_else", "--nocapture", "--test-threads=1"]);
+    static COPY: OnceLock<SharedCopy> = OnceLock::new();
+    let mut command = Command::new(COPY.get_or_init(SharedCopy::of_this_program).path());
+    command.args(["--exact", "peers::as_somebody_else", "--nocapture", "--test-threads=1"]);
     command.env("GPUMEM_TEST_PART", part).envs(environment.iter().copied());
     if uid != 0 {
         command.uid(uid).gid(uid);

@@ -1,6 +1,7 @@
 //! Debian's packages of what is beside gpumem on machines: unpacked, and laid over this machine's files (tests/fleet/over.sh) for one
 //! command at a time. Nothing is installed.
 
+use gpumem_test_support::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -11,13 +12,12 @@ use std::process::{Command, Stdio};
 /// With GPUMEM_TOOLS_REQUIRED set, when they cannot be had: CI must not skip.
 pub fn unpacked(name: &str, wanted: &[&str]) -> Option<PathBuf> {
     if !quiet(Command::new("unshare").args(["--mount", "--net", "--uts", "--pid", "--fork", "true"])) {
-        eprintln!("skipped: no machine of its own can be made here (root is needed)");
+        skip("mount, network and PID namespaces cannot be made here", "sudo make test-all LANES=fleet");
         return None;
     }
     let found = unpack(name, wanted);
     if found.is_none() {
-        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "there is no {wanted:?}");
-        eprintln!("skipped: Debian's {wanted:?} cannot be had");
+        skip(&format!("Debian's packages {wanted:?} cannot be fetched"), "apt-get update");
     }
     found
 }

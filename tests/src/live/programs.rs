@@ -21,6 +21,9 @@ pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
         let ours = ours();
+        if is_built() {
+            return Programs { ours, fake: fake().to_owned() };
+        }
         let profile = match ours.file_name().and_then(|name| name.to_str()) {
             Some("debug") | None => "dev".to_owned(),
             Some(name) => name.to_owned(),
@@ -42,10 +45,22 @@ pub fn fake() -> &'static Path {
     static FAKE: OnceLock<PathBuf> = OnceLock::new();
     FAKE.get_or_init(|| {
         let fake = ours().parent().expect("target").join("fake-gpu");
+        if is_built() {
+            return fake;
+        }
+        // One at a time: other test programs may be about to build the same files.
+        std::fs::create_dir_all(&fake).expect("a folder");
+        let lock = std::fs::File::create(fake.join("lock")).expect("a file");
+        lock.lock().expect("the lock of the folder");
         for part in ["tests/fake-gpu", "tests/trainer", "tests/mixer", "tests/gap"] {
+            let folder = root().join(part);
             let mut out = std::ffi::OsString::from("OUT=");
-            out.push(&fake);
-            run(Command::new("make").arg("-s").arg("-C").arg(root().join(part)).arg(out));
+            // make knows no spaces in paths: a relative one has none.
+            out.push(
+                fake.strip_prefix(root())
+                    .map_or_else(|_| fake.clone(), |below| Path::new("../..").join(below)),
+            );
+            run(Command::new("make").arg("-s").arg("-C").arg(folder).arg(out));
         }
         fake
     })
@@ -67,6 +82,11 @@ pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
 pub fn write_script(to: impl AsRef<Path>, text: &str) {
     let words = "printf '#!/bin/sh\\n%s\\n' \"$0\" > \"$1\" && chmod 755 \"$1\"";
     run(Command::new("sh").args(["-c", words, text]).arg(to.as_ref()));
+}
+
+/// tests/tools/lanes.py has built everything before it starts the tests.
+fn is_built() -> bool {
+    std::env::var_os("GPUMEM_TEST_BUILT").is_some()
 }
 
 fn root() -> &'static Path {

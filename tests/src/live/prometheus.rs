@@ -2,6 +2,7 @@
 
 use super::machine::Job;
 use super::until;
+use gpumem_test_support::skip;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -17,8 +18,10 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     let found = search(name).or_else(|| Some(debian()?.join("usr/bin").join(name)));
     let found = found.filter(|path| path.exists());
     if found.is_none() {
-        assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "there is no {name}");
-        eprintln!("skipped: there is no {name}, and Debian's package cannot be had");
+        skip(
+            &format!("there is no {name}, and Debian's package cannot be fetched"),
+            "apt-get install prometheus",
+        );
     }
     found
 }

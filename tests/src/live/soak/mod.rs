@@ -1,4 +1,4 @@
-//! What the soak of a whole node is made of (tests/tests/soak.rs says what it does).
+//! What the soak of a whole node is made of (tests/suite/soak.rs says what it does).
 //!
 //! ```text
 //! random    decisions: the same seed, the same script

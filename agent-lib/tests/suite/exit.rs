@@ -1,0 +1,51 @@
+//! What is left at the exit is sent; a child that was forked meanwhile does not keep the connection open.
+
+use crate::common::cupti::*;
+use crate::common::daemon::{Daemon, Folder, agent};
+use gpumem_test_support::alone;
+use std::time::Duration;
+
+#[test]
+fn the_last_records_arrive_and_the_end_is_seen() {
+    alone(|| {
+        let folder = Folder::new("exit");
+        let socket = folder.0.join("agent.sock");
+        let daemon = Daemon::listen(&socket);
+        agent(&socket, |_| {});
+        let mut peer = daemon.accept();
+        peer.resync(1);
+        // SAFETY: the child only sleeps; it is killed below.
+        let child = unsafe {
+            match libc::fork() {
+                0 => {
+                    libc::sleep(600);
+                    libc::_exit(0)
+                }
+                child => child,
+            }
+        };
+        context(CONTEXT, 0);
+        for n in 0..5_000 {
+            alloc(0x1000 + n * 512, 512);
+        }
+        let mut left = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                peer.until("good-bye", |peer| peer.bye);
+                while peer.take(Duration::from_secs(5)) {}
+                peer
+            });
+            gpumem::sender::finish();
+            reader.join().expect("no panic")
+        });
+        assert_eq!(left.account().tracked_bytes, 5_000 * 512);
+        assert_eq!(left.view().coverage.lost, 0);
+        left.take(Duration::from_secs(5));
+        let ended = left.ended;
+        // SAFETY: our child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert!(ended, "the connection is still open");
+    });
+}

@@ -1,0 +1,25 @@
+//! Many want to connect, and keep the daemon's queue full: an agent stands in line like everybody else.
+
+use crate::common::daemon::{Daemon, Folder, agent};
+use gpumem_test_support::alone;
+use std::time::Duration;
+
+#[test]
+fn an_agent_is_let_in_though_others_keep_the_queue_full() {
+    alone(|| {
+        let folder = Folder::new("line");
+        let socket = folder.0.join("agent.sock");
+        let daemon = Daemon::listen(&socket);
+        // They stand there before the agent comes, and again as soon as they have been let in.
+        daemon.crowd(&socket, 4);
+        agent(&socket, |_| {});
+        // Who leaves comes again, and may be faster than who was woken: being first takes a few turns. One who only looks in now and then
+        // would find it full each time.
+        let turns = (1..=500).find(|_| {
+            std::thread::sleep(Duration::from_millis(2));
+            daemon.let_one_in()
+        });
+        println!("in after {turns:?} others");
+        assert!(turns.is_some(), "500 others were let in, and no agent");
+    });
+}

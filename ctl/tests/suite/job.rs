@@ -1,0 +1,140 @@
+//! `gpumemctl job` and what it is told.
+
+use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
+use gpumem_runs::run::{Run, State};
+use gpumem_runs::store::Store;
+use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+fn rank(pid: u32, rank: u32, state: State) -> Run {
+    let mut run = run_of(pid, "bert.18a2b3c4d5e6f70-1f3", Some(rank));
+    run.process.claims.insert("world_size".into(), "4".into());
+    run.state = state;
+    run.devices[0].name = format!("GPU-{rank}");
+    run.devices[0].ordinal = rank as u16;
+    run
+}
+
+const ENDED: State = State::Closed { time_ns: 9, status: Some(9) };
+
+#[test]
+fn ranks_on_this_node_are_summed() {
+    let folder = Folder::new("job");
+    let daemon = FakeDaemon::at(&folder.path("gpumem/control.sock"));
+    let mut other = rank(102, 1, State::Open);
+    other.devices[0].last.amounts[0].1 += 64 << 20;
+    other.devices[0].last.tracked_bytes =
+        Some(other.devices[0].last.amounts.iter().map(|(_, bytes)| bytes).sum());
+    daemon.runs("?job=bert", &[&rank(101, 0, State::Open), &other, &rank(103, 2, ENDED)]);
+    let text = stdout(&folder.run(&["job", "bert"]));
+    assert!(text.starts_with("job bert"), "{text}");
+    assert!(text.contains(": 2 processes, 2 of 4 ranks\n"), "{text}");
+    assert!(text.contains("missing: rank 2-3: not seen here"), "{text}");
+    assert!(
+        text.contains("not running any more, and in no sum: rank 2 (GPU 2) (killed by signal 9)"),
+        "{text}"
+    );
+    let json: Value = serde_json::from_str(&stdout(&folder.run(&["job", "bert", "--json"]))).expect("JSON");
+    let members = json["members"].as_array().expect("members");
+    assert_eq!(members.len(), 3);
+    let tracked: i64 = members.iter().take(2).filter_map(|member| member["tracked_bytes"].as_i64()).sum();
+    assert_eq!(json["tracked_bytes"], tracked, "of those that run");
+    assert_eq!((&json["is_over"], &members[0]["node"]), (&false.into(), &Value::Null));
+}
+
+#[test]
+fn a_job_that_is_over_is_told_from_the_store() {
+    let folder = Folder::new("job-over");
+    let path = folder.path("runs.sqlite");
+    let mut store = Store::open(&path).expect("a store");
+    let mut former = rank(90, 0, ENDED);
+    former.process.claims.insert("job".into(), "bert.18a2b3c4d5e0000-1f3".into());
+    former.process.start_ticks -= 1000;
+    for (life, run) in [former, rank(101, 0, ENDED), rank(102, 1, ENDED)].iter().enumerate() {
+        store.insert(run, &format!("boot:{life}")).expect("saved");
+    }
+    drop(store);
+    let text = stdout(&folder.run(&["job", "bert", "--store", &path.to_string_lossy()]));
+    assert!(
+        text.contains(": 2 processes, 2 of 4 ranks, all ended: amounts are the last ones of each\n"),
+        "{text}"
+    );
+    assert!(!text.contains("  90  "), "{text}");
+    let (code, why) = failure(&folder.run(&["job", "ernie", "--store", &path.to_string_lossy()]));
+    assert!(code == 3 && why.contains("no job ernie"), "{why}");
+}
+
+#[test]
+fn jobs_are_listed_and_strangers_have_none() {
+    let folder = Folder::new("jobs");
+    let daemon = FakeDaemon::at(&folder.path("gpumem/control.sock"));
+    let process = |pid: u32, who: &[(&str, &str)], used: u64, tracked: Option<i64>| ProcessRow {
+        pid,
+        used_bytes: Some(used << 20),
+        tracked_bytes: tracked.map(|mib| mib << 20),
+        untrackable_bytes: tracked.map(|mib| (used as i64 - mib) << 20),
+        who: who.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        ..ProcessRow::default()
+    };
+    let bert = [("job", "bert"), ("user", "ana"), ("world_size", "2"), ("rank", "0")];
+    let evil = [("job", "\u{1b}[2Jx"), ("user", "eve")];
+    let processes = vec![
+        process(1, &bert, 100, Some(60)),
+        process(2, &evil, 50, Some(20)),
+        process(3, &[("user", "bob")], 30, None),
+    ];
+    let ps = Ps { devices: vec![DeviceRow::default()], processes };
+    daemon.says("GET /v1/ps", 200, serde_json::to_string(&ps).expect("JSON"));
+    let text = stdout(&folder.run(&["job"]));
+    assert!(!text.contains('\u{1b}'), "{text}");
+    let row = |start: &str| {
+        text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {text}"))
+    };
+    assert!(row("bert ").contains(" ana ") && row("bert ").contains(" 1/2 "), "{text}");
+    assert!(row("(no job)").contains("1 without an agent"), "{text}");
+    assert!(row("sum").contains("180.0"), "{text}");
+}
+
+/// A server that says one thing to everybody; its address.
+fn server(answer: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+#[test]
+fn servers_that_are_no_prometheus_are_named() {
+    let folder = Folder::new("no-prometheus");
+    let answers = [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", 6, "not as a Prometheus does"),
+        ("HTTP/1.1 302 Found\r\nLocation: https://x\r\nContent-Length: 0\r\n\r\n", 6, "sends elsewhere"),
+        ("HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", 6, "wants a password"),
+        ("SSH-2.0-OpenSSH_9.2\r\n", 6, "does not speak HTTP"),
+        (
+            "HTTP/1.1 400 Bad Request\r\nContent-Length: 55\r\n\r\n{\"status\":\"error\",\"errorType\":\"x\",\"error\":\"\\u001bboom\"}  ",
+            1,
+            "refuses the query: \\u{1b}boom",
+        ),
+        (
+            "HTTP/1.1 200 OK\r\nContent-Length: 63\r\n\r\n{\"status\":\"success\",\"data\":{\"resultType\":\"vector\",\"result\":[]}} ",
+            3,
+            "does it scrape gpumemd, port 9837?",
+        ),
+    ];
+    for (answer, expected, words) in answers {
+        let (code, why) = failure(&folder.run(&["job", "bert", "--prometheus", &server(answer)]));
+        assert_eq!((code, why.contains(words)), (expected, true), "{words}: {why}");
+    }
+    let (code, why) = failure(&folder.run(&["job", "bert", "--prometheus", "http://x", "--socket", "/x"]));
+    assert!(code == 2 && why.contains("cannot be used with"), "{why}");
+}

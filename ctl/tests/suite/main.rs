@@ -1,0 +1,16 @@
+//! gpumemctl as people type it.
+#![allow(missing_docs)]
+
+mod cli;
+mod common;
+mod compare;
+mod hostile;
+mod imports;
+mod job;
+mod live;
+mod oom;
+mod pictures;
+mod run;
+mod terminal;
+mod top;
+mod window;

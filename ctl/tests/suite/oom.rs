@@ -1,0 +1,90 @@
+//! `gpumemctl oom` and `report --iterations`, from a recording.
+
+use crate::common::Folder;
+use gpumem_wire::*;
+
+const MIB: u64 = 1 << 20;
+
+/// A process whose pool gives up twice: once the driver has refused, once it did not ask.
+fn recording(folder: &Folder) -> String {
+    let mut out = frame::header().to_vec();
+    let mut seq = 0;
+    let mut say = |tag: u32, time_s: u64, body: Body<'_>| {
+        let is_name = matches!(body, Body::Tag { .. } | Body::Device { .. } | Body::Hello { .. });
+        seq += u64::from(!is_name);
+        let seq = if is_name { 0 } else { seq };
+        let stamp =
+            Stamp { seq, tag, time_ns: time_s * 1_000_000_000, device: 0, thread: 77, ..Stamp::default() };
+        Record { stamp, body }.append_frame(&mut out);
+    };
+    say(0, 1, Body::Hello { start_ticks: 1, versions: 1 << 16, capabilities: 0, instance: 1, claims: "" });
+    let id = DeviceIdKind::Gpu;
+    let total_bytes = Reading::of(1000 * MIB);
+    say(0, 1, Body::Device { uuid_high: 1, uuid_low: 2, total_bytes, ordinal: 0, id, name: "H100" });
+    say(1, 1, Body::Tag { path: "torch" });
+    say(2, 1, Body::Tag { path: "GPT/h.0/mlp" });
+    let owner = PoolOwner::Framework;
+    say(1, 1, Body::PoolCreate { pool: 9, parent: 0, reports_blocks: 1, owner });
+    let memory = MemoryKind::Device;
+    say(0, 1, Body::AllocEnd { address: 1 << 30, bytes: 600 * MIB, pool: 9, took_us: 0, memory });
+    let use_as = (Role::Parameter, Phase::Setup);
+    say(2, 1, Body::BlockAlloc { address: 1 << 30, bytes: 500 * MIB, pool: 9, use_as });
+    let device_free_bytes = Reading::of(300 * MIB);
+    say(2, 5, Body::AllocFailed { bytes: 400 * MIB, pool: 0, device_free_bytes, result: 2, memory });
+    let (pool_used_bytes, pool_reserved_bytes) = (Reading::of(500 * MIB), Reading::of(600 * MIB));
+    let outcome = OomOutcome::Fatal;
+    say(2, 5, Body::Oom { bytes: 390 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result: 2 });
+    say(2, 60, Body::Oom { bytes: 200 * MIB, pool_used_bytes, pool_reserved_bytes, outcome, result: 0 });
+    let path = folder.path("run.gpumem");
+    std::fs::write(&path, out).expect("a file");
+    path.to_string_lossy().into_owned()
+}
+
+fn told(folder: &Folder, args: &[&str]) -> String {
+    let output = folder.run(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+#[test]
+fn every_oom_of_a_recording_is_told_and_the_report_points_to_it() {
+    let folder = Folder::new("oom");
+    let file = recording(&folder);
+    let text = told(&folder, &["oom", &file]);
+    for expected in [
+        "OOM #1 +5.0 s GPU 0",
+        "asked 390.0 (a segment of 400.0), free 300.0: 100.0 short\n",
+        "at GPT/h.0/mlp\n",
+        "you      parameters 500.0 + idle 100.0 = 600.0 tracked\n",
+        "idle     100.0 in 1 piece, largest block 100.0 < 390.0\n",
+        "OOM #2 +60.0 s GPU 0",
+        "asked 200.0 of the pool, which gave up without asking the driver: it held 600.0, 500.0 handed out\n",
+        "verdict  not known: nobody said what was free\n",
+    ] {
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+    let report = told(&folder, &["report", &file]);
+    assert!(report.trim_end().ends_with(&format!("    oom: 2 (gpumemctl oom {file})")), "{report}");
+    assert!(report.contains("  memory_allocated 500.0 + idle 100.0 = memory_reserved 600.0\n"), "{report}");
+    let json: serde_json::Value =
+        serde_json::from_str(&told(&folder, &["oom", &file, "--json"])).expect("JSON");
+    assert_eq!(json["schema"], "gpumem.oom");
+    let kinds: Vec<&str> =
+        json["ooms"].as_array().expect("entries").iter().filter_map(|oom| oom["kind"].as_str()).collect();
+    assert_eq!(kinds, ["device", "pool"]);
+}
+
+#[test]
+fn iterations_are_told_in_three_forms_and_where_there_are_none_that_is_said() {
+    let folder = Folder::new("iterations");
+    let file = recording(&folder);
+    let text = told(&folder, &["report", &file, "--iterations"]);
+    assert!(text.contains("\nno iteration was seen: "), "{text}");
+    let csv = told(&folder, &["report", &file, "--iterations", "--csv"]);
+    assert!(csv.starts_with("pid,device,epoch,iteration,peak_cached,current_cached,"), "{csv}");
+    let json = told(&folder, &["report", &file, "--iterations", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["devices"][0]["iterations"]["rows"], serde_json::json!([]));
+    let tags = told(&folder, &["report", &file, "--tags"]);
+    assert!(tags.contains("  GPT/h.0/mlp "), "{tags}");
+}

@@ -1,0 +1,15 @@
+//! The daemon in this process, on sockets of its own.
+#![allow(missing_docs)]
+
+mod agents;
+mod asking;
+mod common;
+mod config;
+mod control;
+mod kept;
+mod life;
+mod limits;
+mod memory;
+mod metrics;
+mod nvml;
+mod store;

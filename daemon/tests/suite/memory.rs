@@ -1,0 +1,25 @@
+//! What the daemon uses of its heap, and what it gives back. In a process of its own: other tests would be counted too.
+#![cfg(target_env = "gnu")]
+use gpumemd::memory::{in_use, trim};
+
+fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("pages") * 4096
+}
+
+/// Every second one of many allocations is freed: none of it lies at the end of the heap.
+#[test]
+fn what_is_used_is_counted_and_what_is_free_in_the_middle_goes_back() {
+    const BYTES: usize = 64 << 10;
+    let before = in_use().expect("glibc");
+    let mut all: Vec<Option<Vec<u8>>> = (0..1000).map(|_| Some(vec![1; BYTES])).collect();
+    let (full, used) = (resident_bytes(), in_use().expect("glibc"));
+    all.iter_mut().step_by(2).for_each(|half| *half = None);
+    trim();
+    let (half, less) = (resident_bytes(), in_use().expect("glibc"));
+    assert!(half + 400 * (BYTES as u64) < full, "{full} to {half}");
+    let bytes = 1000 * BYTES as u64;
+    assert!((before + bytes / 10 * 9..before + bytes / 10 * 13).contains(&used), "{before} to {used}");
+    assert!((used - bytes / 10 * 6..used - bytes / 10 * 4).contains(&less), "{used} to {less}");
+    assert!(all.iter().flatten().all(|rest| rest.iter().all(|byte| *byte == 1)));
+}

@@ -1,0 +1,427 @@
+//! `/metrics`: what is there, what is not, and what a scraper says to it.
+
+use crate::common::node::{MIB, Node, batch, key};
+use crate::common::{Scratch, http, metric, start, wait_for};
+use gpumem_ledger::Origin;
+use gpumem_ledger::ProcessKey;
+use gpumem_wire::{Absence, Body, Reading, Stamp};
+use gpumemd::app;
+use gpumemd::stats::Count;
+use gpumemd::view::Shown;
+use gpumemd::view::prometheus::{self, scrape};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const T: u64 = 500_000_000;
+
+/// One GPU with a covered process, an uncovered one, one whose bytes NVML does not tell, and an idle GPU.
+fn node(scratch: &Scratch, max_series: usize) -> Node {
+    let mut node = Node::new(scratch.join("runs.sqlite"), 2, max_series);
+    node.covered(0, 0, 3);
+    let uncovered = key(0, 1);
+    let facts = "comm=b\"a\\d\nuser=bo\u{202e}b";
+    let facts = Body::ProcessFacts { start_ticks: 7, uid: Reading::of(1001), parent_pid: 1, facts };
+    let stamp = Stamp { thread: uncovered.pid, time_ns: 3, ..Stamp::default() };
+    node.core.take(batch(Origin::Host, &[(stamp, facts)]));
+    let listed =
+        [(key(0, 0), Ok(500 * MIB)), (uncovered, Ok(300 * MIB)), (key(0, 2), Err(Absence::NotAvailable))];
+    node.sample(0, T, &listed);
+    node.sample(1, T, &[]);
+    node.core.publish(T + 2_001_000_000);
+    node
+}
+
+/// The families about GPUs; those about the daemon itself change with each run.
+fn facts(text: &str) -> String {
+    let own = ["gpumemd_", "process_"];
+    let is_own = |line: &str| {
+        let name = line.strip_prefix("# HELP ").or(line.strip_prefix("# TYPE ")).unwrap_or(line);
+        own.iter().any(|own| name.starts_with(own))
+    };
+    text.lines().filter(|line| !is_own(line)).map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn the_whole_text() {
+    let scratch = Scratch::new();
+    let node = node(&scratch, 10_000);
+    let text = facts(&scrape(&node.sight));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/metrics/node.prom");
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        std::fs::write(&path, &text).expect("written");
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, golden, "UPDATE_GOLDEN=1 writes it anew, if that is meant");
+}
+
+#[test]
+fn nothing_unknown_is_zero() {
+    let scratch = Scratch::new();
+    let node = node(&scratch, 10_000);
+    let text = scrape(&node.sight);
+    let of =
+        |pid: u32| text.lines().filter(|line| line.contains(&format!("pid=\"{pid}\""))).collect::<Vec<_>>();
+    let unknown = of(key(0, 2).pid);
+    assert!(
+        unknown
+            .iter()
+            .any(|line| line.contains("used_unavailable") && line.contains("reason=\"not available\""))
+    );
+    assert!(!unknown.iter().any(|line| line.starts_with("gpumem_process_used_bytes")), "{unknown:?}");
+    let uncovered = of(key(0, 1).pid);
+    for absent in ["tracked", "untrackable", "category", "events"] {
+        assert!(!uncovered.iter().any(|line| line.contains(absent)), "{absent}: {uncovered:?}");
+    }
+    assert!(!text.lines().any(|line| line.starts_with("gpumem_") && line.ends_with(" NaN")));
+}
+
+#[test]
+fn the_identity_adds_up() {
+    let scratch = Scratch::new();
+    let node = node(&scratch, 10_000);
+    let text = scrape(&node.sight);
+    let pid = format!("pid=\"{}\"", key(0, 0).pid);
+    let sum = |name: &str| -> i64 {
+        let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(&pid));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<i64>().unwrap()).sum()
+    };
+    let used = sum("gpumem_process_used_bytes{");
+    let tracked = sum("gpumem_process_tracked_bytes{");
+    assert_eq!(used, 500 << 20);
+    assert_eq!(
+        used,
+        sum("gpumem_process_predates_bytes{") + tracked + sum("gpumem_process_untrackable_bytes{")
+    );
+    assert_eq!(tracked, sum("gpumem_process_category_bytes{"));
+}
+
+/// The sum of a family, and of the families that add up to it.
+fn sum(text: &str, name: &str) -> i64 {
+    let lines = text.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<i64>().unwrap()).sum()
+}
+
+const ADD_UP: [&str; 7] = [
+    "gpumem_process_used_bytes",
+    "gpumem_process_tracked_bytes",
+    "gpumem_process_predates_bytes",
+    "gpumem_process_untrackable_bytes",
+    "gpumem_process_untrackable_part_bytes",
+    "gpumem_process_category_bytes",
+    "gpumem_process_tag_bytes",
+];
+
+/// A node where every process has an agent and so many tags.
+fn full(scratch: &Scratch, devices: usize, processes: usize, tags: u64, shown: Shown) -> Node {
+    let mut node = Node::new(scratch.join("runs.sqlite"), devices, shown.max_series);
+    node.sight.show(shown);
+    for device in 0..devices {
+        (0..processes).for_each(|process| node.covered(device, process, tags));
+        let listed: Vec<_> =
+            (0..processes).map(|process| (key(device, process), Ok((500 + process as u64) * MIB))).collect();
+        node.sample(device, T, &listed);
+    }
+    node.core.publish(T + 2_001_000_000);
+    node
+}
+
+fn count(text: &str) -> usize {
+    text.lines().filter(|line| !line.starts_with('#')).count()
+}
+
+#[test]
+fn what_is_folded_adds_up() {
+    let scratch = Scratch::new();
+    let shown = |max_series| Shown { max_series, tags: 3, ..Shown::default() };
+    let mut node = full(&scratch, 2, 6, 5, shown(10_000));
+    let whole = scrape(&node.sight);
+    assert!(!whole.contains("pid=\"(other)\""));
+    assert_eq!(metric(&whole, "gpumemd_processes_folded{reason=\"room\"}"), Some(0.0));
+    // One after the other loses its place, until none has one.
+    let mut rooms = Vec::new();
+    for max_series in [400, 300, 200, 100] {
+        node.sight.show(shown(max_series));
+        let text = scrape(&node.sight);
+        for name in ADD_UP {
+            assert_eq!(sum(&text, name), sum(&whole, name), "{name} with {max_series}");
+        }
+        let used = sum(&text, "gpumem_process_used_bytes");
+        let parts = ["predates", "tracked", "untrackable"]
+            .map(|of| sum(&text, &format!("gpumem_process_{of}_bytes")));
+        assert_eq!(used, parts.iter().sum::<i64>());
+        assert!(count(&facts(&text)) <= max_series, "{max_series}");
+        assert_eq!(metric(&text, "gpumemd_series_folded_total"), Some(0.0), "everything is in a sum");
+        let info = text.lines().filter(|line| line.starts_with("gpumem_process_info{")).count() as f64;
+        let folded = metric(&text, "gpumemd_processes_folded{reason=\"room\"}").expect("a count");
+        let other = f64::from(u8::from(folded > 0.0));
+        assert_eq!(info + folded, 12.0 + other, "(other) has a line too");
+        assert_eq!(sum(&text, "gpumem_device_processes"), 12);
+        rooms.push(folded as u64);
+    }
+    assert!(rooms.windows(2).all(|pair| pair[0] < pair[1]) && rooms[3] == 12, "{rooms:?}");
+    // A process that has just begun: its start is now.
+    let up = std::fs::read_to_string("/proc/uptime").expect("uptime");
+    let up = up.split('.').next().and_then(|seconds| seconds.parse::<u64>().ok()).expect("seconds");
+    let young = ProcessKey { pid: 77, start_ticks: up * 100 };
+    node.sample(1, T + 3_000_000_000, &[(young, Ok(70 * MIB))]);
+    node.core.publish(T + 4_000_000_000);
+    // The others began with the machine, which may have been started a minute ago.
+    node.sight.show(Shown { young: Duration::from_secs(up / 2), ..shown(10_000) });
+    let text = scrape(&node.sight);
+    assert!(!text.contains("pid=\"77\""), "it is folded");
+    let other = text
+        .lines()
+        .find(|line| line.starts_with("gpumem_process_used_bytes") && line.contains("pid=\"(other)\""));
+    assert!(
+        other.is_some_and(|line| line.contains("gpu=\"1\"") && line.ends_with(&format!(" {}", 70 * MIB))),
+        "{other:?}"
+    );
+    assert_eq!(metric(&text, "gpumemd_processes_folded{reason=\"young\"}"), Some(1.0));
+    node.sight.show(Shown { young: Duration::ZERO, ..shown(10_000) });
+    assert!(scrape(&node.sight).contains("pid=\"77\""), "with 0 nothing is too young");
+}
+
+#[test]
+fn tags_are_few_on_request_and_add_up() {
+    let scratch = Scratch::new();
+    let node = full(&scratch, 1, 1, 8, Shown::default());
+    assert!(!scrape(&node.sight).contains("gpumem_process_tag_bytes"), "off unless asked for");
+    node.sight.show(Shown { tags: 3, ..Shown::default() });
+    let text = scrape(&node.sight);
+    let tags: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with("gpumem_process_tag_bytes"))
+        .map(|line| {
+            (
+                line.split("tag=\"").nth(1).unwrap().split('"').next().unwrap(),
+                line.rsplit(' ').next().unwrap(),
+            )
+        })
+        .collect();
+    let mib = |mib: u64| (mib * MIB).to_string();
+    let expected = [
+        ("(other)", mib(15)),
+        ("model/layers.6/weight", mib(6)),
+        ("model/layers.7/weight", mib(7)),
+        ("model/layers.8/weight", mib(8)),
+    ];
+    assert_eq!(tags, expected.each_ref().map(|(tag, bytes)| (*tag, bytes.as_str())));
+    assert_eq!(sum(&text, "gpumem_process_tag_bytes"), sum(&text, "gpumem_process_tracked_bytes"));
+}
+
+#[test]
+fn every_series_is_of_a_family_that_is_known_and_has_its_labels() {
+    let scratch = Scratch::new();
+    let node = full(&scratch, 2, 2, 2, Shown { tags: 2, ..Shown::default() });
+    let text = scrape(&node.sight);
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().expect("a name");
+        let Some(family) = prometheus::families().find(|family| family.name == name) else {
+            assert!(Count::ALL.iter().any(|(_, known, ..)| *known == name), "{name} is in no table");
+            continue;
+        };
+        let is_total = name.ends_with("_total");
+        assert_eq!(is_total, family.kind == "counter", "{name}");
+        let labels = line
+            .split_once('{')
+            .and_then(|(_, rest)| rest.rsplit_once("} "))
+            .map_or("", |(labels, _)| labels);
+        for label in labels.split("\",").filter(|label| !label.is_empty()) {
+            let label = label.split('=').next().expect("a name");
+            assert!(family.labels.contains(&label), "{label} is not said to be a label of {name}");
+        }
+    }
+}
+
+/// The most series of a node, of which so many processes per device have an agent; nothing of the daemon's own.
+fn most(shown: &Shown, devices: usize, covered: usize, uncovered: usize) -> usize {
+    // Information, used with its peak and age, one flag.
+    const UNCOVERED: usize = 5;
+    let of_processes = covered * prometheus::most_per_process(shown, 1) + uncovered * UNCOVERED;
+    devices * (prometheus::MOST_PER_DEVICE + of_processes)
+}
+
+/// Series about the daemon itself.
+fn own(text: &str) -> usize {
+    count(text) - count(&facts(text)) + app::numbers(&Default::default()).len()
+}
+
+#[test]
+fn a_full_node_stays_below_what_is_stated() {
+    let scratch = Scratch::new();
+    let node = full(&scratch, 8, 16, 20, Shown::default());
+    for tags in [0, 10] {
+        let shown = Shown { tags, ..Shown::default() };
+        let stated = most(&shown, 8, 16, 0);
+        assert!(stated < shown.max_series, "nothing is folded on a usual node: {stated}");
+        node.sight.show(shown);
+        let text = scrape(&node.sight);
+        let series = count(&facts(&text));
+        println!("{tags} tags: {series} of at most {stated}, {} bytes", text.len());
+        assert!(series <= stated && series > stated / 4, "{series} of {stated}");
+        assert_eq!(metric(&text, "gpumemd_processes_folded{reason=\"room\"}"), Some(0.0));
+    }
+}
+
+/// Tables of docs/metrics.md that the source knows best.
+fn reference() -> String {
+    let mut text = String::from("| metric | type | labels | |\n|---|---|---|---|\n");
+    let mut row = |name: &str, kind: &str, labels: &str, help: &str| {
+        text += &format!("| `{name}` | {kind} | {labels} | {help} |\n");
+    };
+    for family in prometheus::families() {
+        row(family.name, family.kind, &family.labels.join(" "), family.help);
+    }
+    for (at, (_, name, help, reason)) in Count::ALL.iter().enumerate() {
+        if at == 0 || Count::ALL[at - 1].1 != *name {
+            row(name, "counter", if reason.is_some() { "reason" } else { "" }, help);
+        }
+    }
+    for number in app::numbers(&Default::default()) {
+        row(number.name, if number.counter { "counter" } else { "gauge" }, "", number.help);
+    }
+    text
+}
+
+fn cardinality() -> String {
+    let scratch = Scratch::new();
+    // Rounded up: a new count is not worth a new table.
+    let own = own(&scrape(&node(&scratch, 10_000).sight)).next_multiple_of(100);
+    let mut text = String::from("| a node | series, at most | 200 such nodes |\n|---|---|---|\n");
+    let mut row = |what: &str, most: usize| {
+        text += &format!("| {what} | {most} | {} |\n", most * 200);
+    };
+    let shown = Shown::default();
+    row("8 GPUs, nobody there", own + most(&shown, 8, 0, 0));
+    row("8 GPUs with 16 processes each, none with an agent", own + most(&shown, 8, 0, 16));
+    row("8 GPUs with 1 process each, with an agent", own + most(&shown, 8, 1, 0));
+    row("8 GPUs with 16 processes each, 3 of them with an agent", own + most(&shown, 8, 3, 13));
+    row("8 GPUs with 16 processes each, all with an agent", own + most(&shown, 8, 16, 0));
+    let tags = Shown { tags: 10, ..Shown::default() };
+    row("the same with `tags = 10`", own + most(&tags, 8, 16, 0));
+    row("whatever it does, with `max_series = 10000`", own + shown.max_series);
+    text
+}
+
+#[test]
+fn the_reference_is_what_the_source_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    let text = std::fs::read_to_string(&path).expect("docs/metrics.md");
+    let mut fresh = text.clone();
+    for (name, table) in [("reference", reference()), ("cardinality", cardinality())] {
+        let (begin, end) =
+            (format!("<!-- {name}: made by daemon/tests/suite/metrics.rs -->\n"), "<!-- end -->");
+        let at = fresh.find(&begin).unwrap_or_else(|| panic!("{begin:?} is not there")) + begin.len();
+        let length = fresh[at..].find(end).expect("an end");
+        fresh.replace_range(at..at + length, &table);
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        std::fs::write(&path, &fresh).expect("written");
+    } else {
+        let stale = text.lines().zip(fresh.lines()).find(|(old, new)| old != new);
+        assert!(
+            text == fresh,
+            "UPDATE_GOLDEN=1 writes docs/metrics.md anew; the first difference: {stale:#?}"
+        );
+    }
+    // What the prose and the examples name is there.
+    let names: Vec<_> = prometheus::families().map(|family| family.name).collect();
+    let is_known = |word: &str| {
+        names.contains(&word)
+            || Count::ALL.iter().any(|(_, name, ..)| *name == word)
+            || app::numbers(&Default::default()).iter().any(|number| number.name == word)
+    };
+    let is_part = |c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':';
+    for word in
+        fresh.split(is_part).filter(|word| word.starts_with("gpumem_") || word.starts_with("gpumemd_"))
+    {
+        assert!(word.ends_with('_') || is_known(word), "{word} is no metric");
+    }
+}
+
+#[test]
+fn running_out_is_remembered_when_the_process_is_gone() {
+    let scratch = Scratch::new();
+    let mut node = node(&scratch, 10_000);
+    let ooms = |node: &Node, kind: &str| {
+        let text = scrape(&node.sight);
+        let series = format!("kind=\"{kind}\"}}");
+        let of_kind = text
+            .lines()
+            .find(|line| line.contains("gpumem_device_ooms_total{gpu=\"0\"") && line.contains(&series));
+        of_kind.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+    };
+    assert_eq!(ooms(&node, "device"), Some(0), "there from the beginning");
+    let victim = key(0, 0);
+    let at = |time_ns| Stamp { device: 0, thread: 1, time_ns, ..Stamp::default() };
+    let gave_up = |result| Body::Oom {
+        bytes: 2 << 30,
+        pool_used_bytes: Reading::ABSENT,
+        pool_reserved_bytes: Reading::ABSENT,
+        outcome: gpumem_wire::OomOutcome::Fatal,
+        result,
+    };
+    node.core.take(batch(Origin::Process(victim), &[(at(T + 2_100_000_000), gave_up(2))]));
+    node.core.publish(T + 2_200_000_000);
+    assert_eq!((ooms(&node, "device"), ooms(&node, "pool")), (Some(1), Some(0)));
+    node.core.publish(T + 2_300_000_000);
+    assert_eq!(ooms(&node, "device"), Some(1), "counted once");
+    // The next one is its last word: nobody looks before it is gone.
+    node.core.take(batch(Origin::Process(victim), &[(at(T + 2_400_000_000), gave_up(0))]));
+    let stamp = Stamp { thread: victim.pid, time_ns: T + 3_000_000_000, ..Stamp::default() };
+    let body = Body::ProcessGone { start_ticks: 7, status: Reading::of(9) };
+    node.core.take(batch(Origin::Host, &[(stamp, body)]));
+    node.core.tick(T + 3_300_000_000);
+    node.core.publish(T + 3_300_000_000);
+    assert_eq!((ooms(&node, "device"), ooms(&node, "pool")), (Some(1), Some(1)));
+    assert!(!scrape(&node.sight).contains(&format!("pid=\"{}\"", victim.pid)));
+}
+
+#[test]
+fn series_vanish_with_their_process() {
+    let scratch = Scratch::new();
+    let mut node = node(&scratch, 10_000);
+    let gone = key(0, 0);
+    let stamp = Stamp { thread: gone.pid, time_ns: T + 3_000_000_000, ..Stamp::default() };
+    let body = Body::ProcessGone { start_ticks: 7, status: Reading::ABSENT };
+    node.core.take(batch(Origin::Host, &[(stamp, body)]));
+    // No agent spoke for it: a hello that is still on its way is waited for.
+    node.core.tick(T + 3_300_000_000);
+    node.core.publish(T + 3_300_000_000);
+    let pid = format!("pid=\"{}\"", gone.pid);
+    assert!(!scrape(&node.sight).contains(&pid));
+}
+
+#[test]
+fn only_get_is_answered() {
+    let daemon = start("");
+    let ask = |method, path| http(TcpStream::connect(daemon.metrics).expect("a daemon"), method, path);
+    assert_eq!(ask("GET", "/healthz"), (200, "ok\n".into()));
+    assert_eq!(ask("GET", "/nothing").0, 404);
+    for method in ["POST", "PUT", "DELETE", "BREW"] {
+        assert_eq!(ask(method, "/metrics").0, 405);
+    }
+}
+
+#[test]
+fn clients_that_do_nothing_do_not_stop_a_scrape() {
+    let daemon = start("[metrics]\nconnections = 8\n");
+    // Half a head each, on every place and beyond.
+    let mut slow: Vec<_> = (0..24).filter_map(|_| TcpStream::connect(daemon.metrics).ok()).collect();
+    for stream in &mut slow {
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHos");
+    }
+    let started = Instant::now();
+    let answered = wait_for("an answer", || {
+        let mut stream = TcpStream::connect(daemon.metrics).ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        text.starts_with("HTTP/1.1 200").then(|| started.elapsed())
+    });
+    gpumem_test_support::bar("a scrape beside silent clients", answered, Duration::from_secs(3));
+    drop(slow);
+}

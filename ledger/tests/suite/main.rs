@@ -1,0 +1,29 @@
+//! The ledger from outside: scripts of observations, and what the snapshot says after them.
+#![allow(missing_docs)]
+
+mod accounts;
+mod arbitrary;
+mod blind;
+mod causes;
+mod causes_any;
+mod causes_in_doubt;
+mod common;
+mod driver_pools;
+mod globs;
+mod live_samples;
+mod ooms;
+mod oracle;
+mod own;
+mod parameters;
+mod peaks;
+mod pools;
+mod properties;
+mod resync;
+mod roles;
+mod roles_any;
+mod samples;
+mod scripts;
+mod shares;
+mod timeline;
+mod trends;
+mod vmm;

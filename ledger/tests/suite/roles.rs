@@ -1,0 +1,704 @@
+//! What blocks are for, by phase and lifetime, as short training runs.
+use crate::common::*;
+use gpumem_ledger::{Class, Iteration, Level};
+use gpumem_wire::Phase::{Backward, Evaluation, Forward, Optimizer, Setup, Unknown};
+use gpumem_wire::*;
+use std::collections::BTreeMap;
+
+const POOL: u64 = 3;
+const HOPPER: u64 = 33_554_432;
+const OTHERS: u64 = 8_519_680;
+const LT: u64 = 1_048_576;
+/// The main thread, and the one that runs backward passes.
+const MAIN: u32 = 1;
+const AUTOGRAD: u32 = 2;
+
+/// A program that trains: one segment, blocks by name.
+struct Train {
+    s: Script,
+    live: BTreeMap<&'static str, (u64, u64)>,
+    next: u64,
+}
+
+impl Train {
+    fn new() -> Self {
+        let mut s = Script::new();
+        s.pool(POOL, 0, true, PoolOwner::Framework);
+        s.alloc(1 << 40, 1 << 34);
+        s.segment(1 << 40, 1 << 34, POOL);
+        Train { s, live: BTreeMap::new(), next: 1 << 40 }
+    }
+
+    fn born_on(&mut self, thread: u32, name: &'static str, bytes: u64, phase: Phase) -> &mut Self {
+        self.s.stamp.thread = thread;
+        let address = self.next;
+        self.next += bytes.next_multiple_of(512);
+        let use_as = (Role::Unknown, phase);
+        let seq = self.s.say(Body::BlockAlloc { address, bytes, pool: POOL, use_as });
+        assert_eq!(self.live.insert(name, (address, seq)), None, "{name} lives");
+        self
+    }
+
+    /// On the thread that its phase runs on.
+    fn born(&mut self, name: &'static str, bytes: u64, phase: Phase) -> &mut Self {
+        self.born_on(if phase == Backward { AUTOGRAD } else { MAIN }, name, bytes, phase)
+    }
+
+    fn free(&mut self, name: &'static str) -> &mut Self {
+        let (address, _) = self.live.remove(name).expect("it lives");
+        self.s.unblock(address, POOL);
+        self
+    }
+
+    fn pending(&mut self, name: &'static str) -> &mut Self {
+        let (address, _) = self.live[name];
+        self.s.say(Body::BlockFree { address, pool: POOL, state: FreeState::Pending });
+        self
+    }
+
+    fn retag(&mut self, name: &'static str, role: Role) -> &mut Self {
+        let (address, seq) = self.live[name];
+        self.s.retag(address, POOL, seq, role);
+        self
+    }
+
+    fn phase(&mut self, phase: Phase) -> &mut Self {
+        self.s.stamp.thread = MAIN;
+        self.s.say(Body::PhaseBegin { phase });
+        self
+    }
+
+    /// An optimizer's step, with the marks of its hooks.
+    fn optimize(&mut self, inside: impl FnOnce(&mut Self)) -> &mut Self {
+        self.phase(Optimizer);
+        inside(self);
+        self.phase(Forward)
+    }
+
+    fn step(&mut self, number: u64) -> &mut Self {
+        self.s.say(Body::Step { number });
+        self
+    }
+
+    fn sums(&self, amounts: impl Fn(&gpumem_ledger::AccountView) -> Vec<i64>) -> String {
+        let process = self.s.process();
+        let mut sums = BTreeMap::new();
+        for (cell, bytes) in process.cells.iter().zip(amounts(&process.accounts[0])) {
+            if cell.class == Class::Block && bytes != 0 {
+                *sums.entry(cell.role).or_insert(0) += bytes;
+            }
+        }
+        let sums: Vec<String> = sums.iter().map(|(role, bytes)| format!("{role:?} {bytes}")).collect();
+        sums.join(" ")
+    }
+
+    fn now(&self) -> String {
+        self.sums(|account| account.amounts.clone())
+    }
+
+    fn at_peak(&self) -> String {
+        self.sums(|account| account.peak.amounts.clone())
+    }
+
+    fn rows(&self) -> Vec<Iteration> {
+        self.s.ledger.iterations(KEY, 0).rows
+    }
+
+    /// Forward keeps 100 and frees 10, backward frees that and 20 on the way and leaves 1000, the optimizer takes 7 for
+    /// a while and frees gradients at the end.
+    fn iterate(&mut self) -> &mut Self {
+        self.born("x", 5, Unknown).born("tmp", 10, Forward).born("act", 100, Forward).free("tmp");
+        self.born("grad", 1000, Backward).born("inner", 20, Backward).free("act").free("inner");
+        self.optimize(|t| _ = t.born("o", 7, Optimizer).free("o"));
+        self.free("grad").free("x")
+    }
+}
+
+#[test]
+fn a_step_of_training() {
+    let mut t = Train::new();
+    t.born("w", 3000, Setup).retag("w", Role::Parameter);
+    t.born("tmp", 10, Forward).born("act", 100, Forward).free("tmp");
+    assert_eq!(t.now(), "Unknown 100 Parameter 3000", "nobody knows yet that this is training");
+    t.born("inner", 20, Backward);
+    assert_eq!(t.now(), "Parameter 3000 Activation 100 Temporary 20");
+    t.born("grad", 1000, Backward).free("inner").free("act");
+    assert_eq!(t.now(), "Parameter 3000 Temporary 1000");
+    t.phase(Optimizer);
+    assert_eq!(t.now(), "Parameter 3000 Gradient 1000");
+    t.born("m", 6000, Optimizer).born("o", 7, Optimizer).free("o");
+    t.phase(Forward);
+    assert_eq!(t.now(), "Parameter 3000 Gradient 1000 OptimizerState 6000");
+    t.free("grad").born("x", 5, Unknown);
+    assert_eq!(t.now(), "Unknown 5 Parameter 3000 OptimizerState 6000");
+    t.born("act", 100, Forward);
+    assert_eq!(t.now(), "Parameter 3000 OptimizerState 6000 Activation 100 Input 5");
+}
+
+#[test]
+fn the_peak_learns_what_was_temporary() {
+    let mut t = Train::new();
+    t.iterate();
+    // A higher peak in the next forward: with its temporaries, which are told apart once they are freed.
+    t.born("act", 5000, Forward).born("tmp", 4000, Forward);
+    assert_eq!(t.at_peak(), "Activation 9000");
+    t.free("tmp");
+    assert_eq!(t.at_peak(), "Activation 5000 Temporary 4000");
+    t.born("grad", 1000, Backward).free("act");
+    assert_eq!(t.at_peak(), "Activation 5000 Temporary 4000");
+    // And one in backward, with gradients that are known at the optimizer only.
+    t.born("inner", 20_000, Backward).free("inner");
+    assert_eq!(t.at_peak(), "Temporary 21000");
+    t.phase(Optimizer);
+    assert_eq!(t.at_peak(), "Gradient 1000 Temporary 20000");
+}
+
+#[test]
+fn gradients_are_accumulated_over_micro_batches() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a1", 100, Forward).born("g", 1000, Backward).born("i1", 30, Backward).free("a1").free("i1");
+    t.born("a2", 100, Forward);
+    assert_eq!(t.now(), "Gradient 1000 Activation 100", "it outlives the next forward pass");
+    t.born("i2", 40, Backward).free("a2").free("i2");
+    t.born("a3", 100, Forward).born("i3", 40, Backward).free("a3").free("i3");
+    t.optimize(|t| _ = t.born("o", 1, Optimizer).free("o"));
+    assert_eq!(t.now(), "Gradient 1000");
+    t.free("g");
+}
+
+#[test]
+fn gradients_that_are_set_to_zero_stay_gradients() {
+    let mut t = Train::new();
+    t.born("a", 100, Forward).born("g", 1000, Backward).free("a");
+    for _ in 0..6 {
+        t.optimize(|_| ());
+        t.born("a", 100, Forward).born("i", 20, Backward).free("i").free("a");
+        assert_eq!(t.now(), "Gradient 1000");
+    }
+    // The same before backward, not after the optimizer.
+    t.free("g").born("a", 100, Forward).born("g", 1000, Backward).free("a").optimize(|_| ());
+    assert_eq!(t.now(), "Gradient 1000");
+}
+
+#[test]
+fn a_graph_that_is_retained_keeps_its_activations() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward).born("g", 10, Backward).born("i", 20, Backward).free("i");
+    t.born("j", 20, Backward).free("j"); // backward again, through the same graph
+    t.optimize(|_| ());
+    assert_eq!(t.now(), "Gradient 10 Activation 100");
+    t.free("a").free("g");
+}
+
+#[test]
+fn several_optimizers_have_a_state_each_and_it_may_come_late() {
+    let mut t = Train::new();
+    t.born("a", 100, Forward).born("g", 10, Backward).free("a");
+    t.optimize(|t| _ = t.born("m1", 1, Optimizer));
+    t.optimize(|t| _ = t.born("m2", 2, Optimizer).born("o", 50, Optimizer).free("o"));
+    assert_eq!(t.now(), "Gradient 10 OptimizerState 3");
+    t.free("g").iterate();
+    t.born("a", 100, Forward).born("g", 10, Backward).free("a");
+    t.optimize(|t| _ = t.born("late", 4, Optimizer));
+    assert_eq!(t.now(), "Gradient 10 OptimizerState 7");
+    // Two networks in turn: the graph of the first is kept for the second.
+    t.free("g").born("a", 100, Forward).born("g", 10, Backward);
+    t.optimize(|_| ());
+    t.born("b", 200, Forward).born("h", 20, Backward);
+    t.optimize(|_| ());
+    assert_eq!(t.now(), "Gradient 30 OptimizerState 7 Activation 300");
+}
+
+#[test]
+fn a_closure_runs_forward_and_backward_inside_the_optimizer() {
+    let mut t = Train::new();
+    t.iterate();
+    t.optimize(|t| {
+        t.born("d", 3, Optimizer).born("a", 100, Forward).born("g", 10, Backward).free("a");
+        t.born("o", 5, Optimizer).free("o");
+    });
+    assert_eq!(t.now(), "Gradient 10 OptimizerState 3");
+}
+
+#[test]
+fn what_checkpointing_computes_again_is_part_of_backward() {
+    // Stamped as backward, or as forward on the thread that runs backward.
+    for phase in [Backward, Forward] {
+        let mut t = Train::new();
+        t.iterate();
+        t.born("keep", 10, Forward).born("g", 1000, Backward).born("out", 64, Backward);
+        t.born_on(AUTOGRAD, "re", 500, phase)
+            .born("inner", 50, Backward)
+            .free("out")
+            .free("re")
+            .free("inner");
+        assert_eq!(t.now(), "Activation 10 Temporary 1000");
+        t.free("keep").optimize(|_| ());
+        assert_eq!(t.now(), "Gradient 1000");
+    }
+}
+
+#[test]
+fn one_storage_of_many_gradients_counts_once_and_unsharded_parameters_are_told() {
+    let mut t = Train::new();
+    t.iterate();
+    // A bucket in which 20 gradients lie: one block, told 20 times.
+    t.born("bucket", 4096, Forward);
+    (0..20).for_each(|_| _ = t.retag("bucket", Role::Gradient));
+    // Gathered for forward and again for backward; a shard's gradient stays.
+    t.born("full", 800, Forward).retag("full", Role::Parameter);
+    assert_eq!(t.now(), "Parameter 800 Gradient 4096");
+    t.free("full").born("gather", 800, Forward).free("gather");
+    t.born("again", 800, Backward).born("shard", 100, Backward).free("again");
+    t.optimize(|_| ());
+    assert_eq!(t.now(), "Gradient 4196");
+    // A bucket of which nobody tells is no activation for ever.
+    t.born("buffer", 99, Forward).born("i", 20, Backward).free("i");
+    for _ in 0..4 {
+        t.optimize(|_| ());
+        t.born("a", 10, Forward).born("i", 20, Backward).free("i").free("a");
+    }
+    assert_eq!(t.now(), "Unknown 99 Gradient 4196");
+}
+
+#[test]
+fn evaluation_is_not_training() {
+    let mut t = Train::new();
+    t.iterate();
+    for phase in [Evaluation, Forward] {
+        t.born("batch", 5, Unknown).born("e1", 70, phase).born("e2", 80, phase).free("e1").free("e2");
+        assert_eq!(t.now(), "Input 5");
+        t.free("batch");
+    }
+    t.born("scores", 9, Evaluation).born("a", 100, Forward);
+    assert_eq!(t.now(), "Unknown 9 Activation 100");
+}
+
+#[test]
+fn without_training_nothing_is_guessed() {
+    let mut t = Train::new();
+    t.born("w", 3000, Setup).born("made in place", 50, Unknown);
+    for _ in 0..3 {
+        t.born("cache", 500, Forward).born("tmp", 20, Forward).free("tmp");
+        assert_eq!(t.now(), "Unknown 3550");
+        t.free("cache").born("cache", 500, Forward).free("cache");
+    }
+    assert_eq!(t.at_peak(), "Unknown 3570");
+}
+
+#[test]
+fn loss_and_glue_belong_to_forward_and_copies_are_no_inputs() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward).born("logits", 30, Unknown).born("glue", 6, Unknown).free("glue");
+    t.born("g", 10, Backward);
+    assert_eq!(t.now(), "Activation 130 Temporary 10");
+    t.free("a").free("logits").born("norm", 2, Unknown).free("norm").optimize(|_| ());
+    // An average of the weights, made between two steps: an input at first sight, and not for long.
+    t.free("g").born("average", 3000, Unknown).born("a", 1, Forward);
+    assert_eq!(t.now(), "Activation 1 Input 3000");
+    t.free("a");
+    for _ in 0..3 {
+        t.born("i", 20, Backward).free("i").optimize(|_| ());
+        t.born("i", 20, Forward).free("i");
+    }
+    assert_eq!(t.now(), "Unknown 3000");
+}
+
+#[test]
+fn a_workspace_is_known_by_its_size_and_its_age() {
+    for bytes in [HOPPER, OTHERS, LT] {
+        let mut t = Train::new();
+        // An activation of this size in each step, and two workspaces.
+        t.born("forward's", bytes, Forward).born("a", bytes, Forward);
+        t.born("w", 100, Setup).retag("w", Role::Parameter);
+        t.born("backward's", bytes, Backward).born("g", 100, Backward).free("a");
+        for steps in 0..4 {
+            t.optimize(|_| ());
+            // No parameter has a gradient of that size.
+            assert!(t.now().contains("Gradient 100 "), "after {steps}: {}", t.now());
+            t.free("g").born("a", bytes, Forward).born("g", 100, Backward).free("a");
+        }
+        t.optimize(|_| ());
+        assert_eq!(t.now(), format!("Parameter 100 Gradient 100 Workspace {}", 2 * bytes));
+        assert!(t.at_peak().contains(&format!("Activation {bytes} ")), "{}", t.at_peak());
+        assert!(t.at_peak().contains(&format!("Workspace {}", 2 * bytes)), "{}", t.at_peak());
+    }
+}
+
+/// The list of a late agent may come in the middle of a pass.
+#[test]
+fn what_is_older_than_the_agent_is_of_no_phase() {
+    for phase in [Forward, Backward, Optimizer] {
+        let mut t = Train::new();
+        t.born("act", 100, Forward).born("grad", 1000, Backward).free("act");
+        match phase {
+            Forward => _ = t.born("act", 100, Forward),
+            Optimizer => _ = t.phase(Optimizer),
+            _ => {}
+        }
+        t.s.stamp.flags = Flags::OLDER;
+        t.born("older", 5000, Unknown);
+        t.s.stamp.flags = Flags::default();
+        for _ in 0..2 {
+            t.born("inner", 20, Backward).free("inner").optimize(|_| ());
+            t.born("next", 7, Forward);
+            assert!(t.now().starts_with("Unknown 5000 "), "in {phase:?}: {}", t.now());
+            t.free("next");
+        }
+    }
+}
+
+/// A whole parameter (FSDP2's) is told by the frame that makes it, with its birth.
+#[test]
+fn a_parameter_that_is_born_as_one_has_a_gradient_of_its_size() {
+    let mut t = Train::new();
+    t.born("shard", 100, Setup).retag("shard", Role::Parameter);
+    let (address, use_as) = (t.next, (Role::Parameter, Forward));
+    t.next += HOPPER;
+    t.s.say(Body::BlockAlloc { address, bytes: HOPPER, pool: POOL, use_as });
+    for _ in 0..2 {
+        t.born("a", 10, Forward).born("g", HOPPER, Backward).free("a").optimize(|_| ());
+        assert_eq!(t.now(), format!("Parameter {} Gradient {HOPPER}", HOPPER + 100));
+        t.free("g");
+    }
+}
+
+#[test]
+fn what_ends_a_backward_pass_is_part_of_it() {
+    let mut t = Train::new();
+    t.iterate();
+    // Shards of gradients are made behind the last node, on its thread. Another thread loads the next input meanwhile.
+    t.born("a", 1, Forward).born("inner", 20, Backward).free("inner");
+    t.born_on(AUTOGRAD, "shards", 300, Unknown).born_on(AUTOGRAD, "copy", 40, Unknown);
+    t.born_on(3, "x", 5, Unknown).free("copy").free("a");
+    t.optimize(|_| ());
+    assert_eq!(t.now(), "Unknown 5 Gradient 300");
+    t.born("b", 2, Forward);
+    assert_eq!(t.now(), "Gradient 300 Activation 2 Input 5");
+    assert_eq!(t.rows()[1].intermediate.peak, 40);
+}
+
+#[test]
+fn what_a_captured_graph_keeps_stays_what_it_is() {
+    let mut t = Train::new();
+    t.iterate();
+    t.step(1);
+    t.born("out", 50, Forward).born("w", HOPPER, Forward).born("g", 100, Backward);
+    // Replayed: no more blocks are made.
+    for number in 2..8 {
+        t.optimize(|_| ()).step(number);
+    }
+    assert_eq!(t.now(), format!("Gradient 100 Activation 50 Workspace {HOPPER}"));
+    for number in 8..12 {
+        t.born("i", 20, Forward).free("i").optimize(|_| ()).step(number);
+    }
+    assert_eq!(t.now(), format!("Unknown 50 Gradient 100 Workspace {HOPPER}"));
+}
+
+#[test]
+fn what_only_has_the_size_of_a_workspace_is_none() {
+    let grow_old = |t: &mut Train| {
+        for _ in 0..5 {
+            t.optimize(|_| ());
+            t.born("i", 20, Forward).born("j", 20, Backward).free("i").free("j");
+        }
+    };
+    // The gradient of a parameter of that size, and one while parameters are not known.
+    for told in [Some(HOPPER), None] {
+        let mut t = Train::new();
+        if let Some(bytes) = told {
+            t.born("w", bytes, Setup).retag("w", Role::Parameter);
+        }
+        t.born("a", 1, Forward).born("g", HOPPER, Backward).free("a");
+        grow_old(&mut t);
+        assert!(t.now().contains(&format!("Gradient {HOPPER}")), "{}", t.now());
+    }
+    // A cache of keys and values: there are too many of them.
+    let mut t = Train::new();
+    for name in ["k0", "v0", "k1", "v1", "k2", "v2", "k3", "v3", "k4", "v4"] {
+        t.born(name, OTHERS, Forward);
+    }
+    t.born("j", 20, Backward).free("j");
+    grow_old(&mut t);
+    assert_eq!(t.now(), format!("Unknown {}", 10 * OTHERS));
+    // Told otherwise.
+    let mut t = Train::new();
+    t.born("k", OTHERS, Forward).retag("k", Role::Buffer).born("j", 20, Backward).free("j");
+    grow_old(&mut t);
+    assert_eq!(t.now(), format!("Buffer {OTHERS}"));
+}
+
+#[test]
+fn driver_allocations_of_libraries_are_scratch() {
+    check(
+        |s| {
+            for (module, path) in
+                [(1, "/opt/x/libnccl.so.2"), (2, "/usr/lib/libcudnn.so.9"), (3, "libcublasLt.so.13")]
+            {
+                s.push(Stamp { module, ..Stamp::default() }, Body::Module { base: 0, bytes: 0, path });
+            }
+            for module in 0..4 {
+                s.stamp.module = module;
+                s.alloc(0x1000 * u64::from(module + 1), 10);
+            }
+            s.stamp.module = 1;
+            let seq = s.alloc(0x9000, 7);
+            s.retag(0x9000, 0, seq, Role::Buffer);
+        },
+        &["tracked 47 = direct:- 20 + direct:-@Buffer 7 + direct:-@Workspace 20"],
+    );
+}
+
+#[test]
+fn what_is_told_wins_for_ever() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward).retag("a", Role::Buffer).born("g", 10, Backward).retag("g", Role::Parameter);
+    t.optimize(|t| _ = t.born("m", 5, Optimizer).retag("m", Role::Workspace));
+    assert_eq!(t.now(), "Parameter 10 Workspace 5 Buffer 100");
+    // A freed block is told what it was: the peak believes it, not the phase.
+    let mut t = Train::new();
+    t.iterate();
+    t.born("tmp", 9000, Forward);
+    let (address, seq) = t.live["tmp"];
+    t.free("tmp");
+    assert_eq!(t.at_peak(), "Temporary 9000");
+    t.s.retag(address, POOL, seq, Role::Parameter);
+    assert_eq!(t.at_peak(), "Parameter 9000");
+}
+
+#[test]
+fn a_later_tag_keeps_the_role_and_the_origin() {
+    let mut t = Train::new();
+    t.iterate();
+    t.s.tag("first");
+    t.born("a", 100, Forward);
+    let (address, seq) = t.live["a"];
+    t.s.tag("second").retag(address, POOL, seq, Role::Unknown);
+    t.born("i", 1, Backward).free("i").optimize(|_| ());
+    let process = t.s.process();
+    let text = composition(&process.cells, &process.accounts[0].amounts);
+    assert!(text.contains("block:second<first@Activation%Forward 100"), "{text}");
+}
+
+#[test]
+fn what_waits_for_a_stream_has_ended_its_use() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward).born("sent", 40, Forward).pending("sent");
+    assert_eq!(t.now(), "Activation 100 Temporary 40");
+    t.born("g", 10, Backward);
+    assert_eq!(t.now(), "Activation 100 Temporary 50", "it is no activation, though it is there");
+    assert_eq!(t.s.account().pools[0].pending_bytes, 40);
+    t.free("sent");
+}
+
+#[test]
+fn another_try_in_the_middle_of_a_phase_changes_nothing() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward);
+    // The pool gives its other segments back and asks again.
+    let reading = Reading::ABSENT;
+    t.s.alloc(1 << 36, 4096);
+    t.s.segment(1 << 36, 4096, POOL);
+    t.s.say(Body::Pressure { bytes: 1 << 30, device_free_bytes: reading });
+    t.s.unsegment(1 << 36, 4096, POOL);
+    t.s.free(1 << 36);
+    t.born("b", 50, Forward).born("i", 1, Backward).free("i");
+    assert_eq!(t.now(), "Activation 150");
+}
+
+#[test]
+fn programs_without_stamps_say_their_phases() {
+    let mut t = Train::new();
+    t.phase(Setup).born("w", 3000, Unknown);
+    for _ in 0..3 {
+        t.phase(Forward).born("a", 100, Unknown).born("tmp", 5, Unknown).free("tmp");
+        t.phase(Backward).born("g", 10, Unknown).born("i", 5, Unknown).free("i").free("a");
+        t.phase(Optimizer).born("o", 5, Unknown).free("o");
+        assert_eq!(t.now(), "Unknown 3000 Gradient 10");
+        t.free("g");
+    }
+}
+
+#[test]
+fn an_optimizer_without_marks_ends_with_what_comes_next() {
+    let mut t = Train::new();
+    for _ in 0..2 {
+        t.born("a", 100, Forward).born("g", 10, Backward).free("a");
+        t.born("m", 20, Optimizer).born("o", 5, Optimizer).free("o").free("g");
+        t.born("x", 5, Unknown);
+        assert_eq!(t.now(), "Unknown 5 OptimizerState 20");
+        t.free("x").free("m");
+    }
+}
+
+#[test]
+fn roles_are_there_again_for_a_ledger_that_was_not_there() {
+    let mut t = Train::new();
+    // All blocks that live in the middle of a second forward pass, said in no order.
+    let rows = [
+        (11, 3000, Setup),
+        (40, 60, Forward),    // a buffer of which nobody tells
+        (50, 1000, Backward), // zeroed, not freed
+        (60, 6000, Optimizer),
+        (70, 5, Unknown),
+        (80, 100, Forward),
+        (90, 200, Forward),
+    ];
+    let said = |at: usize| {
+        let (seq, bytes, phase) = rows[at];
+        let use_as = (Role::Unknown, phase);
+        (seq, Body::BlockAlloc { address: (1 << 40) + 8192 * seq, bytes, pool: POOL, use_as })
+    };
+    t.s.seq = 100;
+    let segment = Body::SegmentAdd { address: 1 << 40, bytes: 1 << 34, pool: POOL };
+    let alloc =
+        Body::AllocEnd { address: 1 << 40, bytes: 1 << 34, pool: 0, took_us: 0, memory: MemoryKind::Device };
+    let pool = Body::PoolCreate { pool: POOL, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework };
+    t.s.resync(12, |s| {
+        s.restate(1, pool);
+        s.restate(2, alloc);
+        s.restate(3, segment);
+        for at in [5, 2, 0, 6, 3, 1, 4] {
+            let (seq, body) = said(at);
+            s.restate(seq, body);
+        }
+        for (seq, role) in [(11, Role::Parameter), (90, Role::Buffer)] {
+            let use_as = (role, Unknown);
+            s.restate(
+                seq,
+                Body::Retag { address: (1 << 40) + 8192 * seq, block_seq: seq, pool: POOL, use_as },
+            );
+        }
+    });
+    let kept = "Parameter 3000 Gradient 1000 OptimizerState 6000";
+    assert_eq!(t.now(), format!("Unknown 5 {kept} Activation 160 Buffer 200"));
+    t.next = (1 << 40) + (1 << 30);
+    t.born("i", 20, Backward);
+    assert_eq!(t.now(), format!("Unknown 5 {kept} Activation 160 Temporary 20 Buffer 200"));
+}
+
+#[test]
+fn blocks_that_were_lost_join_those_that_were_not() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward);
+    t.s.seq += 3; // lost: an activation, the first block of backward, a gradient
+    t.born("i", 20, Backward);
+    let after = t.s.seq;
+    let restated = |seq: u64, bytes: u64, phase: Phase| {
+        let use_as = (Role::Unknown, phase);
+        (seq, Body::BlockAlloc { address: (1 << 40) + (1 << 30) + 8192 * seq, bytes, pool: POOL, use_as })
+    };
+    let known: Vec<(u64, Body<'static>)> = ["a", "i"]
+        .iter()
+        .map(|name| {
+            let (address, seq) = t.live[name];
+            let (bytes, phase) = if *name == "a" { (100, Forward) } else { (20, Backward) };
+            (seq, Body::BlockAlloc { address, bytes, pool: POOL, use_as: (Role::Unknown, phase) })
+        })
+        .collect();
+    let lost = [restated(after - 2, 1000, Backward), restated(after - 3, 200, Forward)];
+    t.s.resync(7, |s| {
+        let memory = MemoryKind::Device;
+        s.restate(
+            1,
+            Body::PoolCreate { pool: POOL, parent: 0, reports_blocks: 1, owner: PoolOwner::Framework },
+        );
+        s.restate(2, Body::AllocEnd { address: 1 << 40, bytes: 1 << 34, pool: 0, took_us: 0, memory });
+        s.restate(3, Body::SegmentAdd { address: 1 << 40, bytes: 1 << 34, pool: POOL });
+        lost.iter().chain(&known).for_each(|(seq, body)| s.restate(*seq, *body));
+    });
+    assert_eq!(t.now(), "Activation 300 Temporary 1020");
+    t.free("i").free("a").optimize(|_| ());
+    assert_eq!(t.now(), "Gradient 1000 Activation 200");
+}
+
+#[test]
+fn devices_have_their_own_phases() {
+    let mut t = Train::new();
+    t.iterate();
+    t.born("a", 100, Forward);
+    let other = Stamp { device: 1, ..t.s.stamp };
+    t.s.push(Stamp { seq: 0, ..other }, device(10));
+    t.s.stamp.device = 1;
+    t.s.pool(9, 0, true, PoolOwner::Framework);
+    t.s.say(Body::BlockAlloc { address: 1 << 42, bytes: 64, pool: 9, use_as: (Role::Unknown, Backward) });
+    t.s.stamp.device = 0;
+    t.born("tmp", 10, Forward).free("tmp");
+    assert_eq!(t.now(), "Activation 100", "backward on the other device settles nothing here");
+}
+
+fn level(peak: i64, last: i64) -> Level {
+    Level { peak, last }
+}
+
+#[test]
+fn iterations_hold_what_each_of_them_was_made_of() {
+    let mut t = Train::new();
+    t.born("w", 3000, Setup).retag("w", Role::Parameter);
+    for _ in 0..4 {
+        t.iterate();
+    }
+    t.born("a", 1, Forward);
+    let rows = t.rows();
+    assert_eq!(rows.len(), 4);
+    for (number, row) in rows.iter().enumerate() {
+        assert_eq!((row.first, row.last, row.count), (number as u64, number as u64, 1));
+        let of = |role: Role| row.roles[usize::from(role.to_code())];
+        assert_eq!(of(Role::Parameter), level(3000, 3000));
+        assert_eq!(of(Role::Gradient), level(1000, 0));
+        assert_eq!(of(Role::Activation), level(100, 0));
+        assert_eq!(row.intermediate, level(20, 0), "without the gradient that was born first");
+        assert_eq!(row.temporaries, level(10, 0));
+        assert_eq!(row.tracked, level(1 << 34, 1 << 34));
+        assert_eq!(row.pool_reserved, level(1 << 34, 1 << 34));
+        assert_eq!(
+            of(Role::Input).peak,
+            if number == 0 { 0 } else { 5 },
+            "there is no step before the first"
+        );
+    }
+    assert!(rows.windows(2).all(|pair| pair[0].end_ns == pair[1].start_ns));
+    let open = t.s.ledger.iterations(KEY, 0).open.expect("another one");
+    assert_eq!((open.first, open.roles[usize::from(Role::Parameter.to_code())]), (4, level(3000, 3000)));
+}
+
+#[test]
+fn steps_that_the_program_says_are_its_iterations() {
+    let mut t = Train::new();
+    for number in [7, 8, 9, 3] {
+        t.step(number);
+        t.iterate().iterate();
+    }
+    t.s.seq += 1; // lost
+    t.step(4).step(5);
+    let rows = t.rows();
+    assert_eq!(rows.iter().map(|row| row.first).collect::<Vec<_>>(), [7, 8, 9, 3, 4]);
+    assert_eq!(rows.iter().map(|row| row.partial).collect::<Vec<_>>(), [false, false, false, true, false]);
+    assert_eq!(rows[1].roles[usize::from(Role::Gradient.to_code())], level(1000, 0));
+}
+
+#[test]
+fn another_program_of_the_process_begins_anew() {
+    let mut t = Train::new();
+    t.iterate().born("a", 100, Forward);
+    let hello = |instance| Body::Hello { start_ticks: 7, versions: 0, capabilities: 0, instance, claims: "" };
+    t.s.control(hello(1));
+    t.s.control(hello(2));
+    t.s.control(device(9));
+    t.s.seq = 0;
+    assert_eq!(t.now(), "");
+    t.live.clear();
+    t.s.pool(POOL, 0, true, PoolOwner::Framework);
+    t.s.alloc(1 << 40, 1 << 34);
+    t.s.segment(1 << 40, 1 << 34, POOL);
+    t.born("w", 5, Unknown).born("a", 100, Forward);
+    assert_eq!(t.now(), "Unknown 105", "it has not trained yet");
+    assert_eq!(t.rows().len(), 2, "what it had begun is over");
+}

@@ -1,0 +1,160 @@
+//! A life in parts says together what it says as a whole, and each part has a peak of its own.
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_runs::builder::{RunBuilder, Sink};
+use gpumem_runs::run::{Run, Source, State};
+use gpumem_wire::*;
+use proptest::prelude::*;
+
+const KEY: ProcessKey = ProcessKey { pid: 41, start_ticks: 1 };
+
+struct Life {
+    builder: RunBuilder,
+    parts: Vec<Run>,
+    seq: u64,
+    time_ns: u64,
+}
+
+impl Life {
+    fn new() -> Self {
+        let source = Source { kind: "daemon".into(), origin: "test".into(), preset: None };
+        let mut life = Life { builder: RunBuilder::new(source), parts: Vec::new(), seq: 0, time_ns: 0 };
+        let device = Body::Device {
+            uuid_high: 7,
+            uuid_low: 1,
+            total_bytes: Reading::of(80 << 30),
+            ordinal: 0,
+            id: DeviceIdKind::Gpu,
+            name: "H100",
+        };
+        life.say(Origin::Host, 0, device);
+        life.say(Origin::Process(KEY), 0, device);
+        life
+    }
+
+    fn say(&mut self, origin: Origin, tag: u32, body: Body<'_>) {
+        let ordered = matches!(body, Body::AllocEnd { .. } | Body::FreeEnd { .. } | Body::FreeBegin { .. });
+        self.seq += u64::from(ordered);
+        self.time_ns += 7_000_000;
+        let seq = if ordered { self.seq } else { 0 };
+        let stamp = Stamp { time_ns: self.time_ns, seq, tag, device: 0, ..Stamp::default() };
+        self.builder.observe(origin, &Record { stamp, body });
+    }
+
+    fn alloc(&mut self, address: u64, bytes: u64, tag: u32) {
+        let body = Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory: MemoryKind::Device };
+        self.say(Origin::Process(KEY), tag, body);
+    }
+
+    fn roll(&mut self) {
+        self.time_ns += 1;
+        let parts = self.builder.roll(&[KEY], self.time_ns);
+        self.parts.extend(parts.into_iter().map(|(_, run)| run));
+    }
+
+    fn run(&mut self) -> Run {
+        self.builder.runs(true).remove(0)
+    }
+
+    /// All parts, the one that goes on last.
+    fn all(mut self) -> Vec<Run> {
+        let last = self.run();
+        self.parts.push(last);
+        self.parts
+    }
+}
+
+fn sum(amounts: &[(u32, i64)]) -> i64 {
+    amounts.iter().map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn a_part_begins_with_what_is_held_and_has_its_own_peak() {
+    let mut life = Life::new();
+    life.alloc(1 << 40, 100, 1);
+    life.alloc(2 << 40, 900, 2);
+    life.free(2 << 40);
+    life.roll();
+    let rolled = life.time_ns;
+    let now = life.run();
+    assert_eq!(now.devices[0].peak.tracked_bytes, Some(100));
+    assert_eq!(now.devices[0].peak.time_ns, rolled);
+    assert_eq!(now.devices[0].series.buckets.len(), 1, "what is held, though nothing happens");
+    assert_eq!(now.devices[0].series.buckets[0].tracked.map(|tracked| tracked.max), Some(100));
+    let points = &now.devices[0].details.timeline.points;
+    assert_eq!(
+        points.iter().map(|point| (point.time_ns, point.tracked_bytes())).collect::<Vec<_>>(),
+        [(rolled, 100)]
+    );
+    assert_eq!((now.coverage.events, now.coverage.allocations), (0, 0));
+    let part = now.coverage.part.expect("it is a part");
+    assert_eq!((part.number, part.began_ns, part.events_before), (2, rolled, 4));
+    assert_eq!(now.caveats[0].code, "part");
+    life.alloc(3 << 40, 50, 3);
+    let parts = life.all();
+    assert_eq!(parts[0].state, State::Rolled { time_ns: rolled });
+    assert_eq!(parts[0].devices[0].peak.tracked_bytes, Some(1000));
+    assert_eq!(parts[0].coverage.part, None);
+    assert_eq!(parts[1].state, State::Open);
+    assert_eq!(parts[1].devices[0].peak.tracked_bytes, Some(150));
+}
+
+impl Life {
+    fn free(&mut self, address: u64) {
+        self.say(Origin::Process(KEY), 0, Body::FreeBegin { address });
+        self.say(Origin::Process(KEY), 0, Body::FreeEnd { begin_seq: self.seq, result: 0 });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
+    #[test]
+    fn parts_are_the_whole(ops in prop::collection::vec((0..12_u64, 1..1000_u64, 1..5_u32), 1..120)) {
+        let (mut whole, mut rolled) = (Life::new(), Life::new());
+        let mut live = [0_u64; 10];
+        // What a part must say: highest sum since it began, that at its beginning among them.
+        let (mut peaks, mut most) = (Vec::new(), 0);
+        for (slot, bytes, tag) in ops {
+            match live.get_mut(slot as usize) {
+                None => {
+                    rolled.roll();
+                    peaks.push(std::mem::replace(&mut most, live.iter().sum()));
+                }
+                Some(held) if *held == 0 => {
+                    whole.alloc((slot + 1) << 40, bytes, tag);
+                    rolled.alloc((slot + 1) << 40, bytes, tag);
+                    *held = bytes;
+                }
+                Some(held) => {
+                    whole.free((slot + 1) << 40);
+                    rolled.free((slot + 1) << 40);
+                    *held = 0;
+                }
+            }
+            most = most.max(live.iter().sum());
+        }
+        peaks.push(most);
+        let whole = whole.all().remove(0);
+        let parts = rolled.all();
+        for (part, peak) in parts.iter().zip(&peaks) {
+            let Some(device) = part.devices.first() else { continue };
+            prop_assert_eq!(device.peak.tracked_bytes.unwrap_or(0), *peak as i64);
+            prop_assert_eq!(sum(&device.peak.amounts), *peak as i64);
+            let highest = device.series.buckets.iter().filter_map(|bucket| Some(bucket.tracked?.max)).max();
+            prop_assert_eq!(highest.unwrap_or(0), *peak as i64);
+            let points = &device.details.timeline.points;
+            let fullest = points.iter().map(|point| point.tracked_bytes()).max();
+            prop_assert_eq!(fullest.unwrap_or(0), *peak as i64);
+            let began_ns = part.coverage.part.map_or(0, |part| part.began_ns);
+            prop_assert!(points.iter().all(|point| point.time_ns >= began_ns), "{points:?}");
+        }
+        let counts = |of: fn(&Run) -> u64| parts.iter().map(of).sum::<u64>();
+        prop_assert_eq!(counts(|run| run.coverage.events), whole.coverage.events);
+        prop_assert_eq!(counts(|run| run.coverage.allocations), whole.coverage.allocations);
+        prop_assert_eq!(counts(|run| run.coverage.allocated_bytes), whole.coverage.allocated_bytes);
+        let last = parts.last().expect("a part");
+        prop_assert_eq!(&last.cells, &whole.cells);
+        if let (Some(last), Some(whole)) = (last.devices.first(), whole.devices.first()) {
+            prop_assert_eq!(&last.last.amounts, &whole.last.amounts);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Lane `browser`: pages in a real Chromium.
+
+mod html_report;
+mod live_page;

@@ -1,0 +1,263 @@
+//! Comparisons as people and programs get them, letter by letter, and those of real recordings to the byte.
+use gpumem_runs::builder::{RunBuilder, Sink};
+use gpumem_runs::diff::gate::{Of, judge};
+use gpumem_runs::diff::text::{Layout, text};
+use gpumem_runs::diff::{At, Diff, Side, csv, json, plot};
+use gpumem_runs::import::read_file;
+use gpumem_runs::report::{By, Part};
+use gpumem_runs::run::{Cell, Run, Source};
+use gpumem_tests::live::{Daemon, Machine, Mixer, until};
+use gpumem_tests::samples::sample;
+use gpumem_tests::{golden, node};
+use serde_json::Value;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const MIB: i64 = 1 << 20;
+
+fn small_train() -> Run {
+    let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/small-train.log");
+    read_file(&log, None).expect("a log").remove(0)
+}
+
+/// The same training with a larger vocabulary, another layer and less of what nothing tracks.
+fn larger() -> Run {
+    let mut run = small_train();
+    let added = run.cells.len() as u32;
+    run.cells.push(Cell { tag: Some("forward_features/residual_add".into()), ..Cell::default() });
+    let logits: Vec<u32> = run
+        .cells
+        .iter()
+        .zip(0..)
+        .filter(|(cell, _)| cell.tag.as_deref().is_some_and(|tag| tag.contains("logits")))
+        .map(|(_, index)| index)
+        .collect();
+    let device = &mut run.devices[0];
+    for moment in [&mut device.last, &mut device.peak] {
+        for (cell, bytes) in &mut moment.amounts {
+            *bytes += if logits.contains(cell) { *bytes / 2 } else { 0 };
+        }
+        moment.amounts.push((added, 24 * MIB));
+        moment.tracked_bytes = Some(moment.amounts.iter().map(|(_, bytes)| bytes).sum());
+        moment.untrackable_bytes = moment.untrackable_bytes.map(|gap| gap - 10 * MIB);
+        moment.parts = moment.parts.map(|mut parts| {
+            parts.unexplained_bytes -= 10 * MIB;
+            parts
+        });
+    }
+    run
+}
+
+fn side<'r>(run: &'r Run, typed: &str) -> Side<'r> {
+    Side { run, id: Some(typed.to_owned()).filter(|typed| typed.starts_with('r')), typed: typed.to_owned() }
+}
+
+fn diff<'r>(a: &'r Run, b: &'r Run, at: At, by: Option<By>) -> Diff<'r> {
+    Diff::new([side(a, "r7"), side(b, "r9")], at, None, by)
+}
+
+#[test]
+fn two_trainings_in_every_form() {
+    let (a, b) = (small_train(), larger());
+    let peak = diff(&a, &b, At::Peak, None);
+    let told = text(&peak, Layout::default());
+    assert!(told.lines().count() <= 35, "{told}");
+    golden::check("diffs/small-train.txt", &told);
+    golden::check("diffs/small-train.tags.txt", &text(&peak, Layout { tags: true, ..Layout::default() }));
+    let verdict = judge(&peak, &Of::Peak, "2%".parse().expect("a limit"));
+    golden::check("diffs/small-train.json", &json::json(&peak, Some(&verdict)));
+    golden::check("diffs/small-train.csv", &csv::csv(&peak));
+    let drawing = plot::picture(&peak).expect("bytes");
+    assert!(drawing.svg().contains("peak is 68.7 MiB higher") && drawing.pdf().starts_with(b"%PDF"));
+}
+
+#[test]
+fn a_process_with_an_agent_and_one_without() {
+    let mut builder = RunBuilder::new(Source { kind: "daemon".into(), origin: "node7".into(), preset: None });
+    node::said().iter().for_each(|(origin, record)| builder.observe(*origin, record));
+    let runs = builder.runs(true);
+    let both = diff(&runs[0], &runs[1], At::Now, None);
+    golden::check("diffs/node.txt", &text(&both, Layout::default()));
+    golden::check("diffs/node.csv", &csv::csv(&both));
+}
+
+#[test]
+fn the_bert_pair_differs_by_what_was_recorded_of_parameters_and_gradients() {
+    const LATE: &str = "mxnet2-csv/finetune_classifier-pid_17827.673cf9f.csv";
+    const WHOLE: &str = "mxnet2-csv/finetune_classifier.csv";
+    let (Some(late), Some(whole)) = (sample(LATE), sample(WHOLE)) else { return };
+    let read = |path: &Path| read_file(path, None).expect("a profile").remove(0);
+    let (a, b) = (read(&late), read(&whole));
+    let diff = Diff::new([side(&a, LATE), side(&b, WHOLE)], At::Peak, None, None);
+    let pair = diff.whole().expect("a device");
+
+    // To the byte: the rows of the files, by the kind of storage in their names.
+    let bytes_of = |kind: &str| {
+        let tags = &pair.table(By::Tag).statement.rows;
+        let of_kind = tags.iter().filter(|row| row.part == Part::Category && row.name.contains(kind));
+        of_kind.filter_map(|row| Some(row.bytes[1]? - row.bytes[0]?)).sum::<i64>()
+    };
+    let (weights, gradients) = (bytes_of("in_arg"), bytes_of("arg_grad"));
+    assert_eq!((weights + gradients) / MIB, 1056, "{weights} + {gradients}");
+    let structures = pair.table(By::Structure);
+    let named = |name: &str| {
+        let row = structures.statement.rows.iter().find(|row| row.name == name).expect(name);
+        row.bytes[1].expect("known") - row.bytes[0].expect("known")
+    };
+    // Data that goes in has such names too, and is no weight.
+    assert_eq!((named("Weights") + named("Weight Gradients")) / MIB, 1056);
+    let tags = pair.table(By::Tag);
+    let is_of = |name: &str| name.contains("in_arg") || name.contains("arg_grad");
+    let rows = tags.statement.rows.iter().zip(&tags.only).filter(|(row, _)| is_of(&row.name));
+    let only: i64 = rows.filter(|(_, only)| **only == Some(1)).filter_map(|(row, _)| row.bytes[1]).sum();
+    assert_eq!(only / MIB, 1056, "recorded in one, not in the other");
+
+    let told = text(&diff, Layout::default());
+    assert!(told.lines().count() <= 35, "{told}");
+    let sentence = told.lines().find(|line| line.starts_with("B's peak")).expect("a sentence");
+    assert!(sentence.starts_with("B's peak is 92.0 MiB higher (used, +1.2 %): "), "{sentence}");
+    for cause in ["Weights +528.1", "Weight Gradients +528.1", "Untrackable -1,055.7"] {
+        assert!(sentence.contains(cause), "{sentence}");
+    }
+    assert!(told.contains("1,055.7 MiB may be a matter of recording, not of use"), "{told}");
+}
+
+/// A daemon's store after its end, asked by gpumemctl.
+fn told(daemon: &Daemon, machine: &Machine, arguments: &[&str]) -> (Option<i32>, String) {
+    let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
+    let output = daemon.ctl(machine, arguments).arg(store).output().expect("gpumemctl runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!said.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), said)
+}
+
+fn document(told: (Option<i32>, String)) -> Value {
+    serde_json::from_str(&told.1).unwrap_or_else(|error| panic!("{error}: {}", told.1))
+}
+
+#[test]
+fn jobs_of_several_ranks_are_compared_by_rank_and_as_a_whole() {
+    let machine = Machine::new(&["devices=2"]);
+    let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n");
+    for (job, sizes) in [("before", [64, 32]), ("after", [64, 48])] {
+        let mut ranks: Vec<Mixer> = Vec::new();
+        for (rank, mib) in sizes.into_iter().enumerate() {
+            let mut command = Mixer::command(&machine, &daemon);
+            command.env("GPUMEM_JOB", job).env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+            let mut mixer = Mixer::run(&mut command);
+            mixer.ok(&format!("device {rank}; alloc a {mib}M"));
+            ranks.push(mixer);
+        }
+        until(30, "samples of both ranks", || {
+            let runs = daemon.asked(&format!("/v1/runs?job={job}"))?;
+            let runs = runs["runs"].as_array().or(runs.as_array())?.clone();
+            (runs.len() == 2).then_some(())
+        });
+        let pids: Vec<u64> = ranks.iter().map(|rank| u64::from(rank.pid())).collect();
+        ranks.iter_mut().for_each(Mixer::end);
+        until(20, "closed runs", || {
+            let known = daemon.pids(&machine);
+            pids.iter().all(|pid| !known.contains(pid)).then_some(())
+        });
+    }
+    daemon.stop();
+
+    let (_, report) = told(&daemon, &machine, &["report", "--job", "after"]);
+    assert!(report.starts_with("2 processes of job after"), "{report}");
+    assert!(report.contains("64.0") && report.contains("48.0") && report.contains("112.0"), "{report}");
+
+    let compared = ["diff", "--job", "before", "after"];
+    let (code, text) = told(&daemon, &machine, &compared);
+    println!("{text}");
+    assert_eq!(code, Some(0));
+    assert!(text.contains("2 processes of job before, all ended, each at its own time"), "{text}");
+    assert!(text.contains("2 ranks (2 by rank)") && text.contains("all ranks"), "{text}");
+    assert!(text.contains("next: gpumemctl diff --job before after"), "{text}");
+    let diff = document(told(&daemon, &machine, &[&compared[..], &["--json"]].concat()));
+    let amounts =
+        |pair: &Value| ["a_bytes", "b_bytes", "difference_bytes"].map(|key| pair["tracked"][key].as_i64());
+    let mib = |sizes: [i64; 3]| sizes.map(|size| Some(size * MIB));
+    assert_eq!(amounts(&diff["total"]), mib([96, 112, 16]));
+    for (rank, expected) in [(0, [64, 64, 0]), (1, [32, 48, 16])] {
+        let pair = &diff["pairs"][rank];
+        assert_eq!((&pair["paired"], &pair["a"]["name"]), (&"rank".into(), &format!("rank {rank}").into()));
+        assert_eq!(amounts(pair), mib(expected), "rank {rank}");
+    }
+    let gate = |limit| {
+        told(&daemon, &machine, &[&compared[..], &["--of", "tracked", "--fail-above", limit]].concat()).0
+    };
+    assert_eq!((gate("10MiB"), gate("20MiB")), (Some(8), Some(0)));
+}
+
+#[test]
+fn a_time_is_told_of_over_the_parts_of_a_run_that_rolled() {
+    let machine = Machine::new(&["devices=1"]);
+    let config = "[runs]\ncheckpoint_every_s = 0.1\nroll_every_s = 1.0\n[metrics]\nlisten = \"off\"\n[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+    let mut daemon = Daemon::start(&machine, "daemon", config);
+    let mut mixer = Mixer::start(&machine, &daemon);
+    let (pid, number) = (mixer.pid().to_string(), u64::from(mixer.pid()));
+    mixer.ok("device 0; alloc base 64M");
+    let wall = |ns: u64| -> String {
+        let age = gpumem_tests::live::mixer::now_ns() - ns;
+        let at =
+            SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970") - Duration::from_nanos(age);
+        format!("@{}.{:06}", at.as_secs(), at.subsec_micros())
+    };
+    let parts = |count: usize| {
+        until(60, "parts", || {
+            // The first ones find no store yet.
+            let store = format!("--store={}", machine.dir.join("runs.sqlite").display());
+            let listed = daemon.ctl(&machine, &["runs", "--json", &store]).output().expect("gpumemctl runs");
+            let listed: Value = serde_json::from_slice(&listed.stdout).ok()?;
+            let of_pid = listed.as_array()?.iter().filter(|run| run["pid"].as_u64() == Some(number));
+            (of_pid.count() >= count).then_some(())
+        });
+    };
+    // In each part something is held for a while that no other part held.
+    let mut held = Vec::new();
+    for (part, mib) in [(1, 100), (2, 300), (3, 200)] {
+        parts(part);
+        let since = mixer.ok(&format!("alloc more {mib}M")).ended_ns;
+        std::thread::sleep(Duration::from_millis(60));
+        let until = mixer.ok("free more").began_ns;
+        held.push((since, until, mib));
+    }
+    parts(4);
+    mixer.end();
+    daemon.wait_for_the_end_of(&machine, &[]);
+    daemon.stop();
+
+    let report = |flag: &str, window: String| {
+        let document = document(told(&daemon, &machine, &["report", &pid, "--json", flag, &window]));
+        let device = &document["devices"][0];
+        for moment in ["last", "peak"] {
+            let held = &device[moment];
+            let parts: i64 = held["layers"]
+                .as_object()
+                .into_iter()
+                .flat_map(|it| it.values())
+                .filter_map(Value::as_i64)
+                .sum();
+            assert!(
+                parts == 0 || held["tracked_bytes"].as_i64().is_some_and(|tracked| parts <= tracked),
+                "{held}"
+            );
+        }
+        let caveats = document["caveats"].as_array().expect("caveats");
+        let spans = caveats.iter().find(|caveat| caveat["code"] == "parts").map(|it| it["text"].to_string());
+        (device["peak"]["tracked_bytes"].as_i64(), spans.unwrap_or_default())
+    };
+    let total = |mib: i64| Some((64 + mib) * MIB);
+    let middle = |(since, until, _): (u64, u64, i64)| wall(since.midpoint(until));
+    for of in held.clone() {
+        let (peak, spans) = report("--at", middle(of));
+        assert_eq!(peak, total(of.2), "{of:?}");
+        assert!(spans.contains("the window is of r"), "{spans}");
+    }
+    let whole = format!("{},{}", middle(held[0]), middle(held[2]));
+    let (peak, spans) = report("--between", whole);
+    assert_eq!(peak, total(300));
+    assert!(spans.contains("parts of the process's life: r"), "{spans}");
+    let (peak, _) = report("--since", middle(held[2]));
+    assert_eq!(peak, total(200), "the parts before are not in it");
+}

@@ -1,0 +1,110 @@
+//! Parts and steps of the gap on the simulated machine, beside the machine's own truth.
+use gpumem_ledger::{BookedAs, Step};
+use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
+
+const MIB: i64 = 1 << 20;
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+/// Waits until NVML has listed the process `times` more.
+fn listed(machine: &Machine, job: &Job, times: usize) {
+    let count = || machine.truth().iter().filter(|truth| truth.pid == job.pid() && !truth.is_end()).count();
+    let goal = count() + times;
+    until(60, "lists of processes", || (count() >= goal).then_some(()));
+}
+
+/// Lets the program do its next thing, and NVML see it.
+fn next(machine: &Machine, job: &mut Job, name: &str) {
+    job.signal("USR1");
+    job.wait_for(&format!("did {name}"));
+    listed(machine, job, 4);
+}
+
+fn told(step: &Step) -> (&'static str, BookedAs, Option<&str>, [i64; 5]) {
+    let parts = &step.parts;
+    let parts = [parts.context, parts.modules, parts.local_memory, parts.heaps, parts.unexplained];
+    (step.cause.name(), step.kind, step.tag.as_deref(), parts.map(|bytes| bytes / MIB))
+}
+
+#[test]
+fn every_step_of_the_gap_has_its_cause_and_every_part_is_the_machines() {
+    let machine = Machine::new(&["devices=1", "memory=16G"]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut job = Job::start(&mut machine.gap(&daemon.runtime));
+    job.wait_for("ready");
+    for stage in [
+        "init",
+        "model/first",
+        "model/second",
+        "run/launch",
+        "run/stack",
+        "run/allocate",
+        "run/library",
+        "run/heap",
+        "quiet",
+    ] {
+        next(&machine, &mut job, stage);
+    }
+    machine.tool("grow", &[&job.pid().to_string(), "0", &(178 << 20).to_string()]);
+    listed(&machine, &job, 4);
+    for stage in ["end/unload", "end/unstack", "end/free"] {
+        next(&machine, &mut job, stage);
+    }
+    job.signal("USR1");
+    job.finish();
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+
+    let (seen, truth) = (replay(&daemon.recording), machine.truth());
+    let process = seen.process(job.pid());
+    let account = &process.accounts[0];
+    let steps: Vec<_> = account.steps.iter().map(told).collect();
+    println!("{steps:#?}");
+    use BookedAs::{Measured, Unexplained, UpperBound};
+    let stacks = 3 * 264;
+    let expected = [
+        ("context created", Measured, Some("init"), [498, 0, 0, 0, 0]),
+        ("module loaded", UpperBound, Some("model/first"), [0, 6, 0, 0, 0]),
+        ("module loaded", UpperBound, Some("model/second"), [0, 10, 0, 0, 0]),
+        ("stack limit", Measured, Some("run/stack"), [0, 0, stacks, 0, 0]),
+        ("heap limit", Measured, Some("run/heap"), [0, 0, 0, 56, 0]),
+        ("between events", Unexplained, Some("run/heap"), [0, 0, 0, 0, 178]),
+        ("module unloaded", UpperBound, Some("end/unload"), [0, -6, 0, 0, 0]),
+        ("stack limit", Measured, Some("end/unstack"), [0, 0, -stacks, 0, 0]),
+    ];
+    assert_eq!(steps, expected);
+    let by_program = |step: &Step| step.library.as_deref().is_some_and(|path| path.ends_with("/gap"));
+    let events = account.steps.iter().filter(|step| step.kind != Unexplained);
+    assert!(events.clone().all(by_program), "{:?}", events.map(|step| &step.library).collect::<Vec<_>>());
+    let cell = process.cells.iter().position(|cell| cell.tag.as_deref() == Some("run/library"));
+    let library = cell.and_then(|cell| process.cells[cell].library.as_deref());
+    assert!(library.is_some_and(|path| path.ends_with("/libgaplib.so")), "{library:?}");
+    assert_eq!(cell.map(|cell| account.peak.amounts[cell] / MIB), Some(64), "tracked, by that library");
+    assert!(seen.compare_parts(&truth, job.pid()) >= 24, "samples between the stages");
+    let last = account.complete.as_ref().expect("a sample");
+    let sum: i64 = account.steps.iter().map(Step::bytes).sum();
+    let parts = last.parts.expect("parts");
+    assert_eq!(sum, parts.sum() - parts.rounding, "all steps make the gap");
+    assert_eq!(process.odd, Default::default(), "nothing odd");
+}
+
+#[test]
+fn lazily_loaded_code_is_told_as_what_it_may_be() {
+    let machine = Machine::new(&["devices=1", "memory=16G", "cuda.lazy=1"]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut job = Job::start(&mut machine.gap(&daemon.runtime));
+    job.wait_for("ready");
+    for stage in ["init", "model/first", "model/second", "run/launch"] {
+        next(&machine, &mut job, stage);
+    }
+    job.signal("KILL");
+    job.end();
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let seen = replay(&daemon.recording);
+    let account = &seen.process(job.pid()).accounts[0];
+    let (last, before) = account.steps.split_last().expect("steps");
+    let code: i64 = before.iter().map(|step| step.parts.modules).sum();
+    assert!((6 * MIB..=10 * MIB).contains(&code), "half of them: {before:?}");
+    assert_eq!(told(last), ("between events", BookedAs::Unexplained, Some("model/second"), [0, 0, 0, 0, 4]));
+    assert_eq!(last.unseen_module_bytes, 16 * MIB - code, "the rest of what is loaded");
+}

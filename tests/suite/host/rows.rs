@@ -1,0 +1,190 @@
+//! The programs.
+
+use gpumem_tests::live::Machine;
+use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::torch::{self, Wheel};
+use std::path::Path;
+use std::process::Command;
+
+/// One of them.
+#[derive(Debug)]
+pub struct Row {
+    pub name: &'static str,
+    program: Program,
+    argument: &'static str,
+    /// How it ends without an agent.
+    pub end: &'static str,
+    /// Its own process has an agent, not only its children or nobody at all.
+    pub agent: bool,
+    /// It has threads or processes that print in whatever order.
+    pub unordered: bool,
+}
+
+#[derive(Debug)]
+enum Program {
+    C,
+    Cxx,
+    /// One that carries its own CUDA runtime.
+    Static,
+    Python,
+    /// Seconds each: only with daemons that are so.
+    Torch(Wheel, &'static [&'static str]),
+    /// One that PyTorch's own profiler watches.
+    Watched(Wheel),
+    /// With calls of NVTX.
+    Nvtx,
+}
+
+impl Row {
+    /// It, on this machine, without anything of gpumem's.
+    pub fn command(&self, machine: &Machine) -> Command {
+        let bin = programs().fake.join("bin");
+        let mut command = match &self.program {
+            Program::C => machine.command(bin.join("host")),
+            Program::Cxx => machine.command(bin.join("host-cxx")),
+            Program::Static => machine.command(bin.join("host-static")),
+            Program::Torch(wheel, _) => wheel.bare(machine, "host.py", &[]),
+            Program::Watched(wheel) => wheel.bare(machine, "watched.py", &[]),
+            Program::Nvtx => machine.command(bin.join("host-nvtx")),
+            Program::Python => {
+                let mut command = machine.command("python3");
+                command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("trainer/host.py"));
+                command
+            }
+        };
+        command.arg(self.argument).env_remove("GPUMEM_SITES");
+        command
+    }
+
+    /// The same with the agent, which listens to all that it can listen to.
+    pub fn covered(&self, machine: &Machine, socket: &Path) -> Command {
+        let mut command = self.command(machine);
+        for loader in ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"] {
+            command.env(loader, programs().ours.join("libgpumem.so"));
+        }
+        command.env("GPUMEM_NVTX_DOMAINS", "*").env("GPUMEM_NVTX_RANGES", "1").env("GPUMEM_SOCKET", socket);
+        command
+    }
+
+    /// Whether it is tried with a daemon that is so: each is with GPUMEM_HOST_ALL set.
+    pub fn is_for(&self, column: &str) -> bool {
+        let some: &[&str] = match &self.program {
+            Program::Torch(_, some) => some,
+            _ => return true,
+        };
+        some.contains(&column) || std::env::var_os("GPUMEM_HOST_ALL").is_some()
+    }
+}
+
+/// Trainings with unmodified wheels of PyTorch, where those can be had. The slowest rows: they begin first. Each takes a processor for
+/// 3 s, half of it to load PyTorch, and 10 s more in which it waits for its workers: one of them meets each state of the daemon.
+pub fn trainings() -> Vec<Row> {
+    let some: [(_, _, _, &[&str]); 3] = [
+        ("torch spawns", "2.15.0", "spawn", &["absent"]),
+        ("torch 2.15", "2.15.0", "fork", &["killed", "slow", "gone at once", "older", "bossy"]),
+        ("torch 2.4", "2.4.1", "fork", &["running", "stopped", "silent", "gone later", "newer", "babbling"]),
+    ];
+    let row = |(name, version, argument, columns): (_, &str, _, _)| {
+        let program = Program::Torch(torch::wheel(version)?, columns);
+        Some(Row { name, program, argument, end: "5", agent: true, unordered: false })
+    };
+    some.into_iter().filter_map(row).collect()
+}
+
+/// One for faults of the agent's, where the wheel can be had.
+pub fn watched() -> Option<Row> {
+    let program = Program::Watched(torch::wheel("2.4.1")?);
+    Some(Row { name: "watched", program, argument: "", end: "5", agent: true, unordered: false })
+}
+
+/// Those that are timed: the C programs.
+pub fn timed() -> Vec<Row> {
+    rows().into_iter().filter(|row| matches!(row.program, Program::C | Program::Nvtx)).collect()
+}
+
+/// One that has told more than a daemon could take when it ends.
+pub fn much() -> Row {
+    Row { name: "much", program: Program::C, argument: "much", end: "0", agent: true, unordered: false }
+}
+
+/// What there is, with how each ends.
+pub fn rows() -> Vec<Row> {
+    use Program::{C, Cxx, Nvtx, Python, Static};
+    let row = |name, program, argument, end, agent, unordered| Row {
+        name,
+        program,
+        argument,
+        end,
+        agent,
+        unordered,
+    };
+    let c = |name, end| row(name, C, name, end, true, false);
+    let alone = |name, end| row(name, C, name, end, false, false);
+    let many = |name, end| row(name, C, name, end, true, true);
+    vec![
+        c("plain", "7"),
+        c("long", "0"),
+        c("tags", "0"),
+        alone("no-gpu", "0"),
+        // Threads.
+        c("threads", "0"),
+        c("cancel", "0"),
+        c("leave", "0"),
+        many("exit-thread", "5"),
+        row("C++", Cxx, "", "0", true, true),
+        row("C++ exit in a thread", Cxx, "exit", "6", true, true),
+        row("C++ terminate", Cxx, "terminate", "signal 6", true, true),
+        row("static runtime", Static, "", "0", true, true),
+        row("nvtx", Nvtx, "", "0", true, false),
+        // Signals.
+        c("handlers", "0"),
+        c("waits", "0"),
+        c("faults", "0"),
+        c("interrupted", "0"),
+        // Ends.
+        c("_exit", "3"),
+        c("quick_exit", "4"),
+        c("abort", "signal 6"),
+        c("segv", "signal 11"),
+        c("kill", "signal 9"),
+        c("term", "signal 15"),
+        // Families.
+        many("fork", "0"),
+        row("fork-first", C, "fork-first", "0", false, true),
+        c("fork-amid", "0"),
+        alone("fork-at-first", "0"),
+        c("clone", "0"),
+        c("fork-exec", "0"),
+        c("spawn", "0"),
+        c("exec", "7"),
+        alone("daemonize", "0"),
+        c("plugin", "0"),
+        // Filters: an agent that may not do what it must is none.
+        alone("no-socket", "0"),
+        alone("no-socket-kill", "0"),
+        c("late-filter", "0"),
+        alone("no-memfd", "0"),
+        alone("no-memfd-kill", "0"),
+        c("no-pidfd", "0"),
+        alone("no-pidfd-kill", "0"),
+        // Limits.
+        c("few-files", "0"),
+        alone("no-files", "0"),
+        c("no-memory", "0"),
+        alone("little-memory", "0"),
+        alone("small-files", "0"),
+        c("locked", "0"),
+        c("no-threads", "0"),
+        // Descriptors, who and where.
+        c("closed", "0"),
+        c("closefrom", "0"),
+        c("elsewhere", "0"),
+        c("chroot", "0"),
+        c("setuid", "0"),
+        // Python without PyTorch.
+        row("python", Python, "plain", "3", true, true),
+        row("python fails", Python, "fails", "1", true, true),
+        row("python forks", Python, "forks", "0", true, true),
+        row("python spawns", Python, "spawns", "0", true, true),
+    ]
+}

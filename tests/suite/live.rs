@@ -1,0 +1,188 @@
+//! The daemon, the agent and NVML on the simulated machine, sample by sample beside the machine's own truth.
+use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
+use std::time::Duration;
+
+const TWO: &[&str] = &["devices=2", "gpu0.memory=16G", "gpu1.memory=16G"];
+
+/// Waits until NVML has listed the process `times` more.
+fn listed(machine: &Machine, job: &Job, times: usize) {
+    let count = || machine.truth().iter().filter(|truth| truth.pid == job.pid() && !truth.is_end()).count();
+    let goal = count() + times;
+    until(60, "lists of processes", || (count() >= goal).then_some(()));
+}
+
+/// A trainer that trains until it is told that it is enough.
+const LONG: &[&str] = &["--steps", "1000000", "--step-ms", "5"];
+
+fn training(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Job {
+    let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, arguments));
+    trainer.wait_for("ready");
+    trainer
+}
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+#[test]
+fn three_covered_and_one_uncovered_process_on_two_devices() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let with = |extra: &[&'static str]| [LONG, extra].concat();
+    let mut covered = [
+        training(&machine, &daemon, &with(&["--seed", "1", "--devices", "0"])),
+        training(&machine, &daemon, &with(&["--seed", "2", "--devices", "1", "--threads", "3"])),
+        training(&machine, &daemon, &with(&["--seed", "3", "--devices", "0,1"])),
+    ];
+    let mut uncovered = Job::start(&mut machine.bare_trainer(&with(&["--seed", "4", "--devices", "0"])));
+    uncovered.wait_for("ready");
+    covered.iter().for_each(|job| listed(&machine, job, 25));
+    listed(&machine, &uncovered, 10);
+    covered.iter_mut().for_each(Job::enough);
+    uncovered.enough();
+    daemon.wait_for_the_end_of(&machine, &[&covered[0], &covered[1], &covered[2], &uncovered]);
+    daemon.stop();
+
+    let (seen, truth) = (replay(&daemon.recording), machine.truth());
+    assert_eq!(seen.rejected, 0);
+    for job in &covered {
+        let compared = seen.compare(&truth, Some(job.pid()));
+        println!("{}: {compared:?}", job.pid());
+        assert!(compared.exact >= 10, "{compared:?}");
+        // A sample without fresh word of the agent is excused: on a busy machine many are.
+        // NVML may list a process before its agent has said hello, and after it has said good-bye.
+        for device in 0..2 {
+            let samples = seen.samples.iter().filter(|(key, on, _)| key.pid == job.pid() && *on == device);
+            let covered: Vec<bool> = samples.map(|(.., sample)| sample.tracked_bytes.is_some()).collect();
+            let edges = covered.windows(2).filter(|pair| pair[0] != pair[1]).count();
+            let ends_bare = |end: Option<&bool>| usize::from(end == Some(&false));
+            let bare_ends = ends_bare(covered.first()) + ends_bare(covered.last());
+            assert!(covered.is_empty() || edges == bare_ends, "uncovered in between: {covered:?}");
+        }
+        let process = seen.process(job.pid());
+        assert_eq!(process.odd, Default::default(), "nothing odd");
+        assert!(process.coverage.covered && process.coverage.partial.is_none() && process.coverage.lost == 0);
+        assert!(process.ended.is_some(), "its end was seen");
+    }
+    let compared = seen.compare(&truth, Some(uncovered.pid()));
+    println!("{}: {compared:?}", uncovered.pid());
+    assert!(compared.uncovered >= 5 && compared.exact + compared.torn == 0, "{compared:?}");
+    assert!(!seen.process(uncovered.pid()).coverage.covered);
+}
+
+#[test]
+fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
+    let machine = Machine::new(TWO);
+    let mut first = Daemon::start(&machine, "first", FAST);
+    let mut trainer = training(&machine, &first, LONG);
+    listed(&machine, &trainer, 20);
+    first.job.signal("KILL");
+    first.job.end();
+    std::thread::sleep(Duration::from_millis(300)); // the trainer goes on without one
+    let mut second = Daemon::start(&machine, "second", FAST);
+    listed(&machine, &trainer, 40);
+    trainer.enough();
+    second.wait_for_the_end_of(&machine, &[&trainer]);
+    second.stop();
+    let truth = machine.truth();
+    for (daemon, at_least) in [(&first, 3), (&second, 10)] {
+        let compared = replay(&daemon.recording).compare(&truth, Some(trainer.pid()));
+        println!("{compared:?}");
+        assert!(compared.exact >= at_least, "{compared:?}");
+    }
+}
+
+#[test]
+fn full_ring_loses_history_and_no_state() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer = Job::start(machine.trainer(&daemon.runtime, LONG).env("GPUMEM_RING_SLOTS", "2048"));
+    trainer.wait_for("ready");
+    listed(&machine, &trainer, 5);
+    daemon.job.signal("STOP");
+    // Until its socket and the ring are full.
+    std::thread::sleep(Duration::from_millis(1500));
+    daemon.job.signal("CONT");
+    listed(&machine, &trainer, 60);
+    trainer.enough();
+    daemon.wait_for_the_end_of(&machine, &[&trainer]);
+    daemon.stop();
+    let seen = replay(&daemon.recording);
+    let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
+    println!("{compared:?}");
+    let process = seen.process(trainer.pid());
+    assert!(process.coverage.lost > 0, "the ring was never full: {:?}", process.coverage);
+    assert!(process.coverage.partial.is_some_and(|partial| !partial.state), "{:?}", process.coverage);
+    assert!(compared.exact >= 5, "{compared:?}");
+}
+
+#[test]
+fn stopped_daemon_does_not_stall_the_training() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer = training(&machine, &daemon, LONG);
+    // What it is held against on a machine whose processors others want, too.
+    let other = Machine::new(TWO);
+    let mut alone = Job::start(&mut other.bare_trainer(LONG));
+    alone.wait_for("ready");
+    listed(&machine, &trainer, 10);
+    daemon.job.signal("STOP");
+    std::thread::sleep(Duration::from_secs(10));
+    daemon.job.signal("CONT");
+    listed(&machine, &trainer, 240); // the first of them before all that had waited is heard
+    trainer.enough();
+    alone.enough();
+    daemon.wait_for_the_end_of(&machine, &[&trainer]);
+    daemon.stop();
+    let longest = |job: &mut Job| -> f64 {
+        let said = job.wait_for("max_us=");
+        println!("{said}");
+        let value =
+            said.split("max_us=").nth(1).and_then(|text| text.split_whitespace().next()?.parse().ok());
+        value.unwrap_or_else(|| panic!("{said}"))
+    };
+    let (worst, bare) = (longest(&mut trainer), longest(&mut alone));
+    let micros = |us: f64| Duration::from_secs_f64(us / 1e6);
+    gpumem_test_support::bar(
+        "the longest step beside a stopped daemon",
+        micros(worst),
+        micros(200_000.0 + 2.0 * bare),
+    );
+    let compared = replay(&daemon.recording).compare(&machine.truth(), Some(trainer.pid()));
+    println!("{compared:?}");
+    assert!(compared.exact >= 10, "{compared:?}");
+}
+
+#[test]
+fn racing_threads_that_reuse_addresses_are_booked_right() {
+    let machine = Machine::new(TWO);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut trainer =
+        Job::start(&mut machine.trainer(&daemon.runtime, &["--race", "4", "--steps", "50", "--hold", "1"]));
+    trainer.finish();
+    daemon.stop();
+    let seen = replay(&daemon.recording);
+    let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
+    println!("{compared:?}");
+    let process = seen.process(trainer.pid());
+    println!("{:?} {:?}", process.coverage, process.odd);
+    assert!(compared.exact + compared.torn >= 5, "{compared:?}");
+    if process.coverage.lost == 0 {
+        assert_eq!(process.odd, Default::default(), "nothing odd without a loss");
+    }
+}
+
+#[test]
+fn nothing_of_ours_is_needed_by_a_trainer_without_a_daemon() {
+    let machine = Machine::new(TWO);
+    let nowhere = machine.dir.join("nowhere");
+    let steps = ["--steps", "20", "--step-ms", "1", "--seed", "9", "--quiet"];
+    let mut alone = Job::start(&mut machine.bare_trainer(&steps));
+    alone.finish();
+    let mut with_agent = Job::start(&mut machine.trainer(&nowhere, &steps));
+    with_agent.finish();
+    let timeless = |job: &Job| -> Vec<String> {
+        let of = |line: &&String| !line.starts_with("steps=") && !line.starts_with("ready ");
+        job.said.iter().filter(of).cloned().collect()
+    };
+    assert!(!timeless(&alone).is_empty());
+    assert_eq!(timeless(&alone), timeless(&with_agent), "the agent changes nothing that the program prints");
+}

@@ -1,0 +1,102 @@
+//! No descriptors left.
+
+use super::{Node, can};
+use gpumem_tests::live::{Daemon, Job, until};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A process that comes when there are some again is known so soon, to the last byte: from its start on.
+const SOON: Duration = Duration::from_secs(1);
+
+fn limit(pid: u32, files: usize) {
+    let status = Command::new("prlimit")
+        .args(["--pid", &pid.to_string(), &format!("--nofile={files}:1024")])
+        .status()
+        .expect("prlimit runs");
+    assert!(status.success());
+}
+
+/// There are some again: until a process that is started then is known. It is one of `jobs` from then on.
+fn recovery(node: &Node, jobs: &mut Vec<Job>) -> Duration {
+    limit(node.daemon.job.pid(), 1024);
+    let since = Instant::now();
+    let fresh = node.holding("0");
+    node.until_covered(&[&fresh]);
+    jobs.push(fresh);
+    since.elapsed()
+}
+
+#[test]
+fn none_left_harms_who_comes_and_nobody_else_and_passes() {
+    if !can("prlimit", Command::new("prlimit").arg("--version")) {
+        return;
+    }
+    let mut node = Node::plain(&["devices=2"], "");
+    let first = node.holding("0");
+    node.until_covered(&[&first]);
+    let pid = node.daemon.job.pid();
+    limit(pid, node.open_files());
+    let mut late: Vec<Job> = (0..3).map(|_| node.holding("1")).collect();
+    // At the socket, or for want of a seat: those are as few as the descriptors.
+    let refused = || {
+        let full = node.value("gpumemd_agent_refused_total{reason=\"connections\"}").unwrap_or_default();
+        full + node.value("gpumemd_accept_failures_total").unwrap_or_default()
+    };
+    until(20, "agents that could not connect", || (refused() >= 3.0).then_some(()));
+    let told = node.doctor();
+    assert!(told.contains("could not be accepted") || told.contains("LimitNOFILE="), "{told}");
+    // A while in which processes without a pidfd are looked at, too.
+    let (ticks, since) = (node.cpu_ticks(), Instant::now());
+    let before = refused();
+    until(30, "more of them", || (refused() >= before + 6.0).then_some(()));
+    let share = (node.cpu_ticks() - ticks) as f64 / 100.0 / since.elapsed().as_secs_f64();
+    println!("{:.1} % of a core while there are none", share * 100.0);
+    assert!(share < 0.25, "{share}: it spins");
+    assert_eq!(node.value("gpumemd_runs_finished_total"), Some(0.0), "nobody has ended");
+    assert_eq!(node.value("gpumemd_source_up{source=\"nvml\"}"), Some(1.0));
+    let log = std::fs::read_to_string(node.machine.dir.join("daemon.log")).expect("a log");
+    assert!(log.matches("agents cannot connect").count() <= 1 && !log.contains("was refused"), "{log}");
+
+    let mut took = vec![recovery(&node, &mut late)];
+    // On a busy machine it may take longer once, but not each time.
+    while took.iter().all(|took| *took >= SOON) && took.len() < 3 {
+        limit(pid, node.open_files());
+        let before = refused();
+        late.push(node.holding("1"));
+        until(20, "one that could not connect", || (refused() > before).then_some(()));
+        took.push(recovery(&node, &mut late));
+    }
+    println!("a new process is known {took:.2?} after");
+    gpumem_test_support::bar("a new process is known", *took.iter().min().expect("some"), SOON);
+    let all: Vec<&Job> = late.iter().chain([&first]).collect();
+    node.until_covered(&all);
+    let pids: Vec<u32> = all.iter().map(|job| job.pid()).collect();
+    println!("{:?}", node.compare(&pids));
+}
+
+#[test]
+fn too_few_from_the_start_are_told_and_end_nothing() {
+    if !can("prlimit", Command::new("prlimit").arg("--version")) {
+        return;
+    }
+    let by = ["prlimit", "--nofile=24:1024", "--"];
+    // It raises its own limit: what a shell sets is not meant for it.
+    let node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
+    node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 1.0);
+    drop(node);
+    let by = ["prlimit", "--nofile=24:24", "--"];
+    let mut node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
+    let mut job = node.holding("0");
+    let told =
+        until(20, "what is wrong", || Some(node.doctor()).filter(|told| told.contains("BAD      nvml")));
+    assert!(told.contains("Too many open files"), "{told}");
+    // Nobody scrapes meanwhile: what it uses is its own doing.
+    let ticks = node.cpu_ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    let ticks = node.cpu_ticks() - ticks;
+    println!("{ticks} hundredths of a second in two, without a descriptor");
+    assert!(ticks < 40, "{ticks}: it spins");
+    assert_eq!(node.value("gpumemd_store_set_aside_total"), Some(0.0), "the file is not at fault");
+
+    assert!(node.daemon.job.is_running() && job.is_running());
+}

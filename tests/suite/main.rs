@@ -1,0 +1,52 @@
+//! The whole product, end to end. A module named after a lane (tests/tools/lanes.py) holds the tests that need more than cargo, a C
+//! compiler, make and python3; all others are the fast suite, `make test`.
+#![allow(missing_docs)]
+
+mod browser;
+mod calls;
+mod clients;
+mod dashboards;
+mod diffs;
+mod docs;
+mod examples_run;
+mod fleet;
+mod gap;
+mod gpu_dry_run;
+mod gpu_recordings;
+mod gpu_replay;
+mod growth;
+mod harmless;
+mod host;
+mod imports;
+mod inherited;
+mod job_fleet;
+mod kinds;
+mod live;
+mod live_doctor;
+mod live_doctor_process;
+mod live_ends;
+mod live_faults;
+mod ooms;
+mod operators;
+mod package;
+mod peers;
+mod pictures;
+mod pool_owners;
+mod privileged;
+mod python;
+mod python_package;
+mod record_on_request;
+mod recordings;
+mod reports;
+mod sites;
+mod soak;
+mod systemd;
+mod tbd_logs;
+mod tidy;
+mod torch;
+mod torch_snapshot;
+mod trace;
+mod traps;
+mod troubleshooting;
+mod who;
+mod wire_golden;

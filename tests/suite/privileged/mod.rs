@@ -1,0 +1,3 @@
+//! Lane `privileged`: what only root can set up: other users, namespaces, control groups.
+
+mod access;

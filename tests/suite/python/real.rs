@@ -1,0 +1,103 @@
+//! The Python package with the real ones of others: IPython, JAX, mypy, PyTorch's compiler.
+use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::torch::{VERSIONS, versions, wheel};
+use gpumem_tests::live::{Daemon, Machine};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn package() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("agent-lib/python")
+}
+
+/// A Python with these packages in target/; `None`, with a word why, where they cannot be had. With GPUMEM_TOOLS_REQUIRED that
+/// is an error: CI must not skip.
+fn venv() -> Option<PathBuf> {
+    const PACKAGES: &str = "ipython jax mypy";
+    let target = programs().fake.parent().expect("target").join("python-real");
+    let script = format!(
+        "test -e {dir}/done || {{ rm -rf {dir} && python3 -m venv {dir} && \
+         {dir}/bin/python -m pip install --quiet --disable-pip-version-check --no-input {PACKAGES} && touch {dir}/done; }}",
+        dir = target.display()
+    );
+    let lock = target.with_extension("lock");
+    let output = Command::new("flock").arg(lock).args(["sh", "-c", &script]).output();
+    let why = match output {
+        Ok(output) if output.status.success() => return Some(target.join("bin/python")),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().lines().last().unwrap_or("").to_owned(),
+        Err(error) => error.to_string(),
+    };
+    gpumem_test_support::skip(&format!("{PACKAGES} cannot be had: {why}"), "apt-get install python3-pip");
+    None
+}
+
+fn done(command: &mut Command) -> String {
+    let output = command.env("PYTHONDONTWRITEBYTECODE", "1").output().expect("it starts");
+    let said = [&output.stdout[..], &output.stderr[..]].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}");
+    said
+}
+
+#[test]
+fn memory_per_cell_in_a_real_ipython() {
+    let Some(python) = venv() else { return };
+    let machine = Machine::new(&["devices=1"]);
+    let mut command = machine.command(python);
+    command.arg(package().join("tests/real/test_ipython.py"));
+    command.env("GPUMEM_LIBRARY", programs().ours.join("libgpumem.so"));
+    command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock"));
+    let said = done(&mut command);
+    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+}
+
+#[test]
+fn live_arrays_of_a_real_jax() {
+    let Some(python) = venv() else { return };
+    let said = done(Command::new(python).arg(package().join("tests/real/test_jax.py")));
+    assert!(said.contains("OK") && !said.contains("skipped"), "{said}");
+}
+
+#[test]
+fn it_is_typed() {
+    let Some(python) = venv() else { return };
+    let mut command = Command::new(python);
+    command.args(["-m", "mypy", "--no-incremental", "--cache-dir=/dev/null"]).current_dir(package());
+    assert!(done(&mut command).contains("Success"), "mypy has nothing to say");
+}
+
+#[test]
+fn scopes_break_no_graph() {
+    let machine = Machine::new(&["devices=1"]);
+    for version in versions() {
+        let Some(wheel) = wheel(&version) else { continue };
+        let mut command = wheel.bare(&machine, "compiled_scopes.py", &[]);
+        command.env("GPUMEM_PACKAGE", package());
+        command.env("CUDA_INJECTION64_PATH", programs().ours.join("libgpumem.so"));
+        command.env("GPUMEM_SOCKET", machine.dir.join("nobody.sock"));
+        let said = done(&mut command);
+        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+    }
+}
+
+#[test]
+fn what_it_says_is_what_torch_says() {
+    let machine = gpumem_tests::live::torch::machine(&[]);
+    for version in versions() {
+        let Some(wheel) = wheel(&version) else { continue };
+        let mut command = wheel.covered(&machine, &machine.dir, "asked.py", &[]);
+        command.env("GPUMEM_PACKAGE", package());
+        let said = done(&mut command);
+        assert!(said.lines().any(|line| line == "ok"), "{version}: {said}");
+    }
+}
+
+#[test]
+fn an_out_of_memory_is_told_to_the_program() {
+    let machine = gpumem_tests::live::torch::machine(&[]);
+    let Some(wheel) = wheel(VERSIONS[1]) else { return };
+    let daemon = Daemon::start(&machine, "told", "");
+    let mut command = wheel.covered(&machine, &daemon.runtime, "oom_told.py", &[]);
+    command.env("GPUMEM_PACKAGE", package());
+    let said = done(&mut command);
+    assert!(said.lines().any(|line| line == "ok"), "{said}");
+}

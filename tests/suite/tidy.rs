@@ -1,0 +1,162 @@
+//! What the structure promises and no compiler checks.
+use gpumem_tests::golden;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files(&path, ending, found);
+        } else if path.extension().is_some_and(|extension| extension == ending) {
+            found.push(path);
+        }
+    }
+}
+
+fn sources(krate: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    files(&root().join(krate).join("src"), "rs", &mut found);
+    found.into_iter().map(|path| (path.clone(), fs::read_to_string(path).expect("text"))).collect()
+}
+
+#[test]
+fn the_ledger_does_no_io_and_reads_no_clock() {
+    for (path, text) in sources("ledger") {
+        let words = [
+            "std::fs",
+            "std::io",
+            "std::net",
+            "std::time",
+            "std::env",
+            "std::thread",
+            "println!",
+            "Instant:",
+        ];
+        for word in words {
+            assert!(!text.contains(word), "{} uses {word}", path.display());
+        }
+    }
+}
+
+fn dependencies(krate: &str) -> Vec<String> {
+    let manifest = fs::read_to_string(root().join(krate).join("Cargo.toml")).expect("a manifest");
+    let part =
+        manifest.split("[dependencies]").nth(1).unwrap_or("").split("\n[").next().unwrap_or("").to_owned();
+    let name = |line: &str| line.split(['.', '=', ' ']).next().unwrap_or("").to_owned();
+    part.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).map(name).collect()
+}
+
+#[test]
+fn dependencies_flow_one_way() {
+    let ours =
+        ["gpumem-wire", "cupti-sys", "gpumem-agent", "gpumem-ledger", "gpumem-runs", "gpumemd", "gpumemctl"];
+    let allowed: [(&str, &[&str]); 7] = [
+        ("wire", &[]),
+        ("cupti-sys", &[]),
+        ("agent-lib", &["gpumem-wire", "cupti-sys"]),
+        ("ledger", &["gpumem-wire"]),
+        ("runs", &["gpumem-wire", "gpumem-ledger"]),
+        ("daemon", &["gpumem-wire", "gpumem-ledger", "gpumem-runs"]),
+        ("ctl", &["gpumem-wire", "gpumem-ledger", "gpumem-runs"]),
+    ];
+    for (krate, allowed) in allowed {
+        for dependency in dependencies(krate).iter().filter(|name| ours.contains(&name.as_str())) {
+            assert!(allowed.contains(&dependency.as_str()), "{krate} depends on {dependency}");
+        }
+    }
+}
+
+#[test]
+fn the_agent_brings_little_into_other_peoples_programs() {
+    for krate in ["agent-lib", "cupti-sys"] {
+        for dependency in dependencies(krate) {
+            let few = ["gpumem-wire", "cupti-sys", "libc"];
+            assert!(few.contains(&dependency.as_str()), "{krate} depends on {dependency}");
+        }
+    }
+}
+
+#[test]
+fn sources_and_views_do_not_name_each_other() {
+    for (path, text) in sources("daemon") {
+        let of = |folder: &str| path.components().any(|part| part.as_os_str() == folder);
+        let words: &[&str] = match (of("source"), of("view")) {
+            (true, _) => &["crate::view", "gpumem_ledger::Ledger", "RunBuilder", "prometheus", "hyper"],
+            (_, true) => &["crate::source::nvml::raw", "nvml_wrapper"],
+            _ => &[],
+        };
+        for word in words {
+            assert!(!text.contains(word), "{} names {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_where_it_must_be() {
+    for krate in ["wire", "ledger", "runs"] {
+        let text = fs::read_to_string(root().join(krate).join("src/lib.rs")).expect("lib.rs");
+        assert!(text.contains("#![forbid(unsafe_code)]"), "{krate}");
+    }
+    let ctl = fs::read_to_string(root().join("ctl/src/main.rs")).expect("main.rs");
+    assert!(ctl.contains("#![forbid(unsafe_code)]"));
+    for (path, text) in sources("daemon") {
+        // What the safe crates lack: calls of NVML, one of pidfds, owning what systemd passed, and asking malloc.
+        let may = ["source/nvml/raw.rs", "source/process/ending.rs", "sockets/adopt.rs", "memory.rs"];
+        let may = may.iter().any(|file| path.ends_with(file));
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let words = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern", "allow(unsafe_code)"];
+        let is_unsafe = |line: &&str| words.iter().any(|word| line.contains(word));
+        assert!(may || code.filter(is_unsafe).count() == 0, "{} has unsafe code", path.display());
+    }
+}
+
+#[test]
+fn library_code_cannot_panic_by_choice() {
+    for krate in ["wire", "cupti-sys", "agent-lib", "ledger", "runs", "daemon", "ctl"] {
+        for (path, text) in sources(krate) {
+            let code = text.split("#[cfg(test)]").next().expect("a first part");
+            for word in [".unwrap()", "panic!(", "unreachable!(", "todo!("] {
+                assert!(!code.contains(word), "{} has {word}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_have_one_subject() {
+    for krate in ["wire", "cupti-sys", "agent-lib", "ledger", "runs", "daemon", "ctl", "tests"] {
+        for (path, text) in sources(krate) {
+            let lines = text.lines().count();
+            assert!(lines <= 600, "{} has {lines} lines: look for a seam", path.display());
+        }
+    }
+}
+
+#[test]
+fn the_readme_shows_what_the_program_prints() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let report = fs::read_to_string(golden::path("reports/small-train.layer.txt")).expect("golden");
+    assert!(
+        readme.contains(&format!("small-train.log\n{report}```")),
+        "the picture in README.md is an old one"
+    );
+    assert!(readme.contains("make demo"));
+}
+
+#[test]
+fn documents_and_presets_are_what_the_program_has() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    for (preset, _) in gpumem_runs::rules::PRESETS {
+        assert!(readme.contains(&format!("`{preset}`")), "README.md does not name the preset {preset}");
+    }
+    let imports = fs::read_to_string(root().join("docs/imports.md")).expect("docs/imports.md");
+    for format in gpumem_runs::import::FORMATS.iter().filter(|format| format.name != "recording") {
+        let row = format!("| `{}` |", format.name);
+        assert!(imports.contains(&row), "docs/imports.md does not name {}", format.name);
+    }
+}

@@ -1,0 +1,83 @@
+//! Compiled models in unmodified PyTorch wheels: whole, and part by part. What runs inside of compiled code has no frames of
+//! modules: it is the module's that was compiled.
+use gpumem_tests::live::attribution::attribution;
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job};
+use serde_json::Value;
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
+
+/// Of the bytes of which the ground truth knows whose they are, those with that name, in a hundred.
+const LEAST_RIGHT: f64 = 95.0;
+/// Of the bytes of a pass, those of which it knows that. The rest is the loss, which is in no module.
+const LEAST_COVERED: f64 = 90.0;
+
+/// Compiles and trains them; whether there was a wheel.
+fn are_named(version: &str, how: &str, models: &[&str]) -> bool {
+    let Some(wheel) = torch::wheel(version) else { return false };
+    let machine = torch::machine(&[]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let arguments = [&[how, "aot_eager"], models].concat();
+    let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "training.py", &arguments));
+    let said = torch::finished(&mut job);
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let moments = torch::moments(&daemon.recording, job.pid());
+    for (moment, said) in torch::beside(&moments, &said) {
+        torch::agree(&format!("torch {version} {how}, {}", moment.name), moment, said);
+    }
+    let names = attribution(&daemon.recording, job.pid());
+    for model in models {
+        let what = format!("torch {version} {how} {model}");
+        let compiled = compiled(&said, model);
+        println!("{what}: {compiled}");
+        // Dynamo does not go into an LSTM, by itself.
+        let breaks = i64::from(*model == "lstm");
+        assert!(compiled["breaks"].as_i64() <= Some(breaks), "{compiled}");
+        assert!(how != "--compiled" || *model == "lstm" || compiled["graphs"] == 1, "{compiled}");
+        for pass in ["forward", "backward"] {
+            let key = format!("{model} truth {pass}");
+            let (known, all) = (&names.known[&key], &names.all[&key]);
+            let covered = 100.0 * known.bytes as f64 / all.bytes as f64;
+            let (named, right) = (known.percent_named(), known.percent());
+            println!(
+                "  {pass}: {right:.2} % right, {named:.2} named of {} B, {covered:.2} % of all",
+                known.bytes
+            );
+            let wrong: Vec<_> = known.wrong.iter().take(4).collect();
+            assert!(right >= LEAST_RIGHT && named >= LEAST_RIGHT, "{what} {pass}: {wrong:?}");
+            assert!(covered >= LEAST_COVERED, "{what} {pass}: {covered}");
+            // The steps before, without anything of ours in the program.
+            let before = names.all[&format!("{model} {pass}")].percent_named();
+            assert!(before >= LEAST_COVERED, "{what} {pass}: {before}");
+        }
+    }
+    true
+}
+
+/// What the program says of its compiler: graphs and breaks before the truth was asked for, and with it.
+fn compiled<'a>(said: &'a [Value], model: &str) -> &'a Value {
+    let line = said.iter().find(|line| line["graphs"].is_number() && line["model"] == model);
+    line.unwrap_or_else(|| panic!("{model} says nothing of its compiler"))
+}
+
+#[test]
+fn a_model_that_is_compiled_whole_has_its_own_name() {
+    for version in &torch::versions() {
+        if !are_named(version, "--compiled", &MODELS) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn parts_that_are_compiled_have_theirs() {
+    for version in &torch::versions() {
+        // 2.4.1 cannot compile what draws random numbers inside of such a checkpoint.
+        let models = if version == "2.4.1" { &MODELS[..4] } else { &MODELS };
+        if !are_named(version, "--parts", models) {
+            return;
+        }
+    }
+}

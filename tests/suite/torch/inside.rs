@@ -1,0 +1,16 @@
+//! What runs inside of a program with PyTorch, looked at from inside, on the wheels that lie far apart: tests/torch/inside.py.
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job};
+
+#[test]
+fn modules_tensors_and_the_backward_pass_are_named_and_nothing_is_disturbed() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let mut daemon = Daemon::start(&machine, "daemon", "");
+        let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "inside.py", &[]));
+        let said = torch::finished(&mut job);
+        println!("{said:#?}");
+        daemon.stop();
+    }
+}

@@ -1,0 +1,13 @@
+//! Lane `torch`: unmodified PyTorch wheels on the simulated machine.
+
+mod allocators;
+mod churn;
+mod compiled;
+mod inside;
+mod late;
+mod odd;
+mod ooms;
+mod parameters;
+mod reports;
+mod roles;
+mod training;

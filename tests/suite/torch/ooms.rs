@@ -1,0 +1,56 @@
+//! Out of memory in unmodified PyTorch wheels: a limit of the pool's own that no driver call shows, a refusal of the driver's
+//! that the pool survives, and a true one are told apart, with the request and torch's own totals.
+use gpumem_ledger::OomKind;
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job, replay};
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+#[test]
+fn three_ways_to_run_out_of_memory() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let mut daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "ooms.py", &[]));
+        let said = torch::finished(&mut job);
+        daemon.wait_for_the_end_of(&machine, &[&job]);
+        daemon.stop();
+        let checks: Vec<_> = said.iter().filter(|line| line["check"].is_string()).collect();
+        let counts = |index: usize, key: &str| checks[index][key].as_i64().expect("a count");
+        let outcomes: Vec<_> =
+            (0..3).map(|index| (counts(index, "got"), counts(index, "num_ooms"))).collect();
+        assert_eq!(outcomes, [(1, 0), (0, 1), (0, 1)], "torch {version}: {checks:?}");
+
+        let process = replay(&daemon.recording).process(job.pid()).clone();
+        let ooms: Vec<_> = process.ooms.iter().map(|(_, oom)| oom).collect();
+        let kinds: Vec<_> = ooms.iter().map(|oom| (oom.kind, oom.refusals)).collect();
+        let want = [(OomKind::Pressure, 1), (OomKind::Device, 2), (OomKind::Pool, 0)];
+        assert_eq!(kinds, want, "torch {version}: {ooms:#?}");
+        for (oom, said) in ooms.iter().zip(&checks) {
+            let of = |key: &str| said["devices"][0][key].as_u64();
+            if oom.kind != OomKind::Pressure {
+                assert_eq!(Some(oom.asked_bytes), said["asked"].as_u64(), "torch {version}: {oom:?}");
+                assert_eq!(oom.pool_used_bytes, of("allocated"), "torch {version}: {oom:?}");
+                let is_its = |stack: &str| stack.starts_with("Greedy.forward\t") && stack.contains("ooms.py");
+                if torch::reads_frames(version) {
+                    assert!(oom.stack.as_deref().is_some_and(is_its), "torch {version}: {oom:?}");
+                    assert_eq!(oom.tag.as_deref(), Some("Greedy"), "torch {version}: {oom:?}");
+                } else {
+                    assert_eq!((&oom.stack, &oom.tag), (&None, &None), "torch {version}: {oom:?}");
+                }
+            }
+            // What was held is said in parts, and these are what torch says of that moment: blocks, and what lies idle.
+            let held = |is_idle: bool| -> i64 {
+                let cells = process.cells.iter().zip(oom.amounts.iter());
+                cells.filter(|(cell, _)| cell.is_idle() == is_idle).map(|(_, bytes)| bytes).sum()
+            };
+            let parts = (held(false), held(false) + held(true));
+            assert_eq!(parts.1, oom.tracked_bytes, "torch {version}: {oom:?}");
+            if oom.kind != OomKind::Pressure {
+                let of = |key: &str| said["devices"][0][key].as_i64().expect("a number");
+                assert_eq!(parts, (of("allocated"), of("reserved")), "torch {version}: {oom:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The table of iterations with a column for each parameter and each gradient: to the byte what torch itself says, in every iteration that
+//! is chosen, through epochs whose steps are numbered anew.
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.02\nlist_budget = 1.0\n";
+
+/// Cells of a line by the name of their column. No name in these models has a comma.
+type Line = BTreeMap<String, String>;
+
+fn lines(csv: &str) -> Vec<Line> {
+    let mut lines = csv.lines();
+    let names: Vec<&str> = lines.next().expect("a head").split(',').collect();
+    let line = |line: &str| {
+        let cells: Vec<&str> = line.split(',').collect();
+        assert_eq!(cells.len(), names.len(), "{line}");
+        names.iter().zip(cells).map(|(name, cell)| ((*name).to_owned(), cell.to_owned())).collect()
+    };
+    lines.map(line).collect()
+}
+
+fn number(line: &Line, name: &str) -> i64 {
+    line[name].parse().unwrap_or_else(|_| panic!("{name} of {line:?}"))
+}
+
+/// Bytes by name of the columns of a role that are not nothing.
+fn columns(line: &Line, role: &str) -> BTreeMap<String, i64> {
+    let own =
+        line.iter().filter_map(|(name, cell)| Some((name.strip_prefix(role)?.strip_prefix(' ')?, cell)));
+    let bytes = own.map(|(name, cell)| (name.to_owned(), cell.parse().expect("bytes")));
+    bytes.filter(|(_, bytes)| *bytes != 0).collect()
+}
+
+fn told(said: &Value, name: &str) -> BTreeMap<String, i64> {
+    let map = said[name].as_object().unwrap_or_else(|| panic!("{name} of {said}"));
+    map.iter().map(|(name, bytes)| (name.clone(), bytes.as_i64().expect("bytes"))).collect()
+}
+
+fn trains(version: &str, how: &str, every: u64) {
+    let Some(wheel) = torch::wheel(version) else { return };
+    let machine = torch::machine(&[]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut command = wheel.covered(&machine, &daemon.runtime, "parameters.py", &[how, &every.to_string()]);
+    command.env("PYTHONPATH", Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent-lib/python"));
+    let mut job = Job::start(&mut command);
+    let said = torch::finished(&mut job);
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let recording = daemon.recording.clone();
+    let (recording, every_text) = (recording.to_str().expect("UTF-8"), every.to_string());
+    let report = |form: &[&str]| {
+        let pid = job.pid().to_string();
+        let asked = ["report", recording, "--pid", &pid, "--iterations", "--every", &every_text];
+        let output = daemon.ctl(&machine, &[&asked, form].concat()).output().expect("gpumemctl runs");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{form:?}: {error}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let table = lines(&report(&["--csv", "--columns"]));
+    let rows: BTreeMap<(u64, u64), &Line> = table
+        .iter()
+        .filter(|line| !line["epoch"].is_empty())
+        .map(|line| ((number(line, "epoch") as u64, number(line, "iteration") as u64), line))
+        .collect();
+    let mut compared = 0;
+    for said in said.iter().filter(|said| said["iteration"].is_u64()) {
+        let [epoch, iteration] = ["epoch", "iteration"].map(|name| said[name].as_u64().expect("a number"));
+        let what = format!("torch {version}, {how}, epoch {epoch}, iteration {iteration}");
+        let line = rows.get(&(epoch, iteration));
+        assert_eq!(line.is_some(), iteration % every == 0, "{what}: {:?}", rows.keys());
+        let Some(line) = line else { continue };
+        assert_eq!(columns(line, "parameter"), told(said, "parameters"), "{what}");
+        assert_eq!(columns(line, "gradient"), told(said, "gradients"), "{what}");
+        for (total, role) in [("weight_bytes", "parameter"), ("weight_gradient_bytes", "gradient")] {
+            assert_eq!(number(line, total), columns(line, role).values().sum::<i64>(), "{what}: {total}");
+        }
+        assert_eq!(number(line, "current_cached_bytes"), said["reserved"].as_i64().expect("bytes"), "{what}");
+        compared += 1;
+    }
+    assert_eq!(compared, rows.len(), "torch {version}: {:?}", rows.keys());
+    assert!(compared >= 4, "torch {version}: {compared}");
+    // What is frozen in the second epoch has no gradient any more, and its weights as before.
+    let of = |epoch: u64, role: &str| {
+        let line = rows.iter().find(|((of, _), _)| *of == epoch).expect("a row").1;
+        columns(line, role).keys().filter(|name| name.starts_with("GPT/h.0/")).count()
+    };
+    assert!(of(1, "gradient") > 0 && of(1, "gradient") == of(1, "parameter"));
+    assert_eq!((of(2, "gradient"), of(2, "parameter")), (0, of(1, "parameter")));
+    // The same in JSON and for people, and nothing of it unasked.
+    let json: Value = serde_json::from_str(&report(&["--json", "--columns"])).expect("JSON");
+    let device = &json["devices"][0];
+    let (columns, amounts) = (&device["parameters"]["columns"], &device["parameters"]["amounts"]);
+    let [columns, amounts] = [columns, amounts].map(|list| list.as_array().expect("a list"));
+    assert_eq!(amounts.len(), table.len());
+    assert!(amounts.iter().flat_map(Value::as_array).all(|row| row.len() == columns.len()), "{json}");
+    let text = report(&["--columns"]);
+    assert!(text.contains("each parameter and its gradient") && text.contains("GPT/h.1/"), "{text}");
+    assert!(text.contains(" 2:"), "epochs are told: {text}");
+    let plain: Value = serde_json::from_str(&report(&["--json"])).expect("JSON");
+    assert!(plain["devices"][0]["parameters"].is_null());
+}
+
+#[test]
+fn each_parameter_is_what_torch_says_where_the_program_numbers_its_steps() {
+    torch::versions().iter().for_each(|version| trains(version, "steps", 1));
+}
+
+#[test]
+fn each_parameter_is_what_torch_says_where_the_optimizer_numbers_them() {
+    torch::versions().iter().for_each(|version| trains(version, "optimizer", 2));
+}

@@ -1,0 +1,176 @@
+//! What blocks are for, as the ledger has it at moments of trainings in unmodified PyTorch wheels, beside what the program itself
+//! tells of them (tests/torch/roles.py).
+use gpumem_tests::live::torch::{self, Moment};
+use gpumem_tests::live::{Daemon, Job};
+use gpumem_wire::Role;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+const NAMES: [(&str, Role); 9] = [
+    ("parameter", Role::Parameter),
+    ("gradient", Role::Gradient),
+    ("optimizer_state", Role::OptimizerState),
+    ("activation", Role::Activation),
+    ("input", Role::Input),
+    ("temporary", Role::Temporary),
+    ("workspace", Role::Workspace),
+    ("buffer", Role::Buffer),
+    ("unknown", Role::Unknown),
+];
+/// Steps after which a workspace is known.
+const OLD: u32 = 3;
+/// What a small tensor takes, a few times.
+const SMALL: i64 = 2048;
+
+/// Bytes by role.
+type Roles = BTreeMap<&'static str, i64>;
+
+/// A check, by the name that the program gave it.
+struct Check<'a> {
+    number: u32,
+    what: &'a str,
+}
+
+impl<'a> Check<'a> {
+    fn new(name: &'a str) -> Self {
+        let mut parts = name.split('/').skip(1);
+        let number = parts.next().and_then(|number| number.parse().ok()).expect(name);
+        Check { number, what: parts.next().expect(name) }
+    }
+
+    /// No optimizer of this model's has made a step, and maybe none at all.
+    fn is_first_pass(&self) -> bool {
+        self.number == 0 && (self.what.starts_with("forward") || self.what == "retained")
+    }
+
+    /// Roles that ledger/src/role.rs cannot tell from each other yet: their sum is compared.
+    fn open(&self, has_workspaces: bool) -> Vec<&'static str> {
+        let mut open = Vec::new();
+        if has_workspaces && self.number < OLD {
+            open.extend(["activation", "workspace"]);
+        }
+        if has_workspaces && self.number == 0 {
+            open.push("gradient"); // until the parameters are known
+        }
+        if self.number == 0 {
+            open.extend(["input", "unknown"]); // what was there before anything was trained
+        }
+        if self.what == "retained" {
+            open.extend(["gradient", "temporary"]); // its pass may go on
+        }
+        open
+    }
+}
+
+fn told(said: &Value, workspaces: &[&str]) -> Roles {
+    let mut roles: Roles = NAMES.map(|(name, _)| (name, said["roles"][name].as_i64().unwrap_or(0))).into();
+    for row in said["rest"].as_array().expect("rest") {
+        let is_workspace = row[0].as_str().is_some_and(|address| workspaces.contains(&address));
+        let name = if is_workspace { "workspace" } else { "unknown" };
+        *roles.entry(name).or_default() += row[1].as_i64().expect("bytes");
+    }
+    roles
+}
+
+fn held(moment: &Moment) -> Roles {
+    NAMES.map(|(name, role)| (name, moment.devices[0].roles[usize::from(role.to_code())])).into()
+}
+
+/// Whether one moment is as the program says; what is not.
+fn differences(moment: &Moment, said: &Value, workspaces: &[&str]) -> Vec<String> {
+    let check = Check::new(&moment.name);
+    let (told, held) = (told(said, workspaces), held(moment));
+    let parts = said["parts"].as_array();
+    let is_open = |name: &str| check.open(!workspaces.is_empty()).contains(&name);
+    let mut found = Vec::new();
+    for (name, bytes) in &held {
+        let is_right = match parts {
+            Some(parts) => {
+                !parts.iter().any(|part| part == name) || check.number == 0 || *bytes == told[name]
+            }
+            // Unknown, or right.
+            None if check.is_first_pass() => is_open(name) || *bytes <= told[name],
+            None => is_open(name) || *bytes == told[name],
+        };
+        if !is_right {
+            found.push(format!("{name}: {bytes} for {}", told[name]));
+        }
+    }
+    let sum =
+        |roles: &Roles| roles.iter().filter(|(name, _)| is_open(name)).map(|(_, bytes)| bytes).sum::<i64>();
+    if parts.is_none() && !check.is_first_pass() && sum(&held) != sum(&told) {
+        found.push(format!("what is open: {} for {}", sum(&held), sum(&told)));
+    }
+    found
+}
+
+/// Trains with these features in one process, and compares every check.
+fn train(version: &str, features: &[&str]) {
+    let Some(wheel) = torch::wheel(version) else { return };
+    let machine = torch::machine(&[]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "roles.py", features));
+    let said = torch::finished(&mut job);
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let moments = torch::moments(&daemon.recording, job.pid());
+    let workspaces = said.iter().find_map(|line| line["workspaces"].as_array()).expect("workspaces");
+    let workspaces: Vec<&str> = workspaces.iter().filter_map(Value::as_str).collect();
+    let (mut exact, mut wrong) = (BTreeMap::new(), Vec::new());
+    for (moment, said) in torch::beside(&moments, &said) {
+        let found = differences(moment, said, &workspaces);
+        if !found.is_empty() {
+            wrong.push(format!("{}: {}", moment.name, found.join(", ")));
+        }
+        let check = Check::new(&moment.name);
+        if check.open(!workspaces.is_empty()).is_empty() {
+            *exact.entry(moment.name.split('/').next().unwrap_or_default()).or_insert(0) += 1;
+        }
+    }
+    println!("torch {version}: {} checks, exact: {exact:?}, {} workspaces", moments.len(), workspaces.len());
+    assert!(wrong.is_empty(), "torch {version}: {wrong:#?}");
+    assert_eq!(exact.keys().copied().collect::<BTreeSet<_>>(), features.iter().copied().collect());
+    for bytes in said.iter().filter_map(|line| line["temporaries"].as_i64()) {
+        let rows = torch::iterations(&daemon.recording, job.pid());
+        for row in &rows[1..4] {
+            assert_eq!(row.temporaries.peak, bytes, "{row:?}");
+            let beside = row.intermediate.peak - bytes;
+            assert!((0..=SMALL).contains(&beside), "{row:?}: the gradient of the loss is there, too");
+        }
+    }
+}
+
+fn train_each(features: &[&str]) {
+    for version in &torch::versions() {
+        if torch::reads_frames(version) {
+            train(version, features);
+        } else {
+            gpumem_test_support::skip(
+                &format!("what torch {version} does is told by frames, which are not read"),
+                "pip install torch",
+            );
+        }
+    }
+}
+
+#[test]
+fn roles_are_what_the_program_says() {
+    let features = ["temporaries", "plain", "kept", "accumulated", "retained", "several", "buffers"];
+    train_each(&[&features[..], &["reentrant", "non_reentrant", "compiled", "graphed"]].concat());
+}
+
+/// A process each: DDP's and FSDP's models live on.
+#[test]
+fn gradients_in_buckets_are_gradients() {
+    for feature in ["ddp", "ddp_views"] {
+        train_each(&[feature]);
+    }
+}
+
+#[test]
+fn whole_parameters_are_parameters_as_shards_are() {
+    for feature in ["fsdp", "fsdp_kept", "fsdp_mixed", "fsdp_accumulated"] {
+        train_each(&[feature]);
+    }
+}

@@ -1,0 +1,142 @@
+//! Training in unmodified PyTorch wheels: a transformer, a ResNet, an LSTM, and reentrant and non-reentrant checkpointing,
+//! with the agent and without it.
+use gpumem_tests::live::attribution::{Owned, attribution, owned};
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job, Machine, replay};
+use gpumem_wire::Role;
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// A training takes a second or two.
+const FAST: &str = "[nvml]\nlist_every_s = 0.02\nlist_budget = 1.0\n";
+const MODELS: [&str; 5] = ["gpt", "resnet", "lstm", "reentrant", "non_reentrant"];
+
+/// Of the bytes that a step allocates, those of which the ground truth says whose they are, in a hundred. The rest is the loss, which is
+/// in no module.
+const LEAST_COVERED: f64 = 90.0;
+
+/// What is told of the frames of a CPython without a GIL.
+const NOT_READ: &str = "Failed CPython without a GIL (free-threaded) is not read";
+
+const ROLES: [(&str, Role); 4] = [
+    ("parameter", Role::Parameter),
+    ("gradient", Role::Gradient),
+    ("optimizer_state", Role::OptimizerState),
+    ("buffer", Role::Buffer),
+];
+
+/// A training with the agent, over.
+struct Trained {
+    version: String,
+    pid: u32,
+    said: Vec<Value>,
+    recording: PathBuf,
+    machine: Machine,
+}
+
+fn train(version: &str, arguments: &[&str]) -> Option<Trained> {
+    let wheel = torch::wheel(version)?;
+    let machine = torch::machine(&[]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "training.py", arguments));
+    let said = torch::finished(&mut job);
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let (pid, recording) = (job.pid(), daemon.recording.clone());
+    Some(Trained { version: wheel.version, pid, said, recording, machine })
+}
+
+/// Its numbers, without addresses.
+fn numbers(said: &[Value]) -> Vec<(String, Value)> {
+    let checks =
+        said.iter().filter_map(|line| Some((line["check"].as_str()?.to_owned(), line["devices"].clone())));
+    checks.collect()
+}
+
+#[test]
+fn every_model_trains_as_without_us_and_every_segment_is_known() {
+    for version in &torch::versions() {
+        let Some(trained) = train(version, &MODELS) else { return };
+        let seen = replay(&trained.recording);
+        let compared = seen.compare_sums(&trained.machine.truth(), trained.pid, |_| true);
+        println!("torch {}: {compared:?}", trained.version);
+        assert!(compared.exact >= 20, "{compared:?}");
+        let process = seen.process(trained.pid);
+        assert_eq!(process.odd, Default::default(), "nothing odd");
+        assert!(process.coverage.partial.is_none() && process.coverage.lost == 0, "{:?}", process.coverage);
+        let moments = torch::moments(&trained.recording, trained.pid);
+        for (moment, said) in torch::beside(&moments, &trained.said) {
+            torch::agree(&format!("torch {version}, {}", moment.name), moment, said);
+        }
+        // The same program on the same machine, alone.
+        let wheel = torch::wheel(version).expect("had before");
+        let mut alone = Job::start(&mut wheel.bare(&trained.machine, "training.py", &MODELS));
+        assert_eq!(
+            numbers(&torch::finished(&mut alone)),
+            numbers(&trained.said),
+            "torch {version}: its own numbers"
+        );
+        names_are_right(&trained);
+    }
+}
+
+/// Of the step that has the ground truth beside it: whose memory it was; of every step: parameters, gradients, state.
+fn names_are_right(trained: &Trained) {
+    let names = attribution(&trained.recording, trained.pid);
+    println!("torch {}: {:?}", trained.version, names.layers);
+    assert_eq!(names.known.len(), 2 * MODELS.len(), "{:?}", names.known.keys());
+    let is_read = torch::reads_frames(&trained.version);
+    let module_path = names.layers["ModulePath"].as_str();
+    assert!(module_path.starts_with(if is_read { "Active CPython 3." } else { NOT_READ }), "{module_path}");
+    for (key, share) in &names.known {
+        let (right, near, named) = (share.percent(), share.percent_near(), share.percent_named());
+        println!(
+            "{key}: {right:.2} % right, {near:.2} near, {named:.2} named of {} B in {}",
+            share.bytes, share.count
+        );
+        let wrong: Vec<_> = share.wrong.iter().take(4).collect();
+        if !is_read {
+            // None, and none that is wrong.
+            assert_eq!(share.named, 0, "{key}: {wrong:?}");
+            continue;
+        }
+        assert!(named >= 99.0 && near >= 99.0 && right >= 99.0, "{key}: {wrong:?}");
+        // Nearly all that the step allocates.
+        let all = &names.all[key];
+        let beyond: Vec<_> =
+            all.wrong.iter().filter(|((of, found), _)| of.is_empty() && !found.is_empty()).collect();
+        let covered = 100.0 * share.bytes as f64 / all.bytes as f64;
+        println!("  that is {covered:.2} % of the step's");
+        assert!(covered >= LEAST_COVERED && beyond.is_empty(), "{key}: {covered} {beyond:?}");
+    }
+    for said in trained.said.iter().filter(|line| line["addresses"].is_array()) {
+        let check = said["check"].as_str().unwrap_or_default();
+        let of = |what, role| owned(&names.live[check], said, what, role);
+        let gradients = of("gradient", Role::Gradient);
+        assert!(!is_read || gradients.named == gradients.count, "{check}: {gradients:?}");
+        if !check.ends_with("/optimizer") {
+            continue;
+        }
+        for (what, role) in ROLES {
+            let owned = of(what, role);
+            let all =
+                Owned { named: owned.count, known: owned.count, others: Vec::new(), count: owned.count };
+            assert_eq!(owned, all, "{check}: {what}");
+        }
+    }
+}
+
+#[test]
+fn the_newest_wheel_trains_too() {
+    let Some(wheel) = torch::wheel("newest") else { return };
+    if torch::versions().contains(&wheel.version) {
+        println!("the newest is {}, which is trained with anyway", wheel.version);
+        return;
+    }
+    let Some(trained) = train("newest", &MODELS) else { return };
+    let moments = torch::moments(&trained.recording, trained.pid);
+    for (moment, said) in torch::beside(&moments, &trained.said) {
+        torch::agree(&format!("torch {}, {}", trained.version, moment.name), moment, said);
+    }
+    names_are_right(&trained);
+}

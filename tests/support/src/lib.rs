@@ -1,0 +1,129 @@
+//! What the tests of all crates share. Depends on nothing, so that any crate may use it.
+//!
+//! ```text
+//! skip    a test that cannot run here says why, and is counted
+//! alone   a test that needs a process of its own
+//! wait    waiting for a condition
+//! bar     how long something may take, checked on a quiet machine only
+//! copy    this test program where every user may execute it
+//! ```
+
+use std::any::type_name;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a test waits for a condition before it fails. Far longer than any condition takes, so that a busy machine fails no test.
+pub const DEADLINE: Duration = Duration::from_secs(180);
+
+/// File to which [`skip`] appends a line for each skip; set by tests/tools/lanes.py, which counts them.
+const SKIPS: &str = "GPUMEM_TEST_SKIPS";
+/// Name of the test that this process runs alone; set by [`alone`].
+const ALONE: &str = "GPUMEM_TEST_ALONE";
+
+/// Records that the calling test, or a part of it, cannot run here: `reason`, and the command that provides what is missing
+/// (empty where no command does).
+///
+/// # Panics
+/// With GPUMEM_TOOLS_REQUIRED set: there every skip is a failure.
+#[track_caller]
+pub fn skip(reason: &str, command: &str) {
+    let how = if command.is_empty() { String::new() } else { format!(" (get it with: {command})") };
+    assert!(std::env::var_os("GPUMEM_TOOLS_REQUIRED").is_none(), "skipped although required: {reason}{how}");
+    eprintln!("skipped: {reason}{how}");
+    let thread = std::thread::current();
+    let test = std::env::var(ALONE).ok().or_else(|| thread.name().map(str::to_owned)).unwrap_or_default();
+    if let Some(file) = std::env::var_os(SKIPS) {
+        let line = format!("{test}\t{}\t{command}\n", reason.replace(['\n', '\t'], " "));
+        let file = OpenOptions::new().append(true).create(true).open(file);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the file of skips can be written");
+    }
+}
+
+/// Runs the body of a test in a process of its own, because it changes something that a process has once: its agent, its allocator,
+/// its signal handlers. Call it from the test function itself, with a closure: the closure's type gives the test's name.
+///
+/// # Panics
+/// When that process fails; its output is in the message.
+#[track_caller]
+pub fn alone<F: FnOnce()>(body: F) {
+    let path = type_name::<F>().trim_end_matches("::{{closure}}");
+    let (_, test) = path.split_once("::").expect("a test inside of a module");
+    if std::env::var(ALONE).is_ok_and(|name| name == test) {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().expect("this program's path"))
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(ALONE, test)
+        .stdin(Stdio::null())
+        .output()
+        .expect("this program can be started");
+    let out = String::from_utf8_lossy(&output.stdout);
+    let told = format!("{out}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{test}: {}\n{told}", output.status);
+    println!("{told}");
+}
+
+/// Waits until `condition` returns something, and returns that.
+///
+/// # Panics
+/// After [`DEADLINE`], with `what` was waited for.
+#[track_caller]
+pub fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(began.elapsed() < DEADLINE, "not within {} s: {what}", DEADLINE.as_secs());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Prints how long something took. With GPUMEM_TEST_BARS set, which `make bench` does on a quiet machine, it may not take longer than
+/// `most`: on a shared machine a duration says nothing about the program.
+///
+/// # Panics
+/// With that variable set, when it took longer.
+#[track_caller]
+pub fn bar(what: &str, took: Duration, most: Duration) {
+    println!("{what}: {took:.2?}, bar {most:.2?}");
+    let is_checked = std::env::var_os("GPUMEM_TEST_BARS").is_some();
+    assert!(!is_checked || took <= most, "{what}: took {took:.2?}, may take {most:.2?}");
+}
+
+/// A copy of this test program that every user may execute, whatever the modes of the folders above the original. Removed with its
+/// value.
+#[derive(Debug)]
+pub struct SharedCopy(PathBuf);
+
+impl SharedCopy {
+    /// Makes the copy in the folder for temporary files. Another process writes it: a child that a thread beside this one forks at that
+    /// moment would keep the file open for writing, and what is open for writing cannot be executed.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn of_this_program() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("gpumem-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let copy = std::env::temp_dir().join(name);
+        let from = std::env::current_exe().expect("this program's path");
+        let status = Command::new("install").args(["-m", "755"]).arg(from).arg(&copy).status();
+        assert!(status.expect("install runs").success(), "no copy at {}", copy.display());
+        SharedCopy(copy)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for SharedCopy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Builds the tests once and runs them lane by lane; `make test` and `make test-all` call it.
+
+    lanes.py              the fast suite: cargo, a C compiler, make and python3 are enough
+    lanes.py --all        the fast suite, then every slow lane
+    lanes.py LANE...      these lanes only
+    lanes.py --only TEXT  of the chosen lanes, the tests whose name contains TEXT
+    lanes.py --list       the lanes, what each needs, and its number of tests
+
+A test belongs to the lane that a module on its path is named after (`torch::roles::...`), or else to the fast suite. The tests of one
+top-level module run in one process, several processes at a time. A test that cannot run here calls `gpumem_test_support::skip`, and is
+counted as skipped. Output of each process is kept in TARGET/tests. Exits with 1 when a test fails, with 2 when nothing can be run.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
+CARGO = os.environ.get("CARGO", "cargo")
+REQUIRED = bool(os.environ.get("GPUMEM_TOOLS_REQUIRED"))
+FAST = "fast"
+
+#: Variables of the caller that change what programs under test do. Those that steer the tests themselves stay.
+FOREIGN = re.compile(r"^(GPUMEM_(?!SAMPLES|TOOLS_REQUIRED|TORCH|TEST|HOST|KEEP|KILLS|SOAK|PERFETTO|PAGE|SHOTS)|CUDA_|NVTX_|PYTORCH_|PYTHON(?!UTF8)|"
+                     r"SLURM_|KUBERNETES_|RANK$|LOCAL_RANK$|WORLD_SIZE$|XDG_RUNTIME_DIR$|XDG_STATE_HOME$|RUST_LOG$|NO_COLOR$|CLICOLOR)")
+
+
+def has(*programs):
+    return any(shutil.which(program) for program in programs)
+
+
+def succeeds(*command):
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
+    except OSError:
+        return False
+
+
+def root():
+    return os.geteuid() == 0
+
+
+def namespaces():
+    return succeeds("unshare", "--mount", "--net", "--uts", "--pid", "--fork", "true")
+
+
+def pip():
+    return succeeds("python3", "-m", "pip", "--version")
+
+
+#: What a lane needs: whether it is here, what is missing otherwise, and the command that provides it.
+NEED_ROOT = (root, "needs root", "sudo make test-all LANES={lane}")
+NEED_NAMESPACES = (namespaces, "needs mount and PID namespaces", "sudo make test-all LANES={lane}, in a container: --privileged")
+NEED_APT = (lambda: has("apt-get"), "needs Debian's packages", "run it on Debian or Ubuntu")
+NEED_PIP = (pip, "needs pip", "apt-get install python3-pip python3-venv")
+NEED_CXX = (lambda: has("c++", "g++", "clang++"), "needs a C++ compiler", "apt-get install g++")
+
+
+def tool(name, package=None):
+    return (lambda: has(name), f"needs {name}", f"apt-get install {package or name}")
+
+
+class Lane:
+    def __init__(self, about, *needs, workers=2):
+        self.about, self.needs, self.workers = about, needs, workers
+
+    def missing(self, name):
+        for is_here, reason, command in self.needs:
+            if not is_here():
+                return reason, command.format(lane=name)
+        return None
+
+
+#: The slow lanes, in the order in which they run. One worker: the lane fills the machine by itself.
+LANES = {
+    "gpu": Lane("tests/gpu, the suite for a real GPU, on the simulated one"),
+    "python": Lane("other versions of CPython, third-party Python packages", NEED_PIP, NEED_APT, NEED_CXX),
+    "torch": Lane("unmodified PyTorch wheels; downloads 3 GB once", NEED_PIP, NEED_CXX,
+                  (lambda: has("python3.11", "python3.12", "python3.10"), "needs CPython 3.10, 3.11 or 3.12", "apt-get install python3.11-venv")),
+    "browser": Lane("pages in a real Chromium", (lambda: has("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
+                                                  "needs Chromium", "apt-get install chromium")),
+    "prometheus": Lane("a real Prometheus, promtool, Grafana's schema", (lambda: has("prometheus") or has("apt-get"), "needs Prometheus", "apt-get install prometheus")),
+    "package": Lane("Debian package, wheel, archive, image, licences", NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap")),
+    "fleet": Lane("Slurm, Kubernetes, containers, launchers", NEED_ROOT, NEED_NAMESPACES, NEED_APT),
+    "privileged": Lane("what only root can set up: other users, namespaces, control groups", NEED_ROOT, NEED_NAMESPACES),
+    "peers": Lane("hostile peers on every socket", NEED_ROOT, workers=1),
+    "systemd": Lane("the shipped units in a Debian that boots", NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap"), workers=1),
+    "soak": Lane("programs that come and go while things go wrong", workers=1),
+    "timing": Lane("how long things take; part of `make bench`, not of --all", workers=1),
+}
+
+#: Modules of the fast suite that take longest, the slowest first: they start first, so that the others fill the time beside them.
+SLOW = ["host", "operators", "gpu_dry_run", "nvml", "live_faults", "pictures", "kinds", "store", "properties", "live", "causes_any", "docs"]
+
+Result = collections.namedtuple("Result", "lane unit passed failed skipped seconds")
+
+
+def build():
+    """Builds everything that the tests use in one go: one set of features, so that no crate is compiled twice. Returns test programs."""
+    command = [CARGO, "build", "--workspace", "--locked", "--lib", "--bins", "--tests", "--message-format=json-render-diagnostics"]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if built.returncode:
+        sys.exit("the build failed: see above")
+    programs = []
+    for line in built.stdout.splitlines():
+        message = json.loads(line) if line.startswith("{") else {}
+        if message.get("reason") == "compiler-artifact" and message.get("executable") and message["profile"]["test"]:
+            programs.append((message["target"]["name"], pathlib.Path(message["manifest_path"]).parent, message["executable"]))
+    for part in ("fake-gpu", "trainer", "mixer", "gap"):
+        # make knows no spaces in paths: a relative one has none.
+        folder = ROOT / "tests" / part
+        made = subprocess.run(["make", "-s", "-C", folder, f"OUT={os.path.relpath(TARGET / 'fake-gpu', folder)}"])
+        if made.returncode:
+            sys.exit(f"tests/{part} cannot be built: see above")
+    return programs
+
+
+def lane_of(test):
+    return next((part for part in test.split("::")[:-1] if part in LANES), FAST)
+
+
+def units(programs, wanted, only):
+    """Tests by lane and unit, a unit being one process: (lane, crate, module) -> (program, folder, tests)."""
+    found = {}
+    for name, folder, program in programs:
+        listed = subprocess.run([program, "--list", "--format", "terse"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
+        for line in listed.splitlines():
+            test, _, kind = line.rpartition(": ")
+            lane = lane_of(test)
+            if kind != "test" or lane not in wanted or only not in f"{folder.name} {test}":
+                continue
+            # Unit tests of a crate, which are quick, run in one process.
+            module = test.split("::")[0] if name == "suite" else "unit tests"
+            module = test.split("::")[1] if module == lane and test.count("::") > 1 else module
+            found.setdefault((lane, folder.name, module), (program, folder, []))[2].append(test)
+    return found
+
+
+def environment(scratch):
+    kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
+    # What cargo would set.
+    for line in (ROOT / ".cargo/config.toml").read_text().splitlines():
+        name, equals, value = line.partition(" = ")
+        if equals and name.isupper():
+            kept.setdefault(name, value.strip('"'))
+    kept.update(CARGO=CARGO, TMPDIR=scratch, GPUMEM_TEST_BUILT="1", LC_ALL="C.UTF-8")
+    return kept
+
+
+def restore_signals():
+    """Programs that were started in the background by a shell ignore these; tests send them."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+class Runner:
+    def __init__(self, scratch):
+        self.scratch = scratch
+        self.environment = environment(scratch)
+        self.results, self.skips, self.failures = [], [], []
+
+    def run(self, unit, program, folder, tests):
+        lane, crate, module = unit
+        log = TARGET / "tests" / lane / f"{crate}.{module.replace(' ', '-')}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        skips = pathlib.Path(self.scratch, f"skips.{lane}.{crate}.{module.replace(' ', '-')}")
+        env = dict(self.environment, CARGO_MANIFEST_DIR=str(folder), GPUMEM_TEST_SKIPS=str(skips))
+        began = time.monotonic()
+        with log.open("w") as out:
+            code = subprocess.run([program, "--exact", *tests], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
+                                  stderr=subprocess.STDOUT, preexec_fn=restore_signals).returncode
+        seconds = time.monotonic() - began
+        text = log.read_text(errors="replace")
+        summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed", text, re.M)
+        passed, failed = (int(summary[1]), int(summary[2])) if summary else (0, len(tests))
+        if code and not failed:
+            failed = 1
+        skipped = {}
+        if skips.exists():
+            for line in skips.read_text().splitlines():
+                test, reason, command = line.split("\t")
+                skipped.setdefault(test, (reason, command))
+        count = min(passed, len(skipped))
+        result = Result(lane, f"{crate} {module}", passed - count, failed, count, seconds)
+        return result, skipped, (text if failed else None), log
+
+    def lane(self, name, found, workers):
+        order = {module: at for at, module in enumerate(SLOW)}
+        todo = sorted((unit for unit in found if unit[0] == name), key=lambda unit: (order.get(unit[2], len(SLOW)), unit))
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            running = {pool.submit(self.run, unit, *found[unit]): unit for unit in todo}
+            for done in concurrent.futures.as_completed(running):
+                result, skipped, text, log = done.result()
+                self.results.append(result)
+                self.skips += [(name, test, *why) for test, why in skipped.items()]
+                mark = "FAIL" if result.failed else "ok  "
+                left = f", {result.skipped} skipped" if result.skipped else ""
+                print(f"{mark} {result.unit:34} {result.passed:4} passed{left}  {result.seconds:.1f} s", flush=True)
+                if text is not None:
+                    self.failures.append((result.unit, log))
+                    print(text, flush=True)
+
+
+def table(rows):
+    print(f"\n{'lane':12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
+    for lane, passed, failed, skipped, seconds in rows:
+        print(f"{lane:12} {passed:7} {failed:7} {skipped:8} {seconds:8.0f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lanes", nargs="*", metavar="LANE", help=f"{FAST}, {', '.join(LANES)}")
+    parser.add_argument("--all", action="store_true", help="the fast suite and every slow lane")
+    parser.add_argument("--only", default="", metavar="TEXT", help="tests whose crate and name contain this")
+    parser.add_argument("--list", action="store_true", help="print the lanes and stop")
+    parser.add_argument("--bars", action="store_true", help="check how long things take, on a quiet machine: one process at a time")
+    parser.add_argument("--workers", type=int, default=0, help="processes at a time in the fast suite (default: 2 for each core)")
+    options = parser.parse_args()
+    unknown = [lane for lane in options.lanes if lane not in (FAST, *LANES)]
+    if unknown:
+        parser.error(f"there is no lane {' '.join(unknown)}; there are {FAST}, {', '.join(LANES)}")
+    wanted = [FAST, *(lane for lane in LANES if lane != "timing")] if options.all else options.lanes or [FAST]
+    os.umask(0o022)
+
+    began = time.monotonic()
+    programs = build()
+    print(f"built in {time.monotonic() - began:.0f} s", flush=True)
+    found = units(programs, (FAST, *LANES) if options.list else wanted, options.only)
+    if options.list:
+        for name in (FAST, *LANES):
+            count = sum(len(tests) for unit, (_, _, tests) in found.items() if unit[0] == name)
+            lane = LANES.get(name)
+            missing = lane and lane.missing(name)
+            print(f"{name:12} {count:5} tests  {lane.about if lane else 'all that needs no more than a compiler'}"
+                  + (f"; here: {missing[0]} ({missing[1]})" if missing else ""))
+        return 0
+
+    scratch = tempfile.mkdtemp(prefix="gpumem-t.", dir="/tmp" if len(tempfile.gettempdir()) > 32 else None)
+    os.chmod(scratch, 0o755)
+    rows, failed = [], False
+    try:
+        runner = Runner(scratch)
+        if options.bars:
+            options.workers = 1
+            runner.environment["GPUMEM_TEST_BARS"] = "1"
+        for name in wanted:
+            lane = LANES.get(name)
+            missing = lane and lane.missing(name)
+            count = sum(len(tests) for unit, (_, _, tests) in found.items() if unit[0] == name)
+            if missing:
+                runner.skips.append((name, "all", *missing))
+                rows.append((name, 0, count if REQUIRED else 0, 0 if REQUIRED else count, 0))
+                print(f"{'FAIL' if REQUIRED else 'skip'} lane {name}: {missing[0]}; get it with: {missing[1]}", flush=True)
+                continue
+            if count == 0:
+                continue
+            print(f"\nlane {name}: {count} tests", flush=True)
+            before, start = len(runner.results), time.monotonic()
+            runner.lane(name, found, lane.workers if lane else options.workers or 2 * (os.cpu_count() or 1))
+            done = runner.results[before:]
+            rows.append((name, *(sum(getattr(result, field) for result in done) for field in ("passed", "failed", "skipped")),
+                         time.monotonic() - start))
+    finally:
+        if not any(row[2] for row in rows) and not os.environ.get("GPUMEM_KEEP"):
+            shutil.rmtree(scratch, ignore_errors=True)
+    if runner.skips:
+        print("\nskipped:")
+        for lane, test, reason, command in runner.skips:
+            print(f"  {lane} {test}: {reason}" + (f"; get it with: {command}" if command else ""))
+    if runner.failures:
+        print("\nfailed:")
+        for unit, log in runner.failures:
+            print(f"  {unit}: {log}")
+    table(rows)
+    passed, failed, skipped = (sum(row[at] for row in rows) for at in (1, 2, 3))
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0 if passed else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
