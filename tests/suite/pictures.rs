@@ -347,71 +347,88 @@ fn says(program: &str, arguments: &[&str]) -> Option<String> {
             Some(String::from_utf8_lossy(&output.stdout).into_owned())
         }
         Err(error) => {
-            gpumem_test_support::skip(&format!("{program} is not here ({error})"), "");
+            let package = match program {
+                "pdftotext" | "pdfinfo" => "poppler-utils",
+                "mutool" => "mupdf-tools",
+                "rsvg-convert" => "librsvg2-bin",
+                other => other,
+            };
+            let command = match program {
+                "inferno-flamegraph" => "cargo install inferno".to_owned(),
+                _ => format!("apt-get install {package}"),
+            };
+            gpumem_test_support::skip(&format!("{program} is not here ({error})"), &command);
             None
         }
     }
 }
 
-#[test]
-fn readers_of_pdf_png_and_svg_take_them() {
-    let run = crowded(30);
-    let drawing =
-        draw(&[report(&run, Some(By::Tag))], Picture::Categories, &Options::default()).expect("a picture");
-    let folder = std::env::temp_dir().join(format!("gpumem-pictures-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let file = |name: &str, bytes: &[u8]| {
-        let path = folder.join(name);
-        std::fs::write(&path, bytes).expect("written");
-        path.to_string_lossy().into_owned()
-    };
-    let (pdf, png) = (drawing.pdf(), drawing.png().expect("small enough"));
+/// Lane `browser`.
+mod browser {
+    use super::*;
 
-    // Every place in the table is that of its object, with no reader at all.
-    let text = String::from_utf8_lossy(&pdf);
-    let bytes_at = |at: usize, what: &str| pdf[at..].starts_with(what.as_bytes());
-    let table: usize = text
-        .rsplit("startxref\n")
-        .next()
-        .and_then(|rest| rest.lines().next()?.parse().ok())
-        .expect("a table");
-    assert!(bytes_at(table, "xref\n"));
-    let rows: Vec<&str> = text.rsplit_once("\nxref\n").expect("a table").1.lines().skip(2).take(7).collect();
-    for (number, row) in rows.iter().enumerate() {
-        let at: usize = row[..10].parse().expect("a place");
-        assert!(bytes_at(at, &format!("{} 0 obj\n", number + 1)), "{row}");
-    }
-
-    let (pdf, png, svg) = (file("a.pdf", &pdf), file("a.png", &png), file("a.svg", drawing.svg().as_bytes()));
-    if let Some(words) = says("pdftotext", &["-layout", &pdf, "-"]) {
-        for word in ["by tag", "Untrackable", "predates the agent", "Übergröße", "total 1"] {
-            assert!(words.contains(word), "{word}: {words}");
+    #[test]
+    fn a_flame_graph_tool_finds_every_byte() {
+        let run = small_train();
+        let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
+        std::fs::write(&file, collapsed::collapsed(&report(&run, None))).expect("written");
+        let graph = says("inferno-flamegraph", &["--countname", "bytes", &file.to_string_lossy()]);
+        std::fs::remove_file(&file).expect("removed");
+        if let Some(graph) = graph {
+            assert!(graph.contains(&format!("total_samples=\"{}\"", known_at_peak(&run))), "all of them");
         }
-        assert!(!words.contains('中'), "what the font has not is replaced");
     }
-    if let Some(about) = says("pdfinfo", &[&pdf]) {
-        assert!(about.contains("Pages:           1") && about.contains("script"), "{about}");
-    }
-    if let Some(about) = says("mutool", &["info", &pdf]) {
-        assert!(about.contains("Helvetica") && about.contains("Pages: 1"), "{about}");
-    }
-    let pixels = format!("{} x {}", (drawing.width * 2.0).ceil(), (drawing.height * 2.0).ceil());
-    if let Some(about) = says("file", &[&png]) {
-        assert!(about.contains(&pixels) && about.contains("8-bit/color RGB"), "{about}");
-    }
-    says("mutool", &["draw", "-q", "-o", &folder.join("a.ppm").to_string_lossy(), &png]);
-    says("rsvg-convert", &["-o", &folder.join("b.png").to_string_lossy(), &svg]);
-    std::fs::remove_dir_all(&folder).expect("removed");
-}
 
-#[test]
-fn a_flame_graph_tool_finds_every_byte() {
-    let run = small_train();
-    let file = std::env::temp_dir().join(format!("gpumem-stacks-{}", std::process::id()));
-    std::fs::write(&file, collapsed::collapsed(&report(&run, None))).expect("written");
-    let graph = says("inferno-flamegraph", &["--countname", "bytes", &file.to_string_lossy()]);
-    std::fs::remove_file(&file).expect("removed");
-    if let Some(graph) = graph {
-        assert!(graph.contains(&format!("total_samples=\"{}\"", known_at_peak(&run))), "all of them");
+    #[test]
+    fn readers_of_pdf_png_and_svg_take_them() {
+        let run = crowded(30);
+        let drawing = draw(&[report(&run, Some(By::Tag))], Picture::Categories, &Options::default())
+            .expect("a picture");
+        let folder = std::env::temp_dir().join(format!("gpumem-pictures-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = |name: &str, bytes: &[u8]| {
+            let path = folder.join(name);
+            std::fs::write(&path, bytes).expect("written");
+            path.to_string_lossy().into_owned()
+        };
+        let (pdf, png) = (drawing.pdf(), drawing.png().expect("small enough"));
+
+        // Every place in the table is that of its object, with no reader at all.
+        let text = String::from_utf8_lossy(&pdf);
+        let bytes_at = |at: usize, what: &str| pdf[at..].starts_with(what.as_bytes());
+        let table: usize = text
+            .rsplit("startxref\n")
+            .next()
+            .and_then(|rest| rest.lines().next()?.parse().ok())
+            .expect("a table");
+        assert!(bytes_at(table, "xref\n"));
+        let rows: Vec<&str> =
+            text.rsplit_once("\nxref\n").expect("a table").1.lines().skip(2).take(7).collect();
+        for (number, row) in rows.iter().enumerate() {
+            let at: usize = row[..10].parse().expect("a place");
+            assert!(bytes_at(at, &format!("{} 0 obj\n", number + 1)), "{row}");
+        }
+
+        let (pdf, png, svg) =
+            (file("a.pdf", &pdf), file("a.png", &png), file("a.svg", drawing.svg().as_bytes()));
+        if let Some(words) = says("pdftotext", &["-layout", &pdf, "-"]) {
+            for word in ["by tag", "Untrackable", "predates the agent", "Übergröße", "total 1"] {
+                assert!(words.contains(word), "{word}: {words}");
+            }
+            assert!(!words.contains('中'), "what the font has not is replaced");
+        }
+        if let Some(about) = says("pdfinfo", &[&pdf]) {
+            assert!(about.contains("Pages:           1") && about.contains("script"), "{about}");
+        }
+        if let Some(about) = says("mutool", &["info", &pdf]) {
+            assert!(about.contains("Helvetica") && about.contains("Pages: 1"), "{about}");
+        }
+        let pixels = format!("{} x {}", (drawing.width * 2.0).ceil(), (drawing.height * 2.0).ceil());
+        if let Some(about) = says("file", &[&png]) {
+            assert!(about.contains(&pixels) && about.contains("8-bit/color RGB"), "{about}");
+        }
+        says("mutool", &["draw", "-q", "-o", &folder.join("a.ppm").to_string_lossy(), &png]);
+        says("rsvg-convert", &["-o", &folder.join("b.png").to_string_lossy(), &svg]);
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 }

@@ -8,21 +8,9 @@ use gpumem_runs::run::{Class, OomKind, Run};
 use gpumem_tests::live::torch as wheels;
 use gpumem_tests::live::{Job, Machine};
 use gpumem_tests::samples::sample;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const FORWARD: &str = "pytorch-snapshot/memory_ctx128_forward_.pickle";
-/// Two more of the same program, and their figures as [`figures`] has them.
-const OTHERS: [(&str, [u64; 8]); 2] = [
-    (
-        "pytorch-snapshot/memory_ctx128_forward_mixed.pickle",
-        [688, 1613, 145, 24_245_174_272, 24_018_738_176, 23_868_070_912, 5992, 23_873_313_792],
-    ),
-    (
-        "pytorch-snapshot/memory_ctx128_fullstep_.pickle",
-        [1010, 1201, 324, 61_111_009_280, 54_873_829_888, 54_597_857_284, 19_770, 54_802_667_524],
-    ),
-];
-
 fn one_run(path: &Path) -> Run {
     let mut runs = read_file(path, None).expect("a snapshot");
     assert_eq!((runs.len(), runs[0].source.kind.as_str()), (1, "torch-snapshot"));
@@ -90,24 +78,6 @@ fn a_forward_pass_of_a_stranger_has_its_known_figures() {
     let report = Report::new(&run, Groupings::of_run(&run), None);
     let text = gpumem_runs::report::text::text(&report, gpumem_runs::report::text::Layout::default());
     assert!(text.contains("memory_allocated 18,595 + idle 161 = memory_reserved 18,756"), "{text}");
-}
-
-#[test]
-fn its_other_passes_have_theirs() {
-    for (name, known) in OTHERS {
-        let path = std::env::var_os("GPUMEM_SAMPLES").map(|folder| PathBuf::from(folder).join(name));
-        match path.filter(|path| path.exists()) {
-            Some(path) => {
-                let run = one_run(&path);
-                is_whole(&run);
-                figures(&run, &known);
-            }
-            None => gpumem_test_support::skip(
-                &format!("GPUMEM_SAMPLES has no {name}"),
-                "make test GPUMEM_SAMPLES=FOLDER",
-            ),
-        }
-    }
 }
 
 /// Bytes at the end of the cells that are meant.

@@ -68,6 +68,9 @@ NEED_PIP = (pip, "needs pip", "apt-get install python3-pip python3-venv")
 NEED_CXX = (lambda: has("c++", "g++", "clang++"), "needs a C++ compiler", "apt-get install g++")
 
 
+NEED_PLAIN_PATH = (lambda: not re.search(r"\s", f"{ROOT}{TARGET}"), "needs a path without spaces", "git clone into another folder")
+
+
 def tool(name, package=None):
     return (lambda: has(name), f"needs {name}", f"apt-get install {package or name}")
 
@@ -86,17 +89,17 @@ class Lane:
 #: The slow lanes, in the order in which they run. One worker: the lane fills the machine by itself.
 LANES = {
     "gpu": Lane("tests/gpu, the suite for a real GPU, on the simulated one"),
-    "python": Lane("other versions of CPython, third-party Python packages", NEED_PIP, NEED_APT, NEED_CXX),
-    "torch": Lane("unmodified PyTorch wheels; downloads 3 GB once", NEED_PIP, NEED_CXX,
+    "python": Lane("other versions of CPython, third-party Python packages", NEED_PLAIN_PATH, NEED_PIP, NEED_APT, NEED_CXX),
+    "torch": Lane("unmodified PyTorch wheels; downloads 3 GB once", NEED_PLAIN_PATH, NEED_PIP, NEED_CXX,
                   (lambda: has("python3.11", "python3.12", "python3.10"), "needs CPython 3.10, 3.11 or 3.12", "apt-get install python3.11-venv")),
     "browser": Lane("pages in a real Chromium", (lambda: has("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
                                                   "needs Chromium", "apt-get install chromium")),
     "prometheus": Lane("a real Prometheus, promtool, Grafana's schema", (lambda: has("prometheus") or has("apt-get"), "needs Prometheus", "apt-get install prometheus")),
-    "package": Lane("Debian package, wheel, archive, image, licences", NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap")),
-    "fleet": Lane("Slurm, Kubernetes, containers, launchers", NEED_ROOT, NEED_NAMESPACES, NEED_APT),
+    "package": Lane("Debian package, wheel, archive, image, licences", NEED_PLAIN_PATH, NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap")),
+    "fleet": Lane("Slurm, Kubernetes, containers, launchers", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, NEED_APT),
     "privileged": Lane("what only root can set up: other users, namespaces, control groups", NEED_ROOT, NEED_NAMESPACES),
     "peers": Lane("hostile peers on every socket", NEED_ROOT, workers=1),
-    "systemd": Lane("the shipped units in a Debian that boots", NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap"), workers=1),
+    "systemd": Lane("the shipped units in a Debian that boots", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap"), workers=1),
     "soak": Lane("programs that come and go while things go wrong", workers=1),
     "timing": Lane("how long things take; part of `make bench`, not of --all", workers=1),
 }
@@ -163,6 +166,22 @@ def restore_signals():
     """Programs that were started in the background by a shell ignore these; tests send them."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+def is_for_everybody(folder):
+    """Whether every user may enter the folder."""
+    return all(os.stat(above).st_mode & 0o1 for above in (folder, *folder.parents))
+
+
+def copies_for_everybody(scratch):
+    """Copies of the programs under test where every user may execute them, as `ours` and `fake-gpu` below the folder that is returned."""
+    folder = pathlib.Path(scratch, "programs")
+    ours = TARGET / "debug"
+    (folder / "ours").mkdir(parents=True)
+    for name in ("gpumemd", "gpumemctl", "libgpumem.so"):
+        shutil.copy2(ours / name, folder / "ours" / name)
+    shutil.copytree(TARGET / "fake-gpu", folder / "fake-gpu", symlinks=True)
+    return folder
 
 
 class Runner:
@@ -266,6 +285,8 @@ def main():
                 continue
             if count == 0:
                 continue
+            if lane and NEED_ROOT in lane.needs and not is_for_everybody(TARGET) and "GPUMEM_TEST_PROGRAMS" not in runner.environment:
+                runner.environment["GPUMEM_TEST_PROGRAMS"] = str(copies_for_everybody(scratch))
             print(f"\nlane {name}: {count} tests", flush=True)
             before, start = len(runner.results), time.monotonic()
             runner.lane(name, found, lane.workers if lane else options.workers or 2 * (os.cpu_count() or 1))

@@ -4,6 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// Where copies of the programs are that every user may execute, as `ours/` and `fake-gpu/`; set by tests/tools/lanes.py where other users
+/// cannot enter the folder target.
+const COPIES: &str = "GPUMEM_TEST_PROGRAMS";
+
 /// Where the built programs are.
 #[derive(Debug)]
 pub struct Programs {
@@ -20,6 +24,9 @@ pub struct Programs {
 pub fn programs() -> &'static Programs {
     static PROGRAMS: OnceLock<Programs> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
+        if let Some(copies) = std::env::var_os(COPIES).map(PathBuf::from) {
+            return Programs { ours: copies.join("ours"), fake: copies.join("fake-gpu") };
+        }
         let ours = ours();
         if is_built() {
             return Programs { ours, fake: fake().to_owned() };
@@ -44,7 +51,10 @@ pub fn programs() -> &'static Programs {
 pub fn fake() -> &'static Path {
     static FAKE: OnceLock<PathBuf> = OnceLock::new();
     FAKE.get_or_init(|| {
-        let fake = ours().parent().expect("target").join("fake-gpu");
+        if let Some(copies) = std::env::var_os(COPIES).map(PathBuf::from) {
+            return copies.join("fake-gpu");
+        }
+        let fake = target().join("fake-gpu");
         if is_built() {
             return fake;
         }
@@ -82,6 +92,14 @@ pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
 pub fn write_script(to: impl AsRef<Path>, text: &str) {
     let words = "printf '#!/bin/sh\\n%s\\n' \"$0\" > \"$1\" && chmod 755 \"$1\"";
     run(Command::new("sh").args(["-c", words, text]).arg(to.as_ref()));
+}
+
+/// The folder that everything is built into: target.
+///
+/// # Panics
+/// When this program does not lie in it.
+pub fn target() -> PathBuf {
+    ours().parent().expect("target").to_owned()
 }
 
 /// tests/tools/lanes.py has built everything before it starts the tests.

@@ -2,7 +2,7 @@
 //! that it marked.
 
 use super::machine::{Job, Machine};
-use super::programs::programs;
+use super::programs::{self, programs};
 use super::until;
 use gpumem_ledger::{Class, Iteration, Ledger, Origin, ROLES};
 use gpumem_runs::builder::Sink;
@@ -58,8 +58,7 @@ pub fn wheel(version: &str) -> Option<Wheel> {
 }
 
 fn install(version: &str) -> Result<Wheel, String> {
-    let fake = &programs().fake;
-    let target = fake.parent().ok_or("no target folder")?;
+    let (fake, target) = (programs::fake(), programs::target());
     let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("torch");
     // Several test programs may want it at once.
     let mut make = Command::new("flock");

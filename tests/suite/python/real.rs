@@ -1,5 +1,5 @@
 //! The Python package with the real ones of others: IPython, JAX, mypy, PyTorch's compiler.
-use gpumem_tests::live::programs::programs;
+use gpumem_tests::live::programs::{programs, target};
 use gpumem_tests::live::torch::{VERSIONS, versions, wheel};
 use gpumem_tests::live::{Daemon, Machine};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ fn package() -> PathBuf {
 /// is an error: CI must not skip.
 fn venv() -> Option<PathBuf> {
     const PACKAGES: &str = "ipython jax mypy";
-    let target = programs().fake.parent().expect("target").join("python-real");
+    let target = target().join("python-real");
     let script = format!(
-        "test -e {dir}/done || {{ rm -rf {dir} && python3 -m venv {dir} && \
-         {dir}/bin/python -m pip install --quiet --disable-pip-version-check --no-input {PACKAGES} && touch {dir}/done; }}",
+        "test -e '{dir}/done' || {{ rm -rf '{dir}' && python3 -m venv '{dir}' && \
+         '{dir}/bin/python' -m pip install --quiet --disable-pip-version-check --no-input {PACKAGES} && touch '{dir}/done'; }}",
         dir = target.display()
     );
     let lock = target.with_extension("lock");
