@@ -13,7 +13,8 @@ out=$(cd "$out" && pwd)
 target=${CARGO_TARGET_DIR:-$root/target}
 
 cd "$root"
-${CARGO:-cargo} build --release --locked --quiet -p gpumemd -p gpumemctl -p gpumem-agent
+# As `make build` does, so that nothing is compiled twice.
+make -s build
 for name in gpumemd gpumemctl libgpumem.so; do
     install -m 755 "$target/release/$name" "$out/$name.new"
     strip --strip-unneeded "$out/$name.new"
