@@ -138,12 +138,18 @@ fn c() {
 fn cpp() {
     let (machine, daemon) = scene();
     let program = build(&machine, "c++", &[&["-std=c++11"], &WARN[..]].concat(), "train.cpp");
-    let said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+    let mut said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+    // However short its life, its scopes are what names its memory: unless the machine is so busy that the 50 ms of its exit were over first.
+    for _ in 0..10 {
+        if report(&machine, &daemon, &[])["names"] == "scopes" {
+            break;
+        }
+        said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);
+    }
     let own: serde_json::Value = serde_json::from_str(&said).expect("the report that it asked for");
     assert_eq!((&own["schema"], &own["coverage"]["steps"]), (&"gpumem.report".into(), &4.into()), "{own}");
     assert_eq!(cells(&own["devices"][0]["peak"]), three_layers(), "{own}");
     assert_eq!(peak(&machine, &daemon), three_layers());
-    // However short its life: its scopes are what names its memory.
     assert_eq!(report(&machine, &daemon, &[])["names"], "scopes");
 }
 

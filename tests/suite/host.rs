@@ -246,6 +246,16 @@ fn a_fault_of_the_agents_ends_the_agent_and_nothing_else() {
     faults_stay_ours(&rows());
 }
 
+/// Lane `privileged`.
+mod privileged {
+    use super::*;
+
+    #[test]
+    fn programs_that_do_what_only_root_may_are_as_without_an_agent() {
+        all_are_unchanged(&super::rows::of_root());
+    }
+}
+
 /// Lane `torch`.
 mod torch {
     use super::rows::{trainings, watched};

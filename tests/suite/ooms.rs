@@ -1,6 +1,6 @@
 //! `gpumemctl oom` on the simulated GPU, live: another tenant grew; the victim was killed before a word of it was sent; its pool was in
 //! pieces; it had no agent; it was caught five hundred times; and the ends that were no OOM at all.
-use gpumem_tests::live::{Daemon, Job, Machine, Mixer, until};
+use gpumem_tests::live::{Daemon, Job, Machine, Mixer, own_user, until};
 use serde_json::Value;
 use std::io::Write;
 use std::path::PathBuf;
@@ -161,7 +161,10 @@ fn another_tenant_grew() {
     assert_eq!((json["schema"].as_str(), json["version"].as_u64()), (Some("gpumem.oom"), Some(1)));
     assert_eq!((oom["what"].as_str(), oom["asked_bytes"].as_i64()), (Some("oom"), Some(6144 * MIB)));
     let holder = &oom["device"]["holders"][1];
-    assert_eq!((holder["pid"].as_u64(), holder["user"].as_str()), (Some(tenant.pid().into()), Some("root")));
+    assert_eq!(
+        (holder["pid"].as_u64(), holder["user"].as_str()),
+        (Some(tenant.pid().into()), Some(&*own_user()))
+    );
     assert!(bytes(&holder["used_bytes"]) >= 7168 * MIB, "{holder}");
     assert!(bytes(&holder["growth_bytes"]) >= 6144 * MIB, "{holder}");
     assert_eq!(oom["tag"], "model/activations");

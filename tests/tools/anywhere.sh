@@ -52,6 +52,7 @@ for config in config.toml config; do
   [ ! -e "${CARGO_HOME:-$HOME/.cargo}/$config" ] || cp "${CARGO_HOME:-$HOME/.cargo}/$config" "$scratch/crates/"
 done
 samples=
+[ -n "${GPUMEM_SAMPLES:-}" ] || [ ! -d ../shared/samples ] || GPUMEM_SAMPLES=../shared/samples
 if [ -n "${GPUMEM_SAMPLES:-}" ]; then
   samples=$scratch/samples
   cp -rL "$GPUMEM_SAMPLES" "$samples"

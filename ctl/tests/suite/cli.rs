@@ -82,7 +82,7 @@ fn imports_once_and_reports_by_name() {
     let told = |text: &str| text.split("next: ").next().map(|text| text.replace("  run r1", ""));
     assert_eq!(told(&stored), told(&direct), "a stored run reads like its file");
     assert!(stored.contains("\nnext: gpumemctl report r1 --by structure | "), "{stored}");
-    assert!(direct.contains(&format!("\nnext: gpumemctl report {} --by ", shipped())), "{direct}");
+    assert!(direct.contains(&format!("\nnext: gpumemctl report {} --by ", quoted(&shipped()))), "{direct}");
     assert_eq!(stdout(&folder.run(&["report", "r1", "--pid", "20417"])), stored);
     let (exit, message) = failure(&folder.run(&["report", "r1", "--pid", "999999"]));
     assert_eq!((exit, message.contains("run r1 is of pid 20417, not 999999")), (3, true), "{message}");

@@ -1,6 +1,6 @@
 //! diff, explain, export and runs as people run them.
 
-use crate::common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
+use crate::common::{FakeDaemon, Folder, failure, quoted, run_of, shipped, stderr, stdout};
 use gpumem_runs::export::{self, From};
 use gpumem_runs::run::State;
 use serde_json::Value;
@@ -25,7 +25,10 @@ fn files_and_runs_are_compared() {
     let text = stdout(&folder.run(&["diff", &log(), &more]));
     assert!(text.contains("Weights +100.0"), "{text}");
     assert!(text.lines().count() <= 35, "{text}");
-    assert!(text.contains(&format!("next: gpumemctl diff {} {more} --by ", log())), "{text}");
+    assert!(
+        text.contains(&format!("next: gpumemctl diff {} {} --by ", quoted(&log()), quoted(&more))),
+        "{text}"
+    );
     stdout(&folder.run(&["import", &log(), &more]));
     let stored = stdout(&folder.run(&["diff", "r1", "r2"]));
     assert!(stored.starts_with("A  train.py  run r1  pid 20417"), "{stored}");

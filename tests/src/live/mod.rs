@@ -41,6 +41,15 @@ pub use mixer::Mixer;
 use gpumem_test_support::DEADLINE;
 use std::time::{Duration, Instant};
 
+/// What the programs under test call the user who runs the tests: the name, or else the number.
+///
+/// # Panics
+/// Without id(1).
+pub fn own_user() -> String {
+    let output = std::process::Command::new("id").arg("-un").output().expect("id runs");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
 /// Waits until `done` returns something, and returns that. `seconds` is how long it may take on an idle machine; on a busy one it may
 /// take far longer, so nothing fails before [`DEADLINE`].
 ///

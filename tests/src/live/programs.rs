@@ -49,31 +49,9 @@ pub fn programs() -> &'static Programs {
 /// # Panics
 /// When they cannot be built.
 pub fn fake() -> &'static Path {
-    static FAKE: OnceLock<PathBuf> = OnceLock::new();
-    FAKE.get_or_init(|| {
-        if let Some(copies) = std::env::var_os(COPIES).map(PathBuf::from) {
-            return copies.join("fake-gpu");
-        }
-        let fake = target().join("fake-gpu");
-        if is_built() {
-            return fake;
-        }
-        // One at a time: other test programs may be about to build the same files.
-        std::fs::create_dir_all(&fake).expect("a folder");
-        let lock = std::fs::File::create(fake.join("lock")).expect("a file");
-        lock.lock().expect("the lock of the folder");
-        for part in ["tests/fake-gpu", "tests/trainer", "tests/mixer", "tests/gap"] {
-            let folder = root().join(part);
-            let mut out = std::ffi::OsString::from("OUT=");
-            // make knows no spaces in paths: a relative one has none.
-            out.push(
-                fake.strip_prefix(root())
-                    .map_or_else(|_| fake.clone(), |below| Path::new("../..").join(below)),
-            );
-            run(Command::new("make").arg("-s").arg("-C").arg(folder).arg(out));
-        }
-        fake
-    })
+    static COPY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let copy = COPY.get_or_init(|| Some(PathBuf::from(std::env::var_os(COPIES)?).join("fake-gpu")));
+    copy.as_deref().unwrap_or_else(gpumem_test_support::simulated_gpu)
 }
 
 /// A copy of a program, ready to be executed. Another process makes it: a child that a thread beside us forks in the

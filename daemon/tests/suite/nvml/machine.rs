@@ -1,44 +1,12 @@
 //! A simulated machine, and processes that hold its memory.
 
+use gpumem_test_support::simulated_gpu;
 use std::future::Future;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-/// The simulator, built once per test program.
-fn simulator() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fake-gpu");
-        let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-gpu");
-        let targets =
-            ["lib", "lib-470", "lib-535", "lib-v1"].map(|lib| out.join(lib).join("libnvidia-ml.so.1"));
-        let made = Command::new("make")
-            .arg("--silent")
-            .arg("-C")
-            .arg(source)
-            .arg(format!("OUT={}", out.display()))
-            .args(targets)
-            .arg(out.join("lib/libcuda.so.1"))
-            .arg(out.join("bin/fake-gpu"))
-            .status()
-            .expect("make runs");
-        assert!(made.success());
-        let trainer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/trainer");
-        let made = Command::new("make")
-            .arg("--silent")
-            .arg("-C")
-            .arg(trainer)
-            .arg(format!("OUT={}", out.display()))
-            .status()
-            .expect("make runs");
-        assert!(made.success());
-        out
-    })
-}
 
 /// One machine; its files go with it.
 pub struct Machine {
@@ -65,7 +33,7 @@ impl Machine {
     }
 
     fn tool(&self, what: &str, words: &[&str]) -> String {
-        let tool = simulator().join("bin/fake-gpu");
+        let tool = simulated_gpu().join("bin/fake-gpu");
         let output =
             Command::new(tool).arg(what).arg(self.file()).args(words).output().expect("the tool runs");
         assert!(output.status.success(), "{what} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -100,7 +68,7 @@ impl Machine {
 
     /// A program that uses CUDA on the devices that it is shown, and stays.
     pub fn trainer(&self, visible: &str) -> Holder {
-        let out = simulator();
+        let out = simulated_gpu();
         let mut child = Command::new(out.join("bin/trainer"))
             .args(["--steps", "2", "--hold", "1000"])
             .env("GPUMEM_SIM", self.file())
@@ -127,7 +95,7 @@ impl Machine {
     }
 
     pub fn library(variant: &str) -> PathBuf {
-        simulator().join(variant).join("libnvidia-ml.so.1")
+        simulated_gpu().join(variant).join("libnvidia-ml.so.1")
     }
 
     /// Written by another process: a child that another test forks meanwhile would keep a file of ours open for writing, and it
@@ -145,7 +113,7 @@ impl Machine {
         let text = format!(
             "#!/bin/sh\nGPUMEM_SIM='{}' LD_LIBRARY_PATH='{}' exec '{}' \"$@\"\n",
             self.file().display(),
-            simulator().join("lib").display(),
+            simulated_gpu().join("lib").display(),
             env!("CARGO_BIN_EXE_gpumemd")
         );
         self.script("gpumemd", &text)
