@@ -1,4 +1,5 @@
 //! gpumemctl as people run it: what it prints, what it says of bad input, how it exits.
+use crate::common::quoted;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
