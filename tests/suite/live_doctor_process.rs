@@ -128,7 +128,7 @@ fn a_covered_process_and_one_without_cuda() {
 fn who_lost_the_variable_is_named() {
     let node = Node::new();
     let case = node.built("case", &[]);
-    let script = format!("env -u CUDA_INJECTION64_PATH {} cuda; true", case.display());
+    let script = format!("env -u CUDA_INJECTION64_PATH '{}' cuda; true", case.display());
     let (job, pid) = started(&mut node.covered("sh", &["-c", &script]));
     let said = node.said(pid, "process.variable", "warn");
     let words = format!("sh (pid {}) has it, case (pid {pid}) that it started has not", job.pid());
@@ -137,7 +137,7 @@ fn who_lost_the_variable_is_named() {
 
     // As `gpumemctl run` starts it.
     let script = format!(
-        "exec env -i PATH=$PATH LD_LIBRARY_PATH=$LD_LIBRARY_PATH GPUMEM_SIM=$GPUMEM_SIM {} cuda",
+        "exec env -i PATH=\"$PATH\" LD_LIBRARY_PATH=\"$LD_LIBRARY_PATH\" GPUMEM_SIM=\"$GPUMEM_SIM\" '{}' cuda",
         case.display()
     );
     let (_run, pid) = started(&mut node.daemon.ctl(&node.machine, &["run", "-q", "--", "sh", "-c", &script]));

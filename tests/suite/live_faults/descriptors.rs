@@ -87,9 +87,8 @@ fn too_few_from_the_start_are_told_and_end_nothing() {
     let by = ["prlimit", "--nofile=24:24", "--"];
     let mut node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
     let mut job = node.holding("0");
-    let told =
-        until(20, "what is wrong", || Some(node.doctor()).filter(|told| told.contains("BAD      nvml")));
-    assert!(told.contains("Too many open files"), "{told}");
+    // Which part finds none left depends on which part comes first.
+    until(20, "what is wrong", || node.doctor().contains("Too many open files").then_some(()));
     // Nobody scrapes meanwhile: what it uses is its own doing.
     let ticks = node.cpu_ticks();
     std::thread::sleep(Duration::from_secs(2));
