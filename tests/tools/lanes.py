@@ -76,8 +76,9 @@ def tool(name, package=None):
 
 
 class Lane:
-    def __init__(self, about, *needs, workers=2):
-        self.about, self.needs, self.workers = about, needs, workers
+    def __init__(self, about, *needs, alone=False):
+        #: alone: it fills the machine by itself, or measures, so nothing else runs meanwhile.
+        self.about, self.needs, self.alone = about, needs, alone
 
     def missing(self, name):
         for is_here, reason, command in self.needs:
@@ -86,7 +87,7 @@ class Lane:
         return None
 
 
-#: The slow lanes, in the order in which they run. One worker: the lane fills the machine by itself.
+#: The slow lanes. Those that are not alone share the machine.
 LANES = {
     "gpu": Lane("tests/gpu, the suite for a real GPU, on the simulated one"),
     "python": Lane("other versions of CPython, third-party Python packages", NEED_PLAIN_PATH, NEED_PIP, NEED_APT, NEED_CXX),
@@ -98,16 +99,16 @@ LANES = {
     "package": Lane("Debian package, wheel, archive, image, licences", NEED_PLAIN_PATH, NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap")),
     "fleet": Lane("Slurm, Kubernetes, containers, launchers", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, NEED_APT),
     "privileged": Lane("what only root can set up: other users, namespaces, control groups", NEED_ROOT, NEED_NAMESPACES),
-    "peers": Lane("hostile peers on every socket", NEED_ROOT, workers=1),
-    "systemd": Lane("the shipped units in a Debian that boots", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap"), workers=1),
-    "soak": Lane("programs that come and go while things go wrong", workers=1),
-    "timing": Lane("how long things take; part of `make bench`, not of --all", workers=1),
+    "peers": Lane("hostile peers on every socket", NEED_ROOT, alone=True),
+    "systemd": Lane("the shipped units in a Debian that boots", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap"), alone=True),
+    "soak": Lane("programs that come and go while things go wrong", alone=True),
+    "timing": Lane("how long things take; part of `make bench`, not of --all", alone=True),
 }
 
-#: Modules of the fast suite that take longest, the slowest first: they start first, so that the others fill the time beside them.
-SLOW = ["host", "operators", "gpu_dry_run", "nvml", "live_faults", "pictures", "kinds", "store", "properties", "live", "causes_any", "docs"]
+#: Modules that take longest, the slowest first: they start first, so that the others fill the time beside them.
+SLOW = ["operators", "deb", "compiled", "host", "roles", "gpu_dry_run", "real", "churn", "wheel", "kubernetes", "nvml", "live_faults", "pictures", "kinds", "store", "properties", "live", "causes_any", "docs"]
 
-Result = collections.namedtuple("Result", "lane unit passed failed skipped seconds")
+Result = collections.namedtuple("Result", "lane unit passed failed skipped began ended")
 
 
 def build():
@@ -200,7 +201,7 @@ class Runner:
         with log.open("w") as out:
             code = subprocess.run([program, "--exact", *tests], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
                                   stderr=subprocess.STDOUT, preexec_fn=restore_signals).returncode
-        seconds = time.monotonic() - began
+        ended = time.monotonic()
         text = log.read_text(errors="replace")
         summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed", text, re.M)
         passed, failed = (int(summary[1]), int(summary[2])) if summary else (0, len(tests))
@@ -212,24 +213,34 @@ class Runner:
                 test, reason, command = line.split("\t")
                 skipped.setdefault(test, (reason, command))
         count = min(passed, len(skipped))
-        result = Result(lane, f"{crate} {module}", passed - count, failed, count, seconds)
+        result = Result(lane, f"{crate} {module}", passed - count, failed, count, began, ended)
         return result, skipped, (text if failed else None), log
 
-    def lane(self, name, found, workers):
+    def lanes(self, names, found, workers):
+        """Runs the tests of some lanes together; returns a row of the table for each."""
         order = {module: at for at, module in enumerate(SLOW)}
-        todo = sorted((unit for unit in found if unit[0] == name), key=lambda unit: (order.get(unit[2], len(SLOW)), unit))
+        todo = sorted((unit for unit in found if unit[0] in names), key=lambda unit: (order.get(unit[2], len(SLOW)), unit))
+        results = []
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            running = {pool.submit(self.run, unit, *found[unit]): unit for unit in todo}
+            running = [pool.submit(self.run, unit, *found[unit]) for unit in todo]
             for done in concurrent.futures.as_completed(running):
                 result, skipped, text, log = done.result()
-                self.results.append(result)
-                self.skips += [(name, test, *why) for test, why in skipped.items()]
+                results.append(result)
+                self.skips += [(result.lane, test, *why) for test, why in skipped.items()]
                 mark = "FAIL" if result.failed else "ok  "
                 left = f", {result.skipped} skipped" if result.skipped else ""
-                print(f"{mark} {result.unit:34} {result.passed:4} passed{left}  {result.seconds:.1f} s", flush=True)
+                lane = "" if result.lane == FAST else f" {result.lane}:"
+                print(f"{mark}{lane} {result.unit:34} {result.passed:4} passed{left}  {result.ended - result.began:.1f} s", flush=True)
                 if text is not None:
                     self.failures.append((result.unit, log))
                     print(text, flush=True)
+        rows = []
+        for name in names:
+            mine = [result for result in results if result.lane == name]
+            if mine:
+                counts = (sum(getattr(result, field) for result in mine) for field in ("passed", "failed", "skipped"))
+                rows.append((name, *counts, max(result.ended for result in mine) - min(result.began for result in mine)))
+        return rows
 
 
 def table(rows):
@@ -274,25 +285,29 @@ def main():
         if options.bars:
             options.workers = 1
             runner.environment["GPUMEM_TEST_BARS"] = "1"
-        for name in wanted:
-            lane = LANES.get(name)
-            missing = lane and lane.missing(name)
-            count = sum(len(tests) for unit, (_, _, tests) in found.items() if unit[0] == name)
+        groups = [[FAST]] if FAST in wanted else []
+        shared = []
+        for name in (name for name in wanted if name != FAST):
+            lane, count = LANES[name], sum(len(tests) for unit, (_, _, tests) in found.items() if unit[0] == name)
+            missing = lane.missing(name)
             if missing:
                 runner.skips.append((name, "all", *missing))
                 rows.append((name, 0, count if REQUIRED else 0, 0 if REQUIRED else count, 0))
                 print(f"{'FAIL' if REQUIRED else 'skip'} lane {name}: {missing[0]}; get it with: {missing[1]}", flush=True)
-                continue
-            if count == 0:
-                continue
-            if lane and NEED_ROOT in lane.needs and not is_for_everybody(TARGET) and "GPUMEM_TEST_PROGRAMS" not in runner.environment:
-                runner.environment["GPUMEM_TEST_PROGRAMS"] = str(copies_for_everybody(scratch))
-            print(f"\nlane {name}: {count} tests", flush=True)
-            before, start = len(runner.results), time.monotonic()
-            runner.lane(name, found, lane.workers if lane else options.workers or 2 * (os.cpu_count() or 1))
-            done = runner.results[before:]
-            rows.append((name, *(sum(getattr(result, field) for result in done) for field in ("passed", "failed", "skipped")),
-                         time.monotonic() - start))
+            elif lane.alone:
+                groups.append([name])
+            else:
+                shared.append(name)
+        if shared:
+            groups.insert(1 if FAST in wanted else 0, shared)
+        for names in groups:
+            if any(name != FAST and NEED_ROOT in LANES[name].needs for name in names) and not is_for_everybody(TARGET):
+                if "GPUMEM_TEST_PROGRAMS" not in runner.environment:
+                    runner.environment["GPUMEM_TEST_PROGRAMS"] = str(copies_for_everybody(scratch))
+            counts = [f"{name} ({sum(len(tests) for unit, (_, _, tests) in found.items() if unit[0] == name)})" for name in names]
+            print(f"\ntests: {', '.join(counts)}", flush=True)
+            is_alone = names[0] != FAST and LANES[names[0]].alone
+            rows += runner.lanes(names, found, 1 if is_alone else options.workers or 2 * (os.cpu_count() or 1))
     finally:
         if not any(row[2] for row in rows) and not os.environ.get("GPUMEM_KEEP"):
             shutil.rmtree(scratch, ignore_errors=True)

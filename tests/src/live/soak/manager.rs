@@ -127,7 +127,7 @@ impl Manager {
             }
         });
         let faults = dir.join("faults.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../daemon/tests/store/faults.c");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../daemon/tests/suite/store/faults.c");
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", "-o"]).args([&faults, Path::new(source)]).arg("-ldl");
         assert!(compiler.status().expect("a C compiler").success());
