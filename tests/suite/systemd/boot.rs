@@ -13,7 +13,7 @@ pub fn project() -> &'static Path {
 
 /// Why a test cannot run here. With GPUMEM_TOOLS_REQUIRED it must.
 fn skip(why: &str) {
-    gpumem_test_support::skip(&format!("{why}"), "");
+    gpumem_test_support::skip(why, "");
 }
 
 /// The clean root; made once.
@@ -97,7 +97,7 @@ impl Boot {
                 let _ = std::fs::remove_dir_all(&dir);
                 assert_eq!(code, Some(77), "{said}");
                 // This mode is not to be had on this machine, whatever is required.
-                gpumem_test_support::skip(&format!("{}", said.trim()), "");
+                gpumem_test_support::skip(said.trim(), "");
                 return None;
             }
         };
