@@ -85,7 +85,8 @@ run() { # NAME USER FOLDER MODE CONDITION
   if [ -n "$busy" ]; then kill $busy; wait $busy 2> /dev/null || true; busy=; fi
   local seconds=$((SECONDS - began)) last
   last=$(grep -E '^[0-9]+ passed, ' "$scratch/$name.txt" | tail -n 1)
-  if [ "$code" != 0 ]; then cat "$scratch/$name.txt"; fi
+  # Not as the last line of anybody's output: those are summed.
+  if [ "$code" != 0 ]; then sed 's/^/  | /' "$scratch/$name.txt"; fi
   printf '%-14s %-5s %-8s %-6s %4d s  %s\n' "$name" "$user" "$condition" "$([ $code = 0 ] && echo green || echo RED)" "$seconds" "$last" | tee -a "$scratch/table"
   rm -rf "$top"
   return $code
@@ -106,5 +107,5 @@ while IFS= read -r line; do
 done <<< "$list"
 echo
 cat "$scratch/table"
-awk '{ passed += $6; failed += $8; skipped += $10 } END { printf "\n%d passed, %d failed, %d skipped\n", passed, failed, skipped }' "$scratch/table"
+awk '{ passed += $7; failed += $9; skipped += $11 } END { printf "\n%d passed, %d failed, %d skipped\n", passed, failed, skipped }' "$scratch/table"
 exit $failed
