@@ -136,6 +136,9 @@ fn c() {
 
 #[test]
 fn cpp() {
+    if !gpumem_test_support::has_cxx() {
+        return;
+    }
     let (machine, daemon) = scene();
     let program = build(&machine, "c++", &[&["-std=c++11"], &WARN[..]].concat(), "train.cpp");
     let mut said = run(&machine, &daemon, &[program.to_str().expect("UTF-8")]);

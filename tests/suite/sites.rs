@@ -51,6 +51,9 @@ fn built(machine: &Machine, stripped: bool) -> PathBuf {
 
 #[test]
 fn what_nothing_names_is_called_after_the_function_that_asked_for_it() {
+    if !gpumem_test_support::has_cxx() {
+        return;
+    }
     let machine = Machine::new(&["devices=1", "memory=16G"]);
     let mut daemon = Daemon::start(&machine, "daemon", "");
     let named = |held: &BTreeMap<String, i64>| !held.contains_key("(no tag)");

@@ -19,10 +19,9 @@ if [ -z "$version" ]; then
 elif [ "$(printf '%s\n%s\n' "$wanted" "$version" | sort -t. -k1,1n -k2,2n | head -n 1)" != "$wanted" ]; then
   lacks "cargo $version is too old, $wanted is needed" "rustup update, or https://rustup.rs"
 fi
-for compiler in cc gcc g++; do
-  command -v $compiler > /dev/null || lacks "there is no C compiler ($compiler)" "apt-get install gcc g++ libc6-dev"
-done
-command -v objcopy > /dev/null || lacks "there is no objcopy" "apt-get install binutils"
+{ command -v cc && command -v gcc && command -v objcopy; } > /dev/null ||
+  lacks "there is no C compiler (cc, gcc, objcopy)" "apt-get install gcc libc6-dev binutils"
+command -v make > /dev/null || lacks "there is no make" "apt-get install make"
 if [ "$goal" = test ]; then
   if ! command -v python3 > /dev/null; then
     lacks "there is no python3" "apt-get install python3"

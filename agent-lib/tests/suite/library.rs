@@ -199,6 +199,9 @@ fn the_header_is_c_and_cpp() {
     for (language, standards) in
         [("c", ["c99", "c11", "c17", "c23"]), ("c++", ["c++98", "c++11", "c++17", "c++23"])]
     {
+        if language == "c++" && !gpumem_test_support::has_cxx() {
+            continue;
+        }
         for standard in standards {
             let mut compiler = Command::new("cc");
             compiler.args([

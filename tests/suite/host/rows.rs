@@ -116,6 +116,14 @@ pub fn of_root() -> Vec<Row> {
 
 /// What there is, with how each ends.
 pub fn rows() -> Vec<Row> {
+    let mut rows = all();
+    if !gpumem_test_support::has_cxx() {
+        rows.retain(|row| !matches!(row.program, Program::Cxx));
+    }
+    rows
+}
+
+fn all() -> Vec<Row> {
     use Program::{C, Cxx, Nvtx, Python, Static};
     let row = |name, program, argument, end, agent, unordered| Row {
         name,

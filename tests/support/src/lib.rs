@@ -46,6 +46,16 @@ pub fn skip(reason: &str, command: &str) {
     }
 }
 
+/// Whether there is a C++ compiler; without one, the calling test or a part of it is skipped.
+#[track_caller]
+pub fn has_cxx() -> bool {
+    let has = Command::new("c++").arg("--version").output().is_ok();
+    if !has {
+        skip("there is no C++ compiler", "apt-get install g++");
+    }
+    has
+}
+
 /// Runs the body of a test in a process of its own, because it changes something that a process has once: its agent, its allocator,
 /// its signal handlers. Call it from the test function itself, with a closure: the closure's type gives the test's name.
 ///
