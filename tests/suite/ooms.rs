@@ -176,13 +176,13 @@ fn another_tenant_grew() {
         "FATAL (",
         " asked 6,144",
         "at model/activations\n",
-        &format!("root {}", tenant.pid()),
+        &format!("{} {}", own_user(), tenant.pid()),
         "fits without ",
     ] {
         assert!(text.contains(expected.trim_start()), "{expected:?} in {text}");
     }
     assert!(
-        !text.contains("verdict  fits without root's"),
+        !text.contains(&format!("verdict  fits without {}'s", own_user())),
         "whose is not told by a user that both are: {text}"
     );
     tenant.end();
@@ -242,9 +242,9 @@ fn a_victim_without_an_agent_is_suspected() {
     println!("{at}");
     for expected in [
         ": 2 processes ended or ran out of memory then".to_owned(),
-        format!("pid {}  root", victim.pid()),
+        format!("pid {}  {}", victim.pid(), own_user()),
         "SUSPECTED #1 ".to_owned(),
-        format!("root {} mixer: exit 1, used 1,522", modest.pid()),
+        format!("{} {} mixer: exit 1, used 1,522", own_user(), modest.pid()),
     ] {
         assert!(at.contains(&expected), "{expected:?} in {at}");
     }

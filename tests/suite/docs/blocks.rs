@@ -208,7 +208,11 @@ fn agree(shown: &[String], said: &str) -> Result<(), String> {
         let words = line.split(|letter: char| letter.is_ascii_digit() || "~$".contains(letter)).next();
         let mut begin = String::new();
         for word in words.unwrap_or_default().split_whitespace().filter(|word| *word != "-").take(2) {
-            let word = if ["ana", "alice", "bob"].contains(&word) { &user } else { word };
+            let is_user = ["ana", "alice", "bob"].contains(&word);
+            if is_user && user.starts_with(|letter: char| letter.is_ascii_digit()) {
+                break; // a user without a name is shown by number
+            }
+            let word = if is_user { &user } else { word };
             begin = format!("{begin} {word}");
             if word.ends_with(':') {
                 break;

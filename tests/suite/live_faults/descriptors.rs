@@ -84,7 +84,7 @@ fn too_few_from_the_start_are_told_and_end_nothing() {
     let node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
     node.until_value("gpumemd_source_up{source=\"store\"}", |up| up == 1.0);
     drop(node);
-    let by = ["prlimit", "--nofile=24:24", "--"];
+    let by = ["prlimit", "--nofile=22:22", "--"];
     let mut node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
     let mut job = node.holding("0");
     // Which part finds none left depends on which part comes first.
