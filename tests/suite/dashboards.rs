@@ -140,10 +140,15 @@ mod prometheus {
         let dir = tools("grafana");
         let compiler = dir.join("node_modules/.bin/tsc");
         if !compiler.exists() {
-            let mut npm = Command::new("npm");
-            npm.args(["install", "--no-fund", "--no-audit", "--silent", "--prefix"]).arg(&dir);
-            let fetched = npm.args(["@grafana/schema@13.2.3", "typescript@7.0.2"]).status();
-            if !fetched.is_ok_and(|status| status.success()) {
+            // A registry that does not answer would hold everything up: npm's own limits are minutes each.
+            let fetch = || {
+                let mut npm = Command::new("timeout");
+                npm.args(["150", "npm", "install", "--no-fund", "--no-audit", "--silent", "--prefix"])
+                    .arg(&dir);
+                let fetched = npm.args(["@grafana/schema@13.2.3", "typescript@7.0.2"]).status();
+                fetched.is_ok_and(|status| status.success())
+            };
+            if !(fetch() || fetch() || fetch()) {
                 gpumem_test_support::skip("npm cannot fetch Grafana's schema", "apt-get install npm");
                 return;
             }

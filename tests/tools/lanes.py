@@ -31,6 +31,8 @@ TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").res
 CARGO = os.environ.get("CARGO", "cargo")
 REQUIRED = bool(os.environ.get("GPUMEM_TOOLS_REQUIRED"))
 FAST = "fast"
+#: A process of tests that takes longer hangs: none takes a quarter of this on an idle machine, but `make soak`.
+HUNG_S = 1800 + int(os.environ.get("SOAK_SECONDS", "0"))
 
 #: Variables of the caller that change what programs under test do. Those that steer the tests themselves stay.
 FOREIGN = re.compile(r"^(GPUMEM_(?!SAMPLES|TOOLS_REQUIRED|TORCH|TEST|HOST|KEEP|KILLS|SOAK|PERFETTO|PAGE|SHOTS)|CUDA_|NVTX_|PYTORCH_|PYTHON(?!UTF8)|"
@@ -199,8 +201,12 @@ class Runner:
         env = dict(self.environment, CARGO_MANIFEST_DIR=str(folder), GPUMEM_TEST_SKIPS=str(skips))
         began = time.monotonic()
         with log.open("w") as out:
-            code = subprocess.run([program, "--exact", *tests], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
-                                  stderr=subprocess.STDOUT, preexec_fn=restore_signals).returncode
+            try:
+                code = subprocess.run([program, "--exact", *tests], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
+                                      stderr=subprocess.STDOUT, preexec_fn=restore_signals, timeout=HUNG_S).returncode
+            except subprocess.TimeoutExpired:
+                code = 124
+                out.write(f"\nended after {HUNG_S} s: it hangs\n")
         ended = time.monotonic()
         text = log.read_text(errors="replace")
         summary = re.search(r"^test result: \w+\. (\d+) passed; (\d+) failed", text, re.M)
