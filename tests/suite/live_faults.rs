@@ -119,8 +119,12 @@ impl Node {
         std::fs::read_dir(format!("/proc/{}/fd", self.daemon.job.pid())).expect("it lives").count()
     }
 
-    /// Ends the daemon, and holds every sample of this process against the machine's truth.
+    /// Ends the daemon, and holds every sample of this process against the machine's truth. Before that, a few lists while everything
+    /// is at rest: on a busy machine those so far may all have been torn.
     fn compare(&mut self, pids: &[u32]) -> Compared {
+        const LISTS: &str = "gpumemd_nvml_list_calls_total";
+        let lists = self.value(LISTS).unwrap_or_default();
+        self.until_value(LISTS, |now| now >= lists + 20.0);
         self.daemon.stop();
         let truths = self.machine.truth();
         let replay = replay(&self.daemon.recording);
