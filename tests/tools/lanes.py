@@ -249,6 +249,15 @@ class Runner:
         return rows
 
 
+def what_failed(text, at_most=12):
+    """Each failed test of a process with the last lines that it printed; the last lines of all where no test is named."""
+    said = re.findall(r"^---- (\S+) stdout ----\n(.*?)(?=^---- \S+ stdout ----|^failures:$)", text, re.M | re.S)
+    for test, lines in said or [("", text)]:
+        if test:
+            yield f"    {test}"
+        yield from (f"      {line}" for line in [line for line in lines.splitlines() if line.strip()][-at_most:])
+
+
 def table(rows):
     print(f"\n{'lane':12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
     for lane, passed, failed, skipped, seconds in rows:
@@ -325,6 +334,7 @@ def main():
         print("\nfailed:")
         for unit, log in runner.failures:
             print(f"  {unit}: {log}")
+            print("\n".join(what_failed(log.read_text(errors="replace"))))
     table(rows)
     passed, failed, skipped = (sum(row[at] for row in rows) for at in (1, 2, 3))
     print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
