@@ -9,7 +9,7 @@ use cupti_sys::Driver;
 use cupti_sys::device_attribute::{MULTIPROCESSORS, THREADS_PER_MULTIPROCESSOR};
 use gpumem_wire::{Body, DeviceIdKind, DriverEventKind, NONE_DEVICE, Reading, Record, Stamp};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Devices that a process can have.
 const DEVICES: usize = 64;
@@ -30,6 +30,8 @@ struct Context {
 #[derive(Debug)]
 pub struct Devices {
     driver: OnceLock<Driver>,
+    /// Slots that a resource callback has used before they were introduced, one bit each.
+    awaited: AtomicU64,
     introduced: [AtomicBool; DEVICES],
     contexts: [Context; CONTEXTS],
     /// Per device, its primary context; 0 while that is not known.
@@ -41,6 +43,7 @@ impl Devices {
     pub fn new() -> Self {
         Devices {
             driver: OnceLock::new(),
+            awaited: AtomicU64::new(0),
             introduced: std::array::from_fn(|_| AtomicBool::new(false)),
             contexts: std::array::from_fn(|_| Context::default()),
             primary: std::array::from_fn(|_| AtomicUsize::new(0)),
@@ -61,6 +64,13 @@ impl Devices {
         self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
     }
 
+    /// Sets the number of a context that was made where CUPTI did not tell it. Later callbacks have it, and its allocations carry it.
+    fn learn_uid(&self, handle: usize, uid: u32) {
+        if let Some(context) = self.context(handle) {
+            let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
+        }
+    }
+
     /// Device and number of a context that was seen.
     pub fn known(&self, handle: usize) -> Option<(u8, u32)> {
         if handle <= 1 {
@@ -74,6 +84,13 @@ impl Devices {
     pub fn set_primary(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             primary.store(handle, Relaxed);
+        }
+    }
+
+    /// A context that no known call made on the device: its primary one, unless another is known.
+    pub fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
+        if let Some(primary) = self.primary.get(ordinal as usize) {
+            let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);
         }
     }
 
@@ -132,6 +149,31 @@ impl Core {
             self.introduce_device(ordinal);
         }
         ordinal as u8
+    }
+
+    /// The slot of a device, in a callback that may not call the driver: the sender introduces it, before the records that name it.
+    pub fn device_in_resource(&self, ordinal: u32) -> u8 {
+        let Some(introduced) = self.devices.introduced.get(ordinal as usize) else { return NONE_DEVICE };
+        if !introduced.load(Relaxed) {
+            self.devices.awaited.fetch_or(1 << ordinal, Release);
+        }
+        ordinal as u8
+    }
+
+    /// Introduces the devices that resource callbacks have used so far. On the sender's thread.
+    pub fn introduce_awaited_devices(&self, thread: Option<&Thread>) {
+        if self.devices.awaited.load(Relaxed) == 0 {
+            return;
+        }
+        let awaited = self.devices.awaited.swap(0, Acquire);
+        // A driver call of ours must not come back to us.
+        let busy = thread.map(|thread| thread.busy.swap(1, Relaxed));
+        (0..DEVICES as u32).filter(|ordinal| awaited >> ordinal & 1 == 1).for_each(|ordinal| {
+            self.device(ordinal);
+        });
+        if let (Some(thread), Some(busy)) = (thread, busy) {
+            thread.busy.store(busy, Relaxed);
+        }
     }
 
     #[cold]
@@ -202,14 +244,23 @@ impl Core {
             return NONE_DEVICE;
         }
         let device = match self.devices.known(context) {
-            Some((device, _)) => device,
+            Some((device, known)) => {
+                if known == 0 {
+                    self.devices.learn_uid(context, uid);
+                }
+                device
+            }
             None => {
                 let mut ordinal = -1;
                 let get = self.devices.driver().and_then(|driver| driver.ctx_get_device);
                 // SAFETY: a function of the loaded driver, with a place for its answer; no callback of ours is enabled for it.
                 let result = get.map(|get| unsafe { get(&mut ordinal) });
                 match (result, u32::try_from(ordinal)) {
-                    (Some(0), Ok(ordinal)) => self.context_seen(thread, context, uid, ordinal, None),
+                    (Some(0), Ok(ordinal)) => {
+                        let device = self.device(ordinal);
+                        self.context_seen(thread, context, uid, device, None);
+                        device
+                    }
                     _ => return NONE_DEVICE,
                 }
             }
@@ -218,20 +269,11 @@ impl Core {
         device
     }
 
-    /// A context exists on the device `ordinal`; reported the first time. Its device slot. `created` is where it was made,
-    /// if that was just now: a context that is met otherwise is older, or a green one, which is a part of the
-    /// primary one and costs nothing of its own.
-    pub fn context_seen(
-        &self,
-        thread: &Thread,
-        handle: usize,
-        uid: u32,
-        ordinal: u32,
-        created: Option<At>,
-    ) -> u8 {
-        let device = self.device(ordinal);
+    /// Reports a context on the device with the slot `device`, the first time. `created` is where it was made, if that was just now: a
+    /// context that is met otherwise is older, or a green one, which is a part of the primary one and costs nothing of its own.
+    pub fn context_seen(&self, thread: &Thread, handle: usize, uid: u32, device: u8, created: Option<At>) {
         if handle <= 1 || self.devices.context(handle).is_some() {
-            return device;
+            return;
         }
         let claim = |context: &&Context| {
             context.handle.load(Relaxed) == 0
@@ -251,7 +293,6 @@ impl Core {
         if created.is_some() {
             self.gap_moved(thread, at, DriverEventKind::ContextCreated, 0, u64::from(uid));
         }
-        device
     }
 
     /// The driver does something that costs memory outside of allocations: what is charged now says how much.

@@ -7,6 +7,8 @@ use core::mem::{offset_of, size_of};
 
 /// Opaque.
 pub type SubscriberHandle = *mut c_void;
+/// A context, and where its number goes.
+pub type GetNumber = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
 /// `userdata`, domain, id, data.
 pub type Callback = unsafe extern "C" fn(*mut c_void, u32, u32, *const c_void);
 
@@ -54,7 +56,8 @@ pub struct Api {
     pub enable_callback: unsafe extern "C" fn(u32, SubscriberHandle, u32, u32) -> CuptiResult,
     pub get_version: Option<unsafe extern "C" fn(*mut u32) -> CuptiResult>,
     pub get_callback_name: Option<unsafe extern "C" fn(u32, u32, *mut *const c_char) -> CuptiResult>,
-    pub get_context_id: Option<unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult>,
+    pub get_context_id: Option<GetNumber>,
+    pub get_device_id: Option<GetNumber>,
 }
 
 /// Why a file is no libcupti.
@@ -67,10 +70,10 @@ pub enum OpenError {
 }
 
 impl Api {
-    /// Loads the libcupti at `path` for ourselves, or takes the loaded one.
+    /// Loads the libcupti at `path` for ourselves, or takes the loaded one. It stays loaded until the process ends.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing stays loaded then.
+    /// [`OpenError`]; then the file is not loaded, or no longer.
     pub fn open(path: &CStr) -> Result<Self, OpenError> {
         let library = Library::open(path).ok_or(OpenError::Load)?;
         Self::of(library).inspect_err(|_| library.close())
@@ -96,6 +99,7 @@ impl Api {
                 get_version: library.function(c"cuptiGetVersion"),
                 get_callback_name: library.function(c"cuptiGetCallbackName"),
                 get_context_id: library.function(c"cuptiGetContextId"),
+                get_device_id: library.function(c"cuptiGetDeviceId"),
             })
         }
     }

@@ -24,7 +24,7 @@ pub mod nvtx;
 pub mod params;
 mod result;
 
-pub use api::{Api, Callback, OpenError, SubscriberHandle, SubscriberParams};
+pub use api::{Api, Callback, GetNumber, OpenError, SubscriberHandle, SubscriberParams};
 pub use data::{CallbackData, ENTER, EXIT, GraphData, ModuleResourceData, ResourceData, StateData, domain};
 pub use driver::{Driver, device_attribute, pool_attribute};
 pub use library::Library;

@@ -2,7 +2,8 @@
 
 use core::ffi::{CStr, c_int, c_void};
 
-/// A library that is loaded and stays so: handles are never closed, since callbacks may be on their way.
+/// A library that is loaded. It must stay loaded once one of its functions was called: NVIDIA's libraries leave a destructor for
+/// thread-specific data behind, which the C library calls when the thread ends. In an unloaded library that is a crash.
 #[derive(Debug, Clone, Copy)]
 pub struct Library(*mut c_void);
 
@@ -28,8 +29,8 @@ impl Library {
         Self::with_flags(path, libc::RTLD_NOW | libc::RTLD_NOLOAD)
     }
 
-    /// Gives back a library that turned out not to be the right one.
-    pub fn close(self) {
+    /// Unloads a library that turned out not to be the right one, before any of its functions was called.
+    pub(crate) fn close(self) {
         // SAFETY: the handle came from dlopen and is not used again: `self` is gone.
         unsafe { libc::dlclose(self.0) };
     }

@@ -323,6 +323,7 @@ EXPORT CUresult cuCtxGetApiVersion(context *ctx, unsigned *version) {
     return OK;
 }
 EXPORT uint32_t gpumemSimContextUid(const context *c) { return c ? c->uid : 0; }
+EXPORT uint32_t gpumemSimContextDevice(const context *c) { return (uint32_t)ordinal_of(c); }
 
 static CUresult synchronize(void) {
     enter();

@@ -49,6 +49,7 @@ EXPORT sim_machine *gpumemSimMachine(void) {
 void api_enter(api_frame *frame, uint32_t cbid, const char *name, const void *params) {
     const sim_hook *h = atomic_load_explicit(&hook, memory_order_acquire);
     frame->hook = NULL;
+    if (machine && machine->cuda_muted == cbid) return;
     if (!h || !(atomic_load_explicit(&h->api[cbid / 32], memory_order_relaxed) >> (cbid % 32) & 1)) return;
     frame->hook = h;
     frame->correlation = 0;

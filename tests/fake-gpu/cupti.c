@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "hook.h"
+#include "thread_data.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #if SIM_CUPTI == 11
@@ -56,7 +57,7 @@ static subscriber subscribers[SUBSCRIBERS];
 static sim_hook hook;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static sim_machine *machine;
-static sim_get_context_uid *context_uid_of;
+static sim_get_context_uid *context_uid_of, *context_device_of;
 static int refusals; /* so far, for subscribe:NxK */
 static _Atomic int finalizing;
 
@@ -65,6 +66,7 @@ static void violation(void) {
     if (machine) __atomic_add_fetch(&machine->violations, 1, __ATOMIC_RELAXED);
 }
 static void entered(void) {
+    leave_thread_data();
     if (finalizing) violation();
 }
 
@@ -91,6 +93,7 @@ static void *driver(void) {
     if (library) *(void **)&get = dlsym(library, "gpumemSimMachine");
     if (get) machine = get();
     if (library) *(void **)&context_uid_of = dlsym(library, "gpumemSimContextUid");
+    if (library) *(void **)&context_device_of = dlsym(library, "gpumemSimContextDevice");
     return machine ? library : NULL;
 }
 
@@ -321,6 +324,11 @@ EXPORT uint32_t cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char 
 EXPORT uint32_t cuptiGetContextId(void *context, uint32_t *out) {
     if (!context || !out || !driver() || !context_uid_of) return INVALID_PARAMETER;
     *out = context_uid_of(context);
+    return OK;
+}
+EXPORT uint32_t cuptiGetDeviceId(void *context, uint32_t *out) {
+    if (!context || !out || !driver() || !context_device_of) return INVALID_PARAMETER;
+    *out = context_device_of(context);
     return OK;
 }
 EXPORT uint32_t cuptiGetTimestamp(uint64_t *out) {

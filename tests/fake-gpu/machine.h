@@ -132,7 +132,7 @@ typedef struct {
     uint64_t device_count;
     sim_costs cost;
     /* keys */
-    uint64_t cuda_version, cuda_alloc_us, cuda_free_us, cuda_context_us, cuda_query_us, cuda_module_bytes, cuda_lazy;
+    uint64_t cuda_version, cuda_alloc_us, cuda_free_us, cuda_context_us, cuda_query_us, cuda_module_bytes, cuda_lazy, cuda_muted;
     uint64_t cuda_fail_percent, latency_sleep, cuda_busy;
     uint64_t cupti_subscribe, cupti_silent, cupti_fatal, cupti_multi;
     uint64_t nvml_driver, nvml_race, nvml_memory_us, nvml_list_us, nvml_list_per_process_us, nvml_list_locks;

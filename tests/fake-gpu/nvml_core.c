@@ -1,5 +1,6 @@
 /* Opening and closing NVML, versions, errors, what every call begins with. */
 #include "nvml_internal.h"
+#include "thread_data.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -45,6 +46,7 @@ static void register_client(int on) {
 static nvmlReturn open_up(const char *name) {
     static int counter = -1;
     nvmlReturn result = OK;
+    leave_thread_data();
     pthread_mutex_lock(&lock);
     machine = sim_open(NULL);
     if (!machine || machine->nvml_driver == SIM_DRIVER_ABSENT) result = DRIVER_NOT_LOADED;

@@ -95,6 +95,7 @@ LANES = {
     "python": Lane("other versions of CPython, third-party Python packages", NEED_PLAIN_PATH, NEED_PIP, NEED_APT, NEED_CXX),
     "torch": Lane("unmodified PyTorch wheels; downloads 3 GB once", NEED_PLAIN_PATH, NEED_PIP, NEED_CXX,
                   (lambda: has("python3.11", "python3.12", "python3.10"), "needs CPython 3.10, 3.11 or 3.12", "apt-get install python3.11-venv")),
+    "nvidia": Lane("NVIDIA's own libcuda, libcupti and libnvidia-ml, without a GPU; downloads 150 MB once", NEED_PLAIN_PATH, NEED_PIP, NEED_APT),
     "browser": Lane("pages in a real Chromium", (lambda: has("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"),
                                                   "needs Chromium", "apt-get install chromium")),
     "prometheus": Lane("a real Prometheus, promtool, Grafana's schema", (lambda: has("prometheus") or has("apt-get"), "needs Prometheus", "apt-get install prometheus")),
@@ -253,6 +254,7 @@ def what_failed(text, at_most=12):
     """Each failed test of a process with the last lines that it printed; the last lines of all where no test is named."""
     said = re.findall(r"^---- (\S+) stdout ----\n(.*?)(?=^---- \S+ stdout ----|^failures:$)", text, re.M | re.S)
     for test, lines in said or [("", text)]:
+        lines = re.split(r"^(?:stack backtrace|note: run with)", lines, maxsplit=1, flags=re.M)[0] if test else lines
         if test:
             yield f"    {test}"
         yield from (f"      {line}" for line in [line for line in lines.splitlines() if line.strip()][-at_most:])

@@ -156,7 +156,7 @@ impl Here<'_> {
         // A retain that was entered before we listened may have found the context there.
         let created = call.map_or(self.id != cupti_sys::ids::cuDevicePrimaryCtxRetain, |call| call.creating);
         let at = created.then(|| self.called(self.at_device(ordinal)));
-        self.core.context_seen(self.thread, handle, uid, ordinal, at);
+        self.core.context_seen(self.thread, handle, uid, self.core.device(ordinal), at);
     }
 }
 

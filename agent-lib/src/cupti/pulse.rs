@@ -48,6 +48,15 @@ pub fn ask(core: &Core) -> Pulse {
     if HEARD.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
 }
 
+/// Whether the driver says that it is not initialised: cuInit failed, or is not done. Makes the same call as [`ask`].
+pub fn is_uninitialised(core: &Core) -> bool {
+    const NOT_INITIALIZED: u32 = 3;
+    let get = core.devices.driver().and_then(|driver| driver.device_get_count);
+    let mut count = 0;
+    // SAFETY: a function of the loaded driver, with a place for its answer.
+    get.is_some_and(|get| unsafe { get(&mut count) } == NOT_INITIALIZED)
+}
+
 /// Whether its callback has come at least once: on a driver that tells nobody of this call silence means nothing.
 pub fn was_heard() -> bool {
     HEARD.load(Relaxed) != 0

@@ -1,5 +1,7 @@
 //! Callbacks about contexts, modules and graph nodes.
 
+use super::subscribe;
+use super::table::{self, Meaning};
 use crate::core::{At, Core};
 use crate::fault;
 use crate::naming::Named;
@@ -19,7 +21,28 @@ fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     core.caller(thread, id, params, (&raw const data) as usize)
 }
 
-/// Resource callbacks can come while the driver holds its locks: nothing is called here.
+/// Whether a call is under way that books the context it makes when it returns, or whose contexts cost nothing of their own.
+fn is_booked_by_call(thread: &Thread) -> bool {
+    // SAFETY: the callback's own thread, and no other reference is in use.
+    let own = unsafe { thread.own() };
+    let open = own.calls.get(..own.open).unwrap_or_default();
+    open.iter().flatten().any(|call| call.creating || table::meaning(call.id) == Some(Meaning::GreenCreate))
+}
+
+/// A context that no known call made: of the calls that are listened to only a program's own use of a private table makes none.
+#[cold]
+fn created(core: &Core, thread: &Thread, data: &ResourceData) {
+    let handle = data.context as usize;
+    let Some(ordinal) = subscribe::device_id(handle) else { return };
+    let uid = subscribe::context_id(handle).unwrap_or(0);
+    let Named { tag, flags, .. } = core.named(thread);
+    let at = At { tag, flags, module: caller(core, thread, data), ..At::NOWHERE };
+    core.context_seen(thread, handle, uid, core.device_in_resource(ordinal), Some(at));
+    core.devices.set_primary_if_unknown(ordinal, handle);
+}
+
+/// Resource callbacks can come while the driver holds its locks: nothing of the driver is called here. CUPTI may be asked about the
+/// context that it has just told of.
 ///
 /// # Safety
 /// `data` is of the resource callback `id`.
@@ -27,6 +50,11 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
     fault::at("cupti.resource");
     let context = data.context as usize;
     match id {
+        ids::resource::CONTEXT_CREATED => {
+            if !is_booked_by_call(thread) {
+                created(core, thread, data);
+            }
+        }
         ids::resource::CONTEXT_DESTROY_STARTING => {
             if let Some((device, uid)) = core.context_gone(context) {
                 let at = At { context: uid, device, ..At::NOWHERE };

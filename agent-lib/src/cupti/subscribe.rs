@@ -8,7 +8,7 @@ use crate::ffi::Uncancelled;
 use crate::renewed::Renewed;
 use crate::state;
 use crate::threads::{HEARING_SINCE_NS, Thread};
-use cupti_sys::{Api, CuptiResult, SubscriberHandle, SubscriberParams, domain, friendly, ids};
+use cupti_sys::{Api, CuptiResult, GetNumber, SubscriberHandle, SubscriberParams, domain, friendly, ids};
 use gpumem_wire::AgentState;
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
@@ -17,15 +17,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*};
 const TAKEN: CuptiResult = 39;
 /// CUPTI_ERROR_UNKNOWN.
 const UNKNOWN: CuptiResult = 999;
+/// CUDA_ERROR_NO_DEVICE: no result of CUPTI's, but of the program's cuInit.
+const NO_DEVICE: u16 = 100;
 /// From this version on the parameters of a subscription have a word for several clients.
 const LARGER_PARAMETERS: u32 = 130_200;
 /// Several clients at a time are asked for from here on: before, that mode was a trial, and it crashed.
 const MULTIPLE: u32 = 130_301;
 /// Without these two nothing can be said about memory.
 const VITAL: [u32; 2] = [ids::cuMemAlloc_v2, ids::cuMemFree_v2];
-/// Results that are about the file: it does no good, and another one may. After any other the library has got as far as the
-/// driver, which may know addresses in it by now: then it stays open.
-const WRONG_FILE: [CuptiResult; 5] = [1, 2, 15, 46, UNKNOWN];
 
 /// What is subscribed; enabling callbacks must be done by one thread at a time.
 static SUBSCRIPTION: Renewed<Place> = Renewed::new(|| Place { subscription: None, lost: false, number: 0 });
@@ -41,10 +40,9 @@ static LATE: AtomicBool = AtomicBool::new(false);
 static DEAD: AtomicBool = AtomicBool::new(false);
 /// How often the program has asked for a pause that has not ended.
 static PAUSES: AtomicU32 = AtomicU32::new(0);
-/// cuptiGetContextId of the library in use, for callbacks: they must not wait for the mutex.
+/// cuptiGetContextId and cuptiGetDeviceId of the library in use, for callbacks: they must not wait for the mutex.
 static CONTEXT_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-type GetContextId = unsafe extern "C" fn(*const c_void, *mut u32) -> CuptiResult;
+static DEVICE_ID: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 #[derive(Debug)]
 struct Place {
@@ -105,8 +103,10 @@ pub fn attach(core: &Core) -> Outcome {
         match subscribe(&api) {
             Ok(handle) => {
                 HEARING_SINCE_NS.store(since_ns, Release);
-                let get = api.get_context_id.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
-                CONTEXT_ID.store(get, Release);
+                let pointer =
+                    |get: Option<GetNumber>| get.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
+                CONTEXT_ID.store(pointer(api.get_context_id), Release);
+                DEVICE_ID.store(pointer(api.get_device_id), Release);
                 *place = Place {
                     subscription: Some(Subscription { api, handle }),
                     lost: false,
@@ -119,12 +119,10 @@ pub fn attach(core: &Core) -> Outcome {
             Err((TAKEN, holder)) => {
                 let by = if holder.is_empty() { "another CUPTI client" } else { holder.as_str() };
                 state::set(AgentState::Blocked, TAKEN as u16, by);
-                return Outcome::Refused; // it stays open: the holder may use this very copy
+                return Outcome::Refused;
             }
+            // The library stays loaded, as `Library` explains.
             Err((result, what)) => {
-                if WRONG_FILE.contains(&result) {
-                    api.library.close();
-                }
                 // The best candidate's: it is the one that should have worked.
                 refusal.get_or_insert_with(|| {
                     (result, format!("{}{what} ({})", friendly(result), path.display()))
@@ -216,6 +214,12 @@ fn say_covered() {
     }
 }
 
+/// The program's cuInit has failed: there is nothing to subscribe to.
+pub fn note_no_device() {
+    let what = "the CUDA driver is not initialised: cuInit found no GPU that this program may use";
+    state::set(AgentState::Blocked, NO_DEVICE, what);
+}
+
 /// There was a context before the agent: what it holds is not known.
 pub fn note_late() {
     LATE.store(true, Relaxed);
@@ -229,15 +233,24 @@ fn go_blind() {
 
 /// CUPTI's number of a context.
 pub fn context_id(handle: usize) -> Option<u32> {
-    let get = CONTEXT_ID.load(Acquire);
+    number_of(handle, &CONTEXT_ID)
+}
+
+/// The ordinal of a context's device.
+pub fn device_id(handle: usize) -> Option<u32> {
+    number_of(handle, &DEVICE_ID)
+}
+
+fn number_of(handle: usize, get: &AtomicPtr<c_void>) -> Option<u32> {
+    let get = get.load(Acquire);
     if get.is_null() {
         return None;
     }
-    let mut id = 0;
+    let mut number = 0;
     // SAFETY: `attach` puts nothing but a function of this type there; the library stays loaded.
-    let get = unsafe { std::mem::transmute::<*mut c_void, GetContextId>(get) };
+    let get = unsafe { std::mem::transmute::<*mut c_void, GetNumber>(get) };
     // SAFETY: a function of the library in use, with a place for its answer.
-    (unsafe { get(handle as *const c_void, &mut id) } == 0).then_some(id)
+    (unsafe { get(handle as *const c_void, &mut number) } == 0).then_some(number)
 }
 
 /// A callback of the STATE domain.

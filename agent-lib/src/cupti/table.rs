@@ -26,6 +26,7 @@
 //! | views of imports | cuExternalMemoryGetMappedBuffer, -MappedMipmappedArray | beside the sum, 0 bytes: the import has them | H | - |
 //! | frees | cuMemFree, -Async, cuMemFreeHost, cuMemHostUnregister, cuArrayDestroy, ... | the address at ENTER, the bytes at EXIT if it succeeded; with 4 the driver is gone, and the memory | D | live.threads |
 //! | contexts | cuCtxCreate, cuDevicePrimaryCtxRetain if the device has none | nothing; the gap's step between ContextCreating at ENTER and ContextCreated at EXIT is what it costs | D | gap.context |
+//! | contexts made by a private call | told by CUPTI as a resource, outside of the calls above: libcudart may use the driver's private tables | nothing; the gap's step at ContextCreated | D, I: that libcudart does | gap.context |
 //! | green contexts | cuGreenCtxCreate, cuCtxFromGreenCtx | nothing: a part of the primary one, which it retains | D | kinds.contexts |
 //! | ends of contexts | told by CUPTI as a resource: last release, cuCtxDestroy | all direct memory of that context | D | kinds.contexts |
 //! | reset | cuDevicePrimaryCtxReset | everything on the device | D | kinds.reset |
@@ -189,6 +190,7 @@ pub const CALLS: &[(u32, Meaning)] = &[
 
 /// Resource callbacks that are listened to; what they mean is in decode.rs.
 pub const RESOURCES: &[u32] = &[
+    resource::CONTEXT_CREATED,
     resource::CONTEXT_DESTROY_STARTING,
     resource::MODULE_LOADED,
     resource::MODULE_UNLOAD_STARTING,

@@ -86,7 +86,11 @@ impl Client {
             return;
         }
         subscribe::note_late();
-        if subscribe::attach(core) == Outcome::Subscribed {
+        let is_uninitialised = pulse::is_uninitialised(core);
+        if is_uninitialised {
+            subscribe::note_no_device();
+        }
+        if !is_uninitialised && subscribe::attach(core) == Outcome::Subscribed {
             *self = Client { subscription: subscribe::held().1, ..Client::default() };
             self.listen(core, now);
         } else {

@@ -35,6 +35,7 @@ impl Sender {
             let head = self.core.ring.head();
             let until = head.min(self.taken + ROUND);
             let before = self.taken;
+            self.core.introduce_awaited_devices(self.thread);
             let whole = self.send_names(Flags(0)) && self.send_records(until);
             busy |= self.taken > before;
             self.send_state();

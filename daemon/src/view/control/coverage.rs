@@ -146,6 +146,9 @@ fn of_blocked(blocked: &Blocked, now_ns: u64) -> (String, &'static str) {
         }
         0 => "install nvidia-cuda-cupti of the program's CUDA version, or say where it is: GPUMEM_CUPTI_PATH",
         2 | 46 => "install a newer nvidia-cuda-cupti of the same CUDA major, or set GPUMEM_CUPTI_PATH",
+        100 => {
+            "nvidia-smi shows the GPUs of this machine, CUDA_VISIBLE_DEVICES those that the program may use: without one there is nothing to see"
+        }
         15 | 999 => {
             "use a libcupti that is not newer than the driver: nvidia-cuda-cupti of the CUDA version that nvidia-smi shows, \
              or GPUMEM_CUPTI_PATH; it is tried again by itself"
