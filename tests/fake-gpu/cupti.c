@@ -149,6 +149,8 @@ static uint32_t subscribe(subscriber **out, callback *call, void *userdata, cons
         *(void **)&set_hook = dlsym(library, "gpumemSimSetHook");
     }
     if (!init || !set_hook || init(0) != OK) return ABSENT;
+    /* Inside of cuInit, which is going to find no GPU. */
+    if (machine->device_count == 0 || machine->nvml_driver == SIM_DRIVER_ABSENT) return ABSENT;
     if (machine->cuda_version / 1000 < SIM_CUPTI) return ABSENT; /* CUPTI of a later major than the driver's */
     uint32_t times = 0, forced = setting("subscribe", 0, &times);
     uint32_t result = (uint32_t)machine->cupti_subscribe;

@@ -74,6 +74,16 @@ fn a_well_machine_has_nothing_to_say() {
 }
 
 #[test]
+fn a_stopped_daemon_is_named() {
+    let (machine, daemon) = start(&["devices=1"]);
+    daemon.job.signal("STOP");
+    let pid = daemon.job.pid();
+    said(&daemon, &machine, None, "daemon", &format!("process {pid} is stopped; kill -CONT {pid}"));
+    daemon.job.signal("CONT");
+    said(&daemon, &machine, None, "daemon", "gpumemd ");
+}
+
+#[test]
 fn dead_processes_that_still_hold_memory() {
     let (machine, daemon) = start(&["devices=1", "ghosts=2", "ghost_bytes=256M"]);
     // From a PID namespace below the host's a dead process cannot be told from one that lives elsewhere.

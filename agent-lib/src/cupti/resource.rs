@@ -9,16 +9,15 @@ use crate::threads::Thread;
 use cupti_sys::{GraphData, ModuleResourceData, ResourceData, ids};
 use gpumem_wire::{DestroyScope, DriverEventKind, NONE_DEVICE};
 
-/// The library that made the call in which this callback comes; without one that is listened to (a kernel's first launch
-/// loads its module), whoever is found above.
+/// The library that made the call in which this callback comes; 0 for unknown, outside of a call that is listened to: then frames of the
+/// driver lie between, and what is found above them may be left over from earlier calls.
 fn caller(core: &Core, thread: &Thread, data: &ResourceData) -> u16 {
     let call = {
         // SAFETY: the callback's own thread, and no other reference is in use.
         let own = unsafe { thread.own() };
         own.open.checked_sub(1).and_then(|open| own.calls.get(open).copied().flatten())
     };
-    let (id, params) = call.map_or((0, 0), |call| (call.id, call.params));
-    core.caller(thread, id, params, (&raw const data) as usize)
+    call.map_or(0, |call| core.caller(thread, call.id, call.params, (&raw const data) as usize))
 }
 
 /// Whether a call is under way that books the context it makes when it returns, or whose contexts cost nothing of their own.

@@ -3,6 +3,7 @@
 use super::find::{c_path, candidates};
 use super::pulse;
 use super::table::{CALLS, RESOURCES, STATES};
+use crate::callers;
 use crate::core::Core;
 use crate::ffi::Uncancelled;
 use crate::renewed::Renewed;
@@ -103,6 +104,8 @@ pub fn attach(core: &Core) -> Outcome {
         match subscribe(&api) {
             Ok(handle) => {
                 HEARING_SINCE_NS.store(since_ns, Release);
+                // libcupti was loaded just now: its frames are not the caller's.
+                callers::look(core);
                 let pointer =
                     |get: Option<GetNumber>| get.map_or(std::ptr::null_mut(), |get| get as *mut c_void);
                 CONTEXT_ID.store(pointer(api.get_context_id), Release);

@@ -31,11 +31,13 @@ pub fn request(
 ) -> Result<(StatusCode, Bytes), String> {
     block_on(async {
         let stream = connect(socket).await?;
+        let server = stream.peer_cred().ok().and_then(|server| server.pid());
         match timeout(within, exchange(stream, method, path, "gpumemd", "a daemon's control socket")).await {
             Ok(answer) => answer,
             Err(_) => Err(format!(
-                "takes connections but has not answered for {} s: is its process stopped?",
-                within.as_secs()
+                "takes connections but has not answered for {} s: {}",
+                within.as_secs(),
+                why_silent(server)
             )),
         }
     })
@@ -55,6 +57,26 @@ pub fn ask(authority: &str, path: &str, within: Duration) -> Result<(StatusCode,
             Err(_) => Err(format!("takes connections but has not answered for {} s", within.as_secs())),
         }
     })
+}
+
+/// Why the process that listens may not answer, as far as /proc tells.
+fn why_silent(pid: Option<i32>) -> String {
+    let Some(pid) = pid.filter(|pid| *pid > 0) else { return "is its process stopped?".into() };
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    // The command's name before the state is in parentheses and may hold any character.
+    if read("stat").rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't'])) {
+        return format!("process {pid} is stopped; kill -CONT {pid} lets it go on");
+    }
+    let limits = read("limits");
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let limit = limit.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+    match limit {
+        Some(limit) if open >= limit => format!(
+            "process {pid} has no file descriptor left, {open} of {limit} are open; raise the limit: LimitNOFILE= of its unit, or ulimit -n"
+        ),
+        _ => format!("process {pid} runs, but is it busy or hanging?"),
+    }
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
