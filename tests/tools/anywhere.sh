@@ -3,11 +3,11 @@
 # a path longer than 100 characters}, two of them beside busy loops on every core, and one without a network. Ends with a table: who,
 # where, how, result, tests, seconds. Needs root, and changes nothing outside of a folder that it removes.
 #
-#   anywhere.sh                            all of it: 11 runs, about 10 minutes each with nothing built before
+#   anywhere.sh                            all of it: 11 runs, about 6 minutes each, all built from nothing
 #   anywhere.sh root-plain user-space ...  these only; --list has the names
 #   anywhere.sh --ordinary-user-awkward-path   one run, as CI does it: an ordinary user, in a path with all of that at once
 #
-# Every clone has a target folder of its own. SEED_TARGET=FOLDER copies built crates of others from there, to save time.
+# Every clone has a target folder of its own.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 here=$PWD
@@ -65,7 +65,6 @@ run() { # NAME USER FOLDER MODE CONDITION
   git clone -q "file://$here" "$clone" 2> /dev/null || git -c safe.directory='*' clone -q "$here" "$clone"
   mkdir -p "$top/home"
   cp -al "$scratch/crates" "$top/cargo"
-  if [ -n "${SEED_TARGET:-}" ]; then cp -a "$SEED_TARGET" "$clone/target"; fi
   if [ "$user" = user ]; then
     chown -R $USER_ID:$USER_ID "$top"
     as=(setpriv --reuid $USER_ID --regid $USER_ID --clear-groups)

@@ -3,7 +3,7 @@
 
     lanes.py              the fast suite: cargo, a C compiler, make and python3 are enough
     lanes.py --all        the fast suite, then every slow lane
-    lanes.py LANE...      these lanes only
+    lanes.py LANE...      these lanes only; `slow` is every slow lane
     lanes.py --only TEXT  of the chosen lanes, the tests whose name contains TEXT
     lanes.py --list       the lanes, what each needs, and its number of tests
 
@@ -79,7 +79,7 @@ def tool(name, package=None):
 
 class Lane:
     def __init__(self, about, *needs, alone=False):
-        #: alone: it fills the machine by itself, or measures, so nothing else runs meanwhile.
+        #: alone: it measures, so nothing else runs meanwhile.
         self.about, self.needs, self.alone = about, needs, alone
 
     def missing(self, name):
@@ -102,14 +102,14 @@ LANES = {
     "package": Lane("Debian package, wheel, archive, image, licences", NEED_PLAIN_PATH, NEED_ROOT, NEED_PIP, tool("lintian"), tool("buildah"), tool("mmdebstrap")),
     "fleet": Lane("Slurm, Kubernetes, containers, launchers", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, NEED_APT),
     "privileged": Lane("what only root can set up: other users, namespaces, control groups", NEED_ROOT, NEED_NAMESPACES),
-    "peers": Lane("hostile peers on every socket", NEED_ROOT, alone=True),
-    "systemd": Lane("the shipped units in a Debian that boots", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap"), alone=True),
-    "soak": Lane("programs that come and go while things go wrong", alone=True),
+    "peers": Lane("hostile peers on every socket", NEED_ROOT),
+    "systemd": Lane("the shipped units in a Debian that boots", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap")),
+    "soak": Lane("programs that come and go while things go wrong"),
     "timing": Lane("how long things take; part of `make bench`, not of --all", alone=True),
 }
 
 #: Modules that take longest, the slowest first: they start first, so that the others fill the time beside them.
-SLOW = ["operators", "deb", "compiled", "host", "roles", "gpu_dry_run", "real", "churn", "wheel", "kubernetes", "nvml", "live_faults", "pictures", "kinds", "store", "properties", "live", "causes_any", "docs"]
+SLOW = ["peers", "operators", "deb", "compiled", "host", "roles", "gpu_dry_run", "real", "churn", "wheel", "kubernetes", "nvml", "live_faults", "pictures", "kinds", "store", "properties", "live", "causes_any", "docs"]
 
 Result = collections.namedtuple("Result", "lane unit passed failed skipped began ended")
 
@@ -275,10 +275,12 @@ def main():
     parser.add_argument("--bars", action="store_true", help="check how long things take, on a quiet machine: one process at a time")
     parser.add_argument("--workers", type=int, default=0, help="processes at a time in the fast suite (default: 2 for each core)")
     options = parser.parse_args()
-    unknown = [lane for lane in options.lanes if lane not in (FAST, *LANES)]
+    slow = [lane for lane in LANES if lane != "timing"]
+    unknown = [lane for lane in options.lanes if lane not in (FAST, "slow", *LANES)]
     if unknown:
         parser.error(f"there is no lane {' '.join(unknown)}; there are {FAST}, {', '.join(LANES)}")
-    wanted = [FAST, *(lane for lane in LANES if lane != "timing")] if options.all else options.lanes or [FAST]
+    wanted = [FAST, *slow] if options.all else options.lanes or [FAST]
+    wanted = list(dict.fromkeys(name for lane in wanted for name in (slow if lane == "slow" else [lane])))
     os.umask(0o022)
 
     began = time.monotonic()
