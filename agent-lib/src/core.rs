@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::devices::Devices;
 use crate::driver_pools::DriverPools;
 use crate::env::Settings;
+use crate::exports::Exports;
 use crate::fault;
 use crate::hot::HOT;
 use crate::live::{Live, rows_for};
@@ -33,6 +34,7 @@ pub struct Core {
     pub devices: Devices,
     pub driver_pools: DriverPools,
     pub torch: torch::State,
+    pub exports: Exports,
     pub multicast: Few,
     pub multicast_mappings: Few,
     /// Tag of threads without open scopes; 0 for none.
@@ -112,6 +114,7 @@ impl Core {
             devices: Devices::new(),
             driver_pools: DriverPools::new(),
             torch: torch::State::new()?,
+            exports: Exports::new(),
             multicast: Few::new(),
             multicast_mappings: Few::new(),
             process_tag: AtomicU32::new(0),

@@ -1,9 +1,9 @@
 //! Pools of the driver: what they have reserved is polled, because it shrinks at synchronisations, which nobody reports.
 //!
 //! At the EXIT of calls that may change it, at most ten times a second each unless it may have grown or was trimmed; and once a
-//! second by the sender for pools that cannot be destroyed (a device's default pool and its graph memory). A pool that the program
-//! made is never touched from another thread: it could be destroyed meanwhile. With what is found it is said since when it may be
-//! so: a reading of NVML may have fallen between the change and its report.
+//! second by the sender, so that no figure is older than that while callbacks come. A pool that the program made could be destroyed while
+//! the sender asks about it: cuMemPoolDestroy waits in its callback until the sender has its answer, which takes microseconds. With what
+//! is found it is said since when it may be so: a reading of NVML may have fallen between the change and its report.
 
 use crate::book::took_us_short;
 use crate::core::{At, Core, nothing};
@@ -12,11 +12,16 @@ use crate::multicast::Few;
 use crate::threads::{self, Thread};
 use cupti_sys::pool_attribute::*;
 use gpumem_wire::{Body, MemoryKind, PoolOwner};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Pools at a time that are polled; more are booked by their allocations alone.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
+/// How often a thread that destroys a pool looks whether the sender asks about it, how often of that it only lets others run, and how
+/// long it sleeps after that: half a second in all, should the sender be stopped by a debugger.
+const PATIENCE: u32 = 5_064;
+const AWAKE: u32 = 64;
+const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 /// Between two polls at EXITs.
 const EVERY_NS: u64 = 100_000_000;
 /// Ids of graph memory, a pool per device: "gm" and the device; no address looks like that.
@@ -28,8 +33,6 @@ struct Pool {
     /// 0 while the place is free, 1 while it is being written.
     id: AtomicU64,
     device: AtomicU32,
-    /// Cannot be destroyed.
-    lasting: AtomicBool,
     /// Who wants it to be polled: the first does so until nobody has come meanwhile.
     asked: AtomicU32,
     /// When the oldest call was entered that may have changed it and has returned; `u64::MAX` for none.
@@ -52,6 +55,8 @@ pub struct DriverPools {
     pools: [Pool; POOLS],
     /// The pool that stream-ordered allocations of a device come from; 0 until asked.
     current: [AtomicU64; DEVICES],
+    /// The pool that the sender asks the driver about; 0 for none.
+    asking: AtomicU64,
     /// Pools without device memory: of managed and of host memory. They are neither reported nor polled.
     managed: Few,
     host: Few,
@@ -63,6 +68,7 @@ impl DriverPools {
         DriverPools {
             pools: std::array::from_fn(|_| Pool::default()),
             current: std::array::from_fn(|_| AtomicU64::new(0)),
+            asking: AtomicU64::new(0),
             managed: Few::new(),
             host: Few::new(),
         }
@@ -95,6 +101,20 @@ impl DriverPools {
         managed || host
     }
 
+    /// Waits until the sender has the answer that it waits for now, which may be about a pool that was just taken out.
+    fn wait_for_sender(&self) {
+        let asking = self.asking.load(SeqCst);
+        for turn in 0..PATIENCE {
+            if asking == 0 || self.asking.load(SeqCst) != asking {
+                return;
+            }
+            // SAFETY: nothing is written.
+            unsafe {
+                if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) }
+            };
+        }
+    }
+
     /// Where a pool that is known has its memory.
     pub fn device_of(&self, id: u64) -> Option<u8> {
         self.find(id).map(|pool| pool.device.load(Relaxed) as u8)
@@ -105,7 +125,8 @@ impl DriverPools {
         for pool in self.pools.iter().filter(|pool| pool.device.load(Relaxed) == device) {
             let id = pool.id.load(Acquire);
             if id > 1 {
-                let _ = pool.id.compare_exchange(id, 0, AcqRel, Relaxed);
+                let _ = pool.id.compare_exchange(id, 0, SeqCst, Relaxed);
+                self.wait_for_sender();
             }
         }
         if let Some(current) = self.current.get(device as usize) {
@@ -165,13 +186,6 @@ impl Core {
         pool
     }
 
-    fn is_default_pool(&self, pool: u64, device: u8) -> bool {
-        let mut default = 0;
-        let get = self.devices.driver().and_then(|driver| driver.device_get_default_mem_pool);
-        // SAFETY: as in `current_pool`.
-        get.is_some_and(|get| unsafe { get(&mut default, i32::from(device)) } == 0) && default == pool
-    }
-
     /// A driver pool exists; reported the first time.
     pub fn pool_seen(&self, thread: &Thread, id: u64, device: u8, owner: PoolOwner) {
         if id <= 1 || self.driver_pools.find(id).is_some() {
@@ -183,7 +197,6 @@ impl Core {
         };
         if let Some(pool) = self.driver_pools.pools.iter().find(claim) {
             pool.device.store(u32::from(device), Relaxed);
-            pool.lasting.store(owner == PoolOwner::Graph || self.is_default_pool(id, device), Relaxed);
             pool.polled_ns.store(0, Relaxed);
             pool.reserved.store(0, Relaxed);
             pool.used.store(0, Relaxed);
@@ -204,7 +217,8 @@ impl Core {
         }
         let device = self.driver_pools.find(id).map_or(gpumem_wire::NONE_DEVICE, |pool| {
             let device = pool.device.load(Relaxed) as u8;
-            pool.id.store(0, Release);
+            pool.id.store(0, SeqCst);
+            self.driver_pools.wait_for_sender();
             device
         });
         if let Some(current) = self.driver_pools.current.get(usize::from(device)) {
@@ -245,12 +259,19 @@ impl Core {
         self.poll(thread, pool, if fits { EVERY_NS } else { 0 });
     }
 
-    /// Every pool that cannot be destroyed meanwhile; for the sender.
-    pub fn poll_lasting_pools(&self, thread: &Thread) {
+    /// Reads what every pool has reserved. For the sender.
+    pub fn poll_pools(&self, thread: &Thread) {
         for pool in &self.driver_pools.pools {
-            if pool.id.load(Acquire) > 1 && pool.lasting.load(Relaxed) {
-                self.poll(thread, pool, 0);
+            let id = pool.id.load(Acquire);
+            if id <= 1 {
+                continue;
             }
+            // Either the thread that destroys it sees that we ask, or we see that it is gone.
+            self.driver_pools.asking.store(id, SeqCst);
+            if pool.id.load(SeqCst) == id {
+                self.poll(thread, pool, EVERY_NS);
+            }
+            self.driver_pools.asking.store(0, SeqCst);
         }
     }
 

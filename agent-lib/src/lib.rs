@@ -40,6 +40,7 @@ pub mod driver_pools;
 pub mod dump;
 mod elf;
 pub mod env;
+pub mod exports;
 mod fault;
 pub mod ffi;
 mod fork;

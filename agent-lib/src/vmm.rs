@@ -95,6 +95,7 @@ impl Core {
 
     /// cuMemRelease was entered.
     pub fn release_entered(&self, thread: &Thread, at: At, call: &mut Call, handle: u64) {
+        self.look_at_exports(thread);
         let taken = &mut call.taken;
         call.begin_seq = self.record(thread, at, Body::VmmRelease { handle }, |core, row| {
             core.references_change(row[0]);
@@ -124,6 +125,13 @@ impl Core {
 
     /// cuMemMap succeeded.
     pub fn mapped(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) {
+        if self.map_handle(thread, at, address, bytes, handle) {
+            self.driver_mapped(thread, at.module, address, bytes);
+        }
+    }
+
+    /// Books a mapping of a handle. Whether its memory is this process's own.
+    pub(crate) fn map_handle(&self, thread: &Thread, at: At, address: u64, bytes: u64, handle: u64) -> bool {
         let mut is_own = false;
         self.record(thread, at, Body::VmmMap { address, bytes, handle }, |core, row| {
             core.references_change(row[0]);
@@ -133,9 +141,7 @@ impl Core {
                 core.live.insert(Key::Mapping(address), row, beside);
             }
         });
-        if is_own {
-            self.driver_mapped(thread, at.module, address, bytes);
-        }
+        is_own
     }
 
     /// cuMemUnmap was entered: it may take several neighbouring mappings.

@@ -44,7 +44,6 @@ pub struct Driver {
     pub ctx_pop_current: Option<unsafe extern "C" fn(*mut *mut c_void) -> CuResult>,
     pub mem_get_info: Option<unsafe extern "C" fn(*mut usize, *mut usize) -> CuResult>,
     pub device_get_mem_pool: Option<unsafe extern "C" fn(*mut u64, c_int) -> CuResult>,
-    pub device_get_default_mem_pool: Option<unsafe extern "C" fn(*mut u64, c_int) -> CuResult>,
     pub pool_get_attribute: Option<unsafe extern "C" fn(u64, u32, *mut u64) -> CuResult>,
     pub graph_mem_get_attribute: Option<unsafe extern "C" fn(c_int, u32, *mut u64) -> CuResult>,
 }
@@ -73,7 +72,6 @@ impl Driver {
                 ctx_pop_current: library.function(c"cuCtxPopCurrent_v2"),
                 mem_get_info: library.function(c"cuMemGetInfo_v2"),
                 device_get_mem_pool: library.function(c"cuDeviceGetMemPool"),
-                device_get_default_mem_pool: library.function(c"cuDeviceGetDefaultMemPool"),
                 pool_get_attribute: library.function(c"cuMemPoolGetAttribute"),
                 graph_mem_get_attribute: library.function(c"cuDeviceGetGraphMemAttribute"),
             })

@@ -63,6 +63,7 @@ ids! {
     cuExternalMemoryGetMappedBuffer = 486,
     cuExternalMemoryGetMappedMipmappedArray = 487,
     cuDestroyExternalMemory = 488,
+    cuGraphInstantiate = 513,
     cuGraphLaunch = 514,
     cuGraphLaunch_ptsz = 515,
     cuGraphExecDestroy = 516,

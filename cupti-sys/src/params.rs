@@ -68,6 +68,8 @@ shapes! {
     Range = 16 { address @ 0: u64, bytes @ 8: usize }
     /// cuMemRetainAllocationHandle.
     MemRetain = 16 { out @ 0: Out, address @ 8: u64 }
+    /// cuMemExportToShareableHandle; `out` is what `kind` says.
+    MemExport = 32 { out @ 0: *const i32, handle @ 8: u64, kind @ 16: u32, flags @ 24: u64 }
     /// cuMemImportFromShareableHandle.
     MemImport = 24 { out @ 0: Out, os_handle @ 8: u64, kind @ 16: u32 }
     /// cuMulticastCreate.
@@ -149,6 +151,8 @@ impl Location {
     }
 }
 
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
+pub const FILE_DESCRIPTOR: u32 = 1;
 /// CU_MEM_ALLOCATION_TYPE_PINNED: memory that stays where it is; device memory unless the location says otherwise.
 pub const PINNED: u32 = 1;
 /// CU_MEM_ALLOCATION_TYPE_MANAGED, from CUDA 13.0: a pool of memory that migrates.
@@ -174,11 +178,56 @@ impl Array3d {
     pub const UNBACKED: u32 = 0x40 | 0x80;
 }
 
-/// Bytes of one channel of a CUarray_format; 4 for formats that we do not know.
-pub fn format_bytes(format: u32) -> u64 {
-    match format {
-        0x01 | 0x08 => 1,
-        0x02 | 0x09 | 0x10 => 2,
-        _ => 4,
-    }
+/// What one pixel of an array takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pixel {
+    /// So many bytes for each of its channels.
+    Channel(u64),
+    /// So many bits, whatever its channels. Planes of less resolution are counted with what they take for each pixel.
+    Bits(u64),
+    /// So many bytes for each block of 4 x 4 pixels.
+    Block(u64),
+}
+
+/// The pixel of a CUarray_format of CUDA 13.5; `None` for a value that is not in it.
+pub fn pixel(format: u32) -> Option<Pixel> {
+    use Pixel::*;
+    Some(match format {
+        // Integers, half and float.
+        0x01 | 0x08 => Channel(1),
+        0x02 | 0x09 | 0x10 => Channel(2),
+        0x03 | 0x0a | 0x20 => Channel(4),
+        // UNORM_INT_101010_2.
+        0x50 => Bits(32),
+        // PACKED_422, PACKED_444.
+        0x51 => Bits(16),
+        0x52 => Bits(32),
+        // SEMIPLANAR_420, _422 and _444, of 8 and of 16 bits, then PLANAR.
+        0x53 | 0x59 => Bits(12),
+        0x54 | 0x5a => Bits(24),
+        0x55 | 0x5b => Bits(16),
+        0x56 | 0x5c => Bits(32),
+        0x57 | 0x5d => Bits(24),
+        0x58 | 0x5e => Bits(48),
+        // BC1 and BC4; BC2, BC3, BC5, BC6H and BC7.
+        0x91 | 0x92 | 0x97 | 0x98 => Block(8),
+        0x93..=0x96 | 0x99..=0x9e => Block(16),
+        // P010, P016; NV16; P210, P216; YUY2; Y210, Y216; AYUV, Y410.
+        0x9f | 0xa1 => Bits(24),
+        0xa2 => Bits(16),
+        0xa3 | 0xa4 => Bits(32),
+        0xa5 => Bits(16),
+        0xa6..=0xa9 => Bits(32),
+        // NV12; Y416; Y444_PLANAR8 and 10; YUV444 semi-planar of 8 and 16 bits.
+        0xb0 => Bits(12),
+        0xb1 => Bits(64),
+        0xb2 | 0xb4 => Bits(24),
+        0xb3 | 0xb5 => Bits(48),
+        // UNORM_INT and then SNORM_INT: 8X1, 8X2, 8X4, 16X1, 16X2, 16X4.
+        0xc0 | 0xc6 => Bits(8),
+        0xc1 | 0xc3 | 0xc7 | 0xc9 => Bits(16),
+        0xc2 | 0xc4 | 0xc8 | 0xca => Bits(32),
+        0xc5 | 0xcb => Bits(64),
+        _ => return None,
+    })
 }

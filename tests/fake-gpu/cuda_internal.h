@@ -190,6 +190,7 @@ CUresult capture_free(void *stream, uint64_t address);
 
 /* cuda_vmm.c */
 void vmm_forget(int device);
+void vmm_settle(void);
 int vmm_segment(uint64_t address, uint64_t bytes);
 int vmm_find(uint64_t address, uint64_t *begin, uint64_t *bytes); /* device of what is mapped there, or -1 */
 

@@ -149,6 +149,7 @@ static CUresult allocate(CUdeviceptr *dptr, uint64_t bytes, int kind) {
     if (!dptr) return INVALID_VALUE;
     cost_before(machine->cuda_alloc_us);
     enter();
+    vmm_settle();
     CUresult result = take_direct(c, bytes, kind, dptr);
     leave();
     cost_after(machine->cuda_alloc_us);
@@ -309,7 +310,7 @@ EXPORT CUresult cuMemHostUnregister(void *p) {
     CALL(302, &params, p ? release((uint64_t)(uintptr_t)p, REGISTERED, REGISTERED) : INVALID_VALUE);
 }
 
-/* ---- arrays: width x height x depth x channels x format, no padding beyond the granule ---- */
+/* ---- arrays: width x height x depth x what a pixel of the format takes, no padding beyond the granule ---- */
 
 typedef struct {
     size_t width, height;
@@ -320,9 +321,27 @@ typedef struct {
     uint32_t format, channels, flags;
 } array3d_desc;
 
+/* Formats by bits of a pixel; of block-compressed ones, bits for each pixel of whole 4 x 4 blocks. */
+static uint64_t pixel_bits(uint32_t format, uint32_t channels) {
+    static const struct {
+        uint8_t first, last, bits;
+    } formats[] = {{0x50, 0x50, 32}, {0x51, 0x51, 16}, {0x52, 0x52, 32}, {0x53, 0x53, 12}, {0x54, 0x54, 24}, {0x55, 0x55, 16},
+                   {0x56, 0x56, 32}, {0x57, 0x57, 24}, {0x58, 0x58, 48}, {0x59, 0x59, 12}, {0x5a, 0x5a, 24}, {0x5b, 0x5b, 16},
+                   {0x5c, 0x5c, 32}, {0x5d, 0x5d, 24}, {0x5e, 0x5e, 48}, {0x91, 0x92, 4},  {0x93, 0x96, 8},  {0x97, 0x98, 4},
+                   {0x99, 0x9e, 8},  {0x9f, 0xa1, 24}, {0xa2, 0xa2, 16}, {0xa3, 0xa4, 32}, {0xa5, 0xa5, 16}, {0xa6, 0xa9, 32},
+                   {0xb0, 0xb0, 12}, {0xb1, 0xb1, 64}, {0xb2, 0xb2, 24}, {0xb3, 0xb3, 48}, {0xb4, 0xb4, 24}, {0xb5, 0xb5, 48},
+                   {0xc0, 0xc0, 8},  {0xc1, 0xc1, 16}, {0xc2, 0xc2, 32}, {0xc3, 0xc3, 16}, {0xc4, 0xc4, 32}, {0xc5, 0xc5, 64},
+                   {0xc6, 0xc6, 8},  {0xc7, 0xc7, 16}, {0xc8, 0xc8, 32}, {0xc9, 0xc9, 16}, {0xca, 0xca, 32}, {0xcb, 0xcb, 64}};
+    uint64_t each = format == 1 || format == 8 ? 8 : format == 2 || format == 9 || format == 0x10 ? 16 : 32;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (formats[i].first <= format && format <= formats[i].last) return formats[i].bits;
+    return each * (channels ? channels : 1);
+}
 static uint64_t array_bytes(size_t w, size_t h, size_t d, uint32_t format, uint32_t channels) {
-    uint64_t element = format == 1 || format == 8 ? 1 : format == 2 || format == 9 || format == 0x10 ? 2 : 4;
-    return w * (h ? h : 1) * (d ? d : 1) * element * (channels ? channels : 1);
+    if (!w) w = 1;
+    if (!h) h = 1;
+    if (0x91 <= format && format <= 0x9e) w = (w + 3) / 4 * 4, h = (h + 3) / 4 * 4;
+    return (w * h * (d ? d : 1) * pixel_bits(format, channels) + 7) / 8;
 }
 
 static CUresult array_new(uint64_t *handle, uint64_t bytes, uint32_t flags) {

@@ -2,6 +2,7 @@
  * mapped; addresses cost nothing. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +13,11 @@ typedef struct handle {
     uint64_t number, bytes;
     uint32_t references, mappings, tag;
     int device; /* -1: host memory */
+    struct {
+        int fd;
+        uint64_t inode;
+    } exports[4]; /* descriptors that it was exported to; the inode tells whether one was closed */
+    int exported;
     int segment, imported, multicast;
 } handle;
 
@@ -47,8 +53,17 @@ static handle *find(uint64_t number) {
     return h;
 }
 
+static int is_exported(handle *h) {
+    for (int i = h->exported; i-- > 0;) {
+        struct stat now;
+        if (!fstat(h->exports[i].fd, &now) && now.st_ino == h->exports[i].inode) continue;
+        h->exports[i] = h->exports[--h->exported];
+    }
+    return h->exported;
+}
+
 static void drop_unused(handle *h) {
-    if (h->references || h->mappings) return;
+    if (h->references || h->mappings || is_exported(h)) return;
     if (h->device >= 0 && !h->imported && !h->multicast) {
         sim_usage *u = usage(h->device);
         u->tracked_bytes -= h->bytes;
@@ -65,6 +80,14 @@ static void drop_unused(handle *h) {
             break;
         }
     free(h);
+}
+
+/* The real driver hears of a close; this one looks at each cuMemAlloc. Under the lock. */
+void vmm_settle(void) {
+    for (handle *h = handles, *next; h; h = next) {
+        next = h->next;
+        drop_unused(h);
+    }
 }
 
 static handle *add(uint64_t bytes, int device) {
@@ -268,13 +291,19 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const allocat
 
 static CUresult export_fd(int *fd, uint64_t number, int type) {
     if (!fd || type != 1) return NOT_SUPPORTED;
-    enter();
-    const handle *h = find(number);
-    uint64_t words[2] = {h ? h->bytes : 0, h ? (uint64_t)h->device : 0};
-    leave();
-    if (!h) return INVALID_VALUE;
+    struct stat made;
     *fd = (int)syscall(SYS_memfd_create, "gpumem-sim", 0);
-    return *fd >= 0 && pwrite(*fd, words, sizeof words, 0) == sizeof words ? OK : OS_CALL;
+    enter();
+    handle *h = find(number);
+    uint64_t words[2] = {h ? h->bytes : 0, h ? (uint64_t)h->device : 0};
+    if (h && h->exported < 4 && !fstat(*fd, &made)) {
+        h->exports[h->exported].fd = *fd;
+        h->exports[h->exported++].inode = made.st_ino;
+    }
+    leave();
+    if (h && *fd >= 0 && pwrite(*fd, words, sizeof words, 0) == sizeof words) return OK;
+    close(*fd);
+    return h ? OS_CALL : INVALID_VALUE;
 }
 EXPORT CUresult cuMemExportToShareableHandle(void *shareable, uint64_t number, int type, unsigned long long flags) {
     struct {
@@ -405,7 +434,7 @@ void vmm_forget(int device) {
     for (handle *h = handles, *next; h; h = next) {
         next = h->next;
         if (h->device != device) continue;
-        h->references = 0;
+        h->references = h->exported = 0;
         drop_unused(h);
     }
 }

@@ -5,6 +5,7 @@
  *   subscribe:N    every subscribe gives N           subscribe:NxK   only the first K do
  *   enable:N       every cuptiEnableCallback gives N version:N size:N multi:1 silent:1 old:NAME (the blocker's name)
  *   finalize:MS    cuptiFinalize takes that long
+ *   anonymous:1    cuptiGetContextId and cuptiGetDeviceId know no context
  * Keys cupti.* of the machine do the same for all processes, and may change while they run. */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -324,12 +325,12 @@ EXPORT uint32_t cuptiGetCallbackName(uint32_t domain, uint32_t cbid, const char 
     return cbid ? OK : INVALID_PARAMETER;
 }
 EXPORT uint32_t cuptiGetContextId(void *context, uint32_t *out) {
-    if (!context || !out || !driver() || !context_uid_of) return INVALID_PARAMETER;
+    if (!context || !out || setting("anonymous", 0, NULL) || !driver() || !context_uid_of) return INVALID_PARAMETER;
     *out = context_uid_of(context);
     return OK;
 }
 EXPORT uint32_t cuptiGetDeviceId(void *context, uint32_t *out) {
-    if (!context || !out || !driver() || !context_device_of) return INVALID_PARAMETER;
+    if (!context || !out || setting("anonymous", 0, NULL) || !driver() || !context_device_of) return INVALID_PARAMETER;
     *out = context_device_of(context);
     return OK;
 }

@@ -29,6 +29,9 @@ WORD(export_backing) { /* HANDLE; says the descriptor */
     say_number((uint64_t)fd);
     return result;
 }
+WORD(close_descriptor) { /* FD, as export said it */
+    return close((int)number());
+}
 /* The descriptor of another process of ours, as a socket would bring it. */
 static int descriptor_of(uint64_t pid, uint64_t fd) {
     char path[64];
@@ -102,7 +105,7 @@ WORD(multicast_unbind) { /* HANDLE ORDINAL BYTES */
 
 const command sharing_words[] = {
     {"ipc-get", ipc_get}, {"ipc-open", ipc_open}, {"ipc-close", ipc_close},
-    {"export", export_backing}, {"import", import_backing},
+    {"close", close_descriptor}, {"export", export_backing}, {"import", import_backing},
     {"export-pool", export_pool}, {"import-pool", import_pool},
     {"export-pointer", export_pointer}, {"import-pointer", import_pointer},
     {"external", external}, {"external-map", external_map}, {"external-end", external_end},

@@ -86,6 +86,13 @@ WORD(array) { /* NAME WIDTH HEIGHT, of floats */
     plane shape = {number(), number(), 0x20, 1};
     return cu.cuArrayCreate_v2((void **)name, &shape);
 }
+WORD(array_of) { /* NAME FORMAT CHANNELS WIDTH HEIGHT */
+    uint64_t *name = new_name();
+    uint32_t format = (uint32_t)number(), channels = (uint32_t)number();
+    size_t width = number();
+    plane shape = {width, number(), format, channels};
+    return cu.cuArrayCreate_v2((void **)name, &shape);
+}
 static volume volume_of_line(void) {
     volume shape = {0, 0, 0, 0x20, 1, 0};
     shape.width = number();
@@ -296,7 +303,7 @@ const command memory_words[] = {
     {"green", green_new}, {"green-end", green_end}, {"limit", limit}, {"synchronize", synchronize},
     {"tag", tag}, {"process-tag", process_tag}, {"retag", retag},
     {"alloc", take}, {"free", give}, {"pitch", pitch},
-    {"array", array}, {"array3d", array3d}, {"array-end", array_end}, {"mipmap", mipmap}, {"mipmap-end", mipmap_end},
+    {"array", array}, {"array-of", array_of}, {"array3d", array3d}, {"array-end", array_end}, {"mipmap", mipmap}, {"mipmap-end", mipmap_end},
     {"managed", managed}, {"pinned", pinned}, {"pinned-flags", pinned_flags}, {"pinned-end", pinned_end},
     {"register", register_host}, {"register-end", register_end},
     {"stream", stream_new}, {"async", async}, {"async-from", async_from}, {"async-end", async_end},

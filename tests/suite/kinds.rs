@@ -1,7 +1,7 @@
 //! Every kind of driver memory, on the simulated machine: from allocation through failure, free, a free that fails and
 //! reset to the end of the process, `tracked` is what the machine itself holds, at every moment at which the daemon looks.
-use gpumem_tests::live::mixer;
 use gpumem_tests::live::scene::{Scene, between, inside};
+use gpumem_tests::live::{Mixer, mixer};
 
 const K: i64 = 1 << 10;
 const M: i64 = 1 << 20;
@@ -63,6 +63,32 @@ fn arrays_and_mipmaps() {
     mixer.ok("array-end a; mipmap-end c");
     scene.look(&mut mixer, "with one array", 4 * M);
     mixer.ok("array-end b");
+    scene.look(&mut mixer, "with none", 0);
+    scene.end(&mut [&mut mixer]);
+}
+
+/// The channels of most formats are part of the format; compressed ones come in blocks of 4 x 4.
+#[test]
+fn arrays_of_every_format() {
+    const UNORM_8X4: &str = "0xc2 4";
+    const SNORM_16X4: &str = "0xcb 4";
+    const NV12: &str = "0xb0 3";
+    const AYUV: &str = "0xa8 4";
+    const BC1: &str = "0x91 4";
+    const BC7: &str = "0x9d 4";
+    let mut scene = Scene::new(&[]);
+    let mut mixer = scene.mixer();
+    let mut all = 0;
+    // Format, then half-bytes of a pixel.
+    let formats = [(UNORM_8X4, 8), (SNORM_16X4, 16), (NV12, 3), (AYUV, 8), (BC1, 1), (BC7, 2)];
+    for (at, (format, half_bytes)) in formats.into_iter().enumerate() {
+        mixer.ok(&format!("array-of a{at} {format} 2048 2048"));
+        all += 2048 * 2048 * half_bytes / 2;
+    }
+    scene.look(&mut mixer, "with one of each", all);
+    for at in 0..formats.len() {
+        mixer.ok(&format!("array-end a{at}"));
+    }
     scene.look(&mut mixer, "with none", 0);
     scene.end(&mut [&mut mixer]);
 }
@@ -147,6 +173,26 @@ fn stream_ordered_memory_of_a_pool_of_its_own() {
     scene.end(&mut [&mut mixer]);
 }
 
+/// What RMM and CuPy do: a pool of one's own, which gives memory back at a synchronisation, or is trimmed right after it was read.
+#[test]
+fn pool_of_its_own_gives_memory_back() {
+    let mut scene = Scene::new(&["cuda.pool_step=32M"]);
+    let mut mixer = scene.pooled();
+    mixer.ok(
+        "stream s; pool p; pool-keeps p 0xffffffffffffffff; tag own; async-from a p 60M; async-from b p 20M",
+    );
+    scene.look(&mut mixer, "two pieces", 96 * M);
+    mixer.ok("async-end a; pool-trim p 0");
+    scene.look(&mut mixer, "trimmed at once", 32 * M);
+    mixer.ok("async-from c p 400M; pool-keeps p 0; async-end b; async-end c; synchronize");
+    wait_for_a_poll();
+    scene.look(&mut mixer, "shrunk by a synchronisation", 0);
+    mixer.ok("async-from d p 40M; async-end d; synchronize; pool-end p; pool q; async-from e q 1M");
+    wait_for_a_poll();
+    scene.look(&mut mixer, "another pool in its place", 32 * M);
+    scene.end(&mut [&mut mixer]);
+}
+
 /// Two pieces at once: the second one makes the pool grow, and no further call says by how much.
 #[test]
 fn pool_that_grows_twice_at_once() {
@@ -204,6 +250,27 @@ fn handle_released_before_it_is_unmapped() {
     mixer.refused("create i 3M"); // no multiple of the granule
     mixer.ok("reserve-end r 64M");
     scene.look(&mut mixer, "at the end", 0);
+    scene.end(&mut [&mut mixer]);
+}
+
+/// The driver keeps the memory until the descriptor is closed.
+#[test]
+fn handle_exported_and_released() {
+    let mut scene = Scene::new(&[]);
+    let mut mixer = scene.pooled(); // a close is seen within a second
+    mixer.ok("tag cache; create h 20M; create i 6M; reserve r 64M; map r 0 6M i");
+    let (first, second) = (mixer.ok("export h").number, mixer.ok("export i").number);
+    let third = mixer.ok("export h").number;
+    mixer.ok("release h");
+    scene.look(&mut mixer, "its descriptors keep it", 26 * M);
+    mixer.ok(&format!("close {second}; release i; unmap r 0 6M"));
+    scene.look(&mut mixer, "one that was closed keeps nothing", 20 * M);
+    mixer.ok(&format!("close {first}; alloc a 2M"));
+    wait_for_a_poll();
+    scene.look(&mut mixer, "its other descriptor keeps it", 22 * M);
+    mixer.ok(&format!("close {third}; alloc b 2M"));
+    wait_for_a_poll();
+    scene.look(&mut mixer, "closed", 4 * M);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -313,7 +380,7 @@ fn imports_of_another_process_add_nothing() {
     guest.refused("free a");
     guest.ok("ipc-close a; unmap r 0 4M; release h; async-end x");
     scene.look(&mut guest, "the guest, without", M);
-    owner.ok("free a; release h; async-end x; pool-end p");
+    owner.ok(&format!("free a; close {fd}; release h; async-end x; pool-end p"));
     scene.look(&mut owner, "the owner, without", 0);
     scene.end(&mut [&mut owner, &mut guest]);
 }
@@ -404,6 +471,17 @@ fn last_release_of_a_primary_context_takes_what_is_in_it() {
     mixer.holds(&scene.machine, &scene.daemon, "with one reference left", &[3 * M, M]);
     mixer.ok("device-release 0; device 0");
     mixer.holds(&scene.machine, &scene.daemon, "without", &[0, M]);
+    scene.end(&mut [&mut mixer]);
+}
+
+/// Where CUPTI does not tell a context's number when it is made, later callbacks have it.
+#[test]
+fn context_whose_number_comes_late() {
+    let mut scene = Scene::new(&["devices=2"]);
+    let mut command = Mixer::command(&scene.machine, &scene.daemon);
+    let mut mixer = Mixer::run(command.env("GPUMEM_SIM_CUPTI", "anonymous:1"));
+    mixer.ok("device 1; alloc b 1M; device 0; alloc a 11M; device-release 0; device 0");
+    mixer.holds(&scene.machine, &scene.daemon, "released", &[0, M]);
     scene.end(&mut [&mut mixer]);
 }
 

@@ -365,7 +365,9 @@ impl Here<'_> {
                     _ => self.freed(meaning, call, result),
                 },
                 _ if result != 0 => self.failed(meaning, result),
-                MemCreate | MemMap | MemRetain | MemImport | MulticastCreate => self.handle(meaning, call),
+                MemCreate | MemMap | MemRetain | MemImport | MemExport | MulticastCreate => {
+                    self.handle(meaning, call);
+                }
                 IpcOpen | ExternalImport | ExternalBuffer | ExternalMipmap | PoolImportPointer => {
                     self.import(meaning);
                 }
@@ -450,6 +452,7 @@ impl Here<'_> {
                     self.event(at, event, 0);
                     core.poll_pool(thread, graph_memory(at.device));
                 }
+                GraphUpload => core.poll_pool(thread, graph_memory(self.at().device)),
                 _ => {}
             }
         }

@@ -54,6 +54,17 @@ impl Here<'_> {
                     let p: params::MemImport = self.params();
                     core.handle_imported(thread, self.called(self.at()), read(p.out, 0));
                 }
+                Meaning::MemExport => {
+                    let p: params::MemExport = self.params();
+                    if p.kind == params::FILE_DESCRIPTOR && !p.out.is_null() {
+                        core.handle_exported(
+                            thread,
+                            self.called(self.at()),
+                            p.handle,
+                            p.out.read_unaligned(),
+                        );
+                    }
+                }
                 _ => {
                     let p: params::MulticastCreate = self.params();
                     core.remember_multicast(read(p.out, 0));

@@ -73,6 +73,7 @@ pub enum Meaning {
     MemUnmap,
     MemRetain,
     MemImport,
+    MemExport,
     MulticastCreate,
     // Memory of others.
     IpcOpen,
@@ -102,6 +103,7 @@ pub enum Meaning {
     /// Nothing by itself: modules that are told inside of it are known to come from its caller.
     ModuleCall,
     GraphInstantiate,
+    GraphUpload,
     GraphExecDestroy,
 }
 use Meaning::*;
@@ -149,6 +151,7 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuMemUnmap, MemUnmap),
     (cuMemRetainAllocationHandle, MemRetain),
     (cuMemImportFromShareableHandle, MemImport),
+    (cuMemExportToShareableHandle, MemExport),
     (cuMulticastCreate, MulticastCreate),
     (cuIpcOpenMemHandle, IpcOpen),
     (cuIpcOpenMemHandle_v2, IpcOpen),
@@ -162,7 +165,10 @@ pub const CALLS: &[(u32, Meaning)] = &[
     (cuGraphAddNode, GraphAddNode),
     (cuGraphAddNode_v2, GraphAddNodeV2),
     (cuGraphAddNode_v3, GraphAddNodeV2),
+    (cuGraphInstantiate, GraphInstantiate),
     (cuGraphInstantiate_v2, GraphInstantiate),
+    (cuGraphUpload, GraphUpload),
+    (cuGraphUpload_ptsz, GraphUpload),
     (cuGraphInstantiateWithFlags, GraphInstantiate),
     (cuGraphInstantiateWithParams, GraphInstantiate),
     (cuGraphInstantiateWithParams_ptsz, GraphInstantiate),

@@ -358,7 +358,8 @@ impl Sender {
         if let Some(thread) = self.thread.filter(|_| state::armed()) {
             // A driver call of ours must not come back to us.
             thread.busy.store(1, Relaxed);
-            self.core.poll_lasting_pools(thread);
+            self.core.poll_pools(thread);
+            self.core.look_at_exports(thread);
             thread.busy.store(0, Relaxed);
         }
         threads::sweep(self.core.pid);

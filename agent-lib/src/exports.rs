@@ -1,0 +1,124 @@
+//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, also after the last
+//! release and unmap, and no callback tells of a close.
+//!
+//! An export is booked like a mapping, at an address that no memory has, and the mapping goes when the descriptor is closed: looked for at
+//! each release of a handle and once a second. A descriptor that was duplicated or sent to another process is not followed: from the close
+//! of the first one on, what is booked is a lower bound.
+
+use crate::core::{At, Core};
+use crate::live::Key;
+use crate::threads::{Call, Thread};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
+
+/// Exports at a time that are followed. The memory of more is booked until its handle's last release.
+const PLACES: usize = 256;
+/// Addresses of exports: "ex" and the place; no mapping of the driver's lies there.
+const ADDRESSES: u64 = 0x6578 << 48;
+/// From one export's address to the next: mappings start at multiples of this.
+const STEP: u64 = 2 << 20;
+
+/// A descriptor that was open when it was last looked at, or a free place.
+#[derive(Debug)]
+struct Export {
+    /// 1 while it is being written, 2 when it is there; 0 while the place is free.
+    state: AtomicUsize,
+    descriptor: AtomicI32,
+    /// What the descriptor stands for: another file may have its number later.
+    device: AtomicU64,
+    inode: AtomicU64,
+}
+
+const FREE: usize = 0;
+const CHANGING: usize = 1;
+const OPEN: usize = 2;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Exports {
+    /// Places that are not free: nothing is looked through while there are none.
+    count: AtomicUsize,
+    places: [Export; PLACES],
+}
+
+impl Exports {
+    /// None.
+    pub fn new() -> Self {
+        let free = |_| Export {
+            state: AtomicUsize::new(FREE),
+            descriptor: AtomicI32::new(-1),
+            device: AtomicU64::new(0),
+            inode: AtomicU64::new(0),
+        };
+        Exports { count: AtomicUsize::new(0), places: std::array::from_fn(free) }
+    }
+}
+
+impl Default for Exports {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Device and inode of an open descriptor.
+fn file_of(descriptor: i32) -> Option<(u64, u64)> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a place for the answer, which is read after success only.
+    (unsafe { libc::fstat(descriptor, stat.as_mut_ptr()) } == 0).then(|| {
+        // SAFETY: fstat has filled it.
+        let stat = unsafe { stat.assume_init() };
+        (stat.st_dev, stat.st_ino)
+    })
+}
+
+fn address_of(place: usize) -> u64 {
+    ADDRESSES + place as u64 * STEP
+}
+
+impl Core {
+    /// cuMemExportToShareableHandle gave this descriptor for a handle.
+    pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
+        let is_own =
+            |row: crate::live::Taken| crate::book::kind_of(&row.row) == crate::book::kind::VMM_CREATE;
+        let Some((device, inode)) = file_of(descriptor) else { return };
+        if !self.live.get(Key::Handle(handle)).is_some_and(is_own) {
+            return; // imported: its memory is its exporter's
+        }
+        let claim = |(_, export): &(usize, &Export)| {
+            export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
+        };
+        let Some((place, export)) = self.exports.places.iter().enumerate().find(claim) else { return };
+        self.exports.count.fetch_add(1, AcqRel);
+        export.descriptor.store(descriptor, Relaxed);
+        export.device.store(device, Relaxed);
+        export.inode.store(inode, Relaxed);
+        self.map_handle(thread, at, address_of(place), STEP, handle);
+        export.state.store(OPEN, Release);
+    }
+
+    /// Drops the exports whose descriptors were closed.
+    pub fn look_at_exports(&self, thread: &Thread) {
+        if self.exports.count.load(Acquire) == 0 {
+            return;
+        }
+        for (place, export) in self.exports.places.iter().enumerate() {
+            if export.state.load(Acquire) != OPEN {
+                continue;
+            }
+            let known = (export.device.load(Relaxed), export.inode.load(Relaxed));
+            if file_of(export.descriptor.load(Relaxed)) == Some(known)
+                || export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_err()
+            {
+                continue;
+            }
+            let address = address_of(place);
+            // It is gone where its device was reset.
+            if self.live.get(Key::Mapping(address)).is_some() {
+                let mut call = Call::new(0, self.clock.now());
+                self.unmap_entered(thread, At::NOWHERE, &mut call, address, STEP);
+                self.free_returned(thread, At::NOWHERE, &call, 0);
+            }
+            export.state.store(FREE, Release);
+            self.exports.count.fetch_sub(1, AcqRel);
+        }
+    }
+}
