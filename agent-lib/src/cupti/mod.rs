@@ -3,6 +3,7 @@
 //! ```text
 //! table.rs      which calls are listened to, and what each means: adding one is a line
 //! decode.rs     callback of a call -> booking        kinds.rs     the same for seldom calls
+//! coverage.rs   what is booked of each kind of call: docs/driver.md
 //! arrays.rs     what an array costs
 //! resource.rs   contexts, modules, graph nodes
 //! find.rs       which libcupti to use
@@ -10,6 +11,7 @@
 //! ```
 
 mod arrays;
+pub mod coverage;
 pub mod decode;
 pub mod find;
 mod kinds;

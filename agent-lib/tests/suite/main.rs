@@ -6,6 +6,7 @@ mod blind;
 mod bootstrap;
 mod common;
 mod control;
+mod driver_page;
 mod exit;
 mod fork_first;
 mod frames;

@@ -2,6 +2,7 @@
 //! cuInit returns 100 and libcupti refuses to start; neither may be noticed by a program under the agent, nor end the daemon.
 
 use crate::starts::{Case, Node, STARTS};
+use cupti_sys::ids;
 use gpumem_test_support::{skip, wait_for};
 use gpumem_tests::live::programs::target;
 use gpumem_tests::live::{Daemon, Machine};
@@ -85,4 +86,37 @@ fn the_daemon_survives_a_driver_without_a_gpu() {
         assert!(daemon.job.is_running(), "{text}");
         daemon.stop();
     }
+}
+
+/// Ids are numbers that the headers give to functions: a library that knows an id has the same name for it.
+#[test]
+fn every_callback_id_has_the_name_that_the_library_gives_it() {
+    let Some(driver) = fetch("driver", "550") else { return };
+    let program = target().join("nvidia/names");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("suite/nvidia/names.c");
+    let built = Command::new("cc").arg("-o").arg(&program).arg(source).arg("-ldl").status().expect("cc runs");
+    assert!(built.success());
+    let mut known = std::collections::BTreeSet::new();
+    for version in CUPTIS {
+        let Some(cupti) = fetch("cupti", version) else { return };
+        let mut command = Command::new(&program);
+        command.arg(&case(&driver, &cupti, "main").cupti).env("LD_LIBRARY_PATH", &driver);
+        let output =
+            command.args(ids::DRIVER.iter().map(|(_, id)| id.to_string())).output().expect("names runs");
+        assert!(output.status.success(), "{version}: {output:?}");
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let mut words = line.split(' ');
+            let mut word = || words.next().expect("three words");
+            let (id, result, name) = (word(), word(), word());
+            let ours =
+                ids::DRIVER.iter().find(|(_, number)| number.to_string() == id).expect("one of ours").0;
+            // An id beyond the last one of this release has no name.
+            if result == "0" && name != "INVALID" {
+                assert_eq!(name, ours, "{version}: {id}");
+                known.insert(ours);
+            }
+        }
+    }
+    let unknown: Vec<_> = ids::DRIVER.iter().filter(|(name, _)| !known.contains(name)).collect();
+    assert!(unknown.is_empty(), "no release has {unknown:?}");
 }
