@@ -14,6 +14,8 @@ pub const RECORD: &str = "GPUMEM_RECORD";
 pub const JOB: &str = "GPUMEM_JOB";
 /// Slots in the ring; a power of two.
 pub const RING_SLOTS: &str = "GPUMEM_RING_SLOTS";
+/// Milliseconds that the end of the program waits at most for its last records to be sent; less when they are.
+pub const EXIT_WAIT: &str = "GPUMEM_EXIT_WAIT_MS";
 /// Rows in the live table.
 pub const LIVE_ROWS: &str = "GPUMEM_LIVE_ROWS";
 /// Bytes for names.
@@ -104,6 +106,8 @@ pub struct Settings {
     pub record: Option<PathBuf>,
     /// See [`RING_SLOTS`].
     pub ring_slots: u64,
+    /// See [`EXIT_WAIT`].
+    pub exit_wait_ms: u64,
     /// See [`LIVE_ROWS`].
     pub live_rows: u64,
     /// See [`NAME_BYTES`].
@@ -218,6 +222,7 @@ impl Settings {
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),
             ring_slots: number(RING_SLOTS, 1 << 16, 2, 1 << 24),
+            exit_wait_ms: number(EXIT_WAIT, 50, 0, 60_000),
             live_rows: number(LIVE_ROWS, 1 << 18, 1, 1 << 24),
             name_bytes: number(NAME_BYTES, 8 << 20, 4096, 1 << 30) & !7,
             cupti: get(CUPTI_PATH).map(Into::into),

@@ -121,6 +121,7 @@ pub use parameter::{MAX_COLUMNS, ParametersView};
 pub use process::{Blocked, Coverage, Facts, Partial, Program};
 pub use range::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
 pub use recent::{RECENT_NS, Recent};
+pub use rounding::{ROUNDING_RULE, RoundingRule};
 pub use share::{Full, Limits, Refused};
 pub use snapshot::{
     AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,

@@ -370,6 +370,7 @@ impl Process {
             Body::Import { address, bytes, source } => {
                 let book = self.book(stamp.device);
                 let kind = MemoryKind::Imported;
+                self.hear_import(stamp, bytes);
                 if source == ImportSource::ShareableHandle {
                     self.holdings.vmm_create(address, bytes, 1, kind, stamp, book);
                 } else {

@@ -1,14 +1,23 @@
 //! What the driver adds to the sizes that were asked for: a model over live direct allocations, kept with two sums.
 //!
-//! The driver maps physical memory in granules of 2 MiB. An allocation of at least 1 MiB has granules of its own;
-//! smaller ones share them. (Inferred from what NVML charges, to be measured by tests/gpu; the simulated machine of
-//! tests/fake-gpu has the same rule, in code of its own.) Handles of the VMM are whole granules by contract, and a pool
-//! counts with what it has reserved: neither is rounded. The padding of arrays is in their estimate.
+//! The driver maps physical memory in granules. An allocation above a limit has granules of its own; smaller ones share them. Handles of
+//! the VMM are whole granules by contract, and a pool counts with what it has reserved: neither is rounded. The padding of arrays is in
+//! their estimate.
 
-/// What the driver maps at once.
-pub(crate) const GRANULE: i64 = 2 << 20;
-/// Smaller allocations share granules.
-const SHARED_BELOW: u64 = 1 << 20;
+/// How the driver rounds sizes; tests/gpu measures it, and a test compares it with the costs of the simulated machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundingRule {
+    /// What the driver maps at once, in bytes; a power of two.
+    pub granule: u64,
+    /// The largest allocation that shares granules with others, in bytes.
+    pub shared_up_to: u64,
+}
+
+/// The rule in force. Source: colibri #1244, an RTX 3090 with CUDA 13.1: 1 MiB took 1.00 MiB, 1 MiB and a byte took 2 MiB.
+pub const ROUNDING_RULE: RoundingRule = RoundingRule { granule: 2 << 20, shared_up_to: 1 << 20 };
+
+/// See [`RoundingRule::granule`].
+pub(crate) const GRANULE: i64 = ROUNDING_RULE.granule as i64;
 
 /// `bytes` in whole granules.
 pub(crate) fn whole_granules(bytes: i64) -> i64 {
@@ -28,7 +37,7 @@ impl Rounding {
     /// Of one allocation, at most [`crate::holdings::MAX_BYTES`] large.
     #[inline]
     pub fn of(bytes: u64) -> Self {
-        if bytes < SHARED_BELOW {
+        if bytes <= ROUNDING_RULE.shared_up_to {
             Rounding { own: 0, shared: bytes as i64 }
         } else {
             Rounding { own: (bytes as i64).wrapping_neg() & (GRANULE - 1), shared: 0 }
@@ -62,7 +71,9 @@ mod tests {
             all.bytes()
         };
         assert_eq!(of(&[]), 0);
-        assert_eq!(of(&[1 << 20]), 1 << 20, "1 MiB has a granule of its own");
+        assert_eq!(of(&[1 << 20]), 1 << 20, "the rest of a granule");
+        assert_eq!(of(&[1 << 20; 64]), 0, "two of 1 MiB share one");
+        assert_eq!(of(&[(1 << 20) + 1]), (1 << 20) - 1);
         assert_eq!(of(&[2 << 20, 20 << 20]), 0);
         assert_eq!(of(&[(2 << 20) + 1]), (2 << 20) - 1);
         assert_eq!(of(&[512, 512]), (2 << 20) - 1024);

@@ -111,8 +111,23 @@ impl Holdings {
             backing.mappings += 1;
             self.weigh(id);
         }
+        self.size_import(id, bytes);
         if self.hungry_segments > 0 {
             self.feed_segments(address, bytes);
+        }
+    }
+
+    /// The size of an imported handle is that of its largest mapping: the import does not tell it.
+    fn size_import(&mut self, id: BackingId, bytes: u64) {
+        let Some(backing) = self.backings.get_mut(&id) else { return };
+        if backing.row.kind != MemoryKind::Imported || bytes <= backing.row.bytes || bytes > MAX_BYTES {
+            return;
+        }
+        let more = bytes - backing.row.bytes;
+        backing.row.bytes = bytes;
+        let (book, kind) = (backing.row.book, backing.row.kind);
+        if let Some(beside) = self.beside(book).of(kind) {
+            *beside = beside.wrapping_add(more as i64);
         }
     }
 

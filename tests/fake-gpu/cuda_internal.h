@@ -191,6 +191,7 @@ CUresult capture_free(void *stream, uint64_t address);
 /* cuda_vmm.c */
 void vmm_forget(int device);
 void vmm_settle(void);
+void import_add(sim_usage *u, int64_t bytes); /* cuda_share.c; under the lock */
 int vmm_segment(uint64_t address, uint64_t bytes);
 int vmm_find(uint64_t address, uint64_t *begin, uint64_t *bytes); /* device of what is mapped there, or -1 */
 

@@ -114,7 +114,7 @@ CUresult free_row(row *r) {
         break;
     case IPC:
     case EXTERNAL:
-        u->imported_bytes -= r->bytes;
+        import_add(u, -(int64_t)r->bytes);
         space_give(address, r->charged);
         break;
     default:

@@ -1,4 +1,4 @@
-/* Memory that belongs to somebody else: IPC handles and external memory. Nothing is charged to the importer. */
+/* Memory that belongs to somebody else: IPC handles and external memory. Only cost.import_percent of it is in the importer's line. */
 #include <string.h>
 #include <unistd.h>
 
@@ -33,6 +33,11 @@ EXPORT CUresult cuIpcGetMemHandle(ipc_handle *out, CUdeviceptr dptr) {
     CALL(328, &params, get_handle(out, dptr));
 }
 
+void import_add(sim_usage *u, int64_t bytes) {
+    u->imported_bytes += (uint64_t)bytes;
+    u->import_charged_bytes = u->imported_bytes * machine->cost.import_percent / 100;
+}
+
 static CUresult import(uint64_t *out, uint64_t bytes, int kind) {
     context *c = current();
     if (!c) return INVALID_CONTEXT;
@@ -45,7 +50,7 @@ static CUresult import(uint64_t *out, uint64_t bytes, int kind) {
     r->device = (uint16_t)c->device;
     r->kind = (uint16_t)kind;
     r->bytes = bytes;
-    usage(c->device)->imported_bytes += bytes;
+    import_add(usage(c->device), (int64_t)bytes);
     leave();
     return OK;
 }

@@ -73,7 +73,7 @@ static void drop_unused(handle *h) {
             tag_add(h->device, h->tag, -(int64_t)h->bytes);
         sim_discharge(machine, slot, h->device, h->bytes);
     }
-    if (h->imported && h->device >= 0) usage(h->device)->imported_bytes -= h->bytes;
+    if (h->imported && h->device >= 0) import_add(usage(h->device), -(int64_t)h->bytes);
     for (handle **at = &handles; *at; at = &(*at)->next)
         if (*at == h) {
             *at = h->next;
@@ -320,7 +320,7 @@ static CUresult import_fd(uint64_t *out, int fd) {
     enter();
     handle *h = add(words[0], (int)words[1]);
     h->imported = 1;
-    if (h->device >= 0) usage(h->device)->imported_bytes += h->bytes;
+    if (h->device >= 0) import_add(usage(h->device), (int64_t)h->bytes);
     *out = h->number;
     leave();
     return OK;

@@ -20,6 +20,7 @@ static const sim_key keys[] = {
     {"cuda.query_us", M(cuda_query_us), 'n', 0, NULL, "time until a pool has said one of its numbers"},
     {"cuda.context_us", M(cuda_context_us), 'n', 0, NULL, "time to make a context"},
     {"cost.granule", C(granule), 'b', 0, NULL, "device memory is charged in multiples of this"},
+    {"cost.import_percent", C(import_percent), 'n', 0, NULL, "of imported bytes, what NVML's lists show for the importer, too"},
     {"cost.small_limit", C(small_limit), 'b', 0, NULL, "requests below it share granules"},
     {"cost.small_unit", C(small_unit), 'b', 0, NULL, "and take multiples of this there"},
     {"cost.vmm_granule", C(vmm_granule), 'b', 0, NULL, "granularity of handles and mappings"},

@@ -204,6 +204,7 @@ int sim_claim(sim_machine *m) {
     return -1;
 }
 
+uint64_t sim_listed(const sim_usage *u) { return sim_used(u) + u->import_charged_bytes; }
 uint64_t sim_used(const sim_usage *u) {
     return u->context_bytes + u->module_bytes + u->local_bytes + u->heaps_bytes + u->internal_bytes + u->other_bytes +
            u->rounding_bytes + u->tracked_bytes;

@@ -54,6 +54,7 @@ typedef struct {
     uint64_t managed_resident_bytes; /* in the device's total, in no process's line */
     uint64_t pinned_bytes;
     uint64_t imported_bytes;
+    uint64_t import_charged_bytes; /* of those, what NVML's lists have in this process's line; not in the device's total */
     uint64_t max_used_bytes;
     uint32_t contexts;
     uint32_t instance; /* MIG instance, 0: none */
@@ -114,6 +115,7 @@ typedef struct {
 /* What calls cost (costs.txt). */
 typedef struct {
     uint64_t granule;     /* what device memory is charged in */
+    uint64_t import_percent; /* of imported bytes, what NVML's lists show for the importer, too */
     uint64_t small_limit; /* below it requests share granules, */
     uint64_t small_unit;  /* each in multiples of this */
     uint64_t vmm_granule, pool_step;
@@ -184,6 +186,7 @@ void sim_reap(sim_machine *m, int own, int device);  /* takes dead slots back; d
 int sim_charge(sim_machine *m, int slot, int device, uint64_t bytes); /* 0, or -1: the device is full */
 void sim_discharge(sim_machine *m, int slot, int device, uint64_t bytes);
 uint64_t sim_used(const sim_usage *u);
+uint64_t sim_listed(const sim_usage *u); /* with charged imports: what NVML's lists show */
 uint64_t sim_device_used(sim_machine *m, int device); /* without the system's share */
 uint64_t sim_instance_used(sim_machine *m, int device, uint32_t instance);
 uint64_t sim_instance_bytes(const sim_machine *m, int device);

@@ -46,9 +46,9 @@ void truth_put(const sim_machine *machine, uint64_t t, const char *device, const
     typedef unsigned long long llu;
     put("{\"t\":%llu,\"list\":%llu,\"call\":\"%s\",\"device\":\"%s\",\"pid\":%u,\"used\":%llu,\"context\":%llu,"
         "\"modules\":%llu,\"local\":%llu,\"heaps\":%llu,\"other\":%llu,\"rounding\":%llu,\"tracked\":%llu,\"idle\":%llu,\"tags\":{",
-        (llu)t, (llu)machine->lists, call, device, pid, (llu)sim_used(u), (llu)u->context_bytes,
+        (llu)t, (llu)machine->lists, call, device, pid, (llu)sim_listed(u), (llu)u->context_bytes,
         (llu)u->module_bytes, (llu)u->local_bytes, (llu)u->heaps_bytes,
-        (llu)(u->internal_bytes + u->other_bytes), (llu)u->rounding_bytes,
+        (llu)(u->internal_bytes + u->other_bytes + u->import_charged_bytes), (llu)u->rounding_bytes,
         (llu)u->tracked_bytes, (llu)u->idle_bytes);
     const char *comma = "";
     for (uint32_t i = 0; slot >= 0 && i < machine->slot[slot].tag_count; i++) {

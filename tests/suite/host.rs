@@ -300,7 +300,7 @@ fn faults_stay_ours(rows: &[Row]) {
         let (fault, name, file) = *faults[number];
         let row = row(name).expect("a row");
         let mut command = row.covered(&machine, &socket);
-        command.env("GPUMEM_FAULT", fault);
+        command.env("GPUMEM_FAULT", fault).env("GPUMEM_EXIT_WAIT_MS", "10000");
         let outcome = start(command, &format!("{name}-{fault}"));
         let different = outcome.differs_from(&bare[name], row.unordered);
         if !different.is_empty() {

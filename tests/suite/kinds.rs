@@ -1,5 +1,6 @@
 //! Every kind of driver memory, on the simulated machine: from allocation through failure, free, a free that fails and
 //! reset to the end of the process, `tracked` is what the machine itself holds, at every moment at which the daemon looks.
+use gpumem_ledger::{Cause, ROUNDING_RULE, RoundingRule};
 use gpumem_tests::live::scene::{Scene, between, inside};
 use gpumem_tests::live::{Mixer, mixer};
 
@@ -358,10 +359,63 @@ fn captured_allocations_are_the_graphs() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// What is imported has no size that the calls would tell: 0 bytes stand beside.
+/// The ledger's rule is that of the simulated machine, whose costs tests/gpu measures.
 #[test]
-fn imports_of_another_process_add_nothing() {
-    let mut scene = Scene::new(&["cuda.pool_step=32M"]);
+fn rounding_rule_is_the_machines() {
+    let costs = concat!(env!("CARGO_MANIFEST_DIR"), "/fake-gpu/costs.txt");
+    let costs = std::fs::read_to_string(costs).expect("costs");
+    let cost = |key: &str| -> u64 {
+        let line = costs.lines().find_map(|line| line.strip_prefix(key)?.trim_start().strip_prefix('='));
+        let value = line.and_then(|line| line.split_whitespace().next()).expect("a value");
+        let digits = value.trim_end_matches(['K', 'M']);
+        let unit = if value.ends_with('M') {
+            20
+        } else if value.ends_with('K') {
+            10
+        } else {
+            0
+        };
+        digits.parse::<u64>().expect("a number") << unit
+    };
+    let RoundingRule { granule, shared_up_to } = ROUNDING_RULE;
+    assert_eq!((cost("cost.granule"), cost("cost.small_limit")), (granule, shared_up_to + 1));
+}
+
+#[test]
+fn requests_of_up_to_a_mebibyte_share_granules() {
+    let mut scene = Scene::new(&[]);
+    let mut mixer = scene.mixer();
+    for at in 0..64 {
+        mixer.ok(&format!("alloc a{at} 1M"));
+    }
+    scene.look(&mut mixer, "64 of 1 MiB", 64 * M);
+    mixer.ok("alloc b 1048577");
+    scene.look(&mut mixer, "one that is larger by a byte", 65 * M + 1);
+    let pid = mixer.pid();
+    let seen = scene.end(&mut [&mut mixer]);
+    let of_it = seen.samples.iter().filter(|(key, ..)| key.pid == pid);
+    let rounding = |tracked: i64| {
+        let mut parts = of_it.clone().filter(|(_, _, sample)| sample.tracked_bytes == Some(tracked));
+        parts.find_map(|(_, _, sample)| sample.parts).map(|parts| parts.rounding)
+    };
+    assert_eq!(rounding(64 * M), Some(0), "two of 1 MiB fill a granule");
+    assert_eq!(rounding(65 * M + 1), Some(M - 1));
+}
+
+/// What is imported stands beside the sum, with its size; whether NVML has it in the importer's line as well is the driver's affair.
+#[test]
+fn imports_of_another_process_stand_beside() {
+    imports(0);
+}
+
+#[test]
+fn imports_that_nvml_charges_to_the_importer_too() {
+    imports(100);
+}
+
+fn imports(percent: i64) {
+    let charged = format!("cost.import_percent={percent}");
+    let mut scene = Scene::new(&["cuda.pool_step=32M", &charged]);
     let (mut owner, mut guest) = (scene.pooled(), scene.pooled());
     owner.ok("tag shared; alloc a 7M; create h 4M; pool p; pool-keeps p 0xffffffffffffffff; stream s; async-from x p 1M");
     let ipc = owner.ok("ipc-get a").text;
@@ -373,16 +427,23 @@ fn imports_of_another_process_add_nothing() {
     let pid = owner.pid();
     guest.ok(&format!("ipc-open a {ipc}; import-pool p {pool}; import-pointer x p {pointer}"));
     guest.ok(&format!("alloc own 1M; import h {pid} {fd}; reserve r 4M; map r 0 4M h"));
+    guest.beside.imported = 7 * M + M + 4 * M;
     scene.look(&mut guest, "the guest", M);
     scene.look(&mut owner, "the owner, with a guest", owned);
     owner.refused(&format!("ipc-open b {ipc}")); // not one's own
     guest.refused("ipc-close own");
     guest.refused("free a");
     guest.ok("ipc-close a; unmap r 0 4M; release h; async-end x");
+    guest.beside.imported = 0;
     scene.look(&mut guest, "the guest, without", M);
     owner.ok(&format!("free a; close {fd}; release h; async-end x; pool-end p"));
     scene.look(&mut owner, "the owner, without", 0);
-    scene.end(&mut [&mut owner, &mut guest]);
+    let pid = guest.pid();
+    let seen = scene.end(&mut [&mut owner, &mut guest]);
+    let steps = &seen.process(pid).accounts[0].steps;
+    let imported = steps.iter().filter(|step| step.cause == Cause::MemoryImported);
+    let bytes: i64 = imported.map(gpumem_ledger::Step::bytes).sum();
+    assert_eq!(bytes, 12 * M * percent / 100, "{steps:#?}");
 }
 
 #[test]

@@ -251,13 +251,15 @@ class Runner:
 
 
 def what_failed(text, at_most=12):
-    """Each failed test of a process with the last lines that it printed; the last lines of all where no test is named."""
+    """Each failed test of a process with what it panicked with; the last lines of all where no test is named."""
     said = re.findall(r"^---- (\S+) stdout ----\n(.*?)(?=^---- \S+ stdout ----|^failures:$)", text, re.M | re.S)
-    for test, lines in said or [("", text)]:
-        lines = re.split(r"^(?:stack backtrace|note: run with)", lines, maxsplit=1, flags=re.M)[0] if test else lines
-        if test:
-            yield f"    {test}"
-        yield from (f"      {line}" for line in [line for line in lines.splitlines() if line.strip()][-at_most:])
+    for test, output in said:
+        yield f"    {test}"
+        panic = re.search(r"^thread .* panicked at (?:.|\n)*?(?=^stack backtrace|^note: run with|\Z)", output, re.M)
+        lines = [line for line in (panic[0] if panic else output).splitlines() if line.strip()]
+        yield from (f"      {line[:500]}" for line in (lines[:at_most] if panic else lines[-at_most:]))
+    if not said:
+        yield from (f"      {line}" for line in [line for line in text.splitlines() if line.strip()][-at_most:])
 
 
 def table(rows):

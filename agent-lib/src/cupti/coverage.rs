@@ -243,10 +243,7 @@ pub const UNHEARD: &[Unheard] = &[
         ids: &[cuMemAdvise, cuMemPrefetchAsync, cuMemPrefetchAsync_v2, cuMemDiscardBatchAsync],
         reason: "They move managed memory, which NVML charges to no process.",
     },
-    Unheard {
-        ids: &[cuIpcGetMemHandle, cuLibraryGetModule],
-        reason: "They take no memory.",
-    },
+    Unheard { ids: &[cuIpcGetMemHandle, cuLibraryGetModule], reason: "They take no memory." },
     Unheard {
         ids: &[
             cuMemPoolGetAttribute,

@@ -73,11 +73,23 @@ impl Here<'_> {
         }
     }
 
+    /// Size of the allocation at an address, in bytes; 0 where the driver does not say.
+    fn bytes_at(&self, address: u64) -> u64 {
+        let (mut base, mut bytes) = (0, 0);
+        let get = self.core.devices.driver().and_then(|driver| driver.mem_get_address_range);
+        // SAFETY: a function of the loaded driver, with places for its answers; no callback of ours is enabled for it.
+        let found = get.is_some_and(|get| unsafe { get(&mut base, &mut bytes, address) } == 0);
+        if found { bytes as u64 } else { 0 }
+    }
+
     pub(super) unsafe fn import(&self, meaning: Meaning) {
         // SAFETY: shapes by meaning; the call succeeded.
         let (address, bytes, source) = unsafe {
             match meaning {
-                Meaning::IpcOpen => (read(self.params::<params::IpcOpen>().out, 0), 0, ImportSource::Ipc),
+                Meaning::IpcOpen => {
+                    let address = read(self.params::<params::IpcOpen>().out, 0);
+                    (address, self.bytes_at(address), ImportSource::Ipc)
+                }
                 Meaning::ExternalImport => {
                     let p: params::ImportExternal = self.params();
                     let bytes = p.description.as_ref().map_or(0, |description| description.bytes);
@@ -90,7 +102,10 @@ impl Here<'_> {
                 Meaning::ExternalMipmap => {
                     (read(self.params::<params::MappedMipmap>().out, 0), 0, ImportSource::External)
                 }
-                _ => (read(self.params::<params::PoolImportPointer>().out, 0), 0, ImportSource::PoolPointer),
+                _ => {
+                    let address = read(self.params::<params::PoolImportPointer>().out, 0);
+                    (address, self.bytes_at(address), ImportSource::PoolPointer)
+                }
             }
         };
         if address != 0 {

@@ -1,5 +1,5 @@
 //! The one thread: ring and names -> socket or file, state on request, and what has to be looked at now and then. It may
-//! wait for the daemon as long as it likes; nobody waits for it, but the exit for 50 ms.
+//! wait for the daemon as long as it likes; nobody waits for it, but the exit for a moment (GPUMEM_EXIT_WAIT_MS).
 //!
 //! ```text
 //! mod.rs      the thread, its rounds and its end
@@ -46,8 +46,6 @@ const USUAL_SLOTS: u64 = 1 << 16;
 /// Else: the heartbeat. Without a daemon, too: what happens in a program is looked at from here, and libraries that come (PyTorch, those
 /// with NVTX in them, modules that allocate) must be met before they have done much, or their first blocks have no name.
 const IDLE: Duration = Duration::from_millis(100);
-/// How long the exit waits.
-const FAREWELL: Duration = Duration::from_millis(50);
 /// Between looks at pools and threads.
 const LOOK_NS: u64 = 1_000_000_000;
 
@@ -167,8 +165,9 @@ pub fn finish() {
     state::disarm();
     FINISHING.store(true, Release);
     wake();
+    let longest = Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms));
     let start = std::time::Instant::now();
-    while !FINISHED.load(Acquire) && start.elapsed() < FAREWELL {
+    while !FINISHED.load(Acquire) && start.elapsed() < longest {
         std::thread::sleep(Duration::from_micros(200));
     }
 }

@@ -232,7 +232,7 @@ impl Contexts {
             What::Stack(limit) => self.context(id).claim.stack = Some((limit, *event)),
             What::Printf(limit) => self.context(id).claim.printf = Some((limit, *event)),
             What::Heap(limit) => self.context(id).claim.heap = Some((limit, *event)),
-            What::Creating | What::Other(_) => {}
+            What::Creating | What::Imported(_) | What::Other(_) => {}
         }
         Parts::default()
     }

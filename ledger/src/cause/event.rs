@@ -67,6 +67,8 @@ pub(crate) enum What {
     Stack(u64),
     Printf(u64),
     Heap(u64),
+    /// Memory of another process was imported, of so many bytes; its charge has no model.
+    Imported(u64),
     /// Something that has no model.
     Other(DriverEventKind),
 }
@@ -93,14 +95,14 @@ impl Event {
             // Told before the driver does it.
             What::Unloaded { .. } => (0, CALL_NS),
             What::Destroyed => (0, CONTEXT_NS),
-            What::Creating | What::Existed | What::Exec | What::Other(_) => (0, 0),
+            What::Creating | What::Existed | What::Exec | What::Imported(_) | What::Other(_) => (0, 0),
         };
         (self.time_ns.saturating_sub(before.max(CLOCK_NS)), self.time_ns.saturating_add(after.max(CLOCK_NS)))
     }
 
     /// Whether it can have bytes of its own.
     fn is_priced(&self) -> bool {
-        !matches!(self.what, What::Existed | What::Exec | What::Other(_))
+        !matches!(self.what, What::Existed | What::Exec | What::Imported(_) | What::Other(_))
     }
 }
 

@@ -26,6 +26,11 @@ impl Process {
         self.hear(stamp, what);
     }
 
+    /// NVML may charge it to the importer as well.
+    pub fn hear_import(&mut self, stamp: &Stamp, bytes: u64) {
+        self.hear(stamp, What::Imported(bytes));
+    }
+
     pub fn hear_context(&mut self, stamp: &Stamp) {
         let restated = stamp.flags.has(Flags::RESTATED);
         self.hear(stamp, if restated { What::Existed } else { What::Created });

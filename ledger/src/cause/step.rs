@@ -39,6 +39,8 @@ pub enum Cause {
     LibraryLoaded,
     /// A green context was created.
     GreenContextCreated,
+    /// Memory of another process was imported.
+    MemoryImported,
     /// Nothing that is reported happened.
     BetweenEvents,
     /// The agent saw nothing for a part of the time.
@@ -52,7 +54,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    const ALL: [Cause; 18] = [
+    const ALL: [Cause; 19] = [
         Cause::ContextCreated,
         Cause::ContextDestroyed,
         Cause::ModuleLoaded,
@@ -66,6 +68,7 @@ impl Cause {
         Cause::PeerAccess,
         Cause::LibraryLoaded,
         Cause::GreenContextCreated,
+        Cause::MemoryImported,
         Cause::BetweenEvents,
         Cause::Blind,
         Cause::HistoryLost,
@@ -89,6 +92,7 @@ impl Cause {
             Cause::PeerAccess => "peer access",
             Cause::LibraryLoaded => "library loaded",
             Cause::GreenContextCreated => "green context created",
+            Cause::MemoryImported => "memory imported",
             Cause::BetweenEvents => "between events",
             Cause::Blind => "blind",
             Cause::HistoryLost => "history lost",
@@ -108,6 +112,7 @@ impl Cause {
             What::Stack(_) => Cause::StackLimit,
             What::Printf(_) => Cause::PrintfLimit,
             What::Heap(_) => Cause::HeapLimit,
+            What::Imported(_) => Cause::MemoryImported,
             What::Other(kind) => match kind {
                 DriverEventKind::GraphInstantiated => Cause::GraphInstantiated,
                 DriverEventKind::GraphDestroyed => Cause::GraphDestroyed,
@@ -194,7 +199,7 @@ pub(super) fn told(
     let booked = shares.iter().filter(|share| doubt.is_none() || share.bytes != 0);
     // Of equals the first: it was there before the others.
     let main = booked.rev().max_by_key(|share| share.bytes.unsigned_abs());
-    let likely = due.iter().rev().find(|event| matches!(event.what, What::Other(_)));
+    let likely = due.iter().rev().find(|event| matches!(event.what, What::Imported(_) | What::Other(_)));
     let most = main.map_or(0, |share| share.bytes.unsigned_abs());
     let is_unexplained = parts.unexplained.unsigned_abs() > most;
     let seen = |event: &Event| Cause::of(event.what);
@@ -202,7 +207,13 @@ pub(super) fn told(
     let (cause, event, kind, expected_bytes) = match (doubt, main, likely) {
         (Some(doubt), ..) => (Some(doubt), None, BookedAs::Unexplained, None),
         (None, main, Some(likely)) if main.is_none() || is_unexplained => {
-            (seen(likely), Some(likely), BookedAs::Unexplained, None)
+            let imported = |event: &Event| match event.what {
+                What::Imported(bytes) => bytes as i64,
+                _ => 0,
+            };
+            let imported: i64 = due.iter().map(imported).sum();
+            let expected = (imported != 0).then_some(imported);
+            (seen(likely), Some(likely), BookedAs::Unexplained, expected)
         }
         (None, Some(share), _) => {
             let kind = if share.bytes == 0 { BookedAs::Unexplained } else { share.kind };

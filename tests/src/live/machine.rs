@@ -102,6 +102,8 @@ impl Machine {
         command.env("GPUMEM_STORE", self.dir.join("runs.sqlite")).env("HOME", &self.dir);
         // What a test expects without a name has none; sites.rs asks for them.
         command.env("GPUMEM_SITES", "0");
+        // On a busy machine the last records may need longer than a program should wait.
+        command.env("GPUMEM_EXIT_WAIT_MS", "2000");
         command
     }
 

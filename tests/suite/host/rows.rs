@@ -63,6 +63,8 @@ impl Row {
             command.env(loader, programs().ours.join("libgpumem.so"));
         }
         command.env("GPUMEM_NVTX_DOMAINS", "*").env("GPUMEM_NVTX_RANGES", "1").env("GPUMEM_SOCKET", socket);
+        // As users have it: some daemons here never answer.
+        command.env_remove("GPUMEM_EXIT_WAIT_MS");
         command
     }
 

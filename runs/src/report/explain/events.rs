@@ -36,6 +36,12 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
+        &["memory imported"],
+        "Memory of another process was opened here; drivers may charge it to this process, too.",
+        |here| here.steps("memory imported"),
+        "",
+    ),
+    word(
         &["stream created", "peer access"],
         "Small costs of the driver: a stream, access to another GPU's memory.",
         |here| here.steps("stream created"),

@@ -95,6 +95,7 @@ fn what_the_code_can_print_is_explained() {
         PeerAccess,
         LibraryLoaded,
         GreenContextCreated,
+        MemoryImported,
         BetweenEvents,
         Blind,
         HistoryLost,
