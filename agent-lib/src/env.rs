@@ -222,7 +222,7 @@ impl Settings {
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),
             ring_slots: number(RING_SLOTS, 1 << 16, 2, 1 << 24),
-            exit_wait_ms: number(EXIT_WAIT, 50, 0, 60_000),
+            exit_wait_ms: number(EXIT_WAIT, 50, 0, 60000),
             live_rows: number(LIVE_ROWS, 1 << 18, 1, 1 << 24),
             name_bytes: number(NAME_BYTES, 8 << 20, 4096, 1 << 30) & !7,
             cupti: get(CUPTI_PATH).map(Into::into),

@@ -117,7 +117,7 @@ impl Holdings {
         }
     }
 
-    /// The size of an imported handle is that of its largest mapping: the import does not tell it.
+    /// Sets the size of an imported handle to that of its largest mapping: the import call has no size.
     fn size_import(&mut self, id: BackingId, bytes: u64) {
         let Some(backing) = self.backings.get_mut(&id) else { return };
         if backing.row.kind != MemoryKind::Imported || bytes <= backing.row.bytes || bytes > MAX_BYTES {

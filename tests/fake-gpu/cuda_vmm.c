@@ -82,7 +82,7 @@ static void drop_unused(handle *h) {
     free(h);
 }
 
-/* The real driver hears of a close; this one looks at each cuMemAlloc. Under the lock. */
+/* The kernel notifies the real driver of a close; this one checks at each cuMemAlloc. Under the lock. */
 void vmm_settle(void) {
     for (handle *h = handles, *next; h; h = next) {
         next = h->next;

@@ -5,7 +5,7 @@
  *   subscribe:N    every subscribe gives N           subscribe:NxK   only the first K do
  *   enable:N       every cuptiEnableCallback gives N version:N size:N multi:1 silent:1 old:NAME (the blocker's name)
  *   finalize:MS    cuptiFinalize takes that long
- *   anonymous:1    cuptiGetContextId and cuptiGetDeviceId know no context
+ *   anonymous:1    cuptiGetContextId and cuptiGetDeviceId fail
  * Keys cupti.* of the machine do the same for all processes, and may change while they run. */
 #include <dlfcn.h>
 #include <stdio.h>

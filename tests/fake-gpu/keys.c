@@ -40,7 +40,7 @@ static const sim_key keys[] = {
     {"cost.peer", C(peer), 'b', 0, NULL, "peer access, for the context that enables it"},
     {"cuda.module_bytes", M(cuda_module_bytes), 'b', 0, NULL, "size of a module that is not an ELF image, globals not counted"},
     {"cuda.lazy", M(cuda_lazy), 'n', 0, NULL, "1: a module costs half at its load, the rest at its first launch"},
-    {"cuda.muted", M(cuda_muted), 'n', 0, NULL, "callback id of a driver call that nobody is told of, as if made through a private table"},
+    {"cuda.muted", M(cuda_muted), 'n', 0, NULL, "id of a driver call without callbacks, as if made through a private table"},
     {"cuda.fail_percent", M(cuda_fail_percent), 'n', 0, NULL, "share of allocations that fail with 2"},
     {"cuda.busy", M(cuda_busy), 'n', 0, NULL, "1: events recorded now are not ready before somebody waits for them"},
     {"latency", M(latency_sleep), 'e', 0, "spin|sleep", "how the *_us keys pass their time"},

@@ -67,6 +67,7 @@ typedef struct {
     uint32_t tag_count; /* tag 0 is the empty one */
     uint32_t uid;
     uint64_t start_ticks; /* of the process: with pid, how it knows its own slot again */
+    uint32_t checkpointed; /* its memory was moved to the host: 1 no list has it, 2 lists have it with 0 bytes */
     sim_usage usage[SIM_DEVICES];
 } sim_slot;
 

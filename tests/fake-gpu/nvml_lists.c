@@ -51,7 +51,9 @@ static void collect(const handle *h, enum list list) {
         if (!u->contexts || (h->instance && u->instance != h->instance)) continue;
         int pid = sim_owner(machine, (int)s, own);
         if (pid <= 0) continue; /* dead, or in another pid namespace */
-        add((uint32_t)pid, sim_listed(u), u->instance);
+        uint32_t checkpointed = machine->slot[s].checkpointed;
+        if (checkpointed == 1) continue;
+        add((uint32_t)pid, checkpointed ? 0 : sim_listed(u), u->instance);
         if (truth) truth_put(machine, now, uuid, list_names[list], (uint32_t)pid, u, (int)s, h->device);
     }
     if (h->instance) return;

@@ -1,5 +1,5 @@
 /* NVIDIA's libraries leave thread-specific data with a destructor behind in every thread that calls them, and never delete its key.
- * Whoever unloads such a library while the thread lives crashes the program: the destructor is gone when the thread ends. */
+ * If such a library is unloaded while the thread lives, the program crashes when the thread ends: the destructor is gone. */
 #ifndef SIM_THREAD_DATA_H
 #define SIM_THREAD_DATA_H
 

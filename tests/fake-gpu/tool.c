@@ -18,6 +18,7 @@ static int usage_text(FILE *out) {
                  "fake-gpu show FILE                       devices, processes, NVML calls\n"
                  "fake-gpu hold FILE PID DEVICE BYTES      a process that holds bytes (0: no more); any pid\n"
                  "fake-gpu grow FILE PID DEVICE BYTES      growth that no call explains; may be negative\n"
+                 "fake-gpu checkpoint FILE PID HOW         its memory is on the host: no list has it (1), or with 0 bytes (2); 0: back\n"
                  "fake-gpu xid FILE DEVICE CODE            an Xid event\n"
                  "fake-gpu event FILE DEVICE TYPE DATA     any NVML event\n"
                  "fake-gpu used FILE PID DEVICE            what a process holds, in bytes\n"
@@ -183,6 +184,12 @@ static int run(sim_machine *m, const char *what, int count, char **words) {
     }
     if (!strcmp(what, "hold") && count == 3) return hold(m, (uint32_t)number[0], (uint32_t)number[1], number[2]);
     if (count >= 2 && number[1] >= SIM_DEVICES && strcmp(what, "xid") && strcmp(what, "event")) return 2;
+    if (!strcmp(what, "checkpoint") && count == 2) {
+        int s = slot_of(m, (int)number[0]);
+        if (s < 0) return 1;
+        m->slot[s].checkpointed = (uint32_t)number[1];
+        return 0;
+    }
     if (!strcmp(what, "grow") && count == 3) return grow(m, (int)number[0], (int)number[1], (int64_t)number[2]);
     if (!strcmp(what, "xid") && count == 2) return event(m, (uint32_t)number[0], 8, number[1]);
     if (!strcmp(what, "event") && count == 3) return event(m, (uint32_t)number[0], number[1], number[2]);

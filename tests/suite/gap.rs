@@ -83,7 +83,7 @@ fn steps_and_parts(keys: &[&str]) {
     ];
     assert_eq!(steps, expected);
     let by_program = |step: &Step| step.library.as_deref().is_some_and(|path| path.ends_with("/gap"));
-    // Of a call that nobody is told of, the caller is unknown.
+    // A call without a callback has no caller.
     let has_caller = |step: &&Step| keys.is_empty() || step.cause.name() != "context created";
     let events = account.steps.iter().filter(|step| step.kind != Unexplained).filter(has_caller);
     assert!(events.clone().all(by_program), "{:?}", events.map(|step| &step.library).collect::<Vec<_>>());

@@ -174,7 +174,7 @@ fn stream_ordered_memory_of_a_pool_of_its_own() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// What RMM and CuPy do: a pool of one's own, which gives memory back at a synchronisation, or is trimmed right after it was read.
+/// As RMM and CuPy use pools: the program's pool releases memory at a synchronisation, or is trimmed right after it was read.
 #[test]
 fn pool_of_its_own_gives_memory_back() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
@@ -402,7 +402,7 @@ fn requests_of_up_to_a_mebibyte_share_granules() {
     assert_eq!(rounding(65 * M + 1), Some(M - 1));
 }
 
-/// What is imported stands beside the sum, with its size; whether NVML has it in the importer's line as well is the driver's affair.
+/// Imports are reported with their size, outside of the sum. NVML may charge them to the importer as well.
 #[test]
 fn imports_of_another_process_stand_beside() {
     imports(0);
@@ -535,7 +535,7 @@ fn last_release_of_a_primary_context_takes_what_is_in_it() {
     scene.end(&mut [&mut mixer]);
 }
 
-/// Where CUPTI does not tell a context's number when it is made, later callbacks have it.
+/// If cuptiGetContextId fails when a context is created, later callbacks still carry its number.
 #[test]
 fn context_whose_number_comes_late() {
     let mut scene = Scene::new(&["devices=2"]);

@@ -100,6 +100,18 @@ fn dead_processes_that_still_hold_memory() {
 }
 
 #[test]
+fn memory_that_a_checkpoint_moved_to_the_host() {
+    let (machine, daemon) = start(&["devices=1"]);
+    let job = trainer(&machine, &daemon);
+    let pid = job.pid().to_string();
+    machine.tool("checkpoint", &[&pid, "2"]);
+    let found = said(&daemon, &machine, Some(job.pid()), "process", "less than the ");
+    assert!(found.text.contains("cuda-checkpoint") && found.state == "warn", "{found:?}");
+    machine.tool("checkpoint", &[&pid, "1"]);
+    said(&daemon, &machine, Some(job.pid()), "process", "its memory was moved to the host by a checkpoint");
+}
+
+#[test]
 fn wsl_tells_no_bytes() {
     let (machine, daemon) = start(&["devices=1", "nvml.wsl=1"]);
     let job = trainer(&machine, &daemon);

@@ -251,7 +251,7 @@ class Runner:
 
 
 def what_failed(text, at_most=12):
-    """Each failed test of a process with what it panicked with; the last lines of all where no test is named."""
+    """Yields each failed test of a process with its panic message, or the last lines of the output where no test failed."""
     said = re.findall(r"^---- (\S+) stdout ----\n(.*?)(?=^---- \S+ stdout ----|^failures:$)", text, re.M | re.S)
     for test, output in said:
         yield f"    {test}"

@@ -1,40 +1,40 @@
-//! What becomes of the memory behind each kind of driver call, and of the calls that are not listened to: docs/driver.md is made of it.
+//! How each kind of driver call is counted, and why other calls are not subscribed. docs/driver.md is generated from it.
 
 use super::table::Meaning::{self, *};
 use cupti_sys::ids::*;
 
-/// How sure it is that the driver behaves like this.
+/// Source of a claim about the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Evidence {
     /// Read from NVIDIA's headers.
     Header,
     /// Read from NVIDIA's documentation.
     Documentation,
-    /// Believed; a check of tests/gpu decides it on hardware.
+    /// Assumed until a check of tests/gpu measures it on hardware.
     Belief,
 }
 
-/// A kind of memory, or of event, and the calls that tell of it.
+/// A kind of memory or event, and the calls that report it.
 #[derive(Debug)]
 pub struct Kind {
-    /// What it is called.
+    /// Heading on the page.
     pub name: &'static str,
-    /// The meanings of its calls.
+    /// Meanings of its calls in table.rs.
     pub meanings: &'static [Meaning],
-    /// What is booked, and what is not.
-    pub booked: &'static str,
-    /// See [`Evidence`].
+    /// Which bytes are counted, and which are not.
+    pub counted: &'static str,
+    /// Sources of the claims in `counted`.
     pub evidence: &'static [Evidence],
     /// The check of tests/gpu that measures it; empty for none.
     pub check: &'static str,
 }
 
-/// Calls that nothing is learned from, and what the report shows of their memory instead.
+/// Calls that are not subscribed.
 #[derive(Debug)]
 pub struct Unheard {
-    /// Callback ids of the driver domain.
+    /// Callback ids in the driver domain.
     pub ids: &'static [u32],
-    /// Why not, and what is shown.
+    /// Why not, and what the report shows instead.
     pub reason: &'static str,
 }
 
@@ -42,57 +42,58 @@ const H: Evidence = Evidence::Header;
 const D: Evidence = Evidence::Documentation;
 const I: Evidence = Evidence::Belief;
 
-/// Every meaning of the table belongs to one of these.
+/// Each meaning of table.rs belongs to exactly one of these.
 pub const KINDS: &[Kind] = &[
     Kind {
         name: "device memory",
         meanings: &[Alloc, AllocV1],
-        booked: "Requested bytes, when the call returns. What the driver adds is `rounding`, a part of Untrackable.",
+        counted: "The requested bytes, when the call returns. The driver rounds them up; the difference is `rounding`, a part of Untrackable.",
         evidence: &[H, I],
         check: "sizes.sweep",
     },
     Kind {
         name: "pitched memory",
         meanings: &[AllocPitch, AllocPitchV1],
-        booked: "The driver's pitch x height. An allocation inside of the call with the same address is not booked twice.",
+        counted: "Pitch x height, with the pitch that the driver returns. An allocation inside the call with the same address is counted once.",
         evidence: &[H, I],
         check: "kinds.handles",
     },
     Kind {
         name: "arrays and mipmaps",
         meanings: &[Array2d, Array3d, Array2dV1, Array3dV1, Mipmap],
-        booked: "An estimate: pixels of all levels x what the format takes. Tiling and padding stay in Untrackable. Sparse and deferred \
-                 arrays take 0 bytes, and so does a format that CUDA 13.5 does not have.",
+        counted: "An estimate: the pixels of all levels x the bytes of a pixel in this format. Tiling and padding are in Untrackable. Sparse \
+                 and deferred arrays count 0 bytes, and so do formats that CUDA 13.5 does not define.",
         evidence: &[H, I],
         check: "kinds.arrays",
     },
     Kind {
         name: "managed memory",
         meanings: &[AllocManaged],
-        booked: "Beside the sum: NVML charges it to no process.",
+        counted: "Reported separately, not in the sum: NVML charges it to no process.",
         evidence: &[D],
         check: "kinds.managed",
     },
     Kind {
         name: "pinned and registered host memory",
         meanings: &[AllocHost, AllocHostV1, HostAlloc, HostRegister],
-        booked: "Beside the sum: it is host memory.",
+        counted: "Reported separately, not in the sum: it is host memory.",
         evidence: &[D],
         check: "kinds.pinned",
     },
     Kind {
         name: "stream-ordered memory",
         meanings: &[AllocAsync, AllocFromPool, FreeAsync],
-        booked: "Used bytes to the tag; charged is what the pool has reserved. That is read when the pool may have grown or was trimmed, else at \
-                 most ten times a second at these calls, and once a second in any case. During a capture the graph owns the bytes.",
+        counted: "Tags get the bytes in use; the sum has the bytes that the pool reserves. The agent reads a pool at once when it may have \
+                 grown or was trimmed, at other calls at most ten times a second, and otherwise once a second. During a stream capture \
+                 the graph owns the bytes.",
         evidence: &[H, D, I],
         check: "pools.default",
     },
     Kind {
         name: "pools",
         meanings: &[PoolCreate, PoolImport, PoolDestroy, PoolTouched, DeviceSetPool, LocationSetPool],
-        booked: "Nothing by themselves. A pool gives memory back at a synchronisation, which no callback tells: for up to a second the \
-                 figure is too large. Pools of managed and of host memory stand beside the sum.",
+        counted: "No bytes themselves. A pool releases memory at a synchronisation, for which there is no callback: its figure can be too \
+                 large for up to a second. Pools of managed and of host memory are reported separately.",
         evidence: &[H, D],
         check: "pools.own",
     },
@@ -108,30 +109,31 @@ pub const KINDS: &[Kind] = &[
             GraphExecDestroy,
             GraphMemoryTrim,
         ],
-        booked: "What the device's graph memory has reserved, read when graphs are made, uploaded, destroyed and trimmed, and once a second.",
+        counted: "The bytes that the device's graph memory reserves. The agent reads them when a graph is instantiated, uploaded, destroyed or trimmed, and \
+                 once a second.",
         evidence: &[H],
         check: "pools.graphs",
     },
     Kind {
         name: "virtual memory management",
         meanings: &[MemCreate, MemRelease, MemMap, MemUnmap, MemRetain],
-        booked: "The handle's size until it has neither references nor mappings. On the host: beside the sum.",
+        counted: "The handle's size, until it has neither references nor mappings. Host memory is reported separately.",
         evidence: &[D],
         check: "kinds.vmm",
     },
     Kind {
         name: "exported handles",
         meanings: &[MemExport],
-        booked: "A handle that was exported to a file descriptor keeps its bytes until the descriptor is closed, which is seen at the next release \
-                 or within a second. Where the descriptor was duplicated or sent to another process, what is booked after the close is a lower \
-                 bound. Exports to a fabric are not followed.",
+        counted: "The handle's size until its file descriptor is closed. The agent checks descriptors at each release and once a second. If a \
+                 descriptor was duplicated or sent to another process, the figure after the close is a lower bound. Exports to a fabric \
+                 are not followed.",
         evidence: &[D, I],
         check: "kinds.exported",
     },
     Kind {
         name: "multicast objects",
         meanings: &[MulticastCreate],
-        booked: "Nothing: what is bound to one is memory of a handle.",
+        counted: "No bytes: memory that is bound to one belongs to a handle.",
         evidence: &[D],
         check: "kinds.handles",
     },
@@ -146,78 +148,79 @@ pub const KINDS: &[Kind] = &[
             ExternalMipmap,
             PoolImportPointer,
         ],
-        booked: "Beside the sum, with the size where the call tells it: the exporter's memory.",
+        counted: "Reported separately with their size: the memory is counted in the exporting process. If NVML charges it to the importer as well, the \
+                 difference is in Untrackable, in a step with the cause `memory imported`.",
         evidence: &[D, I],
         check: "kinds.ipc",
     },
     Kind {
         name: "frees",
         meanings: &[Free, FreeV1],
-        booked: "The address when the call is entered, the bytes when it returned successfully. Result 4 means that the driver is gone, and the \
-                 memory with it.",
+        counted: "The address is noted when the call begins; the bytes are subtracted when it succeeds. Result 4 means that the driver has shut \
+                 down, which frees the memory.",
         evidence: &[D],
         check: "live.threads",
     },
     Kind {
         name: "contexts",
         meanings: &[CtxCreate, CtxCreateV3, CtxCreateV4, PrimaryRetain, GreenCreate],
-        booked: "Nothing; the step of NVML's figure around the call is what the context costs. A context that no such call made (libcudart may \
-                 use a private table of the driver's; OpenGL and VDPAU have calls of their own) is known from CUPTI's resource callback, \
-                 without its caller. A green context is a part of the primary one.",
+        counted: "No bytes; the change of NVML's figure around the call is the context's cost. For a context from another call (libcudart may use \
+                 a private driver table; OpenGL and VDPAU have separate calls), CUPTI's resource callback is used, and its caller is \
+                 unknown. A green context is part of the primary context.",
         evidence: &[D, I],
         check: "gap.context",
     },
     Kind {
         name: "ends of contexts",
         meanings: &[PrimaryReset],
-        booked: "A destroyed context, which CUPTI tells as a resource, takes its direct memory along; a reset takes all memory of the device.",
+        counted: "When CUPTI reports that a context is destroyed, its direct allocations are removed. A reset removes everything on the device.",
         evidence: &[D],
         check: "kinds.contexts",
     },
     Kind {
         name: "modules and libraries",
         meanings: &[LibraryLoad, ModuleCall],
-        booked: "Nothing; loadable bytes are the upper bound of the step of NVML's figure.",
+        counted: "No bytes; the loadable bytes are an upper bound for the change of NVML's figure.",
         evidence: &[D, I],
         check: "gap.modules",
     },
     Kind {
         name: "limits and peers",
         meanings: &[SetLimit, PeerAccess],
-        booked: "Nothing; stack, printf and heap limits have models of what they cost.",
+        counted: "No bytes; the cost of stack, printf and heap limits comes from a model.",
         evidence: &[D, I],
         check: "gap.limits",
     },
 ];
 
-/// Calls with an id here that are not listened to.
+/// Every id of cupti-sys that table.rs does not subscribe.
 pub const UNHEARD: &[Unheard] = &[
-    Unheard { ids: &[cuInit, cuGetProcAddress_v2], reason: "They take no device memory." },
-    Unheard { ids: &[cuDeviceGetCount], reason: "Listened to only to learn whether callbacks still come." },
+    Unheard { ids: &[cuInit, cuGetProcAddress_v2], reason: "They use no device memory." },
+    Unheard { ids: &[cuDeviceGetCount], reason: "Subscribed only to check that callbacks still arrive." },
     Unheard {
         ids: &[cuCtxDestroy, cuCtxDestroy_v2, cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2],
-        reason: "The last release of a context is told as a resource.",
+        reason: "CUPTI reports the end of a context as a resource.",
     },
     Unheard {
         ids: &[cuGLCtxCreate, cuGLCtxCreate_v2, cuVDPAUCtxCreate, cuVDPAUCtxCreate_v2],
-        reason: "The context is told as a resource: it is booked, without its caller.",
+        reason: "CUPTI reports the context as a resource. It is counted; its caller is unknown.",
     },
     Unheard {
         ids: &[cuStreamCreate, cuStreamCreateWithPriority, cuUserObjectCreate],
-        reason: "Called often, and what they cost has no documented size: it stays in the unexplained part of Untrackable.",
+        reason: "Frequent, and their cost is not documented: it is in the unexplained part of Untrackable.",
     },
     Unheard {
         ids: &[cuGraphLaunch, cuGraphLaunch_ptsz],
-        reason: "On the path of a launch. Graph memory that a launch takes is seen within a second; a shorter peak is not.",
+        reason: "They are on the launch path. Graph memory that a launch allocates is seen within a second; shorter peaks are missed.",
     },
     Unheard {
         ids: &[cuMemAddressReserve, cuMemAddressFree, cuMemSetAccess],
-        reason: "Addresses take no memory.",
+        reason: "Address ranges use no memory.",
     },
     Unheard {
         ids: &[cuMemMapArrayAsync, cuMemMapArrayAsync_ptsz],
-        reason: "Tiles of sparse arrays take memory of a handle, which is booked until the handle's last release and unmap. While only an array \
-                 has it mapped, the report shows too little, and Untrackable is larger by it.",
+        reason: "Tiles of sparse arrays use the memory of a handle, which is counted until the handle's last release and unmap. While only an \
+                 array maps it, the bytes are in Untrackable.",
     },
     Unheard {
         ids: &[
@@ -228,22 +231,22 @@ pub const UNHEARD: &[Unheard] = &[
             cuMulticastBindAddr_v2,
             cuMulticastUnbind,
         ],
-        reason: "A binding takes no memory of its own. Whether it keeps the memory of a released handle is not documented: if it does, Untrackable \
-                 is larger by it.",
+        reason: "A binding uses no memory. Whether it keeps the memory of a released handle alive is not documented; if so, the bytes are in \
+                 Untrackable.",
     },
     Unheard {
         ids: &[cuLogicalEndpointCreate, cuLogicalEndpointDestroy, cuLogicalEndpointBindMem],
-        reason: "As for multicast: the memory is a handle's.",
+        reason: "As for multicast objects, the memory belongs to a handle.",
     },
     Unheard {
         ids: &[cuGraphicsMapResources, cuGraphicsMapResources_ptsz],
-        reason: "The resource belongs to OpenGL, Vulkan or Direct3D, and the call tells no size. NVML charges it to the process: it is Untrackable.",
+        reason: "The resource belongs to OpenGL, Vulkan or Direct3D, and the call has no size. NVML charges it to the process: it is in Untrackable.",
     },
     Unheard {
         ids: &[cuMemAdvise, cuMemPrefetchAsync, cuMemPrefetchAsync_v2, cuMemDiscardBatchAsync],
         reason: "They move managed memory, which NVML charges to no process.",
     },
-    Unheard { ids: &[cuIpcGetMemHandle, cuLibraryGetModule], reason: "They take no memory." },
+    Unheard { ids: &[cuIpcGetMemHandle, cuLibraryGetModule], reason: "They use no memory." },
     Unheard {
         ids: &[
             cuMemPoolGetAttribute,
@@ -258,11 +261,10 @@ pub const UNHEARD: &[Unheard] = &[
     },
     Unheard {
         ids: &[cuGreenCtxDestroy, cuCtxFromGreenCtx],
-        reason: "A green context is a part of the primary one.",
+        reason: "A green context is part of the primary context.",
     },
     Unheard {
         ids: &[cuCheckpointProcessCheckpoint, cuCheckpointProcessRestore],
-        reason: "Another process calls them: this one sees nothing. NVML's figure falls below what is tracked; the report shows a negative \
-                 Untrackable.",
+        reason: "Another process calls them, so there is no callback here. NVML's figure falls while the tracked bytes stay; doctor reports it.",
     },
 ];

@@ -3,7 +3,7 @@
 //! ```text
 //! table.rs      which calls are listened to, and what each means: adding one is a line
 //! decode.rs     callback of a call -> booking        kinds.rs     the same for seldom calls
-//! coverage.rs   what is booked of each kind of call: docs/driver.md
+//! coverage.rs   how each kind of call is counted: docs/driver.md
 //! arrays.rs     what an array costs
 //! resource.rs   contexts, modules, graph nodes
 //! find.rs       which libcupti to use

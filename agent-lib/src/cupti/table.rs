@@ -1,8 +1,8 @@
 //! Which driver calls are listened to, and what each means. Adding one is a line here (and its id and parameters in
 //! cupti-sys). None of these is on the path of a kernel launch.
 //!
-//! coverage.rs says what is booked of each kind of call, and what becomes of calls that are not here; the ledger's table
-//! (ledger/src/lib.rs) says what becomes of each record.
+//! coverage.rs says how each kind of call is counted, and why other calls are not subscribed. The table in ledger/src/lib.rs says how each
+//! record is applied.
 
 use cupti_sys::ids::*;
 

@@ -1,4 +1,4 @@
-//! docs/driver.md: what the driver tells of each kind of memory and what it does not, made from the table of calls.
+//! docs/driver.md, generated from the table of driver calls.
 
 use cupti_sys::ids;
 use gpumem::cupti::coverage::{Evidence, KINDS, UNHEARD};
@@ -24,42 +24,43 @@ fn every_call_has_its_place_on_the_page() {
     for (name, id) in ids::DRIVER {
         let heard = CALLS.iter().any(|(call, _)| call == id);
         let unheard = UNHEARD.iter().filter(|unheard| unheard.ids.contains(id)).count();
-        assert_eq!(usize::from(heard) + unheard, 1, "{name} is listened to, or coverage.rs says why not");
+        assert_eq!(usize::from(heard) + unheard, 1, "{name} is in table.rs, or in UNHEARD of coverage.rs");
     }
 }
 
 fn page() -> String {
     let mut page = String::from(
-        "# What the driver tells, and what it does not
+        "# Driver calls: what is counted, and what is not
 
 <!-- made by agent-lib/tests/suite/driver_page.rs from agent-lib/src/cupti/: UPDATE_GOLDEN=1 -->
 
-The agent subscribes to the CUDA driver's callbacks through CUPTI. This page lists each kind of driver memory: the calls that are listened
-to, with their callback ids, and what is booked of them. Memory that no callback tells of is in Untrackable.
+The agent subscribes to the CUDA driver's callbacks through CUPTI. For each kind of driver memory, this page lists the subscribed calls with
+their callback ids and says which bytes are counted. Memory without a callback is in Untrackable.
 
-*Evidence*: **header** and **documentation** are NVIDIA's; **belief** is settled on hardware by the named check of tests/gpu.
+Sources of each statement: NVIDIA's **headers**, NVIDIA's **documentation**, or an **assumption** that the named check of tests/gpu tests on
+hardware.
 
-## Calls that are listened to
+## Subscribed calls
 ",
     );
     for kind in KINDS {
         let evidence = kind.evidence.iter().map(|evidence| match evidence {
-            Evidence::Header => "header",
+            Evidence::Header => "headers",
             Evidence::Documentation => "documentation",
-            Evidence::Belief => "belief",
+            Evidence::Belief => "assumption",
         });
         let evidence = evidence.collect::<Vec<_>>().join(", ");
         let ids = CALLS.iter().filter(|(_, meaning)| kind.meanings.contains(meaning)).map(|(id, _)| *id);
         let _ = write!(
             page,
-            "\n### {}\n\n{}\n\nCalls: {}.\nEvidence: {evidence}; check: `{}`.\n",
+            "\n### {}\n\n{}\n\nCalls: {}.\nSource: {evidence}; check: `{}`.\n",
             kind.name,
-            kind.booked,
+            kind.counted,
             calls(ids),
             kind.check
         );
     }
-    page.push_str("\n## Calls that are not\n\n| calls | why, and what is shown |\n|---|---|\n");
+    page.push_str("\n## Other calls\n\n| calls | why they are not subscribed |\n|---|---|\n");
     for unheard in UNHEARD {
         let _ = writeln!(page, "| {} | {} |", calls(unheard.ids.iter().copied()), unheard.reason);
     }

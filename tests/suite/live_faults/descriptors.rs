@@ -90,7 +90,7 @@ fn too_few_from_the_start_are_told_and_end_nothing() {
     let by = ["prlimit", &few, "--"];
     let mut node = Node::new(&["devices=1"], "", |machine, config| Daemon::start_by(machine, &by, config));
     let mut job = node.holding("0");
-    // Which part finds none left depends on which part comes first: the daemon tells of others, gpumemctl of its control socket.
+    // Which part fails depends on which part opens its file first. If it is the control socket, only gpumemctl can report it.
     let texts = ["Too many open files", "no file descriptor left", "could not be accepted", "LimitNOFILE="];
     until(20, "what is wrong", || {
         let told = node.doctor();

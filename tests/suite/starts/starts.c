@@ -1,4 +1,4 @@
-/* Initialises CUDA where the first word says, and says what cuInit returned:
+/* Calls cuInit in the place that the first argument names, and prints its result:
  *   main     on the first thread
  *   worker   on a thread that ends before the program does
  *   lives    on the first thread; the program goes on until its input ends

@@ -17,7 +17,7 @@ use crate::access::Viewer;
 use crate::clock;
 use crate::view::Sight;
 use crate::view::health::Health;
-use gpumem_ledger::{ProcessView, Snapshot};
+use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
 use gpumem_wire::Absence;
 use gpumem_wire::checks::Check;
 use gpumem_wire::control::{Doctor, Finding, State};
@@ -115,10 +115,28 @@ fn of_kernel(health: &Health) -> Option<Finding> {
     })
 }
 
+/// Used and tracked bytes of a certain sample in which NVML charges less than the process tracks.
+fn missing(sample: &ClosedSample) -> Option<(u64, u64)> {
+    let (used, (lowest, _)) = (sample.used_bytes.ok()?, sample.tracked_range?);
+    let lowest = u64::try_from(lowest).ok()?;
+    let is_certain = !sample.torn && !sample.stale && !sample.partial;
+    (is_certain && used < lowest).then_some((used, lowest))
+}
+
 /// Why NVML tells no bytes of a process.
 fn of_bytes(process: &ProcessView, snapshot: &Snapshot, health: &Health, findings: &mut Vec<Finding>) {
     for account in &process.accounts {
         let Some(device) = account.device.and_then(|device| snapshot.devices.get(device)) else { continue };
+        if let Some((used, tracked)) = account.latest.as_ref().and_then(missing) {
+            let (used, tracked) = (gpus::mib(used), gpus::mib(tracked));
+            let text = format!(
+                "NVML charges {used} to it on {}, less than the {tracked} that it tracks: a checkpoint (cuda-checkpoint) moved its memory \
+                 to the host, or the driver's figure is wrong",
+                device.name
+            );
+            let subject = format!("process {}", process.key.pid);
+            findings.push(finding(Check::ProcessBytes, State::Warn, subject, text, None));
+        }
         let absence = account.latest.as_ref().and_then(|sample| sample.used_bytes.err());
         let is_idle = account.tracked_bytes == 0 && absence == Some(Absence::NotListed);
         let Some(absence) = absence.filter(|_| !is_idle) else { continue };

@@ -431,8 +431,8 @@ pub(super) fn why_absent(
             Some("what an agent tracks is known: start processes with `gpumemctl run -- ...`"),
         ),
         Absence::NotListed => (
-            "no list of NVML names it: it has no context there (any more), or it is an MPS client of a GPU before Volta, \
-             whose memory is the server's",
+            "no list of NVML names it: it has no context there (any more), its memory was moved to the host by a checkpoint \
+             (cuda-checkpoint), or it is an MPS client of a GPU before Volta, whose memory is the server's",
             None,
         ),
         Absence::NoPermission => (
