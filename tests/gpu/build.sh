@@ -2,7 +2,7 @@
 # Builds what the suite needs on a machine that has neither cargo nor a network, into a folder ready to carry:
 #   build.sh DIR [--with-fake]
 # Release builds for any x86-64 processor, stripped; the programs of programs/ that need no CUDA come along, in case that
-# machine has no C compiler.
+# machine has no C compiler. So do two libcupti of other CUDA versions (without --with-fake), where PyPI can be reached.
 set -eu
 out=${1:?build.sh DIR [--with-fake]}
 fake=${2:-}
@@ -36,6 +36,15 @@ cc=${CC:-gcc}
 $cc -std=c11 -D_GNU_SOURCE -O2 -s core.c process.c memory.c space.c loops.c table.c cupti.c -o "$out/driver" -ldl -pthread
 $cc -std=c11 -D_GNU_SOURCE -O2 -s -shared -fPIC client.c -o "$out/client" -ldl
 $cc -std=c11 -D_GNU_SOURCE -O2 -s nvml_cost.c -o "$out/nvml_cost" -ldl
+$cc -std=c11 -D_GNU_SOURCE -O2 -s probe.c -o "$out/probe" -ldl -pthread
+
+if [ "$fake" != --with-fake ]; then
+    for version in 11.8.87 12.9.79; do
+        "$root/tests/tools/nvidia.sh" "$target/nvidia" cupti $version || { echo "the bundle is without libcupti $version" >&2; continue; }
+        mkdir -p "$out/cupti-$version"
+        cp "$target/nvidia/cupti-$version/"libcupti.so.* "$out/cupti-$version/"
+    done
+fi
 
 size=$(du -sk "$out" | cut -f1)
 echo "$out: $size KiB"

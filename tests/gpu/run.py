@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Proves gpumemd on the GPU of this machine, or, with --dry-run, itself on the simulated one. See README.md.
 
-    run.py --bin DIR --out DIR [--dry-run] [--only NAME...] [--minutes N]
+    run.py --bin DIR --out DIR [--dry-run] [--plan N] [--only NAME...] [--minutes N]
 """
 
 import argparse
@@ -22,6 +22,7 @@ sys.path.insert(0, str(HERE))
 from suite import checks  # noqa: E402, F401  (registers them)
 from suite.check import CHECKS, missing, run_one  # noqa: E402
 from suite.machine import Machine  # noqa: E402
+from suite.plans import LAST, MINUTES, PLANS, members, plan_of, times  # noqa: E402
 from suite.questions import QUESTIONS  # noqa: E402
 from suite.results import Report, Result  # noqa: E402
 
@@ -39,8 +40,11 @@ def arguments():
     parser.add_argument("--dry-run", action="store_true", help="on the simulated GPU")
     parser.add_argument("--torch", type=Path, help="of a dry run: a folder that `make -C tests/torch wheel-VERSION` made")
     parser.add_argument("--costs", type=Path, help="of a dry run: what calls cost (default: tests/fake-gpu/costs.txt)")
+    parser.add_argument("--keys", nargs="+", default=[], metavar="KEY=VALUE",
+                        help="of a dry run: keys of the simulated GPU in every check (fake-gpu keys)")
+    parser.add_argument("--plan", type=int, choices=(*PLANS, LAST), help="one of three calls for a GPU that is lent for minutes")
     parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
-    parser.add_argument("--minutes", type=float, default=60, help="then the rest is skipped")
+    parser.add_argument("--minutes", type=float, help=f"then the rest is skipped (default: 60, {MINUTES} for a plan)")
     parser.add_argument("--list", action="store_true", help="checks, and what they claim")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
@@ -119,19 +123,20 @@ def run_check(machine, name, limit, state):
     return result
 
 
-def chosen(only):
+def chosen(only, plan):
     unknown = [o for o in only if not any(name.startswith(o) for name in CHECKS)]
     if unknown:
         sys.exit(f"no such check: {', '.join(unknown)} (--list shows all)")
-    return [name for name in CHECKS if not only or any(name.startswith(o) for o in only)]
+    names = [name for name in CHECKS if not only or any(name.startswith(o) for o in only)]
+    return members(plan, names) if plan else names
 
 
 def main():
     options = arguments()
     if options.list:
         for c in CHECKS.values():
-            print(f"{c.name:28} {c.claim} ({c.where})")
-        print("\nQuestions of reference/cupti.md 12, and the checks that answer them:")
+            print(f"{c.name:28} plan {plan_of(c.name)[0]}: {c.claim} ({c.where})")
+        print("\nQuestions that hardware must answer, and the checks that do:")
         for number, text in QUESTIONS.items():
             print(f"{number:2}. {text}\n    {', '.join(c.name for c in CHECKS.values() if number in c.questions)}")
         return 0
@@ -140,14 +145,17 @@ def main():
         return 0
     if not options.bin or not options.out:
         sys.exit("--bin and --out are needed")
-    names = chosen(options.only)
-    deadline = time.monotonic() + options.minutes * 60
+    names = chosen(options.only, options.plan)
+    minutes = options.minutes or (MINUTES if options.plan else 60)
+    started = time.monotonic()
+    deadline = started + minutes * 60
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     work = Path(tempfile.mkdtemp(prefix="gpumem-gpu-"))
     machine = Machine(options.bin.resolve(), work, options.dry_run,
                       options.fake.resolve() if options.fake else None, sys.executable)
     machine.costs = str(options.costs.resolve()) if options.costs else None
+    machine.keys = options.keys
     if options.torch:
         machine.torch, machine.python = str(options.torch.resolve()), str((options.torch / "venv/bin/python").absolute())
     machine.prepare({need for name in names for need in CHECKS[name].needs})
@@ -156,11 +164,13 @@ def main():
     state.write_text(machine.to_json())
     title = "gpumemd: dry run on the simulated GPU" if options.dry_run else "gpumemd on a GPU"
     report = Report(options.out, work, f"{os.uname().sysname} {os.uname().release}, work folder {work}", title)
+    print(f"prepared in {time.monotonic() - started:.1f} s: {', '.join(sorted(machine.built)) or 'nothing to build'}", flush=True)
     packed = time.monotonic()
     for name in names:
         left = deadline - time.monotonic()
         if left < 2:
-            result = nothing(CHECKS[name], "skip", f"the {options.minutes:g} minutes were over")
+            result = nothing(CHECKS[name], "skip", f"the {minutes:g} minutes were over")
+            result["late"] = True
         elif missing(machine, CHECKS[name]):
             result = nothing(CHECKS[name], "skip", missing(machine, CHECKS[name]))
         else:
@@ -173,6 +183,8 @@ def main():
             packed = time.monotonic()
     report.write()
     report.pack()
+    for line in times(report.results):
+        print(line)
     failed = [r["name"] for r in report.results if r["verdict"] == "fail"]
     print(f"{len(report.results)} checks, {len(failed)} failed; {options.out}/results.md")
     return 1 if failed else 0

@@ -15,11 +15,13 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import accept  # noqa: E402
-from suite import checks, questions, stats, table, wire  # noqa: E402, F401
-from suite.check import CHECKS  # noqa: E402
+from suite import checks, plans, questions, stats, table, wire  # noqa: E402, F401
+from suite.check import CHECKS, Test  # noqa: E402
 from suite.checks.common import GRANULE, MIB, rounding  # noqa: E402
 from suite.daemon import parse_metrics  # noqa: E402
-from suite.results import as_markdown, number, split  # noqa: E402
+from suite.machine import Machine, library_version  # noqa: E402
+from suite.nvml import Error  # noqa: E402
+from suite.results import Result, as_markdown, number, split  # noqa: E402
 
 
 class Arithmetic(unittest.TestCase):
@@ -192,6 +194,90 @@ class Accepting(unittest.TestCase):
                                   text=True)
             self.assertIn("no evidence", done.stderr)
             self.assertEqual(done.returncode, 1)
+
+
+class Plans(unittest.TestCase):
+    def test_each_check_is_in_exactly_one_plan(self):
+        chosen = [name for plan in (*plans.PLANS, plans.LAST) for name in plans.members(plan, CHECKS)]
+        self.assertEqual(sorted(chosen), sorted(CHECKS))
+
+    def test_each_entry_names_a_check(self):
+        for plan, entries in plans.PLANS.items():
+            for place, entry in enumerate(entries):
+                found = [name for name in CHECKS if plans.plan_of(name) == (plan, place)]
+                self.assertTrue(found, f"plan {plan}: {entry}")
+
+    def test_a_plan_begins_with_what_is_worth_most(self):
+        first, second = plans.members(1, CHECKS), plans.members(2, CHECKS)
+        self.assertEqual((first[0], first[-1]), ("probe.driver", "table.costs"))
+        self.assertEqual(second[:2], ["torch.caching", "torch.async"])
+        self.assertIn("gap.explained_torch", first)
+        # An entry is a check or a family, not the beginning of a name.
+        self.assertEqual(plans.plan_of("torch.names_gpt_compiled"), (plans.LAST, 0))
+
+    def test_times_are_told_of_plans_that_ran(self):
+        results = [{"name": "facts.machine", "seconds": 1.5}, {"name": "table.sizes", "seconds": 30.0},
+                   {"name": "table.costs", "late": True}, {"name": "views.commands", "verdict": "skip"}]
+        (line,) = plans.times(results)
+        self.assertEqual(line, "plan 1: 2 checks took 32 s of 540 s, the longest table.sizes with 30 s; no time for table.costs")
+
+
+class Readings(unittest.TestCase):
+    """What a check takes for the bytes of a process."""
+
+    def made(self, folder, list_of_processes, device):
+        machine = Machine(folder, folder, dry=False)
+        found = Test(machine, CHECKS["sizes.sweep"], Result(CHECKS["sizes.sweep"], Path(folder) / "result.json"))
+
+        class Nvml:
+            used = staticmethod(list_of_processes)
+
+            def memory(self):
+                return {"used": next(device)}
+
+        found._nvml = Nvml()
+        return found
+
+    def test_the_list_counts_where_there_is_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "listed.txt").write_text("True")
+            found = self.made(folder, {7: 100}.get, iter(()))
+            self.assertEqual((found.used(7), found.used(8)), (100, None))
+
+    def test_the_devices_change_counts_where_no_process_is_listed(self):
+        def refused(pid):
+            raise Error("nvmlDeviceGetComputeRunningProcesses_v3", 4)
+
+        for processes in ({}.get, {7: None}.get, refused):
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "listed.txt").write_text("False")
+                found = self.made(folder, processes, iter([500, 500, 530, 570, 570]))
+                found.machine.built["driver"] = "there"
+                found.before_any_program()
+                self.assertEqual(found.used(7), 70, "read until two readings agree")
+                self.assertTrue(any("does not list" in note for note in found.result.data["notes"]))
+
+    def test_versions_of_libraries_are_numbers(self):
+        paths = ["/a/libcupti.so.12", "/b/libcupti.so.11.8", "/c/libcupti.so.9"]
+        self.assertEqual(max(paths, key=library_version), "/a/libcupti.so.12")
+        self.assertEqual(library_version("/a.so.1/libcupti.so.2025.3.1"), (2025, 3, 1))
+
+    @unittest.skipUnless(os.environ.get("GPU_SUITE_FAKE"), "GPU_SUITE_FAKE: no simulated GPU was built")
+    def test_a_machine_that_lists_nobody_gives_the_same_numbers(self):
+        names, found = ["sizes.sweep", "sizes.many", "gap.context", "gap.limits", "gap.local_memory"], []
+        with tempfile.TemporaryDirectory() as folder:
+            for keys in ([], ["--keys", "nvml.wsl=1"], ["--keys", "fault_list=not_supported"]):
+                done = subprocess.run([sys.executable, HERE / "run.py", "--dry-run", "--bin", folder, "--fake",
+                                       os.environ["GPU_SUITE_FAKE"], "--out", Path(folder) / "out", *keys, "--only", *names],
+                                      env=dict(os.environ, TMPDIR=folder), capture_output=True, text=True, timeout=120)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                results = json.loads((Path(folder) / "out" / "results.json").read_text())["results"]
+                found.append({(r["name"], name): m["value"] for r in results for name, m in r["measured"].items()
+                              # Who is not listed has no bytes of its own before it has a context and after it.
+                              if name not in ("listed after cuInit", "left after the release of the first", "seconds")})
+        self.assertGreater(len(found[0]), 30)
+        self.assertEqual(found[1], found[0])
+        self.assertEqual(found[2], found[0])
 
 
 class Questions(unittest.TestCase):

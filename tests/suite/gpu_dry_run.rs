@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What cannot be found out on a simulated GPU; everything else must be, or there must be a reason here.
-const NEEDS_HARDWARE: [&str; 4] = ["torch.", "attach.runtime", "gap.explained_", "cost.launch"];
+const NEEDS_HARDWARE: [&str; 5] = ["torch.", "libs.", "attach.runtime", "gap.explained_", "cost.launch"];
 /// What the machine of the test may forbid.
 const NEEDS_NAMESPACES: [&str; 2] = ["processes.namespace", "processes.user_namespace"];
 
@@ -78,7 +78,10 @@ mod gpu {
             .unwrap_or_else(|error| panic!("{error}\n{said}{}", String::from_utf8_lossy(&output.stderr)));
         let results: Value = serde_json::from_str(&results).expect("JSON");
         let results = results["results"].as_array().expect("a list");
-        assert!(results.len() >= 70, "{} checks", results.len());
+        assert!(results.len() >= 90, "{} checks", results.len());
+        for plan in 1..=3 {
+            assert!(said.contains(&format!("\nplan {plan}: ")), "the time of plan {plan}: {said}");
+        }
 
         let of =
             |verdict: &'static str| results.iter().filter(move |result| text(result, "verdict") == verdict);

@@ -14,6 +14,14 @@ typedef struct {
     uint8_t several;
 } subscriber_params;
 
+enum { DRIVER_API = 1, RESOURCE = 3, PRIMARY_RETAIN = 386, CONTEXT_CREATED = 1 };
+typedef struct {
+    unsigned site; /* 0: the call begins, 1: it returns */
+} call_data;
+typedef struct {
+    void *context;
+} resource_data;
+
 static void *cupti, *subscriber[2]; /* by cuptiSubscribe, by cuptiSubscribe_v2 */
 static uint64_t heard_count[2];
 
@@ -103,6 +111,60 @@ static void finalize(void) {
     done(call ? call() : -1);
 }
 
+/* ---- how a context is announced ---- */
+
+/* Calls of cuDevicePrimaryCtxRetain, whether one is under way, contexts announced and those announced inside of such a call;
+ * then what CUPTI says, inside of the last announcement, about the device of its context. */
+static struct {
+    unsigned retains, open, created, inside;
+    uint32_t device_result, device;
+} contexts;
+
+static void heard_context(void *user, int domain, uint32_t id, const void *data) {
+    (void)user;
+    if (domain == DRIVER_API && id == PRIMARY_RETAIN) {
+        int returns = ((const call_data *)data)->site != 0;
+        contexts.open = !returns;
+        contexts.retains += returns;
+    } else if (domain == RESOURCE && id == CONTEXT_CREATED) {
+        uint32_t (*device_of)(void *, uint32_t *);
+        *(void **)&device_of = find("cuptiGetDeviceId");
+        contexts.created++;
+        contexts.inside += contexts.open;
+        contexts.device_result = device_of ? device_of(((const resource_data *)data)->context, &contexts.device) : UINT32_MAX;
+    }
+}
+
+/* LIBCUPTI; the result of cuptiSubscribe. Counts from now on. */
+static void watch_contexts(void) {
+    uint32_t version = open_library(word());
+    int (*make)(void **, callback *, void *), (*enable)(uint32_t, void *, int, uint32_t);
+    *(void **)&make = find("cuptiSubscribe");
+    *(void **)&enable = find("cuptiEnableCallback");
+    mark();
+    result r = make && enable ? make(&subscriber[0], heard_context, NULL) : -1;
+    if (!r) r = enable(1, subscriber[0], DRIVER_API, PRIMARY_RETAIN);
+    if (!r) r = enable(1, subscriber[0], RESOURCE, CONTEXT_CREATED);
+    reply(r, began(), "\"version\":%u", version);
+}
+
+static void contexts_seen(void) {
+    reply(0, began(), "\"retains\":%u,\"created\":%u,\"inside\":%u,\"device_result\":%u,\"device\":%u", contexts.retains,
+          contexts.created, contexts.inside, contexts.device_result, contexts.device);
+}
+
+/* LIBCUDART makes its primary context, by the call that programs use for it. */
+static void cudart(void) {
+    void *library = dlopen(word(), RTLD_NOW | RTLD_GLOBAL);
+    int (*call)(void *);
+    *(void **)&call = library ? dlsym(library, "cudaFree") : NULL;
+    mark();
+    done(call ? call(NULL) : -1);
+}
+
+/* A library that the program happens to have loaded. */
+static void load_library(void) { done(dlopen(word(), RTLD_NOW) ? 0 : -1); }
+
 /* The other tool that was injected lets go (client.c). */
 static void client_end(void) {
     const char *path = word();
@@ -115,5 +177,7 @@ static void client_end(void) {
 const command cupti_commands[] = {
     {"subscribe", subscribe, "LIBCUPTI"}, {"subscribe_newer", subscribe_newer, "LIBCUPTI ALLOW"},
     {"unsubscribe", unsubscribe, ""}, {"listen", listen, ""}, {"enable_ids", enable_ids, ""},
-    {"finalize", finalize, "LIBCUPTI"}, {"client_end", client_end, "LIBRARY"}, {NULL, NULL, NULL},
+    {"finalize", finalize, "LIBCUPTI"}, {"client_end", client_end, "LIBRARY"},
+    {"watch_contexts", watch_contexts, "LIBCUPTI"}, {"contexts_seen", contexts_seen, ""}, {"cudart", cudart, "LIBCUDART"},
+    {"load", load_library, "LIBRARY"}, {NULL, NULL, NULL},
 };

@@ -62,6 +62,8 @@ static void vmm_export(void) {
     reply(r, began(), "\"descriptor\":%d", descriptor);
 }
 
+static void vmm_close(void) { done(close((int)number())); }
+
 /* What another process exported, by its pid and its descriptor. */
 static void vmm_import(void) {
     int pid = (int)number(), theirs = (int)number(), ours = -1;
@@ -207,7 +209,8 @@ static void captured(void) {
 
 const command space_commands[] = {
     {"vmm_create", vmm_create, "BYTES [SHARED]"}, {"vmm_map", vmm_map, "HANDLE_ID"}, {"vmm_retain", vmm_retain, "MAPPING_ID"},
-    {"vmm_export", vmm_export, "HANDLE_ID"}, {"vmm_import", vmm_import, "PID DESCRIPTOR BYTES"},
+    {"vmm_export", vmm_export, "HANDLE_ID"}, {"vmm_close", vmm_close, "DESCRIPTOR"},
+    {"vmm_import", vmm_import, "PID DESCRIPTOR BYTES"},
     {"async", async, "BYTES [POOL]"}, {"sync", synchronize, ""}, {"pool_create", pool_create, ""},
     {"pool_destroy", pool_destroy, "POOL"}, {"pool_state", pool_state, "POOL"},
     {"pool_threshold", pool_threshold, "POOL BYTES"}, {"pool_trim", pool_trim, "POOL BYTES"},

@@ -4,9 +4,11 @@ and the programs of ../programs, built once."""
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
@@ -14,6 +16,15 @@ DRIVER = ["core.c", "process.c", "memory.c", "space.c", "loops.c", "table.c", "c
 # What a shell around us may have set and what must not reach the programs.
 OURS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "GPUMEM_", "XDG_RUNTIME_DIR", "PYTORCH_CUDA_ALLOC_CONF",
         "PYTORCH_ALLOC_CONF")
+
+# Python modules that checks need, and an expression that is true where they see the GPU.
+MODULES = {"torch": "torch.cuda.is_available()", "cupy": "cupy.cuda.runtime.getDeviceCount() > 0",
+           "jax": "any(d.platform == 'gpu' for d in jax.devices())"}
+
+
+def library_version(path):
+    """(11, 8) of libcupti.so.11.8."""
+    return tuple(map(int, re.findall(r"[0-9]+", path.rpartition(".so.")[2])))
 
 
 class Machine:
@@ -24,7 +35,9 @@ class Machine:
         self.fake = Path(fake or bin)
         self.python = python
         self.built, self.can, self.cupti = {}, {}, None
-        self.cuptis = []  # every libcupti that was found
+        self.cuptis = []  # every libcupti that was found, the carried ones included
+        self.cudart = None  # a libcudart of this machine
+        self.keys = []  # of the simulated machine of every check of a dry run
         self.costs = None  # a table for the simulated GPU, other than its own
         self.torch = None  # of a dry run: a folder with PyTorch, as tests/torch makes it
 
@@ -35,7 +48,7 @@ class Machine:
     def from_json(cls, text):
         state = json.loads(text)
         machine = cls(state["bin"], state["work"], state["dry"], state["fake"], state["python"])
-        for name in ("built", "can", "cupti", "cuptis", "costs", "torch"):
+        for name in ("built", "can", "cupti", "cuptis", "cudart", "keys", "costs", "torch"):
             setattr(machine, name, state[name])
         return machine
 
@@ -60,21 +73,27 @@ class Machine:
         nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
         # The shared runtime of the same toolkit, wherever the loader looks by itself.
         shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
-        cuda = [nvcc, "-O2", "-arch=native"]
+        # An H100 or newer: what -arch=native finds out takes a look at the GPU, which may be forbidden to nvcc.
+        cuda = [nvcc, "-O2", "-arch=sm_90"]
         programs = {
             "driver": [*c, *DRIVER, "-ldl", "-pthread"],
             "nvml_cost": [*c, "nvml_cost.c", "-ldl"],
+            "probe": [*c, "probe.c", "-ldl", "-pthread"],
             "client": [*c, "-shared", "-fPIC", "client.c", "-ldl"],
             "runtime": [*cuda, *shared, "runtime.cu"],
             "runtime_static": [*cuda, "-cudart", "static", "runtime.cu"],
         }
-        for name, command in programs.items():
-            if name in needs:
-                why = "no nvcc, or a dry run" if name.startswith("runtime") else "no C compiler"
-                self.build(name, [*command, "-o", build / name] if command[0] else None, why)
-        if "torch" in needs:
-            self.can["torch"] = self.look_for_torch()
+        needs = set(needs) | {"driver"}  # Test.listed asks with it
+        # nvcc and the import of a framework take many seconds: all at the same time.
+        with ThreadPoolExecutor() as pool:
+            for name, command in programs.items():
+                if name in needs:
+                    why = "no nvcc, or a dry run" if name.startswith("runtime") else "no C compiler"
+                    pool.submit(self.build, name, [*command, "-o", build / name] if command[0] else None, why)
+            looks = {name: pool.submit(self.look_for_module, name, code) for name, code in MODULES.items() if name in needs}
+        self.can.update((name, look.result()) for name, look in looks.items())
         self.cupti = self.look_for_cupti()
+        self.cudart = self.look_for_cudart()
         self.can["libcupti"] = None if self.cupti else "no libcupti beside a toolkit or Python"
         self.can["real"] = "a dry run: the simulated driver has made-up costs" if self.dry else None
         self.can["root"] = None if os.geteuid() == 0 else "needs root"
@@ -98,13 +117,17 @@ class Machine:
         else:
             self.can[name] = f"{name} could not be built: {done.stderr.strip()[:300]}"
 
-    def look_for_torch(self):
+    def look_for_module(self, name, code):
+        """Why a Python module cannot be used on the GPU, None if it can."""
         if self.dry:
-            return None if self.torch else "a dry run without --torch"
-        code = "import torch; print(torch.__version__, torch.cuda.is_available())"
-        done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, timeout=300)
+            return None if name == "torch" and self.torch else f"a dry run{' without --torch' * (name == 'torch')}"
+        try:
+            done = subprocess.run([self.python, "-c", f"import {name}; print({code})"], capture_output=True, text=True,
+                                  timeout=120, env=dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false"))
+        except subprocess.TimeoutExpired:
+            return f"`import {name}` takes longer than 120 s"
         if done.returncode or not done.stdout.strip().endswith("True"):
-            return f"no PyTorch with CUDA: {(done.stdout + done.stderr).strip()[-200:]}"
+            return f"no {name} that sees the GPU: {(done.stdout + done.stderr).strip()[-200:]}"
         return None
 
     def look_for_cupti(self):
@@ -112,11 +135,20 @@ class Machine:
         if self.dry:
             self.cuptis = [str(self.fake / "lib" / f"libcupti.so.{version}") for version in ("11.8", "12", "13")]
             return self.cuptis[-1]
+        found = self.libraries("libcupti.so.1[0-9]")
+        carried = glob.glob(f"{self.bin}/cupti-*/libcupti.so.*")
+        self.cuptis = sorted({os.path.realpath(p): p for p in found + carried}.values())
+        return max(found or carried, key=library_version, default=None)
+
+    def look_for_cudart(self):
+        """The newest shared runtime."""
+        return None if self.dry else max(self.libraries("libcudart.so.1[0-9]"), key=library_version, default=None)
+
+    def libraries(self, name):
+        """Paths of a CUDA library beside toolkits and Python packages."""
         places = ["/usr/local/cuda*/extras/CUPTI/lib64", "/usr/local/cuda*/lib64", "/usr/local/cuda*/targets/*/lib"]
-        places += [f"{path}/nvidia/*/lib" for path in sys.path if path.endswith("site-packages")]
-        found = [p for place in places for p in glob.glob(f"{place}/libcupti.so.1[0-9]")]
-        self.cuptis = sorted({os.path.realpath(p): p for p in found}.values())
-        return max(found, key=lambda p: int(p.rpartition(".")[2])) if found else None
+        places += [f"{path}/nvidia/*/lib" for path in sys.path if path.endswith("-packages")]
+        return [p for place in places for p in glob.glob(f"{place}/{name}")]
 
     def look_for_namespaces(self, user=False):
         if not shutil.which("unshare"):
@@ -144,6 +176,6 @@ class Machine:
 
     def new_simulated_machine(self, home, *keys):
         """A fresh one for a check of a dry run. What its calls cost is what tests/fake-gpu/costs.txt says."""
-        keys = [f"costs={self.costs}", *keys] if self.costs else keys
+        keys = [*([f"costs={self.costs}"] if self.costs else []), *self.keys, *keys]
         subprocess.run([str(self.fake / "bin" / "fake-gpu"), "init", str(Path(home) / "machine"),
                         f"cuda.version={13990 if self.torch else 13000}", *keys], check=True)

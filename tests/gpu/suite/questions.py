@@ -1,5 +1,5 @@
-"""The fifteen questions of reference/cupti.md 12: what hardware must answer. Checks name those that they settle, and say the
-answer in a sentence (`t.answer`); results.md puts them together."""
+"""What hardware must answer: the fifteen questions of reference/cupti.md 12, and two of our own. Checks name those that they
+settle, and say the answer in a sentence (`t.answer`); results.md puts them together."""
 
 QUESTIONS = {
     1: "Can the agent subscribe inside the hook, on CUDA 12 and 13 drivers, and what does that add to cuInit?",
@@ -17,6 +17,9 @@ QUESTIONS = {
     13: "Does an older CUPTI work on a newer driver, and the other way round?",
     14: "Does cuptiEnableCallback refuse an id beyond the last one with 1?",
     15: "What do calls give in a forked child, and does cuInit's own fork disturb the agent's handlers?",
+    16: "Does libcudart make its primary context by cuDevicePrimaryCtxRetain (386), or does only CONTEXT_CREATED tell of it? "
+        "Does cuptiGetDeviceId answer inside of that callback?",
+    17: "Does an exported VMM handle stay charged to its exporter after cuMemRelease, until the descriptor is closed?",
 }
 
 

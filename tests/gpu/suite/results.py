@@ -79,7 +79,7 @@ def as_markdown(head, results):
         out.append(f"| {r['name']} | {r['verdict']} | {r['claim']} ({r['where']}) |")
     lines = answers(results)
     if lines:
-        out += ["", "## Questions of reference/cupti.md 12", "", *lines]
+        out += ["", "## Questions that hardware must answer", "", *lines]
     for r in results:
         out += ["", f"## {r['name']}: {r['verdict']}", "", f"{r['claim']} ({r['where']})"]
         if r["reason"]:

@@ -53,11 +53,12 @@ class Weighed:
             self.driver.kill()
 
     def state(self):
-        used, device = self.test.used(self.driver.pid), self.test.nvml.memory()["used"]
+        used = self.test.settled(lambda: self.test.listed_used(self.driver.pid))
+        device = self.test.device_used()
         if used is None:  # not listed (yet, or ever): the device's own word must have settled
             for _ in range(20):
                 time.sleep(0 if self.test.dry else 0.005)
-                last, device = device, self.test.nvml.memory()["used"]
+                last, device = device, self.test.device_used()
                 if last == device:
                     break
         return used, device

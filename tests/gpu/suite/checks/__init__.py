@@ -1,5 +1,6 @@
 """The checks, in the order in which they run: cheap and telling ones first, since time may run out."""
 
+from . import probe  # noqa: F401
 from . import facts  # noqa: F401
 from . import attach  # noqa: F401
 from . import cupti  # noqa: F401
@@ -15,3 +16,4 @@ from . import cost  # noqa: F401
 from . import nvml_cost  # noqa: F401
 from . import pytorch  # noqa: F401
 from . import names  # noqa: F401
+from . import libs  # noqa: F401

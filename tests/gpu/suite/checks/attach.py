@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 
-from ..check import check
+from ..check import Skip, check
 from ..programs import Ended
 from ..wire import read
 from .common import MIB, QUICK, becomes, covered
@@ -58,6 +58,41 @@ def without_tags(t):
     covered(t, account)
     t.expect(account.tracked() == known, f"tracked is {known:,} ({account.tracked():,})")
     t.expect(set(account.bytes_by_tag()) == {""}, f"no tag is invented ({account.bytes_by_tag()})")
+
+
+@check("attach.hidden", "a program that sees no GPU ends as it does without the agent", "DESIGN 4, cupti.md 6.1", needs=AGENT)
+def hidden(t):
+    for visible in ("", "-1", "7"):
+        found = []
+        for agent in (None, t.recording(f"hidden{visible}")):
+            d = t.driver(agent=agent, CUDA_VISIBLE_DEVICES=visible)
+            found.append([d.ask("init")["result"], d.ask("device", 0)["result"], d.finish()])
+        without, with_agent = found
+        t.measure(f"CUDA_VISIBLE_DEVICES={visible!r}: cuInit, cuDeviceGet, exit status", without)
+        t.expect(without[0] != 0, f"{visible!r} hides the GPU (cuInit {without[0]})")
+        t.expect(without == with_agent, f"{visible!r}: the same with the agent ({with_agent} and {without})")
+
+
+@check("attach.context", "a context that the runtime makes by itself is booked once, whoever announces it", "cupti.md 2.3",
+       needs=AGENT, keys=("cuda.muted=386",), questions=(16,))
+def context(t):
+    if not t.dry and not t.machine.cudart:
+        raise Skip("no libcudart beside a toolkit or Python")
+    path = t.recording()
+    d = t.driver(agent=path)
+    d.do("init")
+    facts = d.do("device", 0)
+    # The simulated driver tells nobody of its call.
+    d.do(*(("context",) if t.dry else ("cudart", t.machine.cudart)))
+    d.finish()
+    account = t.account(path)
+    covered(t, account)
+    made = account.counts["ContextCreate"]
+    events = {kind: sum(r.detail == kind for r in account.events) for kind in {r.detail for r in account.events}}
+    t.measure("driver events by kind", events)
+    t.expect(made == 1, f"one context is booked ({made})")
+    t.expect(account.devices == {0: facts["uuid"]}, f"on the device {facts['uuid']} ({account.devices})")
+    t.answer(16, f"The agent books {made} context of the runtime.")
 
 
 @check("attach.disabled", "GPUMEM_DISABLE=1 leaves the program alone", "issue 3, 1", needs=AGENT)
@@ -147,9 +182,9 @@ def other_client_first(t):
     d.do("alloc", 16 * MIB)
     flags = lambda: (daemon.row(d.pid) or {"flags": []})["flags"]
     t.expect(becomes(lambda: "blocked" in flags()), f"ps says blocked ({daemon.row(d.pid)})")
-    used = t.used(d.pid)
+    used = t.used(d.pid) if t.listed else None
     row, fits = daemon.settled(d.pid, used_bytes=used)
-    t.expect(fits, f"NVML's {used:,} bytes are there all the same ({row and row['used_bytes']})")
+    t.expect(fits, f"NVML's {used} bytes are there all the same ({row and row['used_bytes']})")
     t.measure("row while blocked", row)
     doctor = daemon.get(f"/v1/doctor?pid={d.pid}")
     t.measure("doctor", [(f["id"], f["state"], f["subject"], f["text"], f.get("fix")) for f in doctor["findings"]])

@@ -48,16 +48,20 @@ class Watched:
         return self.test.used(self.pid)
 
     def says(self, what, tracked, seconds=10):
-        """Expects the daemon to come to this sum, and to the bytes that NVML shows the suite. Returns those bytes."""
+        """Expects the daemon to come to this sum, and to the bytes that NVML shows the suite: to none, where NVML lists no
+        process. Returns the bytes of Test.used."""
         seconds = min(seconds, self.patience or seconds)
         row, fits = self.daemon.settled(self.pid, seconds, tracked_bytes=tracked)
         said = row and row.get("tracked_bytes")
         self.test.expect(fits, f"{what}: tracked is {tracked:,} (the daemon says {said})")
         right, used = fits, self.used()
-        row, fits = self.daemon.settled(self.pid, seconds, used_bytes=used)
+        wanted = used if self.test.listed else None
+        row, fits = self.daemon.settled(self.pid, seconds, used_bytes=wanted)
         said = row and row.get("used_bytes")
-        self.test.expect(fits, f"{what}: used is {used:,} (the daemon says {said})" if used is not None else
-                         f"{what}: NVML lists the process")
+        if used is None:
+            self.test.expect(False, f"{what}: NVML lists the process")
+        else:
+            self.test.expect(fits, f"{what}: used is {wanted} (the daemon says {said})")
         # What was wrong once is not waited for as long again.
         if not fits or not right:
             self.patience = 3

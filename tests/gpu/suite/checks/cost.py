@@ -8,7 +8,7 @@ from pathlib import Path
 from ..check import check
 from ..stats import median, paired, summary
 from .attach import until_end
-from .common import MIB, Watched
+from .common import GRANULE, MIB, Watched
 from .views import family
 
 AGENT = ("driver", "libgpumem.so")
@@ -81,6 +81,30 @@ def pair(t):
             t.answer(10, f"A {name} takes {pairs['difference']:.0f} ns longer ({span(pairs)}).")
         runs = daemon.runs(d.pid)
         t.measure(f"{name}: records lost meanwhile", runs[0]["coverage"]["lost"] if runs else None)
+
+
+@check("cost.memory", "the agent costs the device no memory: a context, a kernel, 64 MiB with it and without it",
+       "HOUSE, self-cost", needs=AGENT, seconds=90)
+def memory(t):
+    found = {}
+    for with_agent in (False, True, False, True):
+        d = t.driver(agent=t.recording(f"agent-{len(found)}") if with_agent else None)
+        d.do("init")
+        d.do("device", 0)
+        base, row = 0 if t.listed else t.used(d.pid), {}
+        d.do("context")
+        row["context"] = t.used(d.pid) - base
+        to = d.do("alloc", 64 * MIB)["id"]
+        row["64 MiB"] = t.used(d.pid) - base
+        launched = d.ask("launch", d.do("module", 0, 0, 1)["id"], to)
+        row["kernel launched" if not launched["result"] else "module loaded"] = t.used(d.pid) - base
+        d.finish()
+        found.setdefault(with_agent, []).append(row)
+    for name in found[False][0]:
+        without, with_it = ([row.get(name) for row in found[arm]] for arm in (False, True))
+        t.measure(name, {"without": without, "with the agent": with_it}, "B")
+        t.expect(None not in with_it and max(with_it) - min(without) <= GRANULE,
+                 f"{name}: at most a granule more with the agent ({with_it} and {without})")
 
 
 @check("cost.launch", "the agent costs a kernel launch nothing", "cupti.md 2.4",

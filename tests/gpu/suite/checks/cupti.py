@@ -29,6 +29,65 @@ def ids(t):
     d.finish()
 
 
+@check("cupti.context", "how libcudart's primary context is announced, and whether CUPTI knows its device by then", "cupti.md 2.3",
+       needs=("driver", "libcupti"), questions=(16,))
+def context(t):
+    def seen(name, *make):
+        d = t.driver()
+        d.do("init")
+        d.do("device", 0)
+        one = d.ask("watch_contexts", t.machine.cupti)
+        if one["result"]:
+            raise Skip(f"cuptiSubscribe: {one['result']}")
+        d.do(*make)
+        found = d.do("contexts_seen")
+        d.finish()
+        t.measure(name, {k: found[k] for k in ("retains", "created", "inside", "device_result", "device")})
+        t.expect(found["created"] == 1, f"{name}: CONTEXT_CREATED comes once ({found['created']})")
+        t.expect((found["device_result"], found["device"]) == (0, 0),
+                 f"{name}: cuptiGetDeviceId gives 0 and device 0 ({found['device_result']}, {found['device']})")
+        how = "no callback 386" if not found["retains"] else "callback 386" + " around it" * bool(found["inside"])
+        t.answer(16, f"{name}: CONTEXT_CREATED {found['created']} times, {how}; cuptiGetDeviceId gives {found['device_result']}.")
+        return found
+
+    plain = seen("cuDevicePrimaryCtxRetain by the program", "context")
+    t.expect((plain["retains"], plain["inside"]) == (1, 1), f"a known call announces itself ({plain})")
+    if t.dry:
+        # As if it were made through a private table of the driver.
+        subprocess.run([t.machine.fake / "bin" / "fake-gpu", "set", t.home / "machine", "cuda.muted=386"], check=True)
+        private = seen("a private call", "context")
+        t.expect((private["retains"], private["inside"]) == (0, 0), f"only CONTEXT_CREATED tells of it ({private})")
+    elif t.machine.cudart:
+        seen(f"cudaFree(0) of {os.path.basename(t.machine.cudart)}", "cudart", t.machine.cudart)
+    else:
+        t.note("no libcudart beside a toolkit or Python")
+
+
+@check("cupti.unfit", "the program has a libcupti loaded that may not fit the driver: the agent sees all, or says that it does not",
+       "cupti.md 7", needs=("driver", "libgpumem.so"), seconds=120, questions=(13,), keys=("cuda.version=11080",))
+def unfit(t):
+    driver, told = t.nvml.facts()["cuda"], []
+    others = [path for path in t.machine.cuptis if t.dry or path != t.machine.cupti]
+    if not others:
+        raise Skip("only one libcupti is here")
+    for number, path in enumerate(others):
+        recording = t.recording(f"agent-{number}")
+        d = t.driver(agent=recording)
+        loaded = d.ask("load", path)["result"]
+        d.begin()
+        d.do("alloc", 4 * MIB)
+        code = d.finish()
+        name = os.path.basename(path)
+        t.expect(code == 0, f"{name}: the program ends well ({code})")
+        account = t.account(recording)
+        states = [(s, r) for s, r, _ in account.states]
+        t.measure(name, {"dlopen": loaded, "states": account.states, "tracked": account.tracked()})
+        works = account.tracked() == 4 * MIB
+        t.expect(works or "covered" not in [s for s, _ in states][-1:], f"{name}: it sees all, or says that it does not ({states})")
+        told.append(f"{name} {'does not disturb' if works else states}")
+    t.answer(13, f"Loaded by the program on a driver of CUDA {driver}: {', '.join(told)}.")
+
+
 @check("cupti.several", "subscriptions that allow several, and one of the first kind after and before them", "cupti.md 5.1",
        needs=("driver", "libcupti"), questions=(8,), keys=("cupti.multi=1",))
 def several(t):

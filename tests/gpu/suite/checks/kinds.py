@@ -86,23 +86,31 @@ def ipc(t):
     owner = Watched(t)
     other = t.driver(agent=owner.daemon)
     other.begin()
-    base, other_base = owner.says("owner before", 0), t.used(other.pid)
-    total = t.nvml.memory()["used"]
+    base, total = owner.says("owner before", 0), t.device_used()
     memory = owner.driver.do("alloc", 64 * MIB)["id"]
     shared = owner.driver.do("ipc_get", memory)["handle"]
+    charges(t, "the owner, exported", owner.says("exported", 64 * MIB) - base, 64 * MIB)
+    other_base = t.used(other.pid)
     opened = other.ask("ipc_open", shared, 64 * MIB)
-    if opened["result"]:
-        t.note(f"cuIpcOpenMemHandle: result {opened['result']}")
-    t.expect(opened["result"] == 0, "the importer opens it")
-    t.measure("used by the owner", owner.says("exported", 64 * MIB) - base, "B")
-    t.measure("used by the importer", t.used(other.pid) - other_base, "B")
-    t.measure("used of the device", t.nvml.memory()["used"] - total, "B")
+    if not t.expect(opened["result"] == 0, f"the importer opens it (result {opened['result']})"):
+        return
+    charges(t, "the importer, opened", t.used(other.pid) - other_base, 0)
+    charges(t, "the owner, opened elsewhere", owner.says("opened elsewhere", 64 * MIB) - base, 64 * MIB)
+    charges(t, "the device", t.device_used() - total, 64 * MIB)
     row, fits = owner.daemon.settled(other.pid, tracked_bytes=0)
     t.expect(fits, f"the importer's tracked stays 0 ({row and row.get('tracked_bytes')})")
     other.do("free", opened["id"])
-    t.measure("used by the importer when closed", t.used(other.pid) - other_base, "B")
+    charges(t, "the importer, closed", t.used(other.pid) - other_base, 0)
+    owner.driver.do("free", memory)
+    charges(t, "the owner, freed", owner.says("freed", 0) - base, 0)
     other.finish()
     owner.end()
+
+
+def charges(t, whom, bytes, expected):
+    """NVML's bytes, within a granule: more than that is what a mapping's own tables could cost."""
+    t.measure(whom, bytes, "B")
+    t.expect(abs(bytes - expected) <= GRANULE, f"{whom}: NVML charges {expected:,} ({bytes:,})")
 
 
 @check("kinds.handles", "a handle that another process imports and maps costs its maker only", "cupti.md 2.3",
@@ -111,24 +119,58 @@ def handles(t):
     owner = Watched(t)
     other = t.driver(agent=owner.daemon)
     other.begin()
-    base, other_base, size = owner.says("owner before", 0), t.used(other.pid), 32 * MIB
+    base, size = owner.says("owner before", 0), 32 * MIB
     made = owner.driver.do("vmm_create", size, 1)["id"]
     shared = owner.driver.do("vmm_export", made)["descriptor"]
+    charges(t, "the owner, exported", owner.says("exported", size) - base, size)
+    other_base = t.used(other.pid)
     answer = other.ask("vmm_import", owner.pid, shared, size)
     if answer["result"]:
         raise Skip(f"the importer cannot: {answer}")
     mapped = other.do("vmm_map", answer["id"])["id"]
-    t.measure("used by the owner", owner.says("exported", size) - base, "B")
-    t.measure("used by the importer", t.used(other.pid) - other_base, "B")
+    charges(t, "the importer, mapped", t.used(other.pid) - other_base, 0)
+    charges(t, "the owner, mapped elsewhere", owner.says("mapped elsewhere", size) - base, size)
     row, fits = owner.daemon.settled(other.pid, tracked_bytes=0)
     t.expect(fits, f"the importer's tracked stays 0 ({row and row.get('tracked_bytes')})")
     owner.driver.do("free", made)
-    t.measure("used by the owner when released", t.used(owner.pid) - base, "B")
-    t.measure("used by the importer then", t.used(other.pid) - other_base, "B")
+    t.measure("the owner, released", t.used(owner.pid) - base, "B")
+    other_base = t.used(other.pid)
     other.do("free", mapped)
     other.do("free", answer["id"])
+    t.measure("the importer, unmapped and released", t.used(other.pid) - other_base, "B")
+    owner.driver.do("vmm_close", shared)
+    charges(t, "the owner, released everywhere and closed", owner_settles(owner) - base, 0)
     other.finish()
     owner.end()
+
+
+def owner_settles(w):
+    """The bytes after a call that gives the driver a chance to notice that a descriptor was closed."""
+    w.driver.do("free", w.driver.do("alloc", 1)["id"])
+    return w.says("nothing left", 0)
+
+
+@check("kinds.exported", "an exported handle after its release, and after the descriptor is closed", "cupti.md 2.3",
+       needs=DAEMON, questions=(17,))
+def exported(t):
+    w = Watched(t)
+    base, size, d = w.says("before", 0), 32 * MIB, w.driver
+    made = d.do("vmm_create", size, 1)["id"]
+    answer = d.ask("vmm_export", made)
+    if answer["result"]:
+        raise Skip(f"cuMemExportToShareableHandle: {answer['result']}")
+    charges(t, "exported", w.says("exported", size) - base, size)
+    d.do("free", made)
+    held = w.used() - base
+    t.measure("released, the descriptor open", held, "B")
+    row, _ = w.daemon.settled(w.pid, 3, tracked_bytes=held)
+    t.measure("tracked then", row and row.get("tracked_bytes"), "B")
+    d.do("vmm_close", answer["descriptor"])
+    after = owner_settles(w) - base
+    charges(t, "closed", after, 0)
+    t.answer(17, f"Of {size:,} B the exporter is charged {held:,} B after cuMemRelease and {after:,} B when the descriptor is "
+                 "closed as well.")
+    w.end()
 
 
 @check("kinds.arrays", "pitched memory and arrays are one record each; inner calls are not booked twice",

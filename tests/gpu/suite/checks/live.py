@@ -104,8 +104,8 @@ def join(t):
     t.publish(w.daemon.recordings[-1], "live-join", {"runs": [{"pid": w.pid, "tracked_bytes": 0}]})
 
 
-SIZES = [1, 256, 512, 4096, 65536, 131072, 262144, 524288, MIB - 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1,
-         3 * MIB, 4 * MIB, 4 * MIB + 1, 8 * MIB, 16 * MIB, 20 * MIB, 32 * MIB, 64 * MIB]
+SIZES = [1, 256, 512, 4096, 65536, 131072, 262144, 524288, 3 * MIB // 4, MIB - 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB,
+         2 * MIB + 1, 3 * MIB, 4 * MIB, 4 * MIB + 1, 8 * MIB, 16 * MIB, 20 * MIB, 32 * MIB, 64 * MIB]
 
 
 @check("sizes.sweep", "what one cuMemAlloc of each size costs, and when the next granule begins",
@@ -138,4 +138,27 @@ def sweep(t):
     for size, row in table.items():
         t.measure(f"{size} B", row, "B")
     t.expect(not late, f"no size costs more than its granules {late}")
+    d.finish()
+
+
+@check("sizes.many", "64 allocations of one size around the limit from which granules are not shared", "cupti.md 2.3",
+       needs=("driver",), questions=(5,))
+def many(t):
+    d = t.driver()
+    d.begin()
+    d.do("alloc", 16 * MIB)  # what comes with a first allocation has come
+    said = []
+    for size in (MIB // 2, 3 * MIB // 4, MIB - 1, MIB, 3 * MIB // 2):
+        before = t.used(d.pid)
+        first = d.do("many", size, 64)["id"]
+        # No piece lies across the border of two granules.
+        taken, pieces = t.used(d.pid) - before, GRANULE // size if size < MIB else 1
+        model, shared = -(-64 // pieces) * GRANULE, 64 * size + rounding([size] * 64)
+        for number in range(first, first + 64):
+            d.do("free", number)
+        t.measure(f"64 x {size:,} B", {"NVML": taken, "by whole pieces": model, "by the product's model": shared,
+                                              "left after free": t.used(d.pid) - before}, "B")
+        t.expect(abs(taken - model) <= GRANULE, f"64 x {size:,} B: {pieces} in a granule, {model:,} in all ({taken:,})")
+        said.append(f"{taken // 64:,} B each of {size:,} B")
+    t.answer(5, f"64 at a time: {', '.join(said)}.")
     d.finish()

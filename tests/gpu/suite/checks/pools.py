@@ -93,6 +93,36 @@ def graphs(t):
     w.end()
 
 
+@check("pools.graph_paused", "a graph with a memory node, made while the agent listens, is replayed while it is paused and after",
+       "cupti.md 2.3, 5.4", needs=DAEMON)
+def graph_paused(t):
+    w = Watched(t)
+    base, d, steps = w.says("before", 0), w.driver, []
+
+    def replay(name, tracked=0):
+        for _ in range(3):
+            d.do("graph_launch")
+        state = d.do("graph_state")
+        used = w.says(name, state["reserved"] + tracked, POLL_S + 5) if tracked is not None else w.used()
+        steps.append({"step": name, "reserved": state["reserved"], "NVML": used - base})
+
+    d.do("graph", 48 * MIB, 1)
+    replay("before the pause")
+    d.do("pause")
+    replay("while paused", None)
+    hidden = d.do("alloc", 6 * MIB)["id"]
+    d.do("resume")
+    d.do("free", hidden)
+    d.do("alloc", 3 * MIB)
+    replay("after the pause", 3 * MIB)
+    d.do("graph_destroy")
+    d.do("graph_trim")
+    t.expect(d.do("graph_state")["reserved"] == 0, "a trimmed graph pool has nothing")
+    w.says("destroyed and trimmed", 3 * MIB, POLL_S + 5)
+    t.measure("steps", steps, "B")
+    w.end()
+
+
 @check("pools.capture", "a stream-ordered allocation under capture is the graph's, not the process's",
        "cupti.md 2.3", needs=("driver", "libgpumem.so"), questions=(4,))
 def capture(t):

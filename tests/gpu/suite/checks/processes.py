@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-from ..check import check
+from ..check import Skip, check
 from ..programs import Ended, until
 from ..wire import read
 from .common import GRANULE, MIB, QUICK, Watched, covered
@@ -66,6 +66,8 @@ def user_namespace(t):
 
 
 def inside(t, unshare):
+    if not t.listed:
+        raise Skip("NVML lists no process")
     daemon = t.daemon(QUICK)
     d = t.driver(agent=daemon, before=unshare)
     d.begin()

@@ -10,8 +10,8 @@ from ..table import MIB, Table, fit, parse, write
 
 BASE = Path(__file__).resolve().parents[3] / "fake-gpu" / "costs.txt"
 NEEDS = ("driver",)
-SIZES = [1, 256, 512, 513, 4096, 65536, 65537, 262144, 524288, MIB - 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB, 2 * MIB + 1,
-         3 * MIB, 4 * MIB, 4 * MIB + 1, 5 * MIB, 8 * MIB, 16 * MIB, 20 * MIB, 31 * MIB, 32 * MIB, 32 * MIB + 1, 48 * MIB,
+SIZES = [1, 256, 512, 513, 4096, 65536, 65537, 262144, 524288, 3 * MIB // 4, MIB - 1, MIB, MIB + 1, 2 * MIB - 1, 2 * MIB,
+         2 * MIB + 1, 3 * MIB, 4 * MIB, 4 * MIB + 1, 5 * MIB, 8 * MIB, 16 * MIB, 20 * MIB, 31 * MIB, 32 * MIB, 32 * MIB + 1, 48 * MIB,
          64 * MIB - 1, 64 * MIB]
 
 
