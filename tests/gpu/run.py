@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE))
 from suite import checks  # noqa: E402, F401  (registers them)
 from suite.check import CHECKS, missing, run_one  # noqa: E402
 from suite.machine import Machine  # noqa: E402
-from suite.plans import LAST, MINUTES, PLANS, members, plan_of, times  # noqa: E402
+from suite.plans import MINUTES, PLANS, members, plan_of, times  # noqa: E402
 from suite.questions import QUESTIONS  # noqa: E402
 from suite.results import Report, Result  # noqa: E402
 
@@ -42,7 +42,7 @@ def arguments():
     parser.add_argument("--costs", type=Path, help="of a dry run: what calls cost (default: tests/fake-gpu/costs.txt)")
     parser.add_argument("--keys", nargs="+", default=[], metavar="KEY=VALUE",
                         help="of a dry run: keys of the simulated GPU in every check (fake-gpu keys)")
-    parser.add_argument("--plan", type=int, choices=(*PLANS, LAST), help="one of three calls for a GPU that is lent for minutes")
+    parser.add_argument("--plan", type=int, choices=PLANS, help="one of three calls for a GPU that is lent for minutes")
     parser.add_argument("--only", nargs="+", default=[], help="checks by name, or by the beginning of one")
     parser.add_argument("--minutes", type=float, help=f"then the rest is skipped (default: 60, {MINUTES} for a plan)")
     parser.add_argument("--list", action="store_true", help="checks, and what they claim")

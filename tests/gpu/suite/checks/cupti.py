@@ -63,29 +63,35 @@ def context(t):
         t.note("no libcudart beside a toolkit or Python")
 
 
-@check("cupti.unfit", "the program has a libcupti loaded that may not fit the driver: the agent sees all, or says that it does not",
+@check("cupti.unfit", "a libcupti that may not fit the driver, loaded by the program or named by the user: all is seen, or the loss is told",
        "cupti.md 7", needs=("driver", "libgpumem.so"), seconds=120, questions=(13,), keys=("cuda.version=11080",))
 def unfit(t):
     driver, told = t.nvml.facts()["cuda"], []
     others = [path for path in t.machine.cuptis if t.dry or path != t.machine.cupti]
     if not others:
         raise Skip("only one libcupti is here")
-    for number, path in enumerate(others):
-        recording = t.recording(f"agent-{number}")
-        d = t.driver(agent=recording)
-        loaded = d.ask("load", path)["result"]
-        d.begin()
-        d.do("alloc", 4 * MIB)
-        code = d.finish()
-        name = os.path.basename(path)
-        t.expect(code == 0, f"{name}: the program ends well ({code})")
-        account = t.account(recording)
-        states = [(s, r) for s, r, _ in account.states]
-        t.measure(name, {"dlopen": loaded, "states": account.states, "tracked": account.tracked()})
-        works = account.tracked() == 4 * MIB
-        t.expect(works or "covered" not in [s for s, _ in states][-1:], f"{name}: it sees all, or says that it does not ({states})")
-        told.append(f"{name} {'does not disturb' if works else states}")
-    t.answer(13, f"Loaded by the program on a driver of CUDA {driver}: {', '.join(told)}.")
+    refused = 0
+    for path in others:
+        for how in ("loaded", "named"):
+            name = f"{os.path.basename(path)}, {how}"
+            recording = t.recording(f"agent-{len(told)}")
+            d = t.driver(agent=recording, **({"GPUMEM_CUPTI_PATH": path} if how == "named" else {}))
+            loaded = d.ask("load", path)["result"] if how == "loaded" else None
+            d.begin()
+            d.do("alloc", 4 * MIB)
+            code = d.finish()
+            t.expect(code == 0, f"{name}: the program ends well ({code})")
+            account = t.account(recording)
+            states = [(s, r) for s, r, _ in account.states]
+            t.measure(name, {"dlopen": loaded, "states": account.states, "tracked": account.tracked()})
+            works = account.tracked() == 4 * MIB
+            refused += not works
+            t.expect(works or "covered" not in [s for s, _ in states][-1:],
+                     f"{name}: it sees all, or says that it does not ({states})")
+            told.append(f"{name}: {'works' if works else states}")
+    if t.dry:
+        t.expect(refused == 2, f"the simulated libcupti of CUDA 12 and 13 refuse that driver ({told})")
+    t.answer(13, f"On a driver of CUDA {driver}: {'; '.join(told)}.")
 
 
 @check("cupti.several", "subscriptions that allow several, and one of the first kind after and before them", "cupti.md 5.1",
