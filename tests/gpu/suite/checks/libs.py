@@ -9,7 +9,7 @@ from .pytorch import answer
 DAEMON = ("libgpumem.so", "gpumemd")
 
 
-def stages(t, daemon, p, exact):
+def stages(t, daemon, p, prefix="", *, exact):
     """Reads the program's facts stage by stage until it ends; `reserved` is what the library has taken from the driver."""
     while True:
         facts = answer(p, 120)
@@ -24,8 +24,9 @@ def stages(t, daemon, p, exact):
             fits = row and (row.get("tracked_bytes") or 0) >= reserved
         tracked = row and row.get("tracked_bytes")
         used = t.used(p.pid)
-        t.measure(facts["stage"], dict(facts, tracked=tracked, used=used), "B")
-        t.expect(fits, f"{facts['stage']}: tracked is {'' if exact else 'at least '}{reserved:,}, what the library has taken ({tracked})")
+        name = prefix + facts["stage"]
+        t.measure(name, {"reserved": reserved, "allocated": facts["allocated"], "tracked": tracked, "used": used}, "B")
+        t.expect(fits, f"{name}: tracked is {'' if exact else 'at least '}{reserved:,}, what the library has taken ({tracked})")
         p.say("")
     t.expect(p.wait() == 0, "the program ended well")
     return facts
@@ -43,14 +44,15 @@ def cupy(t):
 @check("libs.jax", "JAX's allocator: tracked holds what it has taken, without and with preallocation", "frameworks.md",
        needs=DAEMON + ("jax",), seconds=240)
 def jax(t):
+    daemon, pids = t.daemon(QUICK), []
     for preallocate in ("false", "true"):
-        daemon = t.daemon(QUICK)
         # A tenth of the card is enough to see a pool that is taken at once.
         p = t.program([t.machine.python, PROGRAMS / "jax_alloc.py"], agent=daemon, XLA_PYTHON_CLIENT_PREALLOCATE=preallocate,
                       XLA_PYTHON_CLIENT_MEM_FRACTION="0.10")
-        t.measure(f"version, preallocate={preallocate}", stages(t, daemon, p, exact=False)["version"])
-        daemon.stop()
-        t.publish(daemon.recordings[-1], f"libs-jax-{preallocate}", {"runs": [{"pid": p.pid}]})
+        pids.append(p.pid)
+        t.measure("version", stages(t, daemon, p, f"preallocate={preallocate}, ", exact=False)["version"])
+    daemon.stop()
+    t.publish(daemon.recordings[-1], "libs-jax", {"runs": [{"pid": pid} for pid in pids]})
 
 
 @check("libs.nccl", "NCCL with one rank: what it takes is tracked, or has a part of the gap", "DESIGN 8, frameworks.md",
