@@ -274,7 +274,7 @@ class Readings(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 results = json.loads((Path(folder) / "out" / "results.json").read_text())["results"]
                 found.append({(r["name"], name): m["value"] for r in results for name, m in r["measured"].items()
-                              # Who is not listed has no bytes of its own before it has a context and after it.
+                              # Without a context, a process that is not listed still has the device's change, which is 0.
                               if name not in ("listed after cuInit", "left after the release of the first", "seconds")})
         self.assertGreater(len(found[0]), 30)
         self.assertEqual(found[1], found[0])

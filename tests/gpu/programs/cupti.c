@@ -113,8 +113,8 @@ static void finalize(void) {
 
 /* ---- how a context is announced ---- */
 
-/* Calls of cuDevicePrimaryCtxRetain, whether one is under way, contexts announced and those announced inside of such a call;
- * then what CUPTI says, inside of the last announcement, about the device of its context. */
+/* Calls of cuDevicePrimaryCtxRetain, whether one is in progress, CONTEXT_CREATED callbacks and those inside of such a call;
+ * then the result of cuptiGetDeviceId inside of the last CONTEXT_CREATED callback, and the device. */
 static struct {
     unsigned retains, open, created, inside;
     uint32_t device_result, device;

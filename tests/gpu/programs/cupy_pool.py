@@ -1,4 +1,4 @@
-"""Allocates with CuPy's memory pool in stages; after each, what the pool itself says."""
+"""Allocates with CuPy's memory pool in stages; prints the pool's own numbers after each."""
 
 import cupy
 from torch_common import say, wait

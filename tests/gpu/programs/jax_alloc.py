@@ -1,4 +1,4 @@
-"""Allocates with JAX in stages; after each, what its allocator itself says."""
+"""Allocates with JAX in stages; prints its allocator's own numbers after each."""
 
 import jax
 import jax.numpy as jnp

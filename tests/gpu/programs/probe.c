@@ -667,7 +667,7 @@ static void probe_hidden(void) {
     unload_in_a_thread();
 }
 
-/* ---- what NVML says of a process whose memory was checkpointed ---- */
+/* ---- what NVML charges to a process whose memory was checkpointed ---- */
 
 static void checkpointed(int socket) {
     begin();

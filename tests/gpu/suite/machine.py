@@ -73,7 +73,7 @@ class Machine:
         nvcc = None if self.dry else shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
         # The shared runtime of the same toolkit, wherever the loader looks by itself.
         shared = ["-cudart", "shared", "-Xlinker", f"-rpath={Path(nvcc).resolve().parents[1] / 'lib64'}"] if nvcc else []
-        # An H100 or newer: what -arch=native finds out takes a look at the GPU, which may be forbidden to nvcc.
+        # An H100 or newer. -arch=native would make nvcc query the GPU, which fails in some containers.
         cuda = [nvcc, "-O2", "-arch=sm_90"]
         programs = {
             "driver": [*c, *DRIVER, "-ldl", "-pthread"],

@@ -1,9 +1,9 @@
-"""A GPU is lent for ten minutes at a time: three calls that answer the most valuable questions first. README.md has what each
-plan answers."""
+"""Three calls of run.py for a GPU that is lent for ten minutes at a time, most valuable checks first. README.md lists the questions
+of each plan."""
 
-MINUTES = 9  # of one plan; the rest of the ten is for the start and for what comes back
+MINUTES = 9  # limit of one plan; one of the ten is for transfers and the start
 
-# Names of checks, or their families. A plan runs them in this order.
+# Names of checks, or of families of checks, in the order in which a plan runs them.
 PLANS = {
     1: ("probe", "facts", "attach", "cupti", "live", "sizes", "kinds", "pools", "gap", "cost.memory", "table"),
     2: ("torch.caching", "torch.async", "torch.profiler", "torch.slowdown_small", "torch.names_gpt", "cost.launch",
@@ -11,11 +11,11 @@ PLANS = {
     3: ("libs", "cost.pair", "torch.slowdown", "torch.expandable", "torch.names_resnet", "torch.trace_teardown", "processes",
         "views", "cost", "nvml", "torch"),
 }
-LAST = 3  # it has what the others leave, too
+LAST = 3  # also runs the checks that no entry names
 
 
 def plan_of(name):
-    """The number of the plan that a check belongs to, and its place there."""
+    """Returns the number of the plan that a check belongs to, and the place of its entry there."""
     for number, entries in PLANS.items():
         for place, entry in enumerate(entries):
             if name == entry or name.startswith(entry + "."):
@@ -24,13 +24,13 @@ def plan_of(name):
 
 
 def members(number, names):
-    """Those of these checks that belong to the plan, in its order."""
+    """Returns the checks among NAMES that belong to the plan, in its order."""
     placed = [(plan_of(name), order, name) for order, name in enumerate(names)]
     return [name for (plan, _), _, name in sorted(placed) if plan == number]
 
 
 def times(results):
-    """Lines: for each plan of which a check ran, how long its checks took, and what was left out for want of time."""
+    """Returns a line for each plan with a check that ran: seconds of its checks, and the checks skipped because time was over."""
     out = []
     for number in PLANS:
         ours = [r for r in results if plan_of(r["name"])[0] == number]

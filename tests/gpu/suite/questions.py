@@ -17,7 +17,7 @@ QUESTIONS = {
     13: "Does an older CUPTI work on a newer driver, and the other way round?",
     14: "Does cuptiEnableCallback refuse an id beyond the last one with 1?",
     15: "What do calls give in a forked child, and does cuInit's own fork disturb the agent's handlers?",
-    16: "Does libcudart make its primary context by cuDevicePrimaryCtxRetain (386), or does only CONTEXT_CREATED tell of it? "
+    16: "Does libcudart make its primary context by cuDevicePrimaryCtxRetain (386), or is CONTEXT_CREATED the only callback? "
         "Does cuptiGetDeviceId answer inside of that callback?",
     17: "Does an exported VMM handle stay charged to its exporter after cuMemRelease, until the descriptor is closed?",
 }

@@ -73,7 +73,7 @@ def hidden(t):
         t.expect(without == with_agent, f"{visible!r}: the same with the agent ({with_agent} and {without})")
 
 
-@check("attach.context", "a context that the runtime makes by itself is booked once, whoever announces it", "cupti.md 2.3",
+@check("attach.context", "the runtime's primary context is booked once, with and without callback 386", "cupti.md 2.3",
        needs=AGENT, keys=("cuda.muted=386",), questions=(16,))
 def context(t):
     if not t.dry and not t.machine.cudart:
@@ -82,7 +82,7 @@ def context(t):
     d = t.driver(agent=path)
     d.do("init")
     facts = d.do("device", 0)
-    # The simulated driver tells nobody of its call.
+    # cuda.muted: the simulated driver makes no callback for the call.
     d.do(*(("context",) if t.dry else ("cudart", t.machine.cudart)))
     d.finish()
     account = t.account(path)

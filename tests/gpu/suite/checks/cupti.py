@@ -63,7 +63,7 @@ def context(t):
         t.note("no libcudart beside a toolkit or Python")
 
 
-@check("cupti.unfit", "a libcupti that may not fit the driver, loaded by the program or named by the user: all is seen, or the loss is told",
+@check("cupti.unfit", "a libcupti of another CUDA version, loaded by the program or set by GPUMEM_CUPTI_PATH: all is seen, or a state reports why not",
        "cupti.md 7", needs=("driver", "libgpumem.so"), seconds=120, questions=(13,), keys=("cuda.version=11080",))
 def unfit(t):
     driver, told = t.nvml.facts()["cuda"], []
@@ -87,7 +87,7 @@ def unfit(t):
             works = account.tracked() == 4 * MIB
             refused += not works
             t.expect(works or "covered" not in [s for s, _ in states][-1:],
-                     f"{name}: it sees all, or says that it does not ({states})")
+                     f"{name}: the agent sees all, or its state is not covered ({states})")
             told.append(f"{name}: {'works' if works else states}")
     if t.dry:
         t.expect(refused == 2, f"the simulated libcupti of CUDA 12 and 13 refuse that driver ({told})")

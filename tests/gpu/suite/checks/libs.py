@@ -41,7 +41,7 @@ def cupy(t):
     t.publish(daemon.recordings[-1], "libs-cupy", {"runs": [{"pid": p.pid}]})
 
 
-@check("libs.jax", "JAX's allocator: tracked holds what it has taken, without and with preallocation", "frameworks.md",
+@check("libs.jax", "JAX's allocator: tracked includes its pool, without and with preallocation", "frameworks.md",
        needs=DAEMON + ("jax",), seconds=240)
 def jax(t):
     daemon, pids = t.daemon(QUICK), []
@@ -55,7 +55,7 @@ def jax(t):
     t.publish(daemon.recordings[-1], "libs-jax", {"runs": [{"pid": pid} for pid in pids]})
 
 
-@check("libs.nccl", "NCCL with one rank: what it takes is tracked, or has a part of the gap", "DESIGN 8, frameworks.md",
+@check("libs.nccl", "NCCL with one rank: its memory is tracked, or is an explained part of the gap", "DESIGN 8, frameworks.md",
        needs=DAEMON + ("torch", "real"), seconds=180)
 def nccl(t):
     daemon = t.daemon(QUICK)

@@ -14,7 +14,7 @@ def label(fact):
     return " ".join([fact["probe"], *(f"{key} {fact[key]}" for key in LABELS if key in fact)])
 
 
-@check("probe.driver", "the most important questions, each by a few calls in a process of its own", "DESIGN 7", needs=("probe",),
+@check("probe.driver", "the twelve most important questions, each by a few calls in a separate process", "DESIGN 7", needs=("probe",),
        seconds=300, questions=(16, 17))
 def driver(t):
     libraries = {"PROBE_CUPTI": t.machine.cupti, "PROBE_CUDART": t.machine.cudart}
@@ -38,7 +38,7 @@ def driver(t):
         lines.close()
     t.expect(p.wait() == 0, "the program ended well")
     for name, end in ends.items():
-        # A crash is an answer, too: what it says is what the probe is there for.
+        # A crash is an answer, too: that a driver crashes there is a fact the probe looks for.
         if end["status"] or end["signal"]:
             t.note(f"{name} ended with status {end['status']}, signal {end['signal']}")
         t.expect(end["signal"] != SIGALRM, f"{name} was done in time ({end['seconds']} s)")
