@@ -109,7 +109,11 @@ class Machine:
         if command is None:
             self.can[name] = why
             return
-        done = subprocess.run([str(c) for c in command], cwd=PROGRAMS, capture_output=True, text=True, timeout=300)
+        try:
+            done = subprocess.run([str(c) for c in command], cwd=PROGRAMS, capture_output=True, text=True, timeout=120)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self.can[name] = f"{name} could not be built: {error}"
+            return
         (self.work / f"build-{name}.log").write_text(" ".join(str(c) for c in command) + "\n" + done.stdout + done.stderr)
         if done.returncode == 0:
             self.built[name] = str(command[command.index("-o") + 1])

@@ -63,7 +63,8 @@ def context(t):
         t.note("no libcudart beside a toolkit or Python")
 
 
-@check("cupti.unfit", "a libcupti of another CUDA version, loaded by the program or set by GPUMEM_CUPTI_PATH: all is seen, or a state reports why not",
+@check("cupti.unfit", "a libcupti of another CUDA version, loaded by the program or set by GPUMEM_CUPTI_PATH: all is seen, or the agent "
+       "reports why not",
        "cupti.md 7", needs=("driver", "libgpumem.so"), seconds=120, questions=(13,), keys=("cuda.version=11080",))
 def unfit(t):
     driver, told = t.nvml.facts()["cuda"], []
