@@ -40,8 +40,11 @@ def machine(t):
         (t.home / "nvidia-smi.txt").write_text(said("nvidia-smi") + "\n" + said("nvidia-smi", "-q"))
     for name, why in t.machine.can.items():
         t.note(f"{name}: {why or 'yes'}")
-    others = t.nvml.processes()
-    t.measure("processes on the GPU before", len(others))
+    t.measure("libcupti", t.machine.cuptis)
+    t.measure("libcudart", t.machine.cudart)
+    others = t.nvml.optional(t.nvml.processes)
+    t.measure("processes on the GPU before", len(others) if isinstance(others, dict) else others)
+    t.measure("NVML lists our processes", t.listed)
     if others:
         t.note(f"others hold {others}: sums over the device contain theirs")
     if memory["reserved"] is not None:

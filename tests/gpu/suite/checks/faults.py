@@ -100,7 +100,7 @@ def program_killed(t):
     t.expect(peak == known, f"its peak holds every call: {known:,} ({peak})")
     t.expect(run["coverage"]["allocations"] == made + 1, f"{made + 1} allocations ({run['coverage']['allocations']})")
     t.expect(run["coverage"]["lost"] == 0, f"nothing was lost ({run['coverage']['lost']})")
-    until(10, "NVML forgets it", lambda: t.nvml.used(w.pid) is None)
+    until(10, "NVML forgets it", lambda: t.listed_used(w.pid) is None)
     until(10, "ps forgets it", lambda: w.daemon.row(w.pid) is None)
     w.daemon.stop()
     t.publish(w.daemon.recordings[-1], "faults-program-killed",
