@@ -49,11 +49,8 @@ pub unsafe fn resource(core: &Core, thread: &Thread, id: u32, data: &ResourceDat
     fault::at("cupti.resource");
     let context = data.context as usize;
     match id {
-        ids::resource::CONTEXT_CREATED => {
-            if !is_booked_by_call(thread) {
-                created(core, thread, data);
-            }
-        }
+        ids::resource::CONTEXT_CREATED if is_booked_by_call(thread) => {}
+        ids::resource::CONTEXT_CREATED => created(core, thread, data),
         ids::resource::CONTEXT_DESTROY_STARTING => {
             if let Some((device, uid)) = core.context_gone(context) {
                 let at = At { context: uid, device, ..At::NOWHERE };
