@@ -134,7 +134,8 @@ fn as_another_user() {
     let Ok(path) = std::env::var("GPUMEMD_TEST_ASK") else { return };
     let socket = std::env::var_os("GPUMEMD_TEST_SOCKET").expect("a socket");
     let mut stream = UnixStream::connect(socket).expect("a daemon");
-    let request = format!("{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    let request =
+        format!("{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("a request");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
