@@ -33,6 +33,26 @@ pub struct Ps {
     pub devices: Vec<DeviceRow>,
     /// By device, the largest first.
     pub processes: Vec<ProcessRow>,
+    /// Processes that say to hold memory on devices that NVML does not have, while it answers.
+    #[serde(default)]
+    pub claims: Vec<ClaimRow>,
+}
+
+/// What a process says to hold on devices that the machine does not have.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClaimRow {
+    /// In the daemon's PID namespace; 0 where it is hidden.
+    pub pid: u32,
+    /// User id.
+    pub uid: Option<u64>,
+    /// User's name.
+    pub user: Option<String>,
+    /// How many such devices it names.
+    pub devices: usize,
+    /// Sum of what it says to hold there; absent for other users' processes.
+    pub tracked_bytes: Option<i64>,
+    /// Command; absent for other users' processes.
+    pub command: Option<String>,
 }
 
 /// One device.
