@@ -28,9 +28,9 @@ fn wall_ns() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The wall clock, in s since 1970.
-pub fn wall_s() -> i64 {
-    i64::try_from(wall_ns() / 1_000_000_000).unwrap_or(i64::MAX)
+/// The wall clock: time since 1970.
+pub fn wall() -> Duration {
+    Duration::from_nanos(wall_ns())
 }
 
 /// How far the wall clock is ahead of CLOCK_MONOTONIC, in ns.

@@ -113,6 +113,10 @@ impl Watch {
     }
 }
 
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
+}
+
 fn offset_s(wall_s: i64, up: Duration) -> i64 {
     wall_s.saturating_sub(up.as_secs().cast_signed())
 }
@@ -153,7 +157,7 @@ impl Sweeper {
             down_to: None,
             deleted: [0, 0],
             is_too_large: false,
-            watch: Watch::new(clock::wall_s(), clock::since_boot()),
+            watch: Watch::new(seconds(clock::wall()), clock::since_boot()),
             doubt: None,
         }
     }
@@ -166,9 +170,10 @@ impl Sweeper {
     }
 
     /// Whether ages by the clock are believed, for what is over; a change is said in the log.
-    fn judge(&mut self, over: &[Over], wall_s: i64, up: Duration) {
+    fn judge(&mut self, over: &[Over], wall: Duration, up: Duration) {
         let written: Vec<i64> = over.iter().map(|over| over.written_s).collect();
-        let is_asked = over.iter().any(|over| self.retention.is_too_old(over, wall_s));
+        let is_asked = over.iter().any(|over| self.retention.is_too_old(over, wall));
+        let wall_s = seconds(wall);
         let doubt = self.watch.doubt(wall_s, up, self.retention.steady, &written).filter(|_| is_asked);
         if doubt != self.doubt {
             match doubt {
@@ -194,8 +199,8 @@ impl Sweeper {
             // Well below, so that it does not begin again with the next run.
             self.down_to = Some(most - most / 10);
         }
-        let (wall_s, up) = (clock::wall_s(), clock::since_boot());
-        if self.watch.look(wall_s, up) {
+        let (wall, up) = (clock::wall(), clock::since_boot());
+        if self.watch.look(seconds(wall), up) {
             // What was planned was planned by another clock.
             self.next_plan = started;
         }
@@ -203,13 +208,13 @@ impl Sweeper {
             || self.down_to.is_some() && self.plan.users.is_empty() && !self.is_too_large
         {
             let over = store.over()?;
-            self.judge(&over, wall_s, up);
+            self.judge(&over, wall, up);
             self.plan = Plan::of(over);
             self.next_plan = started + PLAN;
         }
         loop {
             let is_too_much = self.down_to.is_some_and(|bytes| room.used_bytes() > bytes);
-            let is_old = |over: &Over| self.doubt.is_none() && self.retention.is_too_old(over, wall_s);
+            let is_old = |over: &Over| self.doubt.is_none() && self.retention.is_too_old(over, wall);
             let old = self.plan.take_oldest(is_old);
             let by_age = old.is_some();
             let Some(next) = old.or_else(|| if is_too_much { self.plan.take_of_largest() } else { None })
@@ -256,9 +261,9 @@ impl Sweeper {
 }
 
 impl Retention {
-    fn is_too_old(&self, over: &Over, wall_s: i64) -> bool {
-        let age_s = wall_s.saturating_sub(over.written_s.max(0)).max(0).unsigned_abs();
-        self.age.is_some_and(|most| Duration::from_secs(age_s) > most)
+    fn is_too_old(&self, over: &Over, wall: Duration) -> bool {
+        let age = wall.saturating_sub(Duration::from_secs(over.written_s.try_into().unwrap_or(0)));
+        self.age.is_some_and(|most| age > most)
     }
 }
 
