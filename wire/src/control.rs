@@ -55,6 +55,17 @@ pub struct ClaimRow {
     pub command: Option<String>,
 }
 
+/// A run that a question is about and the caller may not see.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HiddenRun {
+    /// In the daemon's PID namespace.
+    pub pid: u32,
+    /// User's name, or their number.
+    pub user: Option<String>,
+    /// Index and UUID of each device that it was on.
+    pub devices: Vec<(u32, String)>,
+}
+
 /// One device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceRow {
