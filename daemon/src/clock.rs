@@ -28,6 +28,11 @@ fn wall_ns() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
+/// The wall clock: time since 1970.
+pub fn wall() -> Duration {
+    Duration::from_nanos(wall_ns())
+}
+
 /// How far the wall clock is ahead of CLOCK_MONOTONIC, in ns.
 pub fn wall_offset_ns() -> i128 {
     i128::from(wall_ns()) - i128::from(now_ns())

@@ -128,6 +128,8 @@ pub struct Runs {
     pub roll_every_s: f64,
     #[serde(deserialize_with = "check::days")]
     pub keep_days: f64,
+    #[serde(deserialize_with = "check::age")]
+    pub keep_steady_s: f64,
     #[serde(deserialize_with = "check::whole")]
     pub max_size_mib: u64,
     #[serde(deserialize_with = "check::memory")]
@@ -258,6 +260,7 @@ impl Default for Runs {
             checkpoint_every_s: 5.0,
             roll_every_s: 86_400.0,
             keep_days: 90.0,
+            keep_steady_s: 3600.0,
             max_size_mib: 2048,
             waiting_mib: 64,
         }
@@ -464,6 +467,7 @@ impl Settings {
             },
             retention: Retention {
                 age: not_zero(config.runs.keep_days).map(|days| seconds(days * 86_400.0)),
+                steady: seconds(config.runs.keep_steady_s),
                 bytes: (config.runs.max_size_mib > 0).then_some(config.runs.max_size_mib << 20),
             },
             waiting_bytes: config.runs.waiting_mib << 20,

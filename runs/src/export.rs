@@ -9,7 +9,7 @@
 //! that damage is named by its place. A reader takes versions up to its own; fields that it does not know it leaves out.
 //! What is read is bounded in bytes and in objects before anything is made of it, and must add up.
 
-use crate::harmless::clean;
+use crate::harmless::{clean, in_json};
 use crate::input::{Error, Input};
 use crate::run::{Caveat, Run, State};
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,9 @@ pub fn write(run: &Run, uid: &str, from: &From) -> Result<Vec<u8>, TooLarge> {
     let latest = run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0);
     let uid = if run.state == State::Open { format!("{uid}@{latest}") } else { uid.to_owned() };
     // Keys are strings and numbers are integers: serialisation cannot fail.
-    let body = serde_json::to_vec(&Told { uid: &uid, from, run }).unwrap_or_default();
+    let body = serde_json::to_string(&Told { uid: &uid, from, run }).unwrap_or_default();
+    // It may be shown by a terminal (`-o - | head`): what that would obey is escaped, and read as it was.
+    let body = in_json(&body, |_| false).into_bytes();
     let objects = objects(&body);
     if body.len() > MAX_BYTES || objects > MAX_OBJECTS {
         return Err(TooLarge { what: format!("{} bytes, {objects} objects", body.len()) });

@@ -104,6 +104,11 @@ pub struct Oom {
     pub is_unheard: bool,
 }
 
+/// How often memory ran out in all of these; the sum saturates, because a stored run may be damaged.
+pub(crate) fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
+    ooms.into_iter().fold(0, |sum, oom| sum.saturating_add(oom.count))
+}
+
 /// The device then: holders, others, what nobody owns, the driver's share and what is free are its size.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -53,6 +53,61 @@ impl Before {
     }
 }
 
+impl Coverage {
+    /// Adds the counts of another part of the same life, or of another process; sums saturate, because a stored run may be damaged.
+    /// Marks stay as they are: their count belongs to their list.
+    pub fn add_counts(&mut self, other: &Coverage) {
+        // Named one by one, so that a new field is a decision here.
+        let Coverage {
+            covered: _,
+            late: _,
+            blocked_by: _,
+            blocked_code: _,
+            blind: _,
+            blind_count,
+            blind_ns,
+            blind_doubt: _,
+            partial_state: _,
+            partial_history: _,
+            events,
+            allocations,
+            allocated_bytes,
+            rejected,
+            lost,
+            odd,
+            samples,
+            torn_samples,
+            stale_samples,
+            failed_allocations,
+            steps,
+            layers: _,
+            ooms_dropped,
+            marks: _,
+            marks_dropped: _,
+            programs: _,
+            part: _,
+        } = self;
+        for (sum, more) in [
+            (blind_count, other.blind_count),
+            (blind_ns, other.blind_ns),
+            (events, other.events),
+            (allocations, other.allocations),
+            (allocated_bytes, other.allocated_bytes),
+            (rejected, other.rejected),
+            (lost, other.lost),
+            (odd, other.odd),
+            (samples, other.samples),
+            (torn_samples, other.torn_samples),
+            (stale_samples, other.stale_samples),
+            (failed_allocations, other.failed_allocations),
+            (steps, other.steps),
+            (ooms_dropped, other.ooms_dropped),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+    }
+}
+
 /// Every count of a life; samples begin anew with the series.
 fn each(counts: &mut Coverage, other: &Coverage, with: impl Fn(u64, u64) -> u64) {
     let pairs = [

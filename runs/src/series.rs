@@ -59,8 +59,9 @@ impl Bucket {
         Extremes::merge(&mut self.used, later.used);
         Extremes::merge(&mut self.tracked, later.tracked);
         Extremes::merge(&mut self.untrackable, later.untrackable);
-        self.samples += later.samples;
-        self.doubtful += later.doubtful;
+        // Of a damaged store, they may be anything.
+        self.samples = self.samples.saturating_add(later.samples);
+        self.doubtful = self.doubtful.saturating_add(later.doubtful);
     }
 }
 
@@ -77,6 +78,11 @@ impl Series {
     /// An empty series whose buckets begin at this width.
     pub fn new(width_ns: u64) -> Self {
         Series { width_ns: width_ns.max(1), buckets: Vec::new() }
+    }
+
+    /// Of a damaged store, the width may be 0, which divides nothing.
+    fn repair(&mut self) {
+        self.width_ns = self.width_ns.max(1);
     }
 
     /// The bucket of that time. Samples and windows end in another order than they begin.
@@ -127,8 +133,8 @@ impl Series {
         let bucket = self.bucket(sample.t0_ns);
         Extremes::merge(&mut bucket.used, used.map(Extremes::at));
         Extremes::merge(&mut bucket.untrackable, sample.untrackable_bytes().map(Extremes::at));
-        bucket.samples += 1;
-        bucket.doubtful += u32::from(doubtful);
+        bucket.samples = bucket.samples.saturating_add(1);
+        bucket.doubtful = bucket.doubtful.saturating_add(doubtful.into());
         if let (false, Some(tracked)) = (doubtful, sample.tracked_bytes) {
             // The window of this time, where there is one, has it among its values.
             bucket.tracked.get_or_insert(Extremes::at(tracked));
@@ -143,6 +149,7 @@ impl Series {
 
     /// Takes over what was kept elsewhere of the same account.
     pub fn absorb(&mut self, other: &Series) {
+        self.repair();
         while self.width_ns < other.width_ns {
             self.widen();
         }

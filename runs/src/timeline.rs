@@ -41,7 +41,8 @@ pub struct Point {
 impl Point {
     /// Tracked bytes of that moment.
     pub fn tracked_bytes(&self) -> i64 {
-        self.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>() + self.rest_bytes
+        // Of a damaged store, they may be anything.
+        self.amounts.iter().fold(self.rest_bytes, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 

@@ -148,6 +148,10 @@ fn paused_for_another_client_and_taken_back() {
     program.does("step s 1", "step");
     program.does("unsubscribe", "unsubscribe 0");
     let report = node.until_covered(&program, 2);
+    // It was blind, and is heard: nothing is wrong with its way to the daemon.
+    let text = node.until_doctor_says(&program, "the agent was blind for");
+    assert!(text.contains("covered, ") && !text.contains("is not heard"), "{text}");
+    assert!(!text.contains("gpumemd is here since"), "{text}");
     let coverage = &report["coverage"];
     assert_eq!((&coverage["blind_doubt"], &coverage["partial_state"]), (&true.into(), &true.into()));
     assert_eq!((&coverage["late"], &coverage["steps"]), (&false.into(), &1.into()), "tags and steps go on");

@@ -1,5 +1,7 @@
 //! The daemon, the agent and NVML on the simulated machine, sample by sample beside the machine's own truth.
+use gpumem_tests::live::hostile::{Peer, Shared, ordered, record, unordered};
 use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
+use gpumem_wire::{Body, DeviceIdKind, MemoryKind, Reading, Stamp};
 use std::time::Duration;
 
 const TWO: &[&str] = &["devices=2", "gpu0.memory=16G", "gpu1.memory=16G"];
@@ -21,6 +23,41 @@ fn training(machine: &Machine, daemon: &Daemon, arguments: &[&str]) -> Job {
 }
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+#[test]
+fn devices_that_nvml_does_not_have_are_one_line_of_the_process_that_names_them() {
+    let machine = Machine::new(TWO);
+    let daemon = Daemon::start(&machine, "daemon", FAST);
+    let ps = || daemon.asked("/v1/ps").unwrap_or_default();
+    let count = |ps: &serde_json::Value, list: &str| ps[list].as_array().map_or(0, Vec::len);
+    until(20, "the devices", || (count(&ps(), "devices") == 2).then_some(()));
+    let shared = Shared::small();
+    let peer = Peer::welcomed(&daemon.runtime.join("agent.sock"), &shared).expect("a welcome");
+    let mut packet = Vec::new();
+    for slot in 0..20_u8 {
+        let (uuid_high, uuid_low, id) = (99, u64::from(slot), DeviceIdKind::Gpu);
+        let total_bytes = Reading::of(1 << 40);
+        let device = Body::Device { uuid_high, uuid_low, total_bytes, ordinal: 0, id, name: "invented" };
+        packet.extend(record(Stamp { device: slot, ..unordered() }, device));
+        let address = u64::from(slot + 1) << 32;
+        let memory = MemoryKind::Device;
+        let body = Body::AllocEnd { address, bytes: 4096, pool: 0, took_us: 1, memory };
+        packet.extend(record(Stamp { device: slot, ..ordered(u64::from(slot) + 1) }, body));
+    }
+    packet.extend(record(unordered(), Body::Watermark { last_seq: 20, in_flight_since_ns: 0 }));
+    assert!(peer.send(&packet));
+    let ps = until(20, "what it claims", || {
+        let ps = ps();
+        (ps["claims"][0]["tracked_bytes"] == 20 * 4096).then_some(ps)
+    });
+    assert_eq!((count(&ps, "devices"), count(&ps, "processes"), count(&ps, "claims")), (2, 0, 1), "{ps}");
+    let claim = &ps["claims"][0];
+    assert_eq!((&claim["pid"], &claim["devices"]), (&std::process::id().into(), &20.into()), "{ps}");
+    let text = daemon.ctl(&machine, &["ps"]).output().expect("gpumemctl runs").stdout;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let lines = text.lines().filter(|line| line.contains("names 20 devices that NVML does not have")).count();
+    assert_eq!((lines, text.contains("1,048,576")), (1, false), "{text}");
+}
 
 #[test]
 fn three_covered_and_one_uncovered_process_on_two_devices() {

@@ -6,6 +6,7 @@
 //! | a daemon that comes in the middle of a job | absent::daemon_that_comes_in_the_middle_is_met_within_seconds | <= 10 s: attempts are 5 s apart, a quarter more or less | 4 s |
 //! | a daemon that lets nobody in | absent::agent_that_is_closed_out_comes_ever_more_seldom | <= 8 attempts in 3 s; waits of 0.1 s double to 5 s, a quarter more or less | 5 |
 //! | a pid that is given out again | pids | no row of the old process under the new one, at any look | 0 |
+//! | a connection whose process ended, and whose pid another user's process has | pids | refused, however it is done | 0 taken over |
 //! | wall clock +3600 s, -7200 s | clocks::wall_clock_that_jumps_moves_no_duration_and_no_order | durations monotonic, runs in the order in which they came, nothing deleted | held |
 //! | monotonic and boot clock of another time namespace | clocks::process_with_another_monotonic_clock_is_rebased | every sample exact | 0 excused |
 //! | no descriptors left | descriptors | no exit, nobody ended, < 25 % of a core, one line in the log; a process that comes then is known within 1 s of its start | 6 % while scraped without a pause, 0.3 s |

@@ -61,6 +61,7 @@ checks! {
     Store = "store", "whether runs are written: path, damage, permissions, a full disk";
     StoreDamage = "store.damage", "a store that was damaged and set aside";
     StoreSize = "store.size", "a store that is larger than it may be";
+    StoreAge = "store.age", "old runs that are kept, because the clock by which they are old may be wrong";
     StoreLost = "store.lost", "runs that were never stored";
     StoreAnswers = "store.answers", "answers that would have been too large, and lack runs";
     StoreRoom = "store.room", "room in the store's file system";

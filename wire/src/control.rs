@@ -33,6 +33,37 @@ pub struct Ps {
     pub devices: Vec<DeviceRow>,
     /// By device, the largest first.
     pub processes: Vec<ProcessRow>,
+    /// Processes that say to hold memory on devices that NVML does not have, while it answers.
+    #[serde(default)]
+    pub claims: Vec<ClaimRow>,
+}
+
+/// What a process says to hold on devices that the machine does not have.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClaimRow {
+    /// In the daemon's PID namespace; 0 where it is hidden.
+    pub pid: u32,
+    /// User id.
+    pub uid: Option<u64>,
+    /// User's name.
+    pub user: Option<String>,
+    /// How many such devices it names.
+    pub devices: usize,
+    /// Sum of what it says to hold there; absent for other users' processes.
+    pub tracked_bytes: Option<i64>,
+    /// Command; absent for other users' processes.
+    pub command: Option<String>,
+}
+
+/// A run that a question is about and the caller may not see.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HiddenRun {
+    /// In the daemon's PID namespace.
+    pub pid: u32,
+    /// User's name, or their number.
+    pub user: Option<String>,
+    /// Index and UUID of each device that it was on.
+    pub devices: Vec<(u32, String)>,
 }
 
 /// One device.

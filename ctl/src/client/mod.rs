@@ -18,7 +18,7 @@ use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
 use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
-use gpumem_wire::control::{Doctor, Marked, Ps, Recorded, Refusal, Released};
+use gpumem_wire::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -132,6 +132,12 @@ impl Daemon {
         };
         let list: Vec<Value> = self.get(&format!("/v1/runs{query}"), RUNS)?;
         list.into_iter().map(|told| self.told(told)).collect()
+    }
+
+    /// Runs that a question about a time is also about, which are other users'. None of a daemon that does not tell.
+    pub fn hidden(&self, around: Around) -> Vec<HiddenRun> {
+        let Around { at_ns, for_ns } = around;
+        self.get(&format!("/v1/hidden?around={at_ns}&within={for_ns}"), RUNS).unwrap_or_default()
     }
 
     /// Closes NVML for a while.

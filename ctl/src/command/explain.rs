@@ -67,13 +67,18 @@ fn largest(args: &Args) -> Option<(Run, Option<String>)> {
 mod tests {
     use crate::command::ps;
     use gpumem_runs::report::explain::is_known;
-    use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+    use gpumem_wire::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 
     #[test]
     fn what_ps_prints_is_explained() {
-        let listed = Ps { devices: vec![DeviceRow::default()], processes: vec![ProcessRow::default()] };
+        let listed = Ps {
+            devices: vec![DeviceRow::default()],
+            processes: vec![ProcessRow::default()],
+            claims: vec![ClaimRow::default()],
+        };
         let value = serde_json::to_value(&listed).expect("JSON");
-        let rows = ["devices", "processes"].map(|list| value[list][0].as_object().expect("a row").clone());
+        let rows =
+            ["devices", "processes", "claims"].map(|list| value[list][0].as_object().expect("a row").clone());
         let keys = rows.iter().flat_map(|row| row.keys().cloned());
         // As the documentation of `ProcessRow::flags` has them.
         let flags = [

@@ -10,7 +10,7 @@ use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_runs::report::text::{clean, short_command};
 use gpumem_runs::report::units::Unit;
-use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+use gpumem_wire::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 
 /// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
 pub(super) const FRESH_MS: u64 = 3_000;
@@ -40,6 +40,7 @@ pub(super) fn only(ps: &mut Ps, name: &str) -> Result<()> {
     };
     ps.processes.retain(|process| process.device == index);
     ps.processes.iter_mut().for_each(|process| process.device = 0);
+    ps.claims.clear();
     ps.devices = vec![ps.devices.swap_remove(index)];
     Ok(())
 }
@@ -68,7 +69,7 @@ pub(super) struct Line {
 }
 
 fn table(ps: &Ps, terminal: Option<usize>) -> String {
-    if ps.devices.is_empty() {
+    if ps.devices.is_empty() && ps.claims.is_empty() {
         return "no device: NVML does not answer or has none (why: gpumemctl doctor)\n".into();
     }
     let unit = unit(ps);
@@ -76,6 +77,7 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
     for (index, device) in ps.devices.iter().enumerate() {
         device_lines(ps, index, device, unit, &mut lines);
     }
+    lines.extend(ps.claims.iter().map(|claim| claim_line(claim, unit)));
     let widths: Vec<usize> = (0..HEADS.len())
         .map(|column| {
             let cells = lines.iter().filter(|line| !line.cells[column].starts_with('!'));
@@ -176,6 +178,20 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
         amount(idle),
         amount(gap),
     ];
+    Line { cells, note }
+}
+
+/// One line for all devices that only the process names.
+fn claim_line(claim: &ClaimRow, unit: Unit) -> Line {
+    let user = claim.user.as_deref().map(clean).or_else(|| claim.uid.map(|uid| uid.to_string()));
+    let tracked = claim.tracked_bytes.map_or("-".to_owned(), |bytes| unit.print(unit.round(bytes)));
+    let dash = || "-".to_owned();
+    let devices = if claim.devices == 1 { "a device".into() } else { format!("{} devices", claim.devices) };
+    let note = claim.command.as_deref().map_or(dash(), command)
+        + &format!(" (names {devices} that NVML does not have)");
+    let pid = if claim.pid == 0 { dash() } else { claim.pid.to_string() };
+    let cells =
+        [dash(), pid, user.unwrap_or_else(dash), "claimed".to_owned(), dash(), tracked, dash(), dash()];
     Line { cells, note }
 }
 
@@ -291,7 +307,29 @@ mod tests {
                 ),
                 process(52110, 1, "bob", &["uncovered"], [Some(3_310), None, None]),
             ],
+            ..Ps::default()
         }
+    }
+
+    #[test]
+    fn devices_that_only_a_process_names_are_one_line_of_it() {
+        let mut ps = machine();
+        ps.claims = vec![ClaimRow {
+            pid: 777,
+            user: Some("eve\u{1b}[2J".into()),
+            devices: 64,
+            tracked_bytes: Some(5 << 20),
+            command: Some("./liar".into()),
+            ..ClaimRow::default()
+        }];
+        let text = table(&ps, None);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), table(&machine(), None).lines().count() + 1, "{text}");
+        let line = lines[lines.len() - 2].split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            line,
+            r"- 777 eve\u{1b}[2J claimed - 5 - - liar (names 64 devices that NVML does not have)"
+        );
     }
 
     #[test]

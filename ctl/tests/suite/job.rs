@@ -85,7 +85,7 @@ fn jobs_are_listed_and_strangers_have_none() {
         process(2, &evil, 50, Some(20)),
         process(3, &[("user", "bob")], 30, None),
     ];
-    let ps = Ps { devices: vec![DeviceRow::default()], processes };
+    let ps = Ps { devices: vec![DeviceRow::default()], processes, ..Ps::default() };
     daemon.says("GET /v1/ps", 200, serde_json::to_string(&ps).expect("JSON"));
     let text = stdout(&folder.run(&["job"]));
     assert!(!text.contains('\u{1b}'), "{text}");

@@ -33,7 +33,8 @@ fn machine() -> String {
         command: Some("python train.py".into()),
         ..ProcessRow::default()
     };
-    serde_json::to_string(&Ps { devices: vec![device], processes: vec![process] }).expect("JSON")
+    serde_json::to_string(&Ps { devices: vec![device], processes: vec![process], ..Ps::default() })
+        .expect("JSON")
 }
 
 #[test]

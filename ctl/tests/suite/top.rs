@@ -61,6 +61,7 @@ fn machine() -> Ps {
             ),
             process(52110, 1, "bob", "python", [Some(3_310), None, None]),
         ],
+        ..Ps::default()
     };
     ps.processes[1].who.insert("job".into(), "night".into());
     ps
@@ -73,7 +74,7 @@ fn node(round: u64) -> Ps {
         let amounts = [Some(3_000 + round * 7), (at % 16 < 3).then_some(2_000 + round * 3), Some(at as u64)];
         process(10_000 + at as u32, at / 16, "alice", "python train.py", amounts)
     };
-    Ps { devices, processes: (0..128).map(row).collect() }
+    Ps { devices, processes: (0..128).map(row).collect(), ..Ps::default() }
 }
 
 struct Site {

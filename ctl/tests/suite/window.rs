@@ -123,7 +123,11 @@ fn a_mark_goes_to_the_daemon_and_says_how_to_use_it() {
     daemon.says("POST /v1/mark?name=warm%20up", 200, r#"{"pids":[41873],"time_ns":5}"#);
     let text = stdout(&folder.run(&["mark", "warm up"]));
     assert_eq!(text, "marked warm up in the run of pid 41873: gpumemctl report 41873 --since 'warm up'\n");
-    daemon.says("POST /v1/mark?name=10:30&pid=7", 404, r#"{"error":"pid 7 is no process that uses a GPU"}"#);
+    daemon.says(
+        "POST /v1/mark?name=10:30&pid=7",
+        404,
+        r#"{"error":"pid 7 is no process of yours that uses a GPU"}"#,
+    );
     daemon.says("POST /v1/mark?name=10:30&tree=7", 200, r#"{"pids":[8,9],"time_ns":5}"#);
     let text = stdout(&folder.run(&["mark", "10:30", "7"]));
     assert!(text.contains("pids 8, 9: gpumemctl report 8 --since mark:10:30\n"), "{text}");

@@ -14,6 +14,7 @@ const AT_ONCE: &[&str] = &[
     "runs.checkpoint_every_s",
     "runs.roll_every_s",
     "runs.keep_days",
+    "runs.keep_steady_s",
     "runs.max_size_mib",
     "runs.waiting_mib",
     "control",

@@ -5,7 +5,9 @@
 
 use gpumem_ledger::MAX_MARKS;
 use gpumem_runs::iterations::MAX_ROWS;
-use gpumem_runs::run::{Caveat, Cell, Details, Device, Moment, Part, Program, Run, State};
+use gpumem_runs::run::{
+    BlindWindow, Caveat, Cell, Coverage, Details, Device, Moment, Part, Program, Run, State,
+};
 use std::collections::HashMap;
 
 /// Times at which memory ran out that a run of several lives has at most: the first and the latest.
@@ -37,7 +39,8 @@ fn known(before: &Run, now: &Run) -> u64 {
 /// Records that a run and its parts before have seen.
 fn seen(run: &Run) -> u64 {
     let coverage = &run.coverage;
-    coverage.part.map_or(0, |part| part.events_before) + coverage.events + coverage.lost
+    let before = coverage.part.map_or(0, |part| part.events_before);
+    before.saturating_add(coverage.events).saturating_add(coverage.lost)
 }
 
 /// The daemon died after the part before had ended, and before the next one was stored.
@@ -46,7 +49,7 @@ fn next_part(before: &Run, rolled_ns: u64, now: &Run) -> Run {
     let (coverage, events_before) = (&mut run.coverage, seen(before));
     coverage.lost = coverage.lost.saturating_sub(known(before, now));
     coverage.partial_history = coverage.partial_state || coverage.lost > 0;
-    let number = before.coverage.part.map_or(1, |part| part.number) + 1;
+    let number = before.coverage.part.map_or(1, |part| part.number).saturating_add(1);
     coverage.part = Some(Part { number, began_ns: rolled_ns, events_before });
     run
 }
@@ -78,24 +81,19 @@ fn same_part(before: &Run, now: &Run) -> Run {
         }
     }
     let (then, coverage) = (&before.coverage, &mut run.coverage);
-    coverage.lost = then.lost + coverage.lost.saturating_sub(known(before, now));
-    coverage.partial_history = then.partial_history || coverage.partial_state || coverage.lost > then.lost;
+    coverage.lost = coverage.lost.saturating_sub(known(before, now));
+    coverage.partial_history = then.partial_history || coverage.partial_state || coverage.lost > 0;
     coverage.covered |= then.covered;
     coverage.late |= then.late;
-    coverage.events += then.events;
-    coverage.allocations += then.allocations;
-    coverage.allocated_bytes = coverage.allocated_bytes.saturating_add(then.allocated_bytes);
-    coverage.odd += then.odd;
-    coverage.samples += then.samples;
-    coverage.torn_samples += then.torn_samples;
-    coverage.stale_samples += then.stale_samples;
-    coverage.failed_allocations += then.failed_allocations;
-    coverage.steps += then.steps;
-    coverage.ooms_dropped += then.ooms_dropped;
+    coverage.blind_doubt |= then.blind_doubt;
+    let again = blind_again(then, coverage);
+    coverage.add_counts(then);
+    coverage.blind_count = coverage.blind_count.saturating_sub(again);
     coverage.marks.splice(0..0, then.marks.iter().cloned());
     let beyond = coverage.marks.len().saturating_sub(2 * MAX_MARKS);
     coverage.marks.drain(..beyond);
-    coverage.marks_dropped += then.marks_dropped + beyond as u64;
+    coverage.marks_dropped =
+        coverage.marks_dropped.saturating_add(then.marks_dropped).saturating_add(beyond as u64);
     coverage.part = then.part;
     let of_now = std::mem::replace(&mut run.own, before.own.clone());
     run.own.go_on(of_now);
@@ -106,6 +104,16 @@ fn same_part(before: &Run, now: &Run) -> Run {
         run.process.facts.entry(key.clone()).or_insert_with(|| value.clone());
     }
     run
+}
+
+/// Puts the times in which the earlier life's agent saw nothing before those of this life. Returns how many of them both have: an agent
+/// tells each daemon since when it sees nothing.
+fn blind_again(then: &Coverage, coverage: &mut Coverage) -> u64 {
+    let is_in_both = |window: &BlindWindow| coverage.blind.iter().any(|now| now.from_ns == window.from_ns);
+    let (both, mut blind): (Vec<_>, Vec<_>) = then.blind.iter().cloned().partition(is_in_both);
+    blind.append(&mut coverage.blind);
+    coverage.blind = blind;
+    both.len() as u64
 }
 
 fn is_in(caveats: &[Caveat], caveat: &Caveat) -> bool {
@@ -121,7 +129,7 @@ fn joined_details(old: Details, mut now: Details, dropped: &mut u64) -> Details 
     let mut ooms = old.ooms;
     ooms.append(&mut now.ooms);
     while ooms.len() > MAX_OOMS {
-        *dropped += ooms.remove(MAX_OOMS / 2).count.max(1);
+        *dropped = dropped.saturating_add(ooms.remove(MAX_OOMS / 2).count.max(1));
     }
     now.ooms = ooms;
     let of_now = std::mem::replace(&mut now.parameters, old.parameters);
@@ -176,8 +184,8 @@ fn moved_details(details: &Details, places: &[u32]) -> Details {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_runs::run::{Beside, Class, Clock, Coverage, Iteration, Oom, Own, Process, Source};
-    use gpumem_runs::series::Series;
+    use gpumem_runs::run::{Beside, Class, Clock, Iteration, Oom, Own, Process, Source};
+    use gpumem_runs::series::{Bucket, Series};
     use gpumem_runs::timeline::{Point, Timeline};
 
     fn cell(tag: &str) -> Cell {
@@ -279,6 +287,70 @@ mod tests {
             (1, Some(7)),
             "nothing of the part before"
         );
+    }
+
+    #[test]
+    fn damaged_counts_are_added_without_overflow() {
+        let most = u64::MAX;
+        let part = Some(Part { number: u32::MAX, began_ns: most, events_before: most });
+        let window = BlindWindow { from_ns: 1, to_ns: None, why: "paused".into() };
+        let worst = || Coverage {
+            covered: true,
+            blind: vec![window.clone()],
+            blind_count: most,
+            blind_ns: most,
+            events: most,
+            allocations: most,
+            allocated_bytes: most,
+            rejected: most,
+            lost: most,
+            odd: most,
+            samples: most,
+            torn_samples: most,
+            stale_samples: most,
+            failed_allocations: most,
+            steps: most,
+            ooms_dropped: most,
+            marks_dropped: most,
+            part,
+            ..Coverage::default()
+        };
+        let damaged = || {
+            let mut run = run(&["a"], &[(0, i64::MAX)], worst());
+            let device = &mut run.devices[0];
+            let bucket = Bucket { samples: u32::MAX, doubtful: u32::MAX, ..Bucket::default() };
+            device.series = Series { width_ns: 0, buckets: vec![bucket] };
+            let point = Point { time_ns: 1, amounts: vec![(0, i64::MAX)], rest_bytes: i64::MAX };
+            device.details.timeline = Timeline { width_ns: 0, points: vec![point; 300] };
+            device.details.ooms = vec![Oom { count: most, ..Oom::default() }; MAX_OOMS];
+            run
+        };
+        let whole = joined(&damaged(), &damaged());
+        let coverage = &whole.coverage;
+        assert_eq!((coverage.events, coverage.samples, coverage.ooms_dropped), (most, most, most));
+        assert_eq!(whole.devices[0].series.buckets[0].samples, u32::MAX);
+        // The next part of a damaged one.
+        let mut rolled = damaged();
+        rolled.state = State::Rolled { time_ns: most };
+        let next = joined(&rolled, &damaged());
+        assert_eq!(next.coverage.part, Some(Part { number: u32::MAX, began_ns: most, events_before: most }));
+    }
+
+    #[test]
+    fn times_in_which_nothing_was_seen_are_those_of_both_lives() {
+        let window = |from_ns, to_ns| BlindWindow { from_ns, to_ns, why: "paused".into() };
+        let blind = |blind: Vec<BlindWindow>, blind_ns| Coverage {
+            covered: true,
+            blind_count: blind.len() as u64,
+            blind,
+            blind_ns,
+            ..Coverage::default()
+        };
+        let then = blind(vec![window(1, Some(3)), window(7, None)], 2);
+        let now = blind(vec![window(7, Some(9)), window(20, None)], 2);
+        let whole = joined(&run(&["a"], &[(0, 1)], then), &run(&["a"], &[(0, 1)], now)).coverage;
+        assert_eq!(whole.blind, [window(1, Some(3)), window(7, Some(9)), window(20, None)]);
+        assert_eq!((whole.blind_count, whole.blind_ns), (3, 4));
     }
 
     #[test]

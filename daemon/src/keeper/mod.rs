@@ -15,7 +15,7 @@ mod lives;
 mod retention;
 mod shelf;
 
-pub use retention::Retention;
+pub use retention::{Doubt, Retention};
 
 use crate::fair::Bill;
 use crate::memory::Spare;
@@ -113,6 +113,8 @@ pub struct Status {
     pub bytes: u64,
     /// It is larger than it may be, and nothing in it may be deleted.
     pub is_too_large: bool,
+    /// Why no run is deleted for its age, though some are old by the clock.
+    pub age_doubt: Option<Doubt>,
     /// Where the last damaged store is now.
     pub set_aside: Option<PathBuf>,
 }
@@ -326,7 +328,7 @@ impl Desk {
     fn take(&mut self, job: Job) {
         match job {
             Job::Write => lock(&self.shelf).is_told = false,
-            Job::Retain(retention) => self.sweeper = Sweeper::new(retention),
+            Job::Retain(retention) => self.sweeper.retain(retention),
             // Who asked has gone away.
             Job::Find { reply, .. } if reply.is_closed() => {}
             Job::Find { wanted, bill, reply } => {
@@ -489,6 +491,7 @@ impl Desk {
             Ok(swept) => {
                 let mut status = lock(&self.status);
                 (status.bytes, status.is_too_large) = (swept.file_bytes, swept.is_too_large);
+                status.age_doubt = swept.doubt;
             }
             // Writes will tell of it, and set the store aside if it is damaged.
             Err(error) => tracing::warn!(%error, "old runs could not be deleted"),

@@ -1,15 +1,18 @@
 //! What is deleted from the store, a little at a time: checkpoints wait for nothing longer than one run's deletion.
 
+use crate::clock;
 use crate::stats::{Count, Stats};
 use gpumem_runs::store::{Over, Store, StoreError};
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// What may stay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
     /// For so long after its last write; `None`: for ever.
     pub age: Option<Duration>,
+    /// None for its age before the wall clock has been steady for so long.
+    pub steady: Duration,
     /// In a store of that size; `None`: of any.
     pub bytes: Option<u64>,
 }
@@ -27,11 +30,103 @@ const PAGES: u32 = 256;
 const SLACK: u64 = 16;
 const LEAST_SLACK: u64 = 1 << 20;
 
+/// A change of the wall clock against the clock that counts from the machine's start: more is a jump. Less is what time servers
+/// correct in small steps.
+const JUMP: Duration = Duration::from_secs(60);
+/// A pause between two writes that a clock is not believed at once to have gone through, and how long it is doubted then.
+const GAP: Duration = Duration::from_secs(7 * 86_400);
+
+/// Why no run is deleted for its age, though some are old by the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    /// The daemon has just begun.
+    Begun,
+    /// The clock has jumped since.
+    Jumped,
+    /// It is so many days after the last write before.
+    Gap {
+        /// Days between two writes, or the last one and now.
+        days: u64,
+    },
+}
+
+impl std::fmt::Display for Doubt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Doubt::Begun => write!(f, "the daemon began less than runs.keep_steady_s ago"),
+            Doubt::Jumped => write!(f, "the clock jumped less than runs.keep_steady_s ago"),
+            Doubt::Gap { days } => {
+                write!(f, "the clock went over {days} days in which no run was written, and may be wrong")
+            }
+        }
+    }
+}
+
+/// The wall clock, and since when it goes as the clock does that counts from the machine's start.
+#[derive(Debug)]
+struct Watch {
+    /// Wall clock minus time since the machine's start.
+    offset_s: i64,
+    /// Time since the machine's start.
+    steady_since: Duration,
+    has_jumped: bool,
+}
+
+impl Watch {
+    fn new(wall_s: i64, up: Duration) -> Self {
+        Watch { offset_s: offset_s(wall_s, up), steady_since: up, has_jumped: false }
+    }
+
+    /// Looks at both clocks; true if the wall clock has jumped.
+    fn look(&mut self, wall_s: i64, up: Duration) -> bool {
+        let offset_s = offset_s(wall_s, up);
+        let jumps = offset_s.abs_diff(self.offset_s) > JUMP.as_secs();
+        if jumps {
+            (self.steady_since, self.has_jumped) = (up, true);
+            tracing::warn!(seconds = offset_s.saturating_sub(self.offset_s), "the clock was set");
+        }
+        // Many small corrections are none that jumps.
+        self.offset_s = offset_s;
+        jumps
+    }
+
+    /// Why ages by this clock are not believed; `written` are the times of writes, in any order, in s since 1970.
+    fn doubt(&self, wall_s: i64, up: Duration, least: Duration, written: &[i64]) -> Option<Doubt> {
+        let steady = up.saturating_sub(self.steady_since);
+        if steady < least {
+            return Some(if self.has_jumped { Doubt::Jumped } else { Doubt::Begun });
+        }
+        // Back from what this daemon has seen itself, from write to write, to the first gap.
+        let gap_s = GAP.as_secs().cast_signed();
+        let mut since_s = wall_s.saturating_sub(steady.as_secs().cast_signed());
+        let mut written: Vec<i64> = written.iter().copied().filter(|at| *at < since_s).collect();
+        written.sort_unstable();
+        for at_s in written.into_iter().rev() {
+            let apart_s = since_s.saturating_sub(at_s);
+            if apart_s > gap_s {
+                let days = apart_s.unsigned_abs() / 86_400;
+                return (wall_s.saturating_sub(since_s) < gap_s).then_some(Doubt::Gap { days });
+            }
+            since_s = at_s;
+        }
+        None
+    }
+}
+
+fn seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
+}
+
+fn offset_s(wall_s: i64, up: Duration) -> i64 {
+    wall_s.saturating_sub(up.as_secs().cast_signed())
+}
+
 /// What a turn found.
 #[derive(Debug, Default)]
 pub(super) struct Swept {
     pub(super) file_bytes: u64,
     pub(super) is_too_large: bool,
+    pub(super) doubt: Option<Doubt>,
 }
 
 /// What is to be deleted, and when the next turn is.
@@ -46,6 +141,9 @@ pub(super) struct Sweeper {
     /// Since the last word of it in the log: runs by age and by size.
     deleted: [u64; 2],
     is_too_large: bool,
+    watch: Watch,
+    /// Why runs that are old by the clock stay.
+    doubt: Option<Doubt>,
 }
 
 impl Sweeper {
@@ -59,7 +157,31 @@ impl Sweeper {
             down_to: None,
             deleted: [0, 0],
             is_too_large: false,
+            watch: Watch::new(seconds(clock::wall()), clock::since_boot()),
+            doubt: None,
         }
+    }
+
+    /// Other limits from now on. What is known of the clock stays.
+    pub(super) fn retain(&mut self, retention: Retention) {
+        let now = Instant::now();
+        (self.retention, self.next, self.next_plan) = (retention, now, now);
+        (self.plan, self.down_to, self.is_too_large) = (Plan::default(), None, false);
+    }
+
+    /// Whether ages by the clock are believed, for what is over; a change is said in the log.
+    fn judge(&mut self, over: &[Over], wall: Duration, up: Duration) {
+        let written: Vec<i64> = over.iter().map(|over| over.written_s).collect();
+        let is_asked = over.iter().any(|over| self.retention.is_too_old(over, wall));
+        let wall_s = seconds(wall);
+        let doubt = self.watch.doubt(wall_s, up, self.retention.steady, &written).filter(|_| is_asked);
+        if doubt != self.doubt {
+            match doubt {
+                Some(doubt) => tracing::warn!(why = %doubt, "no run is deleted for its age"),
+                None => tracing::info!("the clock is believed: runs that are too old are deleted"),
+            }
+        }
+        self.doubt = doubt;
     }
 
     /// There is no store to look at.
@@ -77,15 +199,23 @@ impl Sweeper {
             // Well below, so that it does not begin again with the next run.
             self.down_to = Some(most - most / 10);
         }
+        let (wall, up) = (clock::wall(), clock::since_boot());
+        if self.watch.look(seconds(wall), up) {
+            // What was planned was planned by another clock.
+            self.next_plan = started;
+        }
         if started >= self.next_plan
             || self.down_to.is_some() && self.plan.users.is_empty() && !self.is_too_large
         {
-            self.plan = Plan::of(store.over()?);
+            let over = store.over()?;
+            self.judge(&over, wall, up);
+            self.plan = Plan::of(over);
             self.next_plan = started + PLAN;
         }
         loop {
             let is_too_much = self.down_to.is_some_and(|bytes| room.used_bytes() > bytes);
-            let old = self.plan.take_oldest(|over| self.retention.is_too_old(over));
+            let is_old = |over: &Over| self.doubt.is_none() && self.retention.is_too_old(over, wall);
+            let old = self.plan.take_oldest(is_old);
             let by_age = old.is_some();
             let Some(next) = old.or_else(|| if is_too_much { self.plan.take_of_largest() } else { None })
             else {
@@ -126,17 +256,13 @@ impl Sweeper {
     }
 
     fn swept(&self, file_bytes: u64) -> Swept {
-        Swept { file_bytes, is_too_large: self.is_too_large }
+        Swept { file_bytes, is_too_large: self.is_too_large, doubt: self.doubt }
     }
 }
 
 impl Retention {
-    fn is_too_old(&self, over: &Over) -> bool {
-        let written = Duration::from_secs(over.written_s.try_into().unwrap_or(0));
-        let age = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default()
-            .saturating_sub(written);
+    fn is_too_old(&self, over: &Over, wall: Duration) -> bool {
+        let age = wall.saturating_sub(Duration::from_secs(over.written_s.try_into().unwrap_or(0)));
         self.age.is_some_and(|most| age > most)
     }
 }
@@ -221,6 +347,63 @@ mod tests {
         let place = |id: i64| ids.iter().position(|of| *of == id).expect("it was there");
         assert!(place(1) > place(52) && place(2) > place(45), "{ids:?}");
         assert_eq!(ids.len(), 62);
+    }
+
+    const DAY: i64 = 86_400;
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// What is doubted of a clock at `wall_s`, after so long with it, beside runs that were written so many days before `NOW`.
+    fn doubt(wall_s: i64, steady: Duration, days_before: &[i64]) -> Option<Doubt> {
+        let up = Duration::from_secs(1000);
+        let begun_s = wall_s - steady.as_secs().cast_signed();
+        let written: Vec<i64> = days_before.iter().map(|days| NOW - days * DAY).collect();
+        let mut watch = Watch::new(begun_s, up);
+        watch.look(wall_s, up + steady);
+        watch.doubt(wall_s, up + steady, HOUR, &written)
+    }
+
+    const NOW: i64 = 20_000 * DAY;
+
+    #[test]
+    fn ages_count_by_a_clock_that_has_been_steady() {
+        let daily: Vec<i64> = (0..144).collect();
+        assert_eq!(doubt(NOW, HOUR, &daily), None);
+        assert_eq!(doubt(NOW, HOUR / 2, &daily), Some(Doubt::Begun));
+        // A year ahead at start, and what the daemon writes by that clock itself.
+        let year = NOW + 365 * DAY;
+        assert_eq!(doubt(year, HOUR / 2, &daily), Some(Doubt::Begun));
+        assert_eq!(doubt(year, HOUR, &daily), Some(Doubt::Gap { days: 364 }));
+        let written = [&daily[..], &[-365]].concat();
+        assert_eq!(doubt(year + DAY, HOUR, &written), Some(Doubt::Gap { days: 365 }));
+        // Long enough to be believed; a daemon that was there all the time needs no writes.
+        assert_eq!(doubt(year, Duration::from_secs(8 * 86_400), &daily), None);
+        assert_eq!(doubt(NOW + 30 * DAY, Duration::from_secs(30 * 86_400), &daily), None);
+        assert_eq!(doubt(NOW, HOUR, &[]), None);
+    }
+
+    #[test]
+    fn clock_that_jumps_is_not_believed_for_a_while() {
+        let up = Duration::from_secs(1000);
+        let mut watch = Watch::new(NOW, up);
+        for (hours, ahead_s) in [(1_u32, 0), (2, 20), (3, 40), (4, 90)] {
+            watch.look(NOW + 3600 * i64::from(hours) + ahead_s, up + HOUR * hours);
+        }
+        let at = |hours: u32, ahead_s: i64| (NOW + 3600 * i64::from(hours) + ahead_s, up + HOUR * hours);
+        let (wall_s, later) = at(4, 90);
+        assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), None, "time servers correct a little");
+        let (wall_s, later) = at(5, 365 * DAY);
+        watch.look(wall_s, later);
+        assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Jumped));
+        let (wall_s, later) = at(6, 365 * DAY);
+        watch.look(wall_s, later);
+        assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Gap { days: 365 }));
+        // Set right again.
+        let (wall_s, later) = at(7, 0);
+        watch.look(wall_s, later);
+        assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), Some(Doubt::Jumped));
+        let (wall_s, later) = at(8, 0);
+        watch.look(wall_s, later);
+        assert_eq!(watch.doubt(wall_s, later, HOUR, &[NOW]), None);
     }
 
     #[test]

@@ -10,8 +10,10 @@ mod runs;
 
 use super::Sight;
 use crate::access::Viewer;
+use crate::config::Tenants;
 use crate::fair::{Bill, Turn};
 use crate::stats::Count;
+use gpumem_ledger::ProcessView;
 use gpumem_wire::control::{Refusal, Released};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
@@ -172,13 +174,14 @@ async fn answer(
     let answer = match (request.uri().path(), get, request.method() == Method::POST) {
         ("/v1/ps", true, _) => Ok(json(&ps::ps(sight, viewer))),
         ("/v1/runs", true, _) => runs::runs(sight, viewer, query, bill).await,
+        ("/v1/hidden", true, _) => runs::hidden(sight, viewer, query, bill).await.map(|hidden| json(&hidden)),
         ("/v1/metrics", true, _) if viewer.all => Ok(json(&super::prometheus::scrape_named(sight))),
         ("/v1/metrics", true, _) => Ok(json(&super::prometheus::scrape(sight))),
         ("/v1/doctor", true, _) => doctor::doctor(sight, viewer, query).map(|doctor| json(&doctor)),
         ("/v1/nvml/release", _, true) => release(sight, viewer, query).map(|released| json(&released)),
         ("/v1/record", _, true) => record::record(sight, viewer, query).await.map(|recorded| json(&recorded)),
         ("/v1/mark", _, true) => mark::mark(sight, viewer, query).await.map(|marked| json(&marked)),
-        ("/v1/ps" | "/v1/runs" | "/v1/doctor" | "/v1/metrics", ..) => {
+        ("/v1/ps" | "/v1/runs" | "/v1/hidden" | "/v1/doctor" | "/v1/metrics", ..) => {
             Err(Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path wants GET"))
         }
         ("/v1/nvml/release" | "/v1/record" | "/v1/mark", ..) => {
@@ -187,7 +190,7 @@ async fn answer(
         (path, ..) => Err(Refused::new(
             StatusCode::NOT_FOUND,
             format!(
-                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/doctor, /v1/metrics, POST /v1/nvml/release?for_s=N, \
+                "there is no {path:?}: GET /v1/ps, /v1/runs, /v1/hidden, /v1/doctor, /v1/metrics, POST /v1/nvml/release?for_s=N, \
                  /v1/record?pid=N&do=VERB and /v1/mark?name=NAME are answered"
             ),
         )),
@@ -196,6 +199,21 @@ async fn answer(
         Ok(body) => (StatusCode::OK, body),
         Err(Refused(status, error)) => (status, json(&Refusal { error })),
     }
+}
+
+/// `pid 7 belongs to alice`, where the newest process of that pid is another user's and everybody may know whose: `ps` lists it, and to say that
+/// it is no process would be wrong.
+fn of_another(sight: &Sight, viewer: Viewer, pid: u32) -> Option<String> {
+    if sight.shown().tenants == Tenants::Anonymous {
+        return None;
+    }
+    let published = sight.board.read();
+    let uses = |process: &&ProcessView| process.key.pid == pid && !process.accounts.is_empty();
+    let process = published.snapshot.processes.iter().rfind(uses)?;
+    let facts = &process.facts;
+    let uid = facts.uid.filter(|_| !viewer.sees(facts.uid))?;
+    let user = facts.seen.get("user").cloned().unwrap_or_else(|| format!("user {uid}"));
+    Some(format!("pid {pid} belongs to {user}: ask as {user}, as root or as a member of the group gpumemd"))
 }
 
 fn release(sight: &Sight, viewer: Viewer, query: &str) -> Result<Released, Refused> {

@@ -37,6 +37,19 @@ pub struct Health {
     pub numbers: Vec<Number>,
 }
 
+impl Health {
+    /// Whether a device may be one of this machine. While NVML answers, its devices are the only ones: any user's process can name others.
+    /// Not where NVML says itself that it does not show all: a GPU without a name, MIG instances that this daemon may not see.
+    pub fn may_have(&self, name: DeviceName) -> bool {
+        !self.nvml_up
+            || !self.unnamed.is_empty()
+            || self
+                .devices
+                .iter()
+                .any(|device| device.name == name || device.details.facts.contains_key("hidden_instances"))
+    }
+}
+
 /// One device, as NVML shows it.
 #[derive(Debug, Clone)]
 pub struct Device {

@@ -81,7 +81,14 @@ async fn answer(sight: &Arc<Sight>, desk: &Desk, request: &Request<Incoming>) ->
         response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return response;
     }
-    match request.uri().path() {
+    // Prometheus and people name the machine as the page is asked for; a probe is told nothing that a stranger may not know.
+    let path = request.uri().path();
+    if path != "/healthz" && !page::is_ours(request, &sight.shown().hosts) {
+        let text = "metrics and the page are asked for by address, as localhost, by the name of the machine, or by one of metrics.hosts in \
+                    the configuration\n";
+        return plain(StatusCode::MISDIRECTED_REQUEST, text);
+    }
+    match path {
         "/metrics" => with(StatusCode::OK, TEXT, prometheus::scrape(sight)),
         "/healthz" => plain(StatusCode::OK, "ok\n"),
         _ => match page::answer(sight, desk, request).await {

@@ -69,7 +69,7 @@ pub struct Shown {
     pub rules: Arc<Groupings>,
     /// What the live page tells.
     pub page: Page,
-    /// Names by which the page may be asked for, beside those of this machine.
+    /// Names by which metrics and page may be asked for, beside those of this machine.
     pub hosts: Arc<[String]>,
     /// Who may be connected to the control socket.
     pub control: control::Limits,

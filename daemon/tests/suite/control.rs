@@ -134,7 +134,8 @@ fn as_another_user() {
     let Ok(path) = std::env::var("GPUMEMD_TEST_ASK") else { return };
     let socket = std::env::var_os("GPUMEMD_TEST_SOCKET").expect("a socket");
     let mut stream = UnixStream::connect(socket).expect("a daemon");
-    let request = format!("{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    let request =
+        format!("{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
     stream.write_all(request.as_bytes()).expect("a request");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
@@ -164,7 +165,15 @@ mod privileged {
         assert_eq!(row.command, None);
         assert_eq!(as_nobody(&daemon, &format!("GET /v1/runs?pid={}", row.pid)), "[]");
         let refusal = as_nobody(&daemon, &format!("GET /v1/doctor?pid={}", row.pid));
-        assert!(refusal.contains("another user"), "{refusal}");
+        // What ps lists is a process: it is said whose.
+        let pid = row.pid;
+        let belongs = format!("pid {pid} belongs to root");
+        assert!(refusal.contains(&belongs), "{refusal}");
+        for request in ["mark?name=x&pid=", "mark?name=x&tree=", "record?do=stop&pid="] {
+            let refusal = as_nobody(&daemon, &format!("POST /v1/{request}{pid}"));
+            assert!(refusal.contains(&belongs), "{request}: {refusal}");
+        }
+        assert!(as_nobody(&daemon, "POST /v1/mark?name=x&pid=1").contains("no process of yours"));
         assert!(as_nobody(&daemon, "POST /v1/nvml/release?for_s=1").contains("root"));
 
         let hidden = start("tenants = \"anonymous\"\n");
@@ -172,5 +181,9 @@ mod privileged {
         let ps: Ps = serde_json::from_str(&as_nobody(&hidden, "GET /v1/ps")).expect("Ps");
         let row = &ps.processes[0];
         assert_eq!((row.pid, row.uid, row.user.as_deref()), (0, None, None));
+        let refusal = as_nobody(&hidden, &format!("POST /v1/mark?name=x&pid={}", std::process::id()));
+        assert!(refusal.contains("no process of yours"), "nobody may know whose it is: {refusal}");
+        let around = "around=0&within=9000000000000000000";
+        assert_eq!(as_nobody(&hidden, &format!("GET /v1/hidden?{around}")), "[]");
     }
 }

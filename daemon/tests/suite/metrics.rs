@@ -381,6 +381,49 @@ fn running_out_is_remembered_when_the_process_is_gone() {
 }
 
 #[test]
+fn devices_that_nvml_does_not_have_are_one_count_of_the_process() {
+    let scratch = Scratch::new();
+    let mut node = Node::new(scratch.join("runs.sqlite"), 1, 10_000);
+    node.core.publish(1);
+    let before = scrape(&node.sight);
+    // A device of this machine, and 20 that are not, the first of which says to be number 0.
+    let key = key(0, 1);
+    let at = Stamp { time_ns: 2, ..Stamp::default() };
+    let hello = Body::Hello { start_ticks: 7, versions: 1 << 16, capabilities: 0, instance: 1, claims: "" };
+    let mut records = vec![(at, hello)];
+    for slot in 0..21_u8 {
+        let at = Stamp { device: slot, seq: 0, ..at };
+        let device = Body::Device {
+            uuid_high: if slot == 0 { 1 } else { 99 },
+            uuid_low: u64::from(slot),
+            total_bytes: Reading::of(80 << 30),
+            ordinal: u16::from(slot.saturating_sub(1)),
+            id: gpumem_wire::DeviceIdKind::Gpu,
+            name: "invented",
+        };
+        let memory = gpumem_wire::MemoryKind::Device;
+        let seq = u64::from(slot) + 1;
+        let alloc = Body::AllocEnd { address: seq << 32, bytes: 4096, pool: 0, took_us: 1, memory };
+        records.extend([(at, device), (Stamp { seq, ..at }, alloc)]);
+    }
+    node.core.take(batch(Origin::Process(key), &records));
+    node.core.publish(T);
+    let text = scrape(&node.sight);
+    let devices = |text: &str| text.lines().filter(|line| line.starts_with("gpumem_device_info{")).count();
+    assert_eq!((devices(&before), devices(&text)), (1, 1), "{text}");
+    let phantom = |line: &&str| line.contains("-0063-") || line.contains("invented");
+    assert_eq!(text.lines().find(phantom), None, "no series has such a device");
+    let own = format!("pid=\"{}\",start=\"7\"", key.pid);
+    assert_eq!(metric(&text, &format!("gpumem_process_claimed_devices{{{own}}}")), Some(20.0), "{text}");
+    let uuid = "gpu=\"0\",uuid=\"GPU-00000000-0000-0001-0000-000000000000\"";
+    assert_eq!(
+        metric(&text, &format!("gpumem_process_tracked_bytes{{{uuid},{own}}}")),
+        Some(4096.0),
+        "{text}"
+    );
+}
+
+#[test]
 fn series_vanish_with_their_process() {
     let scratch = Scratch::new();
     let mut node = node(&scratch, 10_000);
@@ -407,6 +450,37 @@ fn only_get_is_answered() {
 }
 
 #[test]
+fn only_requests_that_name_this_machine_are_answered() {
+    let daemon = start("");
+    let ask = |target: &str, version: &str, hosts: &[&str]| -> u16 {
+        let mut stream = TcpStream::connect(daemon.metrics).expect("a connection");
+        let hosts: String = hosts.iter().map(|host| format!("Host: {host}\r\n")).collect();
+        let request = format!("GET {target} HTTP/{version}\r\n{hosts}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status")
+    };
+    for path in ["/metrics", "/", "/api/processes"] {
+        assert_eq!(ask(path, "1.1", &["127.0.0.1:9837"]), 200, "{path}");
+        assert_eq!(ask(path, "1.0", &[]), 200, "{path}: HTTP/1.0 has no Host");
+        // A page from elsewhere whose name has our address, and what no browser sends.
+        for (target, version, hosts) in [
+            (path, "1.1", &["rebound.example"][..]),
+            (path, "1.0", &["rebound.example"]),
+            (path, "1.1", &[]),
+            (path, "1.1", &["localhost", "rebound.example"]),
+            (&format!("http://rebound.example{path}"), "1.1", &["localhost"]),
+            (&format!("http://localhost{path}"), "1.1", &["rebound.example"]),
+        ] {
+            let status = ask(target, version, hosts);
+            assert!(status == 421 || status == 400, "{target} {version} {hosts:?}: {status}");
+        }
+    }
+    assert_eq!(ask("/healthz", "1.1", &["rebound.example"]), 200, "a probe is told nothing");
+}
+
+#[test]
 fn clients_that_do_nothing_do_not_stop_a_scrape() {
     let daemon = start("[metrics]\nconnections = 8\n");
     // Half a head each, on every place and beyond.
@@ -417,7 +491,7 @@ fn clients_that_do_nothing_do_not_stop_a_scrape() {
     let started = Instant::now();
     let answered = wait_for("an answer", || {
         let mut stream = TcpStream::connect(daemon.metrics).ok()?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
         text.starts_with("HTTP/1.1 200").then(|| started.elapsed())

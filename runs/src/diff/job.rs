@@ -1,7 +1,7 @@
 //! Several processes as one side of a comparison: the ranks of a job, or what a launcher started. What each has on a device is a
 //! device of the sum, named after its rank, so that ranks stand beside each other and all of them add up.
 
-use crate::run::{Caveat, Coverage, Device, Moment, Own, Process, Run, Source, State};
+use crate::run::{Caveat, Coverage, Device, Moment, Oom, Own, Process, Run, Source, State};
 
 /// How the names of such devices begin: what driver and logs call theirs does not.
 pub(crate) const MEMBER: &str = "rank ";
@@ -50,7 +50,10 @@ pub fn together(title: &str, mut runs: Vec<Run>) -> Run {
                 ordinal,
                 last: shifted(device.last, offset),
                 peak: shifted(device.peak, offset),
-                details: crate::run::Details { ooms: device.details.ooms, ..crate::run::Details::default() },
+                details: crate::run::Details {
+                    ooms: device.details.ooms.into_iter().map(|oom| shifted_oom(oom, offset)).collect(),
+                    ..crate::run::Details::default()
+                },
                 ..device
             });
         }
@@ -68,24 +71,18 @@ fn add_coverage(sum: &mut Coverage, of: &Coverage) {
     sum.blind_doubt |= of.blind_doubt;
     sum.partial_state |= of.partial_state;
     sum.partial_history |= of.partial_history;
-    for (sum, of) in [
-        (&mut sum.events, of.events),
-        (&mut sum.allocations, of.allocations),
-        (&mut sum.allocated_bytes, of.allocated_bytes),
-        (&mut sum.rejected, of.rejected),
-        (&mut sum.lost, of.lost),
-        (&mut sum.odd, of.odd),
-        (&mut sum.samples, of.samples),
-        (&mut sum.torn_samples, of.torn_samples),
-        (&mut sum.stale_samples, of.stale_samples),
-        (&mut sum.failed_allocations, of.failed_allocations),
-        (&mut sum.steps, of.steps),
-    ] {
-        *sum = sum.saturating_add(of);
-    }
+    sum.add_counts(of);
 }
 
 fn shifted(moment: Moment, offset: u32) -> Moment {
-    let amounts = moment.amounts.into_iter().map(|(cell, bytes)| (cell.saturating_add(offset), bytes));
-    Moment { amounts: amounts.collect(), ..moment }
+    Moment { amounts: shifted_amounts(moment.amounts, offset), ..moment }
+}
+
+fn shifted_oom(oom: Oom, offset: u32) -> Oom {
+    Oom { amounts: shifted_amounts(oom.amounts, offset), ..oom }
+}
+
+/// The same amounts, of cells that come behind `offset` others.
+fn shifted_amounts(amounts: Vec<(u32, i64)>, offset: u32) -> Vec<(u32, i64)> {
+    amounts.into_iter().map(|(cell, bytes)| (cell.saturating_add(offset), bytes)).collect()
 }

@@ -290,7 +290,7 @@ impl Maker<'_> {
 
     /// From a time to a bucket; negative: it was before. 0: the time is in it.
     fn distance(&self, bucket: &Bucket, time_ns: u64) -> i64 {
-        let end_ns = bucket.time_ns.saturating_add(self.device.series.width_ns - 1);
+        let end_ns = bucket.time_ns.saturating_add(self.device.series.width_ns.saturating_sub(1));
         let to = |at: u64| i64::try_from(i128::from(at) - i128::from(time_ns)).unwrap_or(i64::MAX);
         if time_ns > end_ns { to(end_ns) } else { to(bucket.time_ns).max(0) }
     }

@@ -1,6 +1,6 @@
 //! Parts of a life as one run again, for a window that may lie in several of them.
 
-use crate::run::{Cell, Device, Moment, Run};
+use crate::run::{BlindWindow, Cell, Coverage, Device, Moment, Run};
 use std::collections::HashMap;
 
 /// One run of these parts of a life, which are in the order of time; the last one says how it is. `None` of none.
@@ -32,8 +32,6 @@ fn join(whole: &mut Run, mut part: Run) {
     let mut own = std::mem::take(&mut whole.own);
     own.go_on(std::mem::take(&mut part.own));
     whole.own = own;
-    let marks = whole.coverage.marks.drain(..).chain(part.coverage.marks.drain(..)).collect();
-    let marks_dropped = whole.coverage.marks_dropped.saturating_add(part.coverage.marks_dropped);
     for device in &mut part.devices {
         renumber(device, &places);
     }
@@ -43,10 +41,38 @@ fn join(whole: &mut Run, mut part: Run) {
             None => whole.devices.push(device),
         }
     }
-    (whole.state, whole.caveats, whole.process, whole.clock) =
-        (part.state, part.caveats, part.process, part.clock);
-    whole.coverage = part.coverage;
-    (whole.coverage.marks, whole.coverage.marks_dropped) = (marks, marks_dropped);
+    let before = std::mem::replace(&mut whole.coverage, part.coverage);
+    go_on(&mut whole.coverage, before);
+    // That a part has parts before it is true of the first of these alone; the driver's accounting is of the whole life.
+    part.caveats.retain(|caveat| caveat.code != "part");
+    let mut earlier = std::mem::replace(&mut whole.caveats, part.caveats);
+    earlier.retain(|caveat| {
+        caveat.code != "accounting_disagrees" && whole.caveats.iter().all(|other| other.code != caveat.code)
+    });
+    whole.caveats.splice(0..0, earlier);
+    (whole.state, whole.process, whole.clock) = (part.state, part.process, part.clock);
+}
+
+/// Makes the coverage of a part that of the whole, of which `before` tells the parts before: how it is now, and all that was lost at any
+/// time, because the peak may be of any part.
+fn go_on(coverage: &mut Coverage, before: Coverage) {
+    coverage.add_counts(&before);
+    coverage.covered |= before.covered;
+    coverage.late |= before.late;
+    coverage.blind_doubt |= before.blind_doubt;
+    coverage.partial_history |= before.partial_history || before.partial_state;
+    // One that lasted when a part ended is in the next part, too.
+    let is_new = |window: &BlindWindow| coverage.blind.iter().all(|other| other.from_ns != window.from_ns);
+    let mut blind: Vec<BlindWindow> = before.blind.into_iter().filter(is_new).collect();
+    blind.append(&mut coverage.blind);
+    coverage.blind = blind;
+    coverage.marks.splice(0..0, before.marks);
+    coverage.marks_dropped = coverage.marks_dropped.saturating_add(before.marks_dropped);
+    let mut programs = before.programs;
+    programs.retain(|program| coverage.programs.iter().all(|other| other.instance != program.instance));
+    programs.append(&mut coverage.programs);
+    coverage.programs = programs;
+    coverage.part = before.part;
 }
 
 /// Amounts of the part's cells are of the whole's.
@@ -55,6 +81,7 @@ fn renumber(device: &mut Device, places: &[u32]) {
     moment(&mut device.last);
     moment(&mut device.peak);
     device.details.timeline.points.iter_mut().for_each(|point| each(&mut point.amounts, places));
+    device.details.ooms.iter_mut().for_each(|oom| each(&mut oom.amounts, places));
     device.details.growth.cells.iter_mut().for_each(|(cell, _)| *cell = place(places, *cell));
 }
 

@@ -1,9 +1,10 @@
 //! Comparisons of any two runs: every row adds up across, every table downwards, in every form.
 use gpumem_runs::diff::gate::{self, Limit, Of, Outcome};
+use gpumem_runs::diff::job::together;
 use gpumem_runs::diff::text::{Layout, text};
 use gpumem_runs::diff::{At, Diff, Side, csv, json};
 use gpumem_runs::import::read_file;
-use gpumem_runs::run::{Caveat, Cell, Class, Moment, Parts, Run};
+use gpumem_runs::run::{Caveat, Cell, Class, Moment, Oom, Parts, Run};
 use proptest::prelude::*;
 use serde_json::Value;
 use std::path::Path;
@@ -88,6 +89,25 @@ fn rows(text: &str) -> Vec<(usize, String, [Option<i64>; 3])> {
             Some((depth, line.trim().to_owned(), [number(a), number(b), number(differs)]))
         })
         .collect()
+}
+
+#[test]
+fn sum_of_processes_has_every_count_and_names_of_its_ooms() {
+    let process = |tag: &str, count: u64| {
+        let mut run = run(&[tag], &[("GPU-1", vec![5], None)]);
+        let oom = Oom { count, amounts: vec![(0, 5)], ..Oom::default() };
+        run.devices[0].details.ooms = vec![oom];
+        let of = &mut run.coverage;
+        (of.ooms_dropped, of.blind_count, of.blind_ns, of.lost) = (count, count, 10 * count, u64::MAX);
+        run
+    };
+    let sum = together("2 processes", vec![process("one", 1), process("two", 2)]);
+    let of = &sum.coverage;
+    assert_eq!((of.ooms_dropped, of.blind_count, of.blind_ns, of.lost), (3, 3, 30, u64::MAX));
+    let tag = |cell: u32| sum.cells[cell as usize].tag.as_deref();
+    let ooms = sum.devices.iter().flat_map(|device| &device.details.ooms);
+    let named: Vec<_> = ooms.map(|oom| tag(oom.amounts[0].0)).collect();
+    assert_eq!(named, [Some("one"), Some("two")]);
 }
 
 fn assert_text_adds_up(text: &str) {

@@ -1,5 +1,6 @@
 //! Exported runs: nothing is lost on the way, and nothing that was damaged or made up is believed.
 use gpumem_runs::export::{self, Exported, From, MOVED};
+use gpumem_runs::harmless::acts;
 use gpumem_runs::import::read_file;
 use gpumem_runs::input::{Error, Input};
 use gpumem_runs::report::{Report, csv, json, text};
@@ -51,6 +52,19 @@ fn small() -> Run {
     device.details = gpumem_runs::run::Details::default();
     device.series.buckets.truncate(1);
     run
+}
+
+#[test]
+fn exported_run_shows_no_character_that_a_terminal_obeys() {
+    let mut run = small();
+    run.cells[0].tag = Some("\u{202e}a\u{9b}2J\u{1b}[m\u{2028}\u{e0041}".into());
+    run.process.facts.insert("command".into(), "x\u{200b}\u{7f}".into());
+    let file = export::write(&run, "uid\u{202e}", &from()).expect("a file");
+    let text = String::from_utf8(file.clone()).expect("text");
+    assert!(!text.chars().any(|character| acts(character) && character != '\n'), "{text}");
+    let again = Folder::new("acts").read(&file).expect("a run");
+    assert_eq!((again.uid.as_str(), &again.run.cells), ("uid\u{202e}", &run.cells));
+    assert_eq!(again.run.process.facts, run.process.facts);
 }
 
 fn from() -> From {

@@ -1,7 +1,8 @@
 //! A life in parts says together what it says as a whole, and each part has a peak of its own.
 use gpumem_ledger::{Origin, ProcessKey};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::run::{Run, Source, State};
+use gpumem_runs::run::{BlindWindow, Caveat, Cell, Class, Oom, Run, Source, State};
+use gpumem_runs::window::whole;
 use gpumem_wire::*;
 use proptest::prelude::*;
 
@@ -105,6 +106,57 @@ impl Life {
     }
 }
 
+#[test]
+fn window_over_several_parts_keeps_names_and_losses_of_each() {
+    let mut life = Life::new();
+    life.alloc(1 << 40, 900, 1);
+    life.free(1 << 40);
+    life.alloc(2 << 40, 50, 1);
+    life.roll();
+    life.free(2 << 40);
+    life.alloc(3 << 40, 70, 2);
+    let mut parts = life.all();
+    let cell = |tag: &str| Cell { class: Class::Direct, tag: Some(tag.into()), ..Cell::default() };
+    // As after a restart of the daemon: each part numbers its own cells.
+    (parts[0].cells, parts[1].cells) = (vec![cell("early")], vec![cell("late"), cell("early")]);
+    for (part, (time_ns, bytes)) in parts.iter_mut().zip([(1, 900), (2, 70)]) {
+        let device = &mut part.devices[0];
+        device.details.ooms = vec![Oom { time_ns, count: 1, amounts: vec![(0, bytes)], ..Oom::default() }];
+        (device.last.amounts, device.peak.amounts) = (vec![(0, bytes)], vec![(0, bytes)]);
+        device.details.growth = Default::default();
+        device.details.timeline = Default::default();
+    }
+    let window = |from_ns, to_ns| BlindWindow { from_ns, to_ns, why: "paused".into() };
+    let counts = |run: &mut Run, lost: u64, blind: Vec<BlindWindow>| {
+        let of = &mut run.coverage;
+        (of.lost, of.partial_history, of.ooms_dropped) = (lost, lost > 0, 2);
+        (of.blind, of.blind_count, of.blind_ns, of.torn_samples) = (blind, 1, 10, 3);
+    };
+    counts(&mut parts[0], 5, vec![window(1, Some(3)), window(7, None)]);
+    counts(&mut parts[1], 0, vec![window(7, Some(20))]);
+    parts[0].caveats.push(Caveat { code: "lost".into(), text: "records were lost".into() });
+    let events: Vec<u64> = parts.iter().map(|part| part.coverage.events).collect();
+    let whole = whole(parts).expect("a run");
+    let named = |amounts: &[(u32, i64)]| -> Vec<(String, i64)> {
+        let tag = |cell: u32| whole.cells[cell as usize].tag.clone().expect("a tag");
+        amounts.iter().map(|(cell, bytes)| (tag(*cell), *bytes)).collect()
+    };
+    let device = &whole.devices[0];
+    assert_eq!(named(&device.last.amounts), [("late".to_owned(), 70)]);
+    assert_eq!(named(&device.peak.amounts), [("early".to_owned(), 900)]);
+    let ooms: Vec<_> = device.details.ooms.iter().map(|oom| named(&oom.amounts)).collect();
+    assert_eq!(ooms, [[("early".to_owned(), 900)], [("late".to_owned(), 70)]]);
+    // The peak is of the part that lost records.
+    let of = &whole.coverage;
+    assert_eq!((of.partial_history, of.lost, of.ooms_dropped), (true, 5, 4));
+    assert_eq!((of.events, of.torn_samples), (events.iter().sum(), 6));
+    assert_eq!((of.blind_count, of.blind_ns), (2, 20));
+    assert_eq!(of.blind, [window(1, Some(3)), window(7, Some(20))]);
+    assert_eq!(of.part, None, "it is told from the beginning on");
+    let codes: Vec<&str> = whole.caveats.iter().map(|caveat| caveat.code.as_str()).collect();
+    assert_eq!(codes, ["lost"], "no part before is left out");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(256) })]
     #[test]
@@ -151,6 +203,10 @@ proptest! {
         prop_assert_eq!(counts(|run| run.coverage.events), whole.coverage.events);
         prop_assert_eq!(counts(|run| run.coverage.allocations), whole.coverage.allocations);
         prop_assert_eq!(counts(|run| run.coverage.allocated_bytes), whole.coverage.allocated_bytes);
+        let joined = gpumem_runs::window::whole(parts.clone()).expect("a run");
+        prop_assert_eq!(joined.coverage.events, whole.coverage.events);
+        prop_assert_eq!(joined.coverage.allocated_bytes, whole.coverage.allocated_bytes);
+        prop_assert_eq!(joined.coverage.partial_history, whole.coverage.partial_history);
         let last = parts.last().expect("a part");
         prop_assert_eq!(&last.cells, &whole.cells);
         if let (Some(last), Some(whole)) = (last.devices.first(), whole.devices.first()) {

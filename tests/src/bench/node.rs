@@ -124,7 +124,7 @@ impl Node {
     /// When the daemon does not answer.
     pub fn runs(&self, pid: u32) -> Vec<Run> {
         let mut stream = UnixStream::connect(self.runtime.join("control.sock")).expect("a daemon");
-        write!(stream, "GET /v1/runs?pid={pid} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        write!(stream, "GET /v1/runs?pid={pid} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             .expect("asked");
         let body = body(read(&mut stream));
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("{error}: {body}"))
@@ -137,7 +137,7 @@ impl Node {
 /// When nobody answers 200.
 pub fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("a server");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("asked");
     body(read(&mut stream))
 }
 

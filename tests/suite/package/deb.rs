@@ -342,7 +342,7 @@ fn the_image_serves_metrics_and_has_what_init_containers_need() {
         let log = || std::fs::read_to_string(machine.dir.join("gpumemd.log"));
         assert!(ended.is_none(), "it ended: {:?}", log());
         let mut stream = TcpStream::connect(address).ok()?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").ok()?;
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
         (text.matches("\ngpumem_device_used_bytes{").count() == 2).then_some(text)

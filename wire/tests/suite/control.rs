@@ -54,7 +54,7 @@ proptest! {
         findings in prop::collection::vec(finding(), 0..3), names in few(), number: u64, pid: u32, word: String,
     ) {
         let facts = names.into_iter().map(|name| (name, word.clone())).collect();
-        again(&Ps { devices, processes });
+        again(&Ps { devices, processes, ..Ps::default() });
         again(&Doctor { version: word.clone(), pid, uptime_s: number, facts, findings });
         again(&Released { for_s: number });
         again(&Recorded { pid, done: word.clone(), file: Some(word.clone()).filter(|word| !word.is_empty()) });

@@ -11,6 +11,7 @@ use gpumem_runs::report::oom::at::{self, Around, Seen};
 use gpumem_runs::report::oom::{self, Form};
 use gpumem_runs::run::{Device, Run};
 use gpumem_runs::who::Who;
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Prints when memory ran out in a process, or in each of several; or on a device around a time.
@@ -65,8 +66,12 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
         for_ns: i64::try_from(args.within_s).unwrap_or(i64::MAX).saturating_mul(1_000_000_000),
     };
     let report = args.report();
+    let mut hidden = Vec::new();
     let told = match Daemon::find(args.socket.as_deref()) {
-        Ok(daemon) if args.store.typed().is_empty() => daemon.runs(Which::Around(around))?,
+        Ok(daemon) if args.store.typed().is_empty() => {
+            hidden = daemon.hidden(around);
+            daemon.runs(Which::Around(around))?
+        }
         Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
         _ => stored::around(around, &report)?,
     };
@@ -76,7 +81,19 @@ fn around(args: &Oom, at_ns: i64) -> Result<()> {
             .as_deref()
             .is_none_or(|name| names_device(name, Some(device.ordinal.into()), &device.name))
     };
-    print(&if args.json { at::json(&seen, &is_it, around) } else { at::text(&seen, &is_it, around) })
+    let there = |index: u32, uuid: &str| {
+        args.device.as_deref().is_none_or(|name| names_device(name, Some(index), uuid))
+    };
+    hidden.retain(|run| run.devices.iter().any(|(index, uuid)| there(*index, uuid)));
+    let mut users: BTreeMap<String, usize> = BTreeMap::new();
+    for run in hidden {
+        *users.entry(run.user.unwrap_or_else(|| "another user".to_owned())).or_default() += 1;
+    }
+    print(&if args.json {
+        at::json(&seen, &is_it, around, &users)
+    } else {
+        at::text(&seen, &is_it, around, &users)
+    })
 }
 
 /// A time as people type it, in ns since 1970.

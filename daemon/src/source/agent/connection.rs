@@ -1,5 +1,6 @@
 //! One agent, from its hello to its end.
 
+use super::Agents;
 use super::ask::{Question, option};
 use super::budget::Budget;
 use super::command::{Ear, Errand};
@@ -8,12 +9,11 @@ use super::kept::{self, Kept};
 use super::line::{self, is_empty};
 use super::memory::{self, Memory};
 use super::packet::Packet;
-use super::peer::Peer;
+use super::peer::{Caller, Peer};
 use super::reasons::{End, Refusal};
 use super::rest::{self, Rest};
 use super::seats::Seat;
 use super::turns::Place;
-use super::{Agents, CANNOT_CONNECT};
 use crate::clock;
 use crate::service;
 use crate::source::Batch;
@@ -36,25 +36,13 @@ const PACKETS_PER_TURN: usize = 8;
 pub async fn serve(
     agents: Arc<Agents>,
     stream: Arc<UnixStream>,
-    uid: u32,
-    (seat, place): (Seat, Option<Standing>),
+    caller: Caller,
+    (seat, place): (Seat, Standing),
 ) {
-    match welcome(&agents, &stream, seat, place).await {
+    match welcome(&agents, &stream, caller, (seat, place)).await {
         Ok(Guest::Agent(connection)) => connection.run(&stream).await,
         Ok(Guest::Answered) => agents.stats.add(Count::Asked, 1),
-        Err(Refusal::Over) => {}
-        Err(refusal) => {
-            if let Some(count) = refusal.count() {
-                agents.stats.add(count, 1);
-            }
-            if refusal.is_lack() {
-                return agents.shortage.note(CANNOT_CONNECT, &refusal);
-            }
-            if agents.voice.speaks(uid) {
-                let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
-                tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
-            }
-        }
+        Err(refusal) => agents.refuse(&stream, caller.uid(), &refusal),
     }
 }
 
@@ -88,7 +76,7 @@ async fn inherit(
         return Err(no_hello());
     }
     let seat = agents.seats.take(peer.uid, &agents.limits()).map_err(|_| Refusal::NoSeat)?;
-    let mut connection = Connection::begin(agents, peer, memory, &hello, (seat, Some(place))).await?;
+    let mut connection = Connection::begin(agents, peer, memory, &hello, (seat, place)).await?;
     connection.kept = Some(kept.name);
     agents.stats.add(Count::Resumed, 1);
     connection.read_names().await?;
@@ -123,17 +111,17 @@ struct Connection {
 async fn welcome(
     agents: &Arc<Agents>,
     stream: &Arc<UnixStream>,
-    seat: Seat,
-    place: Option<Standing>,
+    caller: Caller,
+    (seat, place): (Seat, Standing),
 ) -> Result<Guest, Refusal> {
     let limits = agents.limits();
     let first = async {
         loop {
             stream.readable().await?;
-            place.as_ref().inspect(|place| place.speaks());
+            place.speaks();
             match agents.receive(stream) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    place.as_ref().inspect(|place| place.is_silent(stream));
+                    place.is_silent(stream);
                 }
                 other => return other,
             }
@@ -152,10 +140,7 @@ async fn welcome(
     };
     let hello = Record::decode(slot, payload).map_err(|error| no_hello(&error))?;
     if let Body::Ask { what, options } = hello.body {
-        let peer = match option(options, "start_ticks") {
-            Some(ticks) => Peer::of(stream, ticks.parse().unwrap_or(0))?,
-            None => Peer::unclaimed(stream)?,
-        };
+        let peer = caller.peer(option(options, "start_ticks").map(|ticks| ticks.parse().unwrap_or(0)))?;
         let question = Question { key: peer.key, uid: peer.uid, what, options: options.to_owned() };
         drop(place); // nobody need wait for the answer
         // It keeps the seat of one that has not said hello.
@@ -174,7 +159,7 @@ async fn welcome(
     let fd = packet.fds.into_iter().next().filter(|_| fds == 1 && !packet.more_fds);
     let fd = fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?;
     let memory = Memory::accept(fd, limits.shared_bytes)?;
-    let peer = Peer::of(stream, start_ticks)?;
+    let peer = caller.peer(Some(start_ticks))?;
     // In the words of our own clock, for whoever reads it later.
     let start_ticks = peer.key.start_ticks;
     let hello =
@@ -211,12 +196,10 @@ impl Connection {
         peer: Peer,
         memory: Memory,
         hello: &Record<'_>,
-        (mut seat, place): (Seat, Option<Standing>),
+        (mut seat, place): (Seat, Standing),
     ) -> Result<Self, Refusal> {
         seat.welcomed();
-        if let Some(place) = &place {
-            place.reached().await;
-        }
+        place.reached().await;
         agents.succeed(peer.key).await;
         let epoch = agents.next_epoch();
         let mut connection = Connection {

@@ -5,7 +5,7 @@
 //! seats       quotas; turns: fairness between users; line: order among the connections of a process
 //! connection  one agent, from hello to end
 //! reasons     why a peer is turned away, and why a connection ends
-//! peer        who it is: the kernel's word, and /proc's
+//! peer        identity of the process that connected; pidfd: as the kernel names it
 //! packet      one packet off the socket; budget: how much of that in a second
 //! frames      what an agent may say
 //! voice       what is logged about peers
@@ -28,6 +28,7 @@ mod line;
 mod memory;
 mod packet;
 mod peer;
+mod pidfd;
 mod reasons;
 mod rest;
 mod seats;
@@ -49,6 +50,7 @@ use command::Speaker;
 use gpumem_ledger::ProcessKey;
 use line::Lines;
 use packet::Packet;
+use peer::Caller;
 use reasons::Refusal;
 use seats::{Full, Seats};
 use std::collections::HashMap;
@@ -217,16 +219,17 @@ impl Agents {
                 }
             };
             // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
-            let peer = stream.peer_cred().ok();
-            let uid = peer.map_or(u32::MAX, |peer| peer.uid());
-            // Those that cannot be named (in a namespace that is not seen from here) have no pid in common: they are refused.
-            let pid = peer.and_then(|peer| u32::try_from(peer.pid()?).ok()).filter(|&pid| pid != 0);
+            let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
             match self.seats.take(uid, &self.limits()) {
-                Ok(seat) => {
-                    let stream = Arc::new(stream);
-                    let place = pid.map(|pid| self.lines.join(pid, Some(Arc::clone(&stream))));
-                    tokio::spawn(connection::serve(Arc::clone(&self), stream, uid, (seat, place)));
-                }
+                Ok(seat) => match Caller::of(&stream) {
+                    Ok(caller) => {
+                        let stream = Arc::new(stream);
+                        let place = self.lines.join(caller.pid(), Some(Arc::clone(&stream)));
+                        let agents = Arc::clone(&self);
+                        tokio::spawn(connection::serve(agents, stream, caller, (seat, place)));
+                    }
+                    Err(unknown) => self.refuse(&stream, uid, &unknown.into()),
+                },
                 Err(full) => {
                     self.stats.add(
                         match full {
@@ -239,6 +242,19 @@ impl Agents {
                     tracing::debug!(uid, ?full, "no seat for a peer on the agent socket");
                 }
             }
+        }
+    }
+
+    /// Counts and logs why a peer is not welcomed; its connection is closed when the stream is dropped.
+    fn refuse(&self, stream: &UnixStream, uid: u32, refusal: &Refusal) {
+        if let Some(count) = refusal.count() {
+            self.stats.add(count, 1);
+        }
+        if refusal.is_lack() {
+            self.shortage.note(CANNOT_CONNECT, refusal);
+        } else if !matches!(refusal, Refusal::Over) && self.voice.speaks(uid) {
+            let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+            tracing::warn!(uid, pid, why = %refusal, "a peer on the agent socket was refused");
         }
     }
 

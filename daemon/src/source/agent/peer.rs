@@ -1,8 +1,18 @@
-//! Who is at the other end of a connection. The kernel says pid and uid; the start time in /proc tells this
-//! process from another one that had the pid before or has it after.
+//! Identity of the process at the other end of a connection.
+//!
+//! The identity is fixed when the connection is accepted: the process that called connect(2), its start time, its user. A hello
+//! can confirm it and cannot change it. Otherwise a user could take over a process of another one: a process connects, hands its
+//! socket to another process and ends; the victim gets the same pid; and the hello names the victim's start time, which everybody
+//! can read in /proc.
+//!
+//! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
+//! by the time the connection is accepted; there, only a process that runs as the user who connected is believed.
 
+use super::pidfd;
 use crate::descriptors;
 use gpumem_ledger::ProcessKey;
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, OwnedFd};
 use tokio::net::UnixStream;
 
 /// Why a peer is not known.
@@ -14,7 +24,7 @@ pub enum Unknown {
     /// It is gone.
     #[error("process {0} is gone")]
     Gone(u32),
-    /// It says that it started at another time than the process with its pid.
+    /// It says that it started at another time than the process that connected.
     #[error("process {pid} started at {found} ticks, and says {claimed}")]
     StartTime {
         /// Its pid.
@@ -24,9 +34,27 @@ pub enum Unknown {
         /// What it says.
         claimed: u64,
     },
+    /// The process with this pid runs as another user than the one who connected.
+    #[error("user {uid} connected, and process {pid} belongs to user {owner}")]
+    User {
+        /// Its pid.
+        pid: u32,
+        /// Effective user of the process that connected, when it connected.
+        uid: u32,
+        /// Real user of the process with this pid.
+        owner: u32,
+    },
     /// The system said no.
     #[error("looking at the peer: {0}")]
     System(#[from] std::io::Error),
+}
+
+/// The process that made a connection, as it was found when the connection was accepted.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller {
+    key: ProcessKey,
+    /// Effective user when it connected.
+    uid: u32,
 }
 
 /// A process at the other end.
@@ -40,61 +68,114 @@ pub struct Peer {
     pub rebase_ns: i64,
 }
 
+impl Caller {
+    /// Returns who made this connection. To be called when it has just been accepted.
+    ///
+    /// # Errors
+    /// [`Unknown`]: among others [`Unknown::Gone`], also when another process has its pid by now.
+    pub fn of(stream: &UnixStream) -> Result<Self, Unknown> {
+        let (pid, uid) = credentials(stream)?;
+        let pidfd = match pidfd::of_peer(stream) {
+            Ok(pidfd) => Some(pidfd),
+            Err(error) if error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => None,
+            Err(error) => return Err(unread(pid, error)),
+        };
+        Caller::named(pid, uid, pidfd)
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.key.pid
+    }
+
+    /// Effective user of the process when it connected.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// The process with this pid; with `pidfd`, only if that is its.
+    fn named(pid: u32, uid: u32, pidfd: Option<OwnedFd>) -> Result<Self, Unknown> {
+        let start_ticks = start_ticks(pid)?;
+        check_user(pid, uid)?;
+        // As long as it has not been waited for, nobody else gets its pid: then what was just read is its.
+        let is_it = match pidfd {
+            Some(pidfd) => has_pid(&pidfd, pid)?,
+            None => self::start_ticks(pid)? == start_ticks,
+        };
+        if is_it { Ok(Caller { key: ProcessKey { pid, start_ticks }, uid }) } else { Err(Unknown::Gone(pid)) }
+    }
+
+    /// The peer that it is, which says by its own clock that it started at `claimed_ticks` if it says when.
+    ///
+    /// # Errors
+    /// [`Unknown::StartTime`], or [`Unknown::User`]: it has become a program of another user since it connected.
+    pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
+        let ProcessKey { pid, start_ticks: found } = self.key;
+        // One that has ended meanwhile has said what it said.
+        let lives = is_there(self.key)?;
+        if lives {
+            check_user(pid, self.uid)?;
+        }
+        let ahead_ns = |clock| if lives { time_offset_ns(pid, clock) } else { 0 };
+        if let Some(claimed) = claimed_ticks
+            && !is_same_start(found, claimed, ahead_ns("boottime"))
+        {
+            return Err(Unknown::StartTime { pid, found, claimed });
+        }
+        Ok(Peer { key: self.key, uid: self.uid, rebase_ns: ahead_ns("monotonic") })
+    }
+}
+
 impl Peer {
-    /// The peer of a connection that says nothing of its start. The pid may be another process's by now, but then it is one of the
-    /// same user's, who could ask about it anyway.
-    ///
-    /// # Errors
-    /// [`Unknown`].
-    pub fn unclaimed(stream: &UnixStream) -> Result<Self, Unknown> {
-        let credentials = stream.peer_cred()?;
-        let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
-        let pid = pid.ok_or(Unknown::NoPid)?;
-        let owner = std::fs::metadata(format!("/proc/{pid}")).map_err(|error| unread(pid, error))?;
-        let found = start_ticks(pid)?;
-        if std::os::unix::fs::MetadataExt::uid(&owner) != credentials.uid() {
-            return Err(Unknown::StartTime { pid, found, claimed: 0 });
-        }
-        Peer::of(stream, found)
-    }
-
-    /// The peer of a connection that says it started at `claimed_ticks`.
-    ///
-    /// # Errors
-    /// [`Unknown`].
-    pub fn of(stream: &UnixStream, claimed_ticks: u64) -> Result<Self, Unknown> {
-        let credentials = stream.peer_cred()?;
-        let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
-        let pid = pid.ok_or(Unknown::NoPid)?;
-        // The pid may be another process's by now, but then not with the start time that the peer had.
-        let found = start_ticks(pid)?;
-        let boot = time_offset_ns(pid, "boottime");
-        if !is_same_start(found, claimed_ticks, boot) {
-            return Err(Unknown::StartTime { pid, found, claimed: claimed_ticks });
-        }
-        Ok(Peer {
-            key: ProcessKey { pid, start_ticks: found },
-            uid: credentials.uid(),
-            rebase_ns: time_offset_ns(pid, "monotonic"),
-        })
-    }
-
     /// The peer of a connection that was welcomed in an earlier life of this daemon as `key`. It may have ended since: what
     /// it had sent and kept is still its own.
     ///
     /// # Errors
     /// [`Unknown`]: the kernel names another process.
     pub fn kept(stream: &UnixStream, key: ProcessKey) -> Result<Self, Unknown> {
-        match Peer::of(stream, key.start_ticks) {
-            Ok(peer) if peer.key == key => return Ok(peer),
-            Err(Unknown::System(error)) => return Err(error.into()),
-            Ok(_) | Err(Unknown::NoPid) => return Err(Unknown::NoPid),
-            Err(Unknown::Gone(_) | Unknown::StartTime { .. }) => {}
+        let (pid, uid) = credentials(stream)?;
+        if pid != key.pid {
+            return Err(Unknown::NoPid);
         }
-        let credentials = stream.peer_cred()?;
-        let is_same = credentials.pid().and_then(|pid| u32::try_from(pid).ok()) == Some(key.pid);
-        if is_same { Ok(Peer { key, uid: credentials.uid(), rebase_ns: 0 }) } else { Err(Unknown::NoPid) }
+        let rebase_ns = if is_there(key)? { time_offset_ns(pid, "monotonic") } else { 0 };
+        Ok(Peer { key, uid, rebase_ns })
     }
+}
+
+/// Pid and effective user of the process that connected, when it did.
+fn credentials(stream: &UnixStream) -> Result<(u32, u32), Unknown> {
+    let credentials = stream.peer_cred()?;
+    let pid = credentials.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|&pid| pid != 0);
+    Ok((pid.ok_or(Unknown::NoPid)?, credentials.uid()))
+}
+
+/// Whether this process, and no other, has its pid.
+fn is_there(key: ProcessKey) -> Result<bool, Unknown> {
+    match start_ticks(key.pid) {
+        Ok(ticks) => Ok(ticks == key.start_ticks),
+        Err(Unknown::Gone(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the process of the pidfd has this pid here, and has not been waited for: then its pidfd has -1.
+fn has_pid(pidfd: &OwnedFd, pid: u32) -> Result<bool, Unknown> {
+    let path = format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd());
+    let info = std::fs::read_to_string(path)?;
+    let said = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    Ok(said.and_then(|said| said.trim().parse().ok()) == Some(pid))
+}
+
+/// Fails when neither the real nor the effective user of the process is `uid`: the real one is whose process it is, the effective one is
+/// who connects. Not the owner of /proc/PID: that is root where the process may not be dumped.
+fn check_user(pid: u32, uid: u32) -> Result<(), Unknown> {
+    let status = std::fs::read(format!("/proc/{pid}/status")).map_err(|error| unread(pid, error))?;
+    let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
+    let uids = line.and_then(|line| std::str::from_utf8(line).ok()).unwrap_or_default();
+    let mut uids = uids.split_ascii_whitespace().map(|uid| uid.parse::<u32>().ok());
+    let (real, effective) = (uids.next().flatten(), uids.next().flatten());
+    let owner = real.ok_or(Unknown::Gone(pid))?;
+    if owner == uid || effective == Some(uid) { Ok(()) } else { Err(Unknown::User { pid, uid, owner }) }
 }
 
 /// Whether both are the same start: /proc says it by the clock of the time namespace from which it is read.
@@ -142,7 +223,45 @@ fn unread(pid: u32, error: std::io::Error) -> Unknown {
 
 #[cfg(test)]
 mod tests {
-    use super::is_same_start;
+    use super::*;
+
+    #[test]
+    fn caller_is_a_process_of_the_user_who_connected() {
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let caller = Caller::named(pid, uid, None).expect("this process");
+        assert_eq!(caller.key, ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") });
+        assert_eq!(caller.peer(None).expect("this process").key, caller.key);
+        let later = caller.peer(Some(caller.key.start_ticks + 1));
+        assert!(matches!(later, Err(Unknown::StartTime { .. })), "{later:?}");
+        // As on a kernel without SO_PEERPIDFD: the pid is another user's by now.
+        let other = Caller::named(pid, uid + 1, None);
+        assert!(matches!(other, Err(Unknown::User { owner, .. }) if owner == uid), "{other:?}");
+    }
+
+    #[test]
+    fn pidfd_of_another_process_is_not_this_one() {
+        let uid = rustix::process::geteuid().as_raw();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
+        let of = rustix::process::Pid::from_child(&child);
+        let open = || rustix::process::pidfd_open(of, rustix::process::PidfdFlags::empty()).expect("a pidfd");
+        let pidfd = open();
+        assert!(Caller::named(child.id(), uid, Some(open())).is_ok());
+        child.kill().and_then(|()| child.wait()).expect("its end");
+        // As if this process had got the pid.
+        let reused = Caller::named(std::process::id(), uid, Some(pidfd));
+        assert!(matches!(reused, Err(Unknown::Gone(_))), "{reused:?}");
+    }
+
+    #[test]
+    fn caller_that_has_ended_stays_who_it_was() {
+        let uid = rustix::process::geteuid().as_raw();
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
+        let caller = Caller::named(child.id(), uid, None).expect("a process");
+        child.kill().and_then(|()| child.wait()).expect("its end");
+        let peer = caller.peer(Some(caller.key.start_ticks)).expect("the same");
+        assert_eq!(peer.key, caller.key);
+        assert!(caller.peer(Some(caller.key.start_ticks + 1)).is_err());
+    }
 
     #[test]
     fn a_start_is_told_by_each_ones_clock() {

@@ -72,17 +72,17 @@ pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
     findings.extend(
         of_layers(process).into_iter().map(|(state, text, fix)| say(Check::ProcessNames, state, text, fix)),
     );
-    if findings.iter().all(|finding| finding.state == State::Ok) {
-        let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
-        let text = match earlier {
-            0 => format!("covered, {} records, none lost", coverage.events),
-            _ => format!(
-                "covered, {} records, none lost: {earlier} of them before gpumemd was restarted, since when live peaks count",
-                earlier + coverage.events
-            ),
-        };
-        findings.push(say(Check::Process, State::Ok, text, None));
-    }
+    // Whatever else there is to say of it: its agent is heard.
+    let earlier = coverage.earlier.map_or(0, |earlier| earlier.events);
+    let records = earlier.saturating_add(coverage.events);
+    let lost = if lost == 0 { "none".to_owned() } else { lost.to_string() };
+    let text = match earlier {
+        0 => format!("covered, {records} records, {lost} lost"),
+        _ => format!(
+            "covered, {records} records, {lost} lost: {earlier} of them before gpumemd was restarted, since when live peaks count"
+        ),
+    };
+    findings.push(say(Check::Process, State::Ok, text, None));
     findings
 }
 

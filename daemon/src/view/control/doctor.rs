@@ -12,7 +12,7 @@ mod processes;
 
 pub(super) use processes::limit;
 
-use super::{Refused, coverage, number, only};
+use super::{Refused, coverage, number, of_another, only};
 use crate::access::Viewer;
 use crate::clock;
 use crate::view::Sight;
@@ -48,9 +48,10 @@ pub(super) fn doctor(sight: &Sight, viewer: Viewer, query: &str) -> Result<Docto
     if let Some(pid) = pid {
         let mut process = snapshot.processes.iter().filter(|process| u64::from(process.key.pid) == pid);
         let process = process.rfind(|process| viewer.sees(process.facts.uid)).ok_or_else(|| {
-            let text = format!(
-                "process {pid} uses no GPU that is seen here, has said nothing, or belongs to another user"
-            );
+            let other = u32::try_from(pid).ok().and_then(|pid| of_another(sight, viewer, pid));
+            let text = other.unwrap_or_else(|| {
+                format!("process {pid} uses no GPU that is seen here, has said nothing, or belongs to another user")
+            });
             Refused::new(StatusCode::NOT_FOUND, text)
         })?;
         of_bytes(process, snapshot, &health, &mut findings);

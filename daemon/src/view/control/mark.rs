@@ -2,7 +2,7 @@
 
 use super::record::unescaped;
 use super::runs::Which;
-use super::{Refused, only, value};
+use super::{Refused, of_another, only, value};
 use crate::access::Viewer;
 use crate::core::Ask;
 use crate::view::Sight;
@@ -24,7 +24,8 @@ pub(super) async fn mark(sight: &Sight, viewer: Viewer, query: &str) -> Result<M
     let whose: Vec<&str> = query.split('&').filter(|pair| !pair.starts_with("name=")).collect();
     let which = Which::of(&whose.join("&"))?;
     let missing = match &which {
-        Which::Pid(pid) | Which::Tree(pid) => format!("pid {pid} is no process that uses a GPU"),
+        Which::Pid(pid) | Which::Tree(pid) => of_another(sight, viewer, *pid)
+            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU")),
         Which::Job(job) => format!("no process of job {job} uses a GPU"),
         Which::Live | Which::Around(_) => "no process of yours uses a GPU".to_owned(),
     };

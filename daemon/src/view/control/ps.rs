@@ -9,7 +9,7 @@ use crate::view::prometheus::flags;
 use gpumem_ledger::{AccountView, DeviceView, ProcessView};
 use gpumem_runs::run::absence_name;
 use gpumem_runs::who::Who;
-use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+use gpumem_wire::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
@@ -19,6 +19,7 @@ pub(super) fn ps(sight: &Sight, viewer: Viewer) -> Ps {
     Ps {
         devices: rows.devices.into_iter().map(|(row, _)| row).collect(),
         processes: rows.processes.into_iter().map(|(row, ..)| row).collect(),
+        claims: rows.claims,
     }
 }
 
@@ -28,6 +29,8 @@ pub(in crate::view) struct Rows<'a> {
     pub devices: Vec<(DeviceRow, &'a DeviceView)>,
     /// By device, the largest first.
     pub processes: Vec<(ProcessRow, &'a ProcessView, &'a AccountView)>,
+    /// What processes say to hold on devices that this machine does not have, one for each process.
+    pub claims: Vec<ClaimRow>,
 }
 
 pub(in crate::view) fn rows<'a>(
@@ -43,13 +46,16 @@ pub(in crate::view) fn rows<'a>(
     let living = || snapshot.processes.iter().filter(|process| process.ended.is_none());
     let held = living().flat_map(|process| &process.accounts).filter(|account| holds(account));
     let held: BTreeSet<usize> = held.filter_map(|account| account.device).collect();
-    let is_there = |at: &usize| held.contains(at) || place(&snapshot.devices[*at]).is_some();
+    let may_be = |at: &usize| health.may_have(snapshot.devices[*at].name);
+    let is_there = |at: &usize| place(&snapshot.devices[*at]).is_some() || held.contains(at) && may_be(at);
     let mut order: Vec<usize> = (0..snapshot.devices.len()).filter(is_there).collect();
     order.sort_by_key(|&at| (place(&snapshot.devices[at]).unwrap_or(usize::MAX), at));
     let devices = order.iter().map(|&at| &snapshot.devices[at]);
     let devices = devices.map(|of| (device(published, health, of), of)).collect();
     let mut processes = Vec::new();
+    let mut claims = Vec::new();
     for process in living() {
+        claims.extend(claim(published, process, &may_be, viewer, tenants));
         for account in &process.accounts {
             let row = account.device.and_then(|device| order.iter().position(|&at| at == device));
             if let Some(row) = row {
@@ -61,7 +67,34 @@ pub(in crate::view) fn rows<'a>(
     let size =
         |row: &ProcessRow| row.used_bytes.or(row.tracked_bytes.and_then(|bytes| bytes.try_into().ok()));
     processes.sort_by_key(|(row, ..)| (row.device, Reverse(size(row)), row.pid));
-    Rows { devices, processes }
+    claims.sort_by_key(|claim| claim.pid);
+    Rows { devices, processes, claims }
+}
+
+/// What a process says to hold on devices that this machine does not have; `None` if it says nothing of the kind.
+fn claim(
+    published: &Published,
+    process: &ProcessView,
+    may_be: &dyn Fn(&usize) -> bool,
+    viewer: Viewer,
+    tenants: Tenants,
+) -> Option<ClaimRow> {
+    let is_claimed = |account: &&AccountView| {
+        let device = account.device.filter(|device| *device < published.snapshot.devices.len());
+        holds(account) && device.is_some_and(|device| !may_be(&device))
+    };
+    let claimed: Vec<&AccountView> = process.accounts.iter().filter(is_claimed).collect();
+    let first = *claimed.first()?;
+    let of = self::process(published, process, first, 0, viewer, tenants)?;
+    let tracked = claimed.iter().fold(0_i64, |sum, account| sum.saturating_add(account.tracked_bytes));
+    Some(ClaimRow {
+        pid: of.pid,
+        uid: of.uid,
+        user: of.user,
+        devices: claimed.len(),
+        tracked_bytes: of.tracked_bytes.map(|_| tracked),
+        command: of.command,
+    })
 }
 
 fn holds(account: &AccountView) -> bool {

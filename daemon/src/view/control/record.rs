@@ -1,6 +1,6 @@
 //! Telling the agent of a process to record: only whose process it is, and root, may. A recording is a file that the process writes.
 
-use super::{Refused, number, only, value};
+use super::{Refused, number, of_another, only, value};
 use crate::access::Viewer;
 use crate::view::{Errand, Sight};
 use gpumem_wire::control::Recorded;
@@ -38,7 +38,9 @@ pub(super) async fn record(sight: &Sight, viewer: Viewer, query: &str) -> Result
         .iter()
         .rfind(|process| process.key.pid == pid && process.ended.is_none());
     let Some(process) = process.filter(|process| viewer.sees(process.facts.uid)) else {
-        return Err(Refused::new(StatusCode::NOT_FOUND, format!("pid {pid} is no process that uses a GPU")));
+        let text = of_another(sight, viewer, pid)
+            .unwrap_or_else(|| format!("pid {pid} is no process of yours that uses a GPU"));
+        return Err(Refused::new(StatusCode::NOT_FOUND, text));
     };
     let is_theirs = viewer.uid == 0 || process.facts.uid == Some(viewer.uid.into());
     if !is_theirs {

@@ -11,6 +11,7 @@ use gpumem_ledger::ProcessView;
 use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
 use gpumem_runs::who::is_of_job;
+use gpumem_wire::control::HiddenRun;
 use hyper::StatusCode;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -121,6 +122,46 @@ pub(super) async fn runs(
         ..SMALL => Ok(json(&runs)),
         _ => sight.fair.beside(bill, move || json(&runs)).await.ok_or_else(ended),
     }
+}
+
+/// Whose runs a question is also about, which the caller may not see. Nothing where nobody may know whose processes there are.
+pub(super) async fn hidden(
+    sight: &Sight,
+    viewer: Viewer,
+    query: &str,
+    bill: &Bill,
+) -> Result<Vec<HiddenRun>, Refused> {
+    let which = Which::of(query)?;
+    if viewer.all || sight.shown().tenants == Tenants::Anonymous {
+        return Ok(Vec::new());
+    }
+    let (reply, live) = oneshot::channel();
+    let ended = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon ends");
+    let wanted = which.clone();
+    let takes = move |process: &ProcessView| {
+        let facts = &process.facts;
+        !viewer.sees(facts.uid) && wanted.takes(process.key.pid, &facts.seen, &facts.claims)
+    };
+    if sight.asks.send(Ask::Runs(Box::new(takes), bill.clone(), reply)).await.is_err() {
+        return Err(ended());
+    }
+    let mut runs = live.await.map_err(|_| ended())?;
+    runs.retain(|run| which.is_then(run));
+    let known: Vec<(u32, u64)> = runs.iter().map(|run| (run.process.pid, run.process.start_ticks)).collect();
+    let wanted = move |run: &Run| {
+        let process = &run.process;
+        !viewer.sees(process.uid)
+            && !known.contains(&(process.pid, process.start_ticks))
+            && which.takes(process.pid, &process.facts, &process.claims)
+            && which.is_then(run)
+    };
+    runs.extend(sight.keeper.find(Box::new(wanted), bill).await);
+    let row = |run: &Run| HiddenRun {
+        pid: run.process.pid,
+        user: run.process.facts.get("user").cloned().or(run.process.uid.map(|uid| format!("user {uid}"))),
+        devices: run.devices.iter().map(|device| (device.ordinal.into(), device.name.clone())).collect(),
+    };
+    Ok(runs.iter().map(row).collect())
 }
 
 #[cfg(test)]

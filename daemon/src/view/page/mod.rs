@@ -29,10 +29,10 @@ use gpumem_runs::report::html::{self, Shell};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, ETAG, HOST, HeaderMap, HeaderName, HeaderValue,
-    IF_NONE_MATCH, REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, ETAG, HOST, HeaderName, HeaderValue, IF_NONE_MATCH,
+    REFERRER_POLICY, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use hyper::{Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode, Version};
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -111,10 +111,6 @@ pub(super) async fn answer(
     let asked = Asked::of(request.uri().path())?;
     let mut response = if sight.shown().page == Page::Off {
         plain(StatusCode::NOT_FOUND, "there is no page here: metrics.page is \"off\" in the configuration\n")
-    } else if !is_ours(request.headers(), &sight.shown().hosts) {
-        let text = "this page is asked for by address, as localhost, by the name of the machine, or by one of metrics.hosts in the \
-                    configuration\n";
-        plain(StatusCode::MISDIRECTED_REQUEST, text)
     } else {
         match asked {
             Asked::Page => unless_known(request, &ready().tag, || {
@@ -172,12 +168,23 @@ fn refusal(Refused(status, error): Refused) -> Response<Full<Bytes>> {
     response
 }
 
-/// Whether the asker means this machine. A page from elsewhere could give its own name our address and read what is here; it
-/// cannot make a browser say another name than its own.
-fn is_ours(headers: &HeaderMap, hosts: &[String]) -> bool {
-    let Some(host) = headers.get(HOST) else { return true };
+/// Whether the request names this machine, in one `Host` and, where its target is a whole URI, there too. A page from elsewhere could give
+/// its own name our address and read what is here; it cannot make a browser send another name than its own. HTTP/1.0 has no
+/// `Host`, and browsers do not speak it.
+pub(super) fn is_ours<B>(request: &Request<B>, hosts: &[String]) -> bool {
     let own = rustix::system::uname();
-    host.to_str().is_ok_and(|host| names_us(host, &own.nodename().to_string_lossy(), hosts))
+    let own = own.nodename().to_string_lossy();
+    let in_target = request.uri().authority().map(|authority| authority.as_str());
+    let is_absolute = request.uri().scheme().is_some() || in_target.is_some();
+    let mut named = request.headers().get_all(HOST).iter();
+    let host = match (named.next(), named.next()) {
+        (Some(host), None) => host.to_str().ok(),
+        (None, _) if request.version() == Version::HTTP_10 => Some("localhost"),
+        _ => None,
+    };
+    let target = if is_absolute { in_target } else { host };
+    // A user before the host names nobody.
+    [host, target].iter().all(|name| name.is_some_and(|name| names_us(name, &own, hosts)))
 }
 
 fn names_us(host: &str, own: &str, hosts: &[String]) -> bool {
@@ -208,6 +215,34 @@ fn is_allowed(allowed: &str, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn request_names_this_machine_once_and_everywhere() {
+        let ask = |target: &str, hosts: &[&str], version: Version| {
+            let mut request = Request::builder().uri(target).version(version);
+            for host in hosts {
+                request = request.header(HOST, *host);
+            }
+            is_ours(&request.body(()).expect("a request"), &[])
+        };
+        let (one, old) = (Version::HTTP_11, Version::HTTP_10);
+        assert!(ask("/metrics", &["localhost:9837"], one));
+        assert!(ask("/metrics", &[], old), "HTTP/1.0 has no Host");
+        assert!(ask("http://127.0.0.1:9837/metrics", &["127.0.0.1:9837"], one));
+        for (target, hosts, version) in [
+            ("/metrics", &["rebound.example"][..], one),
+            ("/metrics", &["rebound.example"], old),
+            ("/metrics", &[], one),
+            ("/metrics", &["localhost", "rebound.example"], one),
+            ("/metrics", &["localhost", "localhost"], one),
+            ("http://rebound.example/metrics", &["localhost"], one),
+            ("http://localhost/metrics", &["rebound.example"], one),
+            ("http://rebound.example/metrics", &[], old),
+            ("http://localhost@rebound.example/metrics", &["localhost"], one),
+        ] {
+            assert!(!ask(target, hosts, version), "{target} {hosts:?} {version:?}");
+        }
+    }
 
     #[test]
     fn paths() {

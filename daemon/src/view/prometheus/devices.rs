@@ -85,7 +85,7 @@ pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
 }
 
 pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
-    for device in &published.snapshot.devices {
+    for device in published.snapshot.devices.iter().filter(|device| health.may_have(device.name)) {
         let of = health.devices.iter().find(|of| of.name == device.name);
         let labels = labels(device, health);
         out.add_with(&INFO, &labels, ("model", &*device.model), 1_u64);

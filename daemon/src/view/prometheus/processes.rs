@@ -80,15 +80,32 @@ static EVENTS: Family = Family::counter(
 );
 static LOST: Family =
     Family::counter("gpumem_process_events_lost_total", PROCESS, "Ordered records that were lost.");
+static CLAIMED_DEVICES: Family = Family::gauge(
+    "gpumem_process_claimed_devices",
+    PROCESS,
+    "Devices that only the process names, while NVML answers and has no such device: they have no series of their own.",
+);
 static FAILED: Family =
     Family::counter("gpumem_process_allocation_failures_total", PROCESS, "Driver allocations that failed.");
 
 /// Families of this file.
-pub(super) static FAMILIES: &[&Family] =
-    &[&INFO, &COUNT, &TRACKED_PEAK, &USED_PEAK, &BESIDE, &FLAG, &LAYER, &AGE, &EVENTS, &LOST, &FAILED];
+pub(super) static FAMILIES: &[&Family] = &[
+    &INFO,
+    &COUNT,
+    &TRACKED_PEAK,
+    &USED_PEAK,
+    &BESIDE,
+    &FLAG,
+    &LAYER,
+    &AGE,
+    &EVENTS,
+    &LOST,
+    &FAILED,
+    &CLAIMED_DEVICES,
+];
 
-/// The most series of a process, whatever the number of devices: information, three counts, eight layers.
-pub(super) const MOST_PER_PROCESS: usize = 12;
+/// The most series of a process, whatever the number of devices: information, four counts, eight layers.
+pub(super) const MOST_PER_PROCESS: usize = 13;
 /// The most series of a process on a device, without categories and tags: two peaks, five kinds beside, six flags, one age.
 const MOST_PER_ACCOUNT: usize = amounts::MOST + 14;
 
@@ -112,22 +129,25 @@ type OnDevice<'a> = (usize, &'a AccountView, Amounts<'a>);
 
 pub(super) fn collect(published: &Published, health: &Health, shown: &Shown, out: &mut Families) -> Folded {
     let devices = &published.snapshot.devices;
+    let is_there: Vec<bool> = devices.iter().map(|device| health.may_have(device.name)).collect();
     let is_shown = |process: &&ProcessView| process.ended.is_none() && !process.accounts.is_empty();
     let mut live: Vec<&ProcessView> = published.snapshot.processes.iter().filter(is_shown).collect();
     live.sort_by_key(|process| (process.key.start_ticks, process.key.pid));
-    count(published, health, &live, out);
+    count(published, health, &is_there, &live, out);
     let up = since_boot();
     // What is folded always has a place.
     let categories = shown.rules.structure.rules.len();
-    let reserve = 1 + devices.len() * (amounts::MOST + categories + BESIDE_RULES + BESIDE_TAGS);
+    let there = is_there.iter().filter(|is_there| **is_there).count();
+    let reserve = 1 + there * (amounts::MOST + categories + BESIDE_RULES + BESIDE_TAGS);
     let (mut folded, mut rest) = (Folded::default(), BTreeMap::<usize, Amounts<'_>>::new());
     for process in live {
-        let accounts = amounts(process, shown);
+        let accounts = amounts(process, &is_there, shown);
+        let claimed = claimed(process, &is_there);
         if is_young(process.key, up, shown.young) {
             folded.young += 1;
         } else {
             let before = out.mark();
-            write((published, health), process, &accounts, shown.tenants, out);
+            write((published, health), process, (&accounts, claimed), shown.tenants, out);
             if out.has_room(&before, reserve) {
                 continue;
             }
@@ -173,8 +193,15 @@ fn ids(labels: Labels, pid: &str, start: &str) -> Labels {
     labels.with("pid", pid).with("start", start)
 }
 
-fn count(published: &Published, health: &Health, live: &[&ProcessView], out: &mut Families) {
-    for (index, device) in published.snapshot.devices.iter().enumerate() {
+fn count(
+    published: &Published,
+    health: &Health,
+    is_there: &[bool],
+    live: &[&ProcessView],
+    out: &mut Families,
+) {
+    let devices = published.snapshot.devices.iter().enumerate();
+    for (index, device) in devices.filter(|(index, _)| is_there.get(*index) == Some(&true)) {
         let labels = devices::labels(device, health);
         for (word, covered) in [("covered", true), ("uncovered", false)] {
             let on = |process: &&&ProcessView| {
@@ -187,8 +214,14 @@ fn count(published: &Published, health: &Health, live: &[&ProcessView], out: &mu
     }
 }
 
-/// What adds up of each account that has a device.
-fn amounts<'a>(process: &'a ProcessView, shown: &'a Shown) -> Vec<OnDevice<'a>> {
+/// Devices that the process names and this machine does not have.
+fn claimed(process: &ProcessView, is_there: &[bool]) -> u64 {
+    let devices = process.accounts.iter().filter_map(|account| account.device);
+    devices.filter(|device| is_there.get(*device) == Some(&false)).count() as u64
+}
+
+/// What adds up of each account that has a device of this machine.
+fn amounts<'a>(process: &'a ProcessView, is_there: &[bool], shown: &'a Shown) -> Vec<OnDevice<'a>> {
     let covered = process.coverage.covered;
     let categories = Names::categories(process, &shown.rules.structure);
     let of = |account: &'a AccountView| {
@@ -199,14 +232,16 @@ fn amounts<'a>(process: &'a ProcessView, shown: &'a Shown) -> Vec<OnDevice<'a>> 
         }
         Some((account.device?, account, said))
     };
-    process.accounts.iter().filter_map(of).collect()
+    let is_there =
+        |account: &&AccountView| account.device.is_some_and(|device| is_there.get(device) == Some(&true));
+    process.accounts.iter().filter(is_there).filter_map(of).collect()
 }
 
 /// All series of a process.
 fn write(
     (published, health): (&Published, &Health),
     process: &ProcessView,
-    accounts: &[OnDevice<'_>],
+    (accounts, claimed): (&[OnDevice<'_>], u64),
     tenants: Tenants,
     out: &mut Families,
 ) {
@@ -228,6 +263,9 @@ fn write(
             let labels = own.clone().with("layer", layer_name(said.layer));
             out.add_with(&LAYER, &labels, ("state", state_name(said.state)), 1_u64);
         }
+    }
+    if claimed > 0 {
+        out.add(&CLAIMED_DEVICES, &own, claimed);
     }
     for (device, account, amounts) in accounts {
         let Some(device) = published.snapshot.devices.get(*device) else { continue };

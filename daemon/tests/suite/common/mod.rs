@@ -199,8 +199,9 @@ pub fn metric(scrape: &str, series: &str) -> Option<f64> {
 
 /// One request and its answer: status and body.
 pub fn http(mut stream: impl Read + Write, method: &str, path: &str) -> (u16, String) {
-    let request =
-        format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).expect("a request");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");

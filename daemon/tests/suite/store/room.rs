@@ -25,7 +25,9 @@ fn reload_with(daemon: &mut Daemon, from: &str, to: &str) {
 
 #[test]
 fn a_long_life_has_parts_that_are_linked_and_the_newest_is_never_deleted() {
-    let mut daemon = start("[runs]\ncheckpoint_every_s = 0.05\nroll_every_s = 1.0\nkeep_days = 0.0\n");
+    let mut daemon = start(
+        "[runs]\ncheckpoint_every_s = 0.05\nroll_every_s = 1.0\nkeep_days = 0.0\nkeep_steady_s = 0.0\n",
+    );
     let peer = agent(&daemon);
     let parts = wait_for("three parts", || Some(list(&daemon)).filter(|list| list.len() >= 3));
     let store = Store::open_read_only(daemon.store()).expect("a store");
@@ -63,7 +65,8 @@ fn a_long_life_has_parts_that_are_linked_and_the_newest_is_never_deleted() {
     drop(peer);
     daemon.end().expect("a good end");
     let scratch = Scratch(std::mem::take(&mut daemon.scratch.0));
-    let daemon = start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\nkeep_days = 0.000001\n");
+    let daemon =
+        start_in(scratch, "[runs]\ncheckpoint_every_s = 0.05\nkeep_days = 0.000001\nkeep_steady_s = 0.0\n");
     let _peer = agent(&daemon);
     wait_for("the run to go on", || (list(&daemon).first()?.state == State::Open).then_some(()));
     let again = list(&daemon);

@@ -141,7 +141,8 @@ impl<'r> Here<'r> {
     /// Entries of the times at which memory ran out.
     pub(super) fn ooms(&self, fits: impl Fn(&Oom) -> bool) -> Option<String> {
         let all = self.run.devices.iter().flat_map(|device| &device.details.ooms);
-        let count: u64 = all.filter(|oom| fits(oom)).map(|oom| oom.count.max(1)).sum();
+        let counts = all.filter(|oom| fits(oom)).map(|oom| oom.count.max(1));
+        let count = counts.fold(0, u64::saturating_add);
         Some(if count == 0 { "none".to_owned() } else { format!("{} times", thousands(count)) })
     }
 

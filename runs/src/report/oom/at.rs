@@ -8,6 +8,7 @@ use crate::report::units::Unit;
 use crate::rules::Groupings;
 use crate::run::{Device, Ending, Run, State};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A time on the wall, and how far around it is looked, in ns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +85,13 @@ fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) 
     found
 }
 
-/// As text.
-pub fn text(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> String {
+/// As text. `hidden`: how many more are of users whose runs may not be seen.
+pub fn text(
+    seen: &[Seen],
+    is_it: &dyn Fn(&Device) -> bool,
+    around: Around,
+    hidden: &BTreeMap<String, usize>,
+) -> String {
     let found = found(seen, is_it, around);
     let mut lines: Vec<String> = Vec::new();
     let clock = crate::run::Clock::Monotonic { wall_offset_ns: Some(0) };
@@ -100,6 +106,7 @@ pub fn text(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
         time(from),
         time(to),
         match found.len() {
+            0 if !hidden.is_empty() => "no process of yours ended or ran out of memory".to_owned(),
             0 => "nobody ended or ran out of memory".to_owned(),
             1 => "1 process ended or ran out of memory".to_owned(),
             many => format!("{many} processes ended or ran out of memory"),
@@ -128,6 +135,11 @@ pub fn text(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
         lines.push("ended then without a sign of it:".to_owned());
     }
     lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
+    for (user, count) in hidden {
+        let belong =
+            if *count == 1 { "1 process that did belongs" } else { &format!("{count} that did belong") };
+        lines.push(format!("{belong} to {user}: ask as {user}, as root or as a member of the group gpumemd"));
+    }
     if found.is_empty() {
         lines.push("further away: --for 10m".to_owned());
     }
@@ -160,6 +172,8 @@ struct Document<'a> {
     at_ns: i64,
     for_ns: i64,
     processes: Vec<ProcessJson<'a>>,
+    /// By user, how many more there are whose runs may not be seen.
+    hidden: &'a BTreeMap<String, usize>,
 }
 
 #[derive(Serialize)]
@@ -178,7 +192,12 @@ struct ProcessJson<'a> {
 }
 
 /// As one JSON document (docs/oom.md).
-pub fn json(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> String {
+pub fn json(
+    seen: &[Seen],
+    is_it: &dyn Fn(&Device) -> bool,
+    around: Around,
+    hidden: &BTreeMap<String, usize>,
+) -> String {
     let found = found(seen, is_it, around);
     let processes = found.iter().map(|found| {
         let run = &found.seen.run;
@@ -205,6 +224,27 @@ pub fn json(seen: &[Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> S
         at_ns: around.at_ns,
         for_ns: around.for_ns,
         processes: processes.collect(),
+        hidden,
     };
     crate::harmless::json(&document)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_other_users_are_counted_and_not_denied() {
+        let around = Around { at_ns: 1_795_200_000_000_000_000, for_ns: 60_000_000_000 };
+        let told = |hidden: &BTreeMap<String, usize>| text(&[], &|_| true, around, hidden);
+        assert!(told(&BTreeMap::new()).contains("nobody ended or ran out of memory"));
+        let hidden = BTreeMap::from([("alice".to_owned(), 1), ("b\u{1b}ob".to_owned(), 2)]);
+        let text = told(&hidden);
+        assert!(!text.contains("nobody") && text.contains("no process of yours ended or ran out"), "{text}");
+        assert!(text.contains("1 process that did belongs to alice: ask as alice, as root"), "{text}");
+        assert!(text.contains(r"2 that did belong to b\u{1b}ob: "), "{text}");
+        let json: serde_json::Value =
+            serde_json::from_str(&json(&[], &|_| true, around, &hidden)).expect("JSON");
+        assert_eq!(json["hidden"]["alice"], 1);
+    }
 }

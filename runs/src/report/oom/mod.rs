@@ -115,7 +115,7 @@ pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
     }
     lines.extend(caught_lines(&caught, times));
     if let Some(last) = pressure.last().map(|entry| entry.oom) {
-        let times_said: u64 = pressure.iter().map(|entry| entry.oom.count).sum();
+        let times_said = crate::oom::times(pressure.iter().map(|entry| entry.oom));
         let unit = Unit::for_largest(signed(last.asked_bytes));
         lines.push(format!(
             "pressure: the driver refused {} and the process went on; last at {}, {} {} (--all)",
@@ -170,7 +170,7 @@ fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
         places.entry(entry.oom.tag.as_deref().unwrap_or_default()).or_default().push(entry.oom);
     }
     let mut places: Vec<(&str, Vec<&Oom>)> = places.into_iter().collect();
-    let count = |ooms: &[&Oom]| ooms.iter().map(|oom| oom.count).sum::<u64>();
+    let count = |ooms: &[&Oom]| crate::oom::times(ooms.iter().copied());
     places.sort_by_key(|(_, ooms)| std::cmp::Reverse(count(ooms)));
     let more = places.split_off(places.len().min(PLACES));
     let mut lines: Vec<String> = places
@@ -195,7 +195,7 @@ fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
         })
         .collect();
     if !more.is_empty() {
-        let often: u64 = more.iter().map(|(_, ooms)| count(ooms)).sum();
+        let often = more.iter().map(|(_, ooms)| count(ooms)).fold(0, u64::saturating_add);
         lines.push(format!(
             "caught: {} at {} (--all)",
             plural(often, "time"),

@@ -94,7 +94,7 @@ fn ooms(report: &Report<'_>) -> String {
     let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
     let all = run.devices.iter().flat_map(|device| &device.details.ooms);
     let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
-    let count = |entries: &[&Oom]| entries.iter().map(|oom| oom.count).sum::<u64>();
+    let count = |entries: &[&Oom]| crate::oom::times(entries.iter().copied());
     let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
         pressure.into_iter().partition(|oom| oom.is_suspected());
     match (count(&ooms), count(&pressure)) {
@@ -239,7 +239,8 @@ fn blind(run: &Run, times: Times) -> Option<String> {
     };
     let length = |window: &BlindWindow| window.to_ns.unwrap_or(end_ns).saturating_sub(window.from_ns);
     let longest = coverage.blind.iter().max_by_key(|window| (window.to_ns.is_none(), length(window)))?;
-    let lasting = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length).sum::<u64>();
+    let lasting = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length);
+    let lasting = lasting.fold(0, u64::saturating_add);
     let total = run.clock.distance(coverage.blind_ns.saturating_add(lasting));
     let often = match coverage.blind_count {
         0 | 1 => String::new(),

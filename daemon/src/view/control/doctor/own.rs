@@ -1,7 +1,7 @@
 //! The daemon itself: where its things are, limits that were reached, what was lost and is said nowhere else.
 
 use super::finding;
-use crate::keeper;
+use crate::keeper::{self, Doubt};
 use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
@@ -315,6 +315,18 @@ fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
     if store.is_too_large {
         let text = "it is larger than runs.max_size_mib, and all that is in it is of living processes or was imported";
         say(Check::StoreSize, State::Warn, text.to_owned(), Some("raise runs.max_size_mib"));
+    }
+    if let Some(doubt) = store.age_doubt {
+        let text = format!("no run is deleted for its age (runs.keep_days): {doubt}");
+        // What only takes time is no trouble.
+        let is_wrong = !matches!(doubt, Doubt::Begun);
+        let state = if is_wrong { State::Warn } else { State::Ok };
+        say(
+            Check::StoreAge,
+            state,
+            text,
+            is_wrong.then_some("look whether the clock is right: timedatectl, date"),
+        );
     }
     let room = store.path.parent().and_then(|folder| statvfs(folder).ok());
     if let Some(left) =
