@@ -130,7 +130,12 @@ fn body(kind: u8) -> Body<'static> {
         },
         87 => Body::Done { result: R, command: 0x71, told: "/tmp/a.gpumem" },
         96 => Body::SampleBegin { number: C },
-        97 => Body::DeviceSample { used_bytes: B, free_bytes: A, reserved_bytes: Reading::of(C) },
+        97 => Body::DeviceSample {
+            used_bytes: B,
+            free_bytes: A,
+            reserved_bytes: Reading::of(C),
+            unified: false,
+        },
         98 => Body::ProcessSample {
             start_ticks: A,
             used_bytes: Reading::of(B),

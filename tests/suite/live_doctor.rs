@@ -161,19 +161,24 @@ fn mig_without_the_right_to_watch() {
 }
 
 #[test]
-fn unified_memory_has_processes_and_no_device() {
+fn unified_memory_is_named_and_has_no_remainder_to_explain() {
     let (machine, daemon) = start(&["devices=1", "unified=1"]);
     let job = trainer(&machine, &daemon);
-    let unified = said(&daemon, &machine, None, "GPU 0", "its memory is the system's");
-    assert!(unified.fix.contains("/proc/meminfo"), "{unified:?}");
+    let unified = said(&daemon, &machine, None, "GPU 0", "unified memory");
+    assert!(
+        unified.id == "gpu.unified" && unified.state == "ok" && unified.text.contains("/proc/meminfo"),
+        "{unified:?}"
+    );
     until(20, "used bytes of the process", || {
         let output = daemon.ctl(&machine, &["ps", "--json"]).output().expect("gpumemctl runs");
         let ps: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let row = ps["processes"].as_array()?.iter().find(|row| row["pid"] == job.pid())?;
-        row["used_bytes"].as_u64().filter(|_| ps["devices"][0]["used_bytes"].is_null())
+        row["used_bytes"].as_u64().filter(|_| ps["devices"][0]["unaccounted_bytes"].is_i64())
     });
     let same = findings(&daemon, &machine, Some(job.pid()));
     assert!(!same.iter().any(|of| of.text.contains("its used bytes")), "{same:#?}");
+    let of_gpu = findings(&daemon, &machine, None);
+    assert!(!of_gpu.iter().any(|of| of.id == "gpu.remainder" || of.id == "gpu"), "{of_gpu:#?}");
 }
 
 #[test]

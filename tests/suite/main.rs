@@ -50,5 +50,6 @@ mod torch_snapshot;
 mod trace;
 mod traps;
 mod troubleshooting;
+mod unified;
 mod who;
 mod wire_golden;

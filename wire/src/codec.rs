@@ -375,8 +375,9 @@ records! {
 
     /// A reading of `device` begins: device memory, then the process lists, then device memory again.
     96 SampleBegin { number: u64 => aux }
-    /// Device memory. `reserved_bytes` is the driver's share where NVML tells it apart.
-    97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux }
+    /// Device memory. `reserved_bytes` is the driver's share where NVML tells it apart. `unified`: the device has no memory of
+    /// its own; both amounts are the host's, and `free_bytes` is what the host has available.
+    97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux, unified: bool => detail }
     /// What NVML charges to pid `thread`; `lists` has bit 0 compute, 1 graphics, 2 MPS.
     98 ProcessSample { start_ticks: u64 => address, used_bytes: Reading => bytes, absence: Absence => result, lists: u8 => detail }
     /// The reading ended at `time_ns`. With `result` not 0 the process list failed.

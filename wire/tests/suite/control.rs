@@ -18,9 +18,11 @@ prop_compose! {
     fn device()(
         index: u32, uuid: String, model: String, total_bytes: Option<u64>, used_bytes: Option<u64>, free_bytes: Option<u64>,
         system_bytes: Option<u64>, unaccounted_bytes: Option<i64>, age_ms: Option<u64>, why: Option<String>,
+        unified: bool,
     ) -> DeviceRow {
         DeviceRow {
             index, uuid, model, total_bytes, used_bytes, free_bytes, system_bytes, unaccounted_bytes, age_ms, why,
+            unified,
         }
     }
 }

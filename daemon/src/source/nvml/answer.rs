@@ -136,6 +136,8 @@ pub struct Memory {
     pub used_bytes: u64,
     /// The driver's share.
     pub reserved_bytes: Option<u64>,
+    /// The device has no memory of its own: the numbers are the host's.
+    pub is_unified: bool,
 }
 
 /// One process in a list.

@@ -321,6 +321,7 @@ impl Raw {
                         free_bytes: memory.free,
                         used_bytes: memory.used,
                         reserved_bytes: Some(memory.reserved),
+                        is_unified: false,
                     });
                 }
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
@@ -339,6 +340,7 @@ impl Raw {
             free_bytes: memory.free,
             used_bytes: memory.used,
             reserved_bytes: None,
+            is_unified: false,
         })
     }
 

@@ -391,6 +391,7 @@ impl Session {
                 used_bytes: memory.used_bytes,
                 free_bytes: memory.free_bytes,
                 reserved_bytes: Reading(memory.reserved_bytes),
+                unified: memory.is_unified,
             };
             out.say(stamp, body);
         }

@@ -77,6 +77,7 @@ fn device(published: &Published, health: &Health, device: &DeviceView) -> Device
         uuid: device.name.to_string(),
         model: device.model.clone(),
         total_bytes: device.total_bytes,
+        unified: reading.is_some_and(|reading| reading.unified),
         used_bytes: reading.map(|reading| reading.used_bytes),
         free_bytes: reading.map(|reading| reading.free_bytes),
         system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),

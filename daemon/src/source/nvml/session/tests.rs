@@ -34,8 +34,13 @@ pub(crate) fn charge(pid: u32, bytes: u64) -> Charge {
 
 impl FakeGpus {
     pub fn new(count: u8) -> FakeGpus {
-        let memory =
-            Memory { total_bytes: 1000, free_bytes: 600, used_bytes: 300, reserved_bytes: Some(100) };
+        let memory = Memory {
+            total_bytes: 1000,
+            free_bytes: 600,
+            used_bytes: 300,
+            reserved_bytes: Some(100),
+            is_unified: false,
+        };
         let answers = Answers { memory: Ok(memory), lists: [Ok(Vec::new()), Ok(Vec::new()), Ok(Vec::new())] };
         let device = |index: u8| Device {
             name: DeviceName::Gpu([index; 16]),
@@ -129,8 +134,9 @@ impl Run {
 pub(crate) fn said(frames: &[u8]) -> Vec<String> {
     let line = |record: Record<'_>| match record.body {
         Body::SampleBegin { number } => format!("begin {number} on {}", record.stamp.device),
-        Body::DeviceSample { used_bytes, free_bytes, reserved_bytes } => {
-            format!("device {used_bytes} {free_bytes} {:?}", reserved_bytes.0)
+        Body::DeviceSample { used_bytes, free_bytes, reserved_bytes, unified } => {
+            let unified = if unified { " unified" } else { "" };
+            format!("device {used_bytes} {free_bytes} {:?}{unified}", reserved_bytes.0)
         }
         Body::ProcessSample { used_bytes: Reading(Some(bytes)), lists, .. } => {
             format!("pid {} {bytes} lists {lists}", record.stamp.thread)

@@ -18,7 +18,6 @@ use rustix::process::{Pid, test_kill_process};
 const UNACCOUNTED: u64 = 64 << 20;
 /// Pids that are named; more are a number.
 const NAMED: usize = 8;
-const NOT_SUPPORTED: u32 = 3;
 const NO_PERMISSION: u32 = 4;
 
 /// What the kernel lets us know of processes.
@@ -182,6 +181,7 @@ impl Asked<'_> {
             say(Check::GpuVgpu, State::Ok, text, None);
         }
         if let Some(view) = view {
+            unified(view, &mut say);
             self.faults(view, &mut say);
         }
         self.strangers(device, &mut say);
@@ -203,18 +203,6 @@ impl Asked<'_> {
                 let text =
                     format!("{problem}: MIG is on, and whoever may not watch all of the GPU may not ask it");
                 say(Check::GpuMig, State::Warn, text, Some(monitor));
-            }
-            (Some(problem), Some(NOT_SUPPORTED)) if problem.starts_with("memory:") => {
-                let text = format!(
-                    "{problem}: its memory is the system's (as on GB10 or an integrated GPU), which NVML does not \
-                     measure; what each process holds is known, what nobody holds is not"
-                );
-                say(
-                    Check::Gpu,
-                    State::Warn,
-                    text,
-                    Some("see MemAvailable in /proc/meminfo for what is left"),
-                );
             }
             (Some(problem), _) => say(Check::Gpu, State::Warn, problem.clone(), device.details.remedy),
             (None, _) if hides => {
@@ -323,7 +311,8 @@ impl Asked<'_> {
         view: &DeviceView,
         say: &mut impl FnMut(Check, State, String, Option<&str>),
     ) {
-        let Some(agreed) = view.agreed else { return };
+        // What the rest of the host uses of unified memory needs no reason.
+        let Some(agreed) = view.agreed.filter(|agreed| !agreed.reading.unified) else { return };
         let bytes = agreed.unaccounted_bytes;
         if bytes.unsigned_abs() < UNACCOUNTED {
             return;
@@ -401,6 +390,18 @@ impl Asked<'_> {
             say(Check::GpuGraphics, State::Ok, text, None);
         }
     }
+}
+
+/// A GPU without memory of its own, as it was last read.
+fn unified(view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let Some(reading) = view.latest.filter(|reading| reading.unified) else { return };
+    let text = format!(
+        "unified memory: it uses the host's memory, of which NVML tells neither total nor used (as on GB10, Jetson or an \
+         integrated GPU). Total, used and available ({}) are the host's, from /proc/meminfo; what each process holds is \
+         NVML's, and the rest of used is memory of the host",
+        mib(reading.free_bytes)
+    );
+    say(Check::GpuUnified, State::Ok, text, None);
 }
 
 /// Names of virtual GPUs are those of their profiles: `NVIDIA A40-48Q`, `GRID T4-4C`.
