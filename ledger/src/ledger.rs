@@ -308,13 +308,12 @@ impl Ledger {
                 self.sample_process(stamp, key, used_bytes.0.ok_or(absence));
             }
             Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
-            Body::AccountedPeak { start_ticks, peak_bytes } => {
+            Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let device = self.host_slots.get(&stamp.device);
                 let process = &mut self.processes[index];
                 if let Some(book) = device.and_then(|&device| book_on(process, device)) {
-                    let peak = &mut process.accounts[usize::from(book)].accounted_peak;
-                    *peak = Some(peak.map_or(peak_bytes, |peak| peak.max(peak_bytes)));
+                    process.accounts[usize::from(book)].see_driver(&record.body);
                 }
             }
             Body::EarlierLife { start_ticks, events, lost, instance } => {

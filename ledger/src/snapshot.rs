@@ -173,6 +173,8 @@ pub struct AccountView {
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.
     pub accounted_peak_bytes: Option<u64>,
+    /// Part of the newest `used` that confidential computing protects; absent without it.
+    pub protected_bytes: Option<u64>,
     /// Last closed sample.
     pub latest: Option<ClosedSample>,
     /// Last closed sample in which `used` was read, and `tracked` known if there was an agent.
@@ -270,6 +272,7 @@ fn process_view(process: &Process) -> ProcessView {
                 },
                 peak_used: account.peak_used,
                 accounted_peak_bytes: account.accounted_peak,
+                protected_bytes: account.protected,
                 latest: account.latest.clone(),
                 complete: account.complete.clone(),
                 parts: account.complete.as_ref().and_then(|sample| sample.parts),

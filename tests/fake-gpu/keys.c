@@ -57,6 +57,7 @@ static const sim_key keys[] = {
     {"nvml.list_locks", M(nvml_list_locks), 'n', 0, NULL, "1: nobody allocates while a list is made"},
     {"nvml.wsl", M(nvml_wsl), 'n', 0, NULL, "1: as under WSL: the driver model is WDDM, no list has bytes"},
     {"nvml.cc", M(nvml_cc), 'n', 0, NULL, "1: confidential computing is on"},
+    {"nvml.protected", M(nvml_protected), 'n', 0, NULL, "then: percent of a process's bytes that are protected, in detail lists"},
     {"truth", M(truth), 's', 0, NULL, "journal file ($GPUMEM_SIM_TRUTH goes first)"},
     {"name", D(name), 's', 1, NULL, "product name"},
     {"memory", D(memory_bytes), 'b', 1, NULL, "total bytes"},

@@ -5,6 +5,7 @@
 mod browser;
 mod calls;
 mod clients;
+mod confidential;
 mod dashboards;
 mod diffs;
 mod docs;

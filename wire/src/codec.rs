@@ -395,6 +395,8 @@ records! {
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
     /// NVML told of Xid `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
+    /// Part of what NVML charges to pid `thread` on `device` that confidential computing protects.
+    106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
     /// Somebody outside of process `thread` gave this moment a name.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 

@@ -78,6 +78,9 @@ pub struct ProcessRow {
     pub flags: Vec<String>,
     /// What NVML charges to it.
     pub used_bytes: Option<u64>,
+    /// Part of it that confidential computing protects; absent without it.
+    #[serde(default)]
+    pub protected_bytes: Option<u64>,
     /// Live driver allocations.
     pub tracked_bytes: Option<i64>,
     /// Pool bytes that no block covers.

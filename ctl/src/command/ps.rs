@@ -163,6 +163,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     let (state, plain) = state(&process.flags);
     let mut note = process.command.as_deref().map_or("-".to_owned(), command);
     let mut hints: Vec<String> = process.why.iter().map(|why| clean(why)).collect();
+    hints.extend(process.protected_bytes.map(|bytes| format!("protected {}", unit.amount(signed(bytes)))));
     hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
     if !plain && process.pid != 0 {
         hints.push(format!("why: doctor {}", process.pid));

@@ -15,7 +15,7 @@ pub struct Health {
     pub nvml_reason: String,
     /// What a person can do about it.
     pub nvml_remedy: Option<&'static str>,
-    /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `wsl`, `long_records`.
+    /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `protected`, `wsl`, `long_records`.
     pub nvml_facts: BTreeMap<String, String>,
     /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,

@@ -149,6 +149,8 @@ pub struct Charge {
     pub bytes: Option<u64>,
     /// GPU instance and compute instance on a partitioned GPU.
     pub instance: Option<(u32, u32)>,
+    /// Part of `bytes` that confidential computing protects; absent without it and where NVML answers "not available".
+    pub protected_bytes: Option<u64>,
 }
 
 /// What happened on a GPU.

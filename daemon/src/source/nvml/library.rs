@@ -151,6 +151,9 @@ impl Library {
         if raw.is_confidential() {
             facts.push(("confidential", "1".to_owned()));
         }
+        if raw.tells_protected_bytes() {
+            facts.push(("protected", "1".to_owned()));
+        }
         if is_wsl() || place.starts_with("/usr/lib/wsl") {
             facts.push(("wsl", "1".to_owned()));
         }

@@ -8,9 +8,10 @@
 //! ```text
 //! record   16 bytes  u32 pid, 4 unused, u64 bytes                                   v1
 //!          24        ... u32 gpu instance, u32 compute instance                     v2, v3
-//!          32        ... u64 protected bytes                                        "v3" of early 535
+//!          32        ... u64 protected bytes                                        detail list, "v3" of early 535
 //! ```
 
+use self::records::{parse, stride};
 use super::answer::{Charge, Code, Event, Happened, List, Memory};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -54,6 +55,7 @@ impl SharedWord {
 type Return = u32;
 type MemoryCall<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> Return;
 type ListCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut c_void) -> Return;
+type DetailCall = unsafe extern "C" fn(*mut c_void, *mut DetailList) -> Return;
 type NumberCall = unsafe extern "C" fn(*mut c_void, *mut u32) -> Return;
 type ModelCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut u32) -> Return;
 type AccountCall = unsafe extern "C" fn(*mut c_void, u32, *mut Account) -> Return;
@@ -96,6 +98,17 @@ struct Confidence {
     tools: u32,
 }
 
+/// The argument of RunningProcessDetailList: `count` is the room for records, then their number.
+#[repr(C)]
+struct DetailList {
+    version: u32,
+    mode: u32,
+    count: u32,
+    records: *mut c_void,
+}
+
+const DETAIL_LIST_V1: u32 = 24 | 1 << 24;
+const _: () = assert!(size_of::<DetailList>() == 24);
 const _: () = assert!(size_of::<EventData>() == 32 && size_of::<Account>() == 56);
 const XID: u64 = 8;
 const PARTITIONED: u64 = 0x100;
@@ -142,7 +155,14 @@ pub struct Handle {
 /// Versions of a list call, newest first; a version that the driver turns out not to have is not tried again.
 #[derive(Debug, Default)]
 struct Versions {
-    calls: Vec<(ListCall, Layout)>,
+    calls: Vec<(AnyListCall, Layout)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum AnyListCall {
+    List(ListCall),
+    /// With the mode that says which list.
+    Detail(DetailCall, u32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +173,8 @@ enum Layout {
     Instance,
     /// 24 bytes, or 32 by the fault of early 535: what the driver wrote decides.
     Newest,
+    /// 32 bytes, of which the last eight are protected bytes.
+    Detail,
 }
 
 impl EventCalls {
@@ -217,7 +239,7 @@ impl Versions {
         let call = |(version, layout)| {
             // SAFETY: every version of the three list functions takes a device, a count and an array of records.
             let call = unsafe { symbol::<ListCall>(nvml, &format!("{name}{version}")) };
-            call.map(|call| (call, layout))
+            call.map(|call| (AnyListCall::List(call), layout))
         };
         Versions { calls: named.into_iter().filter_map(call).collect() }
     }
@@ -264,7 +286,7 @@ impl Raw {
                 symbol(&nvml, "nvmlSystemGetConfComputeState"),
             )
         };
-        Ok(Raw {
+        let mut raw = Raw {
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
             memory_v1,
             memory_v2,
@@ -285,7 +307,15 @@ impl Raw {
             looks_like_535,
             buffer: Vec::new(),
             nvml,
-        })
+        };
+        // SAFETY: the type is that of the header.
+        let detail = unsafe { symbol::<DetailCall>(&raw.nvml, "nvmlDeviceGetRunningProcessDetailList") };
+        if let Some(call) = detail.filter(|_| raw.is_confidential()) {
+            for (mode, list) in (0..).zip(&mut raw.lists) {
+                list.calls.insert(0, (AnyListCall::Detail(call, mode), Layout::Detail));
+            }
+        }
+        Ok(raw)
     }
 
     /// What the wrapper does well: identity, MIG tree, versions.
@@ -397,6 +427,11 @@ impl Raw {
             .is_some_and(|call| checked(unsafe { call(&raw mut state) }).is_ok() && state.feature != 0)
     }
 
+    /// Its lists say which part of a process's bytes confidential computing protects.
+    pub fn tells_protected_bytes(&self) -> bool {
+        self.lists.iter().any(|list| list.calls.iter().any(|(_, layout)| *layout == Layout::Detail))
+    }
+
     /// Its lists have records of 32 bytes under the name of those of 24.
     pub fn writes_long_records(&self) -> bool {
         self.looks_like_535
@@ -474,6 +509,7 @@ impl Raw {
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
                     newer = newer.or(Some(code));
                 }
+                Err(Code::NOT_SUPPORTED) if layout == Layout::Detail => {}
                 Err(code) => return Err(newer.unwrap_or(code)),
             }
         }
@@ -483,7 +519,7 @@ impl Raw {
     fn list_by(
         &mut self,
         device: *mut c_void,
-        call: ListCall,
+        call: AnyListCall,
         layout: Layout,
         charges: &mut Vec<Charge>,
     ) -> Result<(), Code> {
@@ -493,17 +529,28 @@ impl Raw {
             self.buffer.resize(records * RECORD_BYTES / size_of::<u64>(), 0);
             self.buffer.fill(u64::from_ne_bytes([UNTOUCHED; 8]));
             let mut count = u32::try_from(records).unwrap_or(u32::MAX);
-            // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
-            let answer = checked(unsafe { call(device, &raw mut count, self.buffer.as_mut_ptr().cast()) });
+            let room = self.buffer.as_mut_ptr().cast();
+            let answer = match call {
+                // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
+                AnyListCall::List(call) => checked(unsafe { call(device, &raw mut count, room) }),
+                AnyListCall::Detail(call, mode) => {
+                    let mut list = DetailList { version: DETAIL_LIST_V1, mode, count, records: room };
+                    // SAFETY: the same; the struct has the size that `version` says.
+                    let answer = checked(unsafe { call(device, &raw mut list) });
+                    count = list.count;
+                    answer
+                }
+            };
             let count = count as usize;
             match answer {
                 Ok(()) => {
                     let stride = match layout {
                         Layout::Short => 16,
                         Layout::Instance => 24,
+                        Layout::Detail => RECORD_BYTES,
                         Layout::Newest => stride(&self.buffer, count, self.looks_like_535),
                     };
-                    parse(&self.buffer, count, stride, charges);
+                    parse(&self.buffer, count, stride, layout == Layout::Detail, charges);
                     // Filling a buffer that was once needed for a crowd costs more than a list of today.
                     if count < records / 8 {
                         self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
@@ -529,43 +576,6 @@ fn checked(answer: Return) -> Result<(), Code> {
     if answer == 0 { Ok(()) } else { Err(Code(answer)) }
 }
 
-fn word(buffer: &[u64], byte: usize) -> u64 {
-    buffer.get(byte / 8).copied().unwrap_or(0)
-}
-
-/// Distance of the records of a newest list: 24, but 32 if the driver has written exactly to the end of `count`
-/// records of 32. A driver that wipes the whole array first leaves no trace; then the symbols decide.
-fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
-    let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
-    let records = buffer.len() * 8 / RECORD_BYTES;
-    if count == 0 || count > records || word(buffer, count * 24) == untouched {
-        return 24; // nothing was written behind the records of 24
-    }
-    let ends_at_32 = count == records || word(buffer, count * 32) == untouched;
-    let wrote_last = word(buffer, count * 32 - 8) != untouched;
-    let wiped = !ends_at_32;
-    if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
-}
-
-/// Reads `count` records, as far as the buffer goes.
-fn parse(buffer: &[u64], count: usize, stride: usize, charges: &mut Vec<Charge>) {
-    let none = u32::MAX;
-    for record in buffer.chunks_exact(stride / 8).take(count) {
-        let instance = record.get(2).map_or((none, none), |&pair| halves(pair));
-        charges.push(Charge {
-            pid: halves(record[0]).0,
-            bytes: Some(record[1]).filter(|&bytes| bytes != u64::MAX),
-            instance: Some(instance).filter(|&(gpu, compute)| gpu != none && compute != none),
-        });
-    }
-}
-
-/// The two u32 in memory order.
-fn halves(word: u64) -> (u32, u32) {
-    let bytes = word.to_ne_bytes();
-    let [a, b, c, d, e, f, g, h] = bytes;
-    (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
-}
-
+mod records;
 #[cfg(test)]
 mod tests;

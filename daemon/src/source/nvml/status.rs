@@ -13,7 +13,7 @@ pub struct Status {
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
     /// What does not change while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and
-    /// where it is so `confidential`, `wsl`, `long_records`.
+    /// where it is so `confidential`, `protected`, `wsl`, `long_records`.
     pub facts: BTreeMap<String, String>,
     /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,

@@ -147,7 +147,7 @@ impl Translator {
                     readings.extras.iter_mut().for_each(Vec::clear);
                 }
             }
-            Body::AccountedPeak { start_ticks, .. } => {
+            Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
                 let Some(key) = processes.identify(stamp.thread) else { return };
                 *start_ticks = key.start_ticks;
             }

@@ -126,6 +126,9 @@ fn process(
         user: facts.seen.get("user").filter(|_| named).cloned(),
         flags: flags(process, account).into_iter().map(str::to_owned).collect(),
         used_bytes: sample.and_then(|sample| sample.used_bytes.ok()),
+        protected_bytes: account
+            .protected_bytes
+            .filter(|_| sample.is_some_and(|sample| sample.used_bytes.is_ok())),
         tracked_bytes: tracked.map(|(tracked, _)| tracked),
         idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
         untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),

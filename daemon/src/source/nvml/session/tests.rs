@@ -29,7 +29,7 @@ pub(crate) struct FakeGpus {
 }
 
 pub(crate) fn charge(pid: u32, bytes: u64) -> Charge {
-    Charge { pid, bytes: Some(bytes), instance: None }
+    Charge { pid, bytes: Some(bytes), instance: None, protected_bytes: None }
 }
 
 impl FakeGpus {
@@ -181,7 +181,7 @@ fn a_process_that_draws_and_computes_is_one() {
     let mut run = run(&gpus);
     run.set(0, List::Compute, Ok(vec![charge(10, 500), charge(11, 1)]));
     run.set(0, List::Graphics, Ok(vec![charge(10, 500), charge(12, 2)]));
-    run.set(0, List::Mps, Ok(vec![Charge { pid: 11, bytes: None, instance: None }]));
+    run.set(0, List::Mps, Ok(vec![Charge { pid: 11, bytes: None, instance: None, protected_bytes: None }]));
     let rows: Vec<String> = run.reading(0).into_iter().filter(|line| line.starts_with("pid")).collect();
     assert_eq!(rows, ["pid 10 500 lists 3", "pid 11 1 lists 5", "pid 12 2 lists 2"]);
 }
@@ -189,7 +189,7 @@ fn a_process_that_draws_and_computes_is_one() {
 #[test]
 fn what_is_not_available_is_absent_with_its_reason() {
     let mut gpus = FakeGpus::new(1);
-    let row = vec![Charge { pid: 10, bytes: None, instance: None }, charge(0, 5)];
+    let row = vec![Charge { pid: 10, bytes: None, instance: None, protected_bytes: None }, charge(0, 5)];
     for (pids, expected) in [
         (Pids::Trusted, "pid 10 NotAvailable lists 1"),
         (Pids::ForeignBytes, "pid 10 WrongNamespace lists 1"),

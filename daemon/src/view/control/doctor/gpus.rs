@@ -78,8 +78,14 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
         ));
     }
     if fact("confidential").is_some() {
-        let text = "confidential computing is on: bytes of processes are known as ever, but not which of them are \
-                    protected; staging buffers of the driver are in no process's line";
+        let which = match fact("protected") {
+            Some(_) => "and which part of them is protected (gpumemctl ps)",
+            None => "but not which of them are protected: this driver has no detail list",
+        };
+        let text = format!(
+            "confidential computing is on: bytes of processes are known as ever, {which}; staging buffers of the driver \
+             are in no process's line"
+        );
         out.push(finding(Check::NvmlConfidential, State::Ok, "nvml", text, None));
     }
     if is_windows(health, None) {
