@@ -50,6 +50,7 @@ checks! {
     GpuUnnamed = "gpu.unnamed", "GPUs that are there and cannot be named";
     GpuMig = "gpu.mig", "MIG instances that may not be seen from here";
     GpuFaults = "gpu.faults", "faults (Xid) that the driver told of";
+    GpuEvents = "gpu.events", "events of a GPU's health beside faults: DRAM retirement, poison, GPU unavailable, recovery action";
     GpuStrangers = "gpu.strangers", "memory of processes that are dead, hidden or in another PID namespace";
     GpuBytes = "gpu.bytes", "processes in its list without bytes (WSL, vGPU, some MIG)";
     GpuRemainder = "gpu.remainder", "memory in no process's line";

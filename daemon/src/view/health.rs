@@ -59,10 +59,25 @@ pub struct Details {
     pub remedy: Option<&'static str>,
     /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
     pub facts: BTreeMap<String, String>,
+    /// Events of its health since the daemon's start.
+    pub events: Vec<HealthEvent>,
     /// Pids that draw, and pids that MPS names.
     pub drawing: Vec<u32>,
     /// See there.
     pub mps: Vec<u32>,
+}
+
+/// A kind of event that NVML sent about the health of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthEvent {
+    /// Label in metrics.
+    pub name: &'static str,
+    /// What happened, for people.
+    pub text: &'static str,
+    /// The device or its memory cannot be relied on until it is reset.
+    pub is_grave: bool,
+    /// How often, since the daemon's start.
+    pub count: u64,
 }
 
 /// A metric of a source.

@@ -31,6 +31,7 @@ mod status;
 mod translate;
 mod watch;
 
+pub use answer::{HEALTH_EVENTS, HealthEvent};
 pub use poller::poller_main;
 pub use status::{Counters, DeviceStatus, Status};
 

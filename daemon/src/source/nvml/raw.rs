@@ -12,7 +12,7 @@
 //! ```
 
 use self::records::{parse, stride};
-use super::answer::{Charge, Code, Event, Happened, List, Memory};
+use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -448,7 +448,7 @@ impl Raw {
         let (mut types, mut set) = (0, std::ptr::null_mut());
         // SAFETY: the function writes one u64.
         checked(unsafe { (events.types)(device, &raw mut types) })?;
-        let wanted = types & (XID | PARTITIONED);
+        let wanted = types & HEALTH_EVENTS.iter().fold(XID | PARTITIONED, |all, event| all | event.bit);
         if wanted == 0 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -484,7 +484,10 @@ impl Raw {
         let kind = match data.kind {
             XID => Happened::Xid(data.data),
             PARTITIONED => Happened::Partitioned,
-            _ => Happened::Other,
+            bit => {
+                let health = HEALTH_EVENTS.iter().position(|event| event.bit == bit);
+                health.map_or(Happened::Other, Happened::Health)
+            }
         };
         let instance = Some(data.instance).filter(|&(gpu, compute)| gpu != none && compute != none);
         Ok(Some(Event { kind, instance }))

@@ -56,6 +56,8 @@ pub struct DeviceStatus {
     pub drawing: Vec<u32>,
     /// See there.
     pub mps: Vec<u32>,
+    /// Events of its health since the daemon's start, by [`super::HealthEvent::name`].
+    pub health_events: BTreeMap<&'static str, u64>,
     /// Since when it is so.
     pub since_ns: u64,
     /// When device memory was last read.

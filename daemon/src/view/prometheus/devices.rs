@@ -53,6 +53,11 @@ static XIDS: Family = Family::counter(
     &["gpu", "uuid", "xid"],
     "Faults that the driver has told of, by NVIDIA's number for them.",
 );
+static EVENTS: Family = Family::counter(
+    "gpumem_device_events_total",
+    &["gpu", "uuid", "event"],
+    "Events of the device's health that the driver has told of since the daemon's start: DRAM retirement, poison, GPU unavailable, recovery action.",
+);
 static OOMS: Family = Family::counter(
     "gpumem_device_ooms_total",
     &["gpu", "uuid", "kind"],
@@ -73,12 +78,13 @@ pub(super) static FAMILIES: &[&Family] = &[
     &AGE,
     &UNAVAILABLE,
     &XIDS,
+    &EVENTS,
     &OOMS,
 ];
 
-/// The most series of one device: one per family, three kinds of OOM, and a seventeenth number for all Xids beyond
+/// The most series of one device: one per family, three kinds of OOM, six of events, and a seventeenth number for all Xids beyond
 /// sixteen.
-pub const MOST_PER_DEVICE: usize = 13 + 2 + 16;
+pub const MOST_PER_DEVICE: usize = 14 + 2 + 5 + 16;
 
 /// Memory is read at least once a second: older than this, a device with a problem has no reading of now.
 const FRESH_NS: u64 = 2_000_000_000;
@@ -106,6 +112,9 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         for (xid, count) in device.faults.counts() {
             let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
             out.add_with(&XIDS, &labels, ("xid", &*xid), count);
+        }
+        for event in of.map_or(&[][..], |of| &of.details.events) {
+            out.add_with(&EVENTS, &labels, ("event", event.name), event.count);
         }
         // From the beginning, so that the first one is an increase.
         for (kind, word) in

@@ -190,6 +190,7 @@ impl Asked<'_> {
             unified(view, &mut say);
             self.faults(view, &mut say);
         }
+        health_events(device, &mut say);
         self.strangers(device, &mut say);
         if device.problem.is_none() {
             self.without_bytes(device, &mut say);
@@ -396,6 +397,28 @@ impl Asked<'_> {
             say(Check::GpuGraphics, State::Ok, text, None);
         }
     }
+}
+
+/// What the driver said about the health of a device, beside Xid.
+fn health_events(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let events = &device.details.events;
+    if events.is_empty() {
+        return;
+    }
+    let named: Vec<String> = events.iter().map(|event| format!("{} x {}", event.count, event.text)).collect();
+    let text =
+        format!("the driver reported since gpumemd started: {} (counts are by kind)", named.join(", "));
+    let (state, remedy) = match events.iter().any(|event| event.is_grave) {
+        true => (
+            State::Bad,
+            "drain the GPU, then do what nvidia-smi -q names under `GPU Recovery Action` (reset or reboot); dmesg has the cause",
+        ),
+        false => (
+            State::Warn,
+            "nvidia-smi -q -d PAGE_RETIREMENT,ROW_REMAPPER shows what is pending; reset the GPU when it is idle",
+        ),
+    };
+    say(Check::GpuEvents, state, text, Some(remedy));
 }
 
 /// A GPU without memory of its own, as it was last read.
