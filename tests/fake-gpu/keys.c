@@ -79,6 +79,8 @@ static const sim_key keys[] = {
     {"accounting_extra", D(accounting_extra), 'b', 1, NULL, "accounting's maximum is that much more than what was held"},
     {"display", D(display), 'n', 1, NULL, "1: a screen is attached and lit"},
     {"unified", D(unified), 'n', 1, NULL, "1: its memory is the system's: memory info is NOT_SUPPORTED"},
+    {"addressing", D(addressing), 'e', 1, "none|hmm|ats", "how it addresses the host's memory"},
+    {"numa_node", D(numa_node), 'n', 1, NULL, "NUMA node of the host that its memory is; 0: none, NOT_SUPPORTED"},
     {"ghosts", D(ghosts), 'n', 1, NULL, "processes that are not in this /proc"},
     {"ghost_bytes", D(ghost_bytes), 'b', 1, NULL, "what each ghost holds"},
 };

@@ -182,6 +182,26 @@ fn unified_memory_is_named_and_has_no_remainder_to_explain() {
 }
 
 #[test]
+fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
+    let (machine, daemon) = start(&[
+        "devices=3",
+        "gpu0.addressing=ats",
+        "gpu0.numa_node=4",
+        "gpu0.unaccounted=300M",
+        "gpu1.addressing=hmm",
+    ]);
+    let grace = said(&daemon, &machine, None, "GPU 0", "(ATS)");
+    assert!(grace.id == "gpu.addressing" && grace.state == "ok", "{grace:?}");
+    assert!(grace.text.contains("NUMA node 4"), "{grace:?}");
+    let remainder = said(&daemon, &machine, None, "GPU 0", "in no process's line: its memory is NUMA node 4");
+    assert!(remainder.id == "gpu.remainder" && remainder.state == "ok", "{remainder:?}");
+    let plain = said(&daemon, &machine, None, "GPU 1", "(HMM)");
+    assert!(!plain.text.contains("NUMA"), "{plain:?}");
+    let last = findings(&daemon, &machine, None);
+    assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
+}
+
+#[test]
 fn managed_memory_is_on_the_gpu_and_in_nobodys_line() {
     let (machine, daemon) = start(&["devices=1", "unaccounted=80M"]);
     let _job = trainer(&machine, &daemon); // which makes some

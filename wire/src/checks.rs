@@ -58,6 +58,7 @@ checks! {
     GpuGraphics = "gpu.graphics", "processes that draw as well as compute";
     GpuVgpu = "gpu.vgpu", "a virtual GPU: what the host keeps back";
     GpuUnified = "gpu.unified", "a GPU that uses the host's memory and has none of its own";
+    GpuAddressing = "gpu.addressing", "how a GPU addresses the host's memory (HMM, ATS), and which NUMA node its own memory is";
     Accounting = "accounting", "the driver's accounting mode: exact peaks of processes without an agent; never changed by gpumemd";
     KernelLog = "kernel.log", "whether the kernel's log can be read: kills for host memory, faults by pid";
     Store = "store", "whether runs are written: path, damage, permissions, a full disk";

@@ -57,7 +57,8 @@ pub struct Details {
     pub code: Option<u32>,
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
-    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
+    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
+    /// `numa_node`.
     pub facts: BTreeMap<String, String>,
     /// Events of its health since the daemon's start.
     pub events: Vec<HealthEvent>,

@@ -275,6 +275,8 @@ fn facts_of(raw: &Raw, (device, handle, instance): &Found) -> Facts {
     add("instance", instance.is_some());
     add("display", raw.is_display_active(*handle));
     add("windows", raw.is_windows(*handle));
+    facts.extend(raw.addressing(*handle).map(|mode| ("addressing", mode.to_owned())));
+    facts.extend(raw.numa_node(*handle).map(|node| ("numa_node", node.to_string())));
     facts.extend(instance.map(|(of_gpu, _)| ("gpu_instance", of_gpu.to_string())));
     facts
 }

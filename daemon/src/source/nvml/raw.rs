@@ -11,6 +11,9 @@
 //!          32        ... u64 protected bytes                                        detail list, "v3" of early 535
 //! ```
 
+use self::layouts::{
+    Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryV1, MemoryV2,
+};
 use self::records::{parse, stride};
 use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory};
 use nvml_wrapper::Nvml;
@@ -59,6 +62,7 @@ type DetailCall = unsafe extern "C" fn(*mut c_void, *mut DetailList) -> Return;
 type NumberCall = unsafe extern "C" fn(*mut c_void, *mut u32) -> Return;
 type ModelCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut u32) -> Return;
 type AccountCall = unsafe extern "C" fn(*mut c_void, u32, *mut Account) -> Return;
+type AddressingCall = unsafe extern "C" fn(*mut c_void, *mut AddressingMode) -> Return;
 type StateCall = unsafe extern "C" fn(*mut Confidence) -> Return;
 
 /// The calls for events; all of them or none.
@@ -71,69 +75,8 @@ struct EventCalls {
     free: unsafe extern "C" fn(*mut c_void) -> Return,
 }
 
-#[repr(C)]
-struct EventData {
-    device: *mut c_void,
-    kind: u64,
-    data: u64,
-    instance: (u32, u32),
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Account {
-    utilization: [u32; 2],
-    most_bytes: u64,
-    time_ms: u64,
-    start_us: u64,
-    is_running: u32,
-    reserved: [u32; 5],
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Confidence {
-    environment: u32,
-    feature: u32,
-    tools: u32,
-}
-
-/// The argument of RunningProcessDetailList: `count` is the room for records, then their number.
-#[repr(C)]
-struct DetailList {
-    version: u32,
-    mode: u32,
-    count: u32,
-    records: *mut c_void,
-}
-
-const DETAIL_LIST_V1: u32 = 24 | 1 << 24;
-const _: () = assert!(size_of::<DetailList>() == 24);
-const _: () = assert!(size_of::<EventData>() == 32 && size_of::<Account>() == 56);
 const XID: u64 = 8;
 const PARTITIONED: u64 = 0x100;
-
-#[repr(C)]
-#[derive(Default)]
-struct MemoryV1 {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct MemoryV2 {
-    version: u32,
-    total: u64,
-    reserved: u64,
-    free: u64,
-    used: u64,
-}
-
-const _: () = assert!(size_of::<MemoryV1>() == 24 && size_of::<MemoryV2>() == 40);
-const _: () = assert!(std::mem::offset_of!(MemoryV2, total) == 8);
-const MEMORY_V2: u32 = 40 | 2 << 24;
 
 /// The longest record that any driver writes; the buffer has room for this one.
 const RECORD_BYTES: usize = 32;
@@ -419,6 +362,23 @@ impl Raw {
         checked(unsafe { call(device, &raw mut now, &raw mut pending) }).is_ok() && now == 0
     }
 
+    /// How the GPU addresses memory of the host's processes (malloc): `hmm`, `ats`. `None`: not at all, or not known.
+    pub fn addressing(&self, handle: Handle) -> Option<&'static str> {
+        let device = self.device(handle).ok()?;
+        // SAFETY: the type is that of the header.
+        let call = unsafe { symbol::<AddressingCall>(&self.nvml, "nvmlDeviceGetAddressingMode") }?;
+        let mut mode = AddressingMode::default();
+        // SAFETY: the struct has the size that its version says.
+        checked(unsafe { call(device, &raw mut mode) }).ok()?;
+        mode.name()
+    }
+
+    /// The NUMA node of the host that the GPU's memory is (Grace).
+    pub fn numa_node(&self, handle: Handle) -> Option<u32> {
+        // SAFETY: the function writes one u32.
+        self.number(handle, unsafe { symbol(&self.nvml, "nvmlDeviceGetNumaNodeId") })
+    }
+
     /// Confidential computing is on.
     pub fn is_confidential(&self) -> bool {
         let mut state = Confidence::default();
@@ -579,6 +539,7 @@ fn checked(answer: Return) -> Result<(), Code> {
     if answer == 0 { Ok(()) } else { Err(Code(answer)) }
 }
 
+mod layouts;
 mod records;
 #[cfg(test)]
 mod tests;

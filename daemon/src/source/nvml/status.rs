@@ -50,7 +50,8 @@ pub struct DeviceStatus {
     pub code: Option<u32>,
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
-    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
+    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
+    /// `numa_node`.
     pub facts: BTreeMap<String, String>,
     /// Pids of the last list that succeeded that draw, and that are clients or servers of MPS.
     pub drawing: Vec<u32>,

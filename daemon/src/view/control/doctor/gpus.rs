@@ -188,6 +188,9 @@ impl Asked<'_> {
         }
         if let Some(view) = view {
             unified(view, &mut say);
+        }
+        addressing(device, &mut say);
+        if let Some(view) = view {
             self.faults(view, &mut say);
         }
         health_events(device, &mut say);
@@ -348,6 +351,11 @@ impl Asked<'_> {
         if !self.sees.host_pids {
             why.push("processes of other PID namespaces, which are not listed here".to_owned());
         }
+        if let Some(node) = device.details.facts.get("numa_node") {
+            why.push(format!(
+                "its memory is NUMA node {node} of the host: the kernel and any process may have pages there"
+            ));
+        }
         if self.health.nvml_facts.contains_key("confidential") {
             why.push("staging buffers of confidential computing".to_owned());
         }
@@ -396,6 +404,21 @@ impl Asked<'_> {
             );
             say(Check::GpuGraphics, State::Ok, text, None);
         }
+    }
+}
+
+/// How it reaches the host's memory, and where the host has its.
+fn addressing(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let fact = |name: &str| device.details.facts.get(name).map(String::as_str);
+    let mode = fact("addressing").map(|mode| match mode {
+        "ats" => "the GPU reaches memory of the host's processes (malloc) through their own page tables (ATS), which is in no process's line",
+        _ => "the GPU reaches memory of the host's processes (malloc) through the driver's copy of their page tables (HMM), which is in no process's line",
+    });
+    let node =
+        fact("numa_node").map(|node| format!("its memory is NUMA node {node} of the host (numactl -H)"));
+    let parts: Vec<String> = mode.map(str::to_owned).into_iter().chain(node).collect();
+    if !parts.is_empty() {
+        say(Check::GpuAddressing, State::Ok, parts.join("; "), None);
     }
 }
 
