@@ -425,6 +425,19 @@ fn status(health: &Health) -> String {
     format!("{agents} agents, nvml {nvml}")
 }
 
+fn health_events(device: &nvml::DeviceStatus) -> Vec<health::HealthEvent> {
+    let count = |name| device.health_events.get(name).copied();
+    let event = |of: &nvml::HealthEvent| {
+        Some(health::HealthEvent {
+            name: of.name,
+            text: of.text,
+            is_grave: of.is_grave,
+            count: count(of.name)?,
+        })
+    };
+    nvml::HEALTH_EVENTS.iter().filter_map(event).collect()
+}
+
 /// The sources, as views see them.
 struct World {
     nvml: Nvml,
@@ -444,6 +457,7 @@ impl Sources for World {
                 code: device.code,
                 remedy: device.remedy,
                 facts: device.facts.clone(),
+                events: health_events(device),
                 drawing: device.drawing.clone(),
                 mps: device.mps.clone(),
             },

@@ -6,6 +6,7 @@ use crate::gap::{ClosedSample, PeakGap};
 use crate::oom::Listing;
 use crate::recent::Lately;
 use crate::trend::GapTrend;
+use gpumem_wire::Body;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -42,6 +43,8 @@ pub(crate) struct Account {
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.
     pub accounted_peak: Option<u64>,
+    /// Part of the newest `used` that confidential computing protects.
+    pub protected: Option<u64>,
     /// The last gap before the peak.
     before_peak: Option<SampleGap>,
     /// The first gap after the peak of that epoch, or the first exact one.
@@ -82,6 +85,17 @@ impl Account {
             && let Some((_, bytes)) = self.takings.pop_front()
         {
             self.taken_over = self.taken_over.wrapping_add(bytes);
+        }
+    }
+
+    /// Takes what the driver says beside `used`: its own peak, protected bytes.
+    pub fn see_driver(&mut self, body: &Body<'_>) {
+        match *body {
+            Body::AccountedPeak { peak_bytes, .. } => {
+                self.accounted_peak = self.accounted_peak.max(Some(peak_bytes));
+            }
+            Body::ProtectedSample { protected_bytes, .. } => self.protected = Some(protected_bytes),
+            _ => {}
         }
     }
 

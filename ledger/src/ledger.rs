@@ -297,21 +297,23 @@ impl Ledger {
             }
             Body::ClockAnchor { .. } => self.set_clock(record),
             Body::SampleBegin { number } => self.begin_sample(stamp, number),
-            Body::DeviceSample { used_bytes, free_bytes, reserved_bytes } => {
-                self.sample_device(stamp, used_bytes, free_bytes, reserved_bytes);
+            Body::DeviceSample { used_bytes, free_bytes, reserved_bytes, unified } => {
+                let (time_ns, system_reserved_bytes) = (stamp.time_ns, reserved_bytes.0);
+                let sampled =
+                    DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, unified };
+                self.sample_device(stamp.device, sampled);
             }
             Body::ProcessSample { start_ticks, used_bytes, absence, .. } => {
                 let key = ProcessKey { pid: stamp.thread, start_ticks };
                 self.sample_process(stamp, key, used_bytes.0.ok_or(absence));
             }
             Body::SampleEnd { number, result } => self.end_sample(stamp, number, result),
-            Body::AccountedPeak { start_ticks, peak_bytes } => {
+            Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
                 let index = self.process(ProcessKey { pid: stamp.thread, start_ticks });
                 let device = self.host_slots.get(&stamp.device);
                 let process = &mut self.processes[index];
                 if let Some(book) = device.and_then(|&device| book_on(process, device)) {
-                    let peak = &mut process.accounts[usize::from(book)].accounted_peak;
-                    *peak = Some(peak.map_or(peak_bytes, |peak| peak.max(peak_bytes)));
+                    process.accounts[usize::from(book)].see_driver(&record.body);
                 }
             }
             Body::EarlierLife { start_ticks, events, lost, instance } => {
@@ -403,16 +405,12 @@ impl Ledger {
         self.members[device] = members;
     }
 
-    fn sample_device(&mut self, stamp: &Stamp, used: u64, free: u64, reserved: Reading) {
-        let Some(&index) = self.host_slots.get(&stamp.device) else { return };
+    fn sample_device(&mut self, slot: u8, sampled: DeviceReading) {
+        let Some(&index) = self.host_slots.get(&slot) else { return };
+        let used = sampled.used_bytes;
         let device = &mut self.devices[index];
-        device.latest = Some(DeviceReading {
-            time_ns: stamp.time_ns,
-            used_bytes: used,
-            free_bytes: free,
-            system_reserved_bytes: reserved.0,
-        });
-        device.recent.add(stamp.time_ns, used);
+        device.latest = Some(sampled);
+        device.recent.add(sampled.time_ns, used);
         if let Some(listing) = self.listings.get(&index) {
             listing.see(used);
         }
@@ -451,10 +449,11 @@ impl Ledger {
         let Some(reading) = self.open.remove(&device) else { return };
         let failed = result != 0;
         self.devices[device].agreed = match (reading.first, reading.last, reading.listed) {
+            // The host's memory never stands still, so unified memory is compared as it was after the list.
             (Some(first), Some(last), Some(listed))
-                if first == last.used_bytes && reading.readings >= 2 && !failed =>
+                if (last.unified || first == last.used_bytes) && reading.readings >= 2 && !failed =>
             {
-                let unaccounted_bytes = first.wrapping_sub(listed) as i64;
+                let unaccounted_bytes = last.used_bytes.wrapping_sub(listed) as i64;
                 Some(AgreedReading { number, reading: last, unaccounted_bytes })
             }
             _ => None,

@@ -45,6 +45,8 @@ pub struct DeviceReading {
     pub free_bytes: u64,
     /// The driver's share, where NVML tells it apart.
     pub system_reserved_bytes: Option<u64>,
+    /// The device uses the host's memory and has none of its own: used and free are the host's.
+    pub unified: bool,
 }
 
 /// A reading in which the device and its processes can be compared.
@@ -52,9 +54,9 @@ pub struct DeviceReading {
 pub struct AgreedReading {
     /// Number of the reading: samples with it belong to it.
     pub number: u64,
-    /// Device memory, the same before and after the process list.
+    /// Device memory, the same before and after the process list; unified memory as it was after the list.
     pub reading: DeviceReading,
-    /// used minus the sum over the processes.
+    /// used minus the sum over the processes; of unified memory what the rest of the host uses.
     pub unaccounted_bytes: i64,
 }
 
@@ -171,6 +173,8 @@ pub struct AccountView {
     pub peak_used: Option<(u64, u64)>,
     /// The highest that the driver's own accounting has charged, where it is on.
     pub accounted_peak_bytes: Option<u64>,
+    /// Part of the newest `used` that confidential computing protects; absent without it.
+    pub protected_bytes: Option<u64>,
     /// Last closed sample.
     pub latest: Option<ClosedSample>,
     /// Last closed sample in which `used` was read, and `tracked` known if there was an agent.
@@ -268,6 +272,7 @@ fn process_view(process: &Process) -> ProcessView {
                 },
                 peak_used: account.peak_used,
                 accounted_peak_bytes: account.accounted_peak,
+                protected_bytes: account.protected,
                 latest: account.latest.clone(),
                 complete: account.complete.clone(),
                 parts: account.complete.as_ref().and_then(|sample| sample.parts),

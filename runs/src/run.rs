@@ -427,6 +427,8 @@ pub struct Reading {
     pub used_bytes: u64,
     pub free_bytes: u64,
     pub system_reserved_bytes: Option<u64>,
+    #[serde(default)]
+    pub unified: bool,
 }
 
 impl From<ledger::DeviceReading> for Reading {
@@ -436,6 +438,7 @@ impl From<ledger::DeviceReading> for Reading {
             used_bytes: reading.used_bytes,
             free_bytes: reading.free_bytes,
             system_reserved_bytes: reading.system_reserved_bytes,
+            unified: reading.unified,
         }
     }
 }

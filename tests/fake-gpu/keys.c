@@ -58,6 +58,7 @@ static const sim_key keys[] = {
     {"nvml.list_locks", M(nvml_list_locks), 'n', 0, NULL, "1: nobody allocates while a list is made"},
     {"nvml.wsl", M(nvml_wsl), 'n', 0, NULL, "1: as under WSL: the driver model is WDDM, no list has bytes"},
     {"nvml.cc", M(nvml_cc), 'n', 0, NULL, "1: confidential computing is on"},
+    {"nvml.protected", M(nvml_protected), 'n', 0, NULL, "then: percent of a process's bytes that are protected, in detail lists"},
     {"truth", M(truth), 's', 0, NULL, "journal file ($GPUMEM_SIM_TRUTH goes first)"},
     {"name", D(name), 's', 1, NULL, "product name"},
     {"memory", D(memory_bytes), 'b', 1, NULL, "total bytes"},
@@ -79,6 +80,8 @@ static const sim_key keys[] = {
     {"accounting_extra", D(accounting_extra), 'b', 1, NULL, "accounting's maximum is that much more than what was held"},
     {"display", D(display), 'n', 1, NULL, "1: a screen is attached and lit"},
     {"unified", D(unified), 'n', 1, NULL, "1: its memory is the system's: memory info is NOT_SUPPORTED"},
+    {"addressing", D(addressing), 'e', 1, "none|hmm|ats", "how it addresses the host's memory"},
+    {"numa_node", D(numa_node), 'n', 1, NULL, "NUMA node of the host that its memory is; 0: none, NOT_SUPPORTED"},
     {"ghosts", D(ghosts), 'n', 1, NULL, "processes that are not in this /proc"},
     {"ghost_bytes", D(ghost_bytes), 'b', 1, NULL, "what each ghost holds"},
 };

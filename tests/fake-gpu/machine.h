@@ -89,7 +89,7 @@ typedef struct {
     uint64_t ghost_bytes;   /* of each ghost */
     uint64_t ghosts;
     uint64_t fault, fault_memory, fault_list, fault_events;
-    uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified;
+    uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified, addressing, numa_node;
     uint64_t accounting_extra; /* what accounting has seen beyond what anybody held */
 } sim_device;
 
@@ -139,7 +139,7 @@ typedef struct {
     uint64_t cuda_fail_percent, latency_sleep, cuda_busy;
     uint64_t cupti_subscribe, cupti_silent, cupti_fatal, cupti_multi;
     uint64_t nvml_driver, nvml_race, nvml_memory_us, nvml_list_us, nvml_list_per_process_us, nvml_list_locks;
-    uint64_t nvml_init_us, nvml_wsl, nvml_cc;
+    uint64_t nvml_init_us, nvml_wsl, nvml_cc, nvml_protected;
     char driver_version[80];
     char truth[512];
     /* state */

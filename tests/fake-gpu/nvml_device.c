@@ -74,6 +74,24 @@ EXPORT nvmlReturn nvmlDeviceGetIndex(const handle *h, unsigned *out) {
     *out = (unsigned)h->device;
     return OK;
 }
+EXPORT nvmlReturn nvmlDeviceGetNumaNodeId(const handle *h, unsigned *out) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    if (!machine->device[h->device].numa_node) return NOT_SUPPORTED;
+    *out = (unsigned)machine->device[h->device].numa_node;
+    return OK;
+}
+#if SIM_NVML == 3
+typedef struct {
+    unsigned version, mode;
+} addressing_mode;
+EXPORT nvmlReturn nvmlDeviceGetAddressingMode(const handle *h, addressing_mode *out) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    if (!out) return INVALID_ARGUMENT;
+    if (out->version != 0x01000008) return ARGUMENT_VERSION;
+    out->mode = (unsigned)machine->device[h->device].addressing;
+    return OK;
+}
+#endif
 static nvmlReturn display(const handle *h, unsigned *out) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
     *out = machine->device[h->device].display != 0;

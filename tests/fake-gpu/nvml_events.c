@@ -18,7 +18,12 @@ typedef struct {
 } event_data;
 _Static_assert(sizeof(event_data) == 32, "nvmlEventData");
 
+/* 0x400 to 0x8000: DRAM retirement and its failure, poison (non-fatal, fatal), GPU unavailable, recovery action. */
+#if SIM_NVML == 3
+enum { XID = 8, ALL = 0x1 | 0x2 | 0x8 | 0x100 | 0xfc00 };
+#else
 enum { XID = 8, ALL = 0x1 | 0x2 | 0x8 | 0x100 };
+#endif
 
 EXPORT nvmlReturn nvmlEventSetCreate(event_set **out) {
     BEGIN();

@@ -147,7 +147,9 @@ static inline void give_v2(void *out, uint32_t at, const entry *e) {
     ((record_v2 *)out)[at] = (record_v2){e->pid, e->bytes, e->gi, e->ci};
 }
 static inline void give_detail(void *out, uint32_t at, const entry *e) {
-    ((record_detail *)out)[at] = (record_detail){e->pid, e->bytes, e->gi, e->ci, 0};
+    ((record_detail *)out)[at] = (record_detail){
+        e->pid, e->bytes, e->gi, e->ci,
+        e->bytes == NOT_AVAILABLE ? NOT_AVAILABLE : machine->nvml_cc ? e->bytes / 100 * machine->nvml_protected : 0};
 }
 
 #define LIST(name, list, give)                                                       \

@@ -15,7 +15,7 @@ STUB(DeviceGetGpuOperationMode) STUB(DeviceGetGspFirmwareMode) STUB(DeviceGetGsp
 STUB(DeviceGetHandleBySerial) STUB(DeviceGetInforomVersion)
 STUB(DeviceGetMaxClockInfo) STUB(DeviceGetMaxCustomerBoostClock) STUB(DeviceGetMaxPcieLinkGeneration)
 STUB(DeviceGetMaxPcieLinkWidth) STUB(DeviceGetMemoryErrorCounter) STUB(DeviceGetMultiGpuBoard)
-STUB(DeviceGetNumaNodeId) STUB(DeviceGetNumGpuCores) STUB(DeviceGetNvLinkRemoteDeviceType) STUB(DeviceGetNvLinkRemotePciInfo_v2)
+STUB(DeviceGetNumGpuCores) STUB(DeviceGetNvLinkRemoteDeviceType) STUB(DeviceGetNvLinkRemotePciInfo_v2)
 STUB(DeviceGetNvLinkState) STUB(DeviceGetP2PStatus)
 STUB(DeviceGetPcieThroughput) STUB(DeviceGetPerformanceState) STUB(DeviceGetPersistenceMode)
 STUB(DeviceGetPowerManagementDefaultLimit) STUB(DeviceGetPowerManagementLimit)

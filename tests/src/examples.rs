@@ -130,7 +130,12 @@ fn body(kind: u8) -> Body<'static> {
         },
         87 => Body::Done { result: R, command: 0x71, told: "/tmp/a.gpumem" },
         96 => Body::SampleBegin { number: C },
-        97 => Body::DeviceSample { used_bytes: B, free_bytes: A, reserved_bytes: Reading::of(C) },
+        97 => Body::DeviceSample {
+            used_bytes: B,
+            free_bytes: A,
+            reserved_bytes: Reading::of(C),
+            unified: false,
+        },
         98 => Body::ProcessSample {
             start_ticks: A,
             used_bytes: Reading::of(B),
@@ -149,6 +154,7 @@ fn body(kind: u8) -> Body<'static> {
         103 => Body::Tick {},
         104 => Body::AccountedPeak { start_ticks: A, peak_bytes: B },
         105 => Body::DeviceFault { xid: C },
+        106 => Body::ProtectedSample { start_ticks: A, protected_bytes: B },
         108 => Body::ProcessMark { start_ticks: A, name: "warm-up over" },
         109 => Body::EarlierLife { start_ticks: A, events: B, lost: C, instance: 0 },
         112 => Body::Welcome { epoch: A, versions: B, capabilities: C },

@@ -37,6 +37,7 @@ pub fn said() -> Vec<(Origin, Record<'static>)> {
         used_bytes: 1000 << 20,
         free_bytes: (80 << 30) - (1000 << 20),
         reserved_bytes: Reading::ABSENT,
+        unified: false,
     };
     let facts = Body::ProcessFacts {
         start_ticks: A.start_ticks,

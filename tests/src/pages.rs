@@ -276,6 +276,7 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
             used_bytes: total - free,
             free_bytes: free,
             system_reserved_bytes: Some(623 * MIB as u64),
+            unified: false,
         }),
         unaccounted_bytes: Some(64 * MIB),
         tenants: vec![(52_110, Some(tenant))],

@@ -173,19 +173,44 @@ fn mig_without_the_right_to_watch() {
 }
 
 #[test]
-fn unified_memory_has_processes_and_no_device() {
+fn unified_memory_is_named_and_has_no_remainder_to_explain() {
     let (machine, daemon) = start(&["devices=1", "unified=1"]);
     let job = trainer(&machine, &daemon);
-    let unified = said(&daemon, &machine, None, "GPU 0", "its memory is the system's");
-    assert!(unified.fix.contains("/proc/meminfo"), "{unified:?}");
+    let unified = said(&daemon, &machine, None, "GPU 0", "unified memory");
+    assert!(
+        unified.id == "gpu.unified" && unified.state == "ok" && unified.text.contains("/proc/meminfo"),
+        "{unified:?}"
+    );
     until(20, "used bytes of the process", || {
         let output = daemon.ctl(&machine, &["ps", "--json"]).output().expect("gpumemctl runs");
         let ps: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         let row = ps["processes"].as_array()?.iter().find(|row| row["pid"] == job.pid())?;
-        row["used_bytes"].as_u64().filter(|_| ps["devices"][0]["used_bytes"].is_null())
+        row["used_bytes"].as_u64().filter(|_| ps["devices"][0]["unaccounted_bytes"].is_i64())
     });
     let same = findings(&daemon, &machine, Some(job.pid()));
     assert!(!same.iter().any(|of| of.text.contains("its used bytes")), "{same:#?}");
+    let of_gpu = findings(&daemon, &machine, None);
+    assert!(!of_gpu.iter().any(|of| of.id == "gpu.remainder" || of.id == "gpu"), "{of_gpu:#?}");
+}
+
+#[test]
+fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
+    let (machine, daemon) = start(&[
+        "devices=3",
+        "gpu0.addressing=ats",
+        "gpu0.numa_node=4",
+        "gpu0.unaccounted=300M",
+        "gpu1.addressing=hmm",
+    ]);
+    let grace = said(&daemon, &machine, None, "GPU 0", "(ATS)");
+    assert!(grace.id == "gpu.addressing" && grace.state == "ok", "{grace:?}");
+    assert!(grace.text.contains("NUMA node 4"), "{grace:?}");
+    let remainder = said(&daemon, &machine, None, "GPU 0", "in no process's line: its memory is NUMA node 4");
+    assert!(remainder.id == "gpu.remainder" && remainder.state == "ok", "{remainder:?}");
+    let plain = said(&daemon, &machine, None, "GPU 1", "(HMM)");
+    assert!(!plain.text.contains("NUMA"), "{plain:?}");
+    let last = findings(&daemon, &machine, None);
+    assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod browser;
 mod calls;
 mod clients;
+mod confidential;
 mod dashboards;
 mod diffs;
 mod docs;
@@ -50,5 +51,6 @@ mod torch_snapshot;
 mod trace;
 mod traps;
 mod troubleshooting;
+mod unified;
 mod who;
 mod wire_golden;

@@ -328,7 +328,7 @@ fn trap_15_blocked_agent_says_so_and_claims_nothing() {
 
 #[test]
 fn trap_20_device_without_a_memory_reading_has_processes() {
-    let machine = Machine::new(&["devices=1", "fault_memory=not_supported"]);
+    let machine = Machine::new(&["devices=1", "fault_memory=unknown"]);
     let daemon = Daemon::start(&machine, "daemon", FAST);
     let mut mixer = Mixer::start(&machine, &daemon);
     mixer.ok("device 0; alloc a 6M");

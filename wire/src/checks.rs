@@ -50,12 +50,15 @@ checks! {
     GpuUnnamed = "gpu.unnamed", "GPUs that are there and cannot be named";
     GpuMig = "gpu.mig", "MIG instances that may not be seen from here";
     GpuFaults = "gpu.faults", "faults (Xid) that the driver told of";
+    GpuEvents = "gpu.events", "events of a GPU's health beside faults: DRAM retirement, poison, GPU unavailable, recovery action";
     GpuStrangers = "gpu.strangers", "memory of processes that are dead, hidden or in another PID namespace";
     GpuBytes = "gpu.bytes", "processes in its list without bytes (WSL, vGPU, some MIG)";
     GpuRemainder = "gpu.remainder", "memory in no process's line";
     GpuMps = "gpu.mps", "clients of MPS, and where their memory is charged";
     GpuGraphics = "gpu.graphics", "processes that draw as well as compute";
     GpuVgpu = "gpu.vgpu", "a virtual GPU: what the host keeps back";
+    GpuUnified = "gpu.unified", "a GPU that uses the host's memory and has none of its own";
+    GpuAddressing = "gpu.addressing", "how a GPU addresses the host's memory (HMM, ATS), and which NUMA node its own memory is";
     Accounting = "accounting", "the driver's accounting mode: exact peaks of processes without an agent; never changed by gpumemd";
     KernelLog = "kernel.log", "whether the kernel's log can be read: kills for host memory, faults by pid";
     Store = "store", "whether runs are written: path, damage, permissions, a full disk";

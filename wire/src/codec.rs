@@ -375,8 +375,9 @@ records! {
 
     /// A reading of `device` begins: device memory, then the process lists, then device memory again.
     96 SampleBegin { number: u64 => aux }
-    /// Device memory. `reserved_bytes` is the driver's share where NVML tells it apart.
-    97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux }
+    /// Device memory. `reserved_bytes` is the driver's share where NVML tells it apart. `unified`: the device has no memory of
+    /// its own; both amounts are the host's, and `free_bytes` is what the host has available.
+    97 DeviceSample { used_bytes: u64 => bytes, free_bytes: u64 => address, reserved_bytes: Reading => aux, unified: bool => detail }
     /// What NVML charges to pid `thread`; `lists` has bit 0 compute, 1 graphics, 2 MPS.
     98 ProcessSample { start_ticks: u64 => address, used_bytes: Reading => bytes, absence: Absence => result, lists: u8 => detail }
     /// The reading ended at `time_ns`. With `result` not 0 the process list failed.
@@ -394,6 +395,8 @@ records! {
     104 AccountedPeak { start_ticks: u64 => address, peak_bytes: u64 => bytes }
     /// NVML told of Xid `xid` on `device`.
     105 DeviceFault { xid: u64 => aux }
+    /// Part of what NVML charges to pid `thread` on `device` that confidential computing protects.
+    106 ProtectedSample { start_ticks: u64 => address, protected_bytes: u64 => bytes }
     /// Somebody outside of process `thread` gave this moment a name.
     108 ProcessMark { start_ticks: u64 => address, name: &'a str => payload }
 

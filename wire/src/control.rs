@@ -77,13 +77,16 @@ pub struct DeviceRow {
     pub model: String,
     /// Size.
     pub total_bytes: Option<u64>,
+    /// The device uses the host's memory and has none of its own: total, used and free (available) are the host's.
+    #[serde(default)]
+    pub unified: bool,
     /// Used, without the driver's share where that is known.
     pub used_bytes: Option<u64>,
     /// Free.
     pub free_bytes: Option<u64>,
     /// The driver's share.
     pub system_bytes: Option<u64>,
-    /// used minus the sum over its processes.
+    /// used minus the sum over its processes; of unified memory what the rest of the host uses.
     pub unaccounted_bytes: Option<i64>,
     /// Age of the reading.
     pub age_ms: Option<u64>,
@@ -106,6 +109,9 @@ pub struct ProcessRow {
     pub flags: Vec<String>,
     /// What NVML charges to it.
     pub used_bytes: Option<u64>,
+    /// Part of it that confidential computing protects; absent without it.
+    #[serde(default)]
+    pub protected_bytes: Option<u64>,
     /// Live driver allocations.
     pub tracked_bytes: Option<i64>,
     /// Pool bytes that no block covers.

@@ -125,11 +125,15 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
     }
     let amount = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
     let mut beside = Vec::new();
+    if device.unified {
+        beside.push("unified".to_owned());
+    }
     if device.system_bytes.is_some() {
         beside.push(format!("system {}", amount(shown.system)));
     }
     if device.unaccounted_bytes.is_some_and(|bytes| bytes != 0) {
-        beside.push(format!("unaccounted {}", amount(shown.unaccounted)));
+        let what = if device.unified { "rest of the host" } else { "unaccounted" };
+        beside.push(format!("{what} {}", amount(shown.unaccounted)));
     }
     let mut note = if beside.is_empty() { String::new() } else { format!("({})", beside.join(", ")) };
     let old = device.age_ms.filter(|age| *age > FRESH_MS);
@@ -141,7 +145,8 @@ fn device_lines(ps: &Ps, index: usize, device: &DeviceRow, unit: Unit, lines: &m
     }
     let gpu = if processes.is_empty() { device.index.to_string() } else { String::new() };
     let blank = String::new;
-    let cells = [gpu, blank(), blank(), "free".to_owned(), amount(shown.free), blank(), blank(), blank()];
+    let free = if device.unified { "available" } else { "free" };
+    let cells = [gpu, blank(), blank(), free.to_owned(), amount(shown.free), blank(), blank(), blank()];
     lines.push(Line { cells, note });
 }
 
@@ -160,6 +165,7 @@ pub(super) fn process_line(device: &DeviceRow, process: &ProcessRow, used: Optio
     let (state, plain) = state(&process.flags);
     let mut note = process.command.as_deref().map_or("-".to_owned(), command);
     let mut hints: Vec<String> = process.why.iter().map(|why| clean(why)).collect();
+    hints.extend(process.protected_bytes.map(|bytes| format!("protected {}", unit.amount(signed(bytes)))));
     hints.extend(process.age_ms.filter(|age| *age > FRESH_MS).map(|age| format!("{} old", seconds(age))));
     if !plain && process.pid != 0 {
         hints.push(format!("why: doctor {}", process.pid));
@@ -349,6 +355,20 @@ MiB; next: gpumemctl report PID
         let narrow = table(&machine(), Some(60));
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
         assert!(table(&machine(), Some(10)).contains("8,648 1,286\n"), "numbers are not cut");
+    }
+
+    #[test]
+    fn unified_memory_is_named_and_adds_up_to_the_host() {
+        let mut ps = machine();
+        (ps.devices[1].unified, ps.devices[1].system_bytes) = (true, None);
+        ps.devices[1].unaccounted_bytes = Some(687 * MIB as i64);
+        let text = table(&ps, None);
+        let line = "                  available  6,358                     (unified, rest of the host 687)\n";
+        assert!(text.contains(line), "{text}");
+        assert!(
+            text.contains("                  free      10,824                     (system 623)\n"),
+            "{text}"
+        );
     }
 
     #[test]

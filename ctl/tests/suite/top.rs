@@ -23,6 +23,7 @@ fn device(index: u32, used: u64, unaccounted: i64) -> DeviceRow {
         uuid: format!("GPU-5f1c000{index}-aaaa"),
         model: "NVIDIA H100 80GB HBM3".into(),
         total_bytes: Some(81_559 * MIB),
+        unified: false,
         used_bytes: Some(used * MIB),
         free_bytes: Some((81_559 - 623 - used) * MIB),
         system_bytes: Some(623 * MIB),

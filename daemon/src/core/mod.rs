@@ -341,7 +341,8 @@ impl Core {
                 Origin::Host,
                 Body::ProcessSample { start_ticks, .. }
                 | Body::ProcessFacts { start_ticks, .. }
-                | Body::AccountedPeak { start_ticks, .. },
+                | Body::AccountedPeak { start_ticks, .. }
+                | Body::ProtectedSample { start_ticks, .. },
             ) => {
                 let key = ProcessKey { pid: record.stamp.thread, start_ticks };
                 if self.tracks.see(key) {

@@ -15,7 +15,7 @@ pub struct Health {
     pub nvml_reason: String,
     /// What a person can do about it.
     pub nvml_remedy: Option<&'static str>,
-    /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `wsl`, `long_records`.
+    /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `protected`, `wsl`, `long_records`.
     pub nvml_facts: BTreeMap<String, String>,
     /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,
@@ -70,12 +70,28 @@ pub struct Details {
     pub code: Option<u32>,
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
-    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
+    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
+    /// `numa_node`.
     pub facts: BTreeMap<String, String>,
+    /// Events of its health since the daemon's start.
+    pub events: Vec<HealthEvent>,
     /// Pids that draw, and pids that MPS names.
     pub drawing: Vec<u32>,
     /// See there.
     pub mps: Vec<u32>,
+}
+
+/// A kind of event that NVML sent about the health of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthEvent {
+    /// Label in metrics.
+    pub name: &'static str,
+    /// What happened, for people.
+    pub text: &'static str,
+    /// The device or its memory cannot be relied on until it is reset.
+    pub is_grave: bool,
+    /// How often, since the daemon's start.
+    pub count: u64,
 }
 
 /// A metric of a source.

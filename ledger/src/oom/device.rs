@@ -78,7 +78,8 @@ impl OomDevice {
         own: (Option<i64>, i64),
         who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
     ) -> Self {
-        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes } = listing.agreed.reading;
+        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, .. } =
+            listing.agreed.reading;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let read = listing.of(key).map_or(0, signed);
         let own = own.0.unwrap_or(read.max(own.1));

@@ -151,7 +151,8 @@ fn listed(s: &mut Script, at_ns: u64, processes: &[(ProcessKey, u64)], sum: u64)
     s.time_ns = at_ns;
     let used_bytes = sum + 64 * MIB;
     let free_bytes = 16 * 1024 * MIB - used_bytes - 623 * MIB;
-    let device = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::of(623 * MIB) };
+    let device =
+        Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::of(623 * MIB), unified: false };
     s.host(Body::SampleBegin { number: at_ns });
     s.host(device);
     for &(key, used) in processes {

@@ -421,7 +421,19 @@ fn sample_that_ended_before_the_bye_is_not_stale() {
 
 /// A reading with device memory `before` and `after` the list, which has this process with 150.
 fn device_reading(s: &mut Script, t0: u64, before: u64, after: u64, used: Option<u64>, result: u16) {
-    let memory = |used_bytes| Body::DeviceSample { used_bytes, free_bytes: 0, reserved_bytes: Reading(None) };
+    memory_reading(s, t0, (before, after), used, result, false);
+}
+
+fn memory_reading(
+    s: &mut Script,
+    t0: u64,
+    (before, after): (u64, u64),
+    used: Option<u64>,
+    result: u16,
+    unified: bool,
+) {
+    let reserved_bytes = Reading(None);
+    let memory = |used_bytes| Body::DeviceSample { used_bytes, free_bytes: 0, reserved_bytes, unified };
     s.sample_begin(t0);
     s.host(memory(before));
     s.listed(KEY.pid, used);
@@ -447,12 +459,27 @@ fn unaccounted_needs_readings_that_agree() {
 }
 
 #[test]
+fn unified_memory_that_moved_during_the_list_is_compared_as_it_was_after_it() {
+    let mut s = with_hundred();
+    let rest_of_host =
+        |s: &Script| s.ledger.snapshot().devices[0].agreed.map(|agreed| agreed.unaccounted_bytes);
+    memory_reading(&mut s, 1000, (500, 503), Some(150), 0, true);
+    assert_eq!(rest_of_host(&s), Some(353));
+    let reading = s.ledger.snapshot().devices[0].latest.expect("a reading");
+    assert!(reading.unified && reading.used_bytes == 503);
+    memory_reading(&mut s, 2000, (500, 503), None, 0, true);
+    assert_eq!(rest_of_host(&s), None, "a process has no number");
+    memory_reading(&mut s, 3000, (500, 503), Some(150), 7, true);
+    assert_eq!(rest_of_host(&s), None, "the list failed");
+}
+
+#[test]
 fn readings_without_a_device_or_a_begin_are_ignored() {
     let mut s = with_hundred();
     let stamp = Stamp { device: 200, time_ns: 5, ..Stamp::default() };
     for body in [
         Body::SampleBegin { number: 1 },
-        Body::DeviceSample { used_bytes: 1, free_bytes: 1, reserved_bytes: Reading(None) },
+        Body::DeviceSample { used_bytes: 1, free_bytes: 1, reserved_bytes: Reading(None), unified: false },
         Body::SampleEnd { number: 1, result: 0 },
     ] {
         s.ledger.observe(gpumem_ledger::Origin::Host, &Record { stamp, body });

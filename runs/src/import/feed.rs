@@ -132,7 +132,8 @@ impl<'s> Feed<'s> {
     /// Memory of a device as a whole.
     pub fn device_memory(&mut self, slot: u8, total_bytes: u64, free_bytes: u64) {
         let used_bytes = total_bytes.saturating_sub(free_bytes);
-        let body = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT };
+        let body =
+            Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT, unified: false };
         self.host(Stamp { device: slot, ..Stamp::default() }, body);
     }
 

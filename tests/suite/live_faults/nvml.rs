@@ -266,6 +266,45 @@ fn faults_are_counted_by_their_numbers() {
 }
 
 #[test]
+fn health_events_are_counted_by_kind_and_in_doctor() {
+    let machine = Machine::new(&["devices=2"]);
+    let address = free_address();
+    let daemon = Daemon::start(&machine, "daemon", &format!("[metrics]\nlisten = \"{address}\"\n"));
+    until(20, "events that are listened for", || {
+        machine.tool("show", &[]).contains("call nvmlEventSetWait_v2 ").then_some(())
+    });
+    let kinds = [
+        ("0x400", "dram_retirement"),
+        ("0x800", "dram_retirement_failure"),
+        ("0x1000", "poison_nonfatal"),
+        ("0x2000", "poison_fatal"),
+        ("0x4000", "gpu_unavailable"),
+        ("0x8000", "recovery_action"),
+    ];
+    let found = |text: &str| doctor(&daemon, &machine).into_iter().find(|of| of[1].contains(text));
+    machine.tool("event", &["1", kinds[0].0, "0"]);
+    let mild = until(20, "a retirement in doctor", || found("1 x DRAM retired"));
+    assert!(mild[0].starts_with("GPU 1 ") && mild[2].contains("ROW_REMAPPER"), "{mild:?}");
+    for (bit, _) in kinds {
+        machine.tool("event", &["1", bit, "0"]);
+    }
+    let counted = until(20, "all kinds", || {
+        let counted = family(&get(address, "/metrics")?, "gpumem_device_events_total");
+        (counted.iter().map(|(_, count)| count).sum::<f64>() == 7.0).then_some(counted)
+    });
+    for (_, name) in kinds {
+        let count = if name == "dram_retirement" { 2.0 } else { 1.0 };
+        let label = format!("event=\"{name}\"");
+        let is_it = |(labels, of): &&(String, f64)| labels.contains(&label) && *of == count;
+        let of_kind = counted.iter().find(is_it).unwrap_or_else(|| panic!("{name}: {counted:?}"));
+        assert!(of_kind.0.contains("gpu=\"1\""), "{counted:?}");
+    }
+    let grave = found("1 x GPU unavailable").expect("in doctor");
+    assert!(grave[1].contains("2 x DRAM retired") && grave[2].contains("GPU Recovery Action"), "{grave:?}");
+    assert!(family(&get(address, "/metrics").expect("metrics"), "gpumem_device_xid_errors_total").is_empty());
+}
+
+#[test]
 fn a_slow_driver_delays_neither_agents_nor_scrapes() {
     const LIST: Duration = Duration::from_millis(700);
     let takes = format!("nvml.list_us={}", LIST.as_micros());

@@ -309,6 +309,7 @@ fn others(socket: &Path) -> Vec<Peer> {
         Body::ProcessMark { start_ticks: ticks, name: "not mine" },
         Body::AccountedPeak { start_ticks: ticks, peak_bytes: 1 },
         Body::Source { up: false, reason: "gone" },
+        Body::ProtectedSample { start_ticks: ticks, protected_bytes: 1 },
         Body::DeviceFault { xid: 79 },
         Body::SampleEnd { number: 1, result: 0 },
     ];

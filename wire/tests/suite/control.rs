@@ -18,9 +18,11 @@ prop_compose! {
     fn device()(
         index: u32, uuid: String, model: String, total_bytes: Option<u64>, used_bytes: Option<u64>, free_bytes: Option<u64>,
         system_bytes: Option<u64>, unaccounted_bytes: Option<i64>, age_ms: Option<u64>, why: Option<String>,
+        unified: bool,
     ) -> DeviceRow {
         DeviceRow {
             index, uuid, model, total_bytes, used_bytes, free_bytes, system_bytes, unaccounted_bytes, age_ms, why,
+            unified,
         }
     }
 }
@@ -28,12 +30,14 @@ prop_compose! {
 prop_compose! {
     fn process()(
         ids: (u32, usize, Option<u64>), user: Option<String>, flags in few(), used_bytes: Option<u64>,
+        protected_bytes: Option<u64>,
         signed: (Option<i64>, Option<i64>, Option<i64>), age_ms: Option<u64>, why: Option<String>, command: Option<String>,
         who in prop::collection::btree_map(any::<String>(), any::<String>(), 0..3),
     ) -> ProcessRow {
         let ((pid, device, uid), (tracked_bytes, idle_bytes, untrackable_bytes)) = (ids, signed);
         ProcessRow {
             pid, device, uid, user, flags, used_bytes, tracked_bytes, idle_bytes, untrackable_bytes, age_ms, why, command, who,
+            protected_bytes,
         }
     }
 }

@@ -128,7 +128,10 @@ fn device_cells(ps: &Ps, device: &DeviceRow, unit: Unit) -> [String; 5] {
     let amount = |bytes: Option<u64>| bytes.map_or("-".to_owned(), |bytes| unit.amount(signed(bytes)));
     let shown = Shown::of(device, &processes_of(ps, device), unit);
     let free = shown.free.map_or("-".to_owned(), |steps| unit.print(steps));
-    let model = clean(&device.model).replace("NVIDIA ", "");
+    let mut model = clean(&device.model).replace("NVIDIA ", "");
+    if device.unified {
+        model = format!("unified, {model}");
+    }
     [device.index.to_string(), model, amount(device.used_bytes), free, amount(device.total_bytes)]
 }
 
@@ -150,11 +153,14 @@ fn parts(ps: &Ps, index: usize, device: &DeviceRow, chosen: Option<&ProcessRow>)
     };
     let (own, others) = (sum(true), sum(false));
     let left = device.used_bytes.map_or(0, signed).saturating_sub(own).saturating_sub(others);
+    let left = device.unaccounted_bytes.unwrap_or(left);
+    // What the rest of the host uses of unified memory is the system's.
+    let (unaccounted, rest_of_host) = if device.unified { (0, left) } else { (left, 0) };
     let bytes = [
         own,
         others,
-        device.unaccounted_bytes.unwrap_or(left),
-        device.system_bytes.map_or(0, signed),
+        unaccounted,
+        device.system_bytes.map_or(rest_of_host, signed),
         device.free_bytes.map_or(0, signed),
     ];
     let part = |(at, bytes): (usize, i64)| Part { bytes, glyphs: GLYPHS[at], style: style(at) };

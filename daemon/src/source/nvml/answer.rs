@@ -136,6 +136,8 @@ pub struct Memory {
     pub used_bytes: u64,
     /// The driver's share.
     pub reserved_bytes: Option<u64>,
+    /// The device has no memory of its own: the numbers are the host's.
+    pub is_unified: bool,
 }
 
 /// One process in a list.
@@ -147,6 +149,8 @@ pub struct Charge {
     pub bytes: Option<u64>,
     /// GPU instance and compute instance on a partitioned GPU.
     pub instance: Option<(u32, u32)>,
+    /// Part of `bytes` that confidential computing protects; absent without it and where NVML answers "not available".
+    pub protected_bytes: Option<u64>,
 }
 
 /// What happened on a GPU.
@@ -165,9 +169,39 @@ pub enum Happened {
     Xid(u64),
     /// Its MIG instances are others now.
     Partitioned,
+    /// An event of the GPU's health: the place in [`HEALTH_EVENTS`].
+    Health(usize),
     /// Not asked for.
     Other,
 }
+
+/// A kind of event about the health of a GPU, which drivers from R580 on send.
+#[derive(Debug)]
+pub struct HealthEvent {
+    /// Its bit in NVML's mask of event types.
+    pub bit: u64,
+    /// Label in metrics.
+    pub name: &'static str,
+    /// What happened, for people.
+    pub text: &'static str,
+    /// The GPU or its memory cannot be relied on until it is reset.
+    pub is_grave: bool,
+}
+
+/// All kinds of them.
+pub const HEALTH_EVENTS: [HealthEvent; 6] = {
+    const fn of(bit: u64, name: &'static str, text: &'static str, is_grave: bool) -> HealthEvent {
+        HealthEvent { bit, name, text, is_grave }
+    }
+    [
+        of(0x400, "dram_retirement", "DRAM retired", false),
+        of(0x800, "dram_retirement_failure", "DRAM retirement failed", true),
+        of(0x1000, "poison_nonfatal", "non-fatal poison error", false),
+        of(0x2000, "poison_fatal", "fatal poison error", true),
+        of(0x4000, "gpu_unavailable", "GPU unavailable", true),
+        of(0x8000, "recovery_action", "recovery action changed", true),
+    ]
+};
 
 /// Which processes are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

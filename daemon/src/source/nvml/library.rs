@@ -4,6 +4,7 @@
 //! its instances, and its memory is theirs, so that everything would be there twice.
 
 use super::answer::{Charge, Code, Event, List, Memory};
+use super::host_memory::HostMemory;
 use super::raw::{Handle, Raw};
 use gpumem_ledger::DeviceName;
 use nvml_wrapper::error::NvmlError;
@@ -51,7 +52,7 @@ pub struct Device {
 pub trait Gpus {
     /// Its devices, in NVML's order. Never changes; see [`Gpus::has_changed`].
     fn devices(&self) -> &[Device];
-    /// Memory of a device.
+    /// Memory of a device; the host's, where the device has none of its own.
     ///
     /// # Errors
     /// What NVML says.
@@ -106,6 +107,9 @@ pub struct Library {
     facts: Facts,
     of_devices: Vec<Facts>,
     description: String,
+    /// By device: its own memory was read.
+    has_memory: Vec<bool>,
+    host_memory: HostMemory,
 }
 
 /// Events of a GPU.
@@ -139,13 +143,16 @@ impl Library {
         let (found, gpus) = enumerate(&raw, avoid, enter)
             .map_err(|code| (format!("devices cannot be counted: {code}"), code.0))?;
         let of_devices = found.iter().map(|found| facts_of(&raw, found)).collect();
-        let (devices, handles) =
+        let (devices, handles): (Vec<_>, Vec<_>) =
             found.into_iter().map(|(device, handle, instance)| (device, (handle, instance))).unzip();
         let description = format!("{}, driver {driver}", place.display());
         let mut facts = vec![("library", place.display().to_string()), ("driver", driver)];
         facts.push(("pids", format!("{pids:?}")));
         if raw.is_confidential() {
             facts.push(("confidential", "1".to_owned()));
+        }
+        if raw.tells_protected_bytes() {
+            facts.push(("protected", "1".to_owned()));
         }
         if is_wsl() || place.starts_with("/usr/lib/wsl") {
             facts.push(("wsl", "1".to_owned()));
@@ -167,7 +174,20 @@ impl Library {
         if avoid.events {
             watches.clear();
         }
-        Ok(Library { raw, devices, handles, watches, unnamed, pids, facts, of_devices, description })
+        let (has_memory, host_memory) = (vec![false; devices.len()], HostMemory::default());
+        Ok(Library {
+            raw,
+            devices,
+            handles,
+            watches,
+            unnamed,
+            pids,
+            facts,
+            of_devices,
+            description,
+            has_memory,
+            host_memory,
+        })
     }
 }
 
@@ -255,6 +275,8 @@ fn facts_of(raw: &Raw, (device, handle, instance): &Found) -> Facts {
     add("instance", instance.is_some());
     add("display", raw.is_display_active(*handle));
     add("windows", raw.is_windows(*handle));
+    facts.extend(raw.addressing(*handle).map(|mode| ("addressing", mode.to_owned())));
+    facts.extend(raw.numa_node(*handle).map(|node| ("numa_node", node.to_string())));
     facts.extend(instance.map(|(of_gpu, _)| ("gpu_instance", of_gpu.to_string())));
     facts
 }
@@ -271,8 +293,17 @@ impl Gpus for Library {
     }
 
     fn memory(&mut self, device: usize) -> Result<Memory, Code> {
-        let &(handle, _) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
-        self.raw.memory(handle)
+        let &(handle, instance) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
+        let memory = self.raw.memory(handle);
+        match memory {
+            Ok(_) => self.has_memory[device] = true,
+            // NVML documents this answer for no GPU with memory of its own; from one that was read before it is a fault.
+            Err(Code::NOT_SUPPORTED) if instance.is_none() && !self.has_memory[device] => {
+                return self.host_memory.read();
+            }
+            Err(_) => {}
+        }
+        memory
     }
 
     fn list(&mut self, device: usize, list: List, charges: &mut Vec<Charge>) -> Result<(), Code> {

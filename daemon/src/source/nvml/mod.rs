@@ -12,6 +12,7 @@
 //! lanes.rs      what to call next: pure, time is handed in
 //! library.rs    finding, opening and closing the library; which devices there are
 //! answer.rs     what NVML answers: numbers, codes and their words
+//! host_memory.rs  the host's memory, for GPUs that have none of their own
 //! raw.rs        the calls that nvml-wrapper lacks or does badly: unsafe code
 //! beacon.rs     what the poller is doing, where the parent can see it without its help
 //! status.rs     how it is
@@ -19,6 +20,7 @@
 
 mod answer;
 mod beacon;
+mod host_memory;
 mod hung;
 mod lanes;
 mod library;
@@ -29,6 +31,7 @@ mod status;
 mod translate;
 mod watch;
 
+pub use answer::{HEALTH_EVENTS, HealthEvent};
 pub use poller::poller_main;
 pub use status::{Counters, DeviceStatus, Status};
 

@@ -8,10 +8,14 @@
 //! ```text
 //! record   16 bytes  u32 pid, 4 unused, u64 bytes                                   v1
 //!          24        ... u32 gpu instance, u32 compute instance                     v2, v3
-//!          32        ... u64 protected bytes                                        "v3" of early 535
+//!          32        ... u64 protected bytes                                        detail list, "v3" of early 535
 //! ```
 
-use super::answer::{Charge, Code, Event, Happened, List, Memory};
+use self::layouts::{
+    Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryV1, MemoryV2,
+};
+use self::records::{parse, stride};
+use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -54,9 +58,11 @@ impl SharedWord {
 type Return = u32;
 type MemoryCall<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> Return;
 type ListCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut c_void) -> Return;
+type DetailCall = unsafe extern "C" fn(*mut c_void, *mut DetailList) -> Return;
 type NumberCall = unsafe extern "C" fn(*mut c_void, *mut u32) -> Return;
 type ModelCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut u32) -> Return;
 type AccountCall = unsafe extern "C" fn(*mut c_void, u32, *mut Account) -> Return;
+type AddressingCall = unsafe extern "C" fn(*mut c_void, *mut AddressingMode) -> Return;
 type StateCall = unsafe extern "C" fn(*mut Confidence) -> Return;
 
 /// The calls for events; all of them or none.
@@ -69,58 +75,8 @@ struct EventCalls {
     free: unsafe extern "C" fn(*mut c_void) -> Return,
 }
 
-#[repr(C)]
-struct EventData {
-    device: *mut c_void,
-    kind: u64,
-    data: u64,
-    instance: (u32, u32),
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Account {
-    utilization: [u32; 2],
-    most_bytes: u64,
-    time_ms: u64,
-    start_us: u64,
-    is_running: u32,
-    reserved: [u32; 5],
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Confidence {
-    environment: u32,
-    feature: u32,
-    tools: u32,
-}
-
-const _: () = assert!(size_of::<EventData>() == 32 && size_of::<Account>() == 56);
 const XID: u64 = 8;
 const PARTITIONED: u64 = 0x100;
-
-#[repr(C)]
-#[derive(Default)]
-struct MemoryV1 {
-    total: u64,
-    free: u64,
-    used: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct MemoryV2 {
-    version: u32,
-    total: u64,
-    reserved: u64,
-    free: u64,
-    used: u64,
-}
-
-const _: () = assert!(size_of::<MemoryV1>() == 24 && size_of::<MemoryV2>() == 40);
-const _: () = assert!(std::mem::offset_of!(MemoryV2, total) == 8);
-const MEMORY_V2: u32 = 40 | 2 << 24;
 
 /// The longest record that any driver writes; the buffer has room for this one.
 const RECORD_BYTES: usize = 32;
@@ -142,7 +98,14 @@ pub struct Handle {
 /// Versions of a list call, newest first; a version that the driver turns out not to have is not tried again.
 #[derive(Debug, Default)]
 struct Versions {
-    calls: Vec<(ListCall, Layout)>,
+    calls: Vec<(AnyListCall, Layout)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum AnyListCall {
+    List(ListCall),
+    /// With the mode that says which list.
+    Detail(DetailCall, u32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +116,8 @@ enum Layout {
     Instance,
     /// 24 bytes, or 32 by the fault of early 535: what the driver wrote decides.
     Newest,
+    /// 32 bytes, of which the last eight are protected bytes.
+    Detail,
 }
 
 impl EventCalls {
@@ -217,7 +182,7 @@ impl Versions {
         let call = |(version, layout)| {
             // SAFETY: every version of the three list functions takes a device, a count and an array of records.
             let call = unsafe { symbol::<ListCall>(nvml, &format!("{name}{version}")) };
-            call.map(|call| (call, layout))
+            call.map(|call| (AnyListCall::List(call), layout))
         };
         Versions { calls: named.into_iter().filter_map(call).collect() }
     }
@@ -264,7 +229,7 @@ impl Raw {
                 symbol(&nvml, "nvmlSystemGetConfComputeState"),
             )
         };
-        Ok(Raw {
+        let mut raw = Raw {
             generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
             memory_v1,
             memory_v2,
@@ -285,7 +250,15 @@ impl Raw {
             looks_like_535,
             buffer: Vec::new(),
             nvml,
-        })
+        };
+        // SAFETY: the type is that of the header.
+        let detail = unsafe { symbol::<DetailCall>(&raw.nvml, "nvmlDeviceGetRunningProcessDetailList") };
+        if let Some(call) = detail.filter(|_| raw.is_confidential()) {
+            for (mode, list) in (0..).zip(&mut raw.lists) {
+                list.calls.insert(0, (AnyListCall::Detail(call, mode), Layout::Detail));
+            }
+        }
+        Ok(raw)
     }
 
     /// What the wrapper does well: identity, MIG tree, versions.
@@ -321,6 +294,7 @@ impl Raw {
                         free_bytes: memory.free,
                         used_bytes: memory.used,
                         reserved_bytes: Some(memory.reserved),
+                        is_unified: false,
                     });
                 }
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
@@ -339,6 +313,7 @@ impl Raw {
             free_bytes: memory.free,
             used_bytes: memory.used,
             reserved_bytes: None,
+            is_unified: false,
         })
     }
 
@@ -387,12 +362,34 @@ impl Raw {
         checked(unsafe { call(device, &raw mut now, &raw mut pending) }).is_ok() && now == 0
     }
 
+    /// How the GPU addresses memory of the host's processes (malloc): `hmm`, `ats`. `None`: not at all, or not known.
+    pub fn addressing(&self, handle: Handle) -> Option<&'static str> {
+        let device = self.device(handle).ok()?;
+        // SAFETY: the type is that of the header.
+        let call = unsafe { symbol::<AddressingCall>(&self.nvml, "nvmlDeviceGetAddressingMode") }?;
+        let mut mode = AddressingMode::default();
+        // SAFETY: the struct has the size that its version says.
+        checked(unsafe { call(device, &raw mut mode) }).ok()?;
+        mode.name()
+    }
+
+    /// The NUMA node of the host that the GPU's memory is (Grace).
+    pub fn numa_node(&self, handle: Handle) -> Option<u32> {
+        // SAFETY: the function writes one u32.
+        self.number(handle, unsafe { symbol(&self.nvml, "nvmlDeviceGetNumaNodeId") })
+    }
+
     /// Confidential computing is on.
     pub fn is_confidential(&self) -> bool {
         let mut state = Confidence::default();
         // SAFETY: the struct is three u32, and has no other version.
         self.confidence
             .is_some_and(|call| checked(unsafe { call(&raw mut state) }).is_ok() && state.feature != 0)
+    }
+
+    /// Its lists say which part of a process's bytes confidential computing protects.
+    pub fn tells_protected_bytes(&self) -> bool {
+        self.lists.iter().any(|list| list.calls.iter().any(|(_, layout)| *layout == Layout::Detail))
     }
 
     /// Its lists have records of 32 bytes under the name of those of 24.
@@ -411,7 +408,7 @@ impl Raw {
         let (mut types, mut set) = (0, std::ptr::null_mut());
         // SAFETY: the function writes one u64.
         checked(unsafe { (events.types)(device, &raw mut types) })?;
-        let wanted = types & (XID | PARTITIONED);
+        let wanted = types & HEALTH_EVENTS.iter().fold(XID | PARTITIONED, |all, event| all | event.bit);
         if wanted == 0 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -447,7 +444,10 @@ impl Raw {
         let kind = match data.kind {
             XID => Happened::Xid(data.data),
             PARTITIONED => Happened::Partitioned,
-            _ => Happened::Other,
+            bit => {
+                let health = HEALTH_EVENTS.iter().position(|event| event.bit == bit);
+                health.map_or(Happened::Other, Happened::Health)
+            }
         };
         let instance = Some(data.instance).filter(|&(gpu, compute)| gpu != none && compute != none);
         Ok(Some(Event { kind, instance }))
@@ -472,6 +472,7 @@ impl Raw {
                 Err(code @ (Code::FUNCTION_NOT_FOUND | Code::ARGUMENT_VERSION_MISMATCH)) => {
                     newer = newer.or(Some(code));
                 }
+                Err(Code::NOT_SUPPORTED) if layout == Layout::Detail => {}
                 Err(code) => return Err(newer.unwrap_or(code)),
             }
         }
@@ -481,7 +482,7 @@ impl Raw {
     fn list_by(
         &mut self,
         device: *mut c_void,
-        call: ListCall,
+        call: AnyListCall,
         layout: Layout,
         charges: &mut Vec<Charge>,
     ) -> Result<(), Code> {
@@ -491,17 +492,28 @@ impl Raw {
             self.buffer.resize(records * RECORD_BYTES / size_of::<u64>(), 0);
             self.buffer.fill(u64::from_ne_bytes([UNTOUCHED; 8]));
             let mut count = u32::try_from(records).unwrap_or(u32::MAX);
-            // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
-            let answer = checked(unsafe { call(device, &raw mut count, self.buffer.as_mut_ptr().cast()) });
+            let room = self.buffer.as_mut_ptr().cast();
+            let answer = match call {
+                // SAFETY: the buffer has `count` times the longest record of any version, aligned to 8.
+                AnyListCall::List(call) => checked(unsafe { call(device, &raw mut count, room) }),
+                AnyListCall::Detail(call, mode) => {
+                    let mut list = DetailList { version: DETAIL_LIST_V1, mode, count, records: room };
+                    // SAFETY: the same; the struct has the size that `version` says.
+                    let answer = checked(unsafe { call(device, &raw mut list) });
+                    count = list.count;
+                    answer
+                }
+            };
             let count = count as usize;
             match answer {
                 Ok(()) => {
                     let stride = match layout {
                         Layout::Short => 16,
                         Layout::Instance => 24,
+                        Layout::Detail => RECORD_BYTES,
                         Layout::Newest => stride(&self.buffer, count, self.looks_like_535),
                     };
-                    parse(&self.buffer, count, stride, charges);
+                    parse(&self.buffer, count, stride, layout == Layout::Detail, charges);
                     // Filling a buffer that was once needed for a crowd costs more than a list of today.
                     if count < records / 8 {
                         self.buffer.truncate(records / 4 * RECORD_BYTES / size_of::<u64>());
@@ -527,43 +539,7 @@ fn checked(answer: Return) -> Result<(), Code> {
     if answer == 0 { Ok(()) } else { Err(Code(answer)) }
 }
 
-fn word(buffer: &[u64], byte: usize) -> u64 {
-    buffer.get(byte / 8).copied().unwrap_or(0)
-}
-
-/// Distance of the records of a newest list: 24, but 32 if the driver has written exactly to the end of `count`
-/// records of 32. A driver that wipes the whole array first leaves no trace; then the symbols decide.
-fn stride(buffer: &[u64], count: usize, looks_like_535: bool) -> usize {
-    let untouched = u64::from_ne_bytes([UNTOUCHED; 8]);
-    let records = buffer.len() * 8 / RECORD_BYTES;
-    if count == 0 || count > records || word(buffer, count * 24) == untouched {
-        return 24; // nothing was written behind the records of 24
-    }
-    let ends_at_32 = count == records || word(buffer, count * 32) == untouched;
-    let wrote_last = word(buffer, count * 32 - 8) != untouched;
-    let wiped = !ends_at_32;
-    if (wiped && looks_like_535) || (!wiped && wrote_last) { 32 } else { 24 }
-}
-
-/// Reads `count` records, as far as the buffer goes.
-fn parse(buffer: &[u64], count: usize, stride: usize, charges: &mut Vec<Charge>) {
-    let none = u32::MAX;
-    for record in buffer.chunks_exact(stride / 8).take(count) {
-        let instance = record.get(2).map_or((none, none), |&pair| halves(pair));
-        charges.push(Charge {
-            pid: halves(record[0]).0,
-            bytes: Some(record[1]).filter(|&bytes| bytes != u64::MAX),
-            instance: Some(instance).filter(|&(gpu, compute)| gpu != none && compute != none),
-        });
-    }
-}
-
-/// The two u32 in memory order.
-fn halves(word: u64) -> (u32, u32) {
-    let bytes = word.to_ne_bytes();
-    let [a, b, c, d, e, f, g, h] = bytes;
-    (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
-}
-
+mod layouts;
+mod records;
 #[cfg(test)]
 mod tests;

@@ -141,6 +141,7 @@ struct Extra {
 struct Row {
     pid: u32,
     bytes: Option<u64>,
+    protected: Option<u64>,
     lists: u8,
 }
 
@@ -391,6 +392,7 @@ impl Session {
                 used_bytes: memory.used_bytes,
                 free_bytes: memory.free_bytes,
                 reserved_bytes: Reading(memory.reserved_bytes),
+                unified: memory.is_unified,
             };
             out.say(stamp, body);
         }
@@ -467,7 +469,12 @@ impl Session {
                 failed = answer.err();
                 break;
             }
-            let row = |charge: &Charge| Row { pid: charge.pid, bytes: charge.bytes, lists: list.bit() };
+            let row = |charge: &Charge| Row {
+                pid: charge.pid,
+                bytes: charge.bytes,
+                protected: charge.protected_bytes,
+                lists: list.bit(),
+            };
             self.rows.extend(self.charges.iter().filter(|charge| charge.pid != 0).map(row));
         }
         merge(&mut self.rows);
@@ -492,6 +499,9 @@ impl Session {
             let body =
                 Body::ProcessSample { start_ticks, used_bytes: Reading(bytes), absence, lists: row.lists };
             out.say(stamp(row.pid), body);
+            if let Some(protected_bytes) = row.protected.filter(|_| bytes.is_some()) {
+                out.say(stamp(row.pid), Body::ProtectedSample { start_ticks, protected_bytes });
+            }
         }
         let Some(code) = failed else {
             if self.seen[index].is_accounting && doubt.is_none() {
@@ -546,6 +556,7 @@ fn merge(rows: &mut Vec<Row>) {
         let is_same = later.pid == kept.pid;
         if is_same {
             kept.bytes = kept.bytes.max(later.bytes); // absent is less than any number
+            kept.protected = kept.protected.max(later.protected);
             kept.lists |= later.lists;
         }
         is_same

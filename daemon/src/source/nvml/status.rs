@@ -13,7 +13,7 @@ pub struct Status {
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
     /// What does not change while a library is open: `library`, `driver`, `pids` (Trusted, ForeignBytes, Foreign), and
-    /// where it is so `confidential`, `wsl`, `long_records`.
+    /// where it is so `confidential`, `protected`, `wsl`, `long_records`.
     pub facts: BTreeMap<String, String>,
     /// GPUs that are there and cannot be named: NVML's index, why, and what can be done.
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,
@@ -50,12 +50,15 @@ pub struct DeviceStatus {
     pub code: Option<u32>,
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
-    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`.
+    /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
+    /// `numa_node`.
     pub facts: BTreeMap<String, String>,
     /// Pids of the last list that succeeded that draw, and that are clients or servers of MPS.
     pub drawing: Vec<u32>,
     /// See there.
     pub mps: Vec<u32>,
+    /// Events of its health since the daemon's start, by [`super::HealthEvent::name`].
+    pub health_events: BTreeMap<&'static str, u64>,
     /// Since when it is so.
     pub since_ns: u64,
     /// When device memory was last read.

@@ -1,7 +1,7 @@
 //! The poller's frames -> the host's: devices keep their slot and readings their order over all pollers, pids get
 //! their start time. Here is remembered what must be said when a poller is lost in the middle of a reading.
 
-use super::answer::{Code, List};
+use super::answer::{Code, HEALTH_EVENTS, List};
 use super::session::{NOT_OUR_PID, Totals, absence_of, now_ns};
 use super::status::{DeviceStatus, Status};
 use crate::source::process::{Gpu, Processes};
@@ -125,7 +125,9 @@ impl Translator {
             return;
         }
         if let Body::Counter { value } = record.body {
-            if let Some(total) = self.totals.place(stamp.tag) {
+            if stamp.device != NONE_DEVICE {
+                self.count_health_event(stamp.device, stamp.tag, status);
+            } else if let Some(total) = self.totals.place(stamp.tag) {
                 *total = value as u64;
             }
             return;
@@ -147,7 +149,7 @@ impl Translator {
                     readings.extras.iter_mut().for_each(Vec::clear);
                 }
             }
-            Body::AccountedPeak { start_ticks, .. } => {
+            Body::AccountedPeak { start_ticks, .. } | Body::ProtectedSample { start_ticks, .. } => {
                 let Some(key) = processes.identify(stamp.thread) else { return };
                 *start_ticks = key.start_ticks;
             }
@@ -217,6 +219,23 @@ impl Translator {
         self.say(stamp, body);
     }
 
+    /// Counts an event that the poller saw on its slot; `tag` is the place in [`HEALTH_EVENTS`] plus one.
+    fn count_health_event(&self, slot: u8, tag: u32, status: &mut Status) {
+        let Some(event) = (tag as usize).checked_sub(1).and_then(|place| HEALTH_EVENTS.get(place)) else {
+            return;
+        };
+        let device = self.slots.get(usize::from(slot)).map(|slot| usize::from(*slot));
+        if let Some(device) = device.and_then(|device| status.devices.get_mut(device)) {
+            warn!(
+                device = device.name.to_string(),
+                event = event.name,
+                "the driver reported: {}",
+                event.text
+            );
+            *device.health_events.entry(event.name).or_default() += 1;
+        }
+    }
+
     /// What the poller tells of a device or of the driver stays here.
     fn take_facts(&self, device: u8, facts: &str, status: &mut Status) {
         let facts = facts.lines().filter_map(|line| line.split_once('='));
@@ -267,6 +286,7 @@ impl Translator {
                 facts: BTreeMap::new(),
                 drawing: Vec::new(),
                 mps: Vec::new(),
+                health_events: BTreeMap::new(),
                 since_ns: record.stamp.time_ns,
                 memory_read_ns: None,
                 list_read_ns: None,

@@ -110,6 +110,7 @@ fn device(published: &Published, health: &Health, device: &DeviceView) -> Device
         uuid: device.name.to_string(),
         model: device.model.clone(),
         total_bytes: device.total_bytes,
+        unified: reading.is_some_and(|reading| reading.unified),
         used_bytes: reading.map(|reading| reading.used_bytes),
         free_bytes: reading.map(|reading| reading.free_bytes),
         system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
@@ -158,6 +159,9 @@ fn process(
         user: facts.seen.get("user").filter(|_| named).cloned(),
         flags: flags(process, account).into_iter().map(str::to_owned).collect(),
         used_bytes: sample.and_then(|sample| sample.used_bytes.ok()),
+        protected_bytes: account
+            .protected_bytes
+            .filter(|_| sample.is_some_and(|sample| sample.used_bytes.is_ok())),
         tracked_bytes: tracked.map(|(tracked, _)| tracked),
         idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
         untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),

@@ -63,9 +63,12 @@ function inOrder(device, processes) {
 function deviceOf(device, at) {
   const processes = inOrder(device, node.processes.filter((process) => process.device === at));
   const reading = device.listed ?? device.reading;
+  // Without memory of its own a device shows the host's, and what no process holds is the rest of the host's.
+  const unified = reading?.unified ?? false;
+  const words = unified ? { unaccounted: "rest of the host", free: "available" } : {};
   const beside = [
     ["other processes", device.other_processes.count > 0 ? device.other_processes.used_bytes : null, "smaller"],
-    ["unaccounted", device.unaccounted_bytes, "predates"], ["system", reading?.system_reserved_bytes ?? null, "opaque"], ["free", reading?.free_bytes ?? null, "free"],
+    ["unaccounted", device.unaccounted_bytes, unified ? "opaque" : "predates"], ["system", reading?.system_reserved_bytes ?? null, "opaque"], ["free", reading?.free_bytes ?? null, "free"],
   ].filter(([, bytes]) => bytes !== null);
   const known = [...processes.map((process) => process.used_bytes), ...beside.map(([, bytes]) => bytes)];
   const total = device.listed === null ? null : sum(known.filter((bytes) => bytes !== null));
@@ -73,9 +76,9 @@ function deviceOf(device, at) {
   const steps = (total === null ? there.map(round) : apportion(round(total), there))[Symbol.iterator]();
   const printed = known.map((bytes) => (bytes === null ? null : steps.next().value));
   return {
-    device, at, processes, reading, total,
+    device, at, processes, reading, total, unified,
     used: printed.slice(0, processes.length),
-    beside: beside.map(([name, bytes, color], index) => ({ name, bytes, color, steps: printed[processes.length + index] })),
+    beside: beside.map(([name, bytes, color], index) => ({ name, label: words[name] ?? name, bytes, color, steps: printed[processes.length + index] })),
   };
 }
 
@@ -101,7 +104,7 @@ function devicesTable(all) {
     const bytes = [...of.processes.map((process) => process.used_bytes), others?.bytes ?? null].filter((bytes) => bytes !== null);
     const steps = sum([...of.used.filter((steps) => steps !== null), others?.steps ?? 0]);
     const title = `${of.device.model} ${of.device.name}`;
-    return h("tr", { "data-key": of.device.name }, h("th", { scope: "row" }, h("a", { href: `#gpu-${of.device.ordinal}`, title }, named(of.device)), doubtOf(of) ? h("span", { class: "bad" }, " ", doubtOf(of)) : null),
+    return h("tr", { "data-key": of.device.name }, h("th", { scope: "row" }, h("a", { href: `#gpu-${of.device.ordinal}`, title }, named(of.device)), of.unified ? h("span", { class: "soft" }, " unified") : null, doubtOf(of) ? h("span", { class: "bad" }, " ", doubtOf(of)) : null),
       h("td", { class: "wide" }, strip(of)), number(bytes.length || of.total !== null ? steps : null, bytes.length || of.total !== null ? sum(bytes) : null), ...names.map((name) => Object.assign(cell(find(of, name)), { className: name === "free" ? "n" : "n optional" })),
       Object.assign(number(of.total === null ? null : round(of.total), of.total), { className: "n optional" }));
   });
@@ -119,7 +122,7 @@ function legend(all) {
     for (const process of processes) for (const [code] of piecesOf(process)) seen.set(code, true);
     for (const { color } of beside) seen.set(color, true);
   }
-  const words = { idle: "pool idle", opaque: "opaque pools, system", predates: "predates the agent, unaccounted", untrackable: "Untrackable", smaller: "processes without an agent", free: "free" };
+  const words = { idle: "pool idle", opaque: "opaque pools, system, rest of the host", predates: "predates the agent, unaccounted", untrackable: "Untrackable", smaller: "processes without an agent", free: "free" };
   const order = (code) => (typeof code === "string" ? 1000 + Object.keys(words).indexOf(code) : code < 0 ? 500 - code : code);
   return [...seen.keys()].sort((a, b) => order(a) - order(b)).map((code) => h("span", { "data-key": "legend " + code }, swatch(code), h("bdi", {}, words[code] ?? categoryName(STRUCTURE, code))));
 }
@@ -151,14 +154,15 @@ function deviceSection(of) {
   return h("section", { id, "data-key": device.name, "aria-labelledby": id + "-h" },
     h("h2", { id: id + "-h" }, h("bdi", {}, `${named(device)} ${device.model}`), h("span", { class: "soft" }, " ", h("bdi", {}, device.name.slice(0, 12)))),
     doubt ? h("p", { class: "alert" }, h("bdi", {}, doubt)) : null,
+    of.unified ? h("p", { class: "soft" }, "Unified memory: this GPU uses the host's memory and has none of its own. Size, used and available are the host's.") : null,
     total === null && device.reading ? h("p", { class: "soft moved" }, "Memory moved while the processes were listed, or one of them has no number: no sum is computed.") : null,
     h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `processes of ${named(device)}` }, h("table", { class: "bars processes" }, h("caption", {}, unit().name),
       h("colgroup", {}, ["pid", "who", "amount", ...Array.from({ length: columns }, () => "amount optional"), "drawn"].map((name) => h("col", { class: name }))),
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "pid"), h("th", { scope: "col" }, "who"), h("th", { class: "n", scope: "col" }, "used"),
         ["tracked", "pool idle", hasPredates ? "predates" : null, "Untrackable"].filter(Boolean).map((name) => h("th", { class: "n optional", scope: "col" }, name)), h("th", { class: "barcell", "aria-hidden": "true" }))),
       h("tbody", {}, rows.length ? rows : h("tr", { "data-key": "none" }, h("td", { colspan: 3, class: "soft" }, "no process"))),
-      h("tfoot", {}, beside.map((row) => foot(row.name === "other processes" ? `${thousands(device.other_processes.count)} more processes` : row.name, row.steps, row.bytes, row.color, "beside")),
-        total === null ? null : foot("= the device", round(total), total, null, "sum")))));
+      h("tfoot", {}, beside.map((row) => foot(row.name === "other processes" ? `${thousands(device.other_processes.count)} more processes` : row.label, row.steps, row.bytes, row.color, "beside")),
+        total === null ? null : foot(of.unified ? "= the host" : "= the device", round(total), total, null, "sum")))));
 }
 
 function drawNode() {

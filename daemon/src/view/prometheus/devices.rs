@@ -13,6 +13,11 @@ static INFO: Family = Family::gauge(
     "A GPU or MIG instance, by NVML's index (that of its GPU for an instance) and UUID; always 1.",
 );
 static TOTAL: Family = Family::gauge("gpumem_device_total_bytes", DEVICE, "Size of its memory.");
+static UNIFIED: Family = Family::gauge(
+    "gpumem_device_unified",
+    DEVICE,
+    "1 for a GPU that uses the host's memory and has none of its own: total, used and free (available) are the host's. Absent for others.",
+);
 static USED: Family = Family::gauge(
     "gpumem_device_used_bytes",
     DEVICE,
@@ -34,7 +39,7 @@ static SYSTEM: Family =
 static UNACCOUNTED: Family = Family::gauge(
     "gpumem_device_unaccounted_bytes",
     DEVICE,
-    "Used minus the sum over its processes, where the device read the same before and after their list.",
+    "Used minus the sum over its processes, where the device read the same before and after their list. With unified memory: what the rest of the host uses.",
 );
 static AGE: Family =
     Family::gauge("gpumem_device_sample_age_seconds", DEVICE, "Age of the last reading of its memory.");
@@ -48,6 +53,11 @@ static XIDS: Family = Family::counter(
     &["gpu", "uuid", "xid"],
     "Faults that the driver has told of, by NVIDIA's number for them.",
 );
+static EVENTS: Family = Family::counter(
+    "gpumem_device_events_total",
+    &["gpu", "uuid", "event"],
+    "Events of the device's health that the driver has told of since the daemon's start: DRAM retirement, poison, GPU unavailable, recovery action.",
+);
 static OOMS: Family = Family::counter(
     "gpumem_device_ooms_total",
     &["gpu", "uuid", "kind"],
@@ -58,6 +68,7 @@ static OOMS: Family = Family::counter(
 pub(super) static FAMILIES: &[&Family] = &[
     &INFO,
     &TOTAL,
+    &UNIFIED,
     &USED,
     &LOWEST,
     &HIGHEST,
@@ -67,12 +78,13 @@ pub(super) static FAMILIES: &[&Family] = &[
     &AGE,
     &UNAVAILABLE,
     &XIDS,
+    &EVENTS,
     &OOMS,
 ];
 
-/// The most series of one device: one per family, three kinds of OOM, and a seventeenth number for all Xids beyond
+/// The most series of one device: one per family, three kinds of OOM, six of events, and a seventeenth number for all Xids beyond
 /// sixteen.
-pub const MOST_PER_DEVICE: usize = 12 + 2 + 16;
+pub const MOST_PER_DEVICE: usize = 14 + 2 + 5 + 16;
 
 /// Memory is read at least once a second: older than this, a device with a problem has no reading of now.
 const FRESH_NS: u64 = 2_000_000_000;
@@ -101,6 +113,9 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
             let xid = xid.map_or("other".to_owned(), |xid| xid.to_string());
             out.add_with(&XIDS, &labels, ("xid", &*xid), count);
         }
+        for event in of.map_or(&[][..], |of| &of.details.events) {
+            out.add_with(&EVENTS, &labels, ("event", event.name), event.count);
+        }
         // From the beginning, so that the first one is an increase.
         for (kind, word) in
             [(OomKind::Device, "device"), (OomKind::Pool, "pool"), (OomKind::Suspected, "suspected")]
@@ -112,6 +127,9 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         let is_fresh = |time_ns: u64| published.at_ns.saturating_sub(time_ns) < FRESH_NS;
         let reading = device.latest.filter(|reading| problem.is_none() || is_fresh(reading.time_ns));
         let Some(reading) = reading else { continue };
+        if reading.unified {
+            out.add(&UNIFIED, &labels, 1_u64);
+        }
         out.add(&USED, &labels, reading.used_bytes);
         if let Some((lowest, highest)) = device.recent.range() {
             out.add(&LOWEST, &labels, lowest);

@@ -56,6 +56,11 @@ static TRACKED_PEAK: Family =
     Family::gauge("gpumem_process_tracked_peak_bytes", OF_DEVICE, "Highest tracked so far.");
 static USED_PEAK: Family =
     Family::gauge("gpumem_process_used_peak_bytes", OF_DEVICE, "Highest used that was read so far.");
+static PROTECTED: Family = Family::gauge(
+    "gpumem_process_protected_bytes",
+    OF_DEVICE,
+    "Part of used that confidential computing protects; absent without it.",
+);
 static BESIDE: Family = Family::gauge(
     "gpumem_process_beside_bytes",
     &["gpu", "uuid", "pid", "start", "kind"],
@@ -94,6 +99,7 @@ pub(super) static FAMILIES: &[&Family] = &[
     &COUNT,
     &TRACKED_PEAK,
     &USED_PEAK,
+    &PROTECTED,
     &BESIDE,
     &FLAG,
     &LAYER,
@@ -106,8 +112,8 @@ pub(super) static FAMILIES: &[&Family] = &[
 
 /// The most series of a process, whatever the number of devices: information, four counts, eight layers.
 pub(super) const MOST_PER_PROCESS: usize = 13;
-/// The most series of a process on a device, without categories and tags: two peaks, five kinds beside, six flags, one age.
-const MOST_PER_ACCOUNT: usize = amounts::MOST + 14;
+/// The most series of a process on a device, without categories and tags: two peaks, protected, five kinds beside, six flags, one age.
+const MOST_PER_ACCOUNT: usize = amounts::MOST + 15;
 
 /// The most series of a process on a device, where each category and tag has bytes.
 pub(super) fn most_per_account(categories: usize, tags: usize) -> usize {
@@ -319,6 +325,9 @@ fn beside(
     }
     if let Some((used, _)) = account.peak_used {
         out.add(&USED_PEAK, labels, used);
+    }
+    if let Some(protected) = account.protected_bytes.filter(|_| account.complete.is_some()) {
+        out.add(&PROTECTED, labels, protected);
     }
     for flag in flags(process, account) {
         out.add_with(&FLAG, labels, ("flag", flag), 1_u64);

@@ -135,7 +135,8 @@ impl Node {
         let sum: u64 = listed.iter().filter_map(|(_, used)| used.ok()).sum();
         let used_bytes = sum + 64 * MIB;
         let free_bytes = 81_000 * MIB - used_bytes;
-        let memory = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::of(920 * MIB) };
+        let reserved_bytes = Reading::of(920 * MIB);
+        let memory = Body::DeviceSample { used_bytes, free_bytes, reserved_bytes, unified: false };
         let mut records = vec![(at, Body::SampleBegin { number: t0 }), (at, memory)];
         for &(key, used) in listed {
             let body = Body::ProcessSample {

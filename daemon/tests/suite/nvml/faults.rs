@@ -269,7 +269,7 @@ async fn what_a_machine_is_like_is_kept_for_doctor() {
     let [screen, shared, hidden] = status.devices.as_slice() else { panic!("three: {status:?}") };
     assert!(["display", "windows"].iter().all(|name| screen.facts.contains_key(*name)), "{screen:?}");
     assert_eq!((&screen.drawing, &screen.mps), (&vec![holder.pid()], &vec![]));
-    assert_eq!((&shared.mps, shared.code), (&vec![holder.pid()], Some(3)));
+    assert_eq!((&shared.mps, shared.code), (&vec![holder.pid()], None));
     assert!(hidden.facts.contains_key("hidden_instances"), "{hidden:?}");
     assert!(!shared.facts.contains_key("accounting"));
 }

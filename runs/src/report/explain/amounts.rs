@@ -101,8 +101,8 @@ pub(super) const WORDS: &[Word] = &[
         "gpumemctl report --steps shows its largest steps with the tag and library in force",
     ),
     word(
-        &["unaccounted"],
-        "Device used minus the sum over its processes, from readings that agreed before and after: memory that nobody owns. Other containers' processes, dead contexts, the driver.",
+        &["unaccounted", "rest of the host", "unified"],
+        "Device used minus the sum over its processes, from readings that agreed before and after: memory that nobody owns. Other containers' processes, dead contexts, the driver. With unified memory (GB10, Jetson) the device's memory is the host's, and this is what the rest of the host uses.",
         |here| Some(here.device.unaccounted_bytes.map_or("not known".to_owned(), |bytes| here.amount(bytes))),
         "much of it: gpumemctl doctor, and nvidia-smi on the host itself",
     ),
@@ -113,7 +113,7 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
-        &["free", "device free"],
+        &["free", "device free", "available"],
         "Device memory that nobody holds, as NVML read it; in an OOM, right after the driver had refused.",
         |here| here.unsigned(here.device.reading.map(|reading| reading.free_bytes)),
         "a request may fail with enough free: it must be in one piece of addresses, and limits of pools count too",

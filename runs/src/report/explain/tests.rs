@@ -200,8 +200,13 @@ fn every_key_of_json_is_explained() {
     device.details.accounted_peak_bytes = Some(1);
     device.details.pools = vec![run::Pool::default()];
     device.tenants = vec![(1, Some(2))];
-    device.reading =
-        Some(run::Reading { time_ns: 1, used_bytes: 2, free_bytes: 3, system_reserved_bytes: Some(4) });
+    device.reading = Some(run::Reading {
+        time_ns: 1,
+        used_bytes: 2,
+        free_bytes: 3,
+        system_reserved_bytes: Some(4),
+        unified: false,
+    });
     run.coverage.layers = vec![crate::layers::LayerSaid::default()];
     run.coverage.blind = vec![run::BlindWindow { from_ns: 1, to_ns: None, why: String::new() }];
     run.own.counters = vec![crate::own::Counter::default()];

@@ -1,6 +1,6 @@
 // What is told in lists: who has the device, from torch to nvidia-smi, steps of the gap, iterations, counters, OOM records, words.
 
-const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", free: "free" };
+const DEVICE_COLORS = { "this process": "none", unaccounted: "predates", system: "opaque", "rest of the host": "opaque", free: "free", available: "free" };
 
 // The whole device as one bar, this process in it as its table has it.
 function deviceStrip(detail) {

@@ -113,7 +113,7 @@ fn device_line(device: &Device, times: Times) -> String {
     let total = device.total_bytes.unwrap_or(reading.used_bytes.saturating_add(reading.free_bytes));
     let unit = Unit::for_largest(signed(total));
     let Some(parts) = device_parts(device) else {
-        let free = ("free".to_owned(), signed(reading.free_bytes));
+        let free = (free_name(reading.unified).to_owned(), signed(reading.free_bytes));
         return format!(
             "device ({}): {}, read at {}: not with the process, so no remainder is computed",
             unit.name,
@@ -121,7 +121,8 @@ fn device_line(device: &Device, times: Times) -> String {
             times.time(reading.time_ns)
         );
     };
-    format!("device ({}): {}", unit.name, sum(unit, &parts))
+    let unified = if reading.unified { "; unified: the host's memory" } else { "" };
+    format!("device ({}): {}{unified}", unit.name, sum(unit, &parts))
 }
 
 /// Who has the memory of the device: the process, others, nobody. Absent where that was not read together.
@@ -144,12 +145,18 @@ pub(in crate::report) fn device_parts(device: &Device) -> Option<Vec<(String, i6
             parts.push((format!("{} other processes", thousands(count)), used));
         }
     }
-    parts.push(("unaccounted".to_owned(), unaccounted));
+    let rest = if reading.unified { "rest of the host" } else { "unaccounted" };
+    parts.push((rest.to_owned(), unaccounted));
     if let Some(system) = reading.system_reserved_bytes {
         parts.push(("system".to_owned(), signed(system)));
     }
-    parts.push(("free".to_owned(), signed(reading.free_bytes)));
+    parts.push((free_name(reading.unified).to_owned(), signed(reading.free_bytes)));
     Some(parts)
+}
+
+/// What is left of device memory, or of the host's memory where the device has none of its own.
+fn free_name(is_unified: bool) -> &'static str {
+    if is_unified { "available" } else { "free" }
 }
 
 fn signed(bytes: u64) -> i64 {

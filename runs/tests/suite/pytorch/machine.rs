@@ -133,6 +133,7 @@ impl Machine {
             used_bytes: used,
             free_bytes: TOTAL.saturating_sub(SYSTEM + used),
             reserved_bytes: Reading::of(SYSTEM),
+            unified: false,
         };
         self.host(0, Body::SampleBegin { number });
         self.host(0, memory);

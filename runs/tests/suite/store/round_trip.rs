@@ -333,13 +333,15 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
 
 fn device(cells: usize) -> impl Strategy<Value = Device> {
     let identity = (text(), any::<u16>(), text(), of(any::<u64>()));
-    let reading =
-        any::<([u64; 3], Option<u64>)>().prop_map(|([time_ns, used_bytes, free_bytes], reserved)| Reading {
+    let reading = any::<([u64; 3], Option<u64>, bool)>().prop_map(
+        |([time_ns, used_bytes, free_bytes], reserved, unified)| Reading {
             time_ns,
             used_bytes,
             free_bytes,
             system_reserved_bytes: reserved,
-        });
+            unified,
+        },
+    );
     let beside = any::<[i64; 7]>().prop_map(|bytes| Beside {
         managed_bytes: bytes[0],
         pinned_bytes: bytes[1],

@@ -31,7 +31,7 @@ fn the_length_of_a_record_is_seen_from_what_was_written() {
                 assert_eq!(stride(&buffer, count, symbols), length, "{count} of {length}, {symbols}");
             }
             let mut charges = Vec::new();
-            parse(&buffer, count, length, &mut charges);
+            parse(&buffer, count, length, false, &mut charges);
             let pids: Vec<u32> = charges.iter().map(|charge| charge.pid).collect();
             assert_eq!(pids, (100..100 + count as u32).collect::<Vec<_>>());
             assert!(charges.iter().all(|charge| charge.bytes == Some(1 << 20)));
@@ -53,7 +53,7 @@ fn a_wiped_array_is_read_by_the_symbols() {
 fn a_count_beyond_the_buffer_reads_nothing_beyond() {
     for length in [16, 24, 32] {
         let mut charges = Vec::new();
-        parse(&written(64, 64, length), usize::MAX, length, &mut charges);
+        parse(&written(64, 64, length), usize::MAX, length, false, &mut charges);
         assert_eq!(charges.len(), 64 * RECORD_BYTES / length);
     }
     assert_eq!(stride(&written(64, 64, 32), 1 << 40, true), 24);
@@ -65,6 +65,18 @@ fn not_available_is_absent() {
     buffer[1] = u64::MAX;
     buffer[2] = u64::MAX;
     let mut charges = Vec::new();
-    parse(&buffer, 1, 24, &mut charges);
-    assert_eq!(charges, [Charge { pid: 100, bytes: None, instance: None }]);
+    parse(&buffer, 1, 24, false, &mut charges);
+    assert_eq!(charges, [Charge { pid: 100, bytes: None, instance: None, protected_bytes: None }]);
+}
+
+#[test]
+fn protected_bytes_are_those_of_detail_lists_only() {
+    let mut buffer = vec![UNTOUCHED_WORD; 3 * RECORD_BYTES / 8];
+    buffer[..8].copy_from_slice(&[100, 9 << 20, u64::MAX, 4 << 20, 101, 5, u64::MAX, u64::MAX]);
+    for (has_protected, expected) in [(true, [Some(4 << 20), None]), (false, [None, None])] {
+        let mut charges = Vec::new();
+        parse(&buffer, 2, 32, has_protected, &mut charges);
+        assert_eq!(charges.iter().map(|charge| charge.protected_bytes).collect::<Vec<_>>(), expected);
+        assert!(charges.iter().all(|charge| charge.instance.is_none()));
+    }
 }

@@ -36,21 +36,25 @@ impl Session {
         self.gpus.events(&mut self.happened);
         let mut is_partitioned = false;
         for (gpu, event) in std::mem::take(&mut self.happened) {
-            match event.kind {
-                Happened::Xid(xid) => {
-                    // An instance that the driver does not tell may be any of them.
-                    for (index, device) in self.gpus.devices().iter().enumerate().take(self.seen.len()) {
-                        let is_it = device.index == gpu
-                            && (event.instance.is_none()
-                                || device.instance.is_none()
-                                || event.instance == device.instance);
-                        if is_it {
-                            out.say(at(index, now), Body::DeviceFault { xid });
-                        }
-                    }
+            let (tag, body) = match event.kind {
+                Happened::Xid(xid) => (0, Body::DeviceFault { xid }),
+                // Counted by the parent, beside the device: no record of the host's.
+                Happened::Health(place) => (place as u32 + 1, Body::Counter { value: 1 }),
+                Happened::Partitioned => {
+                    is_partitioned = true;
+                    continue;
                 }
-                Happened::Partitioned => is_partitioned = true,
-                Happened::Other => {}
+                Happened::Other => continue,
+            };
+            // An instance that the driver does not tell may be any of them.
+            for (index, device) in self.gpus.devices().iter().enumerate().take(self.seen.len()) {
+                let is_it = device.index == gpu
+                    && (event.instance.is_none()
+                        || device.instance.is_none()
+                        || event.instance == device.instance);
+                if is_it {
+                    out.say(Stamp { tag, ..at(index, now) }, body);
+                }
             }
         }
         out.doing(Doing::Nothing);

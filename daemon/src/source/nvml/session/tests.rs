@@ -29,13 +29,18 @@ pub(crate) struct FakeGpus {
 }
 
 pub(crate) fn charge(pid: u32, bytes: u64) -> Charge {
-    Charge { pid, bytes: Some(bytes), instance: None }
+    Charge { pid, bytes: Some(bytes), instance: None, protected_bytes: None }
 }
 
 impl FakeGpus {
     pub fn new(count: u8) -> FakeGpus {
-        let memory =
-            Memory { total_bytes: 1000, free_bytes: 600, used_bytes: 300, reserved_bytes: Some(100) };
+        let memory = Memory {
+            total_bytes: 1000,
+            free_bytes: 600,
+            used_bytes: 300,
+            reserved_bytes: Some(100),
+            is_unified: false,
+        };
         let answers = Answers { memory: Ok(memory), lists: [Ok(Vec::new()), Ok(Vec::new()), Ok(Vec::new())] };
         let device = |index: u8| Device {
             name: DeviceName::Gpu([index; 16]),
@@ -129,8 +134,9 @@ impl Run {
 pub(crate) fn said(frames: &[u8]) -> Vec<String> {
     let line = |record: Record<'_>| match record.body {
         Body::SampleBegin { number } => format!("begin {number} on {}", record.stamp.device),
-        Body::DeviceSample { used_bytes, free_bytes, reserved_bytes } => {
-            format!("device {used_bytes} {free_bytes} {:?}", reserved_bytes.0)
+        Body::DeviceSample { used_bytes, free_bytes, reserved_bytes, unified } => {
+            let unified = if unified { " unified" } else { "" };
+            format!("device {used_bytes} {free_bytes} {:?}{unified}", reserved_bytes.0)
         }
         Body::ProcessSample { used_bytes: Reading(Some(bytes)), lists, .. } => {
             format!("pid {} {bytes} lists {lists}", record.stamp.thread)
@@ -175,7 +181,7 @@ fn a_process_that_draws_and_computes_is_one() {
     let mut run = run(&gpus);
     run.set(0, List::Compute, Ok(vec![charge(10, 500), charge(11, 1)]));
     run.set(0, List::Graphics, Ok(vec![charge(10, 500), charge(12, 2)]));
-    run.set(0, List::Mps, Ok(vec![Charge { pid: 11, bytes: None, instance: None }]));
+    run.set(0, List::Mps, Ok(vec![Charge { pid: 11, bytes: None, instance: None, protected_bytes: None }]));
     let rows: Vec<String> = run.reading(0).into_iter().filter(|line| line.starts_with("pid")).collect();
     assert_eq!(rows, ["pid 10 500 lists 3", "pid 11 1 lists 5", "pid 12 2 lists 2"]);
 }
@@ -183,7 +189,7 @@ fn a_process_that_draws_and_computes_is_one() {
 #[test]
 fn what_is_not_available_is_absent_with_its_reason() {
     let mut gpus = FakeGpus::new(1);
-    let row = vec![Charge { pid: 10, bytes: None, instance: None }, charge(0, 5)];
+    let row = vec![Charge { pid: 10, bytes: None, instance: None, protected_bytes: None }, charge(0, 5)];
     for (pids, expected) in [
         (Pids::Trusted, "pid 10 NotAvailable lists 1"),
         (Pids::ForeignBytes, "pid 10 WrongNamespace lists 1"),

@@ -18,7 +18,6 @@ use rustix::process::{Pid, test_kill_process};
 const UNACCOUNTED: u64 = 64 << 20;
 /// Pids that are named; more are a number.
 const NAMED: usize = 8;
-const NOT_SUPPORTED: u32 = 3;
 const NO_PERMISSION: u32 = 4;
 
 /// What the kernel lets us know of processes.
@@ -79,8 +78,14 @@ pub(super) fn of_driver(health: &Health, out: &mut Vec<Finding>) {
         ));
     }
     if fact("confidential").is_some() {
-        let text = "confidential computing is on: bytes of processes are known as ever, but not which of them are \
-                    protected; staging buffers of the driver are in no process's line";
+        let which = match fact("protected") {
+            Some(_) => "and which part of them is protected (gpumemctl ps)",
+            None => "but not which of them are protected: this driver has no detail list",
+        };
+        let text = format!(
+            "confidential computing is on: bytes of processes are known as ever, {which}; staging buffers of the driver \
+             are in no process's line"
+        );
         out.push(finding(Check::NvmlConfidential, State::Ok, "nvml", text, None));
     }
     if is_windows(health, None) {
@@ -182,8 +187,13 @@ impl Asked<'_> {
             say(Check::GpuVgpu, State::Ok, text, None);
         }
         if let Some(view) = view {
+            unified(view, &mut say);
+        }
+        addressing(device, &mut say);
+        if let Some(view) = view {
             self.faults(view, &mut say);
         }
+        health_events(device, &mut say);
         self.strangers(device, &mut say);
         if device.problem.is_none() {
             self.without_bytes(device, &mut say);
@@ -203,18 +213,6 @@ impl Asked<'_> {
                 let text =
                     format!("{problem}: MIG is on, and whoever may not watch all of the GPU may not ask it");
                 say(Check::GpuMig, State::Warn, text, Some(monitor));
-            }
-            (Some(problem), Some(NOT_SUPPORTED)) if problem.starts_with("memory:") => {
-                let text = format!(
-                    "{problem}: its memory is the system's (as on GB10 or an integrated GPU), which NVML does not \
-                     measure; what each process holds is known, what nobody holds is not"
-                );
-                say(
-                    Check::Gpu,
-                    State::Warn,
-                    text,
-                    Some("see MemAvailable in /proc/meminfo for what is left"),
-                );
             }
             (Some(problem), _) => say(Check::Gpu, State::Warn, problem.clone(), device.details.remedy),
             (None, _) if hides => {
@@ -323,7 +321,8 @@ impl Asked<'_> {
         view: &DeviceView,
         say: &mut impl FnMut(Check, State, String, Option<&str>),
     ) {
-        let Some(agreed) = view.agreed else { return };
+        // What the rest of the host uses of unified memory needs no reason.
+        let Some(agreed) = view.agreed.filter(|agreed| !agreed.reading.unified) else { return };
         let bytes = agreed.unaccounted_bytes;
         if bytes.unsigned_abs() < UNACCOUNTED {
             return;
@@ -351,6 +350,11 @@ impl Asked<'_> {
         }
         if !self.sees.host_pids {
             why.push("processes of other PID namespaces, which are not listed here".to_owned());
+        }
+        if let Some(node) = device.details.facts.get("numa_node") {
+            why.push(format!(
+                "its memory is NUMA node {node} of the host: the kernel and any process may have pages there"
+            ));
         }
         if self.health.nvml_facts.contains_key("confidential") {
             why.push("staging buffers of confidential computing".to_owned());
@@ -401,6 +405,55 @@ impl Asked<'_> {
             say(Check::GpuGraphics, State::Ok, text, None);
         }
     }
+}
+
+/// How it reaches the host's memory, and where the host has its.
+fn addressing(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let fact = |name: &str| device.details.facts.get(name).map(String::as_str);
+    let mode = fact("addressing").map(|mode| match mode {
+        "ats" => "the GPU reaches memory of the host's processes (malloc) through their own page tables (ATS), which is in no process's line",
+        _ => "the GPU reaches memory of the host's processes (malloc) through the driver's copy of their page tables (HMM), which is in no process's line",
+    });
+    let node =
+        fact("numa_node").map(|node| format!("its memory is NUMA node {node} of the host (numactl -H)"));
+    let parts: Vec<String> = mode.map(str::to_owned).into_iter().chain(node).collect();
+    if !parts.is_empty() {
+        say(Check::GpuAddressing, State::Ok, parts.join("; "), None);
+    }
+}
+
+/// What the driver said about the health of a device, beside Xid.
+fn health_events(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let events = &device.details.events;
+    if events.is_empty() {
+        return;
+    }
+    let named: Vec<String> = events.iter().map(|event| format!("{} x {}", event.count, event.text)).collect();
+    let text =
+        format!("the driver reported since gpumemd started: {} (counts are by kind)", named.join(", "));
+    let (state, remedy) = match events.iter().any(|event| event.is_grave) {
+        true => (
+            State::Bad,
+            "drain the GPU, then do what nvidia-smi -q names under `GPU Recovery Action` (reset or reboot); dmesg has the cause",
+        ),
+        false => (
+            State::Warn,
+            "nvidia-smi -q -d PAGE_RETIREMENT,ROW_REMAPPER shows what is pending; reset the GPU when it is idle",
+        ),
+    };
+    say(Check::GpuEvents, state, text, Some(remedy));
+}
+
+/// A GPU without memory of its own, as it was last read.
+fn unified(view: &DeviceView, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let Some(reading) = view.latest.filter(|reading| reading.unified) else { return };
+    let text = format!(
+        "unified memory: it uses the host's memory, of which NVML tells neither total nor used (as on GB10, Jetson or an \
+         integrated GPU). Total, used and available ({}) are the host's, from /proc/meminfo; what each process holds is \
+         NVML's, and the rest of used is memory of the host",
+        mib(reading.free_bytes)
+    );
+    say(Check::GpuUnified, State::Ok, text, None);
 }
 
 /// Names of virtual GPUs are those of their profiles: `NVIDIA A40-48Q`, `GRID T4-4C`.
