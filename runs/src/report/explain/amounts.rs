@@ -113,6 +113,12 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
+        &["protected"],
+        "The part of used that confidential computing protects, as NVML says; gpumemctl ps has it. Absent without confidential computing, and with drivers that do not tell it.",
+        |_| None,
+        "",
+    ),
+    word(
         &["free", "device free", "available"],
         "Device memory that nobody holds, as NVML read it; in an OOM, right after the driver had refused.",
         |here| here.unsigned(here.device.reading.map(|reading| reading.free_bytes)),
