@@ -173,15 +173,19 @@ static int cancel(void) {
     return 0;
 }
 
+static volatile int working_on;
+
 static void *exits(void *argument) {
     (void)argument;
     use_gpu();
     work(10);
+    while (!working_on) nap(1); /* a thread that began after the end of the driver would fail */
     exit(5);
 }
 static void *works_on(void *argument) {
     (void)argument;
     use_gpu();
+    working_on = 1;
     for (;;) cu.cuMemFree_v2(take_bytes(4096)); /* after the end of the driver, too */
     return NULL;
 }

@@ -11,10 +11,10 @@ QUICK = "[nvml]\nlist_every_s = 0.2\nlist_budget = 0.5"
 
 
 def rounding(sizes):
-    """What the driver takes beyond what was asked for, by the model of reference/cupti.md 2.3: whole granules from
-    1 MiB on, smaller requests share some."""
-    large = sum(-(-size // GRANULE) * GRANULE - size for size in sizes if size >= MIB)
-    small = sum(size for size in sizes if size < MIB)
+    """What the driver takes beyond what was asked for, by the model of reference/cupti.md 2.3: whole granules above
+    1 MiB, smaller requests share some."""
+    large = sum(-(-size // GRANULE) * GRANULE - size for size in sizes if size > MIB)
+    small = sum(size for size in sizes if size <= MIB)
     return large + (-(-small // GRANULE) * GRANULE - small)
 
 

@@ -152,7 +152,7 @@ def many(t):
         before = t.used(d.pid)
         first = d.do("many", size, 64)["id"]
         # No piece lies across the border of two granules.
-        taken, pieces = t.used(d.pid) - before, GRANULE // size if size < MIB else 1
+        taken, pieces = t.used(d.pid) - before, GRANULE // size if size <= MIB else 1
         model, shared = -(-64 // pieces) * GRANULE, 64 * size + rounding([size] * 64)
         for number in range(first, first + 64):
             d.do("free", number)
