@@ -48,11 +48,14 @@ fn train(extra: &[&str]) -> Ended {
     assert!(text(&report, Layout::default()).contains(&line));
     let growth = document["devices"][0]["growth"].clone();
     let replayed: serde_json::Value = serde_json::from_str(&json::json(&report)).expect("JSON");
-    // A sample for which the agent, on a busy machine, had no word in time was closed without it; a recording has the word.
-    if document["coverage"]["stale_samples"] == 0 {
+    // On a busy machine, records can arrive after a sample was closed without them, and it is uncertain; a recording has them in time.
+    let certain = |document: &serde_json::Value| {
+        ["samples", "torn_samples", "stale_samples"].map(|count| document["coverage"][count].clone())
+    };
+    if certain(&document) == certain(&replayed) {
         assert_eq!(replayed["devices"][0]["growth"], growth, "with the same numbers");
     } else {
-        println!("not compared: {} samples were stale", document["coverage"]["stale_samples"]);
+        println!("not compared: {:?} and {:?} samples are uncertain", certain(&document), certain(&replayed));
     }
     Ended { json: growth, table, line }
 }

@@ -61,7 +61,13 @@ impl Cells<'_> {
         if column.peer.as_ref().is_some_and(|peer| peer.met(outcome.pid)) {
             self.met.lock().expect("no panic").insert(row);
         }
-        outcome.differs_from(&self.bare[row], self.rows[row].unordered)
+        let (bare, unordered) = (&self.bare[row], self.rows[row].unordered);
+        match column.name {
+            "bossy" => {
+                outcome.without_next_descriptor().differs_from(&bare.without_next_descriptor(), unordered)
+            }
+            _ => outcome.differs_from(bare, unordered),
+        }
     }
 }
 

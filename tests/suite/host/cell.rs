@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Outcome {
     pub pid: u32,
     status: ExitStatus,
@@ -67,7 +67,25 @@ fn lines(text: &str, unordered: bool) -> Vec<&str> {
     lines
 }
 
+/// "the next descriptor is N" becomes "the next descriptor is free".
+fn without_next_descriptor(text: &str) -> String {
+    const NEXT: &str = "the next descriptor is ";
+    let hide = |line: &str| match line.split_once(NEXT) {
+        Some((before, after)) => {
+            format!("{before}{NEXT}free{}\n", after.trim_start_matches(|digit: char| digit.is_ascii_digit()))
+        }
+        None => format!("{line}\n"),
+    };
+    text.lines().map(hide).collect()
+}
+
 impl Outcome {
+    /// The same without the number of the next free descriptor: a peer that makes the agent open files takes it for a moment, as any other
+    /// thread of the program would.
+    pub fn without_next_descriptor(&self) -> Outcome {
+        Outcome { out: without_next_descriptor(&self.out), ..self.clone() }
+    }
+
     /// How it ended: a number, or a signal's.
     pub fn end(&self) -> String {
         match self.status.code() {
