@@ -79,7 +79,7 @@ def tool(name, package=None):
 
 class Lane:
     def __init__(self, about, *needs, alone=False):
-        #: alone: it measures, so nothing else runs meanwhile.
+        #: alone: nothing else runs meanwhile.
         self.about, self.needs, self.alone = about, needs, alone
 
     def missing(self, name):
@@ -104,7 +104,8 @@ LANES = {
     "privileged": Lane("what only root can set up: other users, namespaces, control groups", NEED_ROOT, NEED_NAMESPACES),
     "peers": Lane("hostile peers on every socket", NEED_ROOT),
     "systemd": Lane("the shipped units in a Debian that boots", NEED_PLAIN_PATH, NEED_ROOT, NEED_NAMESPACES, tool("mmdebstrap")),
-    "soak": Lane("programs that come and go while things go wrong"),
+    # Its programs lose no records as long as their senders run in time.
+    "soak": Lane("programs that come and go while things go wrong", alone=True),
     "timing": Lane("how long things take; part of `make bench`, not of --all", alone=True),
 }
 
