@@ -140,15 +140,29 @@ mod prometheus {
         let dir = tools("grafana");
         let compiler = dir.join("node_modules/.bin/tsc");
         if !compiler.exists() {
-            // A registry that does not answer would hold everything up: npm's own limits are minutes each.
+            // A registry that does not answer would hold everything up: npm's own limits are minutes for each request.
             let fetch = || {
                 let mut npm = Command::new("timeout");
-                npm.args(["150", "npm", "install", "--no-fund", "--no-audit", "--silent", "--prefix"])
-                    .arg(&dir);
+                npm.args([
+                    "100",
+                    "npm",
+                    "install",
+                    "--no-fund",
+                    "--no-audit",
+                    "--silent",
+                    "--prefer-offline",
+                ]);
+                npm.args([
+                    "--fetch-timeout=15000",
+                    "--fetch-retries=4",
+                    "--fetch-retry-mintimeout=1000",
+                    "--prefix",
+                ]);
+                npm.arg(&dir);
                 let fetched = npm.args(["@grafana/schema@13.2.3", "typescript@7.0.2"]).status();
                 fetched.is_ok_and(|status| status.success())
             };
-            if !(fetch() || fetch() || fetch()) {
+            if !(0..4).any(|_| fetch()) {
                 gpumem_test_support::skip("npm cannot fetch Grafana's schema", "apt-get install npm");
                 return;
             }

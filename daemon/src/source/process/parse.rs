@@ -85,11 +85,17 @@ pub fn cgroup(text: &[u8]) -> Option<&[u8]> {
     longest.filter(|path| !path.is_empty())
 }
 
-/// NUL-separated arguments as one line.
+/// Joins NUL-separated arguments into one line, as a shell would take them: arguments with spaces are quoted. A title that a process
+/// has given itself, which is one argument and no path, stays as it is.
 pub fn command(text: &[u8]) -> Option<String> {
     let end = text.iter().rposition(|&byte| byte != 0)? + 1;
-    let spaced: Vec<u8> = text[..end].iter().map(|&byte| if byte == 0 { b' ' } else { byte }).collect();
-    Some(line(&spaced))
+    let arguments: Vec<&[u8]> = text[..end].split(|&byte| byte == 0).collect();
+    let is_title = arguments.len() == 1 && !arguments[0].starts_with(b"/");
+    let quoted = |argument: &&[u8]| match line(argument) {
+        argument if !is_title && argument.contains(' ') => format!("'{}'", argument.replace('\'', "'\\''")),
+        argument => argument,
+    };
+    Some(arguments.iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
 /// Bytes as text for one `key=value` line: no control characters (a newline would begin another line, an
@@ -182,6 +188,12 @@ mod tests {
         assert_eq!(command(b"a\nuid=0\x1b[2J\0").as_deref(), Some("a\u{fffd}uid=0\u{fffd}[2J"));
         assert_eq!(command(b"\xff\xe2\x80\xae"), Some("\u{fffd}\u{fffd}".to_owned()));
         assert_eq!(command(b"\0\0"), None);
+        assert_eq!(
+            command(b"/a b/python\0-c\0it's 1\0x\0").as_deref(),
+            Some("'/a b/python' -c 'it'\\''s 1' x")
+        );
+        assert_eq!(command(b"/a b/mixer\0").as_deref(), Some("'/a b/mixer'"));
+        assert_eq!(command(b"postgres: ana idle\0").as_deref(), Some("postgres: ana idle"), "a title");
     }
 
     #[test]

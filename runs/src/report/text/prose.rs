@@ -31,9 +31,22 @@ pub(crate) fn whose(run: &Run) -> String {
     }
 }
 
+/// The first word of a command line, and the rest. Words with spaces are in single quotes.
+fn first_word(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start_matches(' ');
+    let quoted = line.strip_prefix('\'').and_then(|rest| rest.split_once('\''));
+    let word = quoted.or_else(|| line.split_once(' ')).unwrap_or((line, ""));
+    (!word.0.is_empty()).then_some(word)
+}
+
 /// A command as people call it: program and script without their directories and arguments.
 pub fn short_command(command: &str) -> String {
-    let mut words = command.split(' ').filter(|word| !word.is_empty());
+    let mut rest = command;
+    let mut words = std::iter::from_fn(|| {
+        let (word, after) = first_word(rest)?;
+        rest = after;
+        Some(word)
+    });
     let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
     let first = words.next().map(base).unwrap_or_default();
     let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
@@ -355,4 +368,23 @@ fn next(report: &Report<'_>) -> String {
         false => growth.to_owned(),
     };
     format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_command;
+
+    #[test]
+    fn command_is_shortened_to_program_and_script() {
+        for (command, short) in [
+            ("/usr/bin/python3.11 /home/ana/train.py --steps 3", "python3.11 train.py"),
+            ("'/home/ana/my env/bin/python' '/home/ana/my code/train.py' -v", "python train.py"),
+            ("'/tmp/gpumem space/mixer'", "mixer"),
+            ("postgres: ana idle", "postgres:"),
+            ("'/tmp/not closed", "not"),
+            ("", ""),
+        ] {
+            assert_eq!(short_command(command), short, "{command}");
+        }
+    }
 }
