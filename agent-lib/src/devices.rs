@@ -64,7 +64,7 @@ impl Devices {
         self.contexts.iter().find(|context| context.handle.load(Acquire) == handle)
     }
 
-    /// Sets the number of a context that was made where CUPTI did not tell it. Later callbacks have it, and its allocations carry it.
+    /// Sets the number of a context if it is still 0: cuptiGetContextId failed when it was created, and a later callback has the number.
     fn learn_uid(&self, handle: usize, uid: u32) {
         if let Some(context) = self.context(handle) {
             let _ = context.uid.compare_exchange(0, uid, Relaxed, Relaxed);
@@ -87,7 +87,7 @@ impl Devices {
         }
     }
 
-    /// A context that no known call made on the device: its primary one, unless another is known.
+    /// Sets the primary context of a device if none is set: a context that no known call created is taken for it.
     pub fn set_primary_if_unknown(&self, ordinal: u32, handle: usize) {
         if let Some(primary) = self.primary.get(ordinal as usize) {
             let _ = primary.compare_exchange(0, handle, Relaxed, Relaxed);

@@ -1,29 +1,29 @@
-//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, also after the last
-//! release and unmap, and no callback tells of a close.
+//! Memory handles that were exported to a file descriptor. The driver keeps the memory until the descriptor is closed, even after the last
+//! release and unmap. There is no callback for a close.
 //!
-//! An export is booked like a mapping, at an address that no memory has, and the mapping goes when the descriptor is closed: looked for at
-//! each release of a handle and once a second. A descriptor that was duplicated or sent to another process is not followed: from the close
-//! of the first one on, what is booked is a lower bound.
+//! Each export is recorded as a mapping of the handle at an address that the driver never uses. The mapping is removed when the descriptor
+//! is closed, which is checked at each release of a handle and once a second. Duplicated descriptors and descriptors in other processes are
+//! not followed: after the first close, the figure is a lower bound.
 
 use crate::core::{At, Core};
 use crate::live::Key;
 use crate::threads::{Call, Thread};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Exports at a time that are followed. The memory of more is booked until its handle's last release.
+/// Exports that can be followed at a time. For further exports, the memory is counted until the handle's last release.
 const PLACES: usize = 256;
 /// Addresses of exports: "ex" and the place; no mapping of the driver's lies there.
 const ADDRESSES: u64 = 0x6578 << 48;
 /// From one export's address to the next: mappings start at multiples of this.
 const STEP: u64 = 2 << 20;
 
-/// A descriptor that was open when it was last looked at, or a free place.
+/// A descriptor that was open at the last check, or a free place.
 #[derive(Debug)]
 struct Export {
     /// 1 while it is being written, 2 when it is there; 0 while the place is free.
     state: AtomicUsize,
     descriptor: AtomicI32,
-    /// What the descriptor stands for: another file may have its number later.
+    /// Device and inode of the open file: another file may get the same descriptor later.
     device: AtomicU64,
     inode: AtomicU64,
 }
@@ -35,7 +35,7 @@ const OPEN: usize = 2;
 /// See the module's text.
 #[derive(Debug)]
 pub struct Exports {
-    /// Places that are not free: nothing is looked through while there are none.
+    /// Number of places that are not free; while it is 0, the places are not searched.
     count: AtomicUsize,
     places: [Export; PLACES],
 }
@@ -75,13 +75,13 @@ fn address_of(place: usize) -> u64 {
 }
 
 impl Core {
-    /// cuMemExportToShareableHandle gave this descriptor for a handle.
+    /// Records that cuMemExportToShareableHandle returned `descriptor` for `handle`.
     pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
         let is_own =
             |row: crate::live::Taken| crate::book::kind_of(&row.row) == crate::book::kind::VMM_CREATE;
         let Some((device, inode)) = file_of(descriptor) else { return };
         if !self.live.get(Key::Handle(handle)).is_some_and(is_own) {
-            return; // imported: its memory is its exporter's
+            return; // imported: the memory is counted in the exporting process
         }
         let claim = |(_, export): &(usize, &Export)| {
             export.state.compare_exchange(FREE, CHANGING, AcqRel, Relaxed).is_ok()
@@ -111,7 +111,7 @@ impl Core {
                 continue;
             }
             let address = address_of(place);
-            // It is gone where its device was reset.
+            // A reset of the device has removed it.
             if self.live.get(Key::Mapping(address)).is_some() {
                 let mut call = Call::new(0, self.clock.now());
                 self.unmap_entered(thread, At::NOWHERE, &mut call, address, STEP);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub struct Retention {
     /// For so long after its last write; `None`: for ever.
     pub age: Option<Duration>,
-    /// None for its age before the wall clock has been steady for so long.
+    /// Time without a jump of the wall clock before runs are deleted by age.
     pub steady: Duration,
     /// In a store of that size; `None`: of any.
     pub bytes: Option<u64>,
@@ -30,20 +30,19 @@ const PAGES: u32 = 256;
 const SLACK: u64 = 16;
 const LEAST_SLACK: u64 = 1 << 20;
 
-/// A change of the wall clock against the clock that counts from the machine's start: more is a jump. Less is what time servers
-/// correct in small steps.
+/// Largest change of the wall clock against the boot clock that is not a jump. Time servers correct less than this at a time.
 const JUMP: Duration = Duration::from_secs(60);
-/// A pause between two writes that a clock is not believed at once to have gone through, and how long it is doubted then.
+/// A longer gap between two writes makes the clock doubtful; it stays doubtful for the same time.
 const GAP: Duration = Duration::from_secs(7 * 86_400);
 
-/// Why no run is deleted for its age, though some are old by the clock.
+/// Reason why no run is deleted by age although some are old by the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Doubt {
     /// The daemon has just begun.
     Begun,
     /// The clock has jumped since.
     Jumped,
-    /// It is so many days after the last write before.
+    /// The wall clock is far beyond the last write.
     Gap {
         /// Days between two writes, or the last one and now.
         days: u64,
@@ -62,7 +61,7 @@ impl std::fmt::Display for Doubt {
     }
 }
 
-/// The wall clock, and since when it goes as the clock does that counts from the machine's start.
+/// Detects jumps of the wall clock by comparing it with the boot clock.
 #[derive(Debug)]
 struct Watch {
     /// Wall clock minus time since the machine's start.
@@ -77,7 +76,7 @@ impl Watch {
         Watch { offset_s: offset_s(wall_s, up), steady_since: up, has_jumped: false }
     }
 
-    /// Looks at both clocks; true if the wall clock has jumped.
+    /// Compares both clocks. Returns whether the wall clock has jumped since the last call.
     fn look(&mut self, wall_s: i64, up: Duration) -> bool {
         let offset_s = offset_s(wall_s, up);
         let jumps = offset_s.abs_diff(self.offset_s) > JUMP.as_secs();
@@ -85,7 +84,7 @@ impl Watch {
             (self.steady_since, self.has_jumped) = (up, true);
             tracing::warn!(seconds = offset_s.saturating_sub(self.offset_s), "the clock was set");
         }
-        // Many small corrections are none that jumps.
+        // Small corrections must not add up to a jump.
         self.offset_s = offset_s;
         jumps
     }
@@ -162,14 +161,14 @@ impl Sweeper {
         }
     }
 
-    /// Other limits from now on. What is known of the clock stays.
+    /// Applies other limits. The state of the clock is kept.
     pub(super) fn retain(&mut self, retention: Retention) {
         let now = Instant::now();
         (self.retention, self.next, self.next_plan) = (retention, now, now);
         (self.plan, self.down_to, self.is_too_large) = (Plan::default(), None, false);
     }
 
-    /// Whether ages by the clock are believed, for what is over; a change is said in the log.
+    /// Decides whether ages by the wall clock are used for ended runs. Logs a change of the decision.
     fn judge(&mut self, over: &[Over], wall: Duration, up: Duration) {
         let written: Vec<i64> = over.iter().map(|over| over.written_s).collect();
         let is_asked = over.iter().any(|over| self.retention.is_too_old(over, wall));
@@ -201,7 +200,7 @@ impl Sweeper {
         }
         let (wall, up) = (clock::wall(), clock::since_boot());
         if self.watch.look(seconds(wall), up) {
-            // What was planned was planned by another clock.
+            // The plan was made before the jump.
             self.next_plan = started;
         }
         if started >= self.next_plan

@@ -24,7 +24,7 @@ pub enum Unknown {
     /// It is gone.
     #[error("process {0} is gone")]
     Gone(u32),
-    /// It says that it started at another time than the process that connected.
+    /// Its hello claims another start time than that of the process that connected.
     #[error("process {pid} started at {found} ticks, and says {claimed}")]
     StartTime {
         /// Its pid.
@@ -97,7 +97,7 @@ impl Caller {
     fn named(pid: u32, uid: u32, pidfd: Option<OwnedFd>) -> Result<Self, Unknown> {
         let start_ticks = start_ticks(pid)?;
         check_user(pid, uid)?;
-        // As long as it has not been waited for, nobody else gets its pid: then what was just read is its.
+        // While the pidfd still has this pid, no other process can have it: the values just read belong to the process that connected.
         let is_it = match pidfd {
             Some(pidfd) => has_pid(&pidfd, pid)?,
             None => self::start_ticks(pid)? == start_ticks,
@@ -105,7 +105,7 @@ impl Caller {
         if is_it { Ok(Caller { key: ProcessKey { pid, start_ticks }, uid }) } else { Err(Unknown::Gone(pid)) }
     }
 
-    /// The peer that it is, which says by its own clock that it started at `claimed_ticks` if it says when.
+    /// Returns the peer. `claimed_ticks` is its start time by its own clock, if its hello has one.
     ///
     /// # Errors
     /// [`Unknown::StartTime`], or [`Unknown::User`]: it has become a program of another user since it connected.
