@@ -17,11 +17,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 /// Pools at a time that are polled; more are booked by their allocations alone.
 const POOLS: usize = 128;
 const DEVICES: usize = 64;
-/// How often a thread that destroys a pool looks whether the sender asks about it, how often of that it only lets others run, and how
-/// long it sleeps after that: half a second in all, should the sender be stopped by a debugger.
+/// Turns that a thread which destroys a pool waits for the sender: half a second in all, should a debugger have stopped the sender.
 const PATIENCE: u32 = 5_064;
-const AWAKE: u32 = 64;
-const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 /// Between two polls at EXITs.
 const EVERY_NS: u64 = 100_000_000;
 /// Ids of graph memory, a pool per device: "gm" and the device; no address looks like that.
@@ -108,10 +105,7 @@ impl DriverPools {
             if asking == 0 || self.asking.load(SeqCst) != asking {
                 return;
             }
-            // SAFETY: nothing is written.
-            unsafe {
-                if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) }
-            };
+            threads::wait_a_turn(turn);
         }
     }
 

@@ -6,6 +6,7 @@
 //! not followed: after the first close, the figure is a lower bound.
 
 use crate::core::{At, Core};
+use crate::descriptor::Identity;
 use crate::live::Key;
 use crate::threads::{Call, Thread};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
@@ -31,6 +32,13 @@ struct Export {
 const FREE: usize = 0;
 const CHANGING: usize = 1;
 const OPEN: usize = 2;
+
+impl Export {
+    fn file(&self) -> Identity {
+        let (device, inode) = (self.device.load(Relaxed), self.inode.load(Relaxed));
+        Identity { fd: self.descriptor.load(Relaxed), device, inode }
+    }
+}
 
 /// See the module's text.
 #[derive(Debug)]
@@ -59,17 +67,6 @@ impl Default for Exports {
     }
 }
 
-/// Device and inode of an open descriptor.
-fn file_of(descriptor: i32) -> Option<(u64, u64)> {
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a place for the answer, which is read after success only.
-    (unsafe { libc::fstat(descriptor, stat.as_mut_ptr()) } == 0).then(|| {
-        // SAFETY: fstat has filled it.
-        let stat = unsafe { stat.assume_init() };
-        (stat.st_dev, stat.st_ino)
-    })
-}
-
 fn address_of(place: usize) -> u64 {
     ADDRESSES + place as u64 * STEP
 }
@@ -79,7 +76,7 @@ impl Core {
     pub fn handle_exported(&self, thread: &Thread, at: At, handle: u64, descriptor: i32) {
         let is_own =
             |row: crate::live::Taken| crate::book::kind_of(&row.row) == crate::book::kind::VMM_CREATE;
-        let Some((device, inode)) = file_of(descriptor) else { return };
+        let Some(file) = Identity::of(descriptor) else { return };
         if !self.live.get(Key::Handle(handle)).is_some_and(is_own) {
             return; // imported: the memory is counted in the exporting process
         }
@@ -88,9 +85,9 @@ impl Core {
         };
         let Some((place, export)) = self.exports.places.iter().enumerate().find(claim) else { return };
         self.exports.count.fetch_add(1, AcqRel);
-        export.descriptor.store(descriptor, Relaxed);
-        export.device.store(device, Relaxed);
-        export.inode.store(inode, Relaxed);
+        export.descriptor.store(file.fd, Relaxed);
+        export.device.store(file.device, Relaxed);
+        export.inode.store(file.inode, Relaxed);
         self.map_handle(thread, at, address_of(place), STEP, handle);
         export.state.store(OPEN, Release);
     }
@@ -104,8 +101,7 @@ impl Core {
             if export.state.load(Acquire) != OPEN {
                 continue;
             }
-            let known = (export.device.load(Relaxed), export.inode.load(Relaxed));
-            if file_of(export.descriptor.load(Relaxed)) == Some(known)
+            if export.file().holds()
                 || export.state.compare_exchange(OPEN, CHANGING, AcqRel, Relaxed).is_err()
             {
                 continue;

@@ -290,6 +290,17 @@ pub fn adopt() {
     }
 }
 
+/// Turns of [`wait_a_turn`] in which the thread only lets others run.
+const AWAKE: u32 = 64;
+
+/// Waits until the sender may be done with something that takes it microseconds: the first turns let other threads run, later ones sleep
+/// 100 us, because the sender may have lost its core meanwhile.
+pub fn wait_a_turn(turn: u32) {
+    const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: nothing is written.
+    unsafe { if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) } };
+}
+
 impl Thread {
     /// The device slot of `context`, if it was this thread's last one.
     #[inline(always)]

@@ -326,11 +326,8 @@ pub fn look(core: &Core) -> bool {
     looked
 }
 
-/// How often a thread of the host's asks for its place in `in_loader`: at first it only lets others run, for the sender is
-/// inside for microseconds; then it sleeps, for the sender may have lost its core in there.
+/// How often a thread of the host's asks for its place in `in_loader`.
 const PATIENCE: u32 = 320;
-const AWAKE: u32 = 64;
-const NAP: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
 
 /// Runs `work`, which uses dl_iterate_phdr, while nobody forks; `None` if it could not after a moment.
 pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
@@ -340,10 +337,7 @@ pub fn in_loader<T>(work: impl FnOnce() -> T) -> Option<T> {
             GATE.store(false, Release);
             return Some(result);
         }
-        // SAFETY: nothing is written.
-        unsafe {
-            if turn < AWAKE { libc::sched_yield() } else { libc::nanosleep(&NAP, std::ptr::null_mut()) }
-        };
+        threads::wait_a_turn(turn);
     }
     None
 }

@@ -36,25 +36,25 @@ pub enum Pulse {
 
 /// Makes the call. Not from a callback, and only on a thread that is not inside of the agent: it would not hear itself.
 pub fn ask(core: &Core) -> Pulse {
-    let Some(get) = core.devices.driver().and_then(|driver| driver.device_get_count) else {
-        return Pulse::Unknown;
-    };
     let before = HEARD.load(Relaxed);
-    let mut count = 0;
-    // SAFETY: a function of the loaded driver, with a place for its answer.
-    if unsafe { get(&mut count) } != 0 {
+    if call(core) != Some(0) {
         return Pulse::Unknown; // not initialised yet, or not any more
     }
     if HEARD.load(Relaxed) == before { Pulse::Silent } else { Pulse::Heard }
 }
 
-/// Whether the driver says that it is not initialised: cuInit failed, or is not done. Makes the same call as [`ask`].
+/// Whether the driver is not initialised: cuInit failed, or is not done. Makes the same call as [`ask`].
 pub fn is_uninitialised(core: &Core) -> bool {
     const NOT_INITIALIZED: u32 = 3;
-    let get = core.devices.driver().and_then(|driver| driver.device_get_count);
+    call(core) == Some(NOT_INITIALIZED)
+}
+
+/// Result of the call; `None` without a driver that has it.
+fn call(core: &Core) -> Option<u32> {
+    let get = core.devices.driver()?.device_get_count?;
     let mut count = 0;
     // SAFETY: a function of the loaded driver, with a place for its answer.
-    get.is_some_and(|get| unsafe { get(&mut count) } == NOT_INITIALIZED)
+    Some(unsafe { get(&mut count) })
 }
 
 /// Whether its callback has come at least once: on a driver that tells nobody of this call silence means nothing.

@@ -86,16 +86,14 @@ impl Client {
             return;
         }
         subscribe::note_late();
-        let is_uninitialised = pulse::is_uninitialised(core);
-        if is_uninitialised {
+        if pulse::is_uninitialised(core) {
             subscribe::note_no_device();
-        }
-        if !is_uninitialised && subscribe::attach(core) == Outcome::Subscribed {
+        } else if subscribe::attach(core) == Outcome::Subscribed {
             *self = Client { subscription: subscribe::held().1, ..Client::default() };
             self.listen(core, now);
-        } else {
-            self.wait_ns = (self.wait_ns * 2).min(*RETRY_NS.end());
-            self.next_attempt_ns = now + self.wait_ns;
+            return;
         }
+        self.wait_ns = (self.wait_ns * 2).min(*RETRY_NS.end());
+        self.next_attempt_ns = now + self.wait_ns;
     }
 }

@@ -111,7 +111,7 @@ impl Caller {
     /// [`Unknown::StartTime`], or [`Unknown::User`]: it has become a program of another user since it connected.
     pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         let ProcessKey { pid, start_ticks: found } = self.key;
-        // One that has ended meanwhile has said what it said.
+        // The records of a process that has ended meanwhile still count.
         let lives = is_there(self.key)?;
         if lives {
             check_user(pid, self.uid)?;
