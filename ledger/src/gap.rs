@@ -34,11 +34,12 @@ pub struct ClosedSample {
     pub tracked_range: Option<(i64, i64)>,
     /// Bytes older than the agent.
     pub predates_bytes: i64,
-    /// Memory moved, or a call was in flight, while NVML was read (or the reading was told of too late).
+    /// Memory moved, or a call was in flight, while NVML was read.
     pub torn: bool,
     /// The agent had not spoken up to t1 when the sample was closed.
     pub stale: bool,
-    /// Records were lost before it and no resync had ended.
+    /// The book may not be the one of t0: records were lost before it and no resync had ended, or the reading was told of so late that what
+    /// had changed since is forgotten.
     pub partial: bool,
     /// The book at t0, by index of `ProcessView::cells`.
     pub amounts: Arc<[i64]>,
@@ -164,12 +165,12 @@ impl Pending {
         self.t1_ns.is_some_and(|t1| done_ns >= t1)
     }
 
-    /// Copies the book. `late`: `tracked` had already changed after t0.
+    /// Copies the book. `late`: `tracked` had already changed after t0, by what nobody knows any more.
     pub fn mark(&mut self, book: &mut Book, in_flight_bytes: i64, near: u32, partial: bool, late: bool) {
         let mut range = Range::at(book.tracked);
         range.include(book.tracked.wrapping_sub(in_flight_bytes));
         let torn = late || in_flight_bytes != 0;
-        let partial = partial || self.doubtful;
+        let partial = partial || self.doubtful || late;
         let (tracked, rounding) = (book.tracked, book.rounding.bytes());
         let amounts = book.shared_amounts();
         self.mark = Some(Mark { tracked, amounts, range, rounding, near, torn, partial });

@@ -5,23 +5,26 @@ use gpumem_wire::{
     PoolOwner, Reading, Record, Role, Stamp,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::cell::Cell;
 
 struct Counting;
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Bytes that this thread allocated and did not free: other tests run beside it.
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static MOST: Cell<isize> = const { Cell::new(0) };
+}
 
 // SAFETY: everything is the system's; the sizes are added up beside it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
-        MOST.fetch_max(live, Relaxed);
+        LIVE.set(LIVE.get() + layout.size() as isize);
+        MOST.set(MOST.get().max(LIVE.get()));
         // SAFETY: as we were called.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
+        LIVE.set(LIVE.get() - layout.size() as isize);
         // SAFETY: as we were called.
         unsafe { System.dealloc(at, layout) }
     }
@@ -52,12 +55,8 @@ fn device(low: u64) -> Body<'static> {
 /// One more record of a flood: its number, and what it says through `say`.
 type Flood<'a> = (&'a str, &'a dyn Fn(u64, &mut dyn FnMut(Stamp, Body<'_>)));
 
-/// The allocator counts for the whole process: one test at a time.
-static TURN: Mutex<()> = Mutex::new(());
-
 #[test]
 fn who_names_devices_without_end_leaves_places_for_those_of_others() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ledger = Ledger::new();
     for pid in 0..20_u32 {
         let key = ProcessKey { pid: 1000 + pid, start_ticks: 1 };
@@ -89,7 +88,6 @@ fn who_names_devices_without_end_leaves_places_for_those_of_others() {
 
 #[test]
 fn no_flood_takes_more_than_its_users_share() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     const SHARE: usize = 4 * MIB;
     const RECORDS: u64 = 60_000;
     let use_as = (Role::Unknown, Phase::Unknown);
@@ -234,8 +232,8 @@ fn no_flood_takes_more_than_its_users_share() {
         }),
     ];
     for (name, flood) in floods {
-        let before = LIVE.load(Relaxed);
-        MOST.store(before, Relaxed);
+        let before = LIVE.get();
+        MOST.set(before);
         let mut ledger = Ledger::new();
         ledger.limit(Limits { rows_per_process: 4_000_000, bytes_per_user: SHARE, bytes: 4 * SHARE });
         for (origin, record) in [of(LIAR, 1), of(HONEST, 2)] {
@@ -245,7 +243,7 @@ fn no_flood_takes_more_than_its_users_share() {
         for n in 1..=RECORDS {
             flood(n, &mut |stamp, body| ledger.observe(Origin::Process(LIAR), &Record { stamp, body }));
         }
-        let took = MOST.load(Relaxed) - before;
+        let took = (MOST.get() - before).unsigned_abs();
         assert!(took < SHARE * 3 / 2 + 2 * MIB, "{name}: {} MiB", took / MIB);
         let (bytes, refused) = ledger.load();
         assert!(bytes < SHARE * 4, "{name}: thinks of {} MiB", bytes / MIB);
@@ -267,7 +265,6 @@ fn no_flood_takes_more_than_its_users_share() {
 
 #[test]
 fn many_processes_of_one_user_share_and_others_have_theirs() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ledger = Ledger::new();
     ledger.limit(Limits { rows_per_process: 4_000_000, bytes_per_user: 8 * MIB, bytes: 12 * MIB });
     let key = |pid| ProcessKey { pid, start_ticks: 1 };

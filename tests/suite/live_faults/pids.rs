@@ -27,7 +27,7 @@ wait
 "#;
 
 /// A process connects as user `uid`, and the socket goes to another process. In `dies`, it ends at once; in `lives`, when the daemon has accepted;
-/// in `stopped`, while the daemon is stopped. A victim of root's gets its pid, by ns_last_pid or in a pid space that wraps. Then the
+/// in `stopped`, while the daemon is stopped; in `tick`, so soon that the victim begins in the same tick of the clock. A victim of root's gets its pid, by ns_last_pid or in a pid space that wraps. Then the
 /// other process says hello on the socket, as the file of that name has it. `honest`: it connects itself.
 const TAKEOVER: &str = r#"
 import fcntl, os, signal, socket, subprocess, sys, time
@@ -40,6 +40,27 @@ s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 if how == "honest":
     s.connect(path)
     say(f"victim {os.getpid()}")
+elif how == "tick":
+    def start(pid): return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[19]
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            s.connect(path)
+            time.sleep(0.003) # the daemon accepts it
+            os._exit(0)
+        began = start(pid)
+        os.waitpid(pid, 0)
+        open("/proc/sys/kernel/ns_last_pid", "w").write(str(pid - 1))
+        victim = os.fork()
+        if victim == 0:
+            time.sleep(600)
+            os._exit(0)
+        if victim == pid and start(pid) == began: break
+        os.kill(victim, 9)
+        os.waitpid(victim, 0)
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    say("connected")
+    say(f"victim {victim}")
 else:
     wrap = how == "wraps"
     if wrap:
@@ -186,6 +207,7 @@ mod privileged {
         // Of the same user: only times and pidfds tell them apart, and a daemon that did not run needs SO_PEERPIDFD.
         takeover("dies", 0);
         takeover("lives", 0);
+        takeover("tick", 0);
         if kernel() >= (6, 5) {
             takeover("stopped", 0);
         }

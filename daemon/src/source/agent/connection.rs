@@ -39,10 +39,11 @@ pub async fn serve(
     caller: Caller,
     (seat, place): (Seat, Standing),
 ) {
+    let uid = caller.uid();
     match welcome(&agents, &stream, caller, (seat, place)).await {
         Ok(Guest::Agent(connection)) => connection.run(&stream).await,
         Ok(Guest::Answered) => agents.stats.add(Count::Asked, 1),
-        Err(refusal) => agents.refuse(&stream, caller.uid(), &refusal),
+        Err(refusal) => agents.refuse(&stream, uid, &refusal),
     }
 }
 

@@ -6,7 +6,8 @@
 //! can read in /proc.
 //!
 //! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
-//! by the time the connection is accepted; there, only a process that runs as the user who connected is believed.
+//! by the time the connection is accepted; there, only a process that runs as the user who connected is believed. A start time is
+//! counted in ticks of 10 ms, and within one tick a pid can be given out again: so the pidfd is held until the hello.
 
 use super::pidfd;
 use crate::descriptors;
@@ -50,11 +51,13 @@ pub enum Unknown {
 }
 
 /// The process that made a connection, as it was found when the connection was accepted.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Caller {
     key: ProcessKey,
     /// Effective user when it connected.
     uid: u32,
+    /// Of the process; absent where the kernel has none (before Linux 5.3).
+    pidfd: Option<OwnedFd>,
 }
 
 /// A process at the other end.
@@ -77,7 +80,11 @@ impl Caller {
         let (pid, uid) = credentials(stream)?;
         let pidfd = match pidfd::of_peer(stream) {
             Ok(pidfd) => Some(pidfd),
-            Err(error) if error.raw_os_error() == Some(Errno::NOPROTOOPT.raw_os_error()) => None,
+            Err(error) if is(&error, Errno::NOPROTOOPT) => match pidfd::of_pid(pid) {
+                Ok(pidfd) => Some(pidfd),
+                Err(error) if is(&error, Errno::NOSYS) => None,
+                Err(error) => return Err(unread(pid, error)),
+            },
             Err(error) => return Err(unread(pid, error)),
         };
         Caller::named(pid, uid, pidfd)
@@ -98,23 +105,30 @@ impl Caller {
         let start_ticks = start_ticks(pid)?;
         check_user(pid, uid)?;
         // While the pidfd still has this pid, no other process can have it: the values just read belong to the process that connected.
-        let is_it = match pidfd {
-            Some(pidfd) => has_pid(&pidfd, pid)?,
+        let is_it = match &pidfd {
+            Some(pidfd) => has_pid(pidfd, pid)?,
             None => self::start_ticks(pid)? == start_ticks,
         };
-        if is_it { Ok(Caller { key: ProcessKey { pid, start_ticks }, uid }) } else { Err(Unknown::Gone(pid)) }
+        let key = ProcessKey { pid, start_ticks };
+        if is_it { Ok(Caller { key, uid, pidfd }) } else { Err(Unknown::Gone(pid)) }
     }
 
     /// Returns the peer. `claimed_ticks` is its start time by its own clock, if its hello has one.
     ///
     /// # Errors
-    /// [`Unknown::StartTime`], or [`Unknown::User`]: it has become a program of another user since it connected.
+    /// [`Unknown::StartTime`]; [`Unknown::User`]: it has become a program of another user since it connected; [`Unknown::Gone`]:
+    /// another process has its pid, and began within the same tick.
     pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
         let ProcessKey { pid, start_ticks: found } = self.key;
         // The records of a process that has ended meanwhile still count.
-        let lives = is_there(self.key)?;
+        let lives = match &self.pidfd {
+            Some(pidfd) => has_pid(pidfd, pid)?,
+            None => is_there(self.key)?,
+        };
         if lives {
             check_user(pid, self.uid)?;
+        } else if self.pidfd.is_some() && is_there(self.key)? {
+            return Err(Unknown::Gone(pid));
         }
         let ahead_ns = |clock| if lives { time_offset_ns(pid, clock) } else { 0 };
         if let Some(claimed) = claimed_ticks
@@ -216,6 +230,10 @@ fn start_ticks(pid: u32) -> Result<u64, Unknown> {
     ticks().ok_or(Unknown::Gone(pid))
 }
 
+fn is(error: &std::io::Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
+}
+
 /// What could not be read of it: who has no descriptor left knows nothing of the process.
 fn unread(pid: u32, error: std::io::Error) -> Unknown {
     if descriptors::is_lack(&error) { Unknown::System(error) } else { Unknown::Gone(pid) }
@@ -228,10 +246,11 @@ mod tests {
     #[test]
     fn caller_is_a_process_of_the_user_who_connected() {
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
-        let caller = Caller::named(pid, uid, None).expect("this process");
-        assert_eq!(caller.key, ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") });
-        assert_eq!(caller.peer(None).expect("this process").key, caller.key);
-        let later = caller.peer(Some(caller.key.start_ticks + 1));
+        let caller = || Caller::named(pid, uid, None).expect("this process");
+        let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
+        assert_eq!(caller().key, key);
+        assert_eq!(caller().peer(None).expect("this process").key, key);
+        let later = caller().peer(Some(key.start_ticks + 1));
         assert!(matches!(later, Err(Unknown::StartTime { .. })), "{later:?}");
         // As on a kernel without SO_PEERPIDFD: the pid is another user's by now.
         let other = Caller::named(pid, uid + 1, None);
@@ -242,10 +261,9 @@ mod tests {
     fn pidfd_of_another_process_is_not_this_one() {
         let uid = rustix::process::geteuid().as_raw();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
-        let of = rustix::process::Pid::from_child(&child);
-        let open = || rustix::process::pidfd_open(of, rustix::process::PidfdFlags::empty()).expect("a pidfd");
-        let pidfd = open();
-        assert!(Caller::named(child.id(), uid, Some(open())).is_ok());
+        let open = || pidfd::of_pid(child.id()).expect("a pidfd");
+        let (pidfd, other) = (open(), open());
+        assert!(Caller::named(child.id(), uid, Some(other)).is_ok());
         child.kill().and_then(|()| child.wait()).expect("its end");
         // As if this process had got the pid.
         let reused = Caller::named(std::process::id(), uid, Some(pidfd));
@@ -256,11 +274,26 @@ mod tests {
     fn caller_that_has_ended_stays_who_it_was() {
         let uid = rustix::process::geteuid().as_raw();
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
-        let caller = Caller::named(child.id(), uid, None).expect("a process");
+        let caller = |pidfd| Caller::named(child.id(), uid, pidfd).expect("a process");
+        let callers = [caller(None), caller(pidfd::of_pid(child.id()).ok()), caller(None)];
+        let key = callers[0].key;
         child.kill().and_then(|()| child.wait()).expect("its end");
-        let peer = caller.peer(Some(caller.key.start_ticks)).expect("the same");
-        assert_eq!(peer.key, caller.key);
-        assert!(caller.peer(Some(caller.key.start_ticks + 1)).is_err());
+        let [without, with, other] = callers;
+        assert_eq!(without.peer(Some(key.start_ticks)).expect("the same").key, key);
+        assert_eq!(with.peer(Some(key.start_ticks)).expect("the same").key, key);
+        assert!(other.peer(Some(key.start_ticks + 1)).is_err());
+    }
+
+    #[test]
+    fn another_process_that_began_in_the_same_tick_is_not_the_caller() {
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let pidfd = pidfd::of_pid(child.id()).ok();
+        child.wait().expect("its end");
+        // As if that child had connected, with the pid and the tick that are this process's now.
+        let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
+        let peer = Caller { key, uid, pidfd }.peer(Some(key.start_ticks));
+        assert!(matches!(peer, Err(Unknown::Gone(_))), "{peer:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The pidfd of the process that made a connection.
+//! The pidfd of the process that made a connection, or that has a pid now.
 
 use rustix::fd::AsRawFd;
 use std::io;
@@ -30,4 +30,14 @@ pub fn of_peer(socket: &impl AsFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the call has just opened this descriptor (close-on-exec) for its caller, and nothing else knows its number.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Returns a pidfd of the process that has this pid now. Needs Linux 5.3.
+///
+/// # Errors
+/// `ENOSYS` on older kernels; `ESRCH` when no process has the pid.
+pub fn of_pid(pid: u32) -> io::Result<OwnedFd> {
+    let pid =
+        i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+    Ok(rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?)
 }
