@@ -82,6 +82,7 @@ static const sim_key keys[] = {
     {"unified", D(unified), 'n', 1, NULL, "1: its memory is the system's: memory info is NOT_SUPPORTED"},
     {"addressing", D(addressing), 'e', 1, "none|hmm|ats", "how it addresses the host's memory"},
     {"numa_node", D(numa_node), 'n', 1, NULL, "NUMA node of the host that its memory is; 0: none, NOT_SUPPORTED"},
+    {"memory_limit", D(memory_limit), 'b', 1, NULL, "what every control group may use of it (soft: the half); 0: no such limits, NOT_SUPPORTED"},
     {"ghosts", D(ghosts), 'n', 1, NULL, "processes that are not in this /proc"},
     {"ghost_bytes", D(ghost_bytes), 'b', 1, NULL, "what each ghost holds"},
 };

@@ -89,7 +89,7 @@ typedef struct {
     uint64_t ghost_bytes;   /* of each ghost */
     uint64_t ghosts;
     uint64_t fault, fault_memory, fault_list, fault_events;
-    uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified, addressing, numa_node;
+    uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified, addressing, numa_node, memory_limit;
     uint64_t accounting_extra; /* what accounting has seen beyond what anybody held */
 } sim_device;
 
@@ -104,7 +104,7 @@ typedef struct {
 } sim_call_count;
 
 typedef struct {
-    uint32_t device, pad;
+    uint32_t device, pad; /* SIM_DEVICES: an event of the system, whose data are the id of a GPU */
     uint64_t type, data;
 } sim_event;
 

@@ -91,6 +91,38 @@ EXPORT nvmlReturn nvmlDeviceGetAddressingMode(const handle *h, addressing_mode *
     out->mode = (unsigned)machine->device[h->device].addressing;
     return OK;
 }
+static int is_in_group(int pid, const char *group) {
+    char path[64], line[4096];
+    snprintf(path, sizeof path, "/proc/%d/cgroup", pid);
+    FILE *file = fopen(path, "re");
+    int found = 0;
+    while (file && !found && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *of = strchr(line, ':');
+        of = of ? strchr(of + 1, ':') : NULL;
+        found = of && !strcmp(of + 1, group);
+    }
+    if (file) fclose(file);
+    return found;
+}
+typedef struct {
+    const char *group;
+    uint64_t soft, hard, used;
+} memory_limits;
+EXPORT nvmlReturn nvmlDeviceGetMemoryLimits_v1(const handle *h, memory_limits *out) {
+    BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    if (!out || !out->group) return INVALID_ARGUMENT;
+    uint64_t limit = machine->device[h->device].memory_limit;
+    if (!limit) return NOT_SUPPORTED;
+    out->hard = limit;
+    out->soft = limit / 2;
+    out->used = 0;
+    for (uint32_t s = 0; s < machine->slot_high; s++) {
+        int pid = sim_owner(machine, (int)s, SIM_ASK);
+        if (pid > 0 && is_in_group(pid, out->group)) out->used += sim_used(&machine->slot[s].usage[h->device]);
+    }
+    return OK;
+}
 #endif
 static nvmlReturn display(const handle *h, unsigned *out) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);

@@ -21,6 +21,7 @@ static int usage_text(FILE *out) {
                  "fake-gpu checkpoint FILE PID HOW         its memory is on the host: no list has it (1), or with 0 bytes (2); 0: back\n"
                  "fake-gpu xid FILE DEVICE CODE            an Xid event\n"
                  "fake-gpu event FILE DEVICE TYPE DATA     any NVML event\n"
+                 "fake-gpu unbind FILE ID                  the driver is being unbound from the GPU with this id: a system event\n"
                  "fake-gpu used FILE PID DEVICE            what a process holds, in bytes\n"
                  "fake-gpu keys\n"
                  "A key of one device is written gpuN.KEY; KEY alone is for all. Bytes take K, M, G. TABLE: costs of calls, as\n"
@@ -193,6 +194,7 @@ static int run(sim_machine *m, const char *what, int count, char **words) {
     if (!strcmp(what, "grow") && count == 3) return grow(m, (int)number[0], (int)number[1], (int64_t)number[2]);
     if (!strcmp(what, "xid") && count == 2) return event(m, (uint32_t)number[0], 8, number[1]);
     if (!strcmp(what, "event") && count == 3) return event(m, (uint32_t)number[0], number[1], number[2]);
+    if (!strcmp(what, "unbind") && count == 1) return event(m, SIM_DEVICES, 1, number[0]);
     if (!strcmp(what, "used") && count == 2) {
         int s = slot_of(m, (int)number[0]);
         if (s < 0) return 1;

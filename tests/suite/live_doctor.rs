@@ -3,6 +3,7 @@
 use gpumem_tests::live::programs::programs;
 use gpumem_tests::live::{Daemon, Job, Machine, until};
 use serde_json::Value;
+use std::fs;
 
 const QUICK: &str =
     "[nvml]\nlist_every_s = 0.1\nlist_budget = 1.0\nextra_lists_every_s = 0.1\ncall_timeout_s = 0.5\n";
@@ -211,6 +212,22 @@ fn addressing_mode_and_numa_node_of_a_gpu_are_named() {
     assert!(!plain.text.contains("NUMA"), "{plain:?}");
     let last = findings(&daemon, &machine, None);
     assert!(!last.iter().any(|of| of.subject.starts_with("GPU 2")), "{last:#?}");
+}
+
+#[test]
+fn memory_limits_of_control_groups_are_named() {
+    let (machine, daemon) = start(&["devices=2", "gpu0.memory_limit=64G"]);
+    let job = trainer(&machine, &daemon);
+    let group = fs::read_to_string(format!("/proc/{}/cgroup", job.pid())).expect("its control groups");
+    let is_named =
+        |text: &str| group.lines().any(|line| text.contains(line.rsplit(':').next().unwrap_or(line)));
+    let roomy = said(&daemon, &machine, None, "GPU 0", "of 65536.0 MiB (soft limit: 32768.0 MiB)");
+    assert!(roomy.id == "gpu.limits" && roomy.state == "ok" && is_named(&roomy.text), "{roomy:?} {group}");
+    machine.set(&["gpu0.memory_limit=200M"]);
+    let full = said(&daemon, &machine, None, "GPU 0", "of 200.0 MiB");
+    assert!(full.state == "warn", "{full:?}");
+    let all = findings(&daemon, &machine, None);
+    assert!(!all.iter().any(|of| of.id == "gpu.limits" && of.subject.starts_with("GPU 1")), "{all:#?}");
 }
 
 #[test]

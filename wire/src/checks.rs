@@ -59,6 +59,7 @@ checks! {
     GpuVgpu = "gpu.vgpu", "a virtual GPU: what the host keeps back";
     GpuUnified = "gpu.unified", "a GPU that uses the host's memory and has none of its own";
     GpuAddressing = "gpu.addressing", "how a GPU addresses the host's memory (HMM, ATS), and which NUMA node its own memory is";
+    GpuLimits = "gpu.limits", "limits of a GPU's memory that the driver keeps for control groups (R615), and how much of each is used";
     Accounting = "accounting", "the driver's accounting mode: exact peaks of processes without an agent; never changed by gpumemd";
     KernelLog = "kernel.log", "whether the kernel's log can be read: kills for host memory, faults by pid";
     Store = "store", "whether runs are written: path, damage, permissions, a full disk";

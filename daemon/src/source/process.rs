@@ -21,7 +21,7 @@ mod names;
 mod parse;
 mod seek;
 
-pub use facts::Facts;
+pub use facts::{Facts, cgroup};
 pub use jobs::Gpu;
 pub use seek::Settings;
 

@@ -21,7 +21,7 @@ pub struct Health {
     pub unnamed: Vec<(u16, String, Option<&'static str>)>,
     /// Faults are not heard of: a call for events did not return.
     pub no_events: bool,
-    /// It is closed on request until then.
+    /// It is closed until then: on request, or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,
     /// Devices that NVML has shown since the start, in its order.
     pub devices: Vec<Device>,
@@ -71,7 +71,7 @@ pub struct Details {
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
     /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
-    /// `numa_node`.
+    /// `numa_node`; `memory_limits`: by tabs, used, soft and hard bytes and path of each control group.
     pub facts: BTreeMap<String, String>,
     /// Events of its health since the daemon's start.
     pub events: Vec<HealthEvent>,

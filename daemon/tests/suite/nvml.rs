@@ -328,7 +328,9 @@ async fn released_means_that_nobody_holds_the_driver() {
     assert_eq!(machine.clients(), 1);
     watcher.nvml.release(Duration::from_secs(2));
     watcher
-        .until("it is released", |seen| seen.source == Some((false, "nvml: released for 2 s".to_owned())))
+        .until("it is released", |seen| {
+            seen.source == Some((false, "nvml: released for 2 s: on request".to_owned()))
+        })
         .await;
     assert_eq!(machine.clients(), 0);
     assert!(watcher.nvml.status().released_until_ns.is_some());
@@ -340,6 +342,23 @@ async fn released_means_that_nobody_holds_the_driver() {
     watcher.nvml.resume();
     let before = watcher.seen.readings(0);
     watcher.until("it is read again", |seen| seen.readings(0) > before).await;
+}
+
+#[tokio::test]
+async fn driver_that_is_being_unbound_finds_nobody_who_holds_it() {
+    let machine = Machine::new(&["devices=1"]);
+    let mut watcher = Watcher::start(&machine, quick());
+    machine::until("events to be listened for", || async { machine.calls("nvmlSystemRegisterEvents") >= 1 })
+        .await;
+    machine.unbind(0x100);
+    let why = "nvml: released for 60 s: the driver is being unbound from GPU 0x100";
+    watcher.until("it is released", |seen| seen.source == Some((false, why.to_owned()))).await;
+    assert_eq!(machine.clients(), 0);
+    assert!(watcher.nvml.status().released_until_ns.is_some());
+    watcher.nvml.resume();
+    let before = watcher.seen.readings(0);
+    watcher.until("it is read again", |seen| seen.readings(0) > before).await;
+    assert_eq!(watcher.nvml.status().released_until_ns, None);
 }
 
 #[tokio::test]

@@ -260,7 +260,7 @@ fn each_cell_of_the_table() {
         assert_eq!(release.0, releases, "{name}: {}", release.1);
         until(20, "NVML to be open again", || {
             let (_, doctor) = scene.asks(ROOT, &["GET /v1/doctor"]).pop()?;
-            (!doctor.contains("closed on request")).then_some(())
+            (!doctor.contains("released for")).then_some(())
         });
     }
     assert!(
@@ -334,7 +334,7 @@ fn users_see_and_steer_their_own_processes_and_no_others() {
         }
         until(20, "NVML to be open again", || {
             let (_, doctor) = scene.asks(ROOT, &["GET /v1/doctor"]).pop()?;
-            (!doctor.contains("closed on request")).then_some(())
+            (!doctor.contains("released for")).then_some(())
         });
     }
     let (_, runs) = scene.asks(ROOT, &["GET /v1/runs"]).pop().expect("an answer");

@@ -175,6 +175,17 @@ pub enum Happened {
     Other,
 }
 
+/// How much of a GPU a control group may use, which drivers from R615 on keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// In bytes, as the next two: what it should stay below.
+    pub soft_bytes: u64,
+    /// What it cannot pass. `u64::MAX`: no limit.
+    pub hard_bytes: u64,
+    /// What its processes use.
+    pub used_bytes: u64,
+}
+
 /// A kind of event about the health of a GPU, which drivers from R580 on send.
 #[derive(Debug)]
 pub struct HealthEvent {

@@ -3,7 +3,7 @@
 //! On a partitioned GPU the devices are its instances. The GPU itself is then none: its lists name the processes of
 //! its instances, and its memory is theirs, so that everything would be there twice.
 
-use super::answer::{Charge, Code, Event, List, Memory};
+use super::answer::{Charge, Code, Event, List, Memory, MemoryLimit};
 use super::host_memory::HostMemory;
 use super::raw::{Handle, Raw};
 use gpumem_ledger::DeviceName;
@@ -73,6 +73,14 @@ pub trait Gpus {
     fn is_accounting(&mut self, device: usize) -> bool;
     /// What has happened on the GPUs since the last call: NVML's index of the GPU, and what.
     fn events(&mut self, found: &mut Vec<(u16, Event)>);
+    /// Since the last call somebody has begun to take the driver off this GPU (the driver's number of it), which waits until
+    /// all have closed NVML.
+    fn unbinding(&mut self) -> Option<u32>;
+    /// What the driver says of the memory of a control group, by its path.
+    ///
+    /// # Errors
+    /// What NVML says.
+    fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code>;
     /// What does not change: of a device, or of the library and its driver.
     fn facts(&self, device: Option<usize>) -> Facts;
     /// Whether there are other devices now: then open again. `enter` is told which index comes next.
@@ -102,6 +110,8 @@ pub struct Library {
     handles: Vec<(Handle, Option<(u32, u32)>)>,
     /// Of whole GPUs.
     watches: Vec<Watch>,
+    /// Unbindings are asked for again after so many calls.
+    unbinding_pause: u32,
     unnamed: Vec<(u16, Code)>,
     pids: Pids,
     facts: Facts,
@@ -171,8 +181,10 @@ impl Library {
             let listed = unnamed.iter().map(|(gpu, code)| format!("{gpu}:{}", code.0));
             facts.push(("unnamed", listed.collect::<Vec<_>>().join(",")));
         }
+        let mut unbinding_pause = 0;
         if avoid.events {
             watches.clear();
+            unbinding_pause = u32::MAX;
         }
         let (has_memory, host_memory) = (vec![false; devices.len()], HostMemory::default());
         Ok(Library {
@@ -180,6 +192,7 @@ impl Library {
             devices,
             handles,
             watches,
+            unbinding_pause,
             unnamed,
             pids,
             facts,
@@ -356,6 +369,22 @@ impl Gpus for Library {
                 }
             }
         }
+    }
+
+    fn unbinding(&mut self) -> Option<u32> {
+        if self.unbinding_pause > 0 {
+            self.unbinding_pause = self.unbinding_pause.saturating_sub(1);
+            return None;
+        }
+        self.raw.unbinding().unwrap_or_else(|code| {
+            self.unbinding_pause = if code == Code::FUNCTION_NOT_FOUND { u32::MAX } else { WATCH_PAUSE };
+            None
+        })
+    }
+
+    fn memory_limit(&mut self, device: usize, group: &str) -> Result<MemoryLimit, Code> {
+        let &(handle, _) = self.handles.get(device).ok_or(Code::NOT_FOUND)?;
+        self.raw.memory_limit(handle, group)
     }
 
     fn facts(&self, device: Option<usize>) -> Facts {

@@ -5,8 +5,8 @@
 //! loader remembers what was not there. To open it again, after a release, a lost driver or a changed partition, the
 //! poller executes itself anew; its parent sees the same process.
 //!
-//! Frames are those of recordings, with two private uses: a `ProcessFacts` of thread 0 tells of a device, or of the
-//! driver, and the `context` of a `Source` is NVML's code.
+//! Frames are those of recordings, with three private uses: a `ProcessFacts` of thread 0 tells of a device, or of the
+//! driver; the `context` of a `Source` is NVML's code, and its `tag` the seconds for which NVML stays closed.
 //!
 //! ```text
 //! list UUID                 a list of this device soon
@@ -47,8 +47,13 @@ const LIVED_NS: u64 = 10 * SECOND;
 const FLUSH_NS: u64 = 50_000_000;
 /// Things done before what was found is written and orders are read.
 const ACTS_AT_ONCE: u32 = 64;
+/// How long NVML stays closed when the driver is being unbound from a GPU; as long as guides suggest for `gpumemctl nvml release`.
+const UNBIND_S: u64 = 60;
 /// Longest sleep: so often totals are told, and the parent hears something.
 const PULSE_NS: u64 = SECOND;
+
+/// How the reason begins while NVML is closed for a while; then come the seconds.
+const RELEASED: &str = "nvml: released for ";
 
 /// What a line on standard input asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,9 +320,9 @@ impl Poller {
             State::Closed { retry_ns } if *retry_ns > now => Ok(*retry_ns),
             State::Released { until_ns } if *until_ns > now => {
                 let until = *until_ns;
-                if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with("nvml: released")) {
+                if self.told.as_ref().is_none_or(|(_, told)| !told.starts_with(RELEASED)) {
                     let seconds = (until - now).div_ceil(SECOND);
-                    self.tell(false, format!("nvml: released for {seconds} s"), 0);
+                    self.tell_released(seconds, "on request");
                 }
                 Ok(until)
             }
@@ -332,6 +337,13 @@ impl Poller {
                 match next {
                     Next::Again => Ok(now),
                     Next::Wait(until) => Ok(until),
+                    Next::Release(gpu) => {
+                        self.close();
+                        self.state = State::Released { until_ns: now.saturating_add(UNBIND_S * SECOND) };
+                        let of = format!("the driver is being unbound from GPU {gpu:#x}");
+                        self.tell_released(UNBIND_S, &of);
+                        Ok(now)
+                    }
                     Next::Reopen(code) => {
                         self.close();
                         if let Some(code) = code {
@@ -435,13 +447,23 @@ impl Poller {
 
     /// Says how the source is, if that has changed.
     fn tell(&mut self, up: bool, reason: String, code: u32) {
+        self.say_source(up, reason, (code, 0));
+    }
+
+    fn say_source(&mut self, up: bool, reason: String, (code, closed_s): (u32, u64)) {
         let said = (up, reason);
         if self.told.as_ref() != Some(&said) {
-            let stamp = Stamp { time_ns: now_ns(), context: code, ..Stamp::default() };
+            let tag = u32::try_from(closed_s).unwrap_or(u32::MAX);
+            let stamp = Stamp { time_ns: now_ns(), context: code, tag, ..Stamp::default() };
             self.out.say(stamp, Body::Source { up, reason: &said.1 });
             self.told = Some(said);
             self.is_urgent = true;
         }
+    }
+
+    /// Says that it is closed for so long, and why.
+    fn tell_released(&mut self, seconds: u64, why: &str) {
+        self.say_source(false, format!("{RELEASED}{seconds} s: {why}"), (0, seconds));
     }
 
     fn tell_totals(&mut self, now: u64) {

@@ -12,14 +12,16 @@
 //! ```
 
 use self::layouts::{
-    Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryV1, MemoryV2,
+    Account, AddressingMode, Confidence, DETAIL_LIST_V1, DetailList, EventData, MEMORY_V2, MemoryLimits,
+    MemoryV1, MemoryV2,
 };
 use self::records::{parse, stride};
-use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory};
+use self::system_events::Unbindings;
+use super::answer::{Charge, Code, Event, HEALTH_EVENTS, Happened, List, Memory, MemoryLimit};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
-use std::ffi::{OsStr, c_void};
+use std::ffi::{CString, OsStr, c_void};
 use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -63,6 +65,7 @@ type NumberCall = unsafe extern "C" fn(*mut c_void, *mut u32) -> Return;
 type ModelCall = unsafe extern "C" fn(*mut c_void, *mut u32, *mut u32) -> Return;
 type AccountCall = unsafe extern "C" fn(*mut c_void, u32, *mut Account) -> Return;
 type AddressingCall = unsafe extern "C" fn(*mut c_void, *mut AddressingMode) -> Return;
+type LimitsCall = unsafe extern "C" fn(*mut c_void, *mut MemoryLimits) -> Return;
 type StateCall = unsafe extern "C" fn(*mut Confidence) -> Return;
 
 /// The calls for events; all of them or none.
@@ -137,6 +140,7 @@ impl EventCalls {
 
 impl Drop for Raw {
     fn drop(&mut self) {
+        self.unbindings = None;
         if let Some(events) = self.events {
             for set in self.sets.drain(..) {
                 // SAFETY: the set is this library's, which is still open, and is used nowhere after this.
@@ -160,6 +164,8 @@ pub struct Raw {
     driver_model: Option<ModelCall>,
     confidence: Option<StateCall>,
     events: Option<EventCalls>,
+    system_events: Option<system_events::Calls>,
+    unbindings: Option<Unbindings>,
     /// Event sets that live, each of one GPU: an error of one is no loss to the others.
     sets: Vec<*mut c_void>,
     /// The symbols of this library are those of early 535.
@@ -246,6 +252,8 @@ impl Raw {
             driver_model,
             confidence,
             events: EventCalls::of(&nvml),
+            system_events: system_events::Calls::of(&nvml),
+            unbindings: None,
             sets: Vec::new(),
             looks_like_535,
             buffer: Vec::new(),
@@ -379,6 +387,22 @@ impl Raw {
         self.number(handle, unsafe { symbol(&self.nvml, "nvmlDeviceGetNumaNodeId") })
     }
 
+    /// What the driver says of the memory of a control group.
+    ///
+    /// # Errors
+    /// What NVML says; FUNCTION_NOT_FOUND before R615.
+    pub fn memory_limit(&self, handle: Handle, group: &str) -> Result<MemoryLimit, Code> {
+        let device = self.device(handle)?;
+        // SAFETY: the type is that of the header.
+        let call = unsafe { symbol::<LimitsCall>(&self.nvml, "nvmlDeviceGetMemoryLimits_v1") };
+        let call = call.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        let name = CString::new(group).map_err(|_| Code::INVALID_ARGUMENT)?;
+        let mut limits = MemoryLimits { group: name.as_ptr(), soft: 0, hard: 0, used: 0 };
+        // SAFETY: the struct is the header's; the name ends with 0 and outlives the call.
+        checked(unsafe { call(device, &raw mut limits) })?;
+        Ok(MemoryLimit { soft_bytes: limits.soft, hard_bytes: limits.hard, used_bytes: limits.used })
+    }
+
     /// Confidential computing is on.
     pub fn is_confidential(&self) -> bool {
         let mut state = Confidence::default();
@@ -451,6 +475,21 @@ impl Raw {
         };
         let instance = Some(data.instance).filter(|&(gpu, compute)| gpu != none && compute != none);
         Ok(Some(Event { kind, instance }))
+    }
+
+    /// The GPU that the driver is being taken off, if there is one, as the driver numbers it: known from the second call on.
+    ///
+    /// # Errors
+    /// What NVML says; FUNCTION_NOT_FOUND before R575.
+    pub fn unbinding(&mut self) -> Result<Option<u32>, Code> {
+        let calls = self.system_events.ok_or(Code::FUNCTION_NOT_FOUND)?;
+        match &self.unbindings {
+            Some(unbindings) => unbindings.next(),
+            None => {
+                self.unbindings = Some(Unbindings::watch(calls)?);
+                Ok(None)
+            }
+        }
     }
 
     /// Appends the processes of one list: one call, more only if it grew.
@@ -541,5 +580,6 @@ fn checked(answer: Return) -> Result<(), Code> {
 
 mod layouts;
 mod records;
+mod system_events;
 #[cfg(test)]
 mod tests;

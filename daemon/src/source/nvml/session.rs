@@ -1,5 +1,6 @@
 //! One generation of the library, read turn by turn. What it finds goes out as frames.
 
+use self::limits::Limits;
 use super::Settings;
 use super::answer::{Charge, Code, Event, List, Memory};
 use super::beacon::{Doing, Lamp};
@@ -127,6 +128,7 @@ struct Seen {
     facts: Facts,
     /// Graphics and MPS.
     extras: [Extra; 2],
+    limits: Limits,
 }
 
 #[derive(Debug, Default)]
@@ -154,6 +156,8 @@ pub enum Next {
     Wait(u64),
     /// Close the library and open it again, at once or after a while.
     Reopen(Option<Code>),
+    /// Close the library for a while: the driver is being taken off this GPU, by its own number, and waits for that.
+    Release(u32),
 }
 
 /// One generation.
@@ -329,11 +333,8 @@ impl Session {
         let broken = match self.lanes.next(now) {
             Turn::Wait(until) => {
                 let is_due = now.saturating_sub(self.looked_ns) >= EVENTS_NS;
-                return Ok(if is_due && self.events(now, out) {
-                    Next::Reopen(None)
-                } else {
-                    Next::Wait(until)
-                });
+                let happened = if is_due { self.events(now, out) } else { None };
+                return Ok(happened.unwrap_or(Next::Wait(until)));
             }
             Turn::Memory => self.memory_turn(totals, out),
             Turn::List(index) => self.reading(index, totals, out)?,
@@ -510,6 +511,7 @@ impl Session {
             let pids = &mut self.seen[index].pids;
             pids.clear();
             pids.extend(self.rows.iter().map(|row| row.pid));
+            self.look_at_limits(index, out);
             return;
         };
         let pids = &self.seen[index].pids;
@@ -575,5 +577,6 @@ pub fn absence_of(code: Code) -> Absence {
 }
 
 mod extras;
+mod limits;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -51,7 +51,7 @@ pub struct DeviceStatus {
     /// What a person can do about it.
     pub remedy: Option<&'static str>,
     /// Where it is so: `accounting`, `display`, `instance`, `hidden_instances`, `windows`; `addressing` (hmm, ats) and
-    /// `numa_node`.
+    /// `numa_node`; `memory_limits`: by tabs, used, soft and hard bytes and path of each control group.
     pub facts: BTreeMap<String, String>,
     /// Pids of the last list that succeeded that draw, and that are clients or servers of MPS.
     pub drawing: Vec<u32>,

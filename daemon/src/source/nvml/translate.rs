@@ -201,6 +201,13 @@ impl Translator {
             Body::Source { up, reason } => {
                 let code = Some(Code(std::mem::take(&mut stamp.context))).filter(|code| code.0 != 0);
                 if stamp.device == NONE_DEVICE {
+                    let closed_s = u64::from(std::mem::take(&mut stamp.tag));
+                    if closed_s != 0 {
+                        status.released_until_ns =
+                            Some(stamp.time_ns.saturating_add(closed_s * 1_000_000_000));
+                    } else if *up {
+                        status.released_until_ns = None;
+                    }
                     if status.up == *up && status.reason == *reason {
                         return; // said again by another life of the poller
                     }

@@ -247,6 +247,7 @@ impl Watch {
         let taken = {
             let mut status = lock(&self.status);
             let was_up = (status.up, status.reason.clone());
+            let was_released = status.released_until_ns.is_some();
             let now = now_ns();
             if status.released_until_ns.is_some_and(|until| until <= now) {
                 status.released_until_ns = None;
@@ -258,7 +259,10 @@ impl Watch {
                     let hung = &self.hung;
                     self.translator.mark_missing(&mut status, |name| hung.has(name));
                 } else if status.released_until_ns.is_some() {
-                    info!(reason = %status.reason, "nvml is down, as somebody asked for");
+                    info!(reason = %status.reason, "nvml is closed for a while");
+                    if !was_released {
+                        self.hung.release();
+                    }
                 } else {
                     warn!(reason = %status.reason, "nvml is down");
                 }

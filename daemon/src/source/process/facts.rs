@@ -79,6 +79,12 @@ pub(super) fn look(proc: &Path, pid: u32) -> Look {
     }
 }
 
+/// The path of a process's control group: see [`parse::cgroup`].
+pub fn cgroup(proc: &Path, pid: u32) -> Option<String> {
+    let text = read(proc, pid, "cgroup", FILE_BYTES)?;
+    parse::cgroup(&text).map(parse::line)
+}
+
 fn read(proc: &Path, pid: u32, file: &str, limit: u64) -> Option<Vec<u8>> {
     try_read(proc, pid, file, limit).ok()
 }

@@ -81,7 +81,7 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
     match (health.nvml_up, health.released_until_ns) {
         (_, Some(until_ns)) => {
             let left = until_ns.saturating_sub(now_ns) / 1_000_000_000;
-            let text = format!("closed on request for {left} more seconds: no used bytes meanwhile");
+            let text = format!("{reason}: {left} s left, no used bytes meanwhile");
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),

@@ -56,6 +56,11 @@ impl Machine {
         self.tool("event", &[&device.to_string(), &kind.to_string(), &data.to_string()]);
     }
 
+    /// The driver is being unbound from the GPU with this id.
+    pub fn unbind(&self, gpu: u32) {
+        self.tool("unbind", &[&gpu.to_string()]);
+    }
+
     /// How often a function of NVML has been called.
     pub fn calls(&self, name: &str) -> u64 {
         let line = format!("call {name} ");

@@ -147,13 +147,22 @@ fn released_is_closed_until_the_time_is_over_or_somebody_resumes() {
     assert_eq!(Rc::strong_count(&gpus.answers), held - 1, "the library is closed at once");
     pipe.said();
     poller.step().expect("written");
-    assert_eq!(pipe.said(), ["source 255 false nvml: released for 60 s"]);
+    assert_eq!(pipe.said(), ["source 255 false nvml: released for 60 s: on request"]);
     poller.step().expect("written");
     assert!(matches!(poller.state, State::Released { .. }));
     assert!(poller.obey(Order::Resume));
     poller.step().expect("written");
     assert!(matches!(poller.state, State::Open(_)));
     assert!(!poller.obey(Order::Quit));
+    // Nobody has asked, but the driver waits until NVML is closed.
+    pipe.said();
+    gpus.unbinding.set(Some(0x100));
+    while !matches!(poller.state, State::Released { .. }) {
+        poller.step().expect("written");
+    }
+    let said = pipe.said();
+    let last = "source 255 false nvml: released for 60 s: the driver is being unbound from GPU 0x100";
+    assert_eq!(said.last().map(String::as_str), Some(last), "{said:?}");
     // A replacement of a released poller is released too.
     let (mut next, _) = self::poller(&opens, Arguments { released_s: 30, ..Arguments::default() });
     next.step().expect("written");

@@ -1,7 +1,7 @@
 //! Structs that NVML's functions fill, with the sizes of its header.
 #![allow(missing_docs)] // their fields are the header's
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 #[repr(C)]
 pub struct EventData {
@@ -87,5 +87,71 @@ impl AddressingMode {
             2 => Some("ats"),
             _ => None,
         }
+    }
+}
+
+/// The argument of GetMemoryLimits_v1, which has no version.
+#[repr(C)]
+pub struct MemoryLimits {
+    pub group: *const c_char,
+    pub soft: u64,
+    pub hard: u64,
+    pub used: u64,
+}
+
+const _: () = assert!(size_of::<MemoryLimits>() == 32);
+
+/// The argument of SystemEventSetCreate and SystemEventSetFree.
+#[repr(C)]
+pub struct SystemEventSet {
+    version: u32,
+    pub set: *mut c_void,
+}
+
+/// The argument of SystemRegisterEvents.
+#[repr(C)]
+pub struct SystemEventRegister {
+    version: u32,
+    kinds: u64,
+    set: *mut c_void,
+}
+
+#[repr(C)]
+#[derive(Default)]
+pub struct SystemEventData {
+    pub kind: u64,
+    pub gpu: u32,
+}
+
+/// The argument of SystemEventSetWait: `room` events fit at `data`, `count` were written.
+#[repr(C)]
+pub struct SystemEventWait {
+    version: u32,
+    timeout_ms: u32,
+    set: *mut c_void,
+    data: *mut SystemEventData,
+    room: u32,
+    pub count: u32,
+}
+
+const _: () = assert!(size_of::<SystemEventSet>() == 16 && size_of::<SystemEventRegister>() == 24);
+const _: () = assert!(size_of::<SystemEventWait>() == 32 && size_of::<SystemEventData>() == 16);
+
+impl SystemEventSet {
+    pub fn new(set: *mut c_void) -> SystemEventSet {
+        SystemEventSet { version: 16 | 1 << 24, set }
+    }
+}
+
+impl SystemEventRegister {
+    pub fn new(kinds: u64, set: *mut c_void) -> SystemEventRegister {
+        SystemEventRegister { version: 24 | 1 << 24, kinds, set }
+    }
+}
+
+impl SystemEventWait {
+    /// For one event, which is not waited for.
+    pub fn new(set: *mut c_void, data: &mut SystemEventData) -> SystemEventWait {
+        SystemEventWait { version: 32 | 1 << 24, timeout_ms: 0, set, data, room: 1, count: 0 }
     }
 }

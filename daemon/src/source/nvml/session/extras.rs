@@ -3,7 +3,7 @@
 use super::super::answer::Happened;
 use super::super::beacon::Doing;
 use super::super::library::Facts;
-use super::{Outlet, Session, at, now_ns};
+use super::{Next, Outlet, Session, at, now_ns};
 use gpumem_wire::{Body, Reading, Stamp};
 
 impl Session {
@@ -22,6 +22,7 @@ impl Session {
         if is_accounting {
             facts.push(("accounting", "1".to_owned()));
         }
+        facts.extend(self.limits_fact(index));
         if self.seen[index].facts != facts || self.opened_ns == self.checked_ns {
             self.say_facts(Some(index), &facts, out);
         }
@@ -29,11 +30,12 @@ impl Session {
         (seen.is_accounting, seen.facts) = (is_accounting, facts);
     }
 
-    /// What has happened. True: the devices are others now.
-    pub(super) fn events(&mut self, now: u64, out: &mut Outlet) -> bool {
+    /// What has happened, and what that means for the library: the devices are others now, or the driver is being unbound.
+    pub(super) fn events(&mut self, now: u64, out: &mut Outlet) -> Option<Next> {
         self.looked_ns = now;
         out.doing(Doing::Events);
         self.gpus.events(&mut self.happened);
+        let unbinding = self.gpus.unbinding();
         let mut is_partitioned = false;
         for (gpu, event) in std::mem::take(&mut self.happened) {
             let (tag, body) = match event.kind {
@@ -58,7 +60,7 @@ impl Session {
             }
         }
         out.doing(Doing::Nothing);
-        is_partitioned
+        unbinding.map(Next::Release).or_else(|| is_partitioned.then_some(Next::Reopen(None)))
     }
 
     /// What accounting mode says of each process of the list, and once more of those that the last one had: while a

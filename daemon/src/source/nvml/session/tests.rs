@@ -1,8 +1,8 @@
 use super::*;
-use crate::source::nvml::answer::Happened;
+use crate::source::nvml::answer::{Happened, MemoryLimit};
 use crate::source::nvml::library::Device;
 use gpumem_wire::frame::records;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// What a driver would answer, per device.
@@ -25,6 +25,7 @@ pub(crate) struct FakeGpus {
     pub accounted: Rc<RefCell<Option<Peaks>>>,
     pub slow_accounting: Rc<std::cell::Cell<Duration>>,
     pub events: Rc<RefCell<Vec<(u16, Event)>>>,
+    pub unbinding: Rc<Cell<Option<u32>>>,
     devices: Vec<Device>,
 }
 
@@ -56,6 +57,7 @@ impl FakeGpus {
             accounted: Rc::default(),
             slow_accounting: Rc::default(),
             events: Rc::default(),
+            unbinding: Rc::default(),
             devices: (0..count).map(device).collect(),
         }
     }
@@ -87,6 +89,12 @@ impl Gpus for FakeGpus {
     }
     fn events(&mut self, found: &mut Vec<(u16, Event)>) {
         found.append(&mut self.events.borrow_mut());
+    }
+    fn unbinding(&mut self) -> Option<u32> {
+        self.unbinding.take()
+    }
+    fn memory_limit(&mut self, _device: usize, _group: &str) -> Result<MemoryLimit, Code> {
+        Err(Code::FUNCTION_NOT_FOUND)
     }
     fn facts(&self, _device: Option<usize>) -> Facts {
         Vec::new()
@@ -369,7 +377,7 @@ fn faults_are_those_of_the_instance_that_the_driver_names() {
     let mut run = run(&gpus);
     let xid = |number, instance| Event { kind: Happened::Xid(number), instance };
     gpus.events.borrow_mut().extend([(0, xid(31, Some((2, 0)))), (0, xid(79, None)), (1, xid(13, None))]);
-    assert!(!run.session.events(5, &mut run.out));
+    assert_eq!(run.session.events(5, &mut run.out), None);
     let said: Vec<(u8, u64)> = records(&run.out.frames)
         .filter_map(|record| match record.expect("a frame").expect("a record") {
             Record { stamp, body: Body::DeviceFault { xid } } => Some((stamp.device, xid)),
@@ -378,7 +386,9 @@ fn faults_are_those_of_the_instance_that_the_driver_names() {
         .collect();
     assert_eq!(said, [(1, 31), (0, 79), (1, 79), (2, 13)]);
     gpus.events.borrow_mut().push((0, Event { kind: Happened::Partitioned, instance: None }));
-    assert!(run.session.events(6, &mut run.out), "the devices are others now");
+    assert_eq!(run.session.events(6, &mut run.out), Some(Next::Reopen(None)), "the devices are others now");
+    gpus.unbinding.set(Some(0x100));
+    assert_eq!(run.session.events(7, &mut run.out), Some(Next::Release(0x100)));
 }
 
 #[test]

@@ -190,6 +190,7 @@ impl Asked<'_> {
             unified(view, &mut say);
         }
         addressing(device, &mut say);
+        memory_limits(device, &mut say);
         if let Some(view) = view {
             self.faults(view, &mut say);
         }
@@ -419,6 +420,28 @@ fn addressing(device: &Device, say: &mut impl FnMut(Check, State, String, Option
     let parts: Vec<String> = mode.map(str::to_owned).into_iter().chain(node).collect();
     if !parts.is_empty() {
         say(Check::GpuAddressing, State::Ok, parts.join("; "), None);
+    }
+}
+
+/// Limits of control groups; nearly full is a tenth of the limit or less left.
+fn memory_limits(device: &Device, say: &mut impl FnMut(Check, State, String, Option<&str>)) {
+    let Some(fact) = device.details.facts.get("memory_limits") else { return };
+    for entry in fact.split('\t') {
+        let mut words = entry.splitn(4, ' ');
+        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
+        let (Some(used), Some(soft), Some(hard)) = (number(), number(), number()) else { continue };
+        let group = words.next().unwrap_or_default();
+        let limit = |bytes: u64| if bytes == u64::MAX { "no limit".to_owned() } else { mib(bytes) };
+        let text = format!(
+            "control group {group} uses {} of {} (soft limit: {})",
+            mib(used),
+            limit(hard),
+            limit(soft)
+        );
+        let is_full = hard != u64::MAX && used >= hard - hard / 10;
+        let fix = "free memory of the group's processes (gpumemctl ps), or raise the limit: an allocation beyond it fails";
+        let (state, fix) = if is_full { (State::Warn, Some(fix)) } else { (State::Ok, None) };
+        say(Check::GpuLimits, state, text, fix);
     }
 }
 
