@@ -123,6 +123,9 @@ pub struct OomDevice {
     pub system_bytes: Option<u64>,
     /// Device used minus the sum over its processes.
     pub unaccounted_bytes: i64,
+    /// Its memory is the host's: what is unaccounted is the rest of the host's.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unified: bool,
     /// The process itself, then others, the largest first.
     pub holders: Vec<Holder>,
     /// How many more there are, and their used bytes.
@@ -238,6 +241,7 @@ impl From<&ledger::OomDevice> for OomDevice {
             free_bytes: device.free_bytes,
             system_bytes: device.system_bytes,
             unaccounted_bytes: device.unaccounted_bytes,
+            unified: device.unified,
             holders: device.holders.iter().map(holder).collect(),
             others: device.others,
         }

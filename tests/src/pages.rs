@@ -394,6 +394,7 @@ fn oom(peak: &Moment, used: i64, total: u64, end_ns: u64) -> Oom {
             free_bytes: free,
             system_bytes: Some(623 * MIB as u64),
             unaccounted_bytes: 64 * MIB,
+            unified: false,
             holders: vec![holder(41_873, "alice", used, 1922), holder(52_110, "bob", 6644 * MIB, 3334)],
             others: (0, 0),
         }),

@@ -108,6 +108,7 @@ fn unsafe_code_is_where_it_must_be() {
         // What the safe crates lack: calls of NVML, two for pidfds, owning what systemd passed, and asking malloc.
         let may = [
             "source/nvml/raw.rs",
+            "source/nvml/raw/system_events.rs",
             "source/process/ending.rs",
             "source/agent/pidfd.rs",
             "sockets/adopt.rs",

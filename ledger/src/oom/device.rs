@@ -31,6 +31,8 @@ pub struct OomDevice {
     pub system_bytes: Option<u64>,
     /// Device used minus the sum over its processes.
     pub unaccounted_bytes: i64,
+    /// Its memory is the host's: what is unaccounted is the rest of the host's.
+    pub unified: bool,
     /// The process itself, then others, the largest first.
     pub holders: Vec<Holder>,
     /// How many more there are, and their used bytes.
@@ -78,7 +80,7 @@ impl OomDevice {
         own: (Option<i64>, i64),
         who: impl Fn(ProcessKey) -> (Option<String>, Option<(i64, u64)>),
     ) -> Self {
-        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, .. } =
+        let DeviceReading { time_ns, used_bytes, free_bytes, system_reserved_bytes, unified, .. } =
             listing.agreed.reading;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let read = listing.of(key).map_or(0, signed);
@@ -112,6 +114,7 @@ impl OomDevice {
                 .agreed
                 .unaccounted_bytes
                 .saturating_add(signed(total_bytes).saturating_sub(signed(known))),
+            unified,
             holders,
             others: (more.len() as u32, rest),
         }

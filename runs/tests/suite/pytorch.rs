@@ -197,6 +197,19 @@ verdict  fits without bob's growth (4,436 free)
 }
 
 #[test]
+fn an_oom_with_unified_memory_is_told_with_the_rest_of_the_host() {
+    let mut said = Machine::new();
+    said.train();
+    said.run_out();
+    let mut run = said.run();
+    let of_last = run.devices[0].details.ooms.last_mut().and_then(|oom| oom.device.as_mut());
+    of_last.expect("the device then").unified = true;
+    let text = oom::text(&report(&run, None), Form::default());
+    let expected = "rest of the host 64 + system 623 + available 1,102 = 81,559 with above\n";
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
 fn pressure_is_no_oom_and_a_limit_of_the_pool_is_one() {
     let mut said = Machine::new();
     said.layer(Layer::OutOfMemory, LayerState::Active, "");

@@ -12,7 +12,7 @@ use crate::report::bridge::Bridge;
 use crate::report::group::Amounts;
 use crate::report::oom::{held, sentence, told};
 use crate::report::steps::{grouped, weight, what};
-use crate::report::text::{self, clean, clean_name};
+use crate::report::text::{self, clean, clean_name, free_name, rest_name};
 use crate::report::time::Times;
 use crate::report::units::Unit;
 use crate::report::{By, Part, Report, iterations};
@@ -553,10 +553,10 @@ fn holders(oom: &Oom, device: &OomDevice) -> Vec<(String, i64, Option<i64>)> {
     let beside = [
         (format!("{more} other processes"), more_bytes),
         ("allocated since".to_owned(), device.free_bytes.saturating_sub(free)),
-        ("unaccounted".to_owned(), device.unaccounted_bytes),
+        (rest_name(device.unified).to_owned(), device.unaccounted_bytes),
         ("system".to_owned(), device.system_bytes.map_or(0, signed)),
-        ("free".to_owned(), free),
+        (free_name(device.unified).to_owned(), free),
     ];
-    let beside = beside.into_iter().filter(|(name, bytes)| *bytes != 0 || name == "free");
+    let beside = beside.into_iter().filter(|(name, bytes)| *bytes != 0 || *name == free_name(device.unified));
     holders.chain(beside.map(|(name, bytes)| (name, bytes, None))).collect()
 }

@@ -2,7 +2,7 @@
 
 use super::own::Own;
 use super::signed;
-use crate::report::text::clean;
+use crate::report::text::{clean, free_name, rest_name};
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
 use crate::run::{Holder, Oom, OomDevice};
@@ -48,9 +48,9 @@ pub(super) fn holders(
     let beside = [
         (format!("{} other processes", thousands(folded.0)), folded.1, false),
         ("allocated since".to_owned(), moved, false),
-        ("unaccounted".to_owned(), device.unaccounted_bytes, false),
+        (rest_name(device.unified).to_owned(), device.unaccounted_bytes, false),
         ("system".to_owned(), signed(device.system_bytes.unwrap_or(0)), false),
-        ("free".to_owned(), free, true),
+        (free_name(device.unified).to_owned(), free, true),
     ];
     let beside = beside.into_iter().zip(steps.into_iter().skip(named.len()));
     let beside = beside.filter(|((_, bytes, always), steps)| *always || *bytes != 0 || *steps != 0);

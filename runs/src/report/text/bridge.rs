@@ -81,7 +81,7 @@ fn told(bridge: &Bridge, unit: Unit, steps: Steps, out: &mut Lines) {
             let sum = match bridge.idle_bytes {
                 0 => print(steps.allocated),
                 _ => format!(
-                    "{} + idle in the driver's pools {} = {reserved}",
+                    "{} + idle in the driver's pools {} (read at most 1 s before) = {reserved}",
                     print(steps.allocated),
                     print(steps.idle)
                 ),

@@ -145,8 +145,7 @@ pub(in crate::report) fn device_parts(device: &Device) -> Option<Vec<(String, i6
             parts.push((format!("{} other processes", thousands(count)), used));
         }
     }
-    let rest = if reading.unified { "rest of the host" } else { "unaccounted" };
-    parts.push((rest.to_owned(), unaccounted));
+    parts.push((rest_name(reading.unified).to_owned(), unaccounted));
     if let Some(system) = reading.system_reserved_bytes {
         parts.push(("system".to_owned(), signed(system)));
     }
@@ -155,7 +154,12 @@ pub(in crate::report) fn device_parts(device: &Device) -> Option<Vec<(String, i6
 }
 
 /// What is left of device memory, or of the host's memory where the device has none of its own.
-fn free_name(is_unified: bool) -> &'static str {
+/// What is in no process's line.
+pub(in crate::report) fn rest_name(is_unified: bool) -> &'static str {
+    if is_unified { "rest of the host" } else { "unaccounted" }
+}
+
+pub(in crate::report) fn free_name(is_unified: bool) -> &'static str {
     if is_unified { "available" } else { "free" }
 }
 

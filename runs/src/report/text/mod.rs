@@ -20,7 +20,7 @@ mod spark;
 mod table;
 
 pub use crate::harmless::clean;
-pub(super) use facts::device_parts;
+pub(super) use facts::{device_parts, free_name, rest_name};
 pub use lines::wrapped;
 pub(crate) use lines::{Lines, clean_name};
 pub(in crate::report) use prose::{HELD, hears_of_ooms};

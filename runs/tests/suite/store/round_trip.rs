@@ -281,7 +281,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
             growth_bytes,
             growth_ns,
         });
-    let numbers = any::<(u64, u64, i64, Option<u64>, i64, (u32, i64))>();
+    let numbers = any::<(u64, u64, i64, Option<u64>, i64, (u32, i64), bool)>();
     let device = (numbers, vec(holder, 0..3)).prop_map(|(numbers, holders)| OomDevice {
         read_ns: numbers.0,
         total_bytes: numbers.1,
@@ -290,6 +290,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
         unaccounted_bytes: numbers.4,
         holders,
         others: numbers.5,
+        unified: numbers.6,
     });
     let words = (of(text()), of(text()), of(text()), of(text()), of(text()));
     let amounts = btree_map(0..cells.max(1) as u32, any::<i64>(), 0..=cells);
