@@ -142,17 +142,11 @@ fn stream_ordered_memory_of_the_default_pool() {
     mixer.refused("async-end 0x10");
     mixer.ok("free b"); // as good as the other
     scene.look(&mut mixer, "with none: all is idle", 32 * M);
-    wait_for_a_poll();
     mixer.ok("pool-trim p 0");
     scene.look(&mut mixer, "trimmed", 0);
     mixer.ok("async d 40M; pool-keeps p 0; async-end d; synchronize"); // gives it back, and no call says so
-    wait_for_a_poll();
-    scene.look(&mut mixer, "shrunk by itself", 0);
+    scene.look_settled(&mut mixer, "shrunk by itself", 0);
     scene.end(&mut [&mut mixer]);
-}
-
-fn wait_for_a_poll() {
-    std::thread::sleep(std::time::Duration::from_millis(1200));
 }
 
 #[test]
@@ -186,11 +180,9 @@ fn pool_of_its_own_gives_memory_back() {
     mixer.ok("async-end a; pool-trim p 0");
     scene.look(&mut mixer, "trimmed at once", 32 * M);
     mixer.ok("async-from c p 400M; pool-keeps p 0; async-end b; async-end c; synchronize");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "shrunk by a synchronisation", 0);
+    scene.look_settled(&mut mixer, "shrunk by a synchronisation", 0);
     mixer.ok("async-from d p 40M; async-end d; synchronize; pool-end p; pool q; async-from e q 1M");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "another pool in its place", 32 * M);
+    scene.look_settled(&mut mixer, "another pool in its place", 32 * M);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -200,11 +192,9 @@ fn pool_that_grows_twice_at_once() {
     let mut scene = Scene::new(&["cuda.pool_step=32M"]);
     let mut mixer = scene.pooled();
     mixer.ok("pool-default p; pool-keeps p 0xffffffffffffffff; stream s; tag work; async a 3M; async b 40M");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "of the device", 96 * M);
+    scene.look_settled(&mut mixer, "of the device", 96 * M);
     mixer.ok("pool q; pool-keeps q 0xffffffffffffffff; async-from c q 3M; async-from d q 40M");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "of the program", 192 * M);
+    scene.look_settled(&mut mixer, "of the program", 192 * M);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -218,8 +208,7 @@ fn pool_that_is_slow_to_say_how_large_it_is() {
     scene.machine.set(&["cuda.query_us=50000"]);
     let answer = mixer.ok("async a 3M; async b 40M; async c 70M; async d 33M; async e 1M");
     scene.machine.set(&["cuda.query_us=0"]);
-    wait_for_a_poll();
-    scene.look(&mut mixer, "all five", 256 * M);
+    scene.look_settled(&mut mixer, "all five", 256 * M);
     mixer.ok("async-end b; async-end c; async-end d; synchronize");
     scene.machine.set(&["cuda.query_us=50000"]);
     let trims = ["200M", "120M", "64M", "0"].map(|keep| mixer.ok(&format!("pool-trim p {keep}")));
@@ -267,11 +256,9 @@ fn handle_exported_and_released() {
     mixer.ok(&format!("close {second}; release i; unmap r 0 6M"));
     scene.look(&mut mixer, "one that was closed keeps nothing", 20 * M);
     mixer.ok(&format!("close {first}; alloc a 2M"));
-    wait_for_a_poll();
-    scene.look(&mut mixer, "its other descriptor keeps it", 22 * M);
+    scene.look_settled(&mut mixer, "its other descriptor keeps it", 22 * M);
     mixer.ok(&format!("close {third}; alloc b 2M"));
-    wait_for_a_poll();
-    scene.look(&mut mixer, "closed", 4 * M);
+    scene.look_settled(&mut mixer, "closed", 4 * M);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -330,14 +317,11 @@ fn graph_memory_is_what_graphs_reserve() {
     mixer.ok("graph-make e g");
     scene.look(&mut mixer, "neither does an executable graph", 0);
     mixer.ok("graph-launch e");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "launched", 32 * M);
+    scene.look_settled(&mut mixer, "launched", 32 * M);
     mixer.ok("graph-free g a; graph-make f g; made-end e");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "the graph's memory stays the driver's", 32 * M);
+    scene.look_settled(&mut mixer, "the graph's memory stays the driver's", 32 * M);
     mixer.ok("graph-launch f; graph-launch f; made-end f; graph-end g; graph-trim");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "trimmed", 0);
+    scene.look_settled(&mut mixer, "trimmed", 0);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -348,14 +332,11 @@ fn captured_allocations_are_the_graphs() {
     mixer.ok("stream s; tag graph/captured; capture; async a 5M; async b 1M; async-end a; capture-end g");
     scene.look(&mut mixer, "captured only", 0);
     mixer.ok("graph-make e g; graph-launch e");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "launched", 32 * M);
+    scene.look_settled(&mut mixer, "launched", 32 * M);
     mixer.ok("tag direct; async c 2M");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "beside memory that is not captured", 64 * M);
+    scene.look_settled(&mut mixer, "beside memory that is not captured", 64 * M);
     mixer.ok("made-end e; graph-end g; graph-trim");
-    wait_for_a_poll();
-    scene.look(&mut mixer, "trimmed", 32 * M);
+    scene.look_settled(&mut mixer, "trimmed", 32 * M);
     scene.end(&mut [&mut mixer]);
 }
 
@@ -508,18 +489,18 @@ fn reset_takes_all_of_a_device_and_nothing_of_another() {
     mixer.ok("stream s; tag graph; graph g; graph-alloc y g 2M; graph-make e g; graph-launch e");
     mixer.ok("device 1; tag two; alloc b 5M");
     (mixer.beside.managed, mixer.beside.pinned) = (M, M);
-    wait_for_a_poll();
     let on_first = 3 * M + 100 + 4 * M + 4 * M + 32 * M + 32 * M;
+    mixer.settles(&scene.machine, &scene.daemon);
     mixer.holds(&scene.machine, &scene.daemon, "on both", &[on_first, 5 * M]);
     mixer.ok("device-reset 0; device 0");
     (mixer.beside.managed, mixer.beside.pinned) = (0, 0);
-    wait_for_a_poll();
+    mixer.settles(&scene.machine, &scene.daemon);
     mixer.holds(&scene.machine, &scene.daemon, "after the reset", &[0, 5 * M]);
     mixer.ok("tag three; alloc a 2M; async z 1M");
-    wait_for_a_poll();
+    mixer.settles(&scene.machine, &scene.daemon);
     mixer.holds(&scene.machine, &scene.daemon, "anew", &[34 * M, 5 * M]);
     mixer.ok("device-reset 1; device 1; device-reset 0; device 0");
-    wait_for_a_poll();
+    mixer.settles(&scene.machine, &scene.daemon);
     mixer.holds(&scene.machine, &scene.daemon, "after both", &[0, 0]);
     scene.end(&mut [&mut mixer]);
 }
@@ -653,8 +634,7 @@ fn killed_process_held_what_it_held() {
     mixer.ok("tag all; alloc a 3M; alloc s 100; array t 1024 1024; create h 4M; reserve r 4M; map r 0 4M h; release h");
     mixer.ok("managed m 1M; pinned n 1M; pool-default p; pool-keeps p 0xffffffffffffffff; async x 1M; external y 1M");
     (mixer.beside.managed, mixer.beside.pinned, mixer.beside.imported) = (M, M, M);
-    wait_for_a_poll();
-    scene.look(&mut mixer, "all of it", 3 * M + 100 + 4 * M + 4 * M + 32 * M);
+    scene.look_settled(&mut mixer, "all of it", 3 * M + 100 + 4 * M + 4 * M + 32 * M);
     mixer.kill();
     scene.compare(&mut [&mut mixer]);
 }

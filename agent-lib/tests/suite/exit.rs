@@ -5,6 +5,19 @@ use crate::common::daemon::{Daemon, Folder, agent};
 use gpumem_test_support::alone;
 use std::time::Duration;
 
+/// Killed when the test ends, however that is: it has the output of the test open.
+struct Child(libc::pid_t);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: our child, which nobody else waits for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
 #[test]
 fn the_last_records_arrive_and_the_end_is_seen() {
     alone(|| {
@@ -14,14 +27,14 @@ fn the_last_records_arrive_and_the_end_is_seen() {
         agent(&socket, |_| {});
         let mut peer = daemon.accept();
         peer.resync(1);
-        // SAFETY: the child only sleeps; it is killed below.
+        // SAFETY: the child only sleeps.
         let child = unsafe {
             match libc::fork() {
                 0 => {
                     libc::sleep(600);
                     libc::_exit(0)
                 }
-                child => child,
+                child => Child(child),
             }
         };
         context(CONTEXT, 0);
@@ -41,11 +54,7 @@ fn the_last_records_arrive_and_the_end_is_seen() {
         assert_eq!(left.view().coverage.lost, 0);
         left.take(Duration::from_secs(5));
         let ended = left.ended;
-        // SAFETY: our child.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
+        drop(child);
         assert!(ended, "the connection is still open");
     });
 }

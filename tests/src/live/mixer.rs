@@ -9,6 +9,7 @@ use gpumem_ledger::{Beside, ClosedSample, Ledger, Origin};
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
+use gpumem_runs::run::{Class, Run};
 use gpumem_wire::{Body, Flags, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -178,6 +179,41 @@ impl Mixer {
         let after_ns = self.looked_at(machine, daemon, tracked.len());
         let (what, tracked) = (what.to_owned(), tracked.to_vec());
         self.checks.push(Check { what, after_ns, before_ns: u64::MAX, tracked, beside: self.beside });
+    }
+
+    /// Waits until the daemon has what the machine has, in sum and idle, on each device on which the program is now. The agent reads the
+    /// driver's pools once a second: what nobody reports is known then.
+    ///
+    /// # Panics
+    /// When that does not come to be.
+    pub fn settles(&self, machine: &Machine, daemon: &Daemon) {
+        let began_ns = now_ns() + CLOCK_NS;
+        let is_settled = || {
+            let truths = machine.latest_truth();
+            let of_it = |truth: &&Truth| truth.pid == self.pid() && !truth.is_end() && truth.t > began_ns;
+            let newest: BTreeMap<&str, &Truth> =
+                truths.iter().filter(of_it).map(|truth| (truth.device.as_str(), truth)).collect();
+            let runs = daemon.asked(&format!("/v1/runs?pid={}", self.pid()))?;
+            let runs: Vec<Run> = serde_json::from_value(runs).expect("runs");
+            let run = runs.last()?;
+            let is_idle =
+                |cell: &u32| run.cells.get(*cell as usize).is_some_and(|cell| cell.class == Class::PoolIdle);
+            let has = |truth: &Truth| {
+                let device = run.devices.iter().find(|device| device.name == truth.device)?;
+                let device = Some(device).filter(|device| device.last.time_ns > began_ns)?;
+                let idle: i64 = device
+                    .last
+                    .amounts
+                    .iter()
+                    .filter(|(cell, _)| is_idle(cell))
+                    .map(|(_, bytes)| bytes)
+                    .sum();
+                Some((device.last.tracked_bytes?, idle))
+            };
+            let is_same = |truth: &Truth| has(truth) == Some((truth.tracked, truth.idle));
+            (!newest.is_empty() && newest.values().all(|truth| is_same(truth))).then_some(())
+        };
+        until(60, &format!("the figures of the pools of {}", self.pid()), is_settled);
     }
 
     /// Waits until the daemon knows all that has happened up to now, which is returned, and has looked at so many devices

@@ -45,6 +45,15 @@ impl Scene {
         mixer.holds(&self.machine, &self.daemon, what, &[tracked]);
     }
 
+    /// Looks when the daemon has what the machine has: see [`Mixer::settles`].
+    ///
+    /// # Panics
+    /// When the daemon does not look.
+    pub fn look_settled(&self, mixer: &mut Mixer, what: &str, tracked: i64) {
+        mixer.settles(&self.machine, &self.daemon);
+        self.look(mixer, what, tracked);
+    }
+
     /// Ends everything and compares.
     ///
     /// # Panics

@@ -333,6 +333,7 @@ pub fn agent(socket: &Path, change: impl FnOnce(&mut gpumem::env::Settings)) -> 
         live_rows: 1 << 14,
         name_bytes: 1 << 20,
         claims: "rank=3\nworld_size=8\n".to_owned(),
+        exit_wait_ms: 20_000, // it does not wait when all is sent
         ..Default::default()
     };
     settings.layers.sites = false; // what a test does not name has no name
