@@ -434,6 +434,11 @@ fn try_again() -> bool {
     matches!(error, Some(libc::EAGAIN | libc::EINTR | libc::ENOBUFS))
 }
 
+/// How long a packet may wait for room once the program ends: a little less than the program waits for us.
+fn farewell_time() -> Duration {
+    Duration::from_millis(Core::get().map_or(0, |core| core.settings.exit_wait_ms) * 4 / 5)
+}
+
 fn send(socket: Identity, packet: &[u8]) -> bool {
     let farewell = std::time::Instant::now();
     loop {
@@ -446,7 +451,7 @@ fn send(socket: Identity, packet: &[u8]) -> bool {
         if sent >= 0 {
             return true;
         }
-        if !try_again() || finishing() && farewell.elapsed() > Duration::from_millis(40) {
+        if !try_again() || finishing() && farewell.elapsed() > farewell_time() {
             return false;
         }
         // The daemon may also have closed its end: POLLHUP wakes us, and send() says EPIPE.
