@@ -53,12 +53,21 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 pub struct Published {
     /// When it was made, CLOCK_MONOTONIC.
     pub at_ns: u64,
+    /// The same moment, by the clock that [`Published::now_ns`] reads.
+    pub made: Instant,
     /// The ledger.
     pub snapshot: Snapshot,
     /// What has happened since the daemon started.
     pub totals: Totals,
     /// Bytes, about, that the ledger remembers of what processes said.
     pub remembered_bytes: usize,
+}
+
+impl Published {
+    /// Now, CLOCK_MONOTONIC. Ages are differences to this: a sample ages while nothing is published, too.
+    pub fn now_ns(&self) -> u64 {
+        self.at_ns.saturating_add(u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
 }
 
 /// Where views read. Reading never waits.
@@ -153,7 +162,13 @@ impl Core {
         let mut builder = RunBuilder::new(source);
         builder.limit(pace.limits);
         let snapshot = builder.ledger().snapshot();
-        let first = Published { at_ns: now_ns, snapshot, totals: Totals::default(), remembered_bytes: 0 };
+        let first = Published {
+            at_ns: now_ns,
+            made: Instant::now(),
+            snapshot,
+            totals: Totals::default(),
+            remembered_bytes: 0,
+        };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
         let turned_ns = Arc::new(AtomicU64::new(now_ns));
@@ -390,7 +405,8 @@ impl Core {
         self.roll(now_ns);
         self.turned_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
-        if self.changed && (watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS) {
+        // What is published says what is `stale`, which changes when nothing else does.
+        if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {
             self.publish(now_ns);
         }
     }
@@ -408,6 +424,7 @@ impl Core {
         self.stats.add(Count::RefusedOfAll, refused.all - before.all);
         self.publisher.send_replace(Arc::new(Published {
             at_ns: now_ns,
+            made: Instant::now(),
             snapshot,
             totals,
             remembered_bytes,

@@ -21,6 +21,8 @@ pub struct Status {
     pub no_events: bool,
     /// Since when it is so.
     pub since_ns: u64,
+    /// Since when the poller has done nothing, if that is longer than it should be: no GPU is read.
+    pub stalled_since_ns: Option<u64>,
     /// Closed on request until then.
     pub released_until_ns: Option<u64>,
     /// What has been called, and what it cost.

@@ -45,7 +45,11 @@ static FOLDED: Family = Family::gauge(
     &["reason"],
     "Processes that are one process (other) in this scrape, because they have just begun (young), or for metrics.max_series (room).",
 );
-static UP: Family = Family::gauge("gpumemd_source_up", &["source"], "1 while a source works.");
+static UP: Family = Family::gauge(
+    "gpumemd_source_up",
+    &["source"],
+    "1 while a source works; 0 for nvml also while a call does not return and no GPU is read.",
+);
 static STORE_WAITING: Family = Family::gauge("gpumemd_store_waiting", &[], "Runs that wait for the store.");
 static STORE_WAITING_BYTES: Family = Family::gauge(
     "gpumemd_store_waiting_bytes",
@@ -145,7 +149,7 @@ pub(super) fn write(
         (&LOST, Some(published.totals.lost() as f64), None),
         (&FOLDED, Some(folded.young as f64), Some(("reason", "young"))),
         (&FOLDED, Some(folded.room as f64), Some(("reason", "room"))),
-        (&UP, Some(yes(health.nvml_up)), Some(("source", "nvml"))),
+        (&UP, Some(yes(health.nvml_problem().is_none())), Some(("source", "nvml"))),
         (&UP, Some(yes(store.up)), Some(("source", "store"))),
         (&STORE_WAITING, Some(store.waiting as f64), None),
         (&STORE_WAITING_BYTES, Some(store.waiting_bytes as f64), None),
