@@ -13,7 +13,7 @@ use gpumem_ledger::{
 };
 use gpumem_wire::{Absence, ClockKind, Record};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What a reader of files hands its observations to.
 pub trait Sink {
@@ -132,6 +132,7 @@ impl RunBuilder {
         self.take();
         let snapshot = self.ledger.snapshot();
         let tenants = Tenants::of(&snapshot, &self.readings);
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
         let wanted = snapshot.processes.iter().filter(|process| keys.contains(&process.key));
         wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
     }
@@ -146,6 +147,7 @@ impl RunBuilder {
             self.processes.insert(*key, OfProcess::of_part(before));
             self.ledger.begin_part(*key, now_ns);
         }
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
         // A series begins with what is held, whether or not it changes soon.
         for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
             let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {

@@ -56,6 +56,16 @@ static STORE_WAITING_BYTES: Family = Family::gauge(
     &[],
     "Bytes, about, that runs take that wait for the store; runs.waiting_mib bounds it.",
 );
+static STORE_QUEUED: Family = Family::gauge(
+    "gpumemd_store_queued",
+    &[],
+    "Processes with news that are not among the waiting runs, because too many are.",
+);
+static STORE_OLDEST: Family = Family::gauge(
+    "gpumemd_store_unwritten_seconds",
+    &[],
+    "Age of the oldest news of a run that is not in the store: what a kill would cost, beside runs.checkpoint_every_s.",
+);
 static STORE_BYTES: Family =
     Family::gauge("gpumemd_store_bytes", &[], "Size of the run store's file, looked at every half minute.");
 static CPU: Family = Family::counter("process_cpu_seconds_total", &[], "CPU time of the daemon.");
@@ -82,6 +92,8 @@ pub(super) static FAMILIES: &[&Family] = &[
     &UP,
     &STORE_WAITING,
     &STORE_WAITING_BYTES,
+    &STORE_QUEUED,
+    &STORE_OLDEST,
     &STORE_BYTES,
     &CPU,
     &HEAP,
@@ -153,6 +165,8 @@ pub(super) fn write(
         (&UP, Some(yes(store.up)), Some(("source", "store"))),
         (&STORE_WAITING, Some(store.waiting as f64), None),
         (&STORE_WAITING_BYTES, Some(store.waiting_bytes as f64), None),
+        (&STORE_QUEUED, Some(store.queued as f64), None),
+        (&STORE_OLDEST, Some(store.oldest.as_secs_f64()), None),
         (&STORE_BYTES, Some(store.bytes as f64), None),
         (&CPU, Some(cpu_seconds()), None),
         (&HEAP, crate::memory::in_use().map(|bytes| bytes as f64), None),

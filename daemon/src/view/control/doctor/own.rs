@@ -306,6 +306,16 @@ fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
             );
         }
         Some(reason) => say(Check::Store, State::Bad, format!("{reason}; {waiting}"), store.remedy),
+        None if store.is_late => {
+            let text = format!(
+                "{} runs with news are not in it, the oldest for {} s: a kill of the daemon would cost that",
+                store.waiting + store.queued,
+                store.oldest.as_secs()
+            );
+            let fix =
+                "its disk is slow for so many processes: use a faster one, or raise runs.checkpoint_every_s";
+            say(Check::Store, State::Warn, text, Some(fix));
+        }
         None => say(Check::Store, State::Ok, store.path.display().to_string(), None),
     }
     if let Some(aside) = &store.set_aside {
