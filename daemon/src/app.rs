@@ -535,6 +535,12 @@ pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> 
             counters.failed_calls as f64,
         ),
         number(
+            "gpumemd_nvml_refused_values_total",
+            "Values of the driver that were not taken, because they are more than the size of the GPU, or of a pid that cannot be.",
+            true,
+            counters.refused as f64,
+        ),
+        number(
             "gpumemd_nvml_restarts_total",
             "Pollers started after the first.",
             true,

@@ -510,6 +510,7 @@ pub fn absence_name(absence: Absence, list_failed: bool) -> &'static str {
         Absence::Timeout => "timeout",
         Absence::NotSupported => "not supported",
         Absence::WrongNamespace => "wrong namespace",
+        Absence::Impossible => "impossible value",
         _ if list_failed => "list failed",
         _ => "unknown",
     }

@@ -84,6 +84,8 @@ pub struct Counters {
     pub failed_calls: u64,
     /// Readings put off because the lock-time budget was spent.
     pub lists_deferred: u64,
+    /// Values that were refused, because no device of that size can have them.
+    pub refused: u64,
     /// Share of wall time in list calls, over the last seconds.
     pub list_share: f64,
     /// Pollers that were started after the first one.

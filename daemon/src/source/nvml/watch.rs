@@ -530,6 +530,7 @@ impl Watch {
                 (totals.memory_calls, seconds(totals.memory_ns));
             (counters.list_calls, counters.list_seconds) = (totals.list_calls, seconds(totals.list_ns));
             (counters.failed_calls, counters.lists_deferred) = (totals.failed_calls, totals.deferred);
+            counters.refused = totals.refused;
             counters.list_share = share.unwrap_or(0.0);
         }
         self.send().await; // command lines that have been read by now

@@ -270,6 +270,14 @@ fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
     let number = |name: &str| {
         health.numbers.iter().find(|number| number.name == name).map_or(0.0, |number| number.value)
     };
+    let refused = number("gpumemd_nvml_refused_values_total");
+    if refused > 0.0 {
+        let text = format!(
+            "{refused} values of the driver were refused since the start: more than the size of the GPU"
+        );
+        let fix = "see the kernel's log (dmesg | grep -e NVRM -e Xid); reset the GPU or reload the driver";
+        findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
+    }
     let hangs = number("gpumemd_nvml_hangs_total");
     if hangs > 0.0 {
         let text = format!("{hangs} calls did not return since the start, and their process was replaced");
