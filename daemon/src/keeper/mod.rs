@@ -596,6 +596,33 @@ mod tests {
         std::fs::remove_dir_all(&dir).expect("removed");
     }
 
+    /// The start time of a process that had ended before it connected is its own claim.
+    #[test]
+    fn run_of_another_user_is_never_continued() {
+        let dir = std::env::temp_dir().join(format!("gpumemd-another-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let path = dir.join("runs.sqlite");
+        let store = || Store::open_read_only(&path).expect("a store");
+        for (user, events) in [(1, 5), (2, 7), (1, 9)] {
+            let (keeper, thread) =
+                Keeper::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
+            let process = Process { pid: 7, start_ticks: 9, uid: Some(user), ..Process::default() };
+            keeper.keep("boot:7:9".into(), Run { process, ..run(events) }, true);
+            thread.end(Duration::from_secs(60));
+        }
+        let of = |user| {
+            let runs = store().list().expect("runs");
+            let runs = runs.into_iter().map(|run| store().load(run.id).expect("a run"));
+            let mut events: Vec<u64> =
+                runs.filter(|run| run.process.uid == Some(user)).map(|run| run.coverage.events).collect();
+            events.sort_unstable();
+            events
+        };
+        assert_eq!(of(2), [7], "nothing of the other's, and nothing in it");
+        assert_eq!(of(1), [14], "the first one's goes on");
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+
     /// A disk that is slow gets the newest state, and not one after another that nobody wants any more: otherwise the end would
     /// come before the last of them.
     #[test]

@@ -52,6 +52,11 @@ const STALL: Duration = Duration::from_millis(400);
 /// poller changes its beacon every second.
 const DOWN: Duration = Duration::from_secs(1);
 const DOWN_IDLE: Duration = Duration::from_millis(2500);
+/// Age of the poller's records from which on this process must have been stopped: they are written within 50 ms.
+const STOPPED_NS: u64 = SECOND * 3 / 10;
+/// Agents are heard for this long before such records are translated, and for how long not again.
+const AGENTS_FIRST: Duration = Duration::from_millis(250);
+const AGENTS_AGAIN: Duration = Duration::from_secs(2);
 /// Most pollers that are stuck at one time and have a substitute.
 const MOST_STUCK: usize = 4;
 /// Seconds over which the share of lock time is told.
@@ -85,6 +90,8 @@ pub struct Watch {
     next: Option<Poller>,
     /// Such a poller must be started.
     needs_reopen: bool,
+    /// When agents were last heard first.
+    agents_first: Option<Instant>,
     /// A call for events did not return: it is not made again.
     no_events: bool,
     /// (time, list ns) over the last seconds.
@@ -149,6 +156,7 @@ impl Watch {
             stuck: Vec::new(),
             next: None,
             needs_reopen: false,
+            agents_first: None,
             no_events: false,
             share: VecDeque::new(),
         }
@@ -318,6 +326,13 @@ impl Watch {
 
     /// Takes the whole frames that a poller has written. `false`: it writes something else.
     async fn take_unread(&mut self, poller: &mut Poller) -> bool {
+        let first = records(&poller.unread).next().and_then(|record| record.ok()?.ok());
+        let age_ns = first.map_or(0, |record| now_ns().saturating_sub(record.stamp.time_ns));
+        if age_ns > STOPPED_NS && self.agents_first.is_none_or(|last| last.elapsed() > AGENTS_AGAIN) {
+            // Agents whose processes have ended meanwhile are heard first: they name the processes of the readings that wait.
+            self.agents_first = Some(Instant::now());
+            sleep(AGENTS_FIRST).await;
+        }
         let Some(taken) = self.take(&poller.unread).await else { return false };
         poller.unread.drain(..taken);
         poller.unread.len() <= MOST_UNREAD
