@@ -53,6 +53,11 @@ impl Sender {
     /// A command of the daemon's, and what became of it.
     pub(super) fn command(&mut self, command: u8, wish: Option<Wish>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
+            (Some(Wish::Start(path, _) | Wish::Dump { path, .. }), _)
+                if let Err(refused) = self.may_create(&path) =>
+            {
+                refused
+            }
             (Some(wish), _) => self.fulfil(wish),
             (None, Some(muted)) => {
                 self.muted_by_daemon = muted;
@@ -91,6 +96,18 @@ impl Sender {
                 outcome
             }
         }
+    }
+
+    /// Fails if the server must not have this file created: it is neither root, nor this program's user, nor the system's daemon, or
+    /// the file would be somewhere else than the program's environment permits.
+    fn may_create(&self, name: &str) -> Result<(), Outcome> {
+        if let Some(uid) = self.link.stranger() {
+            let told = format!(
+                "the server of this program's agent runs as user {uid}, which is neither root nor the program's user: no file is created for it"
+            );
+            return Err(Outcome { errno: libc::EPERM as u16, told });
+        }
+        control::permitted(self.core, name)
     }
 
     /// What is asked for is not known: by a newer daemon.
