@@ -86,8 +86,13 @@ impl RunBuilder {
         else {
             return;
         };
+        let listed = self.ledger.listed(device, number);
         if let Some(reading) = self.readings.entry(device, number) {
             reading.agreed = Some(agreed);
+            // Samples of this reading may still be open, each until its agent has reached that time: NVML's own list is whole.
+            if let Some(listed) = listed {
+                reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
+            }
         }
     }
 
@@ -100,6 +105,7 @@ impl RunBuilder {
         for (key, device, sample) in self.ledger.take_samples() {
             if sample.used_bytes != Err(Absence::NotListed)
                 && let Some(reading) = self.readings.entry(device, sample.number)
+                && reading.agreed.is_none()
             {
                 reading.listed.push((sample.used_bytes.ok(), key));
             }
