@@ -5,7 +5,7 @@ use super::link::Link;
 use crate::control::{self, Outcome, Wish};
 use crate::state;
 use crate::window::{self, Limits};
-use gpumem_wire::{Body, ByeReason, Record, Stamp};
+use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -349,7 +349,8 @@ impl Sender {
         let Some(first_seq) = self.muted_since else { return };
         let count = (self.taken + 1).saturating_sub(first_seq);
         if count > 0 {
-            self.say(Body::Lost { count, first_seq });
+            let stamp = Stamp { time_ns: self.core.clock.now(), context: WITHHELD, ..Stamp::default() };
+            self.link.frame(&Record { stamp, body: Body::Lost { count, first_seq } });
             self.muted_since = Some(self.taken + 1);
         }
     }
