@@ -271,6 +271,25 @@ pub fn done(number: u64, outcome: Outcome) {
     }
 }
 
+/// Fails unless a file of this name lies below a directory in which the daemon may have files created. Links are followed first.
+pub fn permitted(core: &Core, name: &str) -> Result<(), Outcome> {
+    let path = if name.is_empty() { PathBuf::from(".") } else { PathBuf::from(name) };
+    let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new("/")) };
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let real = std::fs::canonicalize(directory).map_err(|error| Outcome::failed(&path, &error))?;
+    let dirs = &core.settings.record_dirs;
+    if dirs.iter().any(|dir| real.starts_with(dir)) {
+        return Ok(());
+    }
+    let dirs: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+    let told = format!(
+        "{}: on request, this program creates files below {} only; GPUMEM_RECORD_DIRS in its environment names other directories",
+        path.display(),
+        if dirs.is_empty() { "no directory".to_owned() } else { dirs.join(", ") }
+    );
+    Err(Outcome { errno: libc::EACCES as u16, told })
+}
+
 /// A new file for a recording, and its absolute path. In its name, `%h` is the host, `%r` `r` and the rank and `-` (nothing without one), `%p`
 /// `p` and the pid, `%n` a number that makes it new. A folder gets a usual name. A file that is there is left alone.
 pub fn create(core: &Core, name: &str) -> Result<(File, PathBuf), Outcome> {

@@ -10,6 +10,9 @@ pub const DISABLE: &str = "GPUMEM_DISABLE";
 pub const SOCKET: &str = "GPUMEM_SOCKET";
 /// Write a recording to this file instead of connecting; `%p` is the pid.
 pub const RECORD: &str = "GPUMEM_RECORD";
+/// Directories below which the daemon may have recordings and dumps created (`gpumemctl record`), with colons between. Default:
+/// the directory in which the program begins, and that for temporary files.
+pub const RECORD_DIRS: &str = "GPUMEM_RECORD_DIRS";
 /// Name of the job that this process belongs to.
 pub const JOB: &str = "GPUMEM_JOB";
 /// Slots in the ring; a power of two.
@@ -93,6 +96,15 @@ fn claims(get: impl Fn(&str) -> Option<OsString>) -> String {
     lines
 }
 
+/// The name of this program as a claim: a daemon that finds the process ended has no other source of it.
+fn program() -> String {
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    comm.lines().next().map_or_else(String::new, |comm| format!("comm={comm}\n"))
+}
+
+/// Where the system's daemon listens.
+pub const SYSTEM_SOCKET: &str = "/run/gpumemd/agent.sock";
+
 /// What was read.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
@@ -104,6 +116,8 @@ pub struct Settings {
     pub doubtful_socket: Option<PathBuf>,
     /// See [`RECORD`].
     pub record: Option<PathBuf>,
+    /// See [`RECORD_DIRS`]; real paths.
+    pub record_dirs: Vec<PathBuf>,
     /// See [`RING_SLOTS`].
     pub ring_slots: u64,
     /// See [`EXIT_WAIT`].
@@ -190,6 +204,18 @@ fn number(name: &str, default: u64, low: u64, high: u64) -> u64 {
     value.map_or(default, |value| value.clamp(low, high))
 }
 
+/// The directories of [`RECORD_DIRS`] that exist.
+fn record_dirs() -> Vec<PathBuf> {
+    let dirs: Vec<PathBuf> = match get(RECORD_DIRS) {
+        Some(dirs) => std::env::split_paths(&dirs).filter(|dir| dir.is_absolute()).collect(),
+        None => {
+            let temporary = get("TMPDIR").map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+            std::env::current_dir().into_iter().chain([temporary]).collect()
+        }
+    };
+    dirs.iter().filter_map(|dir| std::fs::canonicalize(dir).ok()).collect()
+}
+
 /// `%p` in the file's name is the pid.
 fn with_pid(path: &OsStr, pid: u32) -> PathBuf {
     match path.to_str() {
@@ -209,7 +235,7 @@ impl Settings {
                 if let Some(directory) = get("XDG_RUNTIME_DIR") {
                     sockets.push(PathBuf::from(directory).join("gpumem/agent.sock"));
                 }
-                sockets.push("/run/gpumemd/agent.sock".into());
+                sockets.push(SYSTEM_SOCKET.into());
                 let doubtful = PathBuf::from(format!("/tmp/gpumem-{uid}/agent.sock"));
                 sockets.push(doubtful.clone());
                 doubtful_socket = Some(doubtful);
@@ -221,6 +247,7 @@ impl Settings {
             sockets,
             doubtful_socket,
             record: get(RECORD).map(|path| with_pid(&path, pid)),
+            record_dirs: record_dirs(),
             ring_slots: number(RING_SLOTS, 1 << 16, 2, 1 << 24),
             exit_wait_ms: number(EXIT_WAIT, 50, 0, 60000),
             live_rows: number(LIVE_ROWS, 1 << 18, 1, 1 << 24),
@@ -236,7 +263,7 @@ impl Settings {
                 .unwrap_or_default(),
             nvtx_ranges: get(NVTX_RANGES).is_some_and(|value| value != "0"),
             nvtx_injection: get(NVTX_INJECTION).map(Into::into),
-            claims: claims(get),
+            claims: claims(get) + &program(),
         }
     }
 }

@@ -420,9 +420,8 @@ async fn facts(processes: Processes, kernel: Kernel, inbox: mpsc::Sender<Batch>)
 
 /// How things are, in a line of `systemctl status`.
 fn status(health: &Health) -> String {
-    let Health { agents, nvml_up, nvml_reason, .. } = health;
-    let nvml = if *nvml_up { "up".to_owned() } else { format!("down: {nvml_reason}") };
-    format!("{agents} agents, nvml {nvml}")
+    let nvml = health.nvml_problem().map_or_else(|| "up".to_owned(), |problem| format!("down: {problem}"));
+    format!("{} agents, nvml {nvml}", health.agents)
 }
 
 fn health_events(device: &nvml::DeviceStatus) -> Vec<health::HealthEvent> {
@@ -464,6 +463,7 @@ impl Sources for World {
         });
         Health {
             nvml_up: status.up,
+            nvml_stalled_since_ns: status.stalled_since_ns,
             nvml_starting: status.reason == nvml::STARTING,
             // Records name their source; here a field does.
             nvml_reason: status.reason.trim_start_matches("nvml: ").to_owned(),
@@ -533,6 +533,12 @@ pub fn numbers(counters: &crate::source::nvml::Counters) -> Vec<health::Number> 
             "NVML calls that failed.",
             true,
             counters.failed_calls as f64,
+        ),
+        number(
+            "gpumemd_nvml_refused_values_total",
+            "Values of the driver that were not taken, because they are more than the size of the GPU, or of a pid that cannot be.",
+            true,
+            counters.refused as f64,
         ),
         number(
             "gpumemd_nvml_restarts_total",

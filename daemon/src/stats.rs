@@ -67,6 +67,7 @@ counts! {
     "gpumemd_store_writes_total", "Runs written to the store." { StoreWrites }
     "gpumemd_store_errors_total", "Writes that the store refused; they are tried again." { StoreErrors }
     "gpumemd_store_dropped_total", "Runs that were never stored: too many, or too large ones, waited while the store was out of order." { StoreDropped }
+    "gpumemd_store_late_total", "Runs that were written later than runs.checkpoint_every_s after their news: more processes live than the store takes." { StoreLate }
     "gpumemd_store_not_shown_total", "Answers that lack stored runs, because they would have been too large." { StoreNotShown }
     "gpumemd_store_deleted_total", "Runs deleted from the store, by reason." { DeletedAge = "age", DeletedSize = "size" }
     "gpumemd_store_set_aside_total", "Stores that were damaged and renamed, and new ones begun." { StoreSetAside }

@@ -16,7 +16,7 @@ use crate::range::{OwnView, Ranges};
 use crate::resync::Resync;
 use crate::share::{Full, Load};
 use crate::trend::{StepCount, Trend};
-use gpumem_wire::{Body, Flags, ImportSource, MemoryKind, Record, Stamp};
+use gpumem_wire::{Body, ByeReason, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -101,6 +101,10 @@ pub struct Coverage {
     pub lost: u64,
     /// Of those, what was missing before the first that this ledger heard.
     pub before: u64,
+    /// Bytes that were held when it began to hear, if something was missing before.
+    pub held_before: Option<i64>,
+    /// Ordered records that were kept back on request (pause, mute): no losses.
+    pub withheld: u64,
     /// See [`Earlier`].
     pub earlier: Option<Earlier>,
     /// The programs that spoke, oldest first: the first, of which `before` is, and the latest.
@@ -168,6 +172,8 @@ pub(crate) struct Process {
     pub is_watched_over: bool,
     /// The agent said good-bye: nothing more will come, until it says hello again.
     pub silent: bool,
+    /// When its agent said good-bye, and why.
+    pub bye: Option<(u64, ByeReason)>,
     pub closed: Vec<(u8, ClosedSample)>,
     /// The ledger looks after its samples that wait.
     pub is_watched: bool,
@@ -210,10 +216,22 @@ impl Process {
             state_ns: 0,
             is_watched_over: false,
             silent: false,
+            bye: None,
             closed: Vec::new(),
             is_watched: false,
             near_tag: 0,
         }
+    }
+
+    /// Records were kept back on request. The state is unknown until it is said again, peaks are lower bounds, and nothing is lost.
+    fn withhold(&mut self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let (lost, before) = (self.coverage.lost, self.coverage.before);
+        self.lose(count);
+        (self.coverage.lost, self.coverage.before) = (lost, before);
+        self.coverage.withheld = self.coverage.withheld.saturating_add(count).min(MOST_LOST);
     }
 
     pub fn lose(&mut self, count: u64) {
@@ -446,7 +464,7 @@ impl Process {
             Body::Hello { claims, .. } => {
                 self.facts.claims = parse_lines(claims);
                 self.layers.forget();
-                self.silent = false;
+                (self.silent, self.bye) = (false, None);
             }
             Body::Agent { result, state, detail } => self.set_state(state, result, detail, stamp.time_ns),
             Body::Layer { layer, state, reason } => self.layers.say(layer, state, reason),
@@ -468,7 +486,10 @@ impl Process {
             Body::Lost { count, first_seq } => {
                 let end = first_seq.saturating_add(count).saturating_sub(1);
                 if end > self.last_seq {
-                    self.lose(end - self.last_seq);
+                    let missing = end - self.last_seq;
+                    let withheld = if stamp.context == WITHHELD { count.min(missing) } else { 0 };
+                    self.lose(missing - withheld);
+                    self.withhold(withheld);
                     self.last_seq = end;
                 }
             }
@@ -484,7 +505,8 @@ impl Process {
             }
             Body::ResyncBegin { after_seq, .. } => self.begin_resync(after_seq),
             Body::ResyncEnd { head_seq, rows, .. } => self.end_resync(head_seq, rows, stamp.time_ns),
-            Body::Bye { .. } => {
+            Body::Bye { reason } => {
+                self.bye = Some((stamp.time_ns, reason));
                 self.advance(stamp.time_ns);
                 self.silent = true;
                 self.close_where(u64::MAX, true);

@@ -1,7 +1,7 @@
 //! The state said again: what an agent restates stays, what it does not is gone.
 
 use crate::holdings::{Holdings, Row};
-use crate::process::Process;
+use crate::process::{Coverage, Process};
 
 /// Between ResyncBegin and ResyncEnd.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +72,11 @@ impl Process {
         holdings.sweep_pools();
         holdings.replay();
         holdings.forgiven_until = head_seq;
+        let Coverage { lost, before, .. } = self.coverage;
+        if before > 0 && lost == before && self.coverage.held_before.is_none() {
+            let tracked = self.holdings.books.iter().map(|book| book.tracked);
+            self.coverage.held_before = Some(tracked.fold(0, i64::saturating_add));
+        }
         self.known_from_ns = self.applied_ns.max(time_ns);
     }
 

@@ -16,7 +16,7 @@ use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
 use crate::recent::Recent;
 use crate::sums::SUM_TAG;
-use gpumem_wire::{ClockKind, Phase, PoolOwner, Role};
+use gpumem_wire::{ByeReason, ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
 /// The ledger at one moment.
@@ -216,6 +216,8 @@ pub struct ProcessView {
     pub ooms_dropped: u64,
     /// Latest time of its records.
     pub heard_ns: u64,
+    /// When its agent said good-bye, and why.
+    pub bye: Option<(u64, ByeReason)>,
 }
 
 pub(crate) fn of(ledger: &Ledger) -> Snapshot {
@@ -317,5 +319,6 @@ fn process_view(process: &Process) -> ProcessView {
         ooms: process.ooms.view(&names),
         ooms_dropped: process.ooms.dropped,
         heard_ns: process.applied_ns,
+        bye: process.bye,
     }
 }

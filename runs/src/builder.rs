@@ -3,6 +3,7 @@
 
 use crate::growth::Growth;
 use crate::kept::{OfProcess, Processes, Reading, Readings};
+use crate::own::{Own, SnapshotFigures};
 use crate::part::Before;
 use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
@@ -11,9 +12,9 @@ use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
-use gpumem_wire::{Absence, ClockKind, Record};
+use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// What a reader of files hands its observations to.
 pub trait Sink {
@@ -23,6 +24,8 @@ pub trait Sink {
     fn caveat(&mut self, code: &str, text: String);
     /// Lines or records that could not be read.
     fn reject(&mut self, count: u64);
+    /// A PyTorch snapshot's own figures.
+    fn figures(&mut self, _figures: SnapshotFigures) {}
 }
 
 /// Feeds a ledger and keeps what a ledger forgets: the series.
@@ -32,6 +35,7 @@ pub struct RunBuilder {
     source: Source,
     caveats: Vec<Caveat>,
     rejected: u64,
+    snapshot: Option<SnapshotFigures>,
     processes: Processes,
     readings: Readings,
     /// Width of the first buckets of series: that of the ledger's windows.
@@ -46,6 +50,7 @@ impl RunBuilder {
             source,
             caveats: Vec::new(),
             rejected: 0,
+            snapshot: None,
             processes: Processes::default(),
             readings: Readings::default(),
             width_ns: WINDOW_NS,
@@ -75,6 +80,10 @@ impl Sink for RunBuilder {
     fn reject(&mut self, count: u64) {
         self.rejected += count;
     }
+
+    fn figures(&mut self, figures: SnapshotFigures) {
+        self.snapshot = Some(figures);
+    }
 }
 
 impl RunBuilder {
@@ -86,8 +95,13 @@ impl RunBuilder {
         else {
             return;
         };
+        let listed = self.ledger.listed(device, number);
         if let Some(reading) = self.readings.entry(device, number) {
             reading.agreed = Some(agreed);
+            // Samples of this reading may still be open, each until its agent has reached that time: NVML's own list is whole.
+            if let Some(listed) = listed {
+                reading.listed = listed.iter().map(|&(key, used)| (Some(used), key)).collect();
+            }
         }
     }
 
@@ -100,6 +114,7 @@ impl RunBuilder {
         for (key, device, sample) in self.ledger.take_samples() {
             if sample.used_bytes != Err(Absence::NotListed)
                 && let Some(reading) = self.readings.entry(device, sample.number)
+                && reading.agreed.is_none()
             {
                 reading.listed.push((sample.used_bytes.ok(), key));
             }
@@ -132,6 +147,7 @@ impl RunBuilder {
         self.take();
         let snapshot = self.ledger.snapshot();
         let tenants = Tenants::of(&snapshot, &self.readings);
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
         let wanted = snapshot.processes.iter().filter(|process| keys.contains(&process.key));
         wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
     }
@@ -146,6 +162,7 @@ impl RunBuilder {
             self.processes.insert(*key, OfProcess::of_part(before));
             self.ledger.begin_part(*key, now_ns);
         }
+        let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
         // A series begins with what is held, whether or not it changes soon.
         for process in self.ledger.snapshot().processes.iter().filter(|process| keys.contains(&process.key)) {
             let Some(kept) = self.processes.get_mut(&process.key).filter(|_| process.coverage.covered) else {
@@ -179,7 +196,14 @@ impl RunBuilder {
         let devices: Vec<run::Device> = (0..process.accounts.len())
             .filter_map(|account| self.device(snapshot, tenants, process, account))
             .collect();
-        let own = caveats_of(process).into_iter().chain(devices.iter().filter_map(disagreement));
+        let before_recording = self.before_recording(coverage);
+        let lost = coverage.lost - before_recording;
+        let is_complete =
+            self.snapshot.is_some() || process.bye.is_some_and(|(_, why)| why == ByeReason::Requested);
+        let own = caveats_of(process)
+            .into_iter()
+            .chain(late_recording(before_recording, coverage))
+            .chain(devices.iter().filter_map(disagreement));
         let before = kept.and_then(|kept| kept.before.as_deref());
         let mut run = Run {
             source: self.source.clone(),
@@ -198,11 +222,17 @@ impl RunBuilder {
             state: match process.ended {
                 Some((time_ns, status)) => State::Closed { time_ns, status },
                 None if goes_on => State::Open,
-                None => State::Interrupted,
+                None if self.snapshot.is_some() => State::Closed { time_ns: process.heard_ns, status: None },
+                None => match process.bye.filter(|_| self.is_file()) {
+                    Some((time_ns, _)) => {
+                        State::Closed { time_ns: time_ns.max(process.heard_ns), status: None }
+                    }
+                    None => State::Interrupted,
+                },
             },
             coverage: run::Coverage {
                 covered: coverage.covered,
-                late: coverage.late,
+                late: coverage.late || before_recording > 0,
                 blocked_by: coverage.blocked.as_ref().map(|blocked| blocked.by.clone()),
                 blocked_code: coverage.blocked.as_ref().map(|blocked| blocked.result),
                 blind: coverage.blind.windows.iter().map(run::BlindWindow::from).collect(),
@@ -210,12 +240,16 @@ impl RunBuilder {
                 blind_ns: coverage.blind.ended_ns,
                 blind_doubt: coverage.blind.doubt,
                 partial_state: coverage.partial.is_some_and(|partial| partial.state),
-                partial_history: coverage.partial.is_some(),
+                partial_history: coverage.partial.is_some_and(|partial| {
+                    partial.state || before_recording == 0 || lost + coverage.withheld > 0
+                }),
                 events: coverage.events,
                 allocations: coverage.allocations,
                 allocated_bytes: coverage.allocated_bytes,
                 rejected: self.rejected,
-                lost: coverage.lost,
+                lost,
+                withheld: coverage.withheld,
+                complete: !goes_on && process.ended.is_none() && self.is_file() && is_complete,
                 odd: odd.unknown_frees
                     + odd.unknown_ends
                     + odd.replaced
@@ -239,7 +273,7 @@ impl RunBuilder {
             caveats: own.chain(self.caveats.iter().cloned()).collect(),
             cells: process.cells.iter().map(run::Cell::from).collect(),
             devices,
-            own: (&self.ledger.own(process.key)).into(),
+            own: Own { snapshot: self.snapshot, ..(&self.ledger.own(process.key)).into() },
         };
         if let Some(before) = before {
             before.leave_out(&mut run.coverage);
@@ -248,6 +282,16 @@ impl RunBuilder {
             run.caveats.insert(0, Caveat { code: "part".into(), text: text.into() });
         }
         run
+    }
+
+    /// The source is a recording or a snapshot: one that is whole ends on purpose.
+    fn is_file(&self) -> bool {
+        self.source.kind == "recording" || self.snapshot.is_some()
+    }
+
+    /// Ordered records before a recording that began while the process ran: they are no losses.
+    fn before_recording(&self, coverage: &gpumem_ledger::Coverage) -> u64 {
+        if self.source.kind == "recording" && coverage.held_before.is_some() { coverage.before } else { 0 }
     }
 
     fn device(
@@ -322,6 +366,15 @@ impl RunBuilder {
             ..of_run
         })
     }
+}
+
+/// What a reader of a recording must know that began while the process ran.
+fn late_recording(records: u64, coverage: &gpumem_ledger::Coverage) -> Option<Caveat> {
+    let bytes = coverage.held_before.filter(|_| records > 0)?;
+    let bytes = thousands(u64::try_from(bytes).unwrap_or(0));
+    let text =
+        format!("late: {bytes} bytes existed before the recording began; peaks and counts are those since");
+    Some(Caveat { code: "late".into(), text })
 }
 
 /// When memory ran out on one of its devices.
@@ -422,6 +475,12 @@ fn caveats_of(process: &ProcessView) -> Vec<Caveat> {
         };
         let text = format!("unnamed-{index} {why}: tracked {} bytes", account.tracked_bytes);
         caveats.push(Caveat { code: code.into(), text });
+    }
+    if process.coverage.withheld > 0 {
+        let count = thousands(process.coverage.withheld);
+        let text =
+            format!("{count} records were kept back on request (pause): peaks of that time are not known");
+        caveats.push(Caveat { code: "withheld".into(), text });
     }
     caveats
 }

@@ -57,7 +57,7 @@ pub(crate) type Processes = HashMap<ProcessKey, OfProcess, foldhash::fast::Rando
 pub(crate) struct Reading {
     /// Device memory, if it was the same before and after the list.
     pub agreed: Option<AgreedReading>,
-    /// Who was listed, with how much.
+    /// Who was listed, with how much: all, where device memory agreed.
     pub listed: Vec<(Option<u64>, ProcessKey)>,
 }
 

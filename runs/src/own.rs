@@ -27,6 +27,34 @@ pub struct Own {
     pub spans: Vec<Span>,
     /// More of them.
     pub spans_dropped: u64,
+    /// What a snapshot of PyTorch says of the allocator.
+    pub snapshot: Option<SnapshotFigures>,
+}
+
+/// A PyTorch memory snapshot's own figures of device memory, over all its devices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SnapshotFigures {
+    /// Bytes of its segments (`memory_reserved`).
+    pub reserved_bytes: u64,
+    /// Segments.
+    pub segments: u64,
+    /// Bytes of blocks in use (`memory_allocated`), those that wait for a stream included.
+    pub allocated_bytes: u64,
+    /// Blocks in use.
+    pub blocks: u64,
+    /// Of these, blocks that were freed and wait for a stream.
+    pub pending_blocks: u64,
+    /// Bytes that the program asked for, of the blocks in use.
+    pub requested_bytes: u64,
+    /// Blocks that are free.
+    pub idle_blocks: u64,
+    /// Entries of the history.
+    pub trace_entries: u64,
+    /// Most bytes that were requested at one time of the history.
+    pub peak_requested_bytes: u64,
+    /// Most bytes that were allocated at one time of the history.
+    pub peak_allocated_bytes: u64,
 }
 
 /// A counter of the program's own.
@@ -152,6 +180,7 @@ impl Own {
                 None => self.counters_dropped = self.counters_dropped.saturating_add(counter.changes),
             }
         }
+        self.snapshot = later.snapshot.or(self.snapshot);
         let mut places = Vec::new();
         for range in later.ranges {
             let key = |range: &Range| (range.is_step, range.name.clone());
@@ -252,6 +281,7 @@ impl From<&OwnView> for Own {
             ranges_broken: view.ranges_broken,
             spans: view.spans.iter().map(span).collect(),
             spans_dropped: view.spans_dropped,
+            snapshot: None,
         }
     }
 }

@@ -167,6 +167,10 @@ pub struct Coverage {
     pub rejected: u64,
     /// Ordered records lost.
     pub lost: u64,
+    /// Ordered records that were kept back on request (pause, mute): no losses.
+    pub withheld: u64,
+    /// The source ends here on purpose, a snapshot or a recording that was stopped; the process may have gone on.
+    pub complete: bool,
     /// Records that did not fit what was known.
     pub odd: u64,
     /// Samples of NVML.
@@ -510,6 +514,7 @@ pub fn absence_name(absence: Absence, list_failed: bool) -> &'static str {
         Absence::Timeout => "timeout",
         Absence::NotSupported => "not supported",
         Absence::WrongNamespace => "wrong namespace",
+        Absence::Impossible => "impossible value",
         _ if list_failed => "list failed",
         _ => "unknown",
     }

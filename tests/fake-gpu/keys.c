@@ -71,6 +71,7 @@ static const sim_key keys[] = {
     {"fault", D(fault), 'f', 1, FAULTS, "fault of every call on the device"},
     {"fault_memory", D(fault_memory), 'f', 1, FAULTS, "fault of its memory info only"},
     {"fault_list", D(fault_list), 'f', 1, FAULTS, "fault of its process lists only"},
+    {"fault_open", D(fault_open), 'f', 1, FAULTS, "hang: asking for its UUID, which every opening of NVML does"},
     {"fault_events", D(fault_events), 'f', 1, FAULTS, "fault of registering for its events; hang: of waiting for them"},
     {"mig", D(mig), 'n', 1, NULL, "MIG instances (0: MIG off, up to 7)"},
     {"mig_hidden", D(mig_hidden), 'n', 1, NULL, "1: whoever asks may see none of them"},

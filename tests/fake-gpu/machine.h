@@ -88,7 +88,7 @@ typedef struct {
     uint64_t charged_bytes; /* of all slots, holds not included; kept by charge and reap */
     uint64_t ghost_bytes;   /* of each ghost */
     uint64_t ghosts;
-    uint64_t fault, fault_memory, fault_list, fault_events;
+    uint64_t fault, fault_memory, fault_list, fault_open, fault_events;
     uint64_t mig, mig_hidden, graphics, mps, accounting, display, unified, addressing, numa_node, memory_limit;
     uint64_t accounting_extra; /* what accounting has seen beyond what anybody held */
 } sim_device;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 #include <unistd.h>
 
 EXPORT nvmlReturn nvmlDeviceGetCount_v2(unsigned *count) {
@@ -50,6 +51,10 @@ EXPORT nvmlReturn nvmlDeviceGetHandleByUUID(const char *uuid, handle **out) {
 }
 EXPORT nvmlReturn nvmlDeviceGetUUID(const handle *h, char *out, unsigned room) {
     BEGIN_DEVICE(h, LANE_OTHER, NULL);
+    while (*(volatile uint64_t *)&machine->device[h->device].fault_open == SIM_HANG) {
+        struct timespec t = {0, 2000000};
+        nanosleep(&t, NULL);
+    }
     char text[48];
     uuid_text(h, text);
     if (room <= strlen(text)) return INSUFFICIENT_SIZE;

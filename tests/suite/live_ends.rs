@@ -19,6 +19,42 @@ fn program_whose_main_leaves_ends_with_its_last_thread() {
     daemon.stop();
 }
 
+/// More programs begin and end while the daemon is stopped than may wait without a hello: all are read from the socket's queue.
+#[test]
+fn programs_that_lived_while_the_daemon_was_stopped_have_runs() {
+    const PROGRAMS: usize = 12;
+    let machine = Machine::new(&["devices=1"]);
+    let config = format!("[agent]\nconnections_without_hello = 8\n{FAST}");
+    let mut daemon = Daemon::start(&machine, "daemon", &config);
+    daemon.job.signal("STOP");
+    let trainers: Vec<(u32, bool)> = (0..PROGRAMS)
+        .map(|_| {
+            let mut trainer = Job::start(&mut machine.trainer(&daemon.runtime, &["--steps", "2"]));
+            (trainer.pid(), trainer.end().success())
+        })
+        .collect();
+    daemon.job.signal("CONT");
+    let list = || {
+        let output = daemon.ctl(&machine, &["runs", "--json"]).output().expect("gpumemctl runs");
+        // Nothing is printed while there is no store.
+        let runs: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        runs.as_ref().and_then(serde_json::Value::as_array).cloned().unwrap_or_default()
+    };
+    let runs = until(30, "a run of each", || {
+        let runs = list();
+        let is_there = |pid: u32| runs.iter().any(|run| run["pid"] == pid && run["state"] == "ended");
+        trainers.iter().all(|(pid, _)| is_there(*pid)).then_some(runs)
+    });
+    for (pid, is_well) in trainers {
+        let of: Vec<_> = runs.iter().filter(|run| run["pid"] == pid).collect();
+        assert!(is_well && of.len() == 1, "{of:?}");
+        assert_eq!(of[0]["label"], "trainer", "{of:?}");
+        let peak = of[0]["peak_tracked_bytes"].as_i64();
+        assert!(peak.is_some_and(|peak| peak > 0), "{of:?}");
+    }
+    daemon.stop();
+}
+
 #[test]
 fn killed_trainer_leaves_a_run_with_all_that_it_held() {
     let machine = Machine::new(&["devices=1"]);

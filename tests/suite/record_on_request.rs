@@ -1,6 +1,6 @@
 //! A process that records when somebody else says so: gpumemctl, the daemon, the agent.
 use gpumem_runs::import::read_file;
-use gpumem_runs::run::Run;
+use gpumem_runs::run::{Run, State};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, replay, until};
 use std::path::Path;
 use std::process::Output;
@@ -210,7 +210,18 @@ fn a_recording_ends_by_itself_after_a_time_or_a_size() {
     };
     start("time.gpumem", ["--for", "1s"]);
     let run = stopped("time.gpumem");
-    assert!(!run.coverage.partial_state && steps(&run).len() >= 2, "{:?}", run.coverage);
+    let coverage = &run.coverage;
+    assert!(steps(&run).len() >= 2, "{coverage:?}");
+    assert!(coverage.late && coverage.complete && coverage.lost == 0, "{coverage:?}");
+    assert!(!coverage.partial_state && !coverage.partial_history, "{coverage:?}");
+    assert!(matches!(run.state, State::Closed { status: None, .. }), "{:?}", run.state);
+    let late = run.caveats.iter().find(|caveat| caveat.code == "late").expect("what was before it");
+    assert!(late.text.contains(" bytes existed before the recording began"), "{}", late.text);
+    let file = path("time.gpumem");
+    let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);
+    let is_clean = |words: &str| report.contains(words);
+    assert!(is_clean("complete: the recording was ended at") && is_clean("0 events lost"), "{report}");
+    assert!(!is_clean("interrupted") && !is_clean("lower bound"), "{report}");
     start("size.gpumem", ["--max-size", "200K"]);
     let run = stopped("size.gpumem");
     let size = std::fs::metadata(path("size.gpumem")).expect("a file").len();
@@ -245,7 +256,10 @@ fn balances_hold_across_a_pause_and_what_is_missing_is_counted() {
     let run = one(&file);
     assert_eq!(run.devices[0].last.tracked_bytes, Some(13 * MIB), "b, d and e");
     let coverage = &run.coverage;
-    assert!(coverage.lost >= 5 && coverage.partial_history && !coverage.partial_state, "{coverage:?}");
+    assert!(coverage.lost == 0 && coverage.withheld >= 5, "kept back, and not lost: {coverage:?}");
+    assert!(coverage.partial_history && !coverage.partial_state, "its peak is a lower bound: {coverage:?}");
+    let report = done(&machine, &daemon, &["report", file.to_str().expect("UTF-8")]);
+    assert!(report.contains("peak is a lower bound: records were kept back on request"), "{report}");
     let tags: Vec<_> = run.cells.iter().filter_map(|cell| cell.tag.clone()).collect();
     assert!(tags.contains(&"between".to_owned()), "what was born unseen has its name: {tags:?}");
     mixer.end();

@@ -207,6 +207,8 @@ codes! {
         NotSupported = 6,
         /// The bytes cannot be trusted (pid namespace of old drivers).
         WrongNamespace = 7,
+        /// The value cannot be right: more than the size of the device.
+        Impossible = 8,
     }
 
     /// Frames of a stack, as they were taken.

@@ -12,6 +12,9 @@
 /// `Stamp::device` when a record concerns no device.
 pub const NONE_DEVICE: u8 = 255;
 
+/// `context` of a `Lost` record: the records were kept back because somebody asked for it, and none was lost.
+pub const WITHHELD: u32 = u32::MAX;
+
 /// Bits of [`Stamp::flags`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Flags(pub u8);
@@ -54,7 +57,8 @@ pub struct Stamp {
     pub thread: u32,
     /// CUPTI's contextUid; in block records a small number for the stream; in `DeviceSample` how
     /// long the read took in ns; in `VmmCreate` how long the call took in us; in `Device` its
-    /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known.
+    /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known; in `Lost`
+    /// [`WITHHELD`] where the records were kept back on request.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,

@@ -4,6 +4,7 @@ use super::{finishing, wait};
 use crate::clock::kernel_ns;
 use crate::core::Core;
 use crate::descriptor::{self, Identity, Kept};
+use crate::env;
 use gpumem_wire::{Body, ByeReason, ClockKind, Record, SLOT_BYTES, Stamp, frame};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -96,6 +97,8 @@ pub struct Link {
     is_welcomed: bool,
     /// Differs between the programs that a process becomes by exec().
     instance: u16,
+    /// It goes to the socket of the system's daemon.
+    is_system: bool,
 }
 
 impl Link {
@@ -111,6 +114,7 @@ impl Link {
             retry_ns: *RETRY_NS.start(),
             is_welcomed: false,
             instance: crate::live::mix(kernel_ns(), here) as u16,
+            is_system: false,
         }
     }
 
@@ -207,6 +211,16 @@ impl Link {
         }
     }
 
+    /// The user of the server at the other end, if it is one for whom no file may be created.
+    pub fn stranger(&self) -> Option<u32> {
+        let To::Daemon(socket) = &self.to else { return None };
+        let uid = server_uid(socket.fd);
+        // SAFETY: no arguments, never fails.
+        let own = unsafe { libc::geteuid() };
+        (uid != Some(0) && uid != Some(own) && !(self.is_system && uid.is_some() && uid == owner_of_system()))
+            .then_some(uid.unwrap_or(u32::MAX))
+    }
+
     fn hello<'a>(&self, core: &'a Core) -> Record<'a> {
         let versions = u64::from(gpumem_wire::MAJOR) << 16 | u64::from(gpumem_wire::MINOR);
         let stamp = Stamp { time_ns: core.clock.now(), thread: core.pid, ..Stamp::default() };
@@ -261,6 +275,7 @@ impl Link {
             SOCKET.store(fd, Release); // before it is connected: a child that is forked now closes it
             self.to = To::Daemon(socket);
             if (connect(fd, path) || stand_in_line(fd, path)) && self.send_hello(core, fd) {
+                self.is_system = path == Path::new(env::SYSTEM_SOCKET);
                 return true;
             }
             self.close();
@@ -512,6 +527,26 @@ pub fn connect_anew(core: &Core) -> Option<RawFd> {
         unsafe { libc::close(fd) };
         None
     })
+}
+
+/// The user of the process that listens at the other end, as of its listen(2).
+fn server_uid(socket: RawFd) -> Option<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, and how many to `len`; both live until the call returns.
+    let result = unsafe {
+        let place = (&raw mut peer).cast();
+        libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut len)
+    };
+    (result == 0).then_some(peer.uid)
+}
+
+/// The user to whom the directory of the system's socket belongs. Only root can have made it.
+fn owner_of_system() -> Option<u32> {
+    let directory = Path::new(env::SYSTEM_SOCKET).parent()?;
+    let is_roots = |of: &std::fs::Metadata| of.uid() == 0 && of.mode() & 0o022 == 0;
+    let above = std::fs::symlink_metadata(directory.parent()?).ok().filter(is_roots);
+    above.and_then(|_| std::fs::symlink_metadata(directory).ok()).filter(|of| of.is_dir()).map(|of| of.uid())
 }
 
 /// A socket in /tmp counts only if its directory is the user's own and nobody else can write to it.

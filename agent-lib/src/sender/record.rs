@@ -5,7 +5,7 @@ use super::link::Link;
 use crate::control::{self, Outcome, Wish};
 use crate::state;
 use crate::window::{self, Limits};
-use gpumem_wire::{Body, ByeReason, Record, Stamp};
+use gpumem_wire::{Body, ByeReason, Record, Stamp, WITHHELD};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -53,6 +53,11 @@ impl Sender {
     /// A command of the daemon's, and what became of it.
     pub(super) fn command(&mut self, command: u8, wish: Option<Wish>, muted: Option<bool>) {
         let outcome = match (wish, muted) {
+            (Some(Wish::Start(path, _) | Wish::Dump { path, .. }), _)
+                if let Err(refused) = self.may_create(&path) =>
+            {
+                refused
+            }
             (Some(wish), _) => self.fulfil(wish),
             (None, Some(muted)) => {
                 self.muted_by_daemon = muted;
@@ -91,6 +96,18 @@ impl Sender {
                 outcome
             }
         }
+    }
+
+    /// Fails if the server must not have this file created: it is neither root, nor this program's user, nor the system's daemon, or
+    /// the file would be somewhere else than the program's environment permits.
+    fn may_create(&self, name: &str) -> Result<(), Outcome> {
+        if let Some(uid) = self.link.stranger() {
+            let told = format!(
+                "the server of this program's agent runs as user {uid}, which is neither root nor the program's user: no file is created for it"
+            );
+            return Err(Outcome { errno: libc::EPERM as u16, told });
+        }
+        control::permitted(self.core, name)
     }
 
     /// What is asked for is not known: by a newer daemon.
@@ -332,7 +349,8 @@ impl Sender {
         let Some(first_seq) = self.muted_since else { return };
         let count = (self.taken + 1).saturating_sub(first_seq);
         if count > 0 {
-            self.say(Body::Lost { count, first_seq });
+            let stamp = Stamp { time_ns: self.core.clock.now(), context: WITHHELD, ..Stamp::default() };
+            self.link.frame(&Record { stamp, body: Body::Lost { count, first_seq } });
             self.muted_since = Some(self.taken + 1);
         }
     }

@@ -22,6 +22,7 @@ mod no_allocation;
 mod no_system_call;
 mod nvtx;
 mod racing;
+mod requested_files;
 mod scoping;
 mod session;
 mod torch_blocks;

@@ -8,7 +8,7 @@ mod track;
 
 use crate::clock;
 use crate::fair::Bill;
-use crate::keeper::{Keeper, Recalled};
+use crate::keeper::{Keeper, Queue, Recalled};
 use crate::recorder::Recorder;
 use crate::source::Batch;
 use crate::source::agent::Place;
@@ -19,6 +19,7 @@ use gpumem_runs::run::{Run, Source};
 use gpumem_wire::{Body, Record, Stamp, frame};
 use later::Later;
 use roll::Roll;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +46,12 @@ const ANCHOR_NS: u64 = 1_000_000_000;
 const JUMP_NS: i128 = 500_000_000;
 /// Batches taken before others get a turn.
 const BATCHES: usize = 32;
+/// Runs that are made at once: others wait for the ledger meanwhile.
+const RUNS_AT_ONCE: usize = 512;
+/// Ended processes that may wait until the store has room for their runs.
+const MOST_CLOSING: usize = 16_384;
+/// At the daemon's end, all runs are handed to the store within this.
+const LAST_RUNS: Duration = Duration::from_secs(2);
 /// At the daemon's end, what rests has so long.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
@@ -53,12 +60,21 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 pub struct Published {
     /// When it was made, CLOCK_MONOTONIC.
     pub at_ns: u64,
+    /// The same moment, by the clock that [`Published::now_ns`] reads.
+    pub made: Instant,
     /// The ledger.
     pub snapshot: Snapshot,
     /// What has happened since the daemon started.
     pub totals: Totals,
     /// Bytes, about, that the ledger remembers of what processes said.
     pub remembered_bytes: usize,
+}
+
+impl Published {
+    /// Now, CLOCK_MONOTONIC. Ages are differences to this: a sample ages while nothing is published, too.
+    pub fn now_ns(&self) -> u64 {
+        self.at_ns.saturating_add(u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
 }
 
 /// Where views read. Reading never waits.
@@ -132,8 +148,14 @@ pub struct Core {
     changed: bool,
     wall_offset_ns: i128,
     anchored_ns: u64,
+    /// When all runs with news were last made due, and when those that are new were.
     checkpoint_ns: u64,
+    first_ns: u64,
     roll: Roll,
+    /// Processes whose part has ended, and whose run waits for that room.
+    rolling: VecDeque<ProcessKey>,
+    /// Ended processes whose runs wait for room in front of the store.
+    closing: VecDeque<ProcessKey>,
     /// Words that took long, and go on later.
     later: Later,
     boot_id: String,
@@ -153,7 +175,13 @@ impl Core {
         let mut builder = RunBuilder::new(source);
         builder.limit(pace.limits);
         let snapshot = builder.ledger().snapshot();
-        let first = Published { at_ns: now_ns, snapshot, totals: Totals::default(), remembered_bytes: 0 };
+        let first = Published {
+            at_ns: now_ns,
+            made: Instant::now(),
+            snapshot,
+            totals: Totals::default(),
+            remembered_bytes: 0,
+        };
         let (publisher, published) = watch::channel(Arc::new(first));
         let read_ns = Arc::new(AtomicU64::new(now_ns));
         let turned_ns = Arc::new(AtomicU64::new(now_ns));
@@ -174,7 +202,10 @@ impl Core {
             wall_offset_ns: 0,
             anchored_ns: 0,
             checkpoint_ns: now_ns,
+            first_ns: now_ns,
             roll: Roll::default(),
+            rolling: VecDeque::new(),
+            closing: VecDeque::new(),
             later: Later::default(),
             boot_id: boot_id.trim_end().to_owned(),
             tally: Tally::default(),
@@ -255,7 +286,7 @@ impl Core {
         }
         let began = Instant::now();
         while began.elapsed() < LAST_WORDS && self.go_on(u64::MAX) {}
-        self.close();
+        self.close().await;
     }
 
     /// Observes a batch; one of a process that rests goes behind what that process has said before.
@@ -383,14 +414,20 @@ impl Core {
         self.finish(now_ns);
         let since_ns = now_ns.saturating_sub(self.checkpoint_ns);
         let is_due = since_ns >= self.pace.checkpoint.as_nanos() as u64;
-        if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.tracks.has_new() {
+        if is_due {
             self.checkpoint_ns = now_ns;
-            self.checkpoint();
         }
+        let since_ns = now_ns.saturating_sub(self.first_ns);
+        if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.tracks.has_new() {
+            self.first_ns = now_ns;
+            self.tracks.make_due(!is_due, now_ns);
+        }
+        self.checkpoint(now_ns);
         self.roll(now_ns);
         self.turned_ns.store(now_ns, Ordering::Relaxed);
         let watched = now_ns.saturating_sub(self.read_ns.load(Ordering::Relaxed)) < WATCHED_NS;
-        if self.changed && (watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS) {
+        // What is published says what is `stale`, which changes when nothing else does.
+        if self.changed && watched || now_ns.saturating_sub(self.published_ns) >= IDLE_PUBLISH_NS {
             self.publish(now_ns);
         }
     }
@@ -408,6 +445,7 @@ impl Core {
         self.stats.add(Count::RefusedOfAll, refused.all - before.all);
         self.publisher.send_replace(Arc::new(Published {
             at_ns: now_ns,
+            made: Instant::now(),
             snapshot,
             totals,
             remembered_bytes,
@@ -436,15 +474,27 @@ impl Core {
     /// Closes the runs of processes that have ended and whose agents have said their last word.
     fn finish(&mut self, now_ns: u64) {
         let over = self.tracks.take_over(now_ns, LAST_WORD_NS);
-        if over.is_empty() {
-            return;
-        }
         for &(key, time_ns, status) in &over {
             let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
             let status = gpumem_wire::Reading(status);
             self.host(&Record { stamp, body: Body::ProcessGone { start_ticks: key.start_ticks, status } });
+            self.closing.push_back(key);
         }
-        let keys: Vec<_> = over.iter().map(|(key, ..)| *key).collect();
+        // Without a start time, the next process of that pid would be taken for this one.
+        let most = if over.iter().any(|(key, ..)| key.start_ticks == 0) || self.closing.len() > MOST_CLOSING {
+            usize::MAX
+        } else {
+            self.keeper.room().over.min(RUNS_AT_ONCE)
+        };
+        self.close_ended(most);
+    }
+
+    /// Hands the runs of ended processes to the store, at most so many, and forgets these processes.
+    fn close_ended(&mut self, most: usize) {
+        let keys: Vec<ProcessKey> = self.closing.drain(..most.min(self.closing.len())).collect();
+        if keys.is_empty() {
+            return;
+        }
         for (key, run) in self.builder.runs_of(&keys, false) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, true);
@@ -459,7 +509,9 @@ impl Core {
     /// Ends the parts of processes that have lived for so long, and begins their next ones.
     fn roll(&mut self, now_ns: u64) {
         let wall_ns = self.wall_ns(now_ns);
-        let keys = self.roll.take(wall_ns, || self.tracks.living());
+        self.rolling.extend(self.roll.take(wall_ns, || self.tracks.living()));
+        let room = self.keeper.room().over.min(RUNS_AT_ONCE).min(self.rolling.len());
+        let keys: Vec<_> = self.rolling.drain(..room).filter(|key| self.tracks.has(*key)).collect();
         if keys.is_empty() {
             return; // almost always, and a look at everything is not for nothing
         }
@@ -477,25 +529,49 @@ impl Core {
         i128::from(now_ns) + self.wall_offset_ns
     }
 
-    fn checkpoint(&mut self) {
-        let keys: Vec<_> = self.tracks.take_changed();
+    /// Hands runs that are due to the store, as many as it has room for: the others are made when it has, and not before.
+    fn checkpoint(&mut self, now_ns: u64) {
+        let due = self.tracks.take_due(self.keeper.room().living.min(RUNS_AT_ONCE));
+        let checkpoint_ns = self.pace.checkpoint.as_nanos() as u64;
+        let late = due.iter().filter(|(_, since_ns)| now_ns.saturating_sub(*since_ns) > checkpoint_ns);
+        self.stats.add(Count::StoreLate, late.count() as u64);
+        let keys: Vec<ProcessKey> = due.into_iter().map(|(key, _)| key).collect();
+        self.keep(&keys, false);
+        let (runs, since_ns) = self.tracks.due();
+        let age = since_ns.map(|since_ns| Duration::from_nanos(now_ns.saturating_sub(since_ns)));
+        let since = age.and_then(|age| Instant::now().checked_sub(age));
+        self.keeper.note_queue(Queue { runs, since, checkpoint: self.pace.checkpoint });
+    }
+
+    fn keep(&mut self, keys: &[ProcessKey], over: bool) {
         if keys.is_empty() {
             return;
         }
-        for (key, run) in self.builder.runs_of(&keys, true) {
+        for (key, run) in self.builder.runs_of(keys, true) {
             if worth_keeping(&run) {
-                self.keeper.keep(self.uid(key), run, false);
+                self.keeper.keep(self.uid(key), run, over);
             }
         }
     }
 
-    /// The daemon ends: what goes on is written as far as it got.
-    fn close(&mut self) {
+    /// The daemon ends: what goes on is written as far as it got, runs with news first.
+    async fn close(&mut self) {
+        let began = Instant::now();
         self.finish(u64::MAX);
-        let keys: Vec<_> = self.tracks.keys();
-        for (key, run) in self.builder.runs_of(&keys, true) {
-            if worth_keeping(&run) {
-                self.keeper.keep(self.uid(key), run, true);
+        self.tracks.make_due(false, 0);
+        let mut keys: Vec<_> = self.tracks.take_due(usize::MAX).into_iter().map(|(key, _)| key).collect();
+        let with_news: HashSet<_> = keys.iter().copied().collect();
+        keys.extend(self.tracks.keys().into_iter().filter(|key| !with_news.contains(key)));
+        while !self.closing.is_empty() || !keys.is_empty() {
+            let is_late = began.elapsed() >= LAST_RUNS;
+            let room = if is_late { usize::MAX } else { self.keeper.room().over.min(RUNS_AT_ONCE) };
+            if room == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            } else if self.closing.is_empty() {
+                let chunk: Vec<_> = keys.drain(..room.min(keys.len())).collect();
+                self.keep(&chunk, true);
+            } else {
+                self.close_ended(room);
             }
         }
         self.recorder = None;

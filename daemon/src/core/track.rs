@@ -4,10 +4,10 @@
 //! run is closed when the last agent's last word is here.
 
 use gpumem_ledger::ProcessKey;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 /// Processes whose run was closed that are remembered, so that a straggling sample does not begin them anew.
-const REMEMBERED: usize = 4096;
+const REMEMBERED: usize = 16_384;
 
 #[derive(Debug, Default)]
 struct Track {
@@ -23,14 +23,21 @@ struct Track {
     changed: bool,
     /// It was never written.
     is_new: bool,
+    /// Its run waits to be written.
+    is_due: bool,
 }
 
 /// All processes that are not over.
 #[derive(Debug, Default)]
 pub struct Tracks {
     tracks: BTreeMap<ProcessKey, Track>,
+    /// Those of them that have ended.
+    ending: BTreeSet<ProcessKey>,
+    /// Runs that wait to be written, longest first, and since when, CLOCK_MONOTONIC.
+    due: VecDeque<(ProcessKey, u64)>,
     /// Those that are over, oldest first.
     over: VecDeque<ProcessKey>,
+    is_over: HashSet<ProcessKey>,
     /// Those whose end was told before anything else, with its time and status, oldest first. What was said of
     /// them is still on its way: an agent's hello, or a sample that named them while they lived.
     early: VecDeque<(ProcessKey, u64, Option<u64>)>,
@@ -48,12 +55,15 @@ impl Tracks {
             track.changed = true;
             return true;
         }
-        if self.over.contains(&key) {
+        if self.is_over.contains(&key) {
             return false;
         }
         let early = self.early.iter().position(|&(ended, ..)| ended == key);
         let gone =
             early.and_then(|place| self.early.remove(place)).map(|(_, time_ns, status)| (time_ns, status));
+        if gone.is_some() {
+            self.ending.insert(key);
+        }
         self.tracks.insert(key, Track { changed: true, is_new: true, gone, ..Track::default() });
         self.newcomers.push(key);
         true
@@ -113,7 +123,8 @@ impl Tracks {
         if let Some(track) = self.tracks.get_mut(&key) {
             let (time_ns, known) = *track.gone.get_or_insert((time_ns, status));
             track.gone = Some((time_ns, known.or(status)));
-        } else if !self.over.contains(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
+            self.ending.insert(key);
+        } else if !self.is_over.contains(&key) && !self.early.iter().any(|&(ended, ..)| ended == key) {
             self.early.push_back((key, time_ns, status));
             if self.early.len() > REMEMBERED {
                 self.early.pop_front();
@@ -136,33 +147,65 @@ impl Tracks {
             track.gone.filter(|(time_ns, _)| now_ns.saturating_sub(*time_ns) >= wait_ns)
         };
         let over: Vec<_> = self
-            .tracks
+            .ending
             .iter()
-            .filter_map(|(&key, track)| is_over(&key, track).map(|(time_ns, status)| (key, time_ns, status)))
+            .filter_map(|&key| {
+                let (time_ns, status) = is_over(&key, self.tracks.get(&key)?)?;
+                Some((key, time_ns, status))
+            })
             .collect();
         for (key, ..) in &over {
             self.tracks.remove(key);
+            self.ending.remove(key);
             // A later process of that pid would have the same key where there is no start time.
             if key.start_ticks != 0 {
                 self.over.push_back(*key);
+                self.is_over.insert(*key);
             }
         }
         while self.over.len() > REMEMBERED {
-            self.over.pop_front();
+            if let Some(key) = self.over.pop_front() {
+                self.is_over.remove(&key);
+            }
         }
         over
     }
 
-    /// Those of which something was said since the last call.
-    pub fn take_changed(&mut self) -> Vec<ProcessKey> {
-        let changed = |(&key, track): (&ProcessKey, &mut Track)| {
+    /// The runs of all processes of which something was said since they were last written are due; those that never were
+    /// go first. With `only_new`, only these.
+    pub fn make_due(&mut self, only_new: bool, now_ns: u64) {
+        for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
+            if track.is_new {
+                self.due.push_front((key, now_ns));
+            } else if !only_new {
+                self.due.push_back((key, now_ns));
+            }
+            track.is_due = track.is_new || !only_new;
             track.is_new = false;
-            std::mem::take(&mut track.changed).then_some(key)
-        };
-        self.tracks.iter_mut().filter_map(changed).collect()
+        }
     }
 
-    /// Whether there is one that [`Tracks::take_changed`] has never given.
+    /// The next runs to be written, at most so many, and since when they wait.
+    pub fn take_due(&mut self, most: usize) -> Vec<(ProcessKey, u64)> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((key, since_ns)) = self.due.pop_front()
+        {
+            // A run that is over is written as such.
+            if let Some(track) = self.tracks.get_mut(&key).filter(|track| track.is_due) {
+                (track.is_due, track.changed) = (false, false);
+                taken.push((key, since_ns));
+            }
+        }
+        taken
+    }
+
+    /// How many runs are due, and since when the oldest of them is.
+    pub fn due(&self) -> (usize, Option<u64>) {
+        (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
+    }
+
+    /// Whether there is one that was never written.
     pub fn has_new(&self) -> bool {
         self.tracks.values().any(|track| track.is_new)
     }
@@ -262,10 +305,25 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_once() {
+    fn runs_are_due_once_and_new_ones_first() {
+        let key = |pid| ProcessKey { pid, start_ticks: 2 };
         let mut tracks = Tracks::default();
-        tracks.see(KEY);
-        assert_eq!(tracks.take_changed(), [KEY]);
-        assert_eq!(tracks.take_changed(), []);
+        tracks.see(key(1));
+        tracks.see(key(2));
+        tracks.make_due(true, 5);
+        assert!(!tracks.has_new());
+        tracks.make_due(false, 6);
+        assert_eq!(tracks.due(), (2, Some(5)), "each is due once");
+        assert_eq!(tracks.take_due(9).len(), 2);
+        tracks.make_due(false, 7);
+        assert_eq!(tracks.due().0, 0, "nothing was said since");
+        tracks.see(key(1));
+        tracks.make_due(true, 8);
+        assert_eq!(tracks.due().0, 0, "it is not new");
+        tracks.make_due(false, 9);
+        tracks.see(key(3));
+        tracks.make_due(true, 10);
+        assert_eq!(tracks.take_due(1), [(key(3), 10)], "a new one goes first");
+        assert_eq!(tracks.take_due(9), [(key(1), 9)], "the rest keeps its place");
     }
 }

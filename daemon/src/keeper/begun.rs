@@ -13,6 +13,8 @@ pub(super) struct Open {
     pub id: Option<RunId>,
     /// This life has written to it.
     pub is_ours: bool,
+    /// The uid of its life in the store, where that is another one than the ledger's: see [`is_of_another`].
+    pub life: Option<String>,
     pub earlier: Earlier,
 }
 
@@ -26,6 +28,9 @@ pub(super) struct Earlier {
 }
 
 pub(super) fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<(), StoreError> {
+    if open.earlier.before.as_ref().is_some_and(|before| is_of_another(before, &of.run)) {
+        *open = Open { life: Some(life_of_user(of)), ..Open::default() };
+    }
     let id = match open.id {
         Some(id) => id,
         None => begin(store, open, of)?,
@@ -44,11 +49,31 @@ pub(super) fn write(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<
     }
 }
 
+/// Whether the stored run is another user's. The start time of a process that had ended before it connected is its own claim:
+/// it must not write to a run of somebody else.
+fn is_of_another(stored: &Run, run: &Run) -> bool {
+    matches!((stored.process.uid, run.process.uid), (Some(stored), Some(user)) if stored != user)
+}
+
+fn life_of_user(of: &Waiting) -> String {
+    format!("{}:{}", of.uid, of.run.process.uid.unwrap_or_default())
+}
+
 /// The run's place in the store. A life that is there already was begun by an earlier life of the daemon, or by this one
 /// before the store broke or the run rolled.
 fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, StoreError> {
+    let mut life = open.life.clone().unwrap_or_else(|| of.uid.clone());
+    if !open.is_ours
+        && let Some(Newest { id, .. }) = store.newest(&life)?
+        && is_of_another(&store.load_head(id)?, &of.run)
+    {
+        life = life_of_user(of);
+    }
+    if life != of.uid {
+        open.life = Some(life.clone());
+    }
     let in_this_life = of.run.coverage.part.map_or(1, |part| part.number);
-    let (id, part) = match store.newest(&of.uid)? {
+    let (id, part) = match store.newest(&life)? {
         Some(Newest { id, part, is_rolled: false }) => {
             if !open.is_ours {
                 open.earlier.before = Some(Arc::new(store.load(id)?));
@@ -69,7 +94,7 @@ fn begin(store: &mut Store, open: &mut Open, of: &Waiting) -> Result<RunId, Stor
         Some(id) => id,
         None => {
             let joined = open.earlier.joined(&of.run);
-            store.begin_part(joined.as_ref().unwrap_or(&of.run), &of.uid, part)?
+            store.begin_part(joined.as_ref().unwrap_or(&of.run), &life, part)?
         }
     };
     (open.id, open.is_ours) = (Some(id), true);

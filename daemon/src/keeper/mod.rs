@@ -16,6 +16,7 @@ mod retention;
 mod shelf;
 
 pub use retention::{Doubt, Retention};
+pub use shelf::Room;
 
 use crate::fair::Bill;
 use crate::memory::Spare;
@@ -27,7 +28,7 @@ use gpumem_runs::run::{Program, Run, State};
 use gpumem_runs::store::{Newest, Store, StoreError};
 use retention::Sweeper;
 use shelf::{Shelf, Waiting};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -107,6 +108,12 @@ pub struct Status {
     pub waiting: usize,
     /// Bytes that they take in memory, about.
     pub waiting_bytes: usize,
+    /// Runs with news that wait with the ledger, because too many wait here.
+    pub queued: usize,
+    /// Age of the oldest news of a run that is not in the store: what a kill would cost.
+    pub oldest: Duration,
+    /// It is more than twice as old as it should get.
+    pub is_late: bool,
     /// So long a disk has not answered, where that is longer than it should be.
     pub stuck: Option<Duration>,
     /// Size of the file, as it was last looked at.
@@ -126,8 +133,20 @@ pub struct Keeper {
     asked: Arc<AtomicUsize>,
     status: Arc<Mutex<Status>>,
     shelf: Arc<Mutex<Shelf>>,
+    queue: Arc<Mutex<Queue>>,
     busy: Arc<Mutex<Option<Instant>>>,
     stats: Arc<Stats>,
+}
+
+/// Runs with news that the owner of the ledger has not handed over yet.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Queue {
+    /// How many.
+    pub runs: usize,
+    /// Since when the oldest of them waits.
+    pub since: Option<Instant>,
+    /// How often runs are to be written.
+    pub checkpoint: Duration,
 }
 
 /// Ends on [`Thread::end`].
@@ -159,6 +178,7 @@ impl Keeper {
             asked: Arc::default(),
             status,
             shelf: Arc::default(),
+            queue: Arc::default(),
             busy: Arc::default(),
             stats: Arc::clone(&stats),
         };
@@ -207,6 +227,19 @@ impl Keeper {
         self.stats.add(Count::StoreDropped, lost);
     }
 
+    /// How many runs can be handed over now. More are dropped, and counted if they are over. A store that is out of order
+    /// takes any number that is over: its owner must not keep them.
+    pub fn room(&self) -> Room {
+        let room = lock(&self.shelf).room();
+        let is_out_of_order = self.stuck().is_some() || !lock(&self.status).up;
+        if is_out_of_order { Room { over: usize::MAX, ..room } } else { room }
+    }
+
+    /// Notes what waits with the owner of the ledger.
+    pub fn note_queue(&self, queue: Queue) {
+        *lock(&self.queue) = queue;
+    }
+
     /// Looks for what an earlier life of the daemon knew of a process that is new to this one, so that its reports have that
     /// from now on. Says it if there is something. Never waits.
     pub fn recall(&self, uid: String, key: ProcessKey, reply: UnboundedSender<Recalled>) {
@@ -249,8 +282,20 @@ impl Keeper {
 
     /// How the store is.
     pub fn status(&self) -> Status {
-        let (waiting, waiting_bytes) = lock(&self.shelf).load();
-        Status { waiting, waiting_bytes, stuck: self.stuck(), ..lock(&self.status).clone() }
+        let shelf = lock(&self.shelf);
+        let ((waiting, waiting_bytes), oldest) = (shelf.load(), shelf.oldest());
+        drop(shelf);
+        let queue = *lock(&self.queue);
+        let oldest = oldest + queue.since.map_or(Duration::ZERO, |since| since.elapsed());
+        Status {
+            waiting,
+            waiting_bytes,
+            queued: queue.runs,
+            oldest,
+            is_late: oldest > queue.checkpoint * 2,
+            stuck: self.stuck(),
+            ..lock(&self.status).clone()
+        }
     }
 }
 
@@ -387,9 +432,9 @@ impl Desk {
         };
         let is_full = !over.all(&mut stays);
         let Some(store) = self.store.as_ref().filter(|_| !is_full) else { return found };
-        let known = mine.iter().map(|waiting| waiting.uid.as_str()).collect::<Vec<_>>();
+        let known = mine.iter().map(|waiting| waiting.uid.as_str()).collect::<HashSet<_>>();
         for summary in store.newest_runs(SEARCHED).unwrap_or_default() {
-            if !known.contains(&summary.uid.as_str())
+            if !known.contains(summary.uid.as_str())
                 && !matches!(summary.state, State::Open | State::Rolled { .. })
                 && store.load_head(summary.id).is_ok_and(|head| wanted(&head))
                 && let Ok(run) = store.load(summary.id)
@@ -548,6 +593,33 @@ mod tests {
             "the daemon that kept it has ended: the process may go on"
         );
         thread.end(Duration::from_secs(60));
+        std::fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    /// The start time of a process that had ended before it connected is its own claim.
+    #[test]
+    fn run_of_another_user_is_never_continued() {
+        let dir = std::env::temp_dir().join(format!("gpumemd-another-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let path = dir.join("runs.sqlite");
+        let store = || Store::open_read_only(&path).expect("a store");
+        for (user, events) in [(1, 5), (2, 7), (1, 9)] {
+            let (keeper, thread) =
+                Keeper::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
+            let process = Process { pid: 7, start_ticks: 9, uid: Some(user), ..Process::default() };
+            keeper.keep("boot:7:9".into(), Run { process, ..run(events) }, true);
+            thread.end(Duration::from_secs(60));
+        }
+        let of = |user| {
+            let runs = store().list().expect("runs");
+            let runs = runs.into_iter().map(|run| store().load(run.id).expect("a run"));
+            let mut events: Vec<u64> =
+                runs.filter(|run| run.process.uid == Some(user)).map(|run| run.coverage.events).collect();
+            events.sort_unstable();
+            events
+        };
+        assert_eq!(of(2), [7], "nothing of the other's, and nothing in it");
+        assert_eq!(of(1), [14], "the first one's goes on");
         std::fs::remove_dir_all(&dir).expect("removed");
     }
 

@@ -4,12 +4,15 @@
 //! grow. When there is no room, the user whose runs take most loses first, and of theirs those that go on: these come again.
 
 use gpumem_runs::run::{Run, State};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Runs that may wait.
-const WAITING: usize = 512;
-/// Bytes of them, unless the configuration says otherwise.
+/// Runs that may wait, however small they are.
+const WAITING: usize = 16_384;
+/// Of these, runs that go on: more stay with the ledger until there is room, because they change until they are written.
+const LIVING: usize = 512;
+/// Bytes of all, unless the configuration says otherwise.
 pub(super) const BYTES: usize = 64 << 20;
 
 /// A run that is to be written.
@@ -19,12 +22,14 @@ pub(super) struct Waiting {
     pub run: Box<Run>,
     pub over: bool,
     bytes: usize,
+    /// Since when something of it is not in the store.
+    since: Instant,
 }
 
 impl Waiting {
     pub fn new(uid: String, run: Run, over: bool) -> Self {
         let bytes = run.weight() + uid.len();
-        Waiting { uid, run: Box::new(run), over, bytes }
+        Waiting { uid, run: Box::new(run), over, bytes, since: Instant::now() }
     }
 
     pub fn is_rolled(&self) -> bool {
@@ -32,13 +37,25 @@ impl Waiting {
     }
 }
 
+/// Runs that still fit, without any being dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Runs that go on.
+    pub living: usize,
+    /// Runs that are over.
+    pub over: usize,
+}
+
 /// All that wait, oldest first.
 #[derive(Debug)]
 pub(super) struct Shelf {
-    waiting: VecDeque<Arc<Waiting>>,
+    waiting: BTreeMap<u64, Arc<Waiting>>,
+    next: u64,
+    /// The place of each life's newest state, unless that has rolled.
+    places: HashMap<String, u64>,
     bytes: usize,
-    /// Set while the thread writes it; it may be in `waiting` no more.
-    writing: Option<Arc<Waiting>>,
+    /// Set while the thread writes it; its place may have a newer state by then.
+    writing: Option<(u64, Arc<Waiting>)>,
     pub most: usize,
     /// The thread has been told that there is something, and has not looked yet.
     pub is_told: bool,
@@ -46,7 +63,15 @@ pub(super) struct Shelf {
 
 impl Default for Shelf {
     fn default() -> Self {
-        Shelf { waiting: VecDeque::new(), bytes: 0, writing: None, most: BYTES, is_told: false }
+        Shelf {
+            waiting: BTreeMap::new(),
+            next: 0,
+            places: HashMap::new(),
+            bytes: 0,
+            writing: None,
+            most: BYTES,
+            is_told: false,
+        }
     }
 }
 
@@ -56,27 +81,49 @@ impl Shelf {
         (self.waiting.len(), self.bytes)
     }
 
+    /// How many more fit. Half of the bytes is kept for runs that are over.
+    pub fn room(&self) -> Room {
+        let count = self.waiting.len();
+        let if_below =
+            |limit: usize, most: usize| if self.bytes < limit { most.saturating_sub(count) } else { 0 };
+        Room { living: if_below(self.most / 2, LIVING), over: if_below(self.most / 4 * 3, WAITING) }
+    }
+
+    /// For how long the oldest news of a run has waited.
+    pub fn oldest(&self) -> Duration {
+        let front = self.waiting.first_key_value().map(|(_, waiting)| waiting.since);
+        front.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     pub fn all(&self) -> impl DoubleEndedIterator<Item = &Arc<Waiting>> {
-        self.waiting.iter()
+        self.waiting.values()
     }
 
     /// The next one to be written: until it is [`done`](Self::done), or the next one is asked for.
     pub fn first(&mut self) -> Option<Arc<Waiting>> {
-        self.writing = self.waiting.front().cloned();
-        self.writing.clone()
+        self.writing = self.waiting.first_key_value().map(|(place, waiting)| (*place, Arc::clone(waiting)));
+        self.writing.as_ref().map(|(_, waiting)| Arc::clone(waiting))
     }
 
     /// The newest state of a part takes the place of an older one; a part that has rolled is not the next one. Says how many runs
     /// are lost for want of room.
-    pub fn put(&mut self, new: Waiting) -> u64 {
+    pub fn put(&mut self, mut new: Waiting) -> u64 {
         self.bytes += new.bytes;
-        match self.waiting.iter_mut().find(|waiting| waiting.uid == new.uid && !waiting.is_rolled()) {
-            Some(waiting) => {
-                self.bytes -= waiting.bytes;
-                *waiting = Arc::new(new);
-            }
-            None => self.waiting.push_back(Arc::new(new)),
+        let known = self.places.get(&new.uid).copied();
+        let place = known.unwrap_or(self.next);
+        self.next += u64::from(known.is_none());
+        if new.is_rolled() {
+            self.places.remove(&new.uid);
+        } else if known.is_none() {
+            self.places.insert(new.uid.clone(), place);
         }
+        if let Some(before) = self.waiting.get(&place) {
+            self.bytes -= before.bytes;
+            if !self.is_written(place, before) {
+                new.since = before.since;
+            }
+        }
+        self.waiting.insert(place, Arc::new(new));
         let mut lost = 0;
         while self.waiting.len() > WAITING || self.bytes > self.most {
             let Some(place) = self.least_wanted() else { break };
@@ -85,39 +132,46 @@ impl Shelf {
         lost
     }
 
-    fn least_wanted(&self) -> Option<usize> {
-        let is_written = |waiting: &Arc<Waiting>| {
-            self.writing.as_ref().is_some_and(|writing| Arc::ptr_eq(writing, waiting))
-        };
+    fn is_written(&self, place: u64, waiting: &Arc<Waiting>) -> bool {
+        self.writing.as_ref().is_some_and(|(at, writing)| *at == place && Arc::ptr_eq(waiting, writing))
+    }
+
+    fn least_wanted(&self) -> Option<u64> {
+        let free = || self.waiting.iter().filter(|(place, waiting)| !self.is_written(**place, waiting));
         let mut users = BTreeMap::<Option<u64>, usize>::new();
-        for waiting in self.waiting.iter().filter(|waiting| !is_written(waiting)) {
+        for (_, waiting) in free() {
             *users.entry(waiting.run.process.uid).or_default() += waiting.bytes;
         }
         let (user, _) = users.into_iter().max_by_key(|(_, bytes)| *bytes)?;
-        let is_theirs = |waiting: &Arc<Waiting>| waiting.run.process.uid == user && !is_written(waiting);
-        let living = self.waiting.iter().position(|waiting| is_theirs(waiting) && !waiting.over);
-        living.or_else(|| self.waiting.iter().position(is_theirs))
+        let theirs = || free().filter(|(_, waiting)| waiting.run.process.uid == user);
+        let place = |found: (&u64, &Arc<Waiting>)| *found.0;
+        theirs().find(|(_, waiting)| !waiting.over).map(place).or_else(|| theirs().next().map(place))
     }
 
-    fn remove(&mut self, place: usize) -> Option<Arc<Waiting>> {
-        let removed = self.waiting.remove(place);
-        self.bytes -= removed.as_ref().map_or(0, |waiting| waiting.bytes);
-        removed
+    fn remove(&mut self, place: u64) -> Option<Arc<Waiting>> {
+        let removed = self.waiting.remove(&place)?;
+        self.bytes -= removed.bytes;
+        if self.places.get(&removed.uid) == Some(&place) {
+            self.places.remove(&removed.uid);
+        }
+        Some(removed)
     }
 
     /// This one is written. If there is a newer state by now, it comes after the others.
     pub fn done(&mut self, written: &Arc<Waiting>) {
-        self.writing = None;
-        if let Some(place) = self.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, written)) {
+        let Some((place, _)) = self.writing.take() else { return };
+        let Some(now) = self.waiting.get(&place) else { return };
+        if Arc::ptr_eq(now, written) {
             self.remove(place);
             return;
         }
-        let mut of_life = (0..).zip(&self.waiting).filter(|(_, waiting)| waiting.uid == written.uid);
         // Parts of one life are written in their order.
-        if let (Some((place, _)), None) = (of_life.next(), of_life.next())
-            && let Some(newer) = self.waiting.remove(place)
+        if !now.is_rolled()
+            && let Some(newer) = self.waiting.remove(&place)
         {
-            self.waiting.push_back(newer);
+            self.places.insert(newer.uid.clone(), self.next);
+            self.waiting.insert(self.next, newer);
+            self.next += 1;
         }
     }
 }
@@ -155,6 +209,33 @@ mod tests {
         // One that has no room at all is lost, and everything else stays.
         assert_eq!(shelf.put(waiting(3, 1, true, 2 << 20)), 1);
         assert_eq!(shelf.load(), (count, bytes));
+    }
+
+    #[test]
+    fn many_small_runs_that_are_over_all_have_room() {
+        let mut shelf = Shelf::default();
+        let lost: u64 = (0..10_000).map(|life| shelf.put(waiting(1, life, true, 1))).sum();
+        assert_eq!((lost, shelf.load().0), (0, 10_000));
+        assert_eq!(shelf.room().living, 0, "those that go on wait with the ledger");
+        assert!(shelf.room().over > 0);
+    }
+
+    #[test]
+    fn parts_of_one_life_stay_in_their_order() {
+        let rolled = |life| {
+            let mut part = waiting(1, life, true, 1);
+            part.run.state = State::Rolled { time_ns: 1 };
+            part
+        };
+        let mut shelf = Shelf::default();
+        shelf.put(waiting(1, 1, false, 1));
+        let first = shelf.first().expect("it waits");
+        shelf.put(rolled(1));
+        shelf.put(waiting(1, 2, false, 1));
+        shelf.put(waiting(1, 1, false, 1));
+        shelf.done(&first);
+        let is_rolled: Vec<bool> = shelf.all().map(|waiting| waiting.is_rolled()).collect();
+        assert_eq!((names(&shelf), is_rolled), (vec!["1:1", "1:2", "1:1"], vec![true, false, false]));
     }
 
     #[test]

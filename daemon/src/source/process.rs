@@ -71,8 +71,8 @@ struct Table {
     untold: VecDeque<Gone>,
     /// New since the last [`Processes::newcomers`].
     newcomers: Vec<ProcessKey>,
-    /// Ended lately, oldest first: a reading may name them once more.
-    lately: VecDeque<ProcessKey>,
+    /// Ended lately with their users, oldest first: a reading may name them once more.
+    lately: VecDeque<(ProcessKey, Option<u64>)>,
     /// Grows with each entry; in an epoll event it tells an entry from a later one of the same pid.
     generation: u32,
     /// Whose `ProcessFacts` have not been taken.
@@ -84,6 +84,15 @@ struct Table {
     unguarded: usize,
     /// Of whom more may become known.
     sought: Vec<seek::Sought>,
+}
+
+impl Table {
+    fn note_ended(&mut self, key: ProcessKey, uid: Option<u64>) {
+        self.lately.push_back((key, uid));
+        if self.lately.len() > ENDED_KEPT {
+            self.lately.pop_front();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -173,7 +182,7 @@ impl Processes {
         }
         let Some(known) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         let pidfd = pidfd_open(known, PidfdFlags::empty()).ok();
-        let lately = table.lately.iter().rev().find(|key| key.pid == pid).copied();
+        let lately = table.lately.iter().rev().map(|(key, _)| *key).find(|key| key.pid == pid);
         let stat = match facts::look(&self.inner.proc, pid) {
             Look::Found(stat) => stat,
             Look::Gone => return Ok(lately),
@@ -216,12 +225,9 @@ impl Processes {
         if let (Some(epoll), Some(pidfd)) = (&self.inner.epoll, &entry.pidfd) {
             let _ = epoll::delete(epoll, pidfd);
         }
-        let (proc, facts) = (self.inner.proc.clone(), Arc::clone(&entry.facts));
+        let (proc, facts, uid) = (self.inner.proc.clone(), Arc::clone(&entry.facts), entry.facts.uid);
         table.untold.push_back(Gone { key, facts, proc, pidfd: entry.pidfd });
-        table.lately.push_back(key);
-        if table.lately.len() > ENDED_KEPT {
-            table.lately.pop_front();
-        }
+        table.note_ended(key, uid);
         self.inner.ended.notify_one();
     }
 
@@ -330,6 +336,30 @@ impl Processes {
         let Some(stat) = stat.filter(|stat| stat.start_ticks == key.start_ticks) else { return };
         let facts = Facts::read(&self.inner.proc, key, &stat, &mut self.lock().users);
         facts.append_frame(key, time_ns, frames);
+    }
+
+    /// Facts of a process that had ended before anything was read of it: its user, and what it called itself.
+    pub fn claimed_facts(
+        &self,
+        key: ProcessKey,
+        uid: u32,
+        program: &str,
+        time_ns: u64,
+        frames: &mut Vec<u8>,
+    ) {
+        let mut table = self.lock();
+        let facts = Facts::claimed(uid.into(), program, &mut table.users);
+        facts.append_frame(key, time_ns, frames);
+        // Readings that named it while it lived may be translated after this.
+        table.note_ended(key, Some(uid.into()));
+    }
+
+    /// User of a process that lives, or ended lately.
+    pub fn owner(&self, key: ProcessKey) -> Option<u64> {
+        let table = self.lock();
+        let living = table.live.get(&key.pid).filter(|entry| entry.key == key);
+        let lately = || table.lately.iter().rev().find(|(ended, _)| *ended == key)?.1;
+        living.map_or_else(lately, |entry| entry.facts.uid)
     }
 
     /// Processes that are new since the last call, and live.

@@ -13,6 +13,8 @@ pub struct Health {
     pub nvml_starting: bool,
     /// Why not, or which library and driver.
     pub nvml_reason: String,
+    /// Since when no GPU has been read although NVML is up: a call does not return, CLOCK_MONOTONIC.
+    pub nvml_stalled_since_ns: Option<u64>,
     /// What a person can do about it.
     pub nvml_remedy: Option<&'static str>,
     /// What is known of the driver: `driver`, `pids`, and where it is so `confidential`, `protected`, `wsl`, `long_records`.
@@ -38,6 +40,15 @@ pub struct Health {
 }
 
 impl Health {
+    /// Why no device can be read now, if that is so.
+    pub fn nvml_problem(&self) -> Option<&str> {
+        if self.nvml_up {
+            self.nvml_stalled_since_ns.map(|_| "a call has not returned so far")
+        } else {
+            Some(&self.nvml_reason)
+        }
+    }
+
     /// Whether a device may be one of this machine. While NVML answers, its devices are the only ones: any user's process can name others.
     /// Not where NVML says itself that it does not show all: a GPU without a name, MIG instances that this daemon may not see.
     pub fn may_have(&self, name: DeviceName) -> bool {

@@ -33,6 +33,15 @@ fn node(scratch: &Scratch, max_series: usize) -> Node {
     node
 }
 
+/// A line with an age is as of the scrape: its fraction changes with each run.
+fn whole_seconds(line: &str) -> &str {
+    if !line.starts_with('#') && line.contains("_age_seconds{") {
+        line.rsplit_once('.').map_or(line, |(whole, _)| whole)
+    } else {
+        line
+    }
+}
+
 /// The families about GPUs; those about the daemon itself change with each run.
 fn facts(text: &str) -> String {
     let own = ["gpumemd_", "process_"];
@@ -40,7 +49,26 @@ fn facts(text: &str) -> String {
         let name = line.strip_prefix("# HELP ").or(line.strip_prefix("# TYPE ")).unwrap_or(line);
         own.iter().any(|own| name.starts_with(own))
     };
-    text.lines().filter(|line| !is_own(line)).map(|line| format!("{line}\n")).collect()
+    let lines = text.lines().filter(|line| !is_own(line));
+    lines.map(|line| format!("{}\n", whole_seconds(line))).collect()
+}
+
+#[test]
+fn samples_age_while_nothing_is_published() {
+    let scratch = Scratch::new();
+    let node = node(&scratch, 10_000);
+    let ages = |family: &str| -> Vec<f64> {
+        let text = scrape(&node.sight);
+        let lines = text.lines().filter(|line| line.starts_with(family));
+        lines.map(|line| line.rsplit_once(' ').expect("a value").1.parse().expect("a number")).collect()
+    };
+    for family in ["gpumem_device_sample_age_seconds", "gpumem_process_sample_age_seconds"] {
+        let first = ages(family);
+        assert!(!first.is_empty(), "{family}");
+        wait_for("every age to grow", || {
+            ages(family).iter().zip(&first).all(|(now, before)| now > before).then_some(())
+        });
+    }
 }
 
 #[test]

@@ -2,5 +2,6 @@
 mod faults;
 mod kept;
 mod kills;
+mod many;
 mod program;
 mod room;

@@ -3,7 +3,7 @@
 use super::Report;
 use super::text::{clean, clean_name, shorten, whose};
 use super::units::{plural, thousands};
-use crate::own::{Counter, LOST, Own, Range};
+use crate::own::{Counter, LOST, Own, Range, SnapshotFigures};
 use crate::run::{Clock, Run};
 use serde::Serialize;
 
@@ -137,6 +137,7 @@ pub(super) struct OwnJson<'a> {
     ranges: Vec<RangeJson<'a>>,
     ranges_dropped: u64,
     ranges_broken: u64,
+    snapshot: Option<SnapshotFigures>,
 }
 
 #[derive(Serialize)]
@@ -193,6 +194,7 @@ impl<'a> OwnJson<'a> {
             ranges: own.ranges.iter().map(range).collect(),
             ranges_dropped: own.ranges_dropped,
             ranges_broken: own.ranges_broken,
+            snapshot: own.snapshot,
         }
     }
 }

@@ -4,6 +4,7 @@ use super::{Part, Window};
 use crate::builder::{RunBuilder, Sink};
 use crate::import::{Format, observe_file};
 use crate::input::Error;
+use crate::own::SnapshotFigures;
 use crate::run::{Device, Moment, Run};
 use gpumem_ledger::{Origin, ProcessKey, ProcessView};
 use gpumem_wire::{Body, Record};
@@ -57,6 +58,10 @@ impl Sink for Upto<'_> {
 
     fn caveat(&mut self, code: &str, text: String) {
         self.builder.caveat(code, text);
+    }
+
+    fn figures(&mut self, figures: SnapshotFigures) {
+        self.builder.figures(figures);
     }
 
     fn reject(&mut self, count: u64) {

@@ -221,6 +221,45 @@ fn others_that_have_ended_and_are_forgotten_are_still_named_beside_what_was_read
     assert_eq!((device.last.time_ns, &device.tenants[..]), (100, &[(42, Some(300 << 20))][..]));
 }
 
+/// The sample of a process is open until its agent has reached that time; what NVML listed with it is known at once.
+#[test]
+fn device_line_has_others_whose_samples_are_still_open() {
+    let other = ProcessKey { pid: 42, start_ticks: 1 };
+    let mut said = Said::new();
+    said.agent(KEY, 0, 0, device(0));
+    said.agent(other, 0, 0, device(0));
+    said.alloc(5, 0, 100 * MIB);
+    let watermark = |said: &mut Said, key, time_ns| {
+        said.agent(key, time_ns, 0, Body::Watermark { last_seq: 0, in_flight_since_ns: 0 });
+    };
+    let memory = |said: &mut Said, time_ns| {
+        let (used_bytes, free_bytes) = (900 * MIB, 124 * MIB);
+        let body =
+            Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT, unified: false };
+        said.host(time_ns, 0, body);
+    };
+    for time_ns in [100, 200] {
+        said.host(time_ns, 0, Body::SampleBegin { number: time_ns });
+        memory(&mut said, time_ns);
+        for pid in [KEY.pid, other.pid] {
+            let used_bytes = Reading::of(if pid == KEY.pid { 500 } else { 300 } * MIB);
+            let absence = Absence::Unknown;
+            said.host(time_ns, pid, Body::ProcessSample { start_ticks: 1, used_bytes, absence, lists: 1 });
+        }
+        memory(&mut said, time_ns);
+        said.host(time_ns, 0, Body::SampleEnd { number: time_ns, result: 0 });
+        said.watermark(time_ns + 50);
+        if time_ns == 100 {
+            watermark(&mut said, other, 150);
+        }
+    }
+    let run = said.run();
+    let here = &run.devices[0];
+    assert_eq!((here.last.time_ns, here.last.used_bytes()), (200, Some(500 << 20)));
+    assert_eq!(here.tenants, [(42, Some(300 << 20))], "its own sample ends later");
+    assert_eq!(here.unaccounted_bytes, Some(100 << 20));
+}
+
 #[test]
 fn a_sample_that_closes_late_is_in_the_bucket_of_its_own_time() {
     let mut said = Said::new();

@@ -7,7 +7,7 @@ use allocator::{Allocator, frame};
 use gpumem_runs::import::{format, read_file};
 use gpumem_runs::report::{By, Report, json};
 use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Fate, OomKind, Run};
+use gpumem_runs::run::{Fate, OomKind, Run, State};
 use pickle::{Value, dict, pickle, with};
 use proptest::prelude::*;
 use std::path::PathBuf;
@@ -165,6 +165,37 @@ fn lists_of_segments_from_older_versions_are_read() {
     let run = read(&Value::List(vec![segment(AT, 4 * MIB, blocks)]));
     assert_eq!(tags(&run), [("a.py:1(f)".to_owned(), 2 * MIB)]);
     assert!(caveat(&run, "snapshot_figures").expect("said").contains("requested 2,096,952"));
+}
+
+#[test]
+fn snapshot_is_complete_and_its_figures_are_fields() {
+    let trace = vec![event("alloc", AT + MIB, 3 * MIB, 10), event("free_completed", AT + MIB, 3 * MIB, 20)];
+    let run = read(&snapshot(vec![one_segment()], trace));
+    assert!(
+        matches!(run.state, State::Closed { status: None, .. }) && run.coverage.complete,
+        "{:?}",
+        run.state
+    );
+    let report = Report::new(&run, Groupings::of_run(&run), None);
+    let json: serde_json::Value = serde_json::from_str(&json::json(&report)).expect("JSON");
+    let of = |field: &str| json["snapshot"][field].as_i64();
+    for (field, expected) in [
+        ("reserved_bytes", 20 * MIB),
+        ("segments", 1),
+        ("allocated_bytes", 4 * MIB),
+        ("requested_bytes", 4 * MIB - 1),
+        ("blocks", 1),
+        ("pending_blocks", 0),
+        ("idle_blocks", 1),
+        ("trace_entries", 2),
+    ] {
+        assert_eq!(of(field), Some(expected), "{field}");
+    }
+    assert!(of("peak_allocated_bytes") >= of("allocated_bytes"), "{json}");
+    let told = json["caveats"].to_string() + &json["state"].to_string();
+    assert!(!told.contains("interrupted"), "{told}");
+    let text = gpumem_runs::report::text::text(&report, gpumem_runs::report::text::Layout::default());
+    assert!(text.contains("complete: a snapshot of one moment") && !text.contains("interrupted"), "{text}");
 }
 
 #[test]

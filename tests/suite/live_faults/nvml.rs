@@ -391,7 +391,7 @@ fn library_that_crashes_or_lies_is_survived() {
     for fault in ["crash", "garbage"] {
         for lane in ["fault_list", "fault_memory"] {
             node.machine.set(&[&format!("gpu0.{lane}={fault}")]);
-            // A GPU whose calls end the poller is left alone; of one that lies, what it says is shown, for there is no telling.
+            // A GPU whose calls end the poller is left alone; values that cannot be are refused, and named.
             if fault == "crash" {
                 node.until(&format!("{lane} {fault} told"), |text| {
                     let told = [
@@ -401,7 +401,20 @@ fn library_that_crashes_or_lies_is_survived() {
                     told.iter().any(Option::is_some)
                 });
             } else {
-                std::thread::sleep(Duration::from_millis(700));
+                let text = node.until(&format!("{lane} {fault} told"), |text| {
+                    let told = of_gpu(text, "gpumem_device_unavailable", "0");
+                    let counted = text
+                        .lines()
+                        .filter_map(|line| line.strip_prefix("gpumemd_nvml_refused_values_total "));
+                    told.is_some_and(|(labels, _)| labels.contains("impossible"))
+                        && counted.filter_map(|count| count.parse().ok()).any(|count: f64| count > 0.0)
+                });
+                let size = of_gpu(&text, "gpumem_device_total_bytes", "0").expect("its size").1;
+                let all =
+                    ["gpumem_device_used_bytes", "gpumem_device_free_bytes", "gpumem_process_used_bytes"];
+                for (labels, bytes) in all.into_iter().flat_map(|name| family(&text, name)) {
+                    assert!(bytes <= size, "{labels}: {bytes}");
+                }
             }
             node.other_is_fresh();
             node.machine.set(&[&format!("gpu0.{lane}=none")]);

@@ -57,6 +57,20 @@ impl Daemon {
         Daemon(fd)
     }
 
+    /// The same as a server of another user, which takes root.
+    pub fn listen_as(path: &Path, uid: u32) -> Self {
+        let keep = u32::MAX; // -1: as it is
+        let daemon = Daemon::listen(path);
+        // The kernel notes the effective user of the thread that listens. A raw call changes this thread's alone.
+        // SAFETY: no memory is involved.
+        unsafe {
+            assert_eq!(libc::syscall(libc::SYS_setresuid, keep, uid, keep), 0);
+            assert_eq!(libc::listen(daemon.0, 8), 0);
+            assert_eq!(libc::syscall(libc::SYS_setresuid, keep, 0, keep), 0);
+        }
+        daemon
+    }
+
     /// Whether somebody connects within `time`.
     pub fn is_called(&self, time: Duration) -> bool {
         readable(self.0, time)
@@ -334,6 +348,7 @@ pub fn agent(socket: &Path, change: impl FnOnce(&mut gpumem::env::Settings)) -> 
         name_bytes: 1 << 20,
         claims: "rank=3\nworld_size=8\n".to_owned(),
         exit_wait_ms: 20_000, // it does not wait when all is sent
+        record_dirs: std::env::temp_dir().canonicalize().into_iter().collect(),
         ..Default::default()
     };
     settings.layers.sites = false; // what a test does not name has no name

@@ -161,6 +161,9 @@ async fn welcome(
     let fd = fd.ok_or(Refusal::Descriptors(fds + usize::from(packet.more_fds)))?;
     let memory = Memory::accept(fd, limits.shared_bytes)?;
     let peer = caller.peer(Some(start_ticks))?;
+    if peer.had_ended {
+        agents.check_ended(&peer)?;
+    }
     // In the words of our own clock, for whoever reads it later.
     let start_ticks = peer.key.start_ticks;
     let hello =
@@ -215,11 +218,19 @@ impl Connection {
             kept: None,
             seat,
         };
+        let Body::Hello { claims, .. } = hello.body else { return Err(Refusal::NoHello(String::new())) };
+        let (claims, program) = frames::split_program(claims);
+        let hello_body = match hello.body {
+            Body::Hello { start_ticks, versions, capabilities, instance, .. } => {
+                Body::Hello { start_ticks, versions, capabilities, instance, claims: &claims }
+            }
+            other => other,
+        };
         // What the packet says is taken as said by the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
         let mut frames = Vec::new();
-        for body in [up, hello.body] {
+        for body in [up, hello_body] {
             Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
         }
         // From now on the table says when the process ends; of one that has ended already, this connection does.
@@ -230,6 +241,16 @@ impl Connection {
         agents.processes.take_facts(clock::now_ns(), &mut facts);
         if !connection.watched {
             agents.processes.last_facts(key, clock::now_ns(), &mut facts);
+        }
+        if connection.peer.had_ended && facts.is_empty() {
+            let uid = connection.peer.uid;
+            agents.processes.claimed_facts(
+                key,
+                uid,
+                program.unwrap_or_default(),
+                clock::now_ns(),
+                &mut facts,
+            );
         }
         if !facts.is_empty() {
             agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;

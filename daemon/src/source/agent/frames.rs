@@ -32,6 +32,13 @@ pub enum Fault {
     },
 }
 
+/// The claims of a hello without the name of the program, and that name: it counts only where /proc cannot tell it.
+pub fn split_program(claims: &str) -> (String, Option<&str>) {
+    let program = claims.lines().find_map(|line| line.strip_prefix("comm="));
+    let others = claims.split_inclusive('\n').filter(|line| !line.starts_with("comm="));
+    (others.collect(), program)
+}
+
 /// What was seen in a packet beside its records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {

@@ -156,6 +156,17 @@ impl Agents {
         }
     }
 
+    /// Fails when a process of another user is known by the identity that a process claims which had ended before it connected.
+    fn check_ended(&self, peer: &peer::Peer) -> Result<(), Refusal> {
+        match self.processes.owner(peer.key) {
+            Some(owner) if owner != u64::from(peer.uid) => {
+                let owner = u32::try_from(owner).unwrap_or(u32::MAX);
+                Err(peer::Unknown::User { pid: peer.key.pid, uid: peer.uid, owner }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn are_kept(&self) -> bool {
         self.are_kept.load(Ordering::Relaxed)
     }
@@ -220,7 +231,13 @@ impl Agents {
             };
             // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
             let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
-            match self.seats.take(uid, &self.limits()) {
+            let limits = self.limits();
+            // A peer whose hello is there already is not one that keeps others waiting.
+            let seat = match self.seats.take(uid, &limits) {
+                Err(Full::Waiting) if !line::is_empty(&stream) => self.seats.take_for_hello(uid, &limits),
+                seat => seat,
+            };
+            match seat {
                 Ok(seat) => match Caller::of(&stream) {
                     Ok(caller) => {
                         let stream = Arc::new(stream);

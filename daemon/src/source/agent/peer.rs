@@ -8,6 +8,10 @@
 //! The kernel names the process by a pidfd (`SO_PEERPIDFD`, Linux 6.5). Older kernels name a pid, which may be another process's
 //! by the time the connection is accepted; there, only a process that runs as the user who connected is believed. A start time is
 //! counted in ticks of 10 ms, and within one tick a pid can be given out again: so the pidfd is held until the hello.
+//!
+//! A process may have ended, and been waited for, before its connection is accepted: programs of milliseconds, or a daemon that did not
+//! run for a while. What it left in the socket and in its memory is read all the same. Its user is the kernel's word, its start time is
+//! what its hello says, as far as no other process can be meant: none that lives, and none of another user.
 
 use super::pidfd;
 use crate::descriptors;
@@ -53,11 +57,22 @@ pub enum Unknown {
 /// The process that made a connection, as it was found when the connection was accepted.
 #[derive(Debug)]
 pub struct Caller {
-    key: ProcessKey,
+    pid: u32,
     /// Effective user when it connected.
     uid: u32,
-    /// Of the process; absent where the kernel has none (before Linux 5.3).
-    pidfd: Option<OwnedFd>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It lived, or had not been waited for.
+    Found {
+        start_ticks: u64,
+        /// Absent where the kernel has none (before Linux 5.3).
+        pidfd: Option<OwnedFd>,
+    },
+    /// It had ended and had been waited for.
+    Ended,
 }
 
 /// A process at the other end.
@@ -69,6 +84,8 @@ pub struct Peer {
     pub uid: u32,
     /// To be added to its times to get ours.
     pub rebase_ns: i64,
+    /// It had ended before it connected, so /proc has nothing of it: its start time is its own word.
+    pub had_ended: bool,
 }
 
 impl Caller {
@@ -78,21 +95,33 @@ impl Caller {
     /// [`Unknown`]: among others [`Unknown::Gone`], also when another process has its pid by now.
     pub fn of(stream: &UnixStream) -> Result<Self, Unknown> {
         let (pid, uid) = credentials(stream)?;
+        let ended = Ok(Caller { pid, uid, state: State::Ended });
         let pidfd = match pidfd::of_peer(stream) {
             Ok(pidfd) => Some(pidfd),
             Err(error) if is(&error, Errno::NOPROTOOPT) => match pidfd::of_pid(pid) {
                 Ok(pidfd) => Some(pidfd),
                 Err(error) if is(&error, Errno::NOSYS) => None,
-                Err(error) => return Err(unread(pid, error)),
+                Err(error) if descriptors::is_lack(&error) => return Err(Unknown::System(error)),
+                Err(_) => return ended,
             },
-            Err(error) => return Err(unread(pid, error)),
+            Err(error) if descriptors::is_lack(&error) => return Err(Unknown::System(error)),
+            Err(_) => return ended,
         };
-        Caller::named(pid, uid, pidfd)
+        // Newer kernels (Linux 6.16) have a pidfd of a process that was waited for, too.
+        if let Some(pidfd) = &pidfd
+            && !has_pid(pidfd, pid)?
+        {
+            return ended;
+        }
+        match Caller::named(pid, uid, pidfd) {
+            Err(Unknown::Gone(_)) => ended,
+            result => result,
+        }
     }
 
     /// Its pid.
     pub fn pid(&self) -> u32 {
-        self.key.pid
+        self.pid
     }
 
     /// Effective user of the process when it connected.
@@ -109,8 +138,8 @@ impl Caller {
             Some(pidfd) => has_pid(pidfd, pid)?,
             None => self::start_ticks(pid)? == start_ticks,
         };
-        let key = ProcessKey { pid, start_ticks };
-        if is_it { Ok(Caller { key, uid, pidfd }) } else { Err(Unknown::Gone(pid)) }
+        let state = State::Found { start_ticks, pidfd };
+        if is_it { Ok(Caller { pid, uid, state }) } else { Err(Unknown::Gone(pid)) }
     }
 
     /// Returns the peer. `claimed_ticks` is its start time by its own clock, if its hello has one.
@@ -119,15 +148,20 @@ impl Caller {
     /// [`Unknown::StartTime`]; [`Unknown::User`]: it has become a program of another user since it connected; [`Unknown::Gone`]:
     /// another process has its pid, and began within the same tick.
     pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
-        let ProcessKey { pid, start_ticks: found } = self.key;
+        let Caller { pid, uid, state } = self;
+        let State::Found { start_ticks: found, pidfd } = state else {
+            let start_ticks = ended_start(pid, claimed_ticks)?;
+            return Ok(Peer { key: ProcessKey { pid, start_ticks }, uid, rebase_ns: 0, had_ended: true });
+        };
+        let key = ProcessKey { pid, start_ticks: found };
         // The records of a process that has ended meanwhile still count.
-        let lives = match &self.pidfd {
+        let lives = match &pidfd {
             Some(pidfd) => has_pid(pidfd, pid)?,
-            None => is_there(self.key)?,
+            None => is_there(key)?,
         };
         if lives {
-            check_user(pid, self.uid)?;
-        } else if self.pidfd.is_some() && is_there(self.key)? {
+            check_user(pid, uid)?;
+        } else if pidfd.is_some() && is_there(key)? {
             return Err(Unknown::Gone(pid));
         }
         let ahead_ns = |clock| if lives { time_offset_ns(pid, clock) } else { 0 };
@@ -136,7 +170,7 @@ impl Caller {
         {
             return Err(Unknown::StartTime { pid, found, claimed });
         }
-        Ok(Peer { key: self.key, uid: self.uid, rebase_ns: ahead_ns("monotonic") })
+        Ok(Peer { key, uid, rebase_ns: ahead_ns("monotonic"), had_ended: false })
     }
 }
 
@@ -152,8 +186,23 @@ impl Peer {
             return Err(Unknown::NoPid);
         }
         let rebase_ns = if is_there(key)? { time_offset_ns(pid, "monotonic") } else { 0 };
-        Ok(Peer { key, uid, rebase_ns })
+        Ok(Peer { key, uid, rebase_ns, had_ended: false })
     }
+}
+
+/// The start time of a process that had ended before it connected, by its hello: before now, and before that of the process that has
+/// its pid now.
+fn ended_start(pid: u32, claimed_ticks: Option<u64>) -> Result<u64, Unknown> {
+    let claimed = claimed_ticks.filter(|&ticks| ticks != 0).ok_or(Unknown::Gone(pid))?;
+    let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let now_ticks = (now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64) / tick_ns;
+    let latest = match start_ticks(pid) {
+        Ok(found) => found.saturating_sub(1),
+        Err(Unknown::Gone(_)) => now_ticks,
+        Err(error) => return Err(error),
+    };
+    if claimed <= latest { Ok(claimed) } else { Err(Unknown::StartTime { pid, found: latest, claimed }) }
 }
 
 /// Pid and effective user of the process that connected, when it did.
@@ -248,7 +297,7 @@ mod tests {
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
         let caller = || Caller::named(pid, uid, None).expect("this process");
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
-        assert_eq!(caller().key, key);
+        assert!(matches!(caller().state, State::Found { start_ticks, .. } if start_ticks == key.start_ticks));
         assert_eq!(caller().peer(None).expect("this process").key, key);
         let later = caller().peer(Some(key.start_ticks + 1));
         assert!(matches!(later, Err(Unknown::StartTime { .. })), "{later:?}");
@@ -276,7 +325,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
         let caller = |pidfd| Caller::named(child.id(), uid, pidfd).expect("a process");
         let callers = [caller(None), caller(pidfd::of_pid(child.id()).ok()), caller(None)];
-        let key = callers[0].key;
+        let key = ProcessKey { pid: child.id(), start_ticks: start_ticks(child.id()).expect("a start") };
         child.kill().and_then(|()| child.wait()).expect("its end");
         let [without, with, other] = callers;
         assert_eq!(without.peer(Some(key.start_ticks)).expect("the same").key, key);
@@ -292,8 +341,28 @@ mod tests {
         child.wait().expect("its end");
         // As if that child had connected, with the pid and the tick that are this process's now.
         let key = ProcessKey { pid, start_ticks: start_ticks(pid).expect("a start") };
-        let peer = Caller { key, uid, pidfd }.peer(Some(key.start_ticks));
+        let caller = Caller { pid, uid, state: State::Found { start_ticks: key.start_ticks, pidfd } };
+        let peer = caller.peer(Some(key.start_ticks));
         assert!(matches!(peer, Err(Unknown::Gone(_))), "{peer:?}");
+    }
+
+    #[test]
+    fn caller_that_was_gone_is_whom_its_hello_names_unless_another_process_can_be_meant() {
+        let uid = rustix::process::geteuid().as_raw();
+        let ended = |pid| Caller { pid, uid, state: State::Ended };
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let pid = child.id();
+        let ticks = start_ticks(pid).expect("a start");
+        // While a process has the pid, only one that began before can be meant.
+        assert!(matches!(ended(pid).peer(Some(ticks)), Err(Unknown::StartTime { .. })));
+        assert!(matches!(ended(pid).peer(Some(ticks + 1)), Err(Unknown::StartTime { .. })));
+        assert_eq!(ended(pid).peer(Some(ticks - 1)).expect("an older one").key.start_ticks, ticks - 1);
+        child.wait().expect("its end");
+        let peer = ended(pid).peer(Some(ticks)).expect("its own");
+        assert!(peer.had_ended && peer.key == ProcessKey { pid, start_ticks: ticks } && peer.uid == uid);
+        for claimed in [None, Some(0), Some(u64::MAX)] {
+            assert!(ended(pid).peer(claimed).is_err(), "{claimed:?}");
+        }
     }
 
     #[test]

@@ -80,6 +80,18 @@ impl Seats {
     /// # Errors
     /// [`Full`].
     pub fn take(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
+        self.take_as(uid, limits, true)
+    }
+
+    /// A seat for a peer whose hello has come: it does not count among those that wait.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub fn take_for_hello(self: &Arc<Self>, uid: u32, limits: &Limits) -> Result<Seat, Full> {
+        self.take_as(uid, limits, false)
+    }
+
+    fn take_as(self: &Arc<Self>, uid: u32, limits: &Limits, waiting: bool) -> Result<Seat, Full> {
         let mut taken = self.taken();
         let of = |map: &HashMap<u32, usize>| map.get(&uid).copied().unwrap_or(0);
         if taken.all >= limits.connections {
@@ -89,15 +101,19 @@ impl Seats {
             return Err(Full::OfUid);
         }
         // One user's silent peers leave three quarters to the others.
-        if taken.waiting >= limits.waiting || of(&taken.waiting_by_uid) >= (limits.waiting / 4).max(1) {
+        let is_full =
+            taken.waiting >= limits.waiting || of(&taken.waiting_by_uid) >= (limits.waiting / 4).max(1);
+        if waiting && is_full {
             return Err(Full::Waiting);
         }
         taken.all += 1;
-        taken.waiting += 1;
         *taken.by_uid.entry(uid).or_default() += 1;
-        *taken.waiting_by_uid.entry(uid).or_default() += 1;
+        if waiting {
+            taken.waiting += 1;
+            *taken.waiting_by_uid.entry(uid).or_default() += 1;
+        }
         let turn = Arc::clone(taken.turns.entry(uid).or_default());
-        Ok(Seat { seats: Arc::clone(self), uid, waiting: true, turn })
+        Ok(Seat { seats: Arc::clone(self), uid, waiting, turn })
     }
 }
 
@@ -151,6 +167,7 @@ mod tests {
         let seats = Arc::new(Seats::default());
         let mut first = seats.take(1, &limits).unwrap();
         assert_eq!(seats.take(1, &limits).unwrap_err(), Full::Waiting, "a quarter of those that wait");
+        drop(seats.take_for_hello(1, &limits).expect("it does not wait"));
         first.welcomed();
         let mut second = seats.take(1, &limits).unwrap();
         second.welcomed();

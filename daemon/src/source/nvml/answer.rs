@@ -23,6 +23,8 @@ impl Code {
     pub const ARGUMENT_VERSION_MISMATCH: Code = Code(25);
     pub const GPU_NOT_FOUND: Code = Code(28);
     pub const UNKNOWN: Code = Code(999);
+    /// None of NVML's: the call succeeded with a value that cannot be right.
+    pub const IMPOSSIBLE: Code = Code(1_000_000);
 }
 
 impl Code {
@@ -71,6 +73,10 @@ impl Code {
             25 => "install the driver's library and its kernel module of one release",
             27 => "nothing: the GPU is still starting",
             999 => "see the kernel's log (dmesg | grep -e NVRM -e Xid)",
+            1_000_000 => {
+                "the driver is out of order: compare with nvidia-smi, see the kernel's log (dmesg | grep -e NVRM -e Xid), \
+                 reset the GPU or reload the driver"
+            }
             _ => return None,
         })
     }
@@ -96,6 +102,7 @@ impl std::fmt::Display for Code {
             27 => "not ready",
             28 => "GPU not found",
             999 => "unknown error",
+            1_000_000 => "impossible values",
             other => return write!(f, "error {other}"),
         };
         f.write_str(text)
@@ -139,6 +146,22 @@ pub struct Memory {
     /// The device has no memory of its own: the numbers are the host's.
     pub is_unified: bool,
 }
+
+impl Memory {
+    /// The first value that is more than the size of the device, and its name.
+    pub fn impossible(&self) -> Option<(&'static str, u64)> {
+        let all = [
+            ("used", Some(self.used_bytes)),
+            ("free", Some(self.free_bytes)),
+            ("reserved", self.reserved_bytes),
+        ];
+        all.into_iter()
+            .find_map(|(name, bytes)| Some((name, bytes.filter(|bytes| *bytes > self.total_bytes)?)))
+    }
+}
+
+/// Largest value of `pid_t`: no process has a higher one.
+pub const PID_MOST: u32 = i32::MAX as u32;
 
 /// One process in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::beacon::{Beacon, Doing};
 use super::poller::{Arguments, Target};
 use super::session::now_ns;
 use super::status::{DeviceStatus, Status};
-use super::translate::Translator;
+use super::translate::{NOT_THERE, Translator};
 use super::watch::{SECOND, launch, limit};
 use super::{DeviceName, Settings};
 use std::process::Stdio;
@@ -21,11 +21,12 @@ const HUNG_MOST: u64 = 3600;
 /// Seconds for which a poller is told to leave a device alone that it will be given back: ten years.
 const UNTIL_TOLD: u64 = 10 * 365 * 86_400;
 
-/// A device whose calls did not return.
+/// A GPU whose calls did not return. Pollers must not even open it: `nvmlDeviceGetHandleByIndex` may hang too.
 #[derive(Debug)]
 struct Hung {
+    /// The device whose call did not return; `None` if it hung before its name was known.
     name: Option<DeviceName>,
-    /// Where it has no name so far.
+    /// NVML's index of the GPU.
     index: u16,
     /// Its memory answers.
     only_lists: bool,
@@ -38,7 +39,10 @@ struct Hung {
 
 impl Hung {
     fn is(&self, device: &DeviceStatus) -> bool {
-        self.name.map_or(device.index == self.index, |name| device.name == name)
+        match self.name {
+            Some(name) if self.only_lists => device.name == name,
+            _ => device.index == self.index && device.problem.as_deref() != Some(NOT_THERE),
+        }
     }
 
     fn target(&self) -> Target {
@@ -83,12 +87,35 @@ enum Found {
     NoLibrary,
 }
 
+/// A call that has not returned so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pending {
+    pub doing: Doing,
+    pub name: Option<DeviceName>,
+    /// NVML's index of the GPU.
+    pub index: u16,
+}
+
+/// What the parent of the poller must do.
+#[derive(Debug, Default)]
+pub struct Actions {
+    /// Command lines for the poller.
+    pub lines: String,
+    /// Start another poller, because this one has not opened a GPU that may be read now.
+    pub needs_reopen: bool,
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub struct HungDevices {
     hung: Vec<Hung>,
+    /// Calls that have not returned, but whose timeout has not expired.
+    pending: Vec<Pending>,
     probe: Option<Probe>,
 }
+
+/// Problem of a device while a call has not returned and its timeout has not expired.
+const PENDING: &str = "a call has not returned so far";
 
 impl HungDevices {
     /// What a poller must leave alone from its start.
@@ -96,15 +123,65 @@ impl HungDevices {
         for hung in self.hung.iter().filter(|hung| !hung.is_back) {
             match hung.name {
                 Some(name) if hung.only_lists => arguments.skip_lists.push((name, UNTIL_TOLD)),
-                Some(name) => arguments.skip.push((name, UNTIL_TOLD)),
-                None => arguments.skip_index.push((hung.index, UNTIL_TOLD)),
+                _ => arguments.skip_index.push((hung.index, UNTIL_TOLD)),
             }
+        }
+        arguments.skip_index.extend(self.pending.iter().map(|pending| (pending.index, UNTIL_TOLD)));
+    }
+
+    /// Whether pollers leave this device alone.
+    pub fn has(&self, device: &DeviceStatus) -> bool {
+        self.hung.iter().any(|hung| hung.is(device))
+            || self.pending.iter().any(|pending| pending.index == device.index)
+    }
+
+    /// The GPU that the current poller is calling for, as far as it is known.
+    pub fn target(doing: Doing, translator: &Translator, status: &Status) -> Option<Pending> {
+        let (name, index) = match doing {
+            Doing::Device(slot) | Doing::Lists(slot) => {
+                let name = translator.device_of_poller(slot, status)?;
+                (Some(name), status.devices.iter().find(|device| device.name == name)?.index)
+            }
+            Doing::Index(index) => (None, index),
+            Doing::Nothing | Doing::Library | Doing::Events => return None,
+        };
+        Some(Pending { doing, name, index })
+    }
+
+    /// A call for this GPU takes long: new pollers leave it alone until [`HungDevices::returned`] or [`HungDevices::avoid`].
+    pub fn suspect(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+        self.pending.push(pending);
+        self.say_pending(pending.index, Some(PENDING), translator, status);
+    }
+
+    /// The call has returned.
+    pub fn returned(&mut self, pending: Pending, translator: &mut Translator, status: &mut Status) {
+        self.pending.retain(|other| *other != pending);
+        self.say_pending(pending.index, None, translator, status);
+    }
+
+    fn say_pending(
+        &self,
+        index: u16,
+        problem: Option<&str>,
+        translator: &mut Translator,
+        status: &mut Status,
+    ) {
+        let before = if problem.is_some() { None } else { Some(PENDING) };
+        let is_meant = |device: &&DeviceStatus| device.index == index && device.problem.as_deref() == before;
+        let slots: Vec<u8> = status.devices.iter().filter(is_meant).map(|device| device.slot).collect();
+        for slot in slots {
+            translator.say_problem(status, slot, problem, now_ns());
         }
     }
 
-    /// Whether this device is one of them.
-    pub fn has(&self, name: DeviceName) -> bool {
-        self.hung.iter().any(|hung| hung.name == Some(name))
+    /// A poller that should have opened GPUs again got stuck with them: waits longer before the next probe.
+    pub fn relapse(&mut self) {
+        let now = now_ns();
+        for hung in self.hung.iter_mut().filter(|hung| hung.is_back || hung.only_lists) {
+            (hung.is_back, hung.only_lists) = (false, false);
+            hung.wait_longer(now);
+        }
     }
 
     /// Nothing may have NVML open for now.
@@ -112,23 +189,17 @@ impl HungDevices {
         self.probe = None; // which kills it
     }
 
-    /// A call did not return, or ended the poller: leaves the device alone for a while, longer each time, and says why.
+    /// A call did not return, or ended the poller: leaves the GPU alone for a while, longer each time, and says why.
     pub fn avoid(
         &mut self,
-        doing: Doing,
+        pending: Pending,
         code: Code,
         settings: &Settings,
         translator: &mut Translator,
         status: &mut Status,
     ) {
-        let (name, index) = match doing {
-            Doing::Device(slot) | Doing::Lists(slot) => (translator.device_of_poller(slot, status), u16::MAX),
-            Doing::Index(index) => (None, index),
-            Doing::Nothing | Doing::Library | Doing::Events => return,
-        };
-        if name.is_none() && index == u16::MAX {
-            return;
-        }
+        self.returned(pending, translator, status);
+        let Pending { doing, name, index } = pending;
         let now = now_ns();
         let known = self.hung.iter().position(|hung| hung.name == name && hung.index == index);
         let mut hung = known.map(|place| self.hung.remove(place)).unwrap_or_else(|| {
@@ -160,51 +231,59 @@ impl HungDevices {
             let since = hung.until_ns.saturating_sub(hung.wait_s * SECOND);
             // A whole reading: memory may answer where lists do not.
             let answers = |device: &&DeviceStatus| hung.is(device) && translator.read_ns(device.slot) > since;
-            let alive: Vec<u8> = status.devices.iter().filter(answers).map(|device| device.slot).collect();
-            for &slot in &alive {
+            if !status.devices.iter().any(|device| answers(&device)) {
+                return true;
+            }
+            let slots: Vec<u8> =
+                status.devices.iter().filter(|device| hung.is(device)).map(|device| device.slot).collect();
+            for slot in slots {
                 translator.say_problem(status, slot, None, now);
             }
-            alive.is_empty()
+            false
         });
     }
 
-    /// Begins a probe that is due, or looks after the one that runs; called every `tick`. Returns lines for the poller.
+    /// Begins a probe that is due, or looks after the one that runs; called every `tick`.
     pub fn tick(
         &mut self,
         tick: Duration,
         settings: &Settings,
         translator: &mut Translator,
         status: &mut Status,
-    ) -> String {
+    ) -> Actions {
         let now = now_ns();
         let Some(probe) = &mut self.probe else {
             if status.released_until_ns.is_none() {
                 self.begin(settings, now);
             }
-            return String::new();
+            return Actions::default();
         };
-        let Some(found) = probe.look(tick, settings) else { return String::new() };
+        let Some(found) = probe.look(tick, settings) else { return Actions::default() };
         let target = probe.target;
         self.probe = None;
         let Some(hung) = self.hung.iter_mut().find(|hung| hung.target() == target) else {
-            return String::new();
+            return Actions::default();
         };
+        let mut devices = status.devices.iter().filter(|device| hung.is(device));
+        let is_open = devices.all(|device| translator.has_opened(device.slot));
         match found {
             Found::Answers => {
                 hung.is_back = true;
-                match target {
+                let lines = match target {
                     Target::Name(name) => format!("skip-lists {name} 0\nskip {name} 0\n"),
-                    Target::Index(index) => format!("skip-index {index} 0\n"),
-                }
+                    Target::Index(_) => String::new(),
+                };
+                Actions { lines, needs_reopen: !is_open || matches!(target, Target::Index(_)) }
             }
             Found::NoLibrary => {
                 hung.until_ns = now.saturating_add(hung.wait_s * SECOND);
-                String::new()
+                Actions::default()
             }
             Found::Nothing | Found::Memory => {
                 status.counters.hangs += 1;
                 hung.wait_longer(now);
-                let line = match (target, found) {
+                let needs_reopen = matches!(found, Found::Memory) && !hung.only_lists && !is_open;
+                let lines = match (target, found) {
                     (Target::Name(name), Found::Memory) if !hung.only_lists => {
                         hung.only_lists = true;
                         format!("skip-lists {name} {UNTIL_TOLD}\nskip {name} 0\n")
@@ -216,7 +295,7 @@ impl HungDevices {
                     _ => String::new(),
                 };
                 hung.say("a call did not return", translator, status, now);
-                line
+                Actions { lines, needs_reopen }
             }
         }
     }
@@ -228,8 +307,10 @@ impl HungDevices {
         let target = self.hung[due].target();
         let mut arguments =
             Arguments { settings: settings.clone(), probe: Some(target), ..Arguments::default() };
-        let others = self.hung.iter().filter(|hung| hung.name.is_none() && hung.target() != target);
-        arguments.skip_index = others.map(|hung| (hung.index, UNTIL_TOLD)).collect();
+        let index = self.hung[due].index;
+        let others = self.hung.iter().filter(|hung| !hung.only_lists).map(|hung| hung.index);
+        let others = others.chain(self.pending.iter().map(|pending| pending.index));
+        arguments.skip_index = others.filter(|&other| other != index).map(|of| (of, UNTIL_TOLD)).collect();
         match launch(arguments, Stdio::null) {
             Ok((child, beacon)) => {
                 let seen = (0, Doing::Nothing);

@@ -2,7 +2,7 @@
 
 use self::limits::Limits;
 use super::Settings;
-use super::answer::{Charge, Code, Event, List, Memory};
+use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
 use super::beacon::{Doing, Lamp};
 use super::lanes::{Lanes, Turn};
 use super::library::{Facts, Gpus, Pids};
@@ -88,12 +88,15 @@ pub struct Totals {
     pub list_ns: u64,
     pub failed_calls: u64,
     pub deferred: u64,
+    pub refused: u64,
 }
 
 impl Totals {
     /// In the order of their tags.
-    pub fn values(&self) -> [u64; 6] {
-        [self.memory_calls, self.memory_ns, self.list_calls, self.list_ns, self.failed_calls, self.deferred]
+    pub fn values(&self) -> [u64; 7] {
+        let calls = [self.memory_calls, self.memory_ns, self.list_calls, self.list_ns];
+        let [memory, memory_ns, lists, lists_ns] = calls;
+        [memory, memory_ns, lists, lists_ns, self.failed_calls, self.deferred, self.refused]
     }
 
     /// The place of a tag.
@@ -105,6 +108,7 @@ impl Totals {
             4 => &mut self.list_ns,
             5 => &mut self.failed_calls,
             6 => &mut self.deferred,
+            7 => &mut self.refused,
             _ => return None,
         })
     }
@@ -116,6 +120,9 @@ struct Seen {
     total_bytes: Option<u64>,
     memory_problem: Option<Code>,
     list_problem: Option<Code>,
+    /// The first value that was refused, for people: of its memory, and of its lists; none since the last good answer.
+    memory_refused: Option<String>,
+    list_refused: Option<String>,
     /// What was said last: fine is `Some(None)`, nothing so far `None`.
     told: Option<Option<String>>,
     lost_since_ns: Option<u64>,
@@ -145,6 +152,8 @@ struct Row {
     bytes: Option<u64>,
     protected: Option<u64>,
     lists: u8,
+    /// The driver's bytes were refused.
+    is_refused: bool,
 }
 
 /// What the loop should do after a turn.
@@ -218,7 +227,7 @@ impl Session {
                 Some(&(_, until)) => session.lanes.suspend(index, until),
                 None => {
                     out.doing(Doing::Device(index as u8));
-                    let memory = session.gpus.memory(index);
+                    let memory = session.gpus.memory(index).and_then(possible);
                     session.seen[index].total_bytes = memory.ok().map(|memory| memory.total_bytes);
                     session.broken = session.broken.or(memory.err().filter(|code| code.is_of_library()));
                 }
@@ -380,6 +389,14 @@ impl Session {
         totals.memory_ns += ended - began;
         totals.failed_calls += u64::from(memory.is_err());
         let seen = &mut self.seen[index];
+        match memory.ok().and_then(|memory| Some((memory.impossible()?, memory.total_bytes))) {
+            Some(((name, bytes), total)) => {
+                totals.refused += 1;
+                seen.memory_refused.get_or_insert_with(|| format!("{name} {bytes} of {total} bytes"));
+            }
+            None => seen.memory_refused = None,
+        }
+        let memory = memory.and_then(possible);
         seen.memory_problem = memory.err();
         self.is_in_doubt |= memory.is_err_and(Code::doubts_the_device);
         if let Ok(memory) = memory {
@@ -423,7 +440,8 @@ impl Session {
         if let Ok(memory) = last {
             self.lanes.memory_read(index, ended, Some(memory.used_bytes));
         }
-        self.lanes.listed(index, began, ended, cost, failed.is_none());
+        // A list with values that were refused was read all the same.
+        self.lanes.listed(index, began, ended, cost, failed.is_none_or(|code| code == Code::IMPOSSIBLE));
         self.tell(index, ended, out);
         self.is_in_doubt |= failed.is_some_and(Code::doubts_the_device);
         Ok(failed.or(first.err()).filter(|code| code.is_of_library()))
@@ -437,7 +455,7 @@ impl Session {
         totals: &mut Totals,
         out: &mut Outlet,
     ) -> (u64, Option<Code>) {
-        let (mut cost, mut failed) = (0, None);
+        let (mut cost, mut failed, mut refused) = (0, None, None);
         self.rows.clear();
         for list in List::ALL {
             if list != List::Compute {
@@ -470,15 +488,39 @@ impl Session {
                 failed = answer.err();
                 break;
             }
-            let row = |charge: &Charge| Row {
-                pid: charge.pid,
-                bytes: charge.bytes,
-                protected: charge.protected_bytes,
-                lists: list.bit(),
-            };
-            self.rows.extend(self.charges.iter().filter(|charge| charge.pid != 0).map(row));
+            let total = self.seen[index].total_bytes.unwrap_or(u64::MAX);
+            for charge in self.charges.iter().filter(|charge| charge.pid != 0) {
+                let is_nobody = charge.pid > PID_MOST;
+                let is_refused = charge.bytes.is_some_and(|bytes| bytes > total);
+                if is_nobody || is_refused {
+                    totals.refused += 1;
+                    let what = || match charge.bytes {
+                        Some(bytes) if is_refused => format!("pid {}: {bytes} of {total} bytes", charge.pid),
+                        _ => format!("pid {}", charge.pid),
+                    };
+                    refused.get_or_insert_with(what);
+                }
+                if !is_nobody {
+                    self.rows.push(Row {
+                        pid: charge.pid,
+                        bytes: charge.bytes.filter(|_| !is_refused),
+                        protected: charge
+                            .protected_bytes
+                            .filter(|bytes| charge.bytes.is_some_and(|all| *bytes <= all)),
+                        lists: list.bit(),
+                        is_refused,
+                    });
+                }
+            }
         }
         merge(&mut self.rows);
+        let seen = &mut self.seen[index];
+        if refused.is_some() {
+            failed = failed.or(Some(Code::IMPOSSIBLE));
+            seen.list_refused = seen.list_refused.take().or(refused);
+        } else if failed.is_none() {
+            seen.list_refused = None;
+        }
         self.seen[index].list_problem = failed;
         (cost, failed)
     }
@@ -495,6 +537,7 @@ impl Session {
             let (bytes, absence) = match (doubt, row.bytes) {
                 (Some(doubt), _) => (None, doubt),
                 (None, Some(bytes)) => (Some(bytes), Absence::Unknown),
+                (None, None) if row.is_refused => (None, Absence::Impossible),
                 (None, None) => (None, Absence::NotAvailable),
             };
             let body =
@@ -528,10 +571,16 @@ impl Session {
         let seen = &mut self.seen[index];
         let is_lost = [seen.memory_problem, seen.list_problem].into_iter().flatten().any(Code::is_loss);
         seen.lost_since_ns = is_lost.then(|| seen.lost_since_ns.unwrap_or(now));
+        let words = |code: Code, refused: &Option<String>| match refused {
+            Some(refused) if code == Code::IMPOSSIBLE => format!("{code} were refused ({refused})"),
+            _ => code.to_string(),
+        };
         let problem = match (seen.memory_problem, seen.list_problem) {
-            (Some(memory), _) if Some(memory) == seen.list_problem => Some(memory.to_string()),
-            (Some(memory), _) => Some(format!("memory: {memory}")),
-            (None, Some(list)) => Some(format!("process list: {list}")),
+            (Some(memory), _) if Some(memory) == seen.list_problem => {
+                Some(words(memory, &seen.memory_refused))
+            }
+            (Some(memory), _) => Some(format!("memory: {}", words(memory, &seen.memory_refused))),
+            (None, Some(list)) => Some(format!("process list: {}", words(list, &seen.list_refused))),
             (None, None) => None,
         };
         if seen.told.as_ref() == Some(&problem) {
@@ -560,9 +609,15 @@ fn merge(rows: &mut Vec<Row>) {
             kept.bytes = kept.bytes.max(later.bytes); // absent is less than any number
             kept.protected = kept.protected.max(later.protected);
             kept.lists |= later.lists;
+            kept.is_refused |= later.is_refused;
         }
         is_same
     });
+}
+
+/// Refuses numbers that no device of that size can have.
+fn possible(memory: Memory) -> Result<Memory, Code> {
+    if memory.impossible().is_some() { Err(Code::IMPOSSIBLE) } else { Ok(memory) }
 }
 
 /// How a code is told about a process.
@@ -572,6 +627,7 @@ pub fn absence_of(code: Code) -> Absence {
         Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND => Absence::NotSupported,
         Code::GPU_IS_LOST | Code::RESET_REQUIRED | Code::GPU_NOT_FOUND => Absence::GpuLost,
         Code::TIMEOUT => Absence::Timeout,
+        Code::IMPOSSIBLE => Absence::Impossible,
         _ => Absence::Unknown,
     }
 }

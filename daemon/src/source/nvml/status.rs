@@ -21,6 +21,8 @@ pub struct Status {
     pub no_events: bool,
     /// Since when it is so.
     pub since_ns: u64,
+    /// Since when the poller has done nothing, if that is longer than it should be: no GPU is read.
+    pub stalled_since_ns: Option<u64>,
     /// Closed on request until then.
     pub released_until_ns: Option<u64>,
     /// What has been called, and what it cost.
@@ -82,6 +84,8 @@ pub struct Counters {
     pub failed_calls: u64,
     /// Readings put off because the lock-time budget was spent.
     pub lists_deferred: u64,
+    /// Values that were refused, because no device of that size can have them.
+    pub refused: u64,
     /// Share of wall time in list calls, over the last seconds.
     pub list_share: f64,
     /// Pollers that were started after the first one.

@@ -23,6 +23,19 @@ struct Readings {
     extras: [Vec<u32>; 2],
     /// When a poller ended one, well or not: all its calls had returned.
     ended_ns: u64,
+    /// Time of the newest memory sample.
+    memory_ns: u64,
+}
+
+/// State of the translation that belongs to one poller.
+#[derive(Debug, Default)]
+pub struct PollerState {
+    /// The host's slot of each of the poller's slots.
+    slots: Vec<u8>,
+    /// Call totals as last reported by the poller.
+    totals: Totals,
+    /// The records up to the next `SampleBegin` belong to an outdated reading.
+    skips_reading: bool,
 }
 
 /// Over all pollers.
@@ -30,11 +43,10 @@ struct Readings {
 pub struct Translator {
     /// By the slot that the host's records use; never shrinks.
     readings: Vec<Readings>,
-    /// The host's slot of each of the poller's.
-    slots: Vec<u8>,
+    /// Of the poller that is read now.
+    poller: PollerState,
     number: u64,
-    /// Totals of the poller as it said them last, and of all before it.
-    totals: Totals,
+    /// Call totals of all other pollers.
     before: Totals,
     out: Vec<u8>,
 }
@@ -44,17 +56,32 @@ pub struct Translator {
 pub struct Malformed;
 
 impl Translator {
-    /// A new poller speaks from now on.
-    pub fn begin_poller(&mut self) {
-        self.slots.clear();
-        let sum = self.all_totals();
-        (self.before, self.totals) = (sum, Totals::default());
+    /// Starts translating for a new poller; returns the state of the previous one, for [`Translator::resume_poller`].
+    pub fn begin_poller(&mut self) -> PollerState {
+        self.before = self.all_totals();
+        std::mem::take(&mut self.poller)
+    }
+
+    /// Goes back to an earlier poller. Its buffered samples may be older than those of the poller in between; these are dropped.
+    pub fn resume_poller(&mut self, state: PollerState) {
+        let mut before = self.all_totals();
+        for (place, value) in state.totals.values().into_iter().enumerate() {
+            if let Some(total) = before.place(place as u32 + 1) {
+                *total = total.saturating_sub(value);
+            }
+        }
+        (self.before, self.poller) = (before, state);
+    }
+
+    /// Whether the current poller has opened this device.
+    pub fn has_opened(&self, slot: u8) -> bool {
+        self.poller.slots.contains(&slot)
     }
 
     /// Totals of all pollers.
     pub fn all_totals(&self) -> Totals {
         let mut sum = self.before;
-        for (place, value) in self.totals.values().into_iter().enumerate() {
+        for (place, value) in self.poller.totals.values().into_iter().enumerate() {
             if let Some(total) = sum.place(place as u32 + 1) {
                 *total += value;
             }
@@ -64,7 +91,7 @@ impl Translator {
 
     /// The device that the poller means by this slot.
     pub fn device_of_poller(&self, slot: u8, status: &Status) -> Option<DeviceName> {
-        let slot = *self.slots.get(usize::from(slot))?;
+        let slot = *self.poller.slots.get(usize::from(slot))?;
         status.devices.iter().find(|device| device.slot == slot).map(|device| device.name)
     }
 
@@ -127,19 +154,25 @@ impl Translator {
         if let Body::Counter { value } = record.body {
             if stamp.device != NONE_DEVICE {
                 self.count_health_event(stamp.device, stamp.tag, status);
-            } else if let Some(total) = self.totals.place(stamp.tag) {
+            } else if let Some(total) = self.poller.totals.place(stamp.tag) {
                 *total = value as u64;
             }
             return;
         }
         if stamp.device != NONE_DEVICE {
-            let Some(&slot) = self.slots.get(usize::from(stamp.device)) else { return };
+            let Some(&slot) = self.poller.slots.get(usize::from(stamp.device)) else { return };
             stamp.device = slot;
         }
         let index = usize::from(stamp.device);
         let mut body = record.body;
         match &mut body {
             Body::SampleBegin { number } => {
+                // Buffered by a poller that has been stuck while another one took newer readings.
+                if self.readings.get(index).is_some_and(|readings| stamp.time_ns < readings.ended_ns) {
+                    self.poller.skips_reading = true;
+                    return;
+                }
+                self.poller.skips_reading = false;
                 self.end_reading(stamp.device, Absence::Unknown, Code::UNKNOWN);
                 self.number += 1;
                 *number = self.number;
@@ -157,6 +190,7 @@ impl Translator {
                 let device = status.devices.get(index).map(|device| device.name.to_string());
                 warn!(device, xid, "the driver told of a fault (Xid)");
             }
+            Body::ProcessSample { .. } | Body::SampleEnd { .. } if self.poller.skips_reading => return,
             Body::ProcessSample { start_ticks, lists, .. } => {
                 let is_ours = *start_ticks != NOT_OUR_PID;
                 // Who it is will be known in a moment; until then it is not somebody else.
@@ -194,6 +228,12 @@ impl Translator {
                 }
             }
             Body::DeviceSample { .. } => {
+                if let Some(readings) = self.readings.get_mut(index) {
+                    if stamp.time_ns < readings.memory_ns {
+                        return;
+                    }
+                    readings.memory_ns = stamp.time_ns;
+                }
                 if let Some(device) = status.devices.get_mut(index) {
                     device.memory_read_ns = Some(stamp.time_ns);
                 }
@@ -231,7 +271,7 @@ impl Translator {
         let Some(event) = (tag as usize).checked_sub(1).and_then(|place| HEALTH_EVENTS.get(place)) else {
             return;
         };
-        let device = self.slots.get(usize::from(slot)).map(|slot| usize::from(*slot));
+        let device = self.poller.slots.get(usize::from(slot)).map(|slot| usize::from(*slot));
         if let Some(device) = device.and_then(|device| status.devices.get_mut(device)) {
             warn!(
                 device = device.name.to_string(),
@@ -257,7 +297,7 @@ impl Translator {
             });
             status.unnamed = unnamed.collect();
             status.facts = facts;
-        } else if let Some(slot) = self.slots.get(usize::from(device))
+        } else if let Some(slot) = self.poller.slots.get(usize::from(device))
             && let Some(device) = status.devices.get_mut(usize::from(*slot))
         {
             device.facts = facts;
@@ -273,10 +313,10 @@ impl Translator {
         let index = known.unwrap_or(status.devices.len());
         let slot = u8::try_from(index).unwrap_or(NONE_DEVICE);
         let place = usize::from(record.stamp.device);
-        if self.slots.len() <= place {
-            self.slots.resize(place + 1, NONE_DEVICE);
+        if self.poller.slots.len() <= place {
+            self.poller.slots.resize(place + 1, NONE_DEVICE);
         }
-        self.slots[place] = slot;
+        self.poller.slots[place] = slot;
         if slot == NONE_DEVICE {
             return; // the host's records cannot name more devices
         }
@@ -314,11 +354,12 @@ impl Translator {
     }
 
     /// The poller has told which devices there are: others, unless they are in `avoided`, are gone.
-    pub fn mark_missing(&mut self, status: &mut Status, avoided: impl Fn(DeviceName) -> bool) {
+    pub fn mark_missing(&mut self, status: &mut Status, avoided: impl Fn(&DeviceStatus) -> bool) {
         let now = now_ns();
         for index in 0..status.devices.len() {
-            let DeviceStatus { slot, name, .. } = status.devices[index];
-            if !self.slots.contains(&slot) && !avoided(name) && status.devices[index].problem.is_none() {
+            let slot = status.devices[index].slot;
+            let is_avoided = avoided(&status.devices[index]);
+            if !self.poller.slots.contains(&slot) && !is_avoided && status.devices[index].problem.is_none() {
                 self.say_problem(status, slot, Some(NOT_THERE), now);
             }
         }
@@ -339,10 +380,10 @@ impl Translator {
         self.say(Stamp { time_ns: now, ..Stamp::default() }, Body::Source { up, reason });
     }
 
-    /// The poller is lost: readings that it had begun end here.
-    pub fn end_readings(&mut self) {
-        for slot in 0..self.readings.len() {
-            self.end_reading(slot as u8, Absence::Unknown, Code::UNKNOWN);
+    /// Ends the readings that a lost poller had begun, except those of devices for which `keeps` is true.
+    pub fn end_readings(&mut self, keeps: impl Fn(u8) -> bool) {
+        for slot in (0..self.readings.len()).map(|slot| slot as u8).filter(|slot| !keeps(*slot)) {
+            self.end_reading(slot, Absence::Unknown, Code::UNKNOWN);
         }
     }
 
@@ -390,7 +431,7 @@ fn tell_of(key: ProcessKey, device: Option<&DeviceStatus>, processes: &Processes
 }
 
 /// Why a device that was seen before is not read.
-const NOT_THERE: &str = "no longer there";
+pub const NOT_THERE: &str = "no longer there";
 
 fn set_source(status: &mut Status, up: bool, reason: &str, now: u64) {
     if status.up != up || status.reason != reason {

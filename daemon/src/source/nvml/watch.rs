@@ -2,18 +2,25 @@
 //!
 //! A poller that is stuck in the kernel may not die even of SIGKILL; then it is left behind, and the device that it
 //! was calling for is left alone by its successor until a probe says that it answers (hung.rs).
+//!
+//! The successor starts long before the call's timeout: after [`stall_of`], another poller reads the other GPUs while the
+//! stuck one is only watched. If the call returns in time, the first poller goes on and its substitute ends. A GPU that
+//! answers again is opened by a new poller, which replaces the current one once it has opened everything, so that opening
+//! costs the others no reading.
 
 use super::answer::Code;
 use super::beacon::{Beacon, Doing};
-use super::hung::HungDevices;
+use super::hung::{Actions, HungDevices, Pending};
 use super::poller::Arguments;
 use super::session::now_ns;
 use super::status::Status;
-use super::translate::Translator;
+use super::translate::{PollerState, Translator};
 use super::{Command, Settings};
 use crate::descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
+use gpumem_wire::frame::records;
+use gpumem_wire::{Body, NONE_DEVICE};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Stdio;
@@ -37,6 +44,21 @@ const RESTART: Duration = Duration::from_secs(1);
 const RESTART_MOST: Duration = Duration::from_secs(30);
 /// A poller that lived that long was no failure to start.
 const LIVED: Duration = Duration::from_secs(60);
+/// Longest interval at which the beacon is read.
+const TICK_MOST: Duration = Duration::from_millis(200);
+/// Time after which a call counts as stuck: the other GPUs get another poller. At most half of the call's timeout.
+const STALL: Duration = Duration::from_millis(400);
+/// Time after which the source counts as down while nobody reads the other GPUs: a call, or a poller that does not run. An idle
+/// poller changes its beacon every second.
+const DOWN: Duration = Duration::from_secs(1);
+const DOWN_IDLE: Duration = Duration::from_millis(2500);
+/// Age of the poller's records from which on this process must have been stopped: they are written within 50 ms.
+const STOPPED_NS: u64 = SECOND * 3 / 10;
+/// Agents are heard for this long before such records are translated, and for how long not again.
+const AGENTS_FIRST: Duration = Duration::from_millis(250);
+const AGENTS_AGAIN: Duration = Duration::from_secs(2);
+/// Most pollers that are stuck at one time and have a substitute.
+const MOST_STUCK: usize = 4;
 /// Seconds over which the share of lock time is told.
 const SHARE_WINDOW_NS: u64 = 10 * SECOND;
 
@@ -62,6 +84,14 @@ pub struct Watch {
     pub commands: mpsc::UnboundedReceiver<Command>,
     pub translator: Translator,
     hung: HungDevices,
+    /// Pollers in a call that has not returned, whose timeout has not expired.
+    stuck: Vec<Stuck>,
+    /// A poller that opens a GPU again, to replace the current one.
+    next: Option<Poller>,
+    /// Such a poller must be started.
+    needs_reopen: bool,
+    /// When agents were last heard first.
+    agents_first: Option<Instant>,
     /// A call for events did not return: it is not made again.
     no_events: bool,
     /// (time, list ns) over the last seconds.
@@ -73,6 +103,37 @@ struct Poller {
     stdin: ChildStdin,
     stdout: ChildStdout,
     beacon: Beacon,
+    /// Bytes that are no whole frame so far.
+    unread: Vec<u8>,
+    /// The beacon as last read, and for how many ticks it has not changed.
+    seen: (u64, Doing),
+    same: u32,
+}
+
+/// A poller in a call that has not returned, while its substitute reads the other GPUs.
+struct Stuck {
+    poller: Poller,
+    state: PollerState,
+    /// `None`: a call for events.
+    pending: Option<Pending>,
+}
+
+impl Poller {
+    /// Reads the beacon. Returns for how long it has not changed: ticks are counted, not time, because when we did not run,
+    /// the poller did not either.
+    fn look(&mut self, tick: Duration) -> Duration {
+        let now = self.beacon.get();
+        self.same = if now == self.seen { self.same + 1 } else { 0 };
+        self.seen = now;
+        tick * self.same
+    }
+
+    /// Sends command lines. A poller that does not read is noticed by its beacon; a full pipe loses a hint.
+    async fn write(&mut self, lines: &str) {
+        if !lines.is_empty() {
+            let _ = timeout(Duration::from_millis(100), self.stdin.write_all(lines.as_bytes())).await;
+        }
+    }
 }
 
 impl Watch {
@@ -92,6 +153,10 @@ impl Watch {
             commands,
             translator,
             hung: HungDevices::default(),
+            stuck: Vec::new(),
+            next: None,
+            needs_reopen: false,
+            agents_first: None,
             no_events: false,
             share: VecDeque::new(),
         }
@@ -156,6 +221,13 @@ impl Watch {
     }
 
     fn start(&mut self) -> std::io::Result<Poller> {
+        let poller = self.launch()?;
+        self.lock().poller_pid = poller.child.id();
+        self.translator.begin_poller();
+        Ok(poller)
+    }
+
+    fn launch(&mut self) -> std::io::Result<Poller> {
         let now = now_ns();
         let left = |until: u64| until.saturating_sub(now).div_ceil(SECOND);
         let mut arguments = Arguments {
@@ -163,21 +235,22 @@ impl Watch {
             released_s: self.lock().released_until_ns.map_or(0, left),
             ..Arguments::default()
         };
-        arguments.no_events = self.no_events;
+        arguments.no_events = self.no_events || self.stuck.iter().any(|stuck| stuck.pending.is_none());
         self.hung.tell(&mut arguments);
         let (mut child, beacon) = launch(arguments, Stdio::piped)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (stdin, stdout) = pipes.ok_or_else(|| std::io::Error::other("no pipes"))?;
-        self.lock().poller_pid = child.id();
-        self.translator.begin_poller();
         debug!(pid = child.id(), "nvml poller started");
-        Ok(Poller { child, stdin, stdout, beacon })
+        let unread = Vec::with_capacity(16 * 1024);
+        Ok(Poller { child, stdin, stdout, beacon, unread, seen: (0, Doing::Nothing), same: 0 })
     }
 
     /// Notes what a command means for pollers to come, and returns the line for the present one.
     fn note(&mut self, command: &Command) -> String {
         if let Command::Release(_) = command {
             self.hung.release();
+            self.abandon_stuck();
+            self.next = None; // which kills it
         }
         let mut status = self.lock();
         match command {
@@ -195,50 +268,228 @@ impl Watch {
     }
 
     async fn listen(&mut self, mut poller: Poller) -> End {
-        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(5));
+        let tick = (self.settings.call_timeout / 4).clamp(Duration::from_millis(10), TICK_MOST);
         let mut ticks = interval(tick);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut unread = Vec::with_capacity(16 * 1024);
-        let (mut seen, mut same) = ((0, Doing::Nothing), 0);
         let end = loop {
             tokio::select! {
-                read = poller.stdout.read_buf(&mut unread) => {
+                read = poller.stdout.read_buf(&mut poller.unread) => {
                     if !matches!(read, Ok(count) if count > 0) {
                         break End::Died;
                     }
-                    match self.take(&unread).await {
-                        Some(taken) => { unread.drain(..taken); }
-                        None => break End::Malformed,
-                    }
-                    if unread.len() > MOST_UNREAD {
+                    if !self.take_unread(&mut poller).await {
                         break End::Malformed;
+                    }
+                }
+                opened = read_next(&mut self.next) => {
+                    if let Some(mut next) = self.next.take().filter(|_| opened) {
+                        std::mem::swap(&mut poller, &mut next);
+                        self.replace(next, &poller).await;
+                        if !self.take_unread(&mut poller).await {
+                            break End::Malformed;
+                        }
+                    } else {
+                        self.hung.relapse();
                     }
                 }
                 command = self.commands.recv() => {
                     let Some(command) = command else { break End::Done };
                     let line = self.note(&command);
-                    // A poller that does not read is noticed by its beacon; a full pipe loses a hint.
-                    let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(line.as_bytes())).await;
+                    poller.write(&line).await;
                 }
                 _ = ticks.tick() => {
-                    let now = poller.beacon.get();
-                    same = if now == seen { same + 1 } else { 0 };
-                    seen = now;
-                    // Ticks are counted, not time: when we ourselves did not run, it did not either.
-                    if tick * same >= limit(seen.1, &self.settings) {
-                        break End::Stuck(seen.1);
+                    let stalled = poller.look(tick);
+                    self.note_stall(stalled, poller.seen.1);
+                    if stalled >= limit(poller.seen.1, &self.settings) {
+                        break End::Stuck(poller.seen.1);
                     }
-                    let lines =
+                    if stalled >= stall_of(&self.settings) {
+                        poller = self.substitute(poller).await;
+                    }
+                    poller = self.look_at_stuck(poller, tick).await;
+                    self.look_at_next(tick);
+                    let Actions { lines, needs_reopen } =
                         self.hung.tick(tick, &self.settings, &mut self.translator, &mut lock(&self.status));
-                    if !lines.is_empty() {
-                        let _ = timeout(Duration::from_millis(100), poller.stdin.write_all(lines.as_bytes())).await;
+                    self.needs_reopen |= needs_reopen;
+                    poller.write(&lines).await;
+                    for stuck in &mut self.stuck {
+                        stuck.poller.write(&lines).await;
                     }
                     self.tick().await;
                 }
             }
         };
-        self.bury(poller, &end, seen.1).await;
+        let doing = poller.seen.1;
+        self.bury(poller, &end, doing).await;
         end
+    }
+
+    /// Takes the whole frames that a poller has written. `false`: it writes something else.
+    async fn take_unread(&mut self, poller: &mut Poller) -> bool {
+        let first = records(&poller.unread).next().and_then(|record| record.ok()?.ok());
+        let age_ns = first.map_or(0, |record| now_ns().saturating_sub(record.stamp.time_ns));
+        if age_ns > STOPPED_NS && self.agents_first.is_none_or(|last| last.elapsed() > AGENTS_AGAIN) {
+            // Agents whose processes have ended meanwhile are heard first: they name the processes of the readings that wait.
+            self.agents_first = Some(Instant::now());
+            sleep(AGENTS_FIRST).await;
+        }
+        let Some(taken) = self.take(&poller.unread).await else { return false };
+        poller.unread.drain(..taken);
+        poller.unread.len() <= MOST_UNREAD
+    }
+
+    /// Notes in the status whether the current poller does anything.
+    fn note_stall(&self, stalled: Duration, doing: Doing) {
+        let most = if doing == Doing::Nothing { DOWN_IDLE } else { DOWN };
+        let mut status = self.lock();
+        let since = now_ns().saturating_sub(stalled.as_nanos() as u64);
+        status.stalled_since_ns = (stalled >= most).then(|| *status.stalled_since_ns.get_or_insert(since));
+    }
+
+    /// The poller's call takes long: another poller reads the other GPUs, and this one is only watched. Returns the poller that
+    /// is read from now on.
+    async fn substitute(&mut self, poller: Poller) -> Poller {
+        let doing = poller.seen.1;
+        let pending = HungDevices::target(doing, &self.translator, &self.lock());
+        let is_worth_it = {
+            let status = self.lock();
+            let is_fresh =
+                |index: u16| status.devices.iter().any(|of| of.index != index && of.problem.is_none());
+            let is_known = |index: u16| status.devices.iter().any(|of| of.index == index);
+            match (doing, pending) {
+                // The first time that a driver opens a GPU takes seconds.
+                (Doing::Index(index), _) => is_known(index) && is_fresh(index),
+                (_, Some(pending)) => is_fresh(pending.index),
+                (Doing::Events, _) => true,
+                _ => false,
+            }
+        };
+        if !is_worth_it || !self.lock().up || self.stuck.len() >= MOST_STUCK {
+            return poller;
+        }
+        if let Some(pending) = pending {
+            self.hung.suspect(pending, &mut self.translator, &mut lock(&self.status));
+        }
+        self.next = None;
+        let state = self.translator.begin_poller();
+        self.stuck.push(Stuck { poller, state, pending });
+        match self.launch() {
+            Ok(substitute) => {
+                self.lock().poller_pid = substitute.child.id();
+                self.send().await;
+                substitute
+            }
+            Err(error) => {
+                warn!(%error, "no substitute for a stuck nvml poller");
+                self.go_back().unwrap_or_else(|| unreachable!("it was pushed above"))
+            }
+        }
+    }
+
+    /// Looks whether calls have returned or have timed out. Returns the poller that is read from now on.
+    async fn look_at_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
+        let mut place = 0;
+        while let Some(stuck) = self.stuck.get_mut(place) {
+            let before = stuck.poller.seen;
+            let stalled = stuck.poller.look(tick);
+            let has_died = !matches!(stuck.poller.child.try_wait(), Ok(None));
+            let has_returned = stuck.poller.seen != before;
+            if !has_died && has_returned && self.stuck.len() == 1 {
+                // A slow call: the first poller has opened all GPUs, its substitute has not.
+                if let Some(first) = self.go_back() {
+                    drop(std::mem::replace(&mut poller, first)); // which kills the substitute
+                    self.send().await;
+                }
+                continue;
+            }
+            if !has_died && !has_returned && stalled < limit(before.1, &self.settings) {
+                place += 1;
+                continue;
+            }
+            let Stuck { poller: stuck, pending, .. } = self.stuck.remove(place);
+            if has_returned && !has_died {
+                // Others are stuck: what it would call next may be theirs.
+                if let Some(pending) = pending {
+                    self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
+                    self.needs_reopen = true;
+                }
+            } else {
+                warn!(?pending, has_died, left_behind = stuck.child.id(), "nvml poller lost");
+                self.give_up(pending, has_died);
+            }
+            self.send().await;
+        }
+        poller
+    }
+
+    /// A stuck poller's call has timed out, or has ended the poller.
+    fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
+        let mut status = lock(&self.status);
+        status.counters.hangs += u64::from(!has_died);
+        status.counters.restarts += 1;
+        let Some(pending) = pending else {
+            (self.no_events, status.no_events) = (true, true);
+            return;
+        };
+        let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
+        self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
+        // Only its lists: its memory can be read, which takes a poller that has opened it.
+        self.needs_reopen |= matches!(pending.doing, Doing::Lists(_));
+    }
+
+    /// Goes back to the newest poller that was stuck.
+    fn go_back(&mut self) -> Option<Poller> {
+        let Stuck { poller, state, pending } = self.stuck.pop()?;
+        let mut status = lock(&self.status);
+        status.poller_pid = poller.child.id();
+        let index = pending.map(|pending| pending.index);
+        let devices = &status.devices;
+        self.translator
+            .end_readings(|slot| devices.iter().any(|of| of.slot == slot && Some(of.index) == index));
+        self.translator.resume_poller(state);
+        if let Some(pending) = pending {
+            self.hung.returned(pending, &mut self.translator, &mut status);
+        }
+        Some(poller)
+    }
+
+    /// Kills the pollers that are stuck; their GPUs are opened by the next one.
+    fn abandon_stuck(&mut self) {
+        for stuck in self.stuck.drain(..) {
+            if let Some(pending) = stuck.pending {
+                self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
+                self.needs_reopen = true;
+            }
+        }
+    }
+
+    /// Starts the poller that opens a GPU again, or gives it up if it gets stuck.
+    fn look_at_next(&mut self, tick: Duration) {
+        if let Some(next) = &mut self.next {
+            if next.look(tick) >= limit(next.seen.1, &self.settings) {
+                self.next = None;
+                self.hung.relapse();
+            }
+        } else if self.needs_reopen && self.stuck.is_empty() && self.lock().released_until_ns.is_none() {
+            self.needs_reopen = false;
+            self.next = self.launch().ok();
+            if self.next.is_none() {
+                self.hung.relapse();
+            }
+        }
+    }
+
+    /// Another poller has opened all GPUs and takes the place of the previous one.
+    async fn replace(&mut self, mut previous: Poller, poller: &Poller) {
+        self.translator.begin_poller();
+        self.translator.end_readings(|_| false);
+        self.lock().poller_pid = poller.child.id();
+        self.send().await;
+        previous.write("quit\n").await;
+        // It shuts NVML down, or is killed.
+        tokio::spawn(async move {
+            let _ = timeout(Duration::from_millis(500), previous.child.wait()).await;
+        });
     }
 
     /// Frames of the poller. `None`: they are none.
@@ -257,7 +508,7 @@ impl Watch {
                 if status.up {
                     info!(reason = %status.reason, "nvml is up");
                     let hung = &self.hung;
-                    self.translator.mark_missing(&mut status, |name| hung.has(name));
+                    self.translator.mark_missing(&mut status, |device| hung.has(device));
                 } else if status.released_until_ns.is_some() {
                     info!(reason = %status.reason, "nvml is closed for a while");
                     if !was_released {
@@ -298,6 +549,7 @@ impl Watch {
                 (totals.memory_calls, seconds(totals.memory_ns));
             (counters.list_calls, counters.list_seconds) = (totals.list_calls, seconds(totals.list_ns));
             (counters.failed_calls, counters.lists_deferred) = (totals.failed_calls, totals.deferred);
+            counters.refused = totals.refused;
             counters.list_share = share.unwrap_or(0.0);
         }
         self.send().await; // command lines that have been read by now
@@ -348,16 +600,44 @@ impl Watch {
         {
             let mut status = lock(&self.status);
             status.counters.hangs += u64::from(matches!(end, End::Stuck(_)));
-            if is_device {
+            if let Some(pending) = HungDevices::target(doing, &self.translator, &status) {
                 let code = if let End::Stuck(_) = end { Code::TIMEOUT } else { Code::UNKNOWN };
-                self.hung.avoid(doing, code, &self.settings, &mut self.translator, &mut status);
-            } else {
+                self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
+            } else if !is_device {
                 self.translator.say_source(&mut status, false, reason);
             }
-            self.translator.end_readings();
+            let (devices, stuck) = (&status.devices, &self.stuck);
+            let is_stuck =
+                |index| stuck.iter().any(|stuck| stuck.pending.is_some_and(|of| of.index == index));
+            self.translator
+                .end_readings(|slot| devices.iter().any(|of| of.slot == slot && is_stuck(of.index)));
         }
         self.send().await;
     }
+}
+
+/// Reads from the poller that is to replace the current one. Returns once it has opened the library: `true` if that succeeded, so
+/// that it may take over. Never returns while there is no such poller.
+async fn read_next(next: &mut Option<Poller>) -> bool {
+    let Some(next) = next else { return std::future::pending().await };
+    loop {
+        if !matches!(next.stdout.read_buf(&mut next.unread).await, Ok(count) if count > 0) {
+            return false;
+        }
+        for record in records(&next.unread) {
+            let Ok(Ok(record)) = record else { break };
+            if let Body::Source { up, .. } = record.body
+                && record.stamp.device == NONE_DEVICE
+            {
+                return up;
+            }
+        }
+    }
+}
+
+/// Time after which a poller in a call gets a substitute.
+fn stall_of(settings: &Settings) -> Duration {
+    STALL.min(settings.call_timeout / 2)
 }
 
 /// How long a poller may be in the middle of that.

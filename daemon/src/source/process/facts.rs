@@ -156,6 +156,12 @@ impl Facts {
         lines
     }
 
+    /// Of a process that had ended before /proc was read: its user, and its name in its own words.
+    pub(super) fn claimed(uid: u64, program: &str, users: &mut Users) -> Facts {
+        let comm: String = parse::line(program.as_bytes()).chars().take(15).collect();
+        Facts { comm, uid: Some(uid), user: users.name(uid), ..Facts::default() }
+    }
+
     /// The `ProcessFacts` frame.
     pub fn append_frame(&self, key: ProcessKey, time_ns: u64, frames: &mut Vec<u8>) {
         let facts = self.lines();

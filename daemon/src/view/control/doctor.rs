@@ -84,6 +84,15 @@ fn of_nvml(health: &Health, started_ns: u64, now_ns: u64) -> Finding {
             let text = format!("{reason}: {left} s left, no used bytes meanwhile");
             finding(Check::Nvml, State::Warn, "nvml", text, None)
         }
+        (true, None) if health.nvml_stalled_since_ns.is_some() => {
+            let since_ns = health.nvml_stalled_since_ns.unwrap_or(now_ns);
+            let text = format!(
+                "a call has not returned for {} s: no GPU is read meanwhile",
+                now_ns.saturating_sub(since_ns) / 1_000_000_000
+            );
+            let fix = "wait for nvml.call_timeout_s: the reader is replaced then; check the kernel log for Xid messages";
+            finding(Check::Nvml, State::Bad, "nvml", &text, Some(fix))
+        }
         (true, None) => finding(Check::Nvml, State::Ok, "nvml", reason, None),
         // A moment after the start that is no fault yet.
         (false, None) if health.nvml_starting && now_ns.saturating_sub(started_ns) < STARTING_NS => {

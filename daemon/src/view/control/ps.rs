@@ -115,8 +115,8 @@ fn device(published: &Published, health: &Health, device: &DeviceView) -> Device
         free_bytes: reading.map(|reading| reading.free_bytes),
         system_bytes: reading.and_then(|reading| reading.system_reserved_bytes),
         unaccounted_bytes: device.agreed.map(|agreed| agreed.unaccounted_bytes),
-        age_ms: reading.map(|reading| published.at_ns.saturating_sub(reading.time_ns) / 1_000_000),
-        why: why.or_else(|| (!health.nvml_up).then(|| health.nvml_reason.clone())),
+        age_ms: reading.map(|reading| published.now_ns().saturating_sub(reading.time_ns) / 1_000_000),
+        why: why.or_else(|| health.nvml_problem().map(str::to_owned)),
     }
 }
 
@@ -165,7 +165,7 @@ fn process(
         tracked_bytes: tracked.map(|(tracked, _)| tracked),
         idle_bytes: tracked.map(|(_, amounts)| idle(amounts)),
         untrackable_bytes: sample.filter(|_| own).and_then(|sample| sample.untrackable_bytes()),
-        age_ms: sample.map(|sample| published.at_ns.saturating_sub(sample.t1_ns) / 1_000_000),
+        age_ms: sample.map(|sample| published.now_ns().saturating_sub(sample.t1_ns) / 1_000_000),
         why: absence.or(newest.is_none().then_some("never sampled")).map(str::to_owned),
         command: command.filter(|_| own).map(|command| format!("{command}{rank}")),
         who,

@@ -182,7 +182,10 @@ fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_proce
             Page::Tags => "tags",
             Page::Categories | Page::Off => "categories",
         },
-        nvml: Nvml { up: health.nvml_up, reason: &health.nvml_reason },
+        nvml: Nvml {
+            up: health.nvml_problem().is_none(),
+            reason: health.nvml_problem().unwrap_or(&health.nvml_reason),
+        },
         devices,
         processes: with_processes.then_some(processes),
     }

@@ -97,6 +97,7 @@ pub(super) fn labels(device: &DeviceView, health: &Health) -> Labels {
 }
 
 pub(super) fn collect(published: &Published, health: &Health, out: &mut Families) {
+    let now_ns = published.now_ns();
     for device in published.snapshot.devices.iter().filter(|device| health.may_have(device.name)) {
         let of = health.devices.iter().find(|of| of.name == device.name);
         let labels = labels(device, health);
@@ -105,7 +106,7 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
             out.add(&TOTAL, &labels, total);
         }
         let problem = of.and_then(|of| of.problem.as_deref());
-        let problem = problem.or((!health.nvml_up).then_some(health.nvml_reason.as_str()));
+        let problem = problem.or(health.nvml_problem());
         if let Some(reason) = problem {
             out.add_with(&UNAVAILABLE, &labels, ("reason", reason), 1_u64);
         }
@@ -124,7 +125,7 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
             out.add_with(&OOMS, &labels, ("kind", word), count);
         }
         // A reading that is old is no reading of now; where only the lists fail, memory is read as ever.
-        let is_fresh = |time_ns: u64| published.at_ns.saturating_sub(time_ns) < FRESH_NS;
+        let is_fresh = |time_ns: u64| now_ns.saturating_sub(time_ns) < FRESH_NS;
         let reading = device.latest.filter(|reading| problem.is_none() || is_fresh(reading.time_ns));
         let Some(reading) = reading else { continue };
         if reading.unified {
@@ -142,7 +143,7 @@ pub(super) fn collect(published: &Published, health: &Health, out: &mut Families
         if let Some(agreed) = device.agreed {
             out.add(&UNACCOUNTED, &labels, agreed.unaccounted_bytes);
         }
-        let age = published.at_ns.saturating_sub(reading.time_ns) as f64 / 1e9;
+        let age = now_ns.saturating_sub(reading.time_ns) as f64 / 1e9;
         out.add(&AGE, &labels, age);
     }
 }

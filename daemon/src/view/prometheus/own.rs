@@ -45,12 +45,26 @@ static FOLDED: Family = Family::gauge(
     &["reason"],
     "Processes that are one process (other) in this scrape, because they have just begun (young), or for metrics.max_series (room).",
 );
-static UP: Family = Family::gauge("gpumemd_source_up", &["source"], "1 while a source works.");
+static UP: Family = Family::gauge(
+    "gpumemd_source_up",
+    &["source"],
+    "1 while a source works; 0 for nvml also while a call does not return and no GPU is read.",
+);
 static STORE_WAITING: Family = Family::gauge("gpumemd_store_waiting", &[], "Runs that wait for the store.");
 static STORE_WAITING_BYTES: Family = Family::gauge(
     "gpumemd_store_waiting_bytes",
     &[],
     "Bytes, about, that runs take that wait for the store; runs.waiting_mib bounds it.",
+);
+static STORE_QUEUED: Family = Family::gauge(
+    "gpumemd_store_queued",
+    &[],
+    "Processes with news that are not among the waiting runs, because too many are.",
+);
+static STORE_OLDEST: Family = Family::gauge(
+    "gpumemd_store_unwritten_seconds",
+    &[],
+    "Age of the oldest news of a run that is not in the store: what a kill would cost, beside runs.checkpoint_every_s.",
 );
 static STORE_BYTES: Family =
     Family::gauge("gpumemd_store_bytes", &[], "Size of the run store's file, looked at every half minute.");
@@ -78,6 +92,8 @@ pub(super) static FAMILIES: &[&Family] = &[
     &UP,
     &STORE_WAITING,
     &STORE_WAITING_BYTES,
+    &STORE_QUEUED,
+    &STORE_OLDEST,
     &STORE_BYTES,
     &CPU,
     &HEAP,
@@ -145,10 +161,12 @@ pub(super) fn write(
         (&LOST, Some(published.totals.lost() as f64), None),
         (&FOLDED, Some(folded.young as f64), Some(("reason", "young"))),
         (&FOLDED, Some(folded.room as f64), Some(("reason", "room"))),
-        (&UP, Some(yes(health.nvml_up)), Some(("source", "nvml"))),
+        (&UP, Some(yes(health.nvml_problem().is_none())), Some(("source", "nvml"))),
         (&UP, Some(yes(store.up)), Some(("source", "store"))),
         (&STORE_WAITING, Some(store.waiting as f64), None),
         (&STORE_WAITING_BYTES, Some(store.waiting_bytes as f64), None),
+        (&STORE_QUEUED, Some(store.queued as f64), None),
+        (&STORE_OLDEST, Some(store.oldest.as_secs_f64()), None),
         (&STORE_BYTES, Some(store.bytes as f64), None),
         (&CPU, Some(cpu_seconds()), None),
         (&HEAP, crate::memory::in_use().map(|bytes| bytes as f64), None),

@@ -306,7 +306,7 @@ fn beside(
     let is_known = |latest: &gpumem_ledger::ClosedSample| latest.used_bytes.is_ok();
     let sample = account.complete.as_ref().filter(|_| account.latest.as_ref().is_none_or(is_known));
     if let Some(sample) = sample {
-        out.add(&AGE, labels, published.at_ns.saturating_sub(sample.t1_ns) as f64 / 1e9);
+        out.add(&AGE, labels, published.now_ns().saturating_sub(sample.t1_ns) as f64 / 1e9);
     }
     if process.coverage.covered {
         out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);

@@ -5,6 +5,7 @@ use super::watcher::Watcher;
 use super::{MIB, quick};
 use gpumem_wire::Absence;
 use gpumemd::source::nvml::Settings;
+use std::time::Duration;
 
 /// NVML's codes with a word that must be in what people read.
 const CODES: [(u32, &str); 16] = [
@@ -202,6 +203,87 @@ async fn a_call_for_events_that_hangs_costs_the_events_and_nothing_else() {
     let status = nvml.status();
     assert!(status.up && status.counters.restarts == 1, "{status:?}");
     assert!(status.devices.iter().all(|device| device.problem.is_none()), "{status:?}");
+}
+
+/// Calls for one GPU do not return, and opening it again does not either.
+#[tokio::test]
+async fn healthy_gpus_are_read_while_another_hangs() {
+    let machine = Machine::new(&["devices=3"]);
+    let settings = Settings { call_timeout: Duration::from_secs(5), ..quick() };
+    let mut watcher = Watcher::start(&machine, settings);
+    watcher.until("all are read", |seen| (0..3).all(|slot| seen.readings(slot) >= 2)).await;
+    let nvml = watcher.nvml.clone();
+    let is_pending = |slot: usize| {
+        nvml.status().devices[slot].problem.as_deref() == Some("a call has not returned so far")
+    };
+    machine.set("gpu1.fault_open=hang");
+    machine.set("gpu1.fault=hang");
+    watcher.until("the call is noticed", |_| is_pending(1)).await;
+    watcher.stays_fresh(0).await;
+    watcher.stays_fresh(2).await;
+    assert!(is_pending(1), "all that within the first call's timeout");
+    assert_eq!(nvml.status().counters.hangs, 0);
+
+    // Another one, while the first one still hangs.
+    machine.set("gpu2.fault_list=hang");
+    watcher.until("the call is noticed", |_| is_pending(2)).await;
+    watcher.stays_fresh(0).await;
+    assert!(is_pending(2) && machine.clients() <= 4, "{:?}", nvml.status());
+    watcher.until("both are given up", |_| nvml.status().counters.hangs >= 2).await;
+    watcher.stays_fresh(0).await;
+    let memory = watcher.seen.memory_reads(2);
+    watcher.until("memory goes on where only lists hang", |seen| seen.memory_reads(2) > memory + 5).await;
+
+    machine.set("gpu1.fault_open=none");
+    machine.set("fault=none");
+    machine.set("fault_list=none");
+    watcher.until("all are well", |_| nvml.status().devices.iter().all(|of| of.problem.is_none())).await;
+    for slot in 0..3 {
+        watcher.stays_fresh(slot).await;
+    }
+    machine::until("one poller is left", || async { machine.clients() == 1 }).await;
+    assert!(watcher.seen.open.len() <= 1 && !watcher.seen.number_fell);
+}
+
+#[tokio::test]
+async fn slow_call_goes_on_with_the_poller_that_made_it() {
+    let machine = Machine::new(&["devices=2"]);
+    let holder = Holder::new();
+    machine.hold(holder.pid(), 0, MIB);
+    let settings = Settings { call_timeout: Duration::from_secs(20), ..quick() };
+    let mut watcher = Watcher::start(&machine, settings);
+    watcher.until("both are read", |seen| seen.readings(0) >= 1 && seen.readings(1) >= 1).await;
+    let nvml = watcher.nvml.clone();
+    let poller = nvml.status().poller_pid;
+    machine.set("gpu0.fault_list=hang");
+    watcher.until("a substitute reads the other", |_| nvml.status().poller_pid != poller).await;
+    watcher.stays_fresh(1).await;
+    machine.set("gpu0.fault_list=none");
+    watcher.until("the first one goes on", |_| nvml.status().poller_pid == poller).await;
+    watcher.stays_fresh(0).await;
+    watcher.stays_fresh(1).await;
+    assert_eq!(watcher.seen.rows(0), [(holder.pid(), Ok(MIB), 1)]);
+    let status = nvml.status();
+    assert!(status.devices.iter().all(|device| device.problem.is_none()), "{status:?}");
+    assert_eq!((status.counters.hangs, status.counters.restarts), (0, 0));
+    machine::until("the substitute is gone", || async { machine.clients() == 1 }).await;
+    assert!(!watcher.seen.number_fell);
+}
+
+/// With one GPU nothing else can be read: the source says that it does nothing.
+#[tokio::test]
+async fn source_is_stalled_while_its_only_gpu_hangs() {
+    let machine = Machine::new(&["devices=1"]);
+    let settings = Settings { call_timeout: Duration::from_secs(20), ..quick() };
+    let mut watcher = Watcher::start(&machine, settings);
+    watcher.until("it is read", |seen| seen.readings(0) >= 1).await;
+    assert_eq!(watcher.nvml.status().stalled_since_ns, None);
+    machine.set("gpu0.fault=hang");
+    let nvml = watcher.nvml.clone();
+    watcher.until("it is stalled", |_| nvml.status().stalled_since_ns.is_some()).await;
+    machine.set("gpu0.fault=none");
+    watcher.until("it goes on", |_| nvml.status().stalled_since_ns.is_none()).await;
+    watcher.stays_fresh(0).await;
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ mod stack;
 
 use crate::builder::Sink;
 use crate::input::{Error, Input};
+use crate::own::SnapshotFigures;
 use crate::report::units::{plural, thousands};
 use bytes::Fault;
 use model::{Snapshot, Unfit};
@@ -61,7 +62,9 @@ pub fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
     let snapshot = snapshot.map_err(|Unfit(what)| Error::Unfit { path, what })?;
     let told = replay::replay(sink, &unpickled.arena, &snapshot);
     sink.reject(snapshot.rejects.count);
-    for (code, text) in caveats(&unpickled, &snapshot, &told) {
+    let figures = figures(&snapshot, &told);
+    sink.figures(figures);
+    for (code, text) in caveats(&unpickled, &snapshot, &told, &figures) {
         sink.caveat(code, text);
     }
     Ok(())
@@ -78,7 +81,12 @@ impl Snapshot {
 }
 
 /// What a reader of the run must know.
-fn caveats(unpickled: &Unpickled, snapshot: &Snapshot, told: &Told) -> Vec<(&'static str, String)> {
+fn caveats(
+    unpickled: &Unpickled,
+    snapshot: &Snapshot,
+    told: &Told,
+    figures: &SnapshotFigures,
+) -> Vec<(&'static str, String)> {
     let mut caveats = vec![
         (
             "only_the_allocator",
@@ -86,7 +94,7 @@ fn caveats(unpickled: &Unpickled, snapshot: &Snapshot, told: &Told) -> Vec<(&'st
              NVML says, so used and Untrackable are unknown"
                 .to_owned(),
         ),
-        ("snapshot_figures", figures(snapshot, told)),
+        ("snapshot_figures", in_words(figures)),
     ];
     let mut add = |code, text: String| caveats.push((code, text));
     match snapshot.entries() {
@@ -172,28 +180,46 @@ fn sums(bytes: impl Iterator<Item = u64>) -> (u64, u64) {
     bytes.fold((0, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)))
 }
 
-/// The snapshot's own numbers, to the byte.
-fn figures(snapshot: &Snapshot, told: &Told) -> String {
-    let (segments, reserved) =
+/// The snapshot's own numbers.
+fn figures(snapshot: &Snapshot, told: &Told) -> SnapshotFigures {
+    let (segments, reserved_bytes) =
         sums(snapshot.segments.iter().filter(|segment| !segment.is_host).map(|segment| segment.bytes));
     let own = || snapshot.blocks.iter().filter(|block| !block.is_host);
-    let (blocks, allocated) = sums(own().map(|block| block.bytes));
-    let (_, requested) = sums(own().map(|block| block.requested));
-    let (waiting, _) = sums(own().filter(|block| block.is_pending).map(|block| block.bytes));
-    let waiting =
-        if waiting > 0 { format!(", {waiting} of them waiting for a stream") } else { String::new() };
+    let (blocks, allocated_bytes) = sums(own().map(|block| block.bytes));
+    let (_, requested_bytes) = sums(own().map(|block| block.requested));
+    let (pending_blocks, _) = sums(own().filter(|block| block.is_pending).map(|block| block.bytes));
+    SnapshotFigures {
+        reserved_bytes,
+        segments,
+        allocated_bytes,
+        blocks,
+        pending_blocks,
+        requested_bytes,
+        idle_blocks: snapshot.idle_blocks,
+        trace_entries: snapshot.entries(),
+        peak_requested_bytes: told.peak_requested,
+        peak_allocated_bytes: told.peak_allocated,
+    }
+}
+
+/// The same, to the byte, for people.
+fn in_words(figures: &SnapshotFigures) -> String {
+    let waiting = match figures.pending_blocks {
+        0 => String::new(),
+        waiting => format!(", {waiting} of them waiting for a stream"),
+    };
     format!(
         "reserved {} bytes in {}; allocated {} in {}{waiting}; requested {}; {} idle; {} trace entries, \
          in which at most {} bytes were requested and {} allocated",
-        thousands(reserved),
-        plural(segments, "segment"),
-        thousands(allocated),
-        plural(blocks, "block"),
-        thousands(requested),
-        plural(snapshot.idle_blocks, "block"),
-        thousands(snapshot.entries()),
-        thousands(told.peak_requested),
-        thousands(told.peak_allocated),
+        thousands(figures.reserved_bytes),
+        plural(figures.segments, "segment"),
+        thousands(figures.allocated_bytes),
+        plural(figures.blocks, "block"),
+        thousands(figures.requested_bytes),
+        plural(figures.idle_blocks, "block"),
+        thousands(figures.trace_entries),
+        thousands(figures.peak_requested_bytes),
+        thousands(figures.peak_allocated_bytes),
     )
 }
 

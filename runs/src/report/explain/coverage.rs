@@ -108,7 +108,7 @@ pub(super) const WORDS: &[Word] = &[
         "gpumemctl doctor says what does not work and what helps",
     ),
     word(
-        &["lost", "events lost", "ooms dropped", "dropped"],
+        &["lost", "events lost", "withheld", "ooms dropped", "dropped"],
         "Records that never arrived: the ring was full. Each loss is counted, the agent's table is read again, the sums say partial until then.",
         |here| here.count(here.coverage().lost, "record"),
         "",

@@ -23,8 +23,8 @@ pub(super) const WORDS: &[Word] = &[
         "gpumemctl runs lists them, with --user, --job, --since, --oom, --label",
     ),
     word(
-        &["state", "running", "open", "ended", "closed", "interrupted", "rolled", "status"],
-        "running (open): it goes on; ended (closed): with its status; interrupted: nobody watched to the end, the numbers are the last ones kept; rolled: it goes on in the next part.",
+        &["state", "running", "open", "ended", "closed", "interrupted", "rolled", "complete", "status"],
+        "running (open): it goes on; ended (closed): with its status; interrupted: nobody watched to the end, the numbers are the last ones kept; rolled: it goes on in the next part; complete: a snapshot, or a recording that was stopped.",
         none,
         "",
     ),
@@ -55,7 +55,7 @@ pub(super) const WORDS: &[Word] = &[
         "",
     ),
     word(
-        &["source", "recording", "daemon", "import", "schema", "version"],
+        &["source", "recording", "daemon", "import", "snapshot", "schema", "version"],
         "Where a run came from: the daemon of a machine, a recording, another tool's file, or an exported run (gpumem-run).",
         |here| Some(format!("{} {}", here.run.source.kind, here.run.source.origin)),
         "",

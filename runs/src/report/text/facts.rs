@@ -150,6 +150,13 @@ pub(in crate::report) fn device_parts(device: &Device) -> Option<Vec<(String, i6
         parts.push(("system".to_owned(), signed(system)));
     }
     parts.push((free_name(reading.unified).to_owned(), signed(reading.free_bytes)));
+    // The host's numbers leave out what the kernel keeps for itself.
+    if let Some(total) = device.total_bytes.filter(|_| !reading.unified) {
+        let missing = signed(total).saturating_sub(saturating_sum(parts.iter().map(|(_, bytes)| *bytes)));
+        if missing != 0 {
+            parts.push(("not in NVML's numbers".to_owned(), missing));
+        }
+    }
     Some(parts)
 }
 

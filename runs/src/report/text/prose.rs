@@ -195,6 +195,8 @@ pub(super) fn warnings(run: &Run) -> Vec<String> {
         lines.push("PARTIAL: sums are not exact until the agent restates them; peak is a lower bound".into());
     } else if partial {
         lines.push("PARTIAL: sums are not exact, because records were lost; peak is a lower bound".into());
+    } else if coverage.partial_history && coverage.lost == 0 && coverage.withheld > 0 {
+        lines.push("peak is a lower bound: records were kept back on request (pause)".into());
     } else if coverage.partial_history {
         lines.push("peak is a lower bound: records were lost on the way".into());
     }
@@ -217,6 +219,10 @@ fn window_line(window: Window, times: Times) -> String {
 fn provenance(run: &Run, times: Times) -> String {
     let state = match run.state {
         State::Open => "running".to_owned(),
+        State::Closed { .. } if run.own.snapshot.is_some() => "complete: a snapshot of one moment".to_owned(),
+        State::Closed { time_ns, .. } if run.coverage.complete => {
+            format!("complete: the recording was ended at {}", times.time(time_ns))
+        }
         State::Closed { time_ns, status: None } => format!("ended at {}", times.time(time_ns)),
         State::Closed { time_ns, status: Some(status) } => {
             format!("ended at {} ({})", times.time(time_ns), exit(status))
@@ -284,6 +290,9 @@ fn coverage(run: &Run, times: Times) -> String {
         plural(coverage.allocated_bytes, "byte")
     ));
     parts.push(plural(coverage.lost, "event") + " lost");
+    if coverage.withheld > 0 {
+        parts.push(thousands(coverage.withheld) + " kept back on request");
+    }
     if !run.source.is_watched() {
         parts.push(thousands(coverage.rejected) + " rejected");
     }

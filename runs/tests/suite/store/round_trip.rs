@@ -56,6 +56,8 @@ fn coverage() -> impl Strategy<Value = Coverage> {
         allocated_bytes: counts[9],
         rejected: counts[10],
         lost: counts[1],
+        withheld: counts[6],
+        complete: flags[3],
         odd: counts[2],
         samples: counts[3],
         torn_samples: counts[4],
@@ -104,6 +106,11 @@ fn own() -> impl Strategy<Value = Own> {
         ranges_broken: dropped[2],
         spans,
         spans_dropped: dropped[3],
+        snapshot: (dropped[0] % 2 == 0).then_some(gpumem_runs::own::SnapshotFigures {
+            reserved_bytes: dropped[1],
+            peak_requested_bytes: dropped[2],
+            ..Default::default()
+        }),
     })
 }
 

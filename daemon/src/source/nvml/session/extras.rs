@@ -76,6 +76,9 @@ impl Session {
             rows.iter().map(|row| (row.pid, true)).chain(gone.map(|pid| (pid, false))).collect();
         for (pid, lives) in all {
             let Ok(peak) = self.gpus.accounted_peak(index, pid) else { continue };
+            if seen.total_bytes.is_some_and(|total| peak > total) {
+                continue;
+            }
             let known = peaks.iter_mut().find(|(of, _)| *of == pid);
             if lives && known.as_ref().is_some_and(|(_, known)| *known == peak) {
                 continue;

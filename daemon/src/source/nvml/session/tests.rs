@@ -399,3 +399,39 @@ fn an_instance_is_found_by_its_uuid_alone() {
     assert_eq!(run.session.index(DeviceName::Gpu([7; 16])), Some(1));
     assert_eq!(run.session.index(DeviceName::Gpu([8; 16])), None);
 }
+
+#[test]
+fn values_above_the_size_of_the_device_are_refused_and_named() {
+    let gpus = FakeGpus::new(1);
+    let mut run = run(&gpus);
+    let good = vec![charge(10, 200), charge(12, 30)];
+    run.set(0, List::Compute, Ok(good.clone()));
+    run.reading(0);
+    // One process with too much, one with a pid that cannot be, one that is missing.
+    run.set(0, List::Compute, Ok(vec![charge(10, 200), charge(11, 1001), charge(u32::MAX, 7)]));
+    let whole = "device 300 600 Some(100)";
+    let list =
+        "source 0 false nvml: process list: impossible values were refused (pid 11: 1001 of 1000 bytes)";
+    let lines = [
+        "begin 2 on 0",
+        whole,
+        "pid 10 200 lists 1",
+        "pid 11 Impossible lists 1",
+        "pid 12 Impossible lists 0",
+        whole,
+        "end 2 999",
+        list,
+    ];
+    assert_eq!(run.reading(0), lines);
+    assert_eq!(run.totals.refused, 2);
+
+    run.set(0, List::Compute, Ok(good));
+    let memory = run.gpus.answers.borrow()[0].memory;
+    let sick = memory.map(|memory| Memory { used_bytes: u64::MAX - 7, ..memory });
+    run.gpus.answers.borrow_mut()[0].memory = sick;
+    let told = "source 0 false nvml: memory: impossible values were refused (used 18446744073709551608 of 1000 bytes)";
+    assert_eq!(run.reading(0), ["begin 3 on 0", "pid 10 200 lists 1", "pid 12 30 lists 1", "end 3 0", told]);
+
+    run.gpus.answers.borrow_mut()[0].memory = memory;
+    assert_eq!(run.reading(0).last().map(String::as_str), Some("source 0 true nvml: fine"));
+}

@@ -521,6 +521,10 @@ pub(super) fn why_absent(
         ),
         Absence::GpuLost => ("its GPU is lost, or waits for a reset", Some("see what is said of the GPU")),
         Absence::Timeout => ("the driver does not answer for its GPU", Some("see what is said of the GPU")),
+        Absence::Impossible => (
+            "the driver's value for it was refused: it is more than the size of the GPU",
+            Some("see what is said of the GPU"),
+        ),
         Absence::NotSupported => ("its GPU or driver has no process lists", None),
         _ => ("NVML's last list failed", Some("see what is said of the GPU")),
     }

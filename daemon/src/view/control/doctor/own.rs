@@ -270,6 +270,14 @@ fn of_calls(health: &Health, findings: &mut Vec<Finding>) {
     let number = |name: &str| {
         health.numbers.iter().find(|number| number.name == name).map_or(0.0, |number| number.value)
     };
+    let refused = number("gpumemd_nvml_refused_values_total");
+    if refused > 0.0 {
+        let text = format!(
+            "{refused} values of the driver were refused since the start: more than the size of the GPU"
+        );
+        let fix = "see the kernel's log (dmesg | grep -e NVRM -e Xid); reset the GPU or reload the driver";
+        findings.push(finding(Check::NvmlCalls, State::Warn, "nvml", text, Some(fix)));
+    }
     let hangs = number("gpumemd_nvml_hangs_total");
     if hangs > 0.0 {
         let text = format!("{hangs} calls did not return since the start, and their process was replaced");
@@ -306,6 +314,16 @@ fn of_store(store: &keeper::Status, findings: &mut Vec<Finding>) {
             );
         }
         Some(reason) => say(Check::Store, State::Bad, format!("{reason}; {waiting}"), store.remedy),
+        None if store.is_late => {
+            let text = format!(
+                "{} runs with news are not in it, the oldest for {} s: a kill of the daemon would cost that",
+                store.waiting + store.queued,
+                store.oldest.as_secs()
+            );
+            let fix =
+                "its disk is slow for so many processes: use a faster one, or raise runs.checkpoint_every_s";
+            say(Check::Store, State::Warn, text, Some(fix));
+        }
         None => say(Check::Store, State::Ok, store.path.display().to_string(), None),
     }
     if let Some(aside) = &store.set_aside {

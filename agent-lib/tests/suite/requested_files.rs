@@ -1,0 +1,72 @@
+//! Files that the server of an agent may have created: below the directories that the program's environment permits, and only by a
+//! server of root or of the program's user.
+
+use crate::common::daemon::{Daemon, Folder, Peer, agent};
+use gpumem_test_support::{alone, skip};
+use gpumem_wire::Body;
+use std::path::Path;
+
+fn told(peer: &mut Peer, command: Body<'_>) -> (i32, String) {
+    let kind = command.kind();
+    peer.send(command);
+    peer.until("what became of it", |peer| peer.done.iter().any(|(done, ..)| *done == kind));
+    let at = peer.done.iter().position(|(done, ..)| *done == kind).expect("one");
+    let (_, result, told) = peer.done.remove(at);
+    (result.into(), told)
+}
+
+fn start(peer: &mut Peer, path: &Path) -> (i32, String) {
+    told(peer, Body::RecordControl { on: true, path: path.to_str().expect("UTF-8") })
+}
+
+#[test]
+fn server_has_files_created_only_where_the_environment_permits() {
+    alone(|| {
+        let folder = Folder::new("requested");
+        let (allowed, other) = (folder.0.join("allowed"), folder.0.join("other"));
+        for path in [&allowed, &other] {
+            std::fs::create_dir_all(path).expect("a folder");
+        }
+        std::os::unix::fs::symlink(&other, allowed.join("link")).expect("a link");
+        let socket = folder.0.join("agent.sock");
+        let daemon = Daemon::listen(&socket);
+        agent(&socket, |settings| settings.record_dirs = vec![allowed.canonicalize().expect("a folder")]);
+        let mut peer = daemon.accept();
+        peer.resync(1);
+        for path in [
+            other.join("a.gpumem"),
+            allowed.join("../other/a.gpumem"),
+            allowed.join("link/a.gpumem"),
+            allowed.join("link"),
+            folder.0.clone(),
+        ] {
+            let (errno, why) = start(&mut peer, &path);
+            assert!(errno == libc::EACCES && why.contains("GPUMEM_RECORD_DIRS"), "{path:?}: {errno} {why}");
+            let path = path.to_str().expect("UTF-8");
+            assert_eq!(told(&mut peer, Body::Dump { path }).0, libc::EACCES);
+        }
+        assert_eq!(start(&mut peer, &allowed.join("gone/a.gpumem")).0, libc::ENOENT);
+        assert_eq!(std::fs::read_dir(&other).expect("a folder").count(), 0);
+        let path = allowed.join("a.gpumem");
+        let text = path.to_str().expect("UTF-8").to_owned();
+        assert_eq!(start(&mut peer, &path), (0, text.clone()));
+        assert_eq!(told(&mut peer, Body::RecordControl { on: false, path: "" }), (0, text));
+        drop((peer, daemon));
+
+        // SAFETY: no arguments, never fails.
+        if unsafe { libc::geteuid() } != 0 {
+            skip("a server of another user takes root", "");
+            return;
+        }
+        std::fs::remove_file(&socket).expect("removed");
+        let daemon = Daemon::listen_as(&socket, 65_534);
+        let mut peer = daemon.accept();
+        peer.resync(2);
+        let path = allowed.join("b.gpumem");
+        let (errno, why) = start(&mut peer, &path);
+        assert!(errno == libc::EPERM && why.contains("runs as user 65534"), "{errno} {why}");
+        let text = path.to_str().expect("UTF-8");
+        assert_eq!(told(&mut peer, Body::Dump { path: text }).0, libc::EPERM);
+        assert!(!path.exists());
+    });
+}

@@ -1,0 +1,122 @@
+//! More processes than runs may wait for the store.
+
+use crate::common::node::{MIB, Node, batch, key};
+use crate::common::{Scratch, wait_for};
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_runs::run::State;
+use gpumem_runs::store::{RunSummary, Store};
+use gpumem_wire::{Absence, Body, Reading, Stamp};
+use gpumemd::core::Order;
+use gpumemd::stats::Count;
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+const PROCESSES: usize = 2_000;
+/// Later than any real time of this machine, at which the core begins.
+const T: u64 = 1 << 60;
+const SECOND: u64 = 1_000_000_000;
+
+fn list(path: &Path) -> Vec<RunSummary> {
+    Store::open_read_only(path).and_then(|store| store.list()).unwrap_or_default()
+}
+
+fn sample(node: &mut Node, time_ns: u64, used: u64) {
+    let listed: Vec<(ProcessKey, Result<u64, Absence>)> =
+        (0..PROCESSES).map(|process| (key(0, process), Ok(used))).collect();
+    node.sample(0, time_ns, &listed);
+}
+
+/// Lets time pass until nothing waits for the store; returns the time.
+fn settle(node: &mut Node, mut now_ns: u64) -> u64 {
+    wait_for("everything to be written", || {
+        now_ns += SECOND / 10;
+        node.core.tick(now_ns);
+        let status = node.sight.keeper.status();
+        (status.waiting == 0 && status.queued == 0).then_some(())
+    });
+    now_ns
+}
+
+fn gone(node: &mut Node, time_ns: u64) {
+    for process in 0..PROCESSES {
+        let stamp = Stamp { thread: key(0, process).pid, time_ns, ..Stamp::default() };
+        let end = Body::ProcessGone { start_ticks: 7, status: Reading::of(0) };
+        node.core.take(batch(Origin::Host, &[(stamp, end)]));
+    }
+}
+
+#[test]
+fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
+    let scratch = Scratch::new();
+    let path = scratch.join("runs.sqlite");
+    let mut node = Node::new(path.clone(), 1, 10_000);
+    sample(&mut node, T, 10 * MIB);
+    let now = settle(&mut node, T);
+    let is_open = |run: &RunSummary| matches!(run.state, State::Open);
+    assert_eq!(list(&path).iter().filter(|run| is_open(run)).count(), PROCESSES);
+
+    // Each of them has news: the next checkpoint has these of all.
+    sample(&mut node, now, 20 * MIB);
+    let sampled = now;
+    let now = settle(&mut node, now + 3_601 * SECOND);
+    let is_newest = |run: &RunSummary| run.last_ns.is_some_and(|last| last >= sampled);
+    assert_eq!(list(&path).iter().filter(|run| is_newest(run)).count(), PROCESSES);
+
+    gone(&mut node, now);
+    settle(&mut node, now + SECOND);
+    wait_for("all to be closed", || {
+        let over = list(&path).into_iter().filter(|run| matches!(run.state, State::Closed { .. }));
+        (over.count() == PROCESSES).then_some(())
+    });
+    assert_eq!(node.sight.stats.get(Count::StoreDropped), 0);
+    assert_eq!(node.sight.stats.get(Count::RunsFinished), PROCESSES as u64);
+    node.thread.end(Duration::from_secs(10));
+}
+
+#[test]
+fn daemon_that_ends_writes_the_news_of_every_process() {
+    let scratch = Scratch::new();
+    let path = scratch.join("runs.sqlite");
+    let mut node = Node::new(path.clone(), 1, 10_000);
+    sample(&mut node, T, 10 * MIB);
+    let Node { core, sight, thread } = node;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let (_batches, inbox) = mpsc::channel(1);
+        let (_asks, asked) = mpsc::channel(1);
+        let (orders, ordered) = mpsc::channel(1);
+        orders.send(Order::End).await.expect("it listens");
+        core.run(inbox, asked, ordered).await;
+    });
+    thread.end(Duration::from_secs(30));
+    assert_eq!(list(&path).len(), PROCESSES);
+    assert_eq!(sight.stats.get(Count::StoreDropped), 0);
+}
+
+/// What has not been written is shown, and counted when it is written late.
+#[test]
+fn runs_that_are_written_late_are_counted() {
+    let scratch = Scratch::new();
+    // No store can be opened in a file: what goes on waits.
+    let file = scratch.join("file");
+    std::fs::write(&file, "").expect("a file");
+    let path = file.join("runs.sqlite");
+    let mut node = Node::new(path.clone(), 1, 10_000);
+    sample(&mut node, T, 10 * MIB);
+    node.core.tick(T);
+    node.core.tick(T + SECOND);
+    let status = node.sight.keeper.status();
+    assert!(status.waiting > 0 && status.queued > 0, "{status:?}");
+    assert_eq!(status.waiting + status.queued, PROCESSES);
+    let later = T + 2 * 3_600 * SECOND;
+    node.core.tick(later);
+    assert!(node.sight.keeper.status().is_late);
+    std::fs::remove_file(&file).expect("removed");
+    std::fs::create_dir_all(&file).expect("a folder");
+    settle(&mut node, later);
+    assert_eq!(list(&path).len(), PROCESSES);
+    let queued = status.queued as u64;
+    assert_eq!(node.sight.stats.get(Count::StoreLate), queued);
+    node.thread.end(Duration::from_secs(10));
+}
