@@ -202,6 +202,13 @@ pub fn note_forward(thread: &Thread, tag: u32) {
     table.note(Node::new(id, next - 1), tag);
 }
 
+/// Tags of nodes that `new_tag` has another one for; 0: none.
+pub fn rename(new_tag: impl FnMut(u32) -> u32) {
+    if let Some(table) = table() {
+        table.rename(new_tag);
+    }
+}
+
 fn is_library(file: &[u8]) -> bool {
     file == b"libtorch_cpu.so"
 }

@@ -81,6 +81,18 @@ impl Table {
         }
     }
 
+    /// Nodes get the tags that `new_tag` has for theirs; 0: it stays. A node that is named meanwhile keeps its name.
+    pub fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
+        for entry in self.entries {
+            let word = entry.load(Relaxed);
+            let old = (word & !CHECK) as u32;
+            let new = if old == 0 { 0 } else { new_tag(old) };
+            if new != 0 && new >> TAG_BITS == 0 {
+                let _ = entry.compare_exchange(word, word & CHECK | u64::from(new), Relaxed, Relaxed);
+            }
+        }
+    }
+
     /// What `node` is called; 0 for nothing. One that has no name of its own is a view, or changes something in place. That just
     /// behind a named node is what that node's operation ends with, and so is an addition behind such a view (of a bias to a
     /// product); those further behind are what the next operation begins with, unless that is in no module.
