@@ -203,6 +203,46 @@ def the_backward_pass_is_named_whatever_thread_runs_it():
     assert here() == " unknown"
 
 
+class Twice(nn.Module):
+    """Its operation is a function of the program's."""
+
+    def forward(self, x):
+        return Ask.apply(x, [])
+
+
+@names
+def the_gradient_of_an_in_place_activation_is_its_own():
+    for kind in (nn.ReLU, nn.SiLU, nn.LeakyReLU, nn.Hardswish, nn.ReLU6, nn.ELU):
+        for before in (nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Twice())):
+            net = nn.Sequential(before, kind(inplace=True), nn.LayerNorm(4)).cuda()
+            root = begun().modules.path(begun().modules.known[id(net)])
+            for size in ((2, 4), (2, 3, 4)):
+                seen = []
+                y = net[1](net[0](torch.ones(*size, device="cuda")))
+                y.grad_fn.register_prehook(lambda _: seen.append(here()))
+                net[2](y).sum().backward()
+                assert seen == [f"{root}.1 backward"], (kind, before, size, seen)
+
+
+@test
+def operations_in_place_work_as_ever():
+    x = torch.ones(2, 4, device="cuda", requires_grad=True)
+    for _ in range(3):
+        try:
+            x.relu_()
+        except RuntimeError as error:
+            assert "leaf" in str(error)
+        else:
+            raise AssertionError("nothing was raised")
+    for device in ("cuda", "cpu"):
+        start = torch.ones(4, 4, device=device, requires_grad=True)
+        rows = start.clone()
+        rows[:2].mul_(2).add_(1)
+        rows.sum().backward()
+        assert start.grad.shape == start.shape
+    assert start.grad[:, 0].tolist() == [2, 2, 1, 1]
+
+
 class Bad(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -99,6 +99,13 @@ impl Core {
 mod tests {
     use super::*;
 
+    fn text(lines: &[(&str, &str, u64, u64)]) -> String {
+        let line = |(old, new, from, until): &(&str, &str, u64, u64)| {
+            [*old, *new, &from.to_string(), &until.to_string(), ""].join("\0")
+        };
+        lines.iter().map(line).collect()
+    }
+
     fn renamed(text: &str, path: &str, seq: u64) -> Option<String> {
         Some(String::from_utf8(Paths::new(text.as_bytes()).renamed(path.as_bytes(), seq)?).expect("text"))
     }
@@ -113,7 +120,7 @@ mod tests {
             ("Net/h.1", "Net/h.0"),
             ("Net/h.0/stays", "Net/h.0/stays"),
         ];
-        let text: String = moved.iter().map(|(old, new)| format!("{old}\0{new}\00\09\0")).collect();
+        let text = text(&moved.map(|(old, new)| (old, new, 0, 9)));
         for (path, new) in [
             ("Net/head", Some("Net/head.1")),
             ("Net/head/weight", Some("Net/head.1/weight")),
@@ -133,12 +140,18 @@ mod tests {
             assert_eq!(renamed(&text, path, 5).as_deref(), new, "{path}");
         }
         assert_eq!(renamed("", "Net", 5), None);
-        assert_eq!(renamed("Net\0other\00\0", "Net", 0), None, "cut off");
+        assert_eq!(renamed("Net\0other\0", "Net", 0), None, "cut off");
     }
 
     #[test]
     fn a_path_that_two_modules_had_is_told_by_the_record() {
-        let text = "Net\0Net\00\099\0Net/head\0Net/head/base\00\010\0Net/head\0Net/head\010\099\0Net/new\0Net/old\020\099\0";
+        let lines = [
+            ("Net", "Net", 0, 99),
+            ("Net/head", "Net/head/base", 0, 10),
+            ("Net/head", "Net/head", 10, 99),
+            ("Net/new", "Net/old", 20, 99),
+        ];
+        let text = &text(&lines);
         for (path, seq, new) in [
             ("Net/head/weight", 9, Some("Net/head/base/weight")),
             ("Net/head/weight", 10, None),

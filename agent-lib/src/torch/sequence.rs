@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const ENTRIES: usize = 1 << 17;
 /// How many numbers away a name may lie: nodes that allocate nothing (views) have none of their own.
 const NEAR: u64 = 16;
-/// An operation may end with a node behind the one that allocates: a view of its product.
+/// An operation may end with a node behind the one that allocates: a view of its product. (One that changes something in place is named
+/// when it is made: autograd.rs.)
 const VIEW_BEHIND: u64 = 1;
 /// Behind that view a bias may be added, in place.
 const ADDITION_BEHIND: u64 = 2;
@@ -93,7 +94,7 @@ impl Table {
         }
     }
 
-    /// What `node` is called; 0 for nothing. One that has no name of its own is a view, or changes something in place. That just
+    /// What `node` is called; 0 for nothing. One that has no name of its own is a view. That just
     /// behind a named node is what that node's operation ends with, and so is an addition behind such a view (of a bias to a
     /// product); those further behind are what the next operation begins with, unless that is in no module.
     #[inline]
