@@ -251,6 +251,16 @@ exports! {
     gpumem_retag as retag(pool: u64, address: u64, path: *const c_char, role: c_int, phase: c_int) -> () {
         (); |core, thread| core.retag(thread, pool, address, text!(path), use_as(role, phase))
     }
+    /// Paths of modules have changed, `bytes` of text: see torch/rename.rs. The number of the next record.
+    gpumem_rename as rename(paths: *const c_char, bytes: u64) -> u64 {
+        0; |core, thread| {
+            // SAFETY: so many bytes, says the caller.
+            let paths = unsafe { std::slice::from_raw_parts(paths.cast::<u8>(), bytes as usize) };
+            core.rename(thread, paths)
+        }
+    }
+    /// All modules have been said that have moved.
+    gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.names) }
     /// How the layer of exact roles is: a number of the wire format, and why.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| python::run::say_roles(state, text!(reason))

@@ -15,7 +15,7 @@ import traceback
 from types import SimpleNamespace
 
 import torch
-from said import say
+from said import path_of, say
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -136,6 +136,9 @@ def a_child_can_run_a_backward_pass_although_the_agent_has_looked_at_nodes():
     assert os.waitpid(child, 0)[1] == 0
 
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../agent-lib/python"))
+
+
 @names
 def modules_are_named_by_where_they_are():
     one, two = Net().cuda(), Net().cuda()
@@ -198,6 +201,46 @@ def the_backward_pass_is_named_whatever_thread_runs_it():
     gradient.square().sum().backward()
     assert leaf.log[0] == "Net/first forward" and set(leaf.log[1:]) == {"Net/first backward"}, leaf.log
     assert here() == " unknown"
+
+
+class Twice(nn.Module):
+    """Its operation is a function of the program's."""
+
+    def forward(self, x):
+        return Ask.apply(x, [])
+
+
+@names
+def the_gradient_of_an_in_place_activation_is_its_own():
+    for kind in (nn.ReLU, nn.SiLU, nn.LeakyReLU, nn.Hardswish, nn.ReLU6, nn.ELU):
+        for before in (nn.LayerNorm(4), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Twice())):
+            net = nn.Sequential(before, kind(inplace=True), nn.LayerNorm(4)).cuda()
+            root = begun().modules.path(begun().modules.known[id(net)])
+            for size in ((2, 4), (2, 3, 4)):
+                seen = []
+                y = net[1](net[0](torch.ones(*size, device="cuda")))
+                y.grad_fn.register_prehook(lambda _: seen.append(here()))
+                net[2](y).sum().backward()
+                assert seen == [f"{root}.1 backward"], (kind, before, size, seen)
+
+
+@test
+def operations_in_place_work_as_ever():
+    x = torch.ones(2, 4, device="cuda", requires_grad=True)
+    for _ in range(3):
+        try:
+            x.relu_()
+        except RuntimeError as error:
+            assert "leaf" in str(error)
+        else:
+            raise AssertionError("nothing was raised")
+    for device in ("cuda", "cpu"):
+        start = torch.ones(4, 4, device=device, requires_grad=True)
+        rows = start.clone()
+        rows[:2].mul_(2).add_(1)
+        rows.sum().backward()
+        assert start.grad.shape == start.shape
+    assert start.grad[:, 0].tolist() == [2, 2, 1, 1]
 
 
 class Bad(torch.autograd.Function):
@@ -355,9 +398,80 @@ def a_model_that_takes_the_place_of_another_is_told():
     assert second <= told, "at the same addresses" if first == second else "elsewhere"
 
 
+def told_and_true(calls, net, role=PARAMETER):
+    """By address, the names that were told last of a model's parameters, and those that `named_parameters` gives them."""
+    root = begun().modules.path(begun().modules.known[id(net)])
+    true = {}
+    for name, parameter in net.named_parameters():
+        owner, _, own = name.rpartition(".")
+        true[parameter.untyped_storage().data_ptr()] = f"{path_of(root, owner)}/{own}"
+    return {address: path.decode() for _, address, path, its, _ in calls if its == role and address in true}, true
+
+
+@test
+def a_watched_model_has_a_name_for_each_parameter_whatever_was_done_to_it():
+    import gpumem.torch
+
+    net = nn.ModuleDict({"blocks": nn.ModuleList(Leaf() for _ in range(4)), "head": Leaf()}).cuda()
+    gpumem.torch.watch(net)
+    block = net["blocks"][0]
+    del net["blocks"][0]
+    net["blocks"].insert(2, Leaf().cuda())
+    net["blocks"].append(block)
+    net["tail"] = nn.Sequential(nn.ReLU(), net.pop("head"))
+    with Told("retag") as calls:
+        gpumem.torch.watch(net)
+    told, true = told_and_true(calls, net)
+    assert told == true and len(set(told.values())) == len(true) == 12, (told, true)
+
+
+@names
+def a_layer_that_is_wrapped_has_its_new_path_at_once():
+    net = Net().cuda()
+    net(ones())
+    inner = net.first
+    net.first = nn.Sequential(nn.ReLU(), inner)
+    inner(ones())
+    net.first = inner
+    inner(ones())
+    root = begun().modules.path(begun().modules.known[id(net)])
+    assert inner.log == [f"{root}/first forward", f"{root}/first.1 forward", f"{root}/first forward"], inner.log
+
+
+@test
+def a_state_that_was_loaded_is_told_with_the_next_step():
+    net = Net().cuda()
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(9):
+        net(ones()).sum().backward()
+        optimizer.step()
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with Told("retag") as calls:
+        optimizer.step()
+    states = lambda optimizer: {v.untyped_storage().data_ptr() for s in optimizer.state.values() for v in s.values() if v.is_cuda}
+    told = {address for _, address, _, role, _ in calls if role == STATE}
+    assert len(states(optimizer)) >= 12 and states(optimizer) <= told, (states(optimizer), told)
+    # One parameter's alone.
+    first = next(iter(optimizer.state))
+    optimizer.state[first] = {name: value.clone() for name, value in optimizer.state[first].items()}
+    begun().modules.due = 0.0
+    with Told("retag") as calls:
+        optimizer.step()
+    told = {address for _, address, _, role, _ in calls if role == STATE}
+    assert {v.untyped_storage().data_ptr() for v in optimizer.state[first].values() if v.is_cuda} <= told, told
+    # And without a step. The optimizer is found because it loads.
+    saved = {name: copy.deepcopy(value) for name, value in optimizer.state_dict().items()}
+    for state in saved["state"].values():
+        state.update({name: value.cpu() for name, value in state.items()})
+    other = torch.optim.Adam(Net().cuda().parameters())
+    begun().modules.searched_at = 0.0  # searches were made for other tests
+    with Told("retag") as calls:
+        other.load_state_dict(saved)
+        until("the state", lambda: states(other) <= {address for _, address, _, role, _ in calls if role == STATE})
+
+
 @names
 def a_program_names_its_model():
-    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../agent-lib/python"))
     import gpumem.torch
 
     net = Net().cuda()

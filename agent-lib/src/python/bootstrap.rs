@@ -8,8 +8,9 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub type Object = *mut c_void;
 
 /// In the order in which they import each other.
-const SOURCES: [(&CStr, &str); 8] = [
+const SOURCES: [(&CStr, &str); 9] = [
     (c"_agent", include_str!("../../python/gpumem/torch/_agent.py")),
+    (c"_places", include_str!("../../python/gpumem/torch/_places.py")),
     (c"_modules", include_str!("../../python/gpumem/torch/_modules.py")),
     (c"_frames", include_str!("../../python/gpumem/torch/_frames.py")),
     (c"_codes", include_str!("../../python/gpumem/torch/_codes.py")),

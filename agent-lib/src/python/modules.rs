@@ -238,6 +238,17 @@ impl Modules {
         tag
     }
 
+    /// Gives modules that were called before the tags of their present paths. Whoever loses its parent afterwards keeps that path.
+    pub fn settle(&self, names: &Names) {
+        let epoch = self.epoch.load(Acquire);
+        for place in self.places().iter().filter(|place| place.object.load(Acquire) > GONE) {
+            let cached = place.cached.load(Relaxed);
+            if cached as u32 != 0 && cached >> 32 != u64::from(epoch) && !place.is_generated() {
+                self.resolve(names, place, epoch);
+            }
+        }
+    }
+
     /// The tag of names, the outermost last; of those only that have room. A number belongs to what it counts: `h.3`.
     fn path(&self, names: &Names, chain: &[u64]) -> u32 {
         let (mut tag, mut component, mut len) = (0, [0; MAX_TAG_BYTES], 0);
@@ -356,7 +367,8 @@ impl Modules {
                 place.parent.store(parent, Relaxed);
                 place.name.store(name, Relaxed);
                 place.numbers.store(numbers, Relaxed);
-                place.cached.store(0, Relaxed);
+                let tag = place.cached.load(Relaxed) & 0xffff_ffff; // of no epoch
+                place.cached.store(tag, Relaxed);
                 self.changed();
             }
             return true;

@@ -132,6 +132,25 @@ fn what_is_said_again_counts_for_everything_below() {
 }
 
 #[test]
+fn who_loses_its_parent_keeps_the_path_that_was_settled() {
+    for is_settled in [true, false] {
+        let bench = Bench::new();
+        for (object, parent, name) in [(1, 0, "Net"), (2, 1, "1"), (3, 2, "fc"), (4, 2, "never called")] {
+            bench.say(at(object), if parent == 0 { 0 } else { at(parent) }, name);
+        }
+        assert_eq!(bench.path(at(3)), some("Net.1/fc"));
+        bench.say(at(2), at(1), "0");
+        if is_settled {
+            bench.modules.settle(&bench.names);
+        }
+        bench.modules.gone(at(2));
+        bench.say(at(1), 0, "Other");
+        assert_eq!(bench.path(at(3)), some(if is_settled { "Net.0/fc" } else { "Net.1/fc" }));
+        assert_eq!(bench.names.known(0, b"Net.0/never called"), None);
+    }
+}
+
+#[test]
 fn an_address_that_comes_again_is_another_module() {
     let bench = Bench::new();
     bench.say(at(1), 0, "Old");

@@ -6,6 +6,9 @@
 //! with a few nodes that the bootstrap makes, whose numbers are known. No graph is run for it: a process in which a
 //! backward pass has run cannot fork children that run one.
 //!
+//! An operation that changes a tensor in place may allocate nothing, so that no allocation names its node. PyTorch calls `rebase_history`
+//! with the node of each; ours stands in the slot of that too, and names the node after where the thread is.
+//!
 //! Nodes that accumulate gradients have no number. The engine runs them as soon as they can be, so they belong to the node
 //! that ran before them on the thread.
 
@@ -19,11 +22,15 @@ use crate::naming::Here;
 use crate::threads::Thread;
 use crate::{fault, ffi, layers};
 use gpumem_wire::{Layer, LayerState, Phase};
+use std::arch::naked_asm;
 use std::ffi::{CStr, c_void};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE";
+/// `rebase_history(const Variable&, Edge)`: the edge, which begins with the address of a node, is handed over by its own address. Releases
+/// differ in what it returns.
+const REBASE: &CStr = c"_ZN5torch8autograd4impl14rebase_historyERKN2at6TensorENS0_4EdgeE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
 const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 
@@ -42,6 +49,18 @@ type Count = unsafe extern "C" fn() -> u64;
 static LOOKED: AtomicBool = AtomicBool::new(false);
 /// What the slot held.
 const NEXT: &AtomicUsize = &HOT.next_evaluate;
+/// What that of `rebase_history` held.
+static NEXT_REBASE: AtomicUsize = AtomicUsize::new(0);
+/// Of its arguments in registers, which one leads to the node; and while that is not known, what the candidates led to in the last call.
+static EDGE: AtomicU8 = AtomicU8::new(UNKNOWN);
+static LAST_EDGE: AtomicU64 = AtomicU64::new(0);
+const UNKNOWN: u8 = 0;
+/// Nothing is returned, or not through memory.
+const SECOND: u8 = 1;
+/// The first one is where the result is to be put.
+const THIRD: u8 = 2;
+/// Bytes of stack above a call in which its caller keeps an edge.
+const FRAME: usize = 64 << 10;
 const PEEK_AT: &AtomicUsize = &HOT.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
 const TABLE: &AtomicPtr<Table> = &HOT.nodes;
@@ -152,16 +171,79 @@ unsafe extern "C-unwind" fn evaluate(
     });
     // SAFETY: what the slot held; the same arguments.
     unsafe {
-        let next: Evaluate = std::mem::transmute(next());
+        let next: Evaluate = std::mem::transmute(next(NEXT));
         next(engine, task, node, inputs, queue);
     }
 }
 
-/// What the slot held: written before the slot was, but read on another processor, perhaps a moment too early.
+/// Stands in the slot of `rebase_history`: lets `rebased` look at the arguments and goes on to the function, as if that had been called.
+///
+/// # Safety
+/// PyTorch's arguments.
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn rebase() {
+    #[cfg(target_arch = "x86_64")]
+    naked_asm!(
+        "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "sub rsp, 8",
+        "mov rdi, rsi", "mov rsi, rdx", "lea rdx, [rsp + 56]",
+        "call {look}",
+        "add rsp, 8", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+        "jmp rax",
+        look = sym rebased
+    );
+    // Where the result is to be put is in x8 and no argument.
+    #[cfg(target_arch = "aarch64")]
+    naked_asm!(
+        "stp x29, x30, [sp, #-64]!", "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "str x8, [sp, #48]",
+        "mov x0, x1", "add x2, sp, #64",
+        "bl {look}",
+        "mov x16, x0", "ldr x8, [sp, #48]", "ldp x2, x3, [sp, #32]", "ldp x0, x1, [sp, #16]", "ldp x29, x30, [sp], #64",
+        "br x16",
+        look = sym rebased
+    );
+}
+
+/// The second and third argument of a call, and the stack above it. Returns what to go on with.
+unsafe extern "C" fn rebased(second: usize, third: usize, stack: usize) -> usize {
+    ffi::guard((), |core, thread| {
+        fault::at("torch.rebase");
+        let named = core.named(thread); // which names the thread's last node
+        let tag = if named.flags.0 == 0 { named.tag } else { 0 };
+        // SAFETY: as our caller says.
+        if let (Some(node), Some(table)) = (unsafe { node_of(second, third, stack) }, table()) {
+            table.note(node, tag);
+        }
+    });
+    next(&NEXT_REBASE)
+}
+
+/// The node of the edge that is the second or third argument; `None` while it is not known which, or if it has no number.
+unsafe fn node_of(second: usize, third: usize, stack: usize) -> Option<Node> {
+    let edge = match EDGE.load(Relaxed) {
+        THIRD => third,
+        _ => second, // or a tensor
+    };
+    if !edge.is_multiple_of(8) || (EDGE.load(Relaxed) != UNKNOWN && !(stack..stack + FRAME).contains(&edge)) {
+        return None;
+    }
+    // SAFETY: a tensor, whose first word is its address, or an edge; or on the stack above.
+    let node = unsafe { *(edge as *const u64) };
+    let offsets = OFFSETS.load(Relaxed);
+    if EDGE.load(Relaxed) == UNKNOWN || offsets == 0 || node == 0 {
+        LAST_EDGE.store(node, Relaxed);
+        return None;
+    }
+    // SAFETY: a node, as this one was found to be an edge; offsets within every node.
+    let word = |offset: u64| unsafe { *((node + (offset & 255)) as *const u64) };
+    let number = word(offsets >> 8);
+    (number < NO_NUMBER).then(|| Node::new(word(offsets), number))
+}
+
+/// What a slot held: written before the slot was, but read on another processor, perhaps a moment too early.
 #[inline(always)]
-fn next() -> usize {
+fn next(held: &AtomicUsize) -> usize {
     loop {
-        let next = NEXT.load(Relaxed);
+        let next = held.load(Relaxed);
         if next != 0 {
             return next;
         }
@@ -200,6 +282,13 @@ pub fn note_forward(thread: &Thread, tag: u32) {
         thread.autograd.id.store(id, Relaxed);
     }
     table.note(Node::new(id, next - 1), tag);
+}
+
+/// Tags of nodes that `new_tag` has another one for; 0: none.
+pub fn rename(new_tag: impl FnMut(u32) -> u32) {
+    if let Some(table) = table() {
+        table.rename(new_tag);
+    }
 }
 
 fn is_library(file: &[u8]) -> bool {
@@ -259,6 +348,10 @@ fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {
     if taken == Taken::Ours {
         THREAD_AT.store(thread, Release);
         PEEK_AT.store(peek, Release);
+        // Without it, nodes of in-place operations have the name of their neighbour.
+        if let Some(rebases) = image.defines(REBASE) {
+            slot::take(image, REBASE, rebases, rebase as *const () as usize, &NEXT_REBASE);
+        }
     }
     Ok(taken)
 }
@@ -283,6 +376,7 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
     match found {
         Some((number, thread, addition)) => {
             ADDITION.store(addition, Release);
+            EDGE.store(which_edge(objects), Release);
             OFFSETS.store((number * 8 * 256 + thread * 8) as u64, Release);
             layers::set(Layer::Autograd, LayerState::Active, "");
         }
@@ -292,6 +386,22 @@ pub unsafe fn calibrate(objects: &[u64], first: u64) -> bool {
         }
     }
     found.is_some()
+}
+
+/// Which argument of `rebase_history` is the edge. Its last call on this thread was for the last numbered of these nodes.
+fn which_edge(objects: &[u64]) -> u8 {
+    let last = LAST_EDGE.load(Relaxed);
+    let is_node = |header: &u64| {
+        let memory = std::fs::File::open("/proc/self/mem").ok()?;
+        let [node] = read::<1>(&memory, objects.iter().nth_back(1)?.checked_add(*header)?)?;
+        Some(node == last)
+    };
+    match (last, cfg!(target_arch = "x86_64")) {
+        (0, _) => UNKNOWN, // it was not called
+        _ if HEADERS.iter().any(|header| is_node(header) == Some(true)) => SECOND,
+        (_, true) => THIRD,
+        (_, false) => UNKNOWN,
+    }
 }
 
 /// Bytes of an object before what is its own: with a GIL the count of references and the type, without one more.

@@ -7,6 +7,7 @@
 //! adopt.rs     what was there before a late agent
 //! state.rs     what is kept per device and thread          health.rs   how the layers are: the sender's side
 //! autograd.rs  which node of the backward pass runs        sequence.rs what nodes are called
+//! rename.rs    live memory of modules that have moved
 //! slot.rs      the slot of a library that is loaded        maps.rs     whether a page is writable
 //! ```
 
@@ -18,6 +19,7 @@ mod maps;
 pub mod oom;
 pub mod patch;
 pub mod pending;
+mod rename;
 pub mod report;
 pub mod segments;
 pub mod sequence;

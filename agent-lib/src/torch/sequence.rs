@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const ENTRIES: usize = 1 << 17;
 /// How many numbers away a name may lie: nodes that allocate nothing (views) have none of their own.
 const NEAR: u64 = 16;
-/// An operation may end with a node behind the one that allocates: a view of its product.
+/// An operation may end with a node behind the one that allocates: a view of its product. (One that changes something in place is named
+/// when it is made: autograd.rs.)
 const VIEW_BEHIND: u64 = 1;
 /// Behind that view a bias may be added, in place.
 const ADDITION_BEHIND: u64 = 2;
@@ -81,7 +82,19 @@ impl Table {
         }
     }
 
-    /// What `node` is called; 0 for nothing. One that has no name of its own is a view, or changes something in place. That just
+    /// Nodes get the tags that `new_tag` has for theirs; 0: it stays. A node that is named meanwhile keeps its name.
+    pub fn rename(&self, mut new_tag: impl FnMut(u32) -> u32) {
+        for entry in self.entries {
+            let word = entry.load(Relaxed);
+            let old = (word & !CHECK) as u32;
+            let new = if old == 0 { 0 } else { new_tag(old) };
+            if new != 0 && new >> TAG_BITS == 0 {
+                let _ = entry.compare_exchange(word, word & CHECK | u64::from(new), Relaxed, Relaxed);
+            }
+        }
+    }
+
+    /// What `node` is called; 0 for nothing. One that has no name of its own is a view. That just
     /// behind a named node is what that node's operation ends with, and so is an addition behind such a view (of a bias to a
     /// product); those further behind are what the next operation begins with, unless that is in no module.
     #[inline]

@@ -163,7 +163,8 @@ impl Sink for Reader {
             Body::Retag { address, use_as: (role, phase), .. } => {
                 let tag = self.name(stamp.tag);
                 if let Some(block) = self.blocks.get_mut(&address) {
-                    (block.role, block.phase) = (role, phase);
+                    block.role = if role == Role::Unknown { block.role } else { role };
+                    block.phase = if phase == Phase::Unknown { block.phase } else { phase };
                     if !tag.is_empty() {
                         block.tag = tag;
                     }

@@ -10,4 +10,5 @@ mod ooms;
 mod parameters;
 mod reports;
 mod roles;
+mod surgery;
 mod training;

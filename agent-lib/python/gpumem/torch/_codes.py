@@ -75,6 +75,8 @@ _OTHERS = (
     ("torch.nn.modules.module:Module._apply", SETUP),
     ("torch.nn.modules.module:Module.load_state_dict", SETUP),
     ("torch.serialization:load", SETUP),
+    # What it keeps is the optimizer's. One that nobody has seen is searched for.
+    ("torch.optim.optimizer:Optimizer.load_state_dict", STEP),
     ("torch.utils.data._utils.worker:_worker_loop", BOUNDARY),
     ("torch.utils.data._utils.pin_memory:_pin_memory_loop", BOUNDARY),
     # Buckets of gradients are made by what these call and is no Python; they are made anew in the second pass.
@@ -110,6 +112,14 @@ def is_unhooked() -> bool:
     # A decorator around a wrapper, such as `torch._dynamo.disable`, has its attributes and calls the hooks.
     hooked = [step for step in steps if getattr(step, "hooked", False)]
     return not all(any(_own_code(layer) in wrappers for layer in _layers(step)) for step in hooked)
+
+
+def count_hooked() -> int:
+    """Classes of optimizers of which one was made: PyTorch wraps the step of a class then."""
+    found = _optimizers()
+    for kind in found:
+        found.extend(derived for derived in type.__subclasses__(kind) if derived not in found)
+    return sum(getattr(vars(kind).get("step"), "hooked", False) is True for kind in found)
 
 
 def _optimizers() -> List[type]:

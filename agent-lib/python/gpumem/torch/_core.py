@@ -226,6 +226,8 @@ def tick() -> int:
         if unknown != here.unknown and modules.is_due():
             here.unknown = unknown
             modules.search()
+            here.steps.search()
+        here.steps.look_between()
         if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
             sweeper.sweep(here.steps.optimizers(), False)
         if here.is_failing:

@@ -1,9 +1,13 @@
 """Which modules there are, and where in their model: what the agent needs to name the frames of their calls.
 
 A module is known by its address, from when it is found (once, among all objects) or made (PyTorch's hooks for
-registration) until it dies. Its path is that of the parent which had it first. Wrappers (DistributedDataParallel,
-torch.compile) have no path of their own: a model is called the same with and without them. Modules that a compiler makes
-(torch.fx.GraphModule) have one only where nobody who has one calls them.
+registration) until it dies. Its path is the first one that `named_modules()` of the oldest root gives it. Wrappers
+(DistributedDataParallel, torch.compile) have no path of their own: a model is called the same with and without them. Modules that a
+compiler makes (torch.fx.GraphModule) have one only where nobody who has one calls them.
+
+Hooks name a new module at once. No hook shows `del`, `insert` and `pop` of containers, and a hook comes before the change that it
+announces. Therefore `follow` compares a fingerprint of all modules' parts at each step of an optimizer, as far as `_SHARE` of the time pays
+for it, and `arrange` names everything anew from the roots once the fingerprint differs.
 
 Nothing is written into modules, so copies and pickles of them know nothing of this.
 """
@@ -14,10 +18,12 @@ import time
 import weakref
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, compress, starmap
+from itertools import chain, compress, repeat, starmap
+from operator import itemgetter
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._agent import functions, text
+from ._places import Parts, Place, Places
 
 #: Wrappers, and the name under which each has its module. Names with "_" in front are of such wrappers alone.
 _WRAPPERS = {
@@ -29,10 +35,18 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 _INNER = frozenset(name for name in _WRAPPERS.values() if name.startswith("_"))
-#: Of the time, for searches.
+#: Of the time, for searches; and likewise for comparing and arranging modules.
 _SHARE = 0.002
+#: Seconds in the process's life for which modules are arranged as soon as a hook has shown a change.
+_AT_ONCE = 2.0
+#: Seconds between two comparisons, at least.
+_APART = 0.002
 #: Searches in the beginning, their share of the time, and seconds between two.
 _EARLY, _EARLY_SHARE, _PAUSE = 4, 0.05, 0.5
+#: A number that no record has.
+_NEVER = 1 << 62
+#: Former paths that are kept of a module.
+_PAST = 8
 #: Modules inside of each other; more are a cycle.
 _DEEPEST = 100
 
@@ -40,13 +54,17 @@ _DEEPEST = 100
 class Known(weakref.ref):  # type: ignore[type-arg]
     """A module that the agent knows."""
 
-    __slots__ = ("key", "kind", "parent", "name", "number", "inner", "given", "generated")
+    __slots__ = ("key", "kind", "order", "parent", "above", "name", "number", "inner", "given", "made", "generated", "is_parent", "since", "past")
 
     key: int
     #: Address of its class.
     kind: int
+    #: Modules that were known before it.
+    order: int
     #: 0 for a root.
     parent: int
+    #: What is known of the parent, which may be gone.
+    above: "Optional[Known]"
     name: str
     #: Among roots of that name; 0 for others.
     number: int
@@ -54,8 +72,24 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     inner: int
     #: The name was given by the program.
     given: bool
-    #: A compiler made it, and it is no part of a module that somebody wrote.
+    #: A compiler made it.
+    made: bool
+    #: That, and it is no part of a module that somebody wrote.
     generated: bool
+    #: Others were placed below it.
+    is_parent: bool
+    #: Number of the first record that may have its present path because of it.
+    since: int
+    #: Paths that memory may still have because of it, each with the numbers of the first record and the one behind the last.
+    past: List[Tuple[str, int, int]]
+
+    def text(self) -> str:
+        """The name with its number."""
+        return self.name if self.number < 2 else "%s#%d" % (self.name, self.number)
+
+    def place(self) -> Tuple[int, str, bool]:
+        """What its path follows from."""
+        return self.parent, self.text(), self.generated
 
 
 def _module_class() -> Any:
@@ -63,9 +97,9 @@ def _module_class() -> Any:
     return getattr(getattr(torch, "nn", None), "Module", None)
 
 
-def _classes(module_class: Any) -> List[type]:
-    """The class of modules and all that are derived from it, without running any code of theirs."""
-    found, seen = [module_class], {id(module_class)}
+def classes(base: Any) -> List[type]:
+    """A class and all that are derived from it, without running any code of theirs."""
+    found, seen = [base], {id(base)}
     for kind in found:
         for derived in type.__subclasses__(kind):
             if id(derived) not in seen:
@@ -74,7 +108,7 @@ def _classes(module_class: Any) -> List[type]:
     return found
 
 
-def _instances(kinds: List[type]) -> List[Any]:
+def instances(kinds: List[type]) -> List[Any]:
     """All objects of exactly these classes.
 
     Among all objects are tuples that somebody is just filling, and growing one that anybody else refers to raises a
@@ -96,6 +130,15 @@ def children(module: Any) -> Iterator[Tuple[str, Any]]:
         for name, child in list(parts.items()):
             if child is not None and isinstance(name, str):
                 yield name, child
+
+
+def _next_record() -> int:
+    """Number of the record that the agent makes next."""
+    return int(functions.rename(b"", 0))
+
+
+_refer = weakref.ref.__call__
+_parts = itemgetter("_modules")
 
 
 def _is_generated(module: Any) -> bool:
@@ -120,6 +163,13 @@ class Modules:
         self.searches = 0
         self.search_seconds = 0.0
         self.searched_at = 0.0
+        #: When modules are to be compared again, and what they were like the last time.
+        self.due = 0.0
+        self._print = 0
+        #: A hook has shown a change that may have moved modules.
+        self._stale = False
+        self._left = _AT_ONCE
+        self._order = 0
 
     def __iter__(self) -> Iterator[Tuple[Any, Known]]:
         for known in list(self.known.values()):
@@ -130,8 +180,7 @@ class Modules:
     # What the agent is told.
 
     def _say(self, known: Known) -> None:
-        name = known.name if known.number < 2 else "%s#%d" % (known.name, known.number)
-        functions.module(known.key, known.kind, known.key if known.generated else known.parent, text(name))
+        functions.module(known.key, known.kind, known.key if known.generated else known.parent, text(known.text()))
         self.version += 1
 
     def _gone(self, known: Known) -> None:
@@ -139,9 +188,13 @@ class Modules:
         try:
             if self.known.get(known.key) is known:
                 del self.known[known.key]
+                name = known.text()
                 self._let_go(known)
+                known.name = name
                 functions.module_gone(known.key)
                 self.version += 1
+                if known.parent or known.is_parent:
+                    self._moved()
         except Exception:  # names of this module may be gone by now
             pass
 
@@ -159,7 +212,7 @@ class Modules:
             number = heappop(free)
         else:
             number = self._numbers[name] = self._numbers.get(name, 0) + 1
-        known.name, known.number, known.parent = name, number, 0
+        known.name, known.number, known.parent, known.above = name, number, 0, None
 
     # Places.
 
@@ -172,8 +225,11 @@ class Modules:
         except TypeError:  # cannot be referred to weakly: its death would not be seen
             return None
         known.key, known.kind = id(module), id(type(module))
-        known.parent, known.name, known.number, known.inner, known.given = 0, "", 0, 0, False
-        known.generated = _is_generated(module)
+        known.parent, known.above, known.name, known.number, known.inner, known.given = 0, None, "", 0, 0, False
+        known.made = known.generated = _is_generated(module)
+        known.is_parent, known.since, known.past = False, _next_record(), []
+        self._order += 1
+        known.order = self._order
         self.known[known.key] = known
         return known
 
@@ -189,7 +245,7 @@ class Modules:
         inner = self.known.get(known.inner)
         if inner is not None and name is not None:
             self._let_go(inner)
-            inner.name, inner.number, inner.parent = known.name, 0, 0
+            inner.name, inner.number, inner.parent, inner.above = known.name, 0, 0, None
             self._say(inner)
         return known
 
@@ -203,10 +259,15 @@ class Modules:
             known = self._make(child)
             if known is None:
                 return
-        elif known.parent == above.key or known.given or above.generated or self._is_inside(above, known):
+        elif known.given or above.generated or self._is_inside(above, known):
+            return
+        elif (known.parent, known.name) == (above.key, name):
             return
         elif known.parent and self._holds(known):
-            return
+            self._moved()
+            return  # shared, or the other parent is about to lose it: `arrange` tells
+        else:
+            self._leave(child)
         if _WRAPPERS.get(type(parent).__name__) == name or name in _INNER:
             self._wrap(above, known, child)
         else:
@@ -223,7 +284,7 @@ class Modules:
                 self._take(known, type(child).__name__)
             self._let_go(wrapper)
             # Of a later one the number is part of the name.
-            wrapper.name = known.name if known.number < 2 else "%s#%d" % (known.name, known.number)
+            wrapper.name = known.text()
             self._say(wrapper)
             self._say(known)
         else:
@@ -233,7 +294,9 @@ class Modules:
         self._let_go(known)
         above = self.known.get(parent)
         known.generated = known.generated and above is not None and above.generated
-        known.parent, known.name = parent, name
+        known.parent, known.above, known.name = parent, above, name
+        if above is not None:
+            above.is_parent = True
         self._say(known)
         inner = self.known.get(known.inner)
         if inner is not None:
@@ -243,19 +306,158 @@ class Modules:
         for _ in range(_DEEPEST):
             if known is outer:
                 return True
-            above = self.known.get(known.parent)
-            if above is None:
+            if known.above is None:
                 return False
-            known = above
+            known = known.above
         return True
 
     def _holds(self, known: Known) -> bool:
-        """Whether the parent that is known still has it."""
-        above = self.known.get(known.parent)
+        """Whether the parent that is known still has it under its name."""
+        above = known.above
         parent, module = (above() if above is not None else None), known()
         if parent is None or above is None or above.generated:
             return False
-        return any(child is module for _, child in children(parent))
+        return any(child is module and name == known.name for name, child in children(parent))
+
+    # Following changes.
+
+    def _moved(self) -> None:
+        """Modules may be elsewhere: they are arranged soon, unless that was the case too often."""
+        self._stale = True
+        if self._left > 0:
+            self.due = 0.0
+
+    def _leave(self, module: Any) -> None:
+        """This module and its parts get other paths with what comes next. What memory has their present ones is known until `arrange`."""
+        self._moved()
+        now = _next_record()
+        for part in self._within(module):
+            known = self.known.get(id(part))
+            if known is None:
+                continue
+            if known.since < now:
+                known.past = known.past[1 - _PAST :] + [(self.path(known), known.since, now)]
+            known.since = now
+
+    def _displaced(self, parent: Any, name: str, old: Any, new: Any) -> None:
+        """``new`` takes the place of ``old``, which may be inside of it, as a wrapped layer is, or around it, or elsewhere in ``parent``."""
+        known, above = self.known.get(id(old)), self.known.get(id(parent))
+        if known is None or above is None or (known.parent, known.name) != (above.key, name):
+            return
+        self._leave(old)
+        inner = self.known.get(id(new))
+        if inner is not None and not inner.given and self._is_inside(inner, known):
+            inner.parent, inner.above = 0, None
+            self.adopt(parent, name, new)
+        for holder in [parent] + self._within(new):
+            for own, child in children(holder):
+                if child is old and (holder is not parent or own != name):
+                    known.parent, known.above = 0, None
+                    self.adopt(holder, own, old)
+                    return
+        for part in self._within(old):
+            nowhere = self.known.get(id(part))
+            if nowhere is not None and self._is_inside(nowhere, known):
+                nowhere.since = _NEVER  # what has its path from now on is `new`'s
+
+    def _fingerprint(self) -> int:
+        """Differs when a module has other parts, or the same ones under other names. Made of functions in C: no code of the modules' classes
+        runs, and 1,000 modules cost about 100 us.
+        """
+        try:
+            modules = list(map(_refer, list(self.known.values())))
+            found = map(_parts, map(object.__getattribute__, modules, repeat("__dict__")))
+            parts = list(filter(dict.__len__, found))
+            values = tuple(map(id, chain.from_iterable(map(dict.values, parts))))
+            return hash((values, tuple(chain.from_iterable(parts)), tuple(map(dict.__len__, parts)), tuple(map(id, parts))))
+        except Exception:  # one has just died, or has no parts at all
+            return hash(tuple((known.key, name, id(child)) for module, known in self for name, child in children(module)))
+
+    def follow(self, at_once: bool = False) -> bool:
+        """Arranges the modules if they have changed and it is time; whether any has another path since."""
+        if not at_once and time.perf_counter() < self.due:
+            return False
+        start = time.thread_time()
+        has_changed = self._stale or self._fingerprint() != self._print
+        has_moved = has_changed and self.arrange()
+        seconds = time.thread_time() - start
+        if has_changed:
+            self._left -= seconds
+        self.due = time.perf_counter() + _APART
+        self.pay(seconds)
+        return has_moved
+
+    def pay(self, seconds: float) -> None:
+        """So much time was spent on comparing."""
+        self.due += seconds / _SHARE
+
+    def arrange(self) -> bool:
+        """Names all modules after where they are now; whether any has another path than before. Live memory that has an old path is
+        renamed. Some 3 ms for 1,000 modules.
+        """
+        self._stale = False
+        live = list(self)  # they live meanwhile
+        present = [(known, self.path(known)) for _, known in live]
+        parts = self._edges(live)
+        self._print = self._fingerprint()
+        ones = [known for _, known in live]
+        before = [known.place() for known in ones]
+        places = Places(ones, parts)
+        alike = places.alike
+        for known, parent, name in places.order:
+            if parent or known.key in alike:
+                self._let_go(known)
+                known.parent, known.above, known.name = parent, self.known.get(parent), name
+        for known, parent, _ in places.order:
+            if not parent and known.key not in alike and not known.number:
+                self._take(known, type(known()).__name__)
+        for key, leader in alike.items():
+            self.known[key].name = places.known[leader].text()
+        self._rename(places.order, present)
+        moved = [known for known, place in zip(ones, before) if known.place() != place]
+        for known in moved:
+            self._say(known)
+        if moved:
+            functions.modules_settle()
+        return bool(moved)
+
+    def _edges(self, live: List[Tuple[Any, Known]]) -> Parts:
+        """The parts of each module. Those that nobody knew are known then."""
+        found: Parts = {}
+        for module, known in live:  # which grows
+            wrapped = _WRAPPERS.get(type(module).__name__)
+            own: List[Tuple[str, Known, bool]] = []
+            known.inner = 0
+            for name, child in children(module):
+                below = self.known.get(id(child))
+                if below is None:
+                    below = self._make(child)
+                    if below is None:
+                        continue
+                    live.append((child, below))
+                is_inner = name == wrapped or name in _INNER
+                if is_inner:
+                    known.inner = below.key
+                own.append((name, below, is_inner))
+            known.is_parent = bool(own)
+            found[known.key] = own
+        return found
+
+    def _rename(self, order: List[Place], present: List[Tuple[Known, str]]) -> None:
+        """Tells the agent which paths are others now: all of them, so that it knows what lies below an old path and has not moved."""
+        paths = {0: ""}
+        for known, parent, _ in order:
+            above, name = paths[parent], known.text()
+            paths[known.key] = above + ("." if name.isdigit() else "/") + name if above else name
+        # A wrapper has the path of what it wraps: that comes first.
+        present.sort(key=lambda pair: pair[0].inner != 0)
+        rows = [(old, paths[known.key], since, until) for known, _ in present for old, since, until in known.past]
+        rows += [(old, paths[known.key], known.since, _NEVER) for known, old in present if old]
+        if any(old != new for old, new, _, _ in rows):
+            words = b"".join(b"%s\0%s\0%d\0%d\0" % (text(old), text(new), since, until) for old, new, since, until in rows)
+            functions.rename(words, len(words))
+        for known, _, _ in order:
+            known.since, known.past = 0, []
 
     def learn(self, module: Any) -> None:
         """A module and everything inside of it."""
@@ -299,10 +501,10 @@ class Modules:
         for _ in range(_DEEPEST):
             if at is None:
                 break
-            name = at.name if at.number < 2 else "%s#%d" % (at.name, at.number)
+            name = at.text()
             path = name + ("." if below.isdigit() else "/") + path if path else name
             below = name
-            at = self.known.get(at.parent)
+            at = at.above
         return path
 
     # Finding them.
@@ -318,23 +520,16 @@ class Modules:
         if module_class is None:
             return 0
         start = time.perf_counter()
-        found = [module for module in _instances(_classes(module_class)) if self._is_whole(module)]
-        new = [module for module in found if id(module) not in self.known]
-        parts = {id(child) for module in found for _, child in children(module)}
-        roots = [module for module in new if id(module) not in parts]
-        for module in roots:
-            self.learn(module)
-        for module in new:  # parts of those that were known before, and cycles
-            if id(module) not in self.known or self.known[id(module)].number:
-                self.learn(module)
+        found = [module for module in instances(classes(module_class)) if self._is_whole(module)]
+        before = self._order
         for module in found:
-            if id(module) in self.known:
-                for name, child in children(module):
-                    self.adopt(module, name, child)
+            if id(module) not in self.known:
+                self._make(module)
+        self.arrange()
         self.searches += 1
         self.searched_at = time.perf_counter()
         self.search_seconds = self.searched_at - start
-        return len(new)
+        return self._order - before
 
     @staticmethod
     def _is_whole(module: Any) -> bool:
@@ -356,6 +551,10 @@ class Modules:
             if child is None or not isinstance(name, str):
                 return
             self.adopt(parent, name, child)
+            parts = object.__getattribute__(parent, "__dict__").get("_modules")
+            old = parts.get(name) if isinstance(parts, dict) else None
+            if old is not None and old is not child:
+                self._displaced(parent, name, old, child)
             if any(id(part) not in self.known for _, part in children(child)):
                 self.learn(child)
         except Exception:

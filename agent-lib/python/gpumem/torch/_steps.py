@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import _codes
 from ._agent import FORWARD, OPTIMIZER, functions, text
-from ._modules import Modules
+from ._modules import Modules, classes, instances
 from ._sweep import Sweeper
 
 #: Steps of an optimizer after which everything was seen that it will make.
@@ -36,6 +36,8 @@ class Steps:
         self.count = 0
         #: In steps with a multiple of this number names of gradients are looked up, whatever that costs; 0: in none.
         self.every = 0
+        #: Classes of optimizers that had been made when they were searched for.
+        self.hooked = 0
         #: A sweep is under way, or this is a forked child: the agent is silent there.
         self.rests = False
         os.register_at_fork(after_in_child=self._rest)
@@ -50,15 +52,17 @@ class Steps:
         found = [reference() for reference in list(self.known.values())]
         return [optimizer for optimizer in found if optimizer is not None]
 
-    def add(self, optimizer: Any) -> None:
-        """An optimizer is known from now on."""
+    def add(self, optimizer: Any, has_steps: bool = True) -> None:
+        """An optimizer is known from now on. `has_steps`: it makes one."""
         key = id(optimizer)
         known = self.known.get(key)
         if known is not None and known() is optimizer:
+            if has_steps and (self.first is None or self.first() is None):
+                self.first = known
             return
         self.known[key] = weakref.ref(optimizer, lambda gone: self._gone(key, gone))
         self.done[key] = 0
-        if self.first is None or self.first() is None:
+        if has_steps and (self.first is None or self.first() is None):
             self.first = self.known[key]
         kind = type(optimizer)
         _codes.register_optimizer(kind)
@@ -78,6 +82,7 @@ class Steps:
         try:
             if self.known.get(key) is reference:
                 del self.known[key], self.done[key]
+                self.sweeper.states.pop(key, None)
                 functions.module_gone(key)
         except Exception:  # names of this module may be gone by now
             pass
@@ -103,15 +108,51 @@ class Steps:
         try:
             self.add(optimizer)
             done = self.done[id(optimizer)]
+            has_changed = self._has_changed()
             if self.every and functions.step_number() % self.every == 0:
                 self.sweeper.sweep(self.optimizers(), True)
-            elif done < _FIRST or self.sweeper.is_due():
+            elif has_changed or done < _FIRST or self.sweeper.is_due():
                 self._sweep(self.optimizers(), True)
         finally:
             self.rests = False
 
+    def _has_changed(self) -> bool:
+        """Whether modules have moved, or an optimizer has another state than the last sweep has seen, as after `load_state_dict`."""
+        is_due = time.perf_counter() >= self.modules.due
+        has_moved = self.modules.follow()
+        start = time.thread_time()
+        has_others = self.sweeper.has_other_states(self.optimizers(), is_due)
+        if is_due:
+            self.modules.pay(time.thread_time() - start)
+        return has_moved or has_others
+
+    def look_between(self) -> None:
+        """Between two statements of the program, now and then: it may load a state and make no step for a while."""
+        if self.rests:
+            return
+        self.rests = True
+        try:
+            count = _codes.count_hooked()
+            if count != self.hooked and self.modules.is_due():
+                self.search()
+            if self._has_changed():
+                self._sweep(self.optimizers(), False)
+        finally:
+            self.rests = False
+
+    def search(self) -> None:
+        """Looks for optimizers among all objects: PyTorch shows one only when it makes a step."""
+        start = time.perf_counter()
+        self.hooked = _codes.count_hooked()
+        kind = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
+        for optimizer in instances(classes(kind)) if kind is not None else ():
+            if "param_groups" in object.__getattribute__(optimizer, "__dict__"):
+                self.add(optimizer, False)
+        self.modules.searched_at = time.perf_counter()
+        self.modules.search_seconds += self.modules.searched_at - start
+
     def look_at_states(self) -> None:
-        """One of the first steps has ended: states are made there."""
+        """A step has ended that was one of the first, or that has made states."""
         self.rests = True
         try:
             self._sweep(self.optimizers(), False)
@@ -125,8 +166,8 @@ class Steps:
 def hooks(steps: Steps) -> Tuple[Any, Any]:
     """Two functions as PyTorch calls them. What is being compiled must see nothing of them. Between two steps the program has had
     the caches for itself, and each call of a Python function costs microseconds: a step with nothing new makes none."""
-    is_compiling, sweeper, clock = steps.is_compiling, steps.sweeper, time.perf_counter
-    known, done = steps.known, steps.done
+    is_compiling, sweeper, clock, modules = steps.is_compiling, steps.sweeper, time.perf_counter, steps.modules
+    known, done, states, fields = steps.known, steps.done, sweeper.states, object.__getattribute__
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_compiling():
@@ -136,7 +177,9 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             key = id(optimizer)
             reference = known.get(key)
             is_known = reference is not None and reference() is optimizer
-            if not is_known or steps.every or done[key] < _FIRST or clock() >= sweeper.due:
+            state = fields(optimizer, "__dict__").get("state")
+            has_other = state is not None and states.get(key) != (id(state), len(state))
+            if not is_known or has_other or steps.every or done[key] < _FIRST or clock() >= min(sweeper.due, modules.due):
                 steps.look(optimizer)
         except Exception:
             pass
@@ -154,7 +197,8 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
                 functions.auto_step(steps.count)
             number = done.get(key, 0)
             done[key] = number + 1
-            if number < _FIRST:
+            state = fields(optimizer, "__dict__").get("state")
+            if number < _FIRST or (state is not None and states.get(key) != (id(state), len(state))):
                 steps.look_at_states()
         except Exception:
             pass

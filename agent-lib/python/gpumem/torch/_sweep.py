@@ -7,6 +7,7 @@ since then pays for it, and a quarter of that once many have found nothing new.
 
 import sys
 import time
+from itertools import chain
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._agent import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, functions, text
@@ -80,6 +81,14 @@ def _common(one: str, other: str) -> str:
     return "/".join(parts)
 
 
+def _values(states: List[Any]) -> int:
+    """Differs when optimizers have other values in their states. Made of functions in C."""
+    try:
+        return hash(tuple(map(id, chain.from_iterable(map(dict.values, chain.from_iterable(map(dict.values, states)))))))
+    except Exception:  # states of another form
+        return 0
+
+
 class Sweeper:
     """Sweeps, and what they have told."""
 
@@ -101,6 +110,9 @@ class Sweeper:
         #: What was found by the last one, and how many in a row have found nothing new but gradients.
         self._last: Dict[int, Tuple[str, int]] = {}
         self._still = 0
+        #: Of each optimizer, by its address, the address of its state and for how many parameters it has one; and of all, which values.
+        self.states: Dict[int, Tuple[int, int]] = {}
+        self._values = hash(())
         #: Storages that were found, by role.
         self.found: Dict[int, int] = {}
 
@@ -121,6 +133,14 @@ class Sweeper:
         self._told = {}
         self._forget_at = time.perf_counter() + _LASTS
 
+    def has_other_states(self, optimizers: List[Any], is_thorough: bool) -> bool:
+        """Whether optimizers have other states than the last sweep has seen; `is_thorough`: also others with the same parameters."""
+        states = [object.__getattribute__(optimizer, "__dict__").get("state") for optimizer in optimizers]
+        for optimizer, state in zip(optimizers, states):
+            if state is not None and self.states.get(id(optimizer)) != (id(state), len(state)):
+                return True
+        return is_thorough and bool(optimizers) and self._values != _values(states)
+
     def sweep(self, optimizers: List[Any], gradients: bool) -> None:
         """Tells what is new. Gradients are new each time: a block of the same address may be another one."""
         start = time.perf_counter()
@@ -129,13 +149,19 @@ class Sweeper:
         # No mode of the program's sees what is asked here.
         with torch._C.DisableTorchFunction():
             self.modules.look_again()
+            self.modules.follow(True)
             if self._version != self.modules.version or start > self._forget_at:
                 self.forget()
             self._version = self.modules.version
             self.paths = {}
             for module, known in self.modules:
                 self._module(module, known, storages, gradients)
-            for optimizer in optimizers:
+            states = [object.__getattribute__(optimizer, "__dict__").get("state") for optimizer in optimizers]
+            if optimizers:
+                self._values = _values(states)
+            for optimizer, state in zip(optimizers, states):
+                if state is not None:
+                    self.states[id(optimizer)] = (id(state), len(state))
                 self._optimizer(optimizer, storages, gradients)
         told, last, is_still = self._told, self._last, True
         for address, (path, role) in storages.items():
