@@ -165,7 +165,7 @@ pub(crate) fn list_of(phase: Phase) -> Option<List> {
         Phase::Backward => Some(List::Backward),
         Phase::Optimizer => Some(List::Optimizer),
         Phase::Evaluation => Some(List::Evaluation),
-        Phase::Setup | Phase::Unknown => None,
+        Phase::Setup | Phase::Between | Phase::Unknown => None,
     }
 }
 
@@ -189,7 +189,7 @@ impl Holdings {
         let is_stamped = phase != Phase::Unknown;
         let phase = match phase {
             Phase::Setup => return None,
-            Phase::Unknown => match self.phases.said {
+            Phase::Unknown | Phase::Between => match self.phases.said {
                 Phase::Optimizer => Phase::Optimizer,
                 Phase::Setup => return None,
                 said if !self.phases.stamped && list_of(said).is_some() => said,
@@ -252,6 +252,22 @@ impl Holdings {
         row
     }
 
+    /// The phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue belong to the pass
+    /// that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward node.
+    pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
+        let roles = &self.roles[usize::from(book)];
+        match (self.phases.said, roles.now) {
+            (Phase::Optimizer, _) => Phase::Optimizer,
+            (said, _) if !self.phases.stamped => said,
+            (_, Phase::Forward) => Phase::Forward,
+            (_, Phase::Evaluation) => Phase::Evaluation,
+            (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,
+            (Phase::Setup, Phase::Unknown) => Phase::Setup,
+            (_, Phase::Unknown) if !roles.is_trained && !self.phases.stepped => Phase::Unknown,
+            _ => Phase::Between,
+        }
+    }
+
     /// `PhaseBegin`: the process is in another phase, on all devices.
     pub fn begin_phase(&mut self, phase: Phase, seq: u64, time_ns: u64) {
         self.phases.said = phase;
@@ -260,7 +276,7 @@ impl Holdings {
             let now = self.roles[usize::from(book)].now;
             let next = match phase {
                 Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
-                Phase::Setup | Phase::Unknown => Phase::Unknown,
+                Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
                 // Said behind an optimizer, it means that this is over: the first block of forward says when that begins.
                 Phase::Forward if !self.phases.stamped => phase,
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
@@ -322,7 +338,7 @@ impl Holdings {
                 self.end_list(book, List::Forward, Some(Role::Activation));
                 self.end_list(book, List::Evaluation, None);
             }
-            Phase::Setup | Phase::Unknown => {}
+            Phase::Setup | Phase::Between | Phase::Unknown => {}
         }
         if !self.phases.replays {
             self.measure(book);

@@ -54,7 +54,8 @@ pub struct Stamp {
     pub thread: u32,
     /// CUPTI's contextUid; in block records a small number for the stream; in `DeviceSample` how
     /// long the read took in ns; in `VmmCreate` how long the call took in us; in `Device` its
-    /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known.
+    /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known; in
+    /// `Pressure` and `Oom` see there.
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,

@@ -16,7 +16,7 @@ mod find;
 #[cfg(test)]
 mod fuzz;
 mod layout;
-mod memory;
+pub(crate) mod memory;
 mod modules;
 pub mod run;
 pub mod selftest;
@@ -41,6 +41,8 @@ use walk::{Known, Reader};
 const ARMED: &AtomicPtr<Interpreter> = &HOT.interpreter;
 /// Said by Python: gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
+/// The same, of code that is looked for only when memory runs out.
+static RARE_CODES: Codes = Codes::new();
 /// Said by Python: gpumem_module.
 pub(crate) static MODULES: Modules = Modules::new();
 
@@ -77,6 +79,25 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
     // SAFETY: as above.
     let state = unsafe { (interpreter.state)() } as u64;
     (state != 0).then_some(state)
+}
+
+/// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
+#[cold]
+pub fn rare_frames(_: &Thread) -> (bool, bool) {
+    let interpreter = ARMED.load(Acquire);
+    if interpreter.is_null() {
+        return (false, false);
+    }
+    // SAFETY: leaked by `prove`.
+    let interpreter = unsafe { &*interpreter };
+    let Some(state) = state(interpreter) else { return (false, false) };
+    // SAFETY: as in `look`.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    let codes = reader.frames(state).filter_map(|frame| RARE_CODES.get(reader.code(frame)?));
+    codes.fold((false, false), |(clears, custom), (what, _)| {
+        (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
+    })
 }
 
 /// Writes the calling thread's Python stack, a line per frame, the innermost first: `function (file:line)`. Bytes written; 0 without
@@ -128,7 +149,8 @@ pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
 pub fn say_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
     if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
-        CODES.say(code, kind, what >> 8, what & 128 != 0);
+        let codes = if kind.is_of(codes::RARE) { &RARE_CODES } else { &CODES };
+        codes.say(code, kind, what >> 8, what & 128 != 0);
     }
 }
 

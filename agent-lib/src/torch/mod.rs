@@ -7,12 +7,14 @@
 //! adopt.rs     what was there before a late agent
 //! state.rs     what is kept per device and thread          health.rs   how the layers are: the sender's side
 //! autograd.rs  which node of the backward pass runs        sequence.rs what nodes are called
+//! gradient.rs  which block is a gradient
 //! slot.rs      the slot of a library that is loaded        maps.rs     whether a page is writable
 //! ```
 
 pub mod adopt;
 pub mod autograd;
 pub mod find;
+pub mod gradient;
 pub mod health;
 mod maps;
 pub mod oom;

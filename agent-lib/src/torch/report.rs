@@ -137,6 +137,9 @@ impl Core {
             self.reused(thread, device, pool, address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
+        if thread.autograd.accumulates() {
+            self.tell_gradient_of_running(thread);
+        }
         let Named { tag, flags, phase, role } = self.named(thread);
         let spot = self.live.spot_for(hash);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
