@@ -6,9 +6,9 @@ use super::memory::{FAR, Memory, Pointer};
 use super::walk::Reader;
 
 /// Characters of a function's name.
-const NAME: usize = 120;
+pub const NAME: usize = 120;
 /// Characters of a path: its end.
-const FILE: usize = 160;
+pub const FILE: usize = 160;
 /// Bytes of a table of lines that are read.
 const TABLE: usize = 1 << 16;
 
@@ -36,6 +36,11 @@ impl<'a> Out<'a> {
         Out { room, used: 0 }
     }
 
+    /// Room whose first bytes are written already.
+    pub fn behind(room: &'a mut [u8], used: usize) -> Self {
+        Out { room, used }
+    }
+
     /// Bytes written.
     pub fn used(&self) -> usize {
         self.used
@@ -50,7 +55,8 @@ impl<'a> Out<'a> {
         count == bytes.len()
     }
 
-    fn number(&mut self, number: i32) -> bool {
+    /// Adds a number without its sign; whether it had room.
+    pub fn number(&mut self, number: i32) -> bool {
         let mut digits = [0; 10];
         let (mut rest, mut at) = (number.unsigned_abs(), digits.len());
         loop {
@@ -102,8 +108,8 @@ fn is(memory: &impl Memory, object: Pointer, kind: u64) -> bool {
     memory.word(object, layout::TYPE) == Some(kind)
 }
 
-/// A str that is ASCII; of one that is not, `?`.
-fn write_text<M: Memory>(
+/// Writes a str that is ASCII, at most `most` characters from its beginning or `end`; of one that is not, `?`. Whether it had room.
+pub fn write_text<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
     text: Pointer,

@@ -140,7 +140,10 @@ impl Core {
         if thread.autograd.accumulates() {
             self.tell_gradient_of_running(thread);
         }
-        let Named { tag, flags, phase, role } = self.named(thread);
+        let Named { mut tag, flags, phase, role } = self.named(thread);
+        if tag == 0 {
+            tag = crate::python::line(self, thread);
+        }
         let spot = self.live.spot_for(hash);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };
