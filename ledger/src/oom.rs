@@ -26,7 +26,9 @@ pub use idle::Idle;
 
 use crate::cause::Names;
 use crate::process::Process;
-use gpumem_wire::{Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, Phase, Reading, Stamp};
+use gpumem_wire::{
+    Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -383,10 +385,12 @@ impl Process {
     /// The phase of a request that failed, if the record says it: see `Body::Pressure`.
     fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
         let code = match body {
-            Body::Pressure { .. } | Body::Oom { .. } => stamp.context.checked_sub(1)?,
+            Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_SAID != 0 => {
+                stamp.context & !PHASE_SAID
+            }
             _ => return None,
         };
-        match Phase::from_code(u8::try_from(code).ok()?) {
+        match Phase::from_code(u8::try_from(code).unwrap_or(0)) {
             Phase::Unknown => Some(self.holdings.phase_of_request(book, stamp.thread)),
             phase => Some(phase),
         }

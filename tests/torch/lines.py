@@ -31,6 +31,18 @@ def make_buffer(mib):
     return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")  # buffer
 
 
+def größe(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")  # latin
+
+
+def 缓冲区(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")  # wide
+
+
+def 𠀀(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")  # letter
+
+
 class Replay:
     def __init__(self, mib):
         self.states = torch.zeros(mib * MIB, dtype=torch.uint8, device="cuda")  # replay
@@ -71,6 +83,9 @@ torch.empty(1, device="cuda")
 wait_for_frames()
 keep("buffer", make_buffer, make_buffer(64))
 keep("buffer", make_buffer, make_buffer(32))
+keep("latin", größe, größe(8))
+keep("wide", 缓冲区, 缓冲区(9))
+keep("letter", 𠀀, 𠀀(10))
 keep("replay", Replay.__init__, Replay(48).states)
 loaded = load(checkpoint())["weights"]
 keep("checkpoint", load, loaded)

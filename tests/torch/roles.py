@@ -305,7 +305,6 @@ def fsdp(name="fsdp", parts=1, **how):
         fully_shard(block, mesh=mesh, **how)
     fully_shard(model, mesh=mesh, **how)
     training = Training(name, model, adam(model), parts=parts)
-    training.accumulates = False  # shards are made by FSDP itself
     training.look_inside(model.h[0].mlp)
     training.run()
     dist.destroy_process_group()

@@ -55,6 +55,8 @@ pub enum What {
     ZeroGrad,
     /// A function that has a backward pass of its own: its forward pass runs without gradients. Only asked for when memory runs out.
     CustomFunction,
+    /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
+    Reduction,
 }
 
 /// Codes that no walk for a name meets: they are kept in a table of their own.
@@ -64,7 +66,7 @@ impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        const ALL: [What; 11] = [
+        const ALL: [What; 12] = [
             Nothing,
             Module,
             Optimizer,
@@ -76,6 +78,7 @@ impl What {
             Gradient,
             ZeroGrad,
             CustomFunction,
+            Reduction,
         ];
         ALL.get(code as usize).copied()
     }
@@ -89,8 +92,8 @@ impl What {
     /// What is done there.
     #[inline(always)]
     pub fn phase(self) -> Phase {
-        const OF: [Phase; 11] = {
-            let mut of = [Phase::Unknown; 11];
+        const OF: [Phase; 12] = {
+            let mut of = [Phase::Unknown; 12];
             of[What::Module as usize] = Phase::Forward;
             of[What::Optimizer as usize] = Phase::Optimizer;
             of[What::Step as usize] = Phase::Optimizer;
@@ -105,7 +108,7 @@ impl What {
     pub fn role(self) -> Role {
         match self {
             What::Parameter => Role::Parameter,
-            What::Gradient => Role::Gradient,
+            What::Gradient | What::Reduction => Role::Gradient,
             _ => Role::Unknown,
         }
     }

@@ -23,7 +23,7 @@ use crate::fault;
 use crate::ffi::guard;
 use crate::naming::Named;
 use crate::threads::Thread;
-use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, Phase, Reading, Record, Stamp};
+use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, PHASE_SAID, Phase, Reading, Record, Stamp};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -95,7 +95,7 @@ impl Core {
             Phase::Unknown if clears_gradients => Phase::Optimizer,
             phase => phase,
         };
-        u32::from(phase.to_code()) + 1
+        PHASE_SAID | u32::from(phase.to_code())
     }
 
     /// The number of the thread's Python stack; 0 without one, and after many.

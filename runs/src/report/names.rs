@@ -50,13 +50,15 @@ pub fn is_line(tag: &str) -> bool {
 const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;
 
-/// The lines that are worth a row, of all devices.
+/// The lines that are worth a row, of all devices, now, at the peak, or when memory ran out.
 pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
     let mut found: BTreeMap<&str, i64> = BTreeMap::new();
-    for moment in run.devices.iter().flat_map(|device| [&device.last, &device.peak]) {
+    let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
+    let ooms = run.devices.iter().flat_map(|device| device.details.ooms.iter().map(|oom| &oom.amounts));
+    for amounts in moments.chain(ooms) {
         let mut lines: BTreeMap<&str, i64> = BTreeMap::new();
         let mut all = 0_i64;
-        for (index, bytes) in &moment.amounts {
+        for (index, bytes) in amounts {
             all = all.saturating_add(*bytes);
             let tag = cells.get(*index as usize).and_then(|cell| cell.tag.as_deref());
             if let Some(tag) = tag.filter(|tag| is_line(tag)) {

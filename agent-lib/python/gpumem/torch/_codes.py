@@ -19,6 +19,7 @@ from ._frames import (
     MODULE,
     OPTIMIZER,
     PARAMETER,
+    REDUCTION,
     SETUP,
     STEP,
     ZERO_GRAD,
@@ -81,6 +82,7 @@ def _at(path: str) -> Any:
     return thing
 
 
+_FSDP2 = ("fsdp._fully_shard", "_composable.fsdp")
 _OTHERS = (
     ("torch:Tensor.backward", BACKWARD),
     ("torch.autograd:backward", BACKWARD),
@@ -98,8 +100,12 @@ _OTHERS = (
 ) + tuple(
     # Whole parameters, for as long as they are: a sweep that sees the shards does not see them.
     ("torch.distributed.%s._fsdp_param:FSDPParam.%s" % (where, name), PARAMETER)
-    for where in ("fsdp._fully_shard", "_composable.fsdp")
+    for where in _FSDP2
     for name in ("init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param")
+) + tuple(
+    # Gradients of shards, and the buckets that they come in.
+    ("torch.distributed.%s._fsdp_collectives:foreach_reduce" % where, REDUCTION)
+    for where in _FSDP2
 )
 
 
