@@ -25,6 +25,7 @@ pub use device::{Holder, OomDevice};
 pub use idle::Idle;
 
 use crate::cause::Names;
+use crate::holdings::Holdings;
 use crate::process::Process;
 use gpumem_wire::{
     Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp,
@@ -271,6 +272,24 @@ impl Said {
                 result,
             }),
             _ => None,
+        }
+    }
+}
+
+impl Holdings {
+    /// The phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue belong to the pass
+    /// that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward node.
+    pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
+        let roles = &self.roles[usize::from(book)];
+        match (self.phases.said, roles.now) {
+            (Phase::Optimizer, _) => Phase::Optimizer,
+            (said, _) if !self.phases.stamped => said,
+            (_, Phase::Forward) => Phase::Forward,
+            (_, Phase::Evaluation) => Phase::Evaluation,
+            (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,
+            (Phase::Setup, Phase::Unknown) => Phase::Setup,
+            (_, Phase::Unknown) if !roles.is_trained && !self.phases.stepped => Phase::Unknown,
+            _ => Phase::Between,
         }
     }
 }

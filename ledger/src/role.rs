@@ -57,11 +57,11 @@ pub(crate) struct Roles {
     pub young: Young,
     pub iterations: Iterations,
     /// The phase that blocks are born in; `Unknown` between phases.
-    now: Phase,
+    pub now: Phase,
     /// Seq of the record that began it.
     since_seq: u64,
     /// A backward pass or an optimizer was seen.
-    is_trained: bool,
+    pub is_trained: bool,
     /// Optimizer steps that are over.
     optimized: u64,
     /// There was forward work since the last optimizer step (or step, where the program says them).
@@ -96,7 +96,7 @@ impl Threads {
 
 impl Roles {
     /// It does nothing else, as far as is known.
-    fn is_backward_thread(&self, thread: u32) -> bool {
+    pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
 
@@ -141,9 +141,9 @@ pub(crate) struct Reborn {
 #[derive(Debug, Default)]
 pub(crate) struct PhaseWords {
     /// The last `PhaseBegin`.
-    said: Phase,
+    pub said: Phase,
     /// Blocks are stamped with phases.
-    stamped: bool,
+    pub stamped: bool,
     /// The program says its steps.
     pub stepped: bool,
     /// The program's number of its epoch; 0: it says none.
@@ -250,22 +250,6 @@ impl Holdings {
             }
         }
         row
-    }
-
-    /// The phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue belong to the pass
-    /// that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward node.
-    pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
-        let roles = &self.roles[usize::from(book)];
-        match (self.phases.said, roles.now) {
-            (Phase::Optimizer, _) => Phase::Optimizer,
-            (said, _) if !self.phases.stamped => said,
-            (_, Phase::Forward) => Phase::Forward,
-            (_, Phase::Evaluation) => Phase::Evaluation,
-            (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,
-            (Phase::Setup, Phase::Unknown) => Phase::Setup,
-            (_, Phase::Unknown) if !roles.is_trained && !self.phases.stepped => Phase::Unknown,
-            _ => Phase::Between,
-        }
     }
 
     /// `PhaseBegin`: the process is in another phase, on all devices.

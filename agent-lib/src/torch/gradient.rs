@@ -68,7 +68,8 @@ const NESTED: u64 = 1;
 pub unsafe fn accumulating(node: *const u64, is_nested: bool) -> u64 {
     // SAFETY: as the caller says.
     let is_one = unsafe { *node } == CLASS.load(Relaxed);
-    if is_one { node as u64 | u64::from(is_nested) * NESTED } else { 0 }
+    let mark = if is_nested { NESTED } else { 0 };
+    if is_one { node as u64 | mark } else { 0 }
 }
 
 fn word(memory: &impl Memory, at: u64, index: u16) -> Option<u64> {
