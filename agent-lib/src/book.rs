@@ -81,6 +81,12 @@ impl Core {
             let took_us = took_us_short(entered_ns, time_ns);
             Body::AllocEnd { address, bytes, pool, took_us, memory }
         };
+        let tag = if at.tag == 0 && self.is_single_tensor(at.module, bytes, memory) {
+            crate::python::line(self, thread)
+        } else {
+            at.tag
+        };
+        let at = At { tag, ..at };
         let seq = self.record_timed(thread, at, body, |core, row| {
             core.live.insert(Key::Allocation(address), row, Beside::default());
         });

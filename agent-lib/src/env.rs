@@ -38,7 +38,7 @@ pub const AUTOGRAD: &str = "GPUMEM_AUTOGRAD";
 pub const PYTHON: &str = "GPUMEM_PYTHON";
 /// `0`: NVTX ranges are not scopes.
 pub const NVTX: &str = "GPUMEM_NVTX";
-/// `0`: what nothing names is not called after the function that asked for it.
+/// `0`: what nothing names is not named after the line of the Python program, or the function, that allocated it.
 pub const SITES: &str = "GPUMEM_SITES";
 /// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
 pub const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";

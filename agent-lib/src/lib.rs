@@ -289,6 +289,14 @@ exports! {
             c_int::from(unsafe { torch::autograd::calibrate(words(objects, count as usize), first) })
         }
     }
+    /// Says where `count` leaves have their gradients, four numbers each: see `torch::gradient::Example`. 1 if that is known now.
+    gpumem_autograd_gradients as autograd_gradients(examples: *const u64, count: u32) -> c_int {
+        0; |_, _| {
+            // SAFETY: so many numbers, says the caller, of objects that exist.
+            let numbers = unsafe { words(examples, 4 * count as usize) };
+            c_int::from(torch::gradient::calibrate(numbers.as_chunks().0))
+        }
+    }
     /// A module object exists, of this type, as child `name` of `parent` (0: of none; itself: made by a compiler, see `python::Modules`).
     gpumem_module as module(object: u64, kind: u64, parent: u64, name: *const c_char) -> () {
         (); |core, _| python::say_module(core, object, kind, parent, text!(name))

@@ -25,8 +25,11 @@ pub use device::{Holder, OomDevice};
 pub use idle::Idle;
 
 use crate::cause::Names;
+use crate::holdings::Holdings;
 use crate::process::Process;
-use gpumem_wire::{Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, Phase, Reading, Stamp};
+use gpumem_wire::{
+    Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -153,7 +156,6 @@ pub(crate) struct Ooms {
     next_at: u64,
     /// Whether the thread of an entry goes on is not known yet.
     pub is_watched: bool,
-    pub phase: Phase,
     pub step: Option<u64>,
 }
 
@@ -233,6 +235,8 @@ impl Ooms {
 /// A record of the three that tell of it, in one form.
 #[derive(Debug, Clone, Copy)]
 struct Said {
+    /// What the thread's frames and nodes say; `None` where nothing is said of that, and of `AllocFailed`.
+    phase: Option<Phase>,
     is_refusal: bool,
     bytes: u64,
     device_free: Reading,
@@ -245,6 +249,7 @@ impl Said {
     fn of(body: &Body<'_>) -> Option<Self> {
         let unknown = (Reading::ABSENT, Reading::ABSENT);
         let refused = |bytes, device_free, result| Said {
+            phase: None,
             is_refusal: true,
             bytes,
             device_free,
@@ -258,6 +263,7 @@ impl Said {
             }
             Body::Pressure { bytes, device_free_bytes } => Some(refused(bytes, device_free_bytes, 0)),
             Body::Oom { bytes, pool_used_bytes, pool_reserved_bytes, outcome, result } => Some(Said {
+                phase: None,
                 is_refusal: false,
                 bytes,
                 device_free: Reading::ABSENT,
@@ -266,6 +272,24 @@ impl Said {
                 result,
             }),
             _ => None,
+        }
+    }
+}
+
+impl Holdings {
+    /// The phase in which a thread asks for memory that it does not get, where its frames name none. Loss and glue belong to the pass
+    /// that is under way, as in `list_at_birth`; a pass is over for a thread that runs forward passes and is in no backward node.
+    pub fn phase_of_request(&self, book: u8, thread: u32) -> Phase {
+        let roles = &self.roles[usize::from(book)];
+        match (self.phases.said, roles.now) {
+            (Phase::Optimizer, _) => Phase::Optimizer,
+            (said, _) if !self.phases.stamped => said,
+            (_, Phase::Forward) => Phase::Forward,
+            (_, Phase::Evaluation) => Phase::Evaluation,
+            (_, Phase::Backward) if roles.is_backward_thread(thread) => Phase::Backward,
+            (Phase::Setup, Phase::Unknown) => Phase::Setup,
+            (_, Phase::Unknown) if !roles.is_trained && !self.phases.stepped => Phase::Unknown,
+            _ => Phase::Between,
         }
     }
 }
@@ -282,8 +306,9 @@ impl Process {
     /// Takes a record that memory ran out.
     #[cold]
     pub fn run_out(&mut self, stamp: &Stamp, body: &Body<'_>) {
-        let Some(said) = Said::of(body) else { return };
+        let Some(mut said) = Said::of(body) else { return };
         let book = self.book(stamp.device);
+        said.phase = self.phase_of_request(book, stamp, body);
         let time_ns = if stamp.time_ns == 0 { self.applied_ns } else { stamp.time_ns };
         let place = Place { book, thread: stamp.thread, time_ns };
         if said.is_refusal {
@@ -308,6 +333,7 @@ impl Process {
             let Entry { said: entry, fresh, at_allocations, .. } = &mut self.ooms.entries[at];
             entry.last_ns = place.time_ns;
             entry.device_free_bytes = said.device_free.0.or(entry.device_free_bytes);
+            entry.phase = said.phase.unwrap_or(entry.phase);
             // A mark of the framework follows the failed call: one refusal, said twice.
             if said.result == 0 {
                 return;
@@ -347,10 +373,16 @@ impl Process {
                 was_looked_at = !self.ooms.entries.remove(at).said.amounts.is_empty();
             }
         }
+        // The refusal's own look leaves time for that of its end: else another request's end would be taken for it.
+        if was_looked_at {
+            self.ooms.next_at = 0;
+        }
         let kind = if said.result == 0 { OomKind::Pool } else { OomKind::Device };
         let is_affordable = self.is_affordable();
         let again = self.ooms.entries.iter_mut().rev().find(|entry| {
-            let is_same = entry.said.asked_bytes == said.bytes && entry.stamp.tag == stamp.tag;
+            let is_same = entry.said.asked_bytes == said.bytes
+                && entry.stamp.tag == stamp.tag
+                && said.phase.is_none_or(|phase| phase == entry.said.phase);
             entry.said.kind == kind && entry.is_near(place) && (is_same || !is_affordable)
         });
         // As often as a program tries; or more often than there is time to look.
@@ -362,13 +394,24 @@ impl Process {
             self.ooms.is_watched = true;
             return;
         }
-        if was_looked_at {
-            self.ooms.next_at = 0;
-        }
         self.enter(kind, said, stamp, place);
         self.ooms.is_watched = true;
         if let Some(Entry { said: entry, .. }) = self.ooms.entries.last_mut() {
             (entry.refusals, entry.driver_asked_bytes, entry.device_free_bytes) = refusals;
+        }
+    }
+
+    /// The phase of a request that failed, if the record says it: see `Body::Pressure`.
+    fn phase_of_request(&self, book: u8, stamp: &Stamp, body: &Body<'_>) -> Option<Phase> {
+        let code = match body {
+            Body::Pressure { .. } | Body::Oom { .. } if stamp.context & PHASE_SAID != 0 => {
+                stamp.context & !PHASE_SAID
+            }
+            _ => return None,
+        };
+        match Phase::from_code(u8::try_from(code).unwrap_or(0)) {
+            Phase::Unknown => Some(self.holdings.phase_of_request(book, stamp.thread)),
+            phase => Some(phase),
         }
     }
 
@@ -393,7 +436,7 @@ impl Process {
             outcome: said.outcome,
             result: said.result,
             stack: self.ooms.stack(stamp.stack),
-            phase: self.ooms.phase,
+            phase: said.phase.unwrap_or_else(|| self.holdings.phase_of_request(place.book, place.thread)),
             step: self.ooms.step,
             is_unheard: !self.layers.is(Layer::OutOfMemory, LayerState::Active),
             ..OomView::default()

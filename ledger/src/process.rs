@@ -475,7 +475,6 @@ impl Process {
             Body::Pressure { .. } | Body::Oom { .. } => self.run_out(stamp, &record.body),
             Body::Stack { format, frames } => self.ooms.name_stack(stamp.stack, format, frames),
             Body::PhaseBegin { phase } => {
-                self.ooms.phase = phase;
                 self.holdings.begin_phase(phase, stamp.seq, stamp.time_ns);
             }
             Body::Step { number } => {

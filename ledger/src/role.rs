@@ -57,11 +57,11 @@ pub(crate) struct Roles {
     pub young: Young,
     pub iterations: Iterations,
     /// The phase that blocks are born in; `Unknown` between phases.
-    now: Phase,
+    pub now: Phase,
     /// Seq of the record that began it.
     since_seq: u64,
     /// A backward pass or an optimizer was seen.
-    is_trained: bool,
+    pub is_trained: bool,
     /// Optimizer steps that are over.
     optimized: u64,
     /// There was forward work since the last optimizer step (or step, where the program says them).
@@ -96,7 +96,7 @@ impl Threads {
 
 impl Roles {
     /// It does nothing else, as far as is known.
-    fn is_backward_thread(&self, thread: u32) -> bool {
+    pub fn is_backward_thread(&self, thread: u32) -> bool {
         self.backward_threads.has(thread) && !self.forward_threads.has(thread)
     }
 
@@ -141,9 +141,9 @@ pub(crate) struct Reborn {
 #[derive(Debug, Default)]
 pub(crate) struct PhaseWords {
     /// The last `PhaseBegin`.
-    said: Phase,
+    pub said: Phase,
     /// Blocks are stamped with phases.
-    stamped: bool,
+    pub stamped: bool,
     /// The program says its steps.
     pub stepped: bool,
     /// The program's number of its epoch; 0: it says none.
@@ -165,7 +165,7 @@ pub(crate) fn list_of(phase: Phase) -> Option<List> {
         Phase::Backward => Some(List::Backward),
         Phase::Optimizer => Some(List::Optimizer),
         Phase::Evaluation => Some(List::Evaluation),
-        Phase::Setup | Phase::Unknown => None,
+        Phase::Setup | Phase::Between | Phase::Unknown => None,
     }
 }
 
@@ -189,7 +189,7 @@ impl Holdings {
         let is_stamped = phase != Phase::Unknown;
         let phase = match phase {
             Phase::Setup => return None,
-            Phase::Unknown => match self.phases.said {
+            Phase::Unknown | Phase::Between => match self.phases.said {
                 Phase::Optimizer => Phase::Optimizer,
                 Phase::Setup => return None,
                 said if !self.phases.stamped && list_of(said).is_some() => said,
@@ -260,7 +260,7 @@ impl Holdings {
             let now = self.roles[usize::from(book)].now;
             let next = match phase {
                 Phase::Backward | Phase::Optimizer | Phase::Evaluation => phase,
-                Phase::Setup | Phase::Unknown => Phase::Unknown,
+                Phase::Setup | Phase::Between | Phase::Unknown => Phase::Unknown,
                 // Said behind an optimizer, it means that this is over: the first block of forward says when that begins.
                 Phase::Forward if !self.phases.stamped => phase,
                 Phase::Forward if matches!(now, Phase::Optimizer | Phase::Evaluation) => Phase::Unknown,
@@ -322,7 +322,7 @@ impl Holdings {
                 self.end_list(book, List::Forward, Some(Role::Activation));
                 self.end_list(book, List::Evaluation, None);
             }
-            Phase::Setup | Phase::Unknown => {}
+            Phase::Setup | Phase::Between | Phase::Unknown => {}
         }
         if !self.phases.replays {
             self.measure(book);

@@ -503,6 +503,8 @@ const PHASES: [(&str, Phase); 5] = [
     ("optimizer", Phase::Optimizer),
     ("evaluation", Phase::Evaluation),
 ];
+/// What a process was doing, but not what a block is named after: no rule matches it.
+const BETWEEN: (&str, Phase) = ("between", Phase::Between);
 
 /// Why a sample has no `used`, in words.
 pub fn absence_name(absence: Absence, list_failed: bool) -> &'static str {
@@ -537,12 +539,12 @@ pub fn role_names() -> impl Iterator<Item = &'static str> {
 
 /// How a phase is written; `None` for unknown.
 pub fn phase_name(phase: Phase) -> Option<&'static str> {
-    PHASES.iter().find(|(_, other)| *other == phase).map(|(name, _)| *name)
+    PHASES.iter().chain([&BETWEEN]).find(|(_, other)| *other == phase).map(|(name, _)| *name)
 }
 
 /// The phase of that name.
 pub fn phase_of_name(name: &str) -> Option<Phase> {
-    PHASES.iter().find(|(other, _)| *other == name).map(|(_, phase)| *phase)
+    PHASES.iter().chain([&BETWEEN]).find(|(other, _)| *other == name).map(|(_, phase)| *phase)
 }
 
 /// All names of phases.

@@ -1,13 +1,10 @@
 """Runs out of memory in three ways, and goes on each time: a driver that gives in once the cache is flushed, one that does
 not, and a limit of the pool's own."""
 
-import os
-import sys
-import time
-
 import torch
 from said import check, say
 from torch import nn
+from waiting import wait_for_frames
 
 GIB = 1 << 30
 
@@ -35,18 +32,9 @@ def ask(name, size):
     return kept
 
 
-def are_frames_read():
-    """The agent has proved its reading of frames in this process; without an agent there is nothing to wait for."""
-    core = getattr(getattr(sys.modules.get("_gpumem_torch"), "_core", None), "_core", None)
-    return core is not None and core.tested is not None
-
-
 greedy = Greedy()
 torch.empty(1, device="cuda")
-end = time.monotonic() + 30
-while "CUDA_INJECTION64_PATH" in os.environ and not are_frames_read():
-    assert time.monotonic() < end, "frames are not read"
-    time.sleep(0.01)
+wait_for_frames()
 cached = torch.empty(9 * GIB, dtype=torch.uint8, device="cuda")
 del cached
 kept = ask("survived", 10 * GIB)

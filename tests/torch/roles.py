@@ -25,6 +25,8 @@ class Training:
     def __init__(self, name, model, optimizers, call=None, parts=1, retain=False, set_to_none=True, saves=True):
         self.name, self.model, self.optimizers, self.call = name, model, optimizers, call or model
         self.parts, self.retain, self.set_to_none, self.saves = parts, retain, set_to_none, saves
+        #: Gradients are those that autograd accumulates; they are clipped.
+        self.accumulates, self.clips = True, False
         #: What is known beside the model and its optimizers: role by address.
         self.more = {}
         #: What the last forward pass made, and of that what is kept behind the backward pass.
@@ -105,6 +107,11 @@ class Training:
                 self.check(f"{number}/retained", [words], self.made)
             loss.backward()
             self.results = {storage(loss)}
+            if self.accumulates:
+                self.check(f"{number}/backward {part}", [words])
+        if self.clips:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.check(f"{number}/clipped", [words])
         for optimizer in self.optimizers:
             optimizer.step()
         self.check(f"{number}/optimizer", [words])
@@ -191,6 +198,28 @@ def kept():
 def accumulated():
     model = small()
     Training("accumulated", model, adam(model), parts=3).run()
+
+
+def clipped():
+    model = small()
+    training = Training("clipped", model, adam(model))
+    training.clips = True
+    training.run()
+
+
+def hooked_gradients():
+    """Looks in the hooks of gradients."""
+    model = small()
+    training = Training("hooked_gradients", model, adam(model))
+
+    def look(parameter):
+        parameter.grad.norm()
+        training.check(f"{training.number}/hook", parts=["gradient"])
+
+    hooks = [p.register_post_accumulate_grad_hook(look) for p in list(model.parameters())[::3]]
+    training.run()
+    for hook in hooks:  # they keep the model
+        hook.remove()
 
 
 def retained():
@@ -331,7 +360,7 @@ def clear_workspaces():
     WORKSPACES.update(before.keys() - blocks().keys())
 
 
-FEATURES = ["temporaries", "plain", "kept", "accumulated", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
+FEATURES = ["temporaries", "plain", "kept", "accumulated", "clipped", "hooked_gradients", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
 FEATURES += ["fsdp", "fsdp_kept", "graphed"]
 
 for word in sys.argv[1:] or FEATURES:

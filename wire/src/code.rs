@@ -87,6 +87,8 @@ codes! {
         Optimizer = 4,
         /// Evaluation without gradients.
         Evaluation = 5,
+        /// Between two of those: a batch is loaded, gradients are clipped. Only where memory ran out.
+        Between = 6,
     }
 
     /// Who reserves a pool's memory.

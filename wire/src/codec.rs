@@ -324,7 +324,8 @@ records! {
 
     // Running out.
 
-    /// A driver allocation failed and the framework will flush and try again: not an OOM yet.
+    /// A driver allocation failed and the framework will flush and try again: not an OOM yet. Here and in `Oom`, `context` may have the
+    /// phase of the thread: see [`crate::PHASE_SAID`].
     57 Pressure { bytes: u64 => bytes, device_free_bytes: Reading => address }
     /// An allocation failed for good; totals are the pool's own.
     58 Oom { bytes: u64 => bytes, pool_used_bytes: Reading => address, pool_reserved_bytes: Reading => aux, outcome: OomOutcome => detail, result: u16 => result }

@@ -41,6 +41,10 @@ impl Flags {
     }
 }
 
+/// Set in [`Stamp::context`] of `Pressure` and `Oom` where its other bits are the code of the phase that the thread is in. Older agents do
+/// not say it: they leave there what CUPTI numbers a context.
+pub const PHASE_SAID: u32 = 1 << 31;
+
 /// Who, when and where: the same for every record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stamp {
@@ -58,7 +62,7 @@ pub struct Stamp {
     /// CUPTI's contextUid; in block records a small number for the stream; in `DeviceSample` how
     /// long the read took in ns; in `VmmCreate` how long the call took in us; in `Device` its
     /// multiprocessors << 16 | threads that one of them can hold, 0 where that is not known; in `Lost`
-    /// [`WITHHELD`] where the records were kept back on request.
+    /// [`WITHHELD`] where the records were kept back on request; in `Pressure` and `Oom` see [`PHASE_SAID`].
     pub context: u32,
     /// Library that made the call; 0 for unknown.
     pub module: u16,

@@ -37,7 +37,7 @@ pub mod layout;
 
 pub use code::*;
 pub use codec::{Error as CodecError, SLOT_BYTES, Slot, Words};
-pub use event::{Body, Flags, NONE_DEVICE, Record, Stamp, WITHHELD};
+pub use event::{Body, Flags, NONE_DEVICE, PHASE_SAID, Record, Stamp, WITHHELD};
 
 /// Version of the format that a reader must share with a writer.
 pub const MAJOR: u16 = 1;

@@ -51,15 +51,36 @@ pub enum What {
     Parameter,
     /// What it allocates itself is a gradient. Not what other Python functions do that it calls.
     Gradient,
+    /// Gradients are set to zero or let go. Only asked for when memory runs out.
+    ZeroGrad,
+    /// A function that has a backward pass of its own: its forward pass runs without gradients. Only asked for when memory runs out.
+    CustomFunction,
+    /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
+    Reduction,
 }
+
+/// Codes that no walk for a name meets: they are kept in a table of their own.
+pub const RARE: u32 = 1 << What::ZeroGrad as u32 | 1 << What::CustomFunction as u32;
 
 impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        [Nothing, Module, Optimizer, Backward, Setup, Boundary, Step, Parameter, Gradient]
-            .get(code as usize)
-            .copied()
+        const ALL: [What; 12] = [
+            Nothing,
+            Module,
+            Optimizer,
+            Backward,
+            Setup,
+            Boundary,
+            Step,
+            Parameter,
+            Gradient,
+            ZeroGrad,
+            CustomFunction,
+            Reduction,
+        ];
+        ALL.get(code as usize).copied()
     }
 
     /// Whether it is one of those. A match would jump through a table, which is guessed wrong where frames of all kinds follow each other.
@@ -71,8 +92,8 @@ impl What {
     /// What is done there.
     #[inline(always)]
     pub fn phase(self) -> Phase {
-        const OF: [Phase; 9] = {
-            let mut of = [Phase::Unknown; 9];
+        const OF: [Phase; 12] = {
+            let mut of = [Phase::Unknown; 12];
             of[What::Module as usize] = Phase::Forward;
             of[What::Optimizer as usize] = Phase::Optimizer;
             of[What::Step as usize] = Phase::Optimizer;
@@ -87,7 +108,7 @@ impl What {
     pub fn role(self) -> Role {
         match self {
             What::Parameter => Role::Parameter,
-            What::Gradient => Role::Gradient,
+            What::Gradient | What::Reduction => Role::Gradient,
             _ => Role::Unknown,
         }
     }

@@ -3,6 +3,7 @@
 
 use super::codes::{Codes, What};
 use super::layout::{self, Layout, Place};
+use super::lines::Lines;
 use super::memory::{FAR, Memory, Pointer};
 use super::modules::{Modules, tests::names};
 use super::selftest::{self, Said};
@@ -178,11 +179,13 @@ struct Tables {
     codes: Codes,
     modules: Modules,
     names: crate::names::Names,
+    lines: Lines,
 }
 
 /// `call` calls a module, `CODES[3]` is an optimizer; the modules are children of each other, the outermost last.
 fn tables() -> Tables {
-    let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names() };
+    let tables = Tables { codes: Codes::new(), modules: Modules::new(), names: names(), lines: Lines::new() };
+    tables.lines.prepare();
     assert!(
         tables.codes.say(CODES[1], What::Module, 0, true)
             && tables.codes.say(CODES[3], What::Optimizer, 0, false)
@@ -202,6 +205,14 @@ impl Tables {
         // Two words a frame; of one that means something the variable, its type, a cell, and the bases of its type.
         assert!(image.reads.get() <= 2 * MOST * (8 + 64), "{} reads", image.reads.get());
         found
+    }
+
+    fn line(&self, image: &Image, layout: &Layout) -> String {
+        image.reads.set(0);
+        let tag = self.lines.tag(&self.names, &Reader { memory: image, layout }, &TYPES, STATE);
+        // Of each frame its code, of that its type, file and first line; the text of each file once, and that of one line.
+        assert!(image.reads.get() <= MOST * 1000 + (1 << 16), "{} reads", image.reads.get());
+        String::from_utf8_lossy(self.names.path(tag).unwrap_or_default()).into_owned()
     }
 
     fn path(&self, found: Option<Here>) -> Option<(String, Phase)> {
@@ -299,6 +310,36 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
 }
 
 #[test]
+fn line_is_that_of_the_innermost_frame_of_the_program() {
+    for layout in Layout::all() {
+        let tables = tables();
+        let mut image = image(&layout);
+        assert_eq!(tables.line(&image, &layout), "file.py:71 work", "{layout:?}");
+        let reads = image.reads.get();
+        assert_eq!(tables.line(&image, &layout), "file.py:71 work");
+        assert!(
+            image.reads.get() <= 12 && image.reads.get() < reads,
+            "it is remembered: {}",
+            image.reads.get()
+        );
+        // Another code object at its address, of the standard library.
+        let [work, call, main, _] = CODES;
+        let library = BASE + 0x3a00;
+        text_object(&mut image, &layout, library, TYPES.text, "/usr/lib/python3.11/copy.py");
+        image.put(work + u64::from(layout.code_file), library);
+        assert_eq!(tables.line(&image, &layout), "file.py:71 call", "{layout:?}");
+        image.put_int(call + u64::from(layout.code_first_line), 80);
+        assert_eq!(tables.line(&image, &layout), "file.py:81 call", "{layout:?}");
+        // Nothing but the library: the innermost line.
+        image.put(call + u64::from(layout.code_file), library);
+        image.put(main + u64::from(layout.code_file), library);
+        assert_eq!(tables.line(&image, &layout), "copy.py:71 work", "{layout:?}");
+        image.put(STATE + u64::from(layout.frame), 0);
+        assert_eq!(tables.line(&image, &layout), "", "without frames");
+    }
+}
+
+#[test]
 fn no_layout_passes_for_another() {
     for right in Layout::all() {
         let image = image(&right);
@@ -317,6 +358,7 @@ fn images() -> usize {
 /// Everything that reads, on this image.
 fn read_all(tables: &Tables, image: &Image, layout: &Layout, room: &mut [u8]) {
     tables.find(image, layout);
+    tables.line(image, layout);
     text(image, layout, room);
     let _ = prove(image, layout);
 }

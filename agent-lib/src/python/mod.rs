@@ -6,6 +6,7 @@
 //! memory.rs    how they are read                    selftest.rs the proof that the layout is right
 //! walk.rs      frames -> module and phase           text.rs     frames -> text
 //! codes.rs     which code means what                modules.rs  which object is which module
+//! lines.rs     frames -> the line that allocates
 //! ```
 //!
 //! Nothing is read before Python itself has called [`prove`] with its own word of the calling thread's frames.
@@ -16,7 +17,8 @@ mod find;
 #[cfg(test)]
 mod fuzz;
 mod layout;
-mod memory;
+mod lines;
+pub(crate) mod memory;
 mod modules;
 pub mod run;
 pub mod selftest;
@@ -31,6 +33,7 @@ use crate::threads::Thread;
 use codes::{Codes, What};
 pub use find::Interpreter;
 use gpumem_wire::{Layer, LayerState, Phase};
+use lines::Lines;
 use memory::{Careful, Plain};
 use modules::Modules;
 use selftest::Said;
@@ -41,6 +44,10 @@ use walk::{Known, Reader};
 const ARMED: &AtomicPtr<Interpreter> = &HOT.interpreter;
 /// Said by Python: gpumem_code.
 pub(crate) static CODES: Codes = Codes::new();
+/// The same, of code that is looked for only when memory runs out.
+static RARE_CODES: Codes = Codes::new();
+/// Lines of the program that allocate what nothing else names.
+static LINES: Lines = Lines::new();
 /// Said by Python: gpumem_module.
 pub(crate) static MODULES: Modules = Modules::new();
 
@@ -77,6 +84,41 @@ fn state(interpreter: &Interpreter) -> Option<u64> {
     // SAFETY: as above.
     let state = unsafe { (interpreter.state)() } as u64;
     (state != 0).then_some(state)
+}
+
+/// The tag of the line of the program that the calling thread is at, for what nothing else names; 0 without one.
+#[inline(never)]
+pub fn line(core: &Core, _: &Thread) -> u32 {
+    let interpreter = ARMED.load(Acquire);
+    if interpreter.is_null() || !core.settings.layers.sites {
+        return 0;
+    }
+    // SAFETY: leaked by `prove`.
+    let interpreter = unsafe { &*interpreter };
+    let Some(state) = state(interpreter) else { return 0 };
+    // SAFETY: as in `look`.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    LINES.tag(&core.names, &reader, &interpreter.types, state)
+}
+
+/// Whether the calling thread's frames set gradients to zero, and whether one is a function with a backward pass of its own.
+#[cold]
+pub fn rare_frames(_: &Thread) -> (bool, bool) {
+    let interpreter = ARMED.load(Acquire);
+    if interpreter.is_null() {
+        return (false, false);
+    }
+    // SAFETY: leaked by `prove`.
+    let interpreter = unsafe { &*interpreter };
+    let Some(state) = state(interpreter) else { return (false, false) };
+    // SAFETY: as in `look`.
+    let memory = unsafe { Plain::new() };
+    let reader = Reader { memory: &memory, layout: &interpreter.layout };
+    let codes = reader.frames(state).filter_map(|frame| RARE_CODES.get(reader.code(frame)?));
+    codes.fold((false, false), |(clears, custom), (what, _)| {
+        (clears || what == What::ZeroGrad, custom || what == What::CustomFunction)
+    })
 }
 
 /// Writes the calling thread's Python stack, a line per frame, the innermost first: `function (file:line)`. Bytes written; 0 without
@@ -128,7 +170,8 @@ pub fn put(out: &mut [u8], reason: Option<&String>) -> usize {
 pub fn say_code(core: &Core, code: u64, what: i32) {
     let what = what as u32;
     if let Some(kind) = What::from_code(what & 127).filter(|_| core.settings.layers.frames) {
-        CODES.say(code, kind, what >> 8, what & 128 != 0);
+        let codes = if kind.is_of(codes::RARE) { &RARE_CODES } else { &CODES };
+        codes.say(code, kind, what >> 8, what & 128 != 0);
     }
 }
 
@@ -161,6 +204,7 @@ pub fn prove(core: &Core, said: Said<'_>) -> Result<(), String> {
         return Err(OFF.to_owned());
     }
     let proved = compare(said);
+    LINES.prepare();
     let place = match &proved {
         Ok(interpreter) => {
             let (major, minor) = interpreter.layout.version;

@@ -6,9 +6,9 @@ use super::memory::{FAR, Memory, Pointer};
 use super::walk::Reader;
 
 /// Characters of a function's name.
-const NAME: usize = 120;
+pub const NAME: usize = 120;
 /// Characters of a path: its end.
-const FILE: usize = 160;
+pub const FILE: usize = 160;
 /// Bytes of a table of lines that are read.
 const TABLE: usize = 1 << 16;
 
@@ -36,6 +36,11 @@ impl<'a> Out<'a> {
         Out { room, used: 0 }
     }
 
+    /// Room whose first bytes are written already.
+    pub fn behind(room: &'a mut [u8], used: usize) -> Self {
+        Out { room, used }
+    }
+
     /// Bytes written.
     pub fn used(&self) -> usize {
         self.used
@@ -50,7 +55,13 @@ impl<'a> Out<'a> {
         count == bytes.len()
     }
 
-    fn number(&mut self, number: i32) -> bool {
+    /// Adds bytes if all of them have room; whether they had.
+    fn put_whole(&mut self, bytes: &[u8]) -> bool {
+        self.used + bytes.len() <= self.room.len() && self.put(bytes)
+    }
+
+    /// Adds a number without its sign; whether it had room.
+    pub fn number(&mut self, number: i32) -> bool {
         let mut digits = [0; 10];
         let (mut rest, mut at) = (number.unsigned_abs(), digits.len());
         loop {
@@ -102,8 +113,28 @@ fn is(memory: &impl Memory, object: Pointer, kind: u64) -> bool {
     memory.word(object, layout::TYPE) == Some(kind)
 }
 
-/// A str that is ASCII; of one that is not, `?`.
-fn write_text<M: Memory>(
+/// How a str keeps its characters: bytes of each, and where the first is.
+fn characters<M: Memory>(reader: &Reader<'_, M>, text: Pointer) -> Option<(usize, u16)> {
+    // Behind how it is interned: the width (3 bits), compact, ASCII.
+    let state = reader.memory.int(text, layout::TEXT_STATE)?;
+    let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 0x20 != 0, state & 0x40 != 0);
+    let first = reader.layout.text;
+    match (width, is_compact, is_ascii) {
+        (1, true, true) => Some((1, first)),
+        // Behind what ASCII needs: its length as UTF-8, and the text as that; up to 3.11 another length.
+        (1 | 2 | 4, true, false) => {
+            Some((width as usize, first + if first == TEXT_UNTIL_3_11 { 24 } else { 16 }))
+        }
+        _ => None,
+    }
+}
+
+/// `Layout::text` of CPython up to 3.11.
+const TEXT_UNTIL_3_11: u16 = 48;
+
+/// Writes a str as UTF-8, at most `most` characters from its beginning or `end`; `?` for what is none or is not printable. Whether it had
+/// room.
+pub fn write_text<M: Memory>(
     reader: &Reader<'_, M>,
     types: &Types,
     text: Pointer,
@@ -112,21 +143,36 @@ fn write_text<M: Memory>(
     out: &mut Out<'_>,
 ) -> bool {
     let memory = reader.memory;
-    // Two bits that do not matter here, the width (1 byte), compact, ASCII.
-    let ascii = memory.int(text, layout::TEXT_STATE).is_some_and(|state| state & 0x7c == 0x64);
     let len = memory.word(text, layout::LENGTH).and_then(|len| usize::try_from(len).ok());
-    let Some(len) = len.filter(|&len| ascii && len < FAR / 2 && is(memory, text, types.text)) else {
+    let known = characters(reader, text).filter(|_| is(memory, text, types.text));
+    let (Some((width, first)), Some(len)) = (known, len.filter(|&len| len < FAR)) else {
         return out.put(b"?");
     };
-    let shown = len.min(most);
-    let start = if end { len - shown } else { 0 };
-    let mut bytes = [0; FILE];
-    let bytes = &mut bytes[..shown];
-    if !memory.bytes(text, reader.layout.text + start as u16, bytes) {
+    if len * width >= FAR / 2 {
         return out.put(b"?");
     }
-    bytes.iter_mut().filter(|byte| !matches!(byte, b' '..=b'~')).for_each(|byte| *byte = b'?');
-    (start == 0 || out.put(b"...")) && out.put(bytes) && (end || shown == len || out.put(b"..."))
+    let shown = len.min(most).min(FILE);
+    let start = if end { len - shown } else { 0 };
+    let mut bytes = [0; 4 * FILE];
+    let bytes = &mut bytes[..shown * width];
+    if !memory.bytes(text, first + (start * width) as u16, bytes) {
+        return out.put(b"?");
+    }
+    let put = |out: &mut Out<'_>, number: &[u8]| {
+        let mut word = [0; 4];
+        word[..width].copy_from_slice(number);
+        let character = char::from_u32(u32::from_le_bytes(word)).filter(|character| is_printable(*character));
+        let mut room = [0; 4];
+        out.put_whole(character.unwrap_or('?').encode_utf8(&mut room).as_bytes())
+    };
+    (start == 0 || out.put(b"..."))
+        && bytes.chunks_exact(width).all(|number| put(out, number))
+        && (end || shown == len || out.put(b"..."))
+}
+
+/// Views show by number what acts or hides; here only what no name has.
+fn is_printable(character: char) -> bool {
+    !character.is_control()
 }
 
 /// The line that the frame is at.

@@ -20,7 +20,10 @@ use gpumem_wire::{Phase, Role};
 pub const MOST: usize = 128;
 
 /// Frames that do not end the walk.
-const SAY_NO_END: u32 = 1 << What::Nothing as u32 | 1 << What::Parameter as u32 | 1 << What::Gradient as u32;
+const SAY_NO_END: u32 =
+    1 << What::Nothing as u32 | 1 << What::Parameter as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
+/// Frames that say what all memory is for that is allocated inside of them.
+const SAY_A_ROLE: u32 = 1 << What::Parameter as u32 | 1 << What::Reduction as u32;
 /// Frames in which a module, or an optimizer, is a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
 
@@ -160,7 +163,7 @@ impl Known<'_> {
                 let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
                 return is_known.then_some(Here { phase: phase.unwrap_or(said.phase), role, ..said });
             }
-            if what == What::Parameter {
+            if what.is_of(SAY_A_ROLE) {
                 role = what.role();
             }
             match self.generated(reader, frame, what, variable) {

@@ -13,6 +13,7 @@
 //! that ran before them on the thread.
 
 use super::find::Image;
+use super::gradient;
 use super::sequence::{Node, Table};
 use super::slot::{self, Taken};
 use crate::core::Core;
@@ -32,6 +33,7 @@ const EVALUATE: &CStr = c"_ZN5torch8autograd6Engine17evaluate_functionERSt10shar
 /// differ in what it returns.
 const REBASE: &CStr = c"_ZN5torch8autograd4impl14rebase_historyERKN2at6TensorENS0_4EdgeE";
 const PEEK: &CStr = c"_ZN2at15sequence_number4peekEv";
+const GRAD_MODE: &CStr = c"_ZN3c108GradMode10is_enabledEv";
 const THREAD: &CStr = c"_ZN2at14RecordFunction15currentThreadIdEv";
 
 /// Numbers from here on are none: nodes that accumulate have the largest.
@@ -63,6 +65,8 @@ const THIRD: u8 = 2;
 const FRAME: usize = 64 << 10;
 const PEEK_AT: &AtomicUsize = &HOT.next_number;
 static THREAD_AT: AtomicUsize = AtomicUsize::new(0);
+/// Whether the calling thread records operations for a backward pass.
+static GRAD_MODE_AT: AtomicUsize = AtomicUsize::new(0);
 const TABLE: &AtomicPtr<Table> = &HOT.nodes;
 /// Where a node has its number and its thread, in bytes: number << 8 | thread. 0 while that is not known.
 const OFFSETS: &AtomicU64 = &HOT.offsets;
@@ -81,6 +85,8 @@ pub struct OfThread {
     id: AtomicU64,
     /// The last one that it ran to its end.
     last: AtomicU64,
+    /// The running node, if it is one that accumulates a gradient; 0 for none.
+    pub(super) accumulating: AtomicU64,
 }
 
 /// No thread has that many nodes.
@@ -89,7 +95,7 @@ const UNNAMED: u64 = u64::MAX;
 impl OfThread {
     /// For a new thread in an old place.
     pub fn reset(&self) {
-        for word in [&self.id, &self.running, &self.last] {
+        for word in [&self.id, &self.running, &self.last, &self.accumulating] {
             word.store(0, Relaxed);
         }
         self.scope.store(0, Relaxed);
@@ -119,6 +125,7 @@ struct Running {
     node: u64,
     outer: u64,
     outer_scope: u32,
+    outer_accumulating: u64,
 }
 
 impl Drop for Running {
@@ -127,6 +134,12 @@ impl Drop for Running {
         mine.running.store(self.outer, Relaxed);
         mine.scope.store(self.outer_scope, Relaxed);
         mine.last.store(self.node, Relaxed);
+        let accumulated = mine.accumulating.load(Relaxed);
+        mine.accumulating.store(self.outer_accumulating, Relaxed);
+        if accumulated != 0 {
+            // The engine holds the node until its call has returned, or was left by an exception.
+            ffi::guard((), |core, thread| core.tell_gradient(thread, accumulated));
+        }
     }
 }
 
@@ -134,6 +147,7 @@ impl Drop for Running {
 fn enter(thread: &'static Thread, node: *const c_void) -> Running {
     let mine = &thread.autograd;
     let offsets = OFFSETS.load(Relaxed);
+    let mut accumulating = 0;
     let name = if offsets == 0 {
         UNNAMED
     } else {
@@ -143,6 +157,8 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
         if number < NO_NUMBER {
             Node::new(word(offsets), number).adding(word(0) == ADDITION.load(Relaxed)).0
         } else {
+            // SAFETY: the node that this thread is about to run.
+            accumulating = unsafe { gradient::accumulating(node.cast(), mine.running.load(Relaxed) != 0) };
             mine.last.load(Relaxed).max(1)
         }
     };
@@ -151,8 +167,10 @@ fn enter(thread: &'static Thread, node: *const c_void) -> Running {
         node: name,
         outer: mine.running.load(Relaxed),
         outer_scope: mine.scope.load(Relaxed),
+        outer_accumulating: mine.accumulating.load(Relaxed),
     };
     mine.running.store(name, Relaxed);
+    mine.accumulating.store(accumulating, Relaxed);
     mine.scope.store(thread.scope.load(Relaxed), Relaxed);
     running
 }
@@ -333,9 +351,18 @@ pub fn attach(core: &Core) {
         }
         Some(Err(reason)) => (LayerState::Failed, reason),
     };
+    let grad_mode = slot::with(|file| file == b"libc10.so", |image| image.defines(GRAD_MODE));
+    GRAD_MODE_AT.store(grad_mode.flatten().unwrap_or(0), Release);
     if !LOOKED.swap(true, AcqRel) {
         layers::set(Layer::Autograd, state, reason);
     }
+}
+
+/// Whether what the calling thread computes can have gradients; `None` without PyTorch's engine.
+pub fn has_gradients() -> Option<bool> {
+    let at = GRAD_MODE_AT.load(Acquire);
+    // SAFETY: a function without arguments that reads a variable of the thread's.
+    (at != 0).then(|| unsafe { std::mem::transmute::<usize, unsafe extern "C" fn() -> bool>(at)() })
 }
 
 fn take_slot(image: &Image<'_>) -> Result<Taken, &'static str> {

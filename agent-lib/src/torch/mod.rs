@@ -8,12 +8,14 @@
 //! state.rs     what is kept per device and thread          health.rs   how the layers are: the sender's side
 //! autograd.rs  which node of the backward pass runs        sequence.rs what nodes are called
 //! rename.rs    live memory of modules that have moved
+//! gradient.rs  which block is a gradient
 //! slot.rs      the slot of a library that is loaded        maps.rs     whether a page is writable
 //! ```
 
 pub mod adopt;
 pub mod autograd;
 pub mod find;
+pub mod gradient;
 pub mod health;
 mod maps;
 pub mod oom;

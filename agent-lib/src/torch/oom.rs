@@ -14,6 +14,7 @@
 //! The cudaMallocAsync backend has no word for it, and neither has a PyTorch that caches nothing: there the driver's
 //! refusals are all there is, and the layer says that. (2.4.1 gives up at the first one, 2.15.0 tries again behind a flush.)
 
+use super::autograd;
 use super::patch::{self, OUT_OF_MEMORY};
 use super::report::ordinal;
 use crate::callers;
@@ -22,7 +23,7 @@ use crate::fault;
 use crate::ffi::guard;
 use crate::naming::Named;
 use crate::threads::Thread;
-use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, Reading, Record, Stamp};
+use gpumem_wire::{Body, FrameFormat, MemoryKind, OomOutcome, PHASE_SAID, Phase, Reading, Record, Stamp};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -47,9 +48,13 @@ pub unsafe extern "C-unwind" fn reported(bytes: i64, allocated: u64, reserved: u
         let result = if thread.torch.refused.load(Relaxed) { REFUSED } else { 0 };
         thread.torch.refused.store(false, Relaxed);
         thread.torch.forget_events();
+        if thread.autograd.accumulates() {
+            core.tell_gradient_of_running(thread);
+        }
         let Named { tag, flags, .. } = core.named(thread);
         let stack = core.python_stack(thread);
-        let at = At { tag, flags, stack, device: index as u8, ..At::NOWHERE };
+        let context = core.phase_of_request(thread);
+        let at = At { tag, flags, stack, context, device: index as u8, ..At::NOWHERE };
         let body = Body::Oom {
             bytes: bytes.unsigned_abs(),
             pool_used_bytes: Reading::of(allocated),
@@ -73,8 +78,24 @@ impl Core {
     pub fn driver_refused(&self, thread: &Thread, at: At, bytes: u64, memory: MemoryKind, free: Reading) {
         thread.torch.refused.store(true, Relaxed);
         if callers::is_torch(at.module) && memory != MemoryKind::StreamOrdered {
+            let at = At { context: self.phase_of_request(thread), ..at };
             self.record(thread, at, Body::Pressure { bytes, device_free_bytes: free }, nothing);
         }
+    }
+
+    /// What the thread is doing that asks for memory, as `Pressure` and `Oom` say it. A forward pass without gradients is an evaluation,
+    /// except inside of a function with a backward pass of its own, such as a checkpoint, which always runs so. Gradients are
+    /// the optimizer's to clear.
+    #[cold]
+    fn phase_of_request(&self, thread: &Thread) -> u32 {
+        let named = self.named(thread).phase;
+        let (clears_gradients, is_custom) = crate::python::rare_frames(thread);
+        let phase = match named {
+            Phase::Forward if !is_custom && autograd::has_gradients() == Some(false) => Phase::Evaluation,
+            Phase::Unknown if clears_gradients => Phase::Optimizer,
+            phase => phase,
+        };
+        PHASE_SAID | u32::from(phase.to_code())
     }
 
     /// The number of the thread's Python stack; 0 without one, and after many.

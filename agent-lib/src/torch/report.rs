@@ -137,7 +137,13 @@ impl Core {
             self.reused(thread, device, pool, address, bytes);
         }
         thread.torch.refused.store(false, Relaxed);
-        let Named { tag, flags, phase, role } = self.named(thread);
+        if thread.autograd.accumulates() {
+            self.tell_gradient_of_running(thread);
+        }
+        let Named { mut tag, flags, phase, role } = self.named(thread);
+        if tag == 0 {
+            tag = crate::python::line(self, thread);
+        }
         let spot = self.live.spot_for(hash);
         let at = At { tag, flags, device: slot, ..At::NOWHERE };
         let body = Body::BlockAlloc { address, bytes, pool, use_as: (role, phase) };

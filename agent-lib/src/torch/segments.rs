@@ -23,6 +23,12 @@ const SEGMENT_UNIT: u64 = 2 << 20;
 /// A smaller allocation is nobody's segment: no look whether files were mapped.
 const SMALLEST: u64 = 1 << 20;
 
+/// An allocation of PyTorch's that its native allocator would not have made.
+#[inline(always)]
+fn is_no_segment(module: u16, bytes: u64, memory: MemoryKind) -> bool {
+    callers::is_torch(module) && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
+}
+
 impl Core {
     /// The driver has made an allocation.
     #[inline(always)]
@@ -34,11 +40,16 @@ impl Core {
         if memory == MemoryKind::Device && bytes >= SMALLEST && self.settings.layers.torch {
             super::patch::look_if_changed();
         }
-        if callers::is_torch(module)
-            && (memory == MemoryKind::StreamOrdered || !bytes.is_multiple_of(SEGMENT_UNIT))
-        {
+        if is_no_segment(module, bytes, memory) {
             self.torch.single_tensors.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Whether an allocation is a tensor of PyTorch's: where it caches nothing, or the driver does that.
+    #[inline(always)]
+    pub fn is_single_tensor(&self, module: u16, bytes: u64, memory: MemoryKind) -> bool {
+        is_no_segment(module, bytes, memory)
+            || self.torch.single_tensors.load(Relaxed) != 0 && callers::is_torch(module)
     }
 
     /// The driver has mapped a handle.

@@ -435,10 +435,6 @@ watched[:] = kept
 # The stack as text.
 
 
-def shown(text):
-    return text if text.isascii() else "?"
-
-
 def seen(frame):
     """As the agent writes it."""
     entries = []
@@ -446,7 +442,7 @@ def seen(frame):
         code = frame.f_code
         name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
         file = code.co_filename if len(code.co_filename) <= 160 else "..." + code.co_filename[-160:]
-        entries.append(f"{shown(name)} ({shown(file)}:{frame.f_lineno})")
+        entries.append(f"{name} ({file}:{frame.f_lineno})")
         frame = frame.f_back
     return entries
 
@@ -482,7 +478,7 @@ def odd_source():
 
 
 space = {"manager": manager}
-for file in ("short.py", "/a" * 150 + "/long.py", "\u00e9.py"):
+for file in ("short.py", "/a" * 150 + "/long.py", "\u00e9.py", "\u5b57" * 200 + ".py", "\U00020000.py"):
     exec(compile("\n".join(odd_source()), file, "exec"), space)
     for turn, (found, expected) in enumerate(space["odd\u00e9"](both)):
         check(f"stack {turn} in {file[-8:]}", found, expected)

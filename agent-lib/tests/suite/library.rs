@@ -72,6 +72,7 @@ const UNDECLARED: &[&str] = &[
     "gpumem_adoption_begins",
     "gpumem_auto_step",
     "gpumem_autograd_calibrate",
+    "gpumem_autograd_gradients",
     "gpumem_autograd_number",
     "gpumem_code",
     "gpumem_frames_selftest",

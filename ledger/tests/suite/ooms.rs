@@ -370,3 +370,77 @@ fn what_is_not_kept_is_counted_in_times() {
     let kept: u64 = ooms(&s).iter().map(|oom| oom.count).sum();
     assert_eq!((ooms(&s).len(), kept + s.process().ooms_dropped), (32, 100));
 }
+
+/// An OOM of the pool's own, on a thread that says its phase.
+fn gave_up_in(s: &mut Script, phase: Phase, thread: u32, bytes: u64) {
+    let before = s.stamp;
+    (s.stamp.context, s.stamp.thread) = (PHASE_SAID | u32::from(phase.to_code()), thread);
+    give_up(s, "at", bytes);
+    s.stamp = before;
+}
+
+/// A block that is made in a phase by a thread.
+fn born(s: &mut Script, phase: Phase, thread: u32, at: u64) {
+    let before = s.stamp.thread;
+    s.stamp.thread = thread;
+    let (address, use_as) = (0x1000_0000 + 90 * MIB + at * 512, (Role::Unknown, phase));
+    s.say(Body::BlockAlloc { address, bytes: 512, pool: POOL, use_as });
+    s.stamp.thread = before;
+}
+
+#[test]
+fn phase_is_that_of_the_thread_or_of_the_pass_under_way() {
+    const MAIN: u32 = 1;
+    const ENGINE: u32 = 2;
+    let mut s = script();
+    gave_up_in(&mut s, Phase::Unknown, MAIN, 1); // nothing was trained so far
+    born(&mut s, Phase::Forward, MAIN, 1);
+    gave_up_in(&mut s, Phase::Unknown, MAIN, 2); // the loss
+    gave_up_in(&mut s, Phase::Evaluation, MAIN, 3);
+    gave_up_in(&mut s, Phase::Backward, ENGINE, 4); // before its first block
+    born(&mut s, Phase::Backward, ENGINE, 2);
+    gave_up_in(&mut s, Phase::Unknown, ENGINE, 5); // what ends a backward pass is in no node
+    gave_up_in(&mut s, Phase::Unknown, MAIN, 6); // gradients are clipped
+    s.control(Body::PhaseBegin { phase: Phase::Optimizer });
+    gave_up_in(&mut s, Phase::Unknown, MAIN, 7);
+    born(&mut s, Phase::Optimizer, MAIN, 3);
+    s.control(Body::PhaseBegin { phase: Phase::Forward });
+    gave_up_in(&mut s, Phase::Unknown, MAIN, 8); // the next batch
+    gave_up_in(&mut s, Phase::Optimizer, MAIN, 9); // zero_grad
+    give_up(&mut s, "an older agent", 10);
+    let found: Vec<Phase> = ooms(&s).iter().map(|oom| oom.phase).collect();
+    use Phase::*;
+    let expected =
+        [Unknown, Forward, Evaluation, Backward, Backward, Between, Optimizer, Between, Optimizer, Between];
+    assert_eq!(found, expected);
+}
+
+/// A context's number in a record of an older agent is no phase.
+#[test]
+fn older_agents_say_no_phase() {
+    let mut s = script();
+    s.control(Body::PhaseBegin { phase: Phase::Forward });
+    refuse(&mut s, 40 * MIB);
+    s.stamp.context = u32::from(Phase::Backward.to_code());
+    s.say(Body::Pressure { bytes: 40 * MIB, device_free_bytes: Reading::of(7 * MIB) });
+    assert_eq!(ooms(&s)[0].phase, Phase::Forward);
+}
+
+/// The refusal that comes before an OOM is looked at, too: that does not make the OOM part of an earlier one.
+#[test]
+fn requests_that_follow_each_other_closely_are_entries_of_their_own() {
+    let mut s = script();
+    for at in 0..2_000 {
+        born(&mut s, Phase::Unknown, 1, at);
+    }
+    for number in 1..=4 {
+        refuse(&mut s, number * 1000 * MIB);
+        refuse(&mut s, number * 1000 * MIB);
+        gave_up(&mut s, &format!("m/{number}"), number * 1000 * MIB, 2);
+        for at in 0..200 {
+            born(&mut s, Phase::Unknown, 1, 2_000 + number * 200 + at);
+        }
+    }
+    let found: Vec<(u64, u64)> = ooms(&s).iter().map(|oom| (oom.asked_bytes / MIB, oom.count)).collect();
+    assert_eq!(found, [(1000, 1), (2000, 1), (3000, 1), (4000, 1)]);
+}

@@ -188,6 +188,12 @@ impl<'r> Report<'r> {
                 }
             }
         }
+        let lines = names::large_lines(run, &cells);
+        for names in &mut categories[..By::Tag as usize] {
+            for (name, cell) in names.iter_mut().zip(&cells).filter(|(name, _)| name.is_none()) {
+                *name = cell.tag.as_deref().filter(|tag| lines.contains(*tag)).map(str::to_owned);
+            }
+        }
         Report::with(run, groupings, by.unwrap_or(By::Structure), cells, categories)
     }
 
@@ -342,6 +348,17 @@ pub fn named(run: &Run, moment: &Moment) -> (i64, i64) {
         }
     }
     sums
+}
+
+/// Of those with a name, the bytes that only have the line of the program that allocated them.
+pub fn named_by_line(run: &Run, moment: &Moment) -> i64 {
+    let is_line = |index: u32| {
+        let cell =
+            run.cells.get(index as usize).filter(|cell| matches!(cell.class, Class::Direct | Class::Block));
+        cell.and_then(|cell| cell.tag.as_deref()).is_some_and(names::is_line)
+    };
+    let bytes = moment.amounts.iter().filter(|(index, _)| is_line(*index)).map(|(_, bytes)| *bytes);
+    bytes.fold(0_i64, i64::saturating_add)
 }
 
 type GapRow = (Part, &'static str, fn(&Parts) -> i64);

@@ -2,10 +2,13 @@
 
 use crate::run::{Class, Run};
 use gpumem_ledger::{CellView, without_sum};
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What PyTorch's pool is called.
 pub const TORCH: &str = "torch";
+/// What the agent calls lines beyond those that it names one by one.
+const OTHER_LINES: &str = "(other lines)";
 /// Groups of paths that are worth a table.
 const MOST_GROUPS: usize = 16;
 /// Fewer than these tell less than the kinds of modules do.
@@ -27,6 +30,50 @@ pub(super) fn by_library(cell: &CellView, has_torch: bool) -> Option<String> {
     let path = cell.library.as_deref().filter(|_| cell.class == gpumem_ledger::Class::Direct)?;
     let name = library(path);
     Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
+}
+
+/// Whether a tag is the line of the program that allocated, `train.py:212 make_buffer`, or stands for further ones. The agent
+/// names so what nothing else names.
+pub fn is_line(tag: &str) -> bool {
+    let is_place = |(at, _): (usize, &str)| {
+        let (file, rest) = (&tag[..at], &tag[at + 1..]);
+        let number = rest.split(' ').next().unwrap_or_default();
+        let is_number =
+            number == "?" || !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        let is_file = file.ends_with(".py") || file.ends_with('>') || file == "?";
+        is_file && is_number && rest.len() > number.len() + 1
+    };
+    tag == OTHER_LINES || !tag.contains('/') && tag.match_indices(':').any(is_place)
+}
+
+/// Lines that hold at least this part of what is tracked, now or at the peak, have rows of their own.
+const LARGE_LINE: i64 = 100;
+const MOST_LINES: usize = 16;
+
+/// The lines that are worth a row, of all devices, now, at the peak, or when memory ran out.
+pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
+    let mut found: BTreeMap<&str, i64> = BTreeMap::new();
+    let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
+    let ooms = run.devices.iter().flat_map(|device| device.details.ooms.iter().map(|oom| &oom.amounts));
+    for amounts in moments.chain(ooms) {
+        let mut lines: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut all = 0_i64;
+        for (index, bytes) in amounts {
+            all = all.saturating_add(*bytes);
+            let tag = cells.get(*index as usize).and_then(|cell| cell.tag.as_deref());
+            if let Some(tag) = tag.filter(|tag| is_line(tag)) {
+                let sum = lines.entry(tag).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        for (line, bytes) in lines.into_iter().filter(|(_, bytes)| *bytes > 0 && *bytes >= all / LARGE_LINE) {
+            let largest = found.entry(line).or_default();
+            *largest = bytes.max(*largest);
+        }
+    }
+    let mut found: Vec<(&str, i64)> = found.into_iter().collect();
+    found.sort_by_key(|&(line, bytes)| (Reverse(bytes), line));
+    found.into_iter().take(MOST_LINES).map(|(line, _)| line.to_owned()).collect()
 }
 
 /// NCCL's own buffers, whatever they are for.
@@ -57,6 +104,7 @@ pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
     let paths: BTreeSet<&str> = held
         .filter(|(index, bytes)| *bytes != 0 && is_named(*index))
         .filter_map(|(index, _)| cells.get(*index as usize)?.tag.as_deref())
+        .filter(|tag| !is_line(tag))
         .collect();
     let (depth, starred) = level(&paths);
     let path = |cell: &CellView| cell.tag.as_deref().map(|tag| group(without_sum(tag), depth, starred));
@@ -94,6 +142,33 @@ mod tests {
         assert_eq!(group("GPT/h.3/attn/c_proj", 2, false), "GPT/h.3");
         assert_eq!(group("GPT/h.3/attn/c_proj", 9, true), "GPT/h.*/attn/c_proj");
         assert_eq!(group("steps/17/a.b", 3, true), "steps/*/a.b");
+    }
+
+    #[test]
+    fn lines_are_told_from_paths() {
+        for line in [
+            "train.py:212 make_buffer",
+            "a b.py:3 f",
+            "<stdin>:1 <module>",
+            "?:? ?",
+            "x.py:7 A.f.<locals>.<lambda>",
+        ] {
+            assert!(is_line(line), "{line}");
+        }
+        assert!(is_line(OTHER_LINES));
+        for path in [
+            "GPT/h.3/attn",
+            "loss",
+            "step 17",
+            "a:b c",
+            "step:17 forward",
+            ":3 f",
+            "train/x.py:3 f",
+            "x.py:3",
+            "",
+        ] {
+            assert!(!is_line(path), "{path}");
+        }
     }
 
     #[test]

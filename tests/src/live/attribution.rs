@@ -5,6 +5,7 @@ use gpumem_ledger::Origin;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
+use gpumem_runs::report::names::is_line;
 use gpumem_wire::{Body, Flags, Phase, Record, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -151,7 +152,8 @@ impl Sink for Reader {
             Body::Marker {} => self.mark(stamp.thread, &self.name(stamp.tag)),
             Body::BlockAlloc { address, bytes, use_as: (role, phase), .. } => {
                 let tag = self.name(stamp.tag);
-                self.allocate(stamp.thread, bytes, &tag);
+                // A line of the program is what is in no module has.
+                self.allocate(stamp.thread, bytes, if is_line(&tag) { "" } else { &tag });
                 self.blocks.insert(address, Block { bytes, tag, role, phase });
             }
             Body::BlockFree { address, .. } => {

@@ -1,8 +1,9 @@
 //! Out of memory in unmodified PyTorch wheels: a limit of the pool's own that no driver call shows, a refusal of the driver's
 //! that the pool survives, and a true one are told apart, with the request and torch's own totals.
-use gpumem_ledger::OomKind;
+use gpumem_ledger::{Class, OomKind};
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, replay};
+use gpumem_wire::{Phase, Role};
 
 const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
 
@@ -52,5 +53,48 @@ fn three_ways_to_run_out_of_memory() {
                 assert_eq!(parts, (of("allocated"), of("reserved")), "torch {version}: {oom:?}");
             }
         }
+    }
+}
+
+/// Each failed request has the phase of the thread that made it, and gradients that a pass has accumulated by then are gradients.
+#[test]
+fn failed_request_has_the_phase_of_its_place_and_gradients_are_known() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        if !torch::reads_frames(version) {
+            continue; // roles.rs says it
+        }
+        let machine = torch::machine(&[]);
+        let mut daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "phases.py", &[]));
+        let said = torch::finished(&mut job);
+        daemon.wait_for_the_end_of(&machine, &[&job]);
+        daemon.stop();
+        let process = replay(&daemon.recording).process(job.pid()).clone();
+        let checks: Vec<_> = said.iter().filter(|line| line["check"].is_string()).collect();
+        assert_eq!(checks.len(), 15, "torch {version}");
+        let mut wrong = Vec::new();
+        for said in checks {
+            let asked = said["asked"].as_u64();
+            let oom = process.ooms.iter().map(|(_, oom)| oom).find(|oom| Some(oom.asked_bytes) == asked);
+            let oom = oom.unwrap_or_else(|| panic!("torch {version}: no record of {said}"));
+            let phase = match said["phase"].as_str().expect("a phase") {
+                "forward" => Phase::Forward,
+                "backward" => Phase::Backward,
+                "optimizer" => Phase::Optimizer,
+                "evaluation" => Phase::Evaluation,
+                _ => Phase::Between,
+            };
+            let cells = process.cells.iter().zip(oom.amounts.iter());
+            let blocks = cells.filter(|(cell, _)| cell.class == Class::Block && cell.role == Role::Gradient);
+            let gradients = blocks.map(|(_, bytes)| bytes).sum::<i64>();
+            if oom.phase != phase || Some(gradients) != said["gradients"].as_i64() {
+                wrong.push(format!(
+                    "{}: {:?}, {gradients} for {}",
+                    said["check"], oom.phase, said["gradients"]
+                ));
+            }
+        }
+        assert!(wrong.is_empty(), "torch {version}: {wrong:#?}");
     }
 }

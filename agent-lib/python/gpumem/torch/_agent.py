@@ -24,6 +24,7 @@ _FUNCTIONS: Dict[str, _Types] = {
     "step_number": (_number, ()),
     "autograd_number": (_number, ()),
     "autograd_calibrate": (ctypes.c_int, (ctypes.POINTER(_number), ctypes.c_uint32, _number)),
+    "autograd_gradients": (ctypes.c_int, (ctypes.POINTER(_number), ctypes.c_uint32)),
     "adoption_begins": (ctypes.c_int, ()),
     "adopt": (ctypes.c_int, (ctypes.POINTER(_number), _number)),
     "roles": (None, (ctypes.c_int, ctypes.c_char_p)),

@@ -7,14 +7,28 @@ Found by what there is, not by version: a name that a release lacks is left out.
 import sys
 from functools import partial
 from types import CodeType
-from typing import Any, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 from . import _frames
 from ._agent import functions
-from ._frames import BACKWARD, BOUNDARY, GRADIENT, MODULE, OPTIMIZER, PARAMETER, SETUP, STEP
+from ._frames import (
+    BACKWARD,
+    BOUNDARY,
+    CUSTOM_FUNCTION,
+    GRADIENT,
+    MODULE,
+    OPTIMIZER,
+    PARAMETER,
+    REDUCTION,
+    SETUP,
+    STEP,
+    ZERO_GRAD,
+)
 
-#: Never freed: the agent compares addresses.
-_kept: List[CodeType] = []
+#: By address. Never freed: the agent compares addresses.
+_kept: Dict[int, CodeType] = {}
+#: Forward passes of custom functions that are told at most.
+_MOST_CUSTOM = 1000
 
 
 def _layers(thing: Any) -> Iterator[Any]:
@@ -39,9 +53,9 @@ def _code(thing: Any) -> Optional[CodeType]:
 
 def tell(code: Optional[CodeType], what: int) -> bool:
     """The agent knows this code from now on."""
-    if code is None or any(code is kept for kept in _kept):
+    if code is None or id(code) in _kept:
         return code is not None
-    _kept.append(code)
+    _kept[id(code)] = code
     try:
         meaning = _frames.meaning(code, what)
     except ValueError:  # a function, not a method: it has no module
@@ -68,6 +82,7 @@ def _at(path: str) -> Any:
     return thing
 
 
+_FSDP2 = ("fsdp._fully_shard", "_composable.fsdp")
 _OTHERS = (
     ("torch:Tensor.backward", BACKWARD),
     ("torch.autograd:backward", BACKWARD),
@@ -77,6 +92,8 @@ _OTHERS = (
     ("torch.serialization:load", SETUP),
     # What it keeps is the optimizer's. One that nobody has seen is searched for.
     ("torch.optim.optimizer:Optimizer.load_state_dict", STEP),
+    ("torch.optim.optimizer:Optimizer.zero_grad", ZERO_GRAD),
+    ("torch.nn.modules.module:Module.zero_grad", ZERO_GRAD),
     ("torch.utils.data._utils.worker:_worker_loop", BOUNDARY),
     ("torch.utils.data._utils.pin_memory:_pin_memory_loop", BOUNDARY),
     # Buckets of gradients are made by what these call and is no Python; they are made anew in the second pass.
@@ -85,8 +102,12 @@ _OTHERS = (
 ) + tuple(
     # Whole parameters, for as long as they are: a sweep that sees the shards does not see them.
     ("torch.distributed.%s._fsdp_param:FSDPParam.%s" % (where, name), PARAMETER)
-    for where in ("fsdp._fully_shard", "_composable.fsdp")
+    for where in _FSDP2
     for name in ("init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param")
+) + tuple(
+    # Gradients of shards, and the buckets that they come in.
+    ("torch.distributed.%s._fsdp_collectives:foreach_reduce" % where, REDUCTION)
+    for where in _FSDP2
 )
 
 
@@ -137,6 +158,22 @@ def register_others() -> None:
     """Those that are there by now: the program may import some of them late."""
     for path, what in _OTHERS:
         tell(_code(_at(path)), what)
+    _register_custom_functions(_at("torch.autograd.function:Function"))
+
+
+#: Addresses of the classes that were told.
+_custom: Set[int] = set()
+
+
+def _register_custom_functions(kind: Any) -> None:
+    """Forward passes of functions with a backward pass of their own: they run without gradients, in a training too."""
+    waiting = [kind] if isinstance(kind, type) else []
+    while waiting and len(_custom) < _MOST_CUSTOM:
+        kind = waiting.pop()
+        waiting += type.__subclasses__(kind)
+        if id(kind) not in _custom:
+            _custom.add(id(kind))
+            tell(_code(kind.__dict__.get("forward")), CUSTOM_FUNCTION)
 
 
 def _functions(module: Any) -> Iterator[Any]:

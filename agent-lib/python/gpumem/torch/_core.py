@@ -21,6 +21,8 @@ DONE, LATER, FAILED = 0, 1, 2
 _AGE = 2.0
 #: Nodes that the numbers of autograd are looked for in.
 _NODES = 4
+#: Leaves that the gradients are looked for with.
+_LEAVES = 3
 #: Ticks that may fail before no more are made.
 _FAILURES = 3
 
@@ -129,6 +131,21 @@ def _calibrate(torch: Any) -> bool:
     return bool(functions.autograd_calibrate(objects, len(nodes), first))
 
 
+def _show_gradients(torch: Any) -> bool:
+    """Makes a few leaves with gradients and shows the agent where these lie. No graph is run."""
+    kept: List[Any] = []
+    examples: List[int] = []
+    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        for _ in range(_LEAVES):
+            leaf = torch.zeros(1, device="cpu", dtype=torch.float32, requires_grad=True)
+            leaf.grad = torch.zeros(1, device="cpu", dtype=torch.float32)
+            node = (leaf * 1.0).grad_fn.next_functions[0][0]
+            gradient = leaf.grad
+            kept += (leaf, node, gradient)
+            examples += (id(node), id(leaf), id(gradient), gradient.data_ptr())
+    return bool(functions.autograd_gradients((ctypes.c_uint64 * len(examples))(*examples), _LEAVES))
+
+
 def _register(torch: Any, core: Core) -> None:
     """PyTorch's hooks, as far as it has them."""
     module = sys.modules.get("torch.nn.modules.module")
@@ -197,6 +214,8 @@ def _finish(torch: Any, core: Core) -> int:
             return LATER
         # A second time, should something else have made nodes meanwhile. The agent says why it failed.
         core.calibrated = _calibrate(torch) or _calibrate(torch)
+        if core.calibrated:
+            _show_gradients(torch)
     if core.adoptions > 0:
         is_adopted = _adopt.adopt(torch)
         core.adoptions = core.adoptions - 1 if is_adopted is False else 0

@@ -12,6 +12,9 @@ from typing import Any, Iterator
 
 MODULE, OPTIMIZER, BACKWARD, SETUP, BOUNDARY, STEP = 1, 2, 3, 4, 5, 6
 PARAMETER, GRADIENT = 7, 8
+#: Only when memory runs out.
+ZERO_GRAD, CUSTOM_FUNCTION = 9, 10
+REDUCTION = 11
 _IN_CELL = 128
 
 

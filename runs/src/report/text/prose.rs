@@ -316,13 +316,18 @@ fn coverage(run: &Run, times: Times) -> String {
 fn names(run: &Run) -> Option<String> {
     let layers = &run.coverage.layers;
     let level = layers::level(layers)?;
-    let (mut named, mut all) = (0_i64, 0_i64);
+    let (mut named, mut by_line, mut all) = (0_i64, 0_i64, 0_i64);
     for device in &run.devices {
         let (of, sum) = crate::report::named(run, &device.last);
+        by_line = by_line.saturating_add(crate::report::named_by_line(run, &device.last));
         (named, all) = (named.saturating_add(of), all.saturating_add(sum));
     }
-    let share = match all {
-        1.. => format!(" ({:.1} % of bytes)", share(named, all)),
+    let share = match (all, by_line) {
+        (1.., 0) => format!(" ({:.1} % of bytes)", share(named, all)),
+        (1.., _) => {
+            let others = share(named.saturating_sub(by_line), all);
+            format!(" ({others:.1} % of bytes) + lines ({:.1} %)", share(by_line, all))
+        }
         _ => String::new(),
     };
     let lacking = layers::lacking(layers, 60);
