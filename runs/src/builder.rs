@@ -141,7 +141,7 @@ impl RunBuilder {
         self.processes.remove(&key);
     }
 
-    /// The runs of some processes as they stand, for who keeps them while they go on.
+    /// The runs of some processes as they stand, for who keeps them while they go on; in the order in which the processes began.
     pub fn runs_of(&mut self, keys: &[ProcessKey], goes_on: bool) -> Vec<(ProcessKey, Run)> {
         self.ledger.end_windows();
         self.take();
@@ -149,7 +149,10 @@ impl RunBuilder {
         let tenants = Tenants::of(&snapshot, &self.readings);
         let keys: HashSet<ProcessKey> = keys.iter().copied().collect();
         let wanted = snapshot.processes.iter().filter(|process| keys.contains(&process.key));
-        wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect()
+        let mut runs: Vec<_> =
+            wanted.map(|process| (process.key, self.run(&snapshot, &tenants, process, goes_on))).collect();
+        runs.sort_by_key(|(key, _)| (key.start_ticks, key.pid));
+        runs
     }
 
     /// Ends the parts of some processes: their runs up to now, which go on in new ones.

@@ -550,6 +550,8 @@ impl Core {
         for (key, run) in self.builder.runs_of(keys, true) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, over);
+            } else {
+                self.tracks.was_not_written(key);
             }
         }
     }

@@ -172,17 +172,20 @@ impl Tracks {
     }
 
     /// The runs of all processes of which something was said since they were last written are due; those that never were
-    /// go first. With `only_new`, only these.
+    /// go first, in the order in which the processes began: their numbers in the store are in that order. With `only_new`, only these.
     pub fn make_due(&mut self, only_new: bool, now_ns: u64) {
+        let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
             if track.is_new {
-                self.due.push_front((key, now_ns));
+                new.push(key);
             } else if !only_new {
                 self.due.push_back((key, now_ns));
             }
             track.is_due = track.is_new || !only_new;
             track.is_new = false;
         }
+        new.sort_by_key(|key| std::cmp::Reverse((key.start_ticks, key.pid)));
+        new.into_iter().for_each(|key| self.due.push_front((key, now_ns)));
     }
 
     /// The next runs to be written, at most so many, and since when they wait.
@@ -205,9 +208,16 @@ impl Tracks {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }
 
-    /// Whether there is one that was never written.
+    /// There was nothing worth writing: with the next word of it, it is new still.
+    pub fn was_not_written(&mut self, key: ProcessKey) {
+        if let Some(track) = self.tracks.get_mut(&key) {
+            track.is_new = true;
+        }
+    }
+
+    /// Whether there is one that was never written, of which something was said.
     pub fn has_new(&self) -> bool {
-        self.tracks.values().any(|track| track.is_new)
+        self.tracks.values().any(|track| track.is_new && track.changed)
     }
 
     /// Those that have not ended.
@@ -302,6 +312,21 @@ mod tests {
         assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
         assert_eq!(list(1, &[unseen], true), [], "the pid is another process's now");
         assert_eq!(list(1, &[], true), [(unseen, 50, None)]);
+    }
+
+    #[test]
+    fn new_runs_are_written_in_the_order_of_their_processes() {
+        let keys = [(900, 1), (30, 2), (500, 3)].map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
+        let mut tracks = Tracks::default();
+        keys.iter().for_each(|key| assert!(tracks.see(*key)));
+        tracks.make_due(true, 5);
+        let due: Vec<_> = tracks.take_due(9).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(due, keys, "pids begin again");
+        tracks.was_not_written(keys[0]);
+        assert!(!tracks.has_new(), "nothing was said of it since");
+        keys.iter().for_each(|key| assert!(tracks.see(*key)));
+        tracks.make_due(true, 6);
+        assert_eq!(tracks.take_due(9), [(keys[0], 6)], "the others are written");
     }
 
     #[test]
