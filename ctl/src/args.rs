@@ -295,7 +295,7 @@ pub struct Report {
     pub html: bool,
     /// Rows of the table [default: the first that names something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
-    pub by: Option<Rows>,
+    pub by: Option<ReportRows>,
     /// Rows are tags, and every tag has one: --by tag --all
     #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
     pub tags: bool,
@@ -468,6 +468,27 @@ pub enum Rows {
     Layer,
     Structure,
     Tag,
+}
+
+/// Rows of a report.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum ReportRows {
+    Layer,
+    Structure,
+    Tag,
+    /// Lines of the program; of what modules allocate, where it ran with GPUMEM_LINES=1
+    Line,
+}
+
+impl From<ReportRows> for By {
+    fn from(rows: ReportRows) -> By {
+        match rows {
+            // `Report::by_line` puts lines in the place of layers.
+            ReportRows::Layer | ReportRows::Line => By::Layer,
+            ReportRows::Structure => By::Structure,
+            ReportRows::Tag => By::Tag,
+        }
+    }
 }
 
 impl From<Rows> for By {
