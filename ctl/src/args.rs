@@ -293,7 +293,8 @@ pub struct Report {
     /// A page for a browser, in one file that asks for nothing else (docs/report-html.md)
     #[arg(long, group = "form", conflicts_with_all = ["all", "steps", "growth", "iterations"])]
     pub html: bool,
-    /// Rows of the table [default: the first that names something]
+    /// Rows of the table; lines of modules are known where the program ran with GPUMEM_LINES=1 [default: the first that names
+    /// something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
     pub by: Option<ReportRows>,
     /// Rows are tags, and every tag has one: --by tag --all
@@ -476,7 +477,6 @@ pub enum ReportRows {
     Layer,
     Structure,
     Tag,
-    /// Lines of the program; of what modules allocate, where it ran with GPUMEM_LINES=1
     Line,
 }
 
