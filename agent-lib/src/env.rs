@@ -40,6 +40,8 @@ pub const PYTHON: &str = "GPUMEM_PYTHON";
 pub const NVTX: &str = "GPUMEM_NVTX";
 /// `0`: what nothing names is not named after the line of the Python program, or the function, that allocated it.
 pub const SITES: &str = "GPUMEM_SITES";
+/// `1`: what modules of PyTorch's allocate has the line of the program, too: `report --by line`.
+pub const LINES: &str = "GPUMEM_LINES";
 /// NVTX domains whose ranges are scopes beside the default one, with commas between; `*` for all.
 pub const NVTX_DOMAINS: &str = "GPUMEM_NVTX_DOMAINS";
 
@@ -148,7 +150,7 @@ pub struct Settings {
     pub claims: String,
 }
 
-/// Kill switches; all are on unless the environment says `0`.
+/// Kill switches; all but `lines` are on unless the environment says `0`.
 #[derive(Debug, Clone, Copy)]
 pub struct Layers {
     /// See [`TORCH`].
@@ -163,11 +165,14 @@ pub struct Layers {
     pub nvtx: bool,
     /// See [`SITES`].
     pub sites: bool,
+    /// See [`LINES`].
+    pub lines: bool,
 }
 
 impl Default for Layers {
     fn default() -> Self {
-        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true, sites: true }
+        let lines = false;
+        Layers { torch: true, frames: true, autograd: true, python: true, nvtx: true, sites: true, lines }
     }
 }
 
@@ -181,6 +186,7 @@ impl Layers {
             python: on(PYTHON),
             nvtx: on(NVTX),
             sites: on(SITES),
+            lines: get(LINES).is_some_and(|value| value != "0"),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! process  the tag of the process, for threads that have none of these: `INHERITED`
 //! ```
 //!
-//! A scope and a module together give `scope/module`. A node's name has the scope of the forward pass in it already: of scopes
+//! Behind a module's path may stand the line of the program (`GPUMEM_LINES=1`). A scope and a module together give `scope/module`. A node's name has the scope of the forward pass in it already: of scopes
 //! that are open meanwhile, those count that were opened inside of the node, by a hook. In a node with a module's frame (a checkpoint that computes its forward pass again, on a thread of the backward pass) the
 //! module is the name and the phase is the backward pass.
 
@@ -45,7 +45,10 @@ impl Core {
     /// The names in force on the calling thread. In PyTorch they are from now on those of the node that it made last.
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> Named {
-        let frames = python::here(self, thread).unwrap_or_default();
+        let mut frames = python::here(self, thread).unwrap_or_default();
+        if self.settings.layers.lines && frames.tag != 0 {
+            frames.tag = self.with_line(thread, frames.tag);
+        }
         let node = torch::here(self, thread);
         // Nearly always one of these two; the rest is the general case.
         let (tag, phase) = match node {
@@ -58,6 +61,16 @@ impl Core {
         }
         torch::note_forward(thread, tag);
         Named { tag, flags: Flags(0), phase, role: frames.role }
+    }
+
+    /// A module's tag, and behind it the line of the program that allocates in it.
+    #[cold]
+    #[inline(never)]
+    fn with_line(&self, thread: &Thread, tag: u32) -> u32 {
+        match python::line(self, thread) {
+            0 => tag,
+            line => self.names.join(tag, line),
+        }
     }
 
     #[inline(never)]

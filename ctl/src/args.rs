@@ -293,9 +293,10 @@ pub struct Report {
     /// A page for a browser, in one file that asks for nothing else (docs/report-html.md)
     #[arg(long, group = "form", conflicts_with_all = ["all", "steps", "growth", "iterations"])]
     pub html: bool,
-    /// Rows of the table [default: the first that names something]
+    /// Rows of the table; lines of modules are known where the program ran with GPUMEM_LINES=1 [default: the first that names
+    /// something]
     #[arg(long, value_name = "ROWS", conflicts_with_all = ["json", "csv"])]
-    pub by: Option<Rows>,
+    pub by: Option<ReportRows>,
     /// Rows are tags, and every tag has one: --by tag --all
     #[arg(long, conflicts_with_all = ["json", "csv", "by"])]
     pub tags: bool,
@@ -468,6 +469,26 @@ pub enum Rows {
     Layer,
     Structure,
     Tag,
+}
+
+/// Rows of a report.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum ReportRows {
+    Layer,
+    Structure,
+    Tag,
+    Line,
+}
+
+impl From<ReportRows> for By {
+    fn from(rows: ReportRows) -> By {
+        match rows {
+            // `Report::by_line` puts lines in the place of layers.
+            ReportRows::Layer | ReportRows::Line => By::Layer,
+            ReportRows::Structure => By::Structure,
+            ReportRows::Tag => By::Tag,
+        }
+    }
 }
 
 impl From<Rows> for By {

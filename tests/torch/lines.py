@@ -101,6 +101,7 @@ keep("input", batch, batch())
 keep("scores", scores, scores(torch.ones(1024, 64, device="cuda")))
 outer = torch.zeros(MIB, device="cuda")  # outside
 keep("outside", "<module>", outer)
+activations = loss()
 live = blocks()
 lines = [[hex(storage(tensor)), live[storage(tensor)], tag] for tensor, tag in held]
 check("held", lines=lines)

@@ -197,6 +197,15 @@ impl<'r> Report<'r> {
         Report::with(run, groupings, by.unwrap_or(By::Structure), cells, categories)
     }
 
+    /// Rows are lines of the program, in the place of layers: of what has none, `Others`.
+    #[must_use]
+    pub fn by_line(mut self) -> Self {
+        let lines = self.cells.iter().map(|cell| names::line_of(cell).map(str::to_owned));
+        self.categories[By::Layer as usize] = lines.collect();
+        self.by = By::Layer;
+        self
+    }
+
     /// The same with categories that are known.
     fn with(
         run: &'r Run,

@@ -46,6 +46,14 @@ pub fn is_line(tag: &str) -> bool {
     tag == OTHER_LINES || !tag.contains('/') && tag.match_indices(':').any(is_place)
 }
 
+/// The line in a tag, alone or behind a module's path (`GPUMEM_LINES=1`); of one that replaced another, that of the first.
+pub(super) fn line_of(cell: &CellView) -> Option<&str> {
+    [&cell.tag, &cell.origin].into_iter().find_map(|tag| {
+        let last = tag.as_deref()?.rsplit('/').next()?;
+        is_line(last).then_some(last)
+    })
+}
+
 /// Lines that hold at least this part of what is tracked, now or at the peak, have rows of their own.
 const LARGE_LINE: i64 = 100;
 const MOST_LINES: usize = 16;

@@ -9,7 +9,7 @@
 //! The bytes of a tree add up to `used` at the peak, or to what of it is known.
 
 use super::Report;
-use super::names::library;
+use super::names::{is_line, library};
 use super::text::{clean_name, device_name};
 use crate::harmless::distinct;
 use crate::run::{Cell, Class, Device};
@@ -102,6 +102,7 @@ fn path(cell: &Cell) -> Vec<&str> {
         Class::Opaque => std::iter::once("opaque pools").chain(pool).collect(),
         Class::Direct | Class::Block => {
             let mut path: Vec<&str> = match (&cell.tag, &cell.library) {
+                (Some(tag), _) if is_line(tag) => vec![&**tag],
                 (Some(tag), _) => {
                     // MXNet's scopes have colons between them.
                     let separator = if tag.contains('/') { '/' } else { ':' };

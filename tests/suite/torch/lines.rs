@@ -35,6 +35,8 @@ fn tensors_of_no_module_have_the_line_that_made_them() {
         let pid = job.pid().to_string();
         let said: Vec<Value> = job.said.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let lines = said.iter().find_map(|line| line["lines"].as_array()).expect("lines").clone();
+        let held = said.iter().find(|line| line["check"] == "held").expect("a check");
+        let allocated = &held["devices"][0]["allocated"];
         let mut expected: BTreeMap<&str, i64> = BTreeMap::new();
         for line in &lines {
             let tag = line[2].as_str().expect("a tag");
@@ -53,7 +55,7 @@ fn tensors_of_no_module_have_the_line_that_made_them() {
                 }
             }
             println!("torch {version}: {held:?}");
-            (held == expected).then(|| report.clone())
+            (held == expected && last["nameable_bytes"] == *allocated).then(|| report.clone())
         });
         let last = &report["devices"][0]["last"];
         assert_eq!(last["named_bytes"], last["nameable_bytes"], "torch {version}: everything has a name");
@@ -95,5 +97,47 @@ fn tensors_of_no_module_have_the_line_that_made_them() {
             let block = address.and_then(|address| live.get(&address));
             assert_eq!(block.map(|block| block.tag.as_str()), line[2].as_str(), "torch {version}: {line}");
         }
+    }
+}
+
+/// What belongs to a module has its line, too, where that is asked for: as a frame of exports and in a table of lines.
+#[test]
+fn allocations_of_modules_have_lines_on_demand() {
+    for version in &torch::versions() {
+        let Some(wheel) = torch::wheel(version) else { return };
+        if !torch::reads_frames(version) {
+            continue; // roles.rs says it
+        }
+        let machine = torch::machine(&[]);
+        let daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut command = wheel.covered(&machine, &daemon.runtime, "lines.py", &[]);
+        let mut job = Job::start(command.env_remove("GPUMEM_SITES").env("GPUMEM_LINES", "1"));
+        job.wait_for("holding");
+        let pid = job.pid().to_string();
+        let tell = |form: &[&str]| {
+            let output =
+                daemon.ctl(&machine, &[&["report", &pid][..], form].concat()).output().expect("a report");
+            assert!(output.status.success(), "{output:?}");
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        // At the peak: what activations and workspaces there were depends on the release.
+        let is_held = |line: &str| line.contains(";lines.py:31 make_buffer 100663296");
+        let frames = until(20, "the peak of its frames", || {
+            let text = tell(&["--collapsed"]);
+            text.lines().any(|line| is_held(&format!(";{line}"))).then_some(text)
+        });
+        let is_in_module = |line: &str| {
+            let frames: Vec<&str> = line.split(';').collect();
+            frames.contains(&"GPT")
+                && frames.iter().any(|frame| frame.starts_with("models.py:") && is_line(frame))
+        };
+        assert!(frames.lines().any(is_in_module), "torch {version}: {frames}");
+        let text = tell(&["--by", "line"]);
+        let names: Vec<String> = rows(&text).into_iter().map(|(name, _)| name).collect();
+        let is_row = |name: &String| is_line(name) || name.starts_with('(') || name == "pool idle";
+        assert!(names.len() > 4 && names.iter().all(is_row), "torch {version}: {text}");
+        assert!(names[0].starts_with("lines.py:"), "torch {version}: {text}");
+        job.enough();
+        torch::finished(&mut job);
     }
 }

@@ -20,7 +20,7 @@ mod stored;
 pub use oom::{moment, oom};
 pub use stored::of_job;
 
-use crate::args::Report as Args;
+use crate::args::{Report as Args, ReportRows};
 use crate::command::ps::names_device;
 use crate::exit::NotFound;
 use crate::output::{deliver, deliver_by, unicode, width};
@@ -195,7 +195,8 @@ fn report<'r>(run: &'r Run, args: &Args) -> Result<Report<'r>> {
         None => Groupings::of_run(run),
     };
     let by = if args.tags { Some(By::Tag) } else { args.by.map(Into::into) };
-    Ok(Report::new(run, groupings, by))
+    let report = Report::new(run, groupings, by);
+    Ok(if matches!(args.by, Some(ReportRows::Line)) { report.by_line() } else { report })
 }
 
 fn chosen(args: &Args) -> iterations::Choice {
