@@ -147,6 +147,12 @@ def _is_generated(module: Any) -> bool:
     return any(kind.__name__ == "GraphModule" and kind.__module__ == "torch.fx.graph_module" for kind in kinds)
 
 
+def _root_name(module: Any) -> str:
+    """What a model is called that the program has given no name. DataParallel makes copies for each pass."""
+    name = type(module).__name__
+    return name + " replica" if object.__getattribute__(module, "__dict__").get("_is_replica") is True else name
+
+
 class Modules:
     """All modules that are known."""
 
@@ -170,11 +176,16 @@ class Modules:
         self._stale = False
         self._left = _AT_ONCE
         self._order = 0
+        #: In the order of their places.
+        self._arranged: List[Known] = []
 
     def __iter__(self) -> Iterator[Tuple[Any, Known]]:
-        for known in list(self.known.values()):
-            module = known()
+        """In the order of their places, then those that have none so far: of tied parameters the first one names them."""
+        seen = set()
+        for known in chain(self._arranged, list(self.known.values())):
+            module = known() if known.key not in seen and self.known.get(known.key) is known else None
             if module is not None:
+                seen.add(known.key)
                 yield module, known
 
     # What the agent is told.
@@ -240,7 +251,7 @@ class Modules:
             return None
         known.given = name is not None
         known.generated = known.generated and name is None
-        self._take(known, name or type(module).__name__)
+        self._take(known, name or _root_name(module))
         self._say(known)
         inner = self.known.get(known.inner)
         if inner is not None and name is not None:
@@ -410,10 +421,11 @@ class Modules:
                 known.parent, known.above, known.name = parent, self.known.get(parent), name
         for known, parent, _ in places.order:
             if not parent and known.key not in alike and not known.number:
-                self._take(known, type(known()).__name__)
+                self._take(known, _root_name(known()))
         for key, leader in alike.items():
             self.known[key].name = places.known[leader].text()
         self._rename(places.order, present)
+        self._arranged = [known for known, _, _ in places.order]
         moved = [known for known, place in zip(ones, before) if known.place() != place]
         for known in moved:
             self._say(known)
