@@ -127,6 +127,8 @@ class Surgeon:
 
     def place(self, *kinds):
         """A block or layer, and where it is."""
+        if not any(isinstance(module, Block) for module in self.net.modules()):
+            self.insert()
         found = [(p, n) for p, n in places(self.net) if n not in ("blocks", "heads") and isinstance(p, kinds or nn.Module)]
         return self.random.choice(found)
 
@@ -135,6 +137,7 @@ class Surgeon:
         return f"part_{self.number}"
 
     def holder(self):
+        """Where something can be put in."""
         return self.random.choice([m for m in self.net.modules() if isinstance(m, (Block, Adapted))])
 
     def is_rich(self):
