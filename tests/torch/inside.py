@@ -154,6 +154,17 @@ def modules_are_named_by_where_they_are():
 
 
 @names
+def replicas_are_replicas():
+    net = Net().cuda()
+    parallel = nn.DataParallel(net, device_ids=[0, 1])
+    for _ in range(2):
+        net.first.log.clear()  # which the replicas share
+        parallel(torch.ones(4, 4, device="cuda")).sum().backward()
+        names = ["Net replica#2/first", "Net replica/first"]
+        assert sorted(net.first.log) == sorted(f"{name} {phase}" for name in names for phase in ("forward", "backward")), net.first.log
+
+
+@names
 def copies_know_nothing_and_are_found():
     net = Net().cuda()
     twin, thawed = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
@@ -436,6 +447,18 @@ def a_layer_that_is_wrapped_has_its_new_path_at_once():
     inner(ones())
     root = begun().modules.path(begun().modules.known[id(net)])
     assert inner.log == [f"{root}/first forward", f"{root}/first.1 forward", f"{root}/first forward"], inner.log
+
+
+@test
+def a_new_model_is_told_although_no_sweep_is_due():
+    net = Net().cuda()
+    sweeper = begun().sweeper
+    sweeper.due = time.perf_counter() + 60
+    with Told("retag") as calls:
+        sys.modules["_gpumem_torch"]._core.tick()
+    sweeper.due = 0.0
+    told, true = told_and_true(calls, net)
+    assert told == true, (told, true)
 
 
 @test

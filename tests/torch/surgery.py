@@ -83,15 +83,15 @@ def until(what, condition):
 
 def truth(net, optimizer):
     rows, seen = [], {}
-    calls = Counter(id(module) for _, module in net.named_modules(remove_duplicate=False))
+    uses = Counter(id(p) for _, module in net.named_modules(remove_duplicate=False) for p in module.parameters(recurse=False))
     for name, module in net.named_modules():
         path = path_of("Net", name)
         for own, tensor in module.named_parameters(recurse=False):
             if id(tensor) in seen:
                 continue
             seen[id(tensor)] = tensor
-            # What two calls of a module give is added up under the name of what happened to run before.
-            found = [("parameter", tensor), ("gradient", tensor.grad if calls[id(module)] == 1 else None)]
+            # What several calls give is added up under the name of what happened to run before.
+            found = [("parameter", tensor), ("gradient", tensor.grad if uses[id(tensor)] == 1 else None)]
             found += [("optimizer_state", state) for state in optimizer.state.get(tensor, {}).values()]
             rows += [[hex(storage(t)), what, path, own] for what, t in found if torch.is_tensor(t) and t.is_cuda]
         if getattr(module, "kept", None) is not None:
@@ -127,6 +127,8 @@ class Surgeon:
 
     def place(self, *kinds):
         """A block or layer, and where it is."""
+        if not any(isinstance(module, Block) for module in self.net.modules()):
+            self.insert()
         found = [(p, n) for p, n in places(self.net) if n not in ("blocks", "heads") and isinstance(p, kinds or nn.Module)]
         return self.random.choice(found)
 
@@ -135,6 +137,7 @@ class Surgeon:
         return f"part_{self.number}"
 
     def holder(self):
+        """Where something can be put in."""
         return self.random.choice([m for m in self.net.modules() if isinstance(m, (Block, Adapted))])
 
     def is_rich(self):
@@ -199,6 +202,12 @@ class Surgeon:
         (parent, name), to = self.place(), self.holder()
         if not holds(parent._modules[name], to):
             setattr(to, self.new_name(), parent._modules[name])
+
+    def tie(self):
+        """Tied parameters are named after the first."""
+        layers = [module for module in self.net.modules() if isinstance(module, Layer)]
+        one, other = self.random.sample(layers, 2)
+        other.weight = one.weight
 
     def replace(self):
         parent, name = self.place()

@@ -31,7 +31,7 @@ from gpumem.torch._sweep import Sweeper
 class Dear(Sweeper):
     def sweep(self, optimizers, gradients):
         self.count += 1
-        self.seconds, self.due = 0.3, time.perf_counter() + 60
+        self.seconds, self.due, self.version = 0.3, time.perf_counter() + 60, self.modules.version
     def forget(self): pass
 class Optimizer:
     def __init__(self): self.param_groups = [{"params": [object()]}]
@@ -141,6 +141,7 @@ from gpumem.torch import _core
 _core.functions.roles = lambda state, reason: told.append(state)
 here, told = _core.Core(), []
 here.tested, here.calibrated, _core._core = True, True, here
+here.sweeper.changed, here.sweeper.age = lambda: False, lambda: 60
 def fails(): raise RuntimeError("dictionary changed size during iteration")
 fine = here.sweeper.is_due = lambda: False
 print(_core.tick(), *told)

@@ -247,7 +247,7 @@ def tick() -> int:
             modules.search()
             here.steps.search()
         here.steps.look_between()
-        if sweeper.is_due() and (sweeper.changed() or sweeper.age() > _AGE):
+        if sweeper.is_due() and sweeper.age() > _AGE:
             sweeper.sweep(here.steps.optimizers(), False)
         if here.is_failing:
             here.is_failing = False

@@ -54,7 +54,7 @@ _DEEPEST = 100
 class Known(weakref.ref):  # type: ignore[type-arg]
     """A module that the agent knows."""
 
-    __slots__ = ("key", "kind", "order", "parent", "above", "name", "number", "inner", "given", "made", "generated", "is_parent", "since", "past")
+    __slots__ = ("key", "kind", "order", "parent", "above", "name", "number", "inner", "given", "made", "generated", "is_parent", "since", "past", "is_displaced")
 
     key: int
     #: Address of its class.
@@ -82,6 +82,8 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     since: int
     #: Paths that memory may still have because of it, each with the numbers of the first record and the one behind the last.
     past: List[Tuple[str, int, int]]
+    #: Another module is in its place by now: what has the present path is that one's, if both may be meant.
+    is_displaced: bool
 
     def text(self) -> str:
         """The name with its number."""
@@ -147,6 +149,12 @@ def _is_generated(module: Any) -> bool:
     return any(kind.__name__ == "GraphModule" and kind.__module__ == "torch.fx.graph_module" for kind in kinds)
 
 
+def _root_name(module: Any) -> str:
+    """What a model is called that the program has given no name. DataParallel makes copies for each pass."""
+    name = type(module).__name__
+    return name + " replica" if object.__getattribute__(module, "__dict__").get("_is_replica") is True else name
+
+
 class Modules:
     """All modules that are known."""
 
@@ -170,11 +178,16 @@ class Modules:
         self._stale = False
         self._left = _AT_ONCE
         self._order = 0
+        #: In the order of their places.
+        self._arranged: List[Known] = []
 
     def __iter__(self) -> Iterator[Tuple[Any, Known]]:
-        for known in list(self.known.values()):
-            module = known()
+        """In the order of their places, then those that have none so far: of tied parameters the first one names them."""
+        seen = set()
+        for known in chain(self._arranged, list(self.known.values())):
+            module = known() if known.key not in seen and self.known.get(known.key) is known else None
             if module is not None:
+                seen.add(known.key)
                 yield module, known
 
     # What the agent is told.
@@ -227,7 +240,7 @@ class Modules:
         known.key, known.kind = id(module), id(type(module))
         known.parent, known.above, known.name, known.number, known.inner, known.given = 0, None, "", 0, 0, False
         known.made = known.generated = _is_generated(module)
-        known.is_parent, known.since, known.past = False, _next_record(), []
+        known.is_parent, known.since, known.past, known.is_displaced = False, _next_record(), [], False
         self._order += 1
         known.order = self._order
         self.known[known.key] = known
@@ -240,7 +253,7 @@ class Modules:
             return None
         known.given = name is not None
         known.generated = known.generated and name is None
-        self._take(known, name or type(module).__name__)
+        self._take(known, name or _root_name(module))
         self._say(known)
         inner = self.known.get(known.inner)
         if inner is not None and name is not None:
@@ -335,9 +348,9 @@ class Modules:
             known = self.known.get(id(part))
             if known is None:
                 continue
-            if known.since < now:
+            if known.since < now and not known.is_displaced:
                 known.past = known.past[1 - _PAST :] + [(self.path(known), known.since, now)]
-            known.since = now
+            known.since, known.is_displaced = now, False
 
     def _displaced(self, parent: Any, name: str, old: Any, new: Any) -> None:
         """``new`` takes the place of ``old``, which may be inside of it, as a wrapped layer is, or around it, or elsewhere in ``parent``."""
@@ -349,20 +362,35 @@ class Modules:
         if inner is not None and not inner.given and self._is_inside(inner, known):
             inner.parent, inner.above = 0, None
             self.adopt(parent, name, new)
-        for holder in [parent] + self._within(new):
-            for own, child in children(holder):
-                if child is old and (holder is not parent or own != name):
-                    known.parent, known.above = 0, None
-                    self.adopt(holder, own, old)
-                    return
+        known.parent, known.above = 0, None
+        if self._goes_on(old, [parent] + self._within(new), (parent, name)):
+            return
+        if self._left > 0:
+            start = time.thread_time()
+            has_place = self._goes_on(old, [module for module, _ in self], (parent, name))
+            self._left -= time.thread_time() - start
+            if has_place:
+                return
+        known.parent, known.above = above.key, above
         for part in self._within(old):
             nowhere = self.known.get(id(part))
             if nowhere is not None and self._is_inside(nowhere, known):
-                nowhere.since = _NEVER  # what has its path from now on is `new`'s
+                nowhere.is_displaced = True
+
+    def _goes_on(self, old: Any, holders: List[Any], but: Tuple[Any, str]) -> bool:
+        """Whether one of these has a module as well that loses its place; then that is its place."""
+        for holder in holders:
+            for own, child in children(holder):
+                if child is old and not (holder is but[0] and own == but[1]):
+                    self.adopt(holder, own, old)
+                    known = self.known.get(id(old))
+                    if known is not None and (known.above is not None or known.number):
+                        return True
+        return False
 
     def _fingerprint(self) -> int:
         """Differs when a module has other parts, or the same ones under other names. Made of functions in C: no code of the modules' classes
-        runs, and 1,000 modules cost about 100 us.
+        runs, and 1,000 modules cost 100 to 300 us.
         """
         try:
             modules = list(map(_refer, list(self.known.values())))
@@ -410,10 +438,11 @@ class Modules:
                 known.parent, known.above, known.name = parent, self.known.get(parent), name
         for known, parent, _ in places.order:
             if not parent and known.key not in alike and not known.number:
-                self._take(known, type(known()).__name__)
+                self._take(known, _root_name(known()))
         for key, leader in alike.items():
             self.known[key].name = places.known[leader].text()
         self._rename(places.order, present)
+        self._arranged = [known for known, _, _ in places.order]
         moved = [known for known, place in zip(ones, before) if known.place() != place]
         for known in moved:
             self._say(known)
@@ -450,14 +479,14 @@ class Modules:
             above, name = paths[parent], known.text()
             paths[known.key] = above + ("." if name.isdigit() else "/") + name if above else name
         # A wrapper has the path of what it wraps: that comes first.
-        present.sort(key=lambda pair: pair[0].inner != 0)
+        present.sort(key=lambda pair: (pair[0].is_displaced, pair[0].inner != 0))
         rows = [(old, paths[known.key], since, until) for known, _ in present for old, since, until in known.past]
         rows += [(old, paths[known.key], known.since, _NEVER) for known, old in present if old]
         if any(old != new for old, new, _, _ in rows):
             words = b"".join(b"%s\0%s\0%d\0%d\0" % (text(old), text(new), since, until) for old, new, since, until in rows)
             functions.rename(words, len(words))
         for known, _, _ in order:
-            known.since, known.past = 0, []
+            known.since, known.past, known.is_displaced = 0, [], False
 
     def learn(self, module: Any) -> None:
         """A module and everything inside of it."""

@@ -108,7 +108,7 @@ class Steps:
         try:
             self.add(optimizer)
             done = self.done[id(optimizer)]
-            has_changed = self._has_changed()
+            has_changed = self._has_changed() or self.sweeper.changed()
             if self.every and functions.step_number() % self.every == 0:
                 self.sweeper.sweep(self.optimizers(), True)
             elif has_changed or done < _FIRST or self.sweeper.is_due():
@@ -127,7 +127,7 @@ class Steps:
         return has_moved or has_others
 
     def look_between(self) -> None:
-        """Between two statements of the program, now and then: it may load a state and make no step for a while."""
+        """Between two statements of the program, now and then: it may load a model or a state and make no step for a while, or none."""
         if self.rests:
             return
         self.rests = True
@@ -135,7 +135,7 @@ class Steps:
             count = _codes.count_hooked()
             if count != self.hooked and self.modules.is_due():
                 self.search()
-            if self._has_changed():
+            if self._has_changed() or self.sweeper.changed():
                 self._sweep(self.optimizers(), False)
         finally:
             self.rests = False
@@ -178,8 +178,8 @@ def hooks(steps: Steps) -> Tuple[Any, Any]:
             reference = known.get(key)
             is_known = reference is not None and reference() is optimizer
             state = fields(optimizer, "__dict__").get("state")
-            has_other = state is not None and states.get(key) != (id(state), len(state))
-            if not is_known or has_other or steps.every or done[key] < _FIRST or clock() >= min(sweeper.due, modules.due):
+            has_changed = sweeper.version != modules.version or (state is not None and states.get(key) != (id(state), len(state)))
+            if not is_known or has_changed or steps.every or done[key] < _FIRST or clock() >= min(sweeper.due, modules.due):
                 steps.look(optimizer)
         except Exception:
             pass

@@ -100,7 +100,8 @@ class Sweeper:
         #: all is told again when modules or optimizers were, and now and then.
         self._told: Dict[int, Tuple[str, int]] = {}
         self._forget_at = 0.0
-        self._version = -1
+        #: That of the modules at the last sweep.
+        self.version = -1
         #: When there was time enough since the last one.
         self.due = 0.0
         self._ended = 0.0
@@ -126,7 +127,7 @@ class Sweeper:
 
     def changed(self) -> bool:
         """Whether there are modules or parameters that no sweep has seen."""
-        return self._version != self.modules.version
+        return self.version != self.modules.version
 
     def forget(self) -> None:
         """The next sweep tells everything: what was told may be of something that is gone, and its like at the same address."""
@@ -150,9 +151,9 @@ class Sweeper:
         with torch._C.DisableTorchFunction():
             self.modules.look_again()
             self.modules.follow(True)
-            if self._version != self.modules.version or start > self._forget_at:
+            if self.version != self.modules.version or start > self._forget_at:
                 self.forget()
-            self._version = self.modules.version
+            self.version = self.modules.version
             self.paths = {}
             for module, known in self.modules:
                 self._module(module, known, storages, gradients)
