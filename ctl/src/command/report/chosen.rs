@@ -16,7 +16,7 @@ const COMPARED: usize = 16;
 
 /// A run that may be meant.
 enum Candidate {
-    Live(Told, Daemon),
+    Live(Box<Told>, Daemon),
     /// With its store, and when it was stored in seconds since 1970.
     Stored(PathBuf, RunId, i64, Box<Run>),
 }
@@ -50,7 +50,7 @@ pub fn newest(args: &Args) -> Result<Option<Found>> {
     match candidate {
         Candidate::Live(told, daemon) => {
             eprintln!("{why}: pid {pid}{command}, which is live ({others})");
-            live::one(told, vec![pid.to_string()], &daemon, args).map(Some)
+            live::one(*told, vec![pid.to_string()], &daemon, args).map(Some)
         }
         Candidate::Stored(path, id, _, run) => {
             eprintln!("{why}: {id}, pid {pid}{command} ({others})");
@@ -104,7 +104,7 @@ fn candidates(args: &Args) -> Result<Vec<Candidate>> {
     for daemon in daemons {
         let live = daemon.runs(Which::Live)?.into_iter();
         let mine = live.filter(|told| told.run.process.uid.is_none_or(|uid| uid == user));
-        found.extend(mine.map(|told| Candidate::Live(told, daemon.clone())));
+        found.extend(mine.map(|told| Candidate::Live(Box::new(told), daemon.clone())));
     }
     for path in args.store.all_readable()? {
         found.extend(of_store(&path, args.with_oom, user)?);
