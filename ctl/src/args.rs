@@ -277,6 +277,9 @@ pub struct Import {
 #[derive(Debug, Clone, Default, Args)]
 #[command(after_help = crate::exit::HELP)]
 pub struct Report {
+    /// Where none is named, one in which memory ran out is meant.
+    #[arg(skip)]
+    pub with_oom: bool,
     /// A process by its pid, or what a launcher started; a run of the store (r7); a recording or log
     /// (./FILE); the latest run if left out
     #[arg(value_name = "PID|RUN|FILE")]
@@ -414,6 +417,7 @@ impl Oom {
             pid: self.pid,
             store: self.store.clone(),
             socket: self.socket.clone(),
+            with_oom: true,
             ..Report::default()
         }
     }
@@ -425,6 +429,9 @@ pub struct StorePath {
     #[arg(long = "store", value_name = "FILE")]
     given: Option<PathBuf>,
 }
+
+/// The run store of the system's daemon.
+const SYSTEM_STORE: &str = "/var/lib/gpumemd/runs.sqlite";
 
 impl StorePath {
     /// As it must be typed again, with a blank before it; empty if it was not typed.
@@ -441,12 +448,31 @@ impl StorePath {
     /// # Errors
     /// No home directory is known.
     pub fn readable(&self) -> anyhow::Result<PathBuf> {
-        const SYSTEM: &str = "/var/lib/gpumemd/runs.sqlite";
         let usual = self.path();
         let named =
             self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
         let there = usual.as_ref().is_ok_and(|path| path.exists());
-        if !named && !there && std::fs::File::open(SYSTEM).is_ok() { Ok(SYSTEM.into()) } else { usual }
+        if !named && !there && std::fs::File::open(SYSTEM_STORE).is_ok() {
+            Ok(SYSTEM_STORE.into())
+        } else {
+            usual
+        }
+    }
+
+    /// All stores that are there: the user's and the system daemon's, unless one is named.
+    ///
+    /// # Errors
+    /// No home directory is known.
+    pub fn all_readable(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let first = self.readable()?;
+        let named =
+            self.given.is_some() || std::env::var_os("GPUMEM_STORE").is_some_and(|value| !value.is_empty());
+        let system = PathBuf::from(SYSTEM_STORE);
+        let mut all: Vec<PathBuf> = if first.exists() { vec![first] } else { Vec::new() };
+        if !named && !all.contains(&system) && std::fs::File::open(&system).is_ok() {
+            all.push(system);
+        }
+        Ok(all)
     }
 
     /// The store's path, given or usual.

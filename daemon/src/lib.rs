@@ -5,7 +5,8 @@
 //! core       the one owner of the ledger: takes records, makes runs, publishes what views read
 //! keeper     the thread that writes runs to the store; recorder: the one that writes a recording
 //! view       published state -> the world: prometheus and http, control
-//! app        puts them together: the only file that names both sides
+//! app        puts them together: with config the only file that names both sides
+//! batch      what a source hands to the core
 //! fair       who asks all the time waits, and nobody else
 //! config     the file as typed -> settings as meant
 //! service    what systemd is told and keeps; sockets: own or handed over by it; signals; descriptors: how many there are; stats: what we count about ourselves; namespace: whose pids we see
@@ -17,6 +18,7 @@
 
 pub mod access;
 pub mod app;
+pub mod batch;
 pub mod clock;
 pub mod config;
 pub mod core;

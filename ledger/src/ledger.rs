@@ -514,12 +514,6 @@ impl Ledger {
         }
     }
 
-    /// All processes that NVML listed in the reading with this number, which agreed, if it is the device's last one that did.
-    pub fn listed(&self, device: usize, number: u64) -> Option<&[(ProcessKey, u64)]> {
-        let listing = self.listings.get(&device)?;
-        (listing.agreed.number == number).then_some(&listing.listed)
-    }
-
     /// Drops a process and all that is known of it: its run is over and kept elsewhere. A record of it that comes
     /// later begins it anew.
     pub fn forget(&mut self, key: ProcessKey) {

@@ -25,7 +25,7 @@ pub(crate) const NO_BOOK: u8 = u8::MAX;
 /// The book of all devices beyond those that a process may have: as many as bits in `Holdings::settle`.
 pub(crate) const BEYOND: u8 = 63;
 /// Losses of one process that are counted: a day of a billion a second. A liar's numbers would be all that is left of a sum of them.
-const MOST_LOST: u64 = 1 << 46;
+pub(crate) const MOST_LOST: u64 = 1 << 46;
 /// Names a process may introduce; more stay numbers. Rows do not depend on them.
 const MAX_NAMES: usize = 262_144;
 
@@ -221,17 +221,6 @@ impl Process {
             is_watched: false,
             near_tag: 0,
         }
-    }
-
-    /// Records were kept back on request. The state is unknown until it is said again, peaks are lower bounds, and nothing is lost.
-    fn withhold(&mut self, count: u64) {
-        if count == 0 {
-            return;
-        }
-        let (lost, before) = (self.coverage.lost, self.coverage.before);
-        self.lose(count);
-        (self.coverage.lost, self.coverage.before) = (lost, before);
-        self.coverage.withheld = self.coverage.withheld.saturating_add(count).min(MOST_LOST);
     }
 
     pub fn lose(&mut self, count: u64) {

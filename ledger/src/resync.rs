@@ -1,7 +1,7 @@
 //! The state said again: what an agent restates stays, what it does not is gone.
 
 use crate::holdings::{Holdings, Row};
-use crate::process::{Coverage, Process};
+use crate::process::{Coverage, MOST_LOST, Process};
 
 /// Between ResyncBegin and ResyncEnd.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +31,17 @@ impl Holdings {
 }
 
 impl Process {
+    /// Records were kept back on request. The state is unknown until it is said again, peaks are lower bounds, and nothing is lost.
+    pub fn withhold(&mut self, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let (lost, before) = (self.coverage.lost, self.coverage.before);
+        self.lose(count);
+        (self.coverage.lost, self.coverage.before) = (lost, before);
+        self.coverage.withheld = self.coverage.withheld.saturating_add(count).min(MOST_LOST);
+    }
+
     pub fn begin_resync(&mut self, after_seq: u64) {
         if after_seq > self.last_seq {
             self.lose(after_seq - self.last_seq);

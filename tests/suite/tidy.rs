@@ -96,6 +96,33 @@ fn sources_and_views_do_not_name_each_other() {
     }
 }
 
+/// Only what puts the daemon together names sources and views; what lies between them names neither.
+#[test]
+fn both_sides_are_named_by_app_and_config_alone() {
+    for (path, text) in sources("daemon") {
+        let name =
+            path.strip_prefix(root().join("daemon/src")).expect("below it").to_string_lossy().into_owned();
+        let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        let names = |side: &str| {
+            code.iter().any(|line| {
+                line.contains(&format!("crate::{side}")) || line.contains(&format!("gpumemd::{side}"))
+            })
+        };
+        let (source, view) = (names("source"), names("view"));
+        let is_between = ["core/", "keeper/", "recorder.rs", "batch.rs", "fair.rs", "stats.rs"];
+        if is_between.iter().any(|part| name.starts_with(part)) {
+            assert!(!source && !view, "{name} lies between sources and views and names one of them");
+        } else if name.starts_with("source/") {
+            assert!(!view, "{name} is a source and names a view");
+        } else if name.starts_with("view/") {
+            assert!(!source, "{name} is a view and names a source");
+        } else {
+            let may = ["app.rs", "config.rs"].contains(&name.as_str()) || name.starts_with("config/");
+            assert!(may || !(source && view), "{name} names both sides");
+        }
+    }
+}
+
 #[test]
 fn unsafe_code_is_where_it_must_be() {
     for krate in ["wire", "ledger", "runs"] {

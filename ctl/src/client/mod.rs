@@ -88,6 +88,24 @@ impl Daemon {
         Err(Unreachable { tried })
     }
 
+    /// All that answer, of those that are named and of the usual ones: the system's and the user's own.
+    ///
+    /// # Errors
+    /// [`Unreachable`]: none does.
+    pub fn all(given: Option<&Path>) -> Result<Vec<Daemon>, Unreachable> {
+        let (mut found, mut tried) = (Vec::new(), Vec::new());
+        for candidate in search::candidates(given) {
+            match candidate.check().and_then(|()| http::reach(&candidate)) {
+                Ok(()) => {
+                    let control = candidate.path.clone();
+                    found.push(Daemon { control, candidate, patience: Duration::MAX });
+                }
+                Err(why) => tried.push((candidate.path, why)),
+            }
+        }
+        if found.is_empty() { Err(Unreachable { tried }) } else { Ok(found) }
+    }
+
     /// The same, for a caller who has something else to do.
     pub fn hurried(&self, patience: Duration) -> Daemon {
         Daemon { patience, ..self.clone() }

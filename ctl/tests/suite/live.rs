@@ -263,6 +263,41 @@ fn without_a_name_it_is_the_latest_that_is_mine() {
 }
 
 #[test]
+fn without_a_name_oom_is_of_my_newest_run_that_was_out_of_memory() {
+    let folder = Folder::new("latest-oom");
+    let user = u64::from(rustix::process::getuid().as_raw());
+    let oom = |pid: u32, time_ns: u64| {
+        let mut run = run_of(pid, "j", None);
+        run.state = State::Closed { time_ns: 90, status: Some(9) };
+        let kind = gpumem_runs::run::OomKind::Device;
+        run.devices[0].details.ooms = vec![gpumem_runs::run::Oom { time_ns, kind, ..Default::default() }];
+        run
+    };
+    let (older, newer, mut of_another) = (oom(11, 40), oom(12, 50), oom(13, 60));
+    of_another.process.uid = Some(user + 1);
+    let without = run_of(14, "j", None);
+    let mut store = Store::open(folder.path("runs.sqlite")).expect("a store");
+    for run in [&newer, &older, &of_another, &without] {
+        store.insert(run, &run.process.pid.to_string()).expect("stored");
+    }
+    drop(store);
+    let output = folder.run(&["oom"]);
+    assert!(stdout(&output).contains("pid 12"), "{output:?}");
+    assert!(stderr(&output).starts_with("your newest run that was out of memory: r1, pid 12"), "{output:?}");
+    let output = folder.run(&["report"]);
+    assert!(stdout(&output).contains("pid 14"), "{output:?}");
+    assert!(stderr(&output).starts_with("your newest run: r4, pid 14"), "{output:?}");
+    // One that lives and runs out of memory later, known to a daemon.
+    let daemon = daemon(&folder);
+    let mut live = oom(15, 70);
+    live.state = State::Open;
+    daemon.runs("", &[&live]);
+    let output = folder.run(&["oom"]);
+    assert!(stdout(&output).contains("pid 15"), "{output:?}");
+    assert!(stderr(&output).contains("pid 15") && stderr(&output).contains("live"), "{output:?}");
+}
+
+#[test]
 fn a_pid_that_nobody_knows_is_answered_with_what_was_looked_at() {
     let folder = Folder::new("unknown");
     let (exit, message) = failure(&folder.run(&["report", "999999999"]));

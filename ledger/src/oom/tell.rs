@@ -34,6 +34,12 @@ impl Ledger {
         }
     }
 
+    /// All processes that NVML listed in the reading with this number, which agreed, if it is the device's last one that did.
+    pub fn listed(&self, device: usize, number: u64) -> Option<&[(ProcessKey, u64)]> {
+        let listing = self.listings.get(&device)?;
+        (listing.agreed.number == number).then_some(&listing.listed)
+    }
+
     /// A reading has ended, with its lists.
     pub(crate) fn remember_listing(&mut self, device: usize, listing: &Arc<Listing>) {
         let read_ns = listing.agreed.reading.time_ns;

@@ -79,23 +79,8 @@ pub fn job(job: &str, args: &Args) -> Result<Found> {
     Ok(Found { what: What::Group(title, runs), command: asked_job(job, args) })
 }
 
-/// The caller's newest run among those that live. `None` without a daemon, or without such a run.
-pub fn latest(args: &Args) -> Result<Option<Found>> {
-    let daemon = match Daemon::find(args.socket.as_deref()) {
-        Ok(daemon) => daemon,
-        // One that was named must answer.
-        Err(unreachable) if args.socket.as_deref().is_some() => return Err(unreachable.into()),
-        Err(_) => return Ok(None),
-    };
-    let user = u64::from(rustix::process::getuid().as_raw());
-    let mine = |told: &Told| told.run.process.uid.is_none_or(|uid| uid == user);
-    let live = daemon.runs(Which::Live)?.into_iter().filter(mine);
-    let Some(told) = live.max_by_key(|told| told.run.process.start_ticks) else { return Ok(None) };
-    let pid = told.run.process.pid;
-    one(told, vec![pid.to_string()], &daemon, args).map(Some)
-}
-
-fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
+/// The run of a live process.
+pub fn one(told: Told, command: Vec<String>, daemon: &Daemon, args: &Args) -> Result<Found> {
     let job = told.run.process.claims.get("job").cloned();
     let siblings = job.as_deref().and_then(|job| daemon.runs(Which::Job(job)).ok());
     let others = siblings.map_or(0, |runs| runs.len().saturating_sub(1)) as u64;

@@ -3,6 +3,7 @@
 //! ```text
 //! stored    runs of the store, recordings and logs
 //! live      processes that the daemon knows
+//! chosen    which run is meant when none is named
 //! past      a part of a run's life
 //! oom       when memory ran out, of any of them
 //! several   more than one of these; picture: as a drawing
@@ -10,6 +11,7 @@
 //!
 //! Either way a report is made from a run alone, by the same code.
 
+mod chosen;
 mod live;
 mod oom;
 mod past;
@@ -181,7 +183,7 @@ fn find(args: &Args) -> Result<Found> {
         _ if args.format.is_some() => stored::find(args),
         (_, Some(job)) => live::job(job, args),
         (Some(pid), None) => live::pid(pid, args),
-        (None, None) if args.run.is_none() => match live::latest(args)? {
+        (None, None) if args.run.is_none() && args.pid.is_none() => match chosen::newest(args)? {
             Some(found) => Ok(found),
             None => stored::find(args),
         },

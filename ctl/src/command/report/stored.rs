@@ -41,6 +41,15 @@ pub fn find(args: &Args) -> Result<Found> {
     Ok(One::found(run, Some(id.to_string()), command(id, args, &path)))
 }
 
+/// A run of this store.
+pub fn of_store(run: Run, id: RunId, args: &Args, path: &Path) -> Found {
+    let mut command = command(id, args, path);
+    if args.store.typed().is_empty() && args.store.readable().is_ok_and(|usual| usual != path) {
+        command.extend(["--store".to_owned(), path.to_string_lossy().into_owned()]);
+    }
+    One::found(run, Some(id.to_string()), command)
+}
+
 /// The latest run of a process; `None` where the store has none, or is none.
 pub fn of_pid(pid: u32, args: &Args) -> Result<Option<Found>> {
     let path = args.store.readable()?;

@@ -13,7 +13,7 @@ use super::peer::{Caller, Peer};
 use super::reasons::{End, Refusal};
 use super::rest::{self, Rest};
 use super::seats::Seat;
-use super::turns::Place;
+use crate::batch::Place;
 use crate::clock;
 use crate::service;
 use crate::source::Batch;

@@ -35,11 +35,11 @@ mod seats;
 mod turns;
 mod voice;
 
+pub use crate::batch::Place;
 pub use ask::{Answer, Answerer, Unanswered, option};
 pub use command::{Command, Disobeyed, Obeyed};
 pub use packet::MAX_PACKET_BYTES;
 pub use seats::Limits;
-pub use turns::Place;
 
 use super::Batch;
 use super::process::Processes;

@@ -4,12 +4,13 @@
 //! socket when it has a place there, and gets the place back when the ledger has taken the batch. What ended agents left is
 //! read one agent of a user at a time, and who makes that long rests as many times as long.
 
+use crate::batch::Place;
 use crate::clock;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, Semaphore};
 
 /// Batches of one user that wait for the ledger: enough to keep it busy, and what each user adds to the time that others wait.
 const PLACES: usize = 4;
@@ -17,41 +18,6 @@ const PLACES: usize = 4;
 const LONG: Duration = Duration::from_millis(250);
 /// Who takes longer leaves four fifths of the time to others.
 const RESTS: u32 = 4;
-
-/// What costs the ledger a look at all that a process holds is taken a few words at a time, and rests so many times as long as it
-/// took.
-const COSTLY_RESTS: u32 = 16;
-/// If it took that long.
-const COSTLY: Duration = Duration::from_millis(1);
-
-/// A place in the ledger's inbox; given back when dropped.
-#[derive(Debug, Clone)]
-pub struct Place {
-    permit: Arc<OwnedSemaphorePermit>,
-    is_costly: bool,
-}
-
-impl Place {
-    /// What lies in it may take long.
-    pub fn costly(self) -> Self {
-        Place { is_costly: true, ..self }
-    }
-
-    /// Whether somebody wants to know how long it took.
-    pub fn is_costly(&self) -> bool {
-        self.is_costly
-    }
-
-    /// The ledger has taken it, in so much time of the processor.
-    pub fn took(self, time: Duration) {
-        if time >= COSTLY {
-            tokio::spawn(async move {
-                tokio::time::sleep(time * COSTLY_RESTS).await;
-                drop(self.permit);
-            });
-        }
-    }
-}
 
 /// What the connections of one user share.
 #[derive(Debug)]
@@ -71,7 +37,7 @@ impl Turn {
     pub async fn place(&self) -> Option<Place> {
         // It is never closed.
         let permit = Arc::clone(&self.places).acquire_owned().await.ok()?;
-        Some(Place { permit: Arc::new(permit), is_costly: false })
+        Some(Place::new(permit))
     }
 
     /// Does work that is done for one connection of a user at a time.

@@ -10,11 +10,11 @@ use gpumem_ledger::DeviceName;
 use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Record, Stamp};
 use std::io::{self, Write};
 use std::time::Duration;
+pub use totals::Totals;
 
-/// A reading that is expected to take longer than this says at once that it has begun, so that the ledger marks its
-/// books at that time; below, that would only cost a wake-up.
+/// A reading that is expected to take longer says at once that it has begun: the ledger marks its books at that time.
 const SAY_BEGIN_NS: u64 = 1_000_000;
-/// The beacon is not set again to the same within this time.
+/// Least time between two identical values of the beacon.
 const SAY_SAME_NS: u64 = 50_000_000;
 /// A GPU that has been lost for that long may have been reset: the library is opened again, as often.
 const REOPEN_NS: u64 = 300_000_000_000;
@@ -75,42 +75,6 @@ impl Outlet {
             self.frames.clear();
         }
         Ok(())
-    }
-}
-
-/// Running totals of a poller, told as `Counter` records whose tag is the place in this list plus one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Totals {
-    pub memory_calls: u64,
-    pub memory_ns: u64,
-    pub list_calls: u64,
-    pub list_ns: u64,
-    pub failed_calls: u64,
-    pub deferred: u64,
-    pub refused: u64,
-}
-
-impl Totals {
-    /// In the order of their tags.
-    pub fn values(&self) -> [u64; 7] {
-        let calls = [self.memory_calls, self.memory_ns, self.list_calls, self.list_ns];
-        let [memory, memory_ns, lists, lists_ns] = calls;
-        [memory, memory_ns, lists, lists_ns, self.failed_calls, self.deferred, self.refused]
-    }
-
-    /// The place of a tag.
-    pub fn place(&mut self, tag: u32) -> Option<&mut u64> {
-        Some(match tag {
-            1 => &mut self.memory_calls,
-            2 => &mut self.memory_ns,
-            3 => &mut self.list_calls,
-            4 => &mut self.list_ns,
-            5 => &mut self.failed_calls,
-            6 => &mut self.deferred,
-            7 => &mut self.refused,
-            _ => return None,
-        })
     }
 }
 
@@ -636,3 +600,4 @@ mod extras;
 mod limits;
 #[cfg(test)]
 pub(crate) mod tests;
+mod totals;

@@ -8,19 +8,21 @@
 //! answers again is opened by a new poller, which replaces the current one once it has opened everything, so that opening
 //! costs the others no reading.
 
+mod standby;
+
 use super::answer::Code;
 use super::beacon::{Beacon, Doing};
-use super::hung::{Actions, HungDevices, Pending};
+use super::hung::{Actions, HungDevices};
 use super::poller::Arguments;
 use super::session::now_ns;
 use super::status::Status;
-use super::translate::{PollerState, Translator};
+use super::translate::Translator;
 use super::{Command, Settings};
 use crate::descriptors;
 use crate::source::Batch;
 use crate::source::process::Processes;
 use gpumem_wire::frame::records;
-use gpumem_wire::{Body, NONE_DEVICE};
+use standby::{Stuck, read_next};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::process::Stdio;
@@ -108,14 +110,6 @@ struct Poller {
     /// The beacon as last read, and for how many ticks it has not changed.
     seen: (u64, Doing),
     same: u32,
-}
-
-/// A poller in a call that has not returned, while its substitute reads the other GPUs.
-struct Stuck {
-    poller: Poller,
-    state: PollerState,
-    /// `None`: a call for events.
-    pending: Option<Pending>,
 }
 
 impl Poller {
@@ -304,7 +298,10 @@ impl Watch {
                         break End::Stuck(poller.seen.1);
                     }
                     if stalled >= stall_of(&self.settings) {
-                        poller = self.substitute(poller).await;
+                        match self.substitute(poller).await {
+                            Some(next) => poller = next,
+                            None => return End::Died,
+                        }
                     }
                     poller = self.look_at_stuck(poller, tick).await;
                     self.look_at_next(tick);
@@ -344,152 +341,6 @@ impl Watch {
         let mut status = self.lock();
         let since = now_ns().saturating_sub(stalled.as_nanos() as u64);
         status.stalled_since_ns = (stalled >= most).then(|| *status.stalled_since_ns.get_or_insert(since));
-    }
-
-    /// The poller's call takes long: another poller reads the other GPUs, and this one is only watched. Returns the poller that
-    /// is read from now on.
-    async fn substitute(&mut self, poller: Poller) -> Poller {
-        let doing = poller.seen.1;
-        let pending = HungDevices::target(doing, &self.translator, &self.lock());
-        let is_worth_it = {
-            let status = self.lock();
-            let is_fresh =
-                |index: u16| status.devices.iter().any(|of| of.index != index && of.problem.is_none());
-            let is_known = |index: u16| status.devices.iter().any(|of| of.index == index);
-            match (doing, pending) {
-                // The first time that a driver opens a GPU takes seconds.
-                (Doing::Index(index), _) => is_known(index) && is_fresh(index),
-                (_, Some(pending)) => is_fresh(pending.index),
-                (Doing::Events, _) => true,
-                _ => false,
-            }
-        };
-        if !is_worth_it || !self.lock().up || self.stuck.len() >= MOST_STUCK {
-            return poller;
-        }
-        if let Some(pending) = pending {
-            self.hung.suspect(pending, &mut self.translator, &mut lock(&self.status));
-        }
-        self.next = None;
-        let state = self.translator.begin_poller();
-        self.stuck.push(Stuck { poller, state, pending });
-        match self.launch() {
-            Ok(substitute) => {
-                self.lock().poller_pid = substitute.child.id();
-                self.send().await;
-                substitute
-            }
-            Err(error) => {
-                warn!(%error, "no substitute for a stuck nvml poller");
-                self.go_back().unwrap_or_else(|| unreachable!("it was pushed above"))
-            }
-        }
-    }
-
-    /// Looks whether calls have returned or have timed out. Returns the poller that is read from now on.
-    async fn look_at_stuck(&mut self, mut poller: Poller, tick: Duration) -> Poller {
-        let mut place = 0;
-        while let Some(stuck) = self.stuck.get_mut(place) {
-            let before = stuck.poller.seen;
-            let stalled = stuck.poller.look(tick);
-            let has_died = !matches!(stuck.poller.child.try_wait(), Ok(None));
-            let has_returned = stuck.poller.seen != before;
-            if !has_died && has_returned && self.stuck.len() == 1 {
-                // A slow call: the first poller has opened all GPUs, its substitute has not.
-                if let Some(first) = self.go_back() {
-                    drop(std::mem::replace(&mut poller, first)); // which kills the substitute
-                    self.send().await;
-                }
-                continue;
-            }
-            if !has_died && !has_returned && stalled < limit(before.1, &self.settings) {
-                place += 1;
-                continue;
-            }
-            let Stuck { poller: stuck, pending, .. } = self.stuck.remove(place);
-            if has_returned && !has_died {
-                // Others are stuck: what it would call next may be theirs.
-                if let Some(pending) = pending {
-                    self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
-                    self.needs_reopen = true;
-                }
-            } else {
-                warn!(?pending, has_died, left_behind = stuck.child.id(), "nvml poller lost");
-                self.give_up(pending, has_died);
-            }
-            self.send().await;
-        }
-        poller
-    }
-
-    /// A stuck poller's call has timed out, or has ended the poller.
-    fn give_up(&mut self, pending: Option<Pending>, has_died: bool) {
-        let mut status = lock(&self.status);
-        status.counters.hangs += u64::from(!has_died);
-        status.counters.restarts += 1;
-        let Some(pending) = pending else {
-            (self.no_events, status.no_events) = (true, true);
-            return;
-        };
-        let code = if has_died { Code::UNKNOWN } else { Code::TIMEOUT };
-        self.hung.avoid(pending, code, &self.settings, &mut self.translator, &mut status);
-        // Only its lists: its memory can be read, which takes a poller that has opened it.
-        self.needs_reopen |= matches!(pending.doing, Doing::Lists(_));
-    }
-
-    /// Goes back to the newest poller that was stuck.
-    fn go_back(&mut self) -> Option<Poller> {
-        let Stuck { poller, state, pending } = self.stuck.pop()?;
-        let mut status = lock(&self.status);
-        status.poller_pid = poller.child.id();
-        let index = pending.map(|pending| pending.index);
-        let devices = &status.devices;
-        self.translator
-            .end_readings(|slot| devices.iter().any(|of| of.slot == slot && Some(of.index) == index));
-        self.translator.resume_poller(state);
-        if let Some(pending) = pending {
-            self.hung.returned(pending, &mut self.translator, &mut status);
-        }
-        Some(poller)
-    }
-
-    /// Kills the pollers that are stuck; their GPUs are opened by the next one.
-    fn abandon_stuck(&mut self) {
-        for stuck in self.stuck.drain(..) {
-            if let Some(pending) = stuck.pending {
-                self.hung.returned(pending, &mut self.translator, &mut lock(&self.status));
-                self.needs_reopen = true;
-            }
-        }
-    }
-
-    /// Starts the poller that opens a GPU again, or gives it up if it gets stuck.
-    fn look_at_next(&mut self, tick: Duration) {
-        if let Some(next) = &mut self.next {
-            if next.look(tick) >= limit(next.seen.1, &self.settings) {
-                self.next = None;
-                self.hung.relapse();
-            }
-        } else if self.needs_reopen && self.stuck.is_empty() && self.lock().released_until_ns.is_none() {
-            self.needs_reopen = false;
-            self.next = self.launch().ok();
-            if self.next.is_none() {
-                self.hung.relapse();
-            }
-        }
-    }
-
-    /// Another poller has opened all GPUs and takes the place of the previous one.
-    async fn replace(&mut self, mut previous: Poller, poller: &Poller) {
-        self.translator.begin_poller();
-        self.translator.end_readings(|_| false);
-        self.lock().poller_pid = poller.child.id();
-        self.send().await;
-        previous.write("quit\n").await;
-        // It shuts NVML down, or is killed.
-        tokio::spawn(async move {
-            let _ = timeout(Duration::from_millis(500), previous.child.wait()).await;
-        });
     }
 
     /// Frames of the poller. `None`: they are none.
@@ -613,25 +464,6 @@ impl Watch {
                 .end_readings(|slot| devices.iter().any(|of| of.slot == slot && is_stuck(of.index)));
         }
         self.send().await;
-    }
-}
-
-/// Reads from the poller that is to replace the current one. Returns once it has opened the library: `true` if that succeeded, so
-/// that it may take over. Never returns while there is no such poller.
-async fn read_next(next: &mut Option<Poller>) -> bool {
-    let Some(next) = next else { return std::future::pending().await };
-    loop {
-        if !matches!(next.stdout.read_buf(&mut next.unread).await, Ok(count) if count > 0) {
-            return false;
-        }
-        for record in records(&next.unread) {
-            let Ok(Ok(record)) = record else { break };
-            if let Body::Source { up, .. } = record.body
-                && record.stamp.device == NONE_DEVICE
-            {
-                return up;
-            }
-        }
     }
 }
 

@@ -1,0 +1,91 @@
+//! The keeper with a store on disk.
+
+use super::*;
+use gpumem_runs::run::{Clock, Coverage, Own, Process, Source};
+
+pub(super) fn run(events: u64) -> Run {
+    Run {
+        source: Source { kind: "daemon".into(), origin: "host".into(), preset: None },
+        clock: Clock::Monotonic { wall_offset_ns: None },
+        process: Process { pid: 7, start_ticks: 9, ..Process::default() },
+        state: State::Open,
+        coverage: Coverage { events, ..Coverage::default() },
+        caveats: Vec::new(),
+        cells: Vec::new(),
+        devices: Vec::new(),
+        own: Own::default(),
+    }
+}
+
+/// Who lives for a few milliseconds is over before the store is asked what it knows: nothing of that may stay in memory.
+#[test]
+fn of_a_process_that_is_over_nothing_is_recalled() {
+    let dir = std::env::temp_dir().join(format!("gpumemd-recalled-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
+    let (keeper, thread) = Keeper::start(path, Retention::default(), Arc::clone(&stats)).expect("a thread");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let ask = |pid: u32, state: State| {
+        let (uid, process) = (format!("boot:{pid}:9"), Process { pid, start_ticks: 9, ..Process::default() });
+        let of = |events, state| Run { state, process: process.clone(), ..run(events) };
+        keeper.keep(uid.clone(), of(5, state), true);
+        while keeper.status().waiting > 0 {
+            std::thread::yield_now();
+        }
+        let now = of(3, State::Open);
+        let (reply, mut recalled) = tokio::sync::mpsc::unbounded_channel();
+        keeper.recall(uid, key_of(&now), reply);
+        let whole = runtime.block_on(keeper.whole(vec![now]));
+        (recalled.try_recv().ok().map(|recalled| recalled.events), whole[0].coverage.events)
+    };
+    assert_eq!(ask(7, State::Closed { time_ns: 1, status: None }), (None, 3));
+    assert_eq!(ask(8, State::Open), (Some(5), 8), "the daemon that kept it has ended: the process may go on");
+    thread.end(Duration::from_secs(60));
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
+/// The start time of a process that had ended before it connected is its own claim.
+#[test]
+fn run_of_another_user_is_never_continued() {
+    let dir = std::env::temp_dir().join(format!("gpumemd-another-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let path = dir.join("runs.sqlite");
+    let store = || Store::open_read_only(&path).expect("a store");
+    for (user, events) in [(1, 5), (2, 7), (1, 9)] {
+        let (keeper, thread) =
+            Keeper::start(path.clone(), Retention::default(), Arc::default()).expect("a thread");
+        let process = Process { pid: 7, start_ticks: 9, uid: Some(user), ..Process::default() };
+        keeper.keep("boot:7:9".into(), Run { process, ..run(events) }, true);
+        thread.end(Duration::from_secs(60));
+    }
+    let of = |user| {
+        let runs = store().list().expect("runs");
+        let runs = runs.into_iter().map(|run| store().load(run.id).expect("a run"));
+        let mut events: Vec<u64> =
+            runs.filter(|run| run.process.uid == Some(user)).map(|run| run.coverage.events).collect();
+        events.sort_unstable();
+        events
+    };
+    assert_eq!(of(2), [7], "nothing of the other's, and nothing in it");
+    assert_eq!(of(1), [14], "the first one's goes on");
+    std::fs::remove_dir_all(&dir).expect("removed");
+}
+
+/// A disk that is slow gets the newest state, and not one after another that nobody wants any more: otherwise the end would
+/// come before the last of them.
+#[test]
+fn what_is_old_is_not_written_when_there_is_something_newer() {
+    const STATES: u64 = 200;
+    let dir = std::env::temp_dir().join(format!("gpumemd-keeper-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a folder");
+    let (path, stats) = (dir.join("runs.sqlite"), Arc::new(Stats::default()));
+    let (keeper, thread) =
+        Keeper::start(path.clone(), Retention::default(), Arc::clone(&stats)).expect("a thread");
+    (1..=STATES).for_each(|events| keeper.keep("boot:7:9".into(), run(events), false));
+    thread.end(Duration::from_secs(60));
+    let list = Store::open_read_only(&path).and_then(|store| store.list()).expect("a store");
+    assert_eq!((list.len(), list[0].events), (1, STATES));
+    let writes = stats.get(Count::StoreWrites);
+    assert!(writes < STATES / 2, "{writes} writes");
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

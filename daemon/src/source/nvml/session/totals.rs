@@ -1,0 +1,37 @@
+//! What a poller has called, and what it cost.
+
+/// Running totals of a poller, told as `Counter` records whose tag is the place in this list plus one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Totals {
+    pub memory_calls: u64,
+    pub memory_ns: u64,
+    pub list_calls: u64,
+    pub list_ns: u64,
+    pub failed_calls: u64,
+    pub deferred: u64,
+    pub refused: u64,
+}
+
+impl Totals {
+    /// In the order of their tags.
+    pub fn values(&self) -> [u64; 7] {
+        let calls = [self.memory_calls, self.memory_ns, self.list_calls, self.list_ns];
+        let [memory, memory_ns, lists, lists_ns] = calls;
+        [memory, memory_ns, lists, lists_ns, self.failed_calls, self.deferred, self.refused]
+    }
+
+    /// The place of a tag.
+    pub fn place(&mut self, tag: u32) -> Option<&mut u64> {
+        Some(match tag {
+            1 => &mut self.memory_calls,
+            2 => &mut self.memory_ns,
+            3 => &mut self.list_calls,
+            4 => &mut self.list_ns,
+            5 => &mut self.failed_calls,
+            6 => &mut self.deferred,
+            7 => &mut self.refused,
+            _ => return None,
+        })
+    }
+}
