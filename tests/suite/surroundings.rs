@@ -1,7 +1,7 @@
 //! What `make demo` and `make test` say of a machine that lacks something: one line for each thing, with what to do.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,11 +50,15 @@ impl Surroundings {
         self
     }
 
-    /// Puts a program there that prints these lines.
+    /// Puts a program there that prints these lines. Another process writes it: while any thread of this one forks, a file that it has
+    /// open for writing cannot be executed.
     fn says(&self, program: &str, lines: &str) -> &Self {
         self.lacks(program);
-        fs::write(self.bin(program), format!("#!/bin/sh\ncat << 'END'\n{lines}\nEND\n")).expect("written");
-        fs::set_permissions(self.bin(program), fs::Permissions::from_mode(0o755)).expect("an executable");
+        let script = format!("#!/bin/sh\ncat << 'END'\n{lines}\nEND\n");
+        let write = r#"printf %s "$1" > "$2" && chmod 755 "$2""#;
+        let mut shell = Command::new("sh");
+        shell.args(["-c", write, "sh", &script]).arg(self.bin(program));
+        assert!(shell.status().expect("a shell").success());
         if !self.bin("cat").exists() {
             symlink("/bin/cat", self.bin("cat")).expect("a link");
         }

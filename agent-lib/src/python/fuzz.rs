@@ -315,13 +315,9 @@ fn line_is_that_of_the_innermost_frame_of_the_program() {
         let tables = tables();
         let mut image = image(&layout);
         assert_eq!(tables.line(&image, &layout), "file.py:71 work", "{layout:?}");
-        let reads = image.reads.get();
+        // A line that nobody remembers takes more than twice as many.
         assert_eq!(tables.line(&image, &layout), "file.py:71 work");
-        assert!(
-            image.reads.get() <= 16 && image.reads.get() < reads,
-            "it is remembered: {}",
-            image.reads.get()
-        );
+        assert!(image.reads.get() <= 16, "it is remembered: {}", image.reads.get());
         // Another code object at its address, of the standard library.
         let [work, call, main, _] = CODES;
         let library = BASE + 0x3e00;

@@ -3,19 +3,18 @@
 use self::limits::Limits;
 use super::Settings;
 use super::answer::{Charge, Code, Event, List, Memory, PID_MOST};
-use super::beacon::{Doing, Lamp};
+use super::beacon::Doing;
 use super::lanes::{Lanes, Turn};
 use super::library::{Facts, Gpus, Pids};
 use gpumem_ledger::DeviceName;
-use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Record, Stamp};
-use std::io::{self, Write};
+use gpumem_wire::{Absence, Body, DeviceIdKind, Reading, Stamp};
+pub use outlet::Outlet;
+use std::io;
 use std::time::Duration;
 pub use totals::Totals;
 
 /// A reading that is expected to take longer says at once that it has begun: the ledger marks its books at that time.
 const SAY_BEGIN_NS: u64 = 1_000_000;
-/// Least time between two identical values of the beacon.
-const SAY_SAME_NS: u64 = 50_000_000;
 /// A GPU that has been lost for that long may have been reset: the library is opened again, as often.
 const REOPEN_NS: u64 = 300_000_000_000;
 /// How often other devices are looked for, and at most that often where a call makes one doubt that they are the same.
@@ -30,52 +29,6 @@ pub const NOT_OUR_PID: u64 = u64::MAX;
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
-}
-
-/// Where frames go, and the beacon that says what is being done.
-pub struct Outlet {
-    /// Frames that have not been written.
-    pub frames: Vec<u8>,
-    sink: Box<dyn Write>,
-    beacon: Option<Lamp>,
-    /// What the beacon says, and since when.
-    said: (Doing, u64),
-}
-
-impl Outlet {
-    /// An outlet over `sink`.
-    pub fn new(sink: Box<dyn Write>, beacon: Option<Lamp>) -> Outlet {
-        Outlet { frames: Vec::with_capacity(16 * 1024), sink, beacon, said: (Doing::Nothing, 0) }
-    }
-
-    /// Says what is done next. Calls for one device that follow each other quickly are one.
-    pub fn doing(&mut self, doing: Doing) {
-        let Some(beacon) = &mut self.beacon else { return };
-        let now = now_ns();
-        if self.said.0 != doing || now.saturating_sub(self.said.1) >= SAY_SAME_NS {
-            self.said = (doing, now);
-            beacon.set(doing);
-        }
-    }
-
-    /// Adds a record.
-    pub fn say(&mut self, stamp: Stamp, body: Body<'_>) {
-        Record { stamp, body }.append_frame(&mut self.frames);
-    }
-
-    /// Writes what there is.
-    ///
-    /// # Errors
-    /// The reader is gone.
-    pub fn flush(&mut self) -> io::Result<()> {
-        self.doing(Doing::Nothing);
-        if !self.frames.is_empty() {
-            self.sink.write_all(&self.frames)?;
-            self.sink.flush()?;
-            self.frames.clear();
-        }
-        Ok(())
-    }
 }
 
 /// What is remembered of a device.
@@ -598,6 +551,7 @@ pub fn absence_of(code: Code) -> Absence {
 
 mod extras;
 mod limits;
+mod outlet;
 #[cfg(test)]
 pub(crate) mod tests;
 mod totals;

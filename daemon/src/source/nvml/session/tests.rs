@@ -1,6 +1,7 @@
 use super::*;
 use crate::source::nvml::answer::{Happened, MemoryLimit};
 use crate::source::nvml::library::Device;
+use gpumem_wire::Record;
 use gpumem_wire::frame::records;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
