@@ -139,7 +139,8 @@ def count_hooked() -> int:
     """Classes of optimizers of which one was made: PyTorch wraps the step of a class then."""
     found = _optimizers()
     for kind in found:
-        found.extend(derived for derived in type.__subclasses__(kind) if derived not in found)
+        derived: List[type] = type.__subclasses__(kind)
+        found.extend(one for one in derived if one not in found)
     return sum(getattr(vars(kind).get("step"), "hooked", False) is True for kind in found)
 
 
