@@ -1,6 +1,6 @@
 //! The daemon, the agent and NVML on the simulated machine, sample by sample beside the machine's own truth.
 use gpumem_tests::live::hostile::{Peer, Shared, ordered, record, unordered};
-use gpumem_tests::live::{Daemon, Job, Machine, replay, until};
+use gpumem_tests::live::{Daemon, Job, Machine, replay, try_replay, until};
 use gpumem_wire::{Body, DeviceIdKind, MemoryKind, Reading, Stamp};
 use std::time::Duration;
 
@@ -11,6 +11,15 @@ fn listed(machine: &Machine, job: &Job, times: usize) {
     let count = || machine.truth().iter().filter(|truth| truth.pid == job.pid() && !truth.is_end()).count();
     let goal = count() + times;
     until(60, "lists of processes", || (count() >= goal).then_some(()));
+}
+
+/// Waits until so many samples of the process are exact in the daemon's recording: on a busy machine many have to wait for the agent.
+fn exact(machine: &Machine, daemon: &Daemon, job: &Job, samples: u64) {
+    until(60, "exact samples", || {
+        let seen = try_replay(&daemon.recording).ok()?;
+        let compared = seen.compare(&machine.truth(), Some(job.pid()));
+        (compared.exact >= samples).then_some(())
+    });
 }
 
 /// A trainer that trains until it is told that it is enough.
@@ -71,7 +80,7 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
     ];
     let mut uncovered = Job::start(&mut machine.bare_trainer(&with(&["--seed", "4", "--devices", "0"])));
     uncovered.wait_for("ready");
-    covered.iter().for_each(|job| listed(&machine, job, 25));
+    covered.iter().for_each(|job| exact(&machine, &daemon, job, 10));
     listed(&machine, &uncovered, 10);
     covered.iter_mut().for_each(Job::enough);
     uncovered.enough();
@@ -110,12 +119,12 @@ fn killed_daemon_is_followed_by_one_that_knows_everything_again() {
     let machine = Machine::new(TWO);
     let mut first = Daemon::start(&machine, "first", FAST);
     let mut trainer = training(&machine, &first, LONG);
-    listed(&machine, &trainer, 20);
+    exact(&machine, &first, &trainer, 3);
     first.job.signal("KILL");
     first.job.end();
     std::thread::sleep(Duration::from_millis(300)); // the trainer goes on without one
     let mut second = Daemon::start(&machine, "second", FAST);
-    listed(&machine, &trainer, 40);
+    exact(&machine, &second, &trainer, 10);
     trainer.enough();
     second.wait_for_the_end_of(&machine, &[&trainer]);
     second.stop();
@@ -138,6 +147,7 @@ fn full_ring_loses_history_and_no_state() {
     // Until its socket and the ring are full.
     std::thread::sleep(Duration::from_millis(1500));
     daemon.job.signal("CONT");
+    exact(&machine, &daemon, &trainer, 5);
     listed(&machine, &trainer, 60);
     trainer.enough();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);
@@ -165,6 +175,7 @@ fn stopped_daemon_does_not_stall_the_training() {
     std::thread::sleep(Duration::from_secs(10));
     daemon.job.signal("CONT");
     listed(&machine, &trainer, 240); // the first of them before all that had waited is heard
+    exact(&machine, &daemon, &trainer, 10);
     trainer.enough();
     alone.enough();
     daemon.wait_for_the_end_of(&machine, &[&trainer]);

@@ -2,7 +2,7 @@
 //! server of root or of the program's user.
 
 use crate::common::daemon::{Daemon, Folder, Peer, agent};
-use gpumem_test_support::{alone, skip};
+use gpumem_test_support::alone;
 use gpumem_wire::Body;
 use std::path::Path;
 
@@ -51,22 +51,30 @@ fn server_has_files_created_only_where_the_environment_permits() {
         let text = path.to_str().expect("UTF-8").to_owned();
         assert_eq!(start(&mut peer, &path), (0, text.clone()));
         assert_eq!(told(&mut peer, Body::RecordControl { on: false, path: "" }), (0, text));
-        drop((peer, daemon));
-
-        // SAFETY: no arguments, never fails.
-        if unsafe { libc::geteuid() } != 0 {
-            skip("a server of another user takes root", "");
-            return;
-        }
-        std::fs::remove_file(&socket).expect("removed");
-        let daemon = Daemon::listen_as(&socket, 65_534);
-        let mut peer = daemon.accept();
-        peer.resync(2);
-        let path = allowed.join("b.gpumem");
-        let (errno, why) = start(&mut peer, &path);
-        assert!(errno == libc::EPERM && why.contains("runs as user 65534"), "{errno} {why}");
-        let text = path.to_str().expect("UTF-8");
-        assert_eq!(told(&mut peer, Body::Dump { path: text }).0, libc::EPERM);
-        assert!(!path.exists());
     });
+}
+
+/// Lane `privileged`.
+mod privileged {
+    use super::*;
+
+    #[test]
+    fn server_of_another_user_has_no_file_created() {
+        alone(|| {
+            let folder = Folder::new("requested-by-another");
+            let socket = folder.0.join("agent.sock");
+            let daemon = Daemon::listen_as(&socket, 65_534);
+            agent(&socket, |settings| {
+                settings.record_dirs = vec![folder.0.canonicalize().expect("a folder")]
+            });
+            let mut peer = daemon.accept();
+            peer.resync(1);
+            let path = folder.0.join("b.gpumem");
+            let (errno, why) = start(&mut peer, &path);
+            assert!(errno == libc::EPERM && why.contains("runs as user 65534"), "{errno} {why}");
+            let text = path.to_str().expect("UTF-8");
+            assert_eq!(told(&mut peer, Body::Dump { path: text }).0, libc::EPERM);
+            assert!(!path.exists());
+        });
+    }
 }

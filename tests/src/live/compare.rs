@@ -3,7 +3,7 @@
 use super::truth::Truth;
 use gpumem_ledger::{Class, ClosedSample, Ledger, Origin, ProcessKey, ProcessView, Snapshot};
 use gpumem_runs::builder::Sink;
-use gpumem_runs::input::Input;
+use gpumem_runs::input::{self, Input};
 use gpumem_runs::recording;
 use gpumem_wire::{Body, Flags, Record, Stamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,6 +105,14 @@ impl Sink for Collector {
 /// # Panics
 /// When it cannot be read.
 pub fn replay(path: &Path) -> Replay {
+    try_replay(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same of a daemon that may not have recorded anything yet.
+///
+/// # Errors
+/// It cannot be read.
+pub fn try_replay(path: &Path) -> Result<Replay, input::Error> {
     let mut sink = Collector {
         ledger: Ledger::new(),
         moves: BTreeMap::new(),
@@ -115,9 +123,8 @@ pub fn replay(path: &Path) -> Replay {
         samples: Vec::new(),
         rejected: 0,
     };
-    let input = Input::open(path).unwrap_or_else(|error| panic!("{error}"));
-    recording::read(input, &mut sink).unwrap_or_else(|error| panic!("{error}"));
-    Replay {
+    recording::read(Input::open(path)?, &mut sink)?;
+    Ok(Replay {
         samples: sink.samples,
         snapshot: sink.ledger.snapshot(),
         rejected: sink.rejected,
@@ -125,7 +132,7 @@ pub fn replay(path: &Path) -> Replay {
         long: sink.long,
         ends: sink.ends,
         given: sink.given,
-    }
+    })
 }
 
 /// How many samples were held against the truth, and how.

@@ -33,7 +33,7 @@ pub mod soak;
 pub mod torch;
 pub mod truth;
 
-pub use compare::{Compared, Replay, replay};
+pub use compare::{Compared, Replay, replay, try_replay};
 pub use daemon::Daemon;
 pub use machine::{Job, Machine};
 pub use mixer::Mixer;
