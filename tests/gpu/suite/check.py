@@ -81,6 +81,7 @@ class Test:
         found = self.machine.environment(self.home)
         found["GPUMEM_SITES"] = "0"  # what a check does not name has no name
         if agent is not None:
+            found["GPUMEM_EXIT_WAIT_MS"] = "10000"  # on a busy machine the recording of a short program is late; else nothing waits
             found["CUDA_INJECTION64_PATH"] = str(self.library)
             found["NVTX_INJECTION64_PATH"] = str(self.library)
             if isinstance(agent, Daemon):
