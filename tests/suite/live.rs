@@ -16,6 +16,7 @@ fn listed(machine: &Machine, job: &Job, times: usize) {
 /// Waits until so many samples of the process are exact in the daemon's recording: on a busy machine many have to wait for the agent.
 fn exact(machine: &Machine, daemon: &Daemon, job: &Job, samples: u64) {
     until(60, "exact samples", || {
+        listed(machine, job, 10); // a replay takes the time of many samples
         let seen = try_replay(&daemon.recording).ok()?;
         let compared = seen.compare(&machine.truth(), Some(job.pid()));
         (compared.exact >= samples).then_some(())
@@ -80,6 +81,7 @@ fn three_covered_and_one_uncovered_process_on_two_devices() {
     ];
     let mut uncovered = Job::start(&mut machine.bare_trainer(&with(&["--seed", "4", "--devices", "0"])));
     uncovered.wait_for("ready");
+    covered.iter().for_each(|job| listed(&machine, job, 25));
     covered.iter().for_each(|job| exact(&machine, &daemon, job, 10));
     listed(&machine, &uncovered, 10);
     covered.iter_mut().for_each(Job::enough);
