@@ -563,6 +563,12 @@ impl Ledger {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
 
+    /// Whether anything of a device is known of a process.
+    pub fn is_on_a_device(&self, key: ProcessKey) -> bool {
+        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
+        process.is_some_and(|process| !process.accounts.is_empty())
+    }
+
     /// What a program says of itself beside memory.
     pub fn own(&self, key: ProcessKey) -> OwnView {
         let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));

@@ -413,7 +413,7 @@ impl Core {
         let since_ns = now_ns.saturating_sub(self.first_ns);
         if is_due || since_ns >= FIRST_CHECKPOINT_NS && self.tracks.has_new() {
             self.first_ns = now_ns;
-            self.tracks.make_due(!is_due, now_ns);
+            self.make_due(!is_due, now_ns);
         }
         self.checkpoint(now_ns);
         self.roll(now_ns);

@@ -173,9 +173,13 @@ impl Tracks {
 
     /// The runs of all processes of which something was said since they were last written are due; those that never were
     /// go first, in the order in which the processes began: their numbers in the store are in that order. With `only_new`, only these.
-    pub fn make_due(&mut self, only_new: bool, now_ns: u64) {
+    /// One that `has_run` is false of stays new.
+    pub fn make_due(&mut self, only_new: bool, now_ns: u64, has_run: impl Fn(ProcessKey) -> bool) {
         let mut new = Vec::new();
         for (&key, track) in self.tracks.iter_mut().filter(|(_, track)| track.changed && !track.is_due) {
+            if track.is_new && !has_run(key) {
+                continue;
+            }
             if track.is_new {
                 new.push(key);
             } else if !only_new {
@@ -208,16 +212,9 @@ impl Tracks {
         (self.due.len(), self.due.iter().map(|(_, since_ns)| *since_ns).min())
     }
 
-    /// There was nothing worth writing: with the next word of it, it is new still.
-    pub fn was_not_written(&mut self, key: ProcessKey) {
-        if let Some(track) = self.tracks.get_mut(&key) {
-            track.is_new = true;
-        }
-    }
-
-    /// Whether there is one that was never written, of which something was said.
+    /// Whether there is one that was never written.
     pub fn has_new(&self) -> bool {
-        self.tracks.values().any(|track| track.is_new && track.changed)
+        self.tracks.values().any(|track| track.is_new)
     }
 
     /// Those that have not ended.
@@ -319,14 +316,12 @@ mod tests {
         let keys = [(900, 1), (30, 2), (500, 3)].map(|(pid, start_ticks)| ProcessKey { pid, start_ticks });
         let mut tracks = Tracks::default();
         keys.iter().for_each(|key| assert!(tracks.see(*key)));
-        tracks.make_due(true, 5);
-        let due: Vec<_> = tracks.take_due(9).into_iter().map(|(key, _)| key).collect();
-        assert_eq!(due, keys, "pids begin again");
-        tracks.was_not_written(keys[0]);
-        assert!(!tracks.has_new(), "nothing was said of it since");
-        keys.iter().for_each(|key| assert!(tracks.see(*key)));
-        tracks.make_due(true, 6);
-        assert_eq!(tracks.take_due(9), [(keys[0], 6)], "the others are written");
+        tracks.make_due(true, 5, |key| key != keys[0]);
+        assert_eq!(tracks.take_due(9), [(keys[1], 5), (keys[2], 5)], "pids begin again");
+        assert!(tracks.has_new(), "the first one is on no device so far");
+        tracks.see(keys[1]);
+        tracks.make_due(false, 6, |_| true);
+        assert_eq!(tracks.take_due(9), [(keys[0], 6), (keys[1], 6)]);
     }
 
     #[test]
@@ -335,19 +330,19 @@ mod tests {
         let mut tracks = Tracks::default();
         tracks.see(key(1));
         tracks.see(key(2));
-        tracks.make_due(true, 5);
+        tracks.make_due(true, 5, |_| true);
         assert!(!tracks.has_new());
-        tracks.make_due(false, 6);
+        tracks.make_due(false, 6, |_| true);
         assert_eq!(tracks.due(), (2, Some(5)), "each is due once");
         assert_eq!(tracks.take_due(9).len(), 2);
-        tracks.make_due(false, 7);
+        tracks.make_due(false, 7, |_| true);
         assert_eq!(tracks.due().0, 0, "nothing was said since");
         tracks.see(key(1));
-        tracks.make_due(true, 8);
+        tracks.make_due(true, 8, |_| true);
         assert_eq!(tracks.due().0, 0, "it is not new");
-        tracks.make_due(false, 9);
+        tracks.make_due(false, 9, |_| true);
         tracks.see(key(3));
-        tracks.make_due(true, 10);
+        tracks.make_due(true, 10, |_| true);
         assert_eq!(tracks.take_due(1), [(key(3), 10)], "a new one goes first");
         assert_eq!(tracks.take_due(9), [(key(1), 9)], "the rest keeps its place");
     }

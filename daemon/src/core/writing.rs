@@ -73,6 +73,12 @@ impl Core {
         }
     }
 
+    /// See [`Tracks::make_due`](super::track::Tracks::make_due).
+    pub(super) fn make_due(&mut self, only_new: bool, now_ns: u64) {
+        let ledger = self.builder.ledger();
+        self.tracks.make_due(only_new, now_ns, |key| ledger.is_on_a_device(key));
+    }
+
     /// Hands runs that are due to the store, as many as it has room for: the others are made when it has, and not before.
     pub(super) fn checkpoint(&mut self, now_ns: u64) {
         let due = self.tracks.take_due(self.keeper.room().living.min(RUNS_AT_ONCE));
@@ -94,8 +100,6 @@ impl Core {
         for (key, run) in self.builder.runs_of(keys, true) {
             if worth_keeping(&run) {
                 self.keeper.keep(self.uid(key), run, over);
-            } else {
-                self.tracks.was_not_written(key);
             }
         }
     }
@@ -104,7 +108,7 @@ impl Core {
     pub(super) async fn close(&mut self) {
         let began = Instant::now();
         self.finish(u64::MAX);
-        self.tracks.make_due(false, 0);
+        self.make_due(false, 0);
         let mut keys: Vec<_> = self.tracks.take_due(usize::MAX).into_iter().map(|(key, _)| key).collect();
         let with_news: HashSet<_> = keys.iter().copied().collect();
         keys.extend(self.tracks.keys().into_iter().filter(|key| !with_news.contains(key)));

@@ -286,7 +286,7 @@ impl Keeper {
         let ((waiting, waiting_bytes), oldest) = (shelf.load(), shelf.oldest());
         drop(shelf);
         let queue = *lock(&self.queue);
-        let oldest = oldest + queue.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let oldest = oldest.max(queue.since.map_or(Duration::ZERO, |since| since.elapsed()));
         Status {
             waiting,
             waiting_bytes,

@@ -23,7 +23,7 @@ pub struct Status {
     pub since_ns: u64,
     /// Since when the poller has done nothing, if that is longer than it should be: no GPU is read.
     pub stalled_since_ns: Option<u64>,
-    /// Closed on request until then.
+    /// Closed until then: on request, or because the driver is being unbound from a GPU.
     pub released_until_ns: Option<u64>,
     /// What has been called, and what it cost.
     pub counters: Counters,

@@ -16,9 +16,8 @@ pub struct Totals {
 impl Totals {
     /// In the order of their tags.
     pub fn values(&self) -> [u64; 7] {
-        let calls = [self.memory_calls, self.memory_ns, self.list_calls, self.list_ns];
-        let [memory, memory_ns, lists, lists_ns] = calls;
-        [memory, memory_ns, lists, lists_ns, self.failed_calls, self.deferred, self.refused]
+        let Totals { memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused } = *self;
+        [memory_calls, memory_ns, list_calls, list_ns, failed_calls, deferred, refused]
     }
 
     /// The place of a tag.
