@@ -5,6 +5,7 @@
 
 use crate::book::{Book, CellId, CellKey};
 use crate::parameter::{Parameters, ParametersView};
+use crate::process::Process;
 use gpumem_wire::Role;
 
 /// Iterations that a process remembers of each device; neighbours become one when there are more.
@@ -238,6 +239,14 @@ impl Iterations {
 
     pub fn bytes(&self) -> usize {
         self.parameters.bytes()
+    }
+}
+
+impl Process {
+    /// What the iterations of an account held.
+    pub fn iterations_view(&self, account: usize) -> Option<IterationsView> {
+        let (roles, book) = (self.holdings.roles.get(account)?, self.holdings.books.get(account)?);
+        Some(roles.iterations.view(self.applied_ns, book))
     }
 }
 

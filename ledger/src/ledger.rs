@@ -563,38 +563,33 @@ impl Ledger {
         self.processes.iter().map(|process| (process.key, process.ended.is_some()))
     }
 
+    fn known(&self, key: ProcessKey) -> Option<&Process> {
+        self.processes.get(*self.by_key.get(&key)?)
+    }
+
     /// Whether anything of a device is known of a process.
     pub fn is_on_a_device(&self, key: ProcessKey) -> bool {
-        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-        process.is_some_and(|process| !process.accounts.is_empty())
+        self.known(key).is_some_and(|process| !process.accounts.is_empty())
     }
 
     /// What a program says of itself beside memory.
     pub fn own(&self, key: ProcessKey) -> OwnView {
-        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-        process.map(Process::own).unwrap_or_default()
+        self.known(key).map(Process::own).unwrap_or_default()
     }
 
     /// Whether an account of a process grows, by its place in [`ProcessView::accounts`](crate::ProcessView).
     pub fn trend(&self, key: ProcessKey, account: usize) -> TrendView {
-        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-        process.map(|process| process.trend_view(account)).unwrap_or_default()
+        self.known(key).map(|process| process.trend_view(account)).unwrap_or_default()
     }
 
     /// What an account held over time, by its place in [`ProcessView::accounts`](crate::ProcessView).
     pub fn timeline(&self, key: ProcessKey, account: usize) -> TimelineView {
-        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-        process.map(|process| process.holdings.timeline(account)).unwrap_or_default()
+        self.known(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 
     /// What the iterations of an account held, by its place in [`ProcessView::accounts`](crate::ProcessView).
     pub fn iterations(&self, key: ProcessKey, account: usize) -> IterationsView {
-        let process = self.by_key.get(&key).and_then(|&index| self.processes.get(index));
-        let view = process.and_then(|process| {
-            let (roles, book) = (process.holdings.roles.get(account)?, process.holdings.books.get(account)?);
-            Some(roles.iterations.view(process.applied_ns, book))
-        });
-        view.unwrap_or_default()
+        self.known(key).and_then(|process| process.iterations_view(account)).unwrap_or_default()
     }
 
     /// The state as views read it. Costs a copy of every cell, not of every row.
