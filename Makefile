@@ -11,7 +11,6 @@ TARGET = $(or $(CARGO_TARGET_DIR),target)
 FAKE = $(TARGET)/fake-gpu
 # make knows no spaces in paths: below this folder, paths stay relative.
 FAKE_FROM_TESTS = $(if $(filter /%,$(TARGET)),$(FAKE),../../$(FAKE))
-CTL = $(TARGET)/release/gpumemctl
 
 # Paths of the builder's machine stay out of the programs: they would make two builds differ. Flags are separated by the byte 0x1f, since
 # paths may have spaces.
@@ -40,11 +39,11 @@ demo:
 	@tests/demo.sh $(TARGET)/demo $(FAKE)
 
 # The report of the recording that the project ships, and of the real ones where they are.
-reports: build
+reports: $(if $(filter command line environment,$(origin PROGRAMS)),,build)
 	@for log in tests/data/small-train.log "$$GPUMEM_SAMPLES"/tbd-log/*.log; do \
 	  [ -e "$$log" ] || continue; \
 	  printf '\n$$ gpumemctl report %s\n' "$$(basename "$$log")"; \
-	  $(CTL) report "$$log" || exit 1; \
+	  "$(PROGRAMS)"/gpumemctl report "$$log" || exit 1; \
 	done
 
 lint:
