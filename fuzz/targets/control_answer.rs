@@ -3,7 +3,7 @@
 
 use gpumem_fuzz::{shown, tamed};
 use gpumem_runs::run::Run;
-use gpumem_wire::control::{Doctor, Finding, Marked, Ps, Recorded, Refusal, Released};
+use gpumem_model::control::{Doctor, Finding, Marked, Ps, Recorded, Refusal, Released};
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;

@@ -4,10 +4,10 @@ use gpumem_wire::Record;
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// Counters that are kept of a process: those that were said first.
-pub const MAX_COUNTERS: usize = 128;
 /// Points of a counter's course.
-pub const MAX_COUNTER_POINTS: usize = 128;
+pub use gpumem_model::own::MAX_COUNTER_POINTS;
+/// Counters that are kept of a process: those that were said first.
+pub use gpumem_model::own::MAX_COUNTERS;
 
 /// One counter.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use crate::process::Process;
 use gpumem_wire::Role;
 
 /// Iterations that a process remembers of each device; neighbours become one when there are more.
-pub const MAX_ITERATIONS: usize = 256;
+pub use gpumem_model::iterations::MAX_ROWS as MAX_ITERATIONS;
 
 /// An amount in an iteration.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -25,7 +25,7 @@
 //! timeline      what was held over time, by cell, in a bounded number of exact points
 //! trend         what stays from step to step, and as time passes
 //! category      ordered rules that name cells; never part of a total
-//! snapshot      what views read
+//! snapshot      what views read; to_model: as the types of gpumem-model
 //! ```
 //!
 //! # Booking rules
@@ -98,6 +98,7 @@ mod slot;
 mod snapshot;
 mod sums;
 mod timeline;
+mod to_model;
 mod trail;
 mod trend;
 mod vmm;
@@ -129,6 +130,7 @@ pub use snapshot::{
 };
 pub use sums::{SUM, is_sum, without_sum};
 pub use timeline::{MAX_POINT_CELLS, MAX_POINTS, TimelinePoint, TimelineView};
+pub use to_model::sparse;
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 
 /// A hash map that a hostile peer's keys cannot slow down.

@@ -16,10 +16,10 @@
 use crate::book::{Book, CellId, CellTable};
 use crate::holdings::Holdings;
 
-/// Points at most.
-pub const MAX_POINTS: usize = 256;
 /// Cells of a point at most.
-pub const MAX_POINT_CELLS: usize = 64;
+pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
+/// Points at most.
+pub use gpumem_model::timeline::MAX_POINTS;
 /// Of these, cells and sums of some of them where there are more (sums.rs); the others are sums of uses.
 pub(crate) const NAMED: usize = 40;
 

@@ -1,17 +1,16 @@
 //! Observations -> ledger -> runs. The one place where a stream becomes runs, for recordings, imports and
 //! the daemon alike.
 
-use crate::growth::Growth;
 use crate::kept::{OfProcess, Processes, Reading, Readings};
 use crate::own::{Own, SnapshotFigures};
 use crate::part::Before;
-use crate::report::units::thousands;
 use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
-use crate::series::Series;
+use crate::series::{Extremes, Series};
 use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
+use gpumem_model::units::thousands;
 use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
@@ -109,7 +108,9 @@ impl RunBuilder {
     fn take(&mut self) {
         let width_ns = self.width_ns;
         for (key, place, window) in self.ledger.take_windows() {
-            self.processes.entry(key).or_default().series_mut(place, width_ns).add_window(&window);
+            let Window { start_ns, min, max, last } = window;
+            let series = self.processes.entry(key).or_default().series_mut(place, width_ns);
+            series.add_tracked(start_ns, Extremes { min, max, last });
         }
         for (key, device, sample) in self.ledger.take_samples() {
             if sample.used_bytes != Err(Absence::NotListed)
@@ -121,7 +122,16 @@ impl RunBuilder {
             let of_process = self.processes.entry(key).or_default();
             of_process.samples += 1;
             of_process.torn += u64::from(sample.torn);
-            of_process.series_mut(Place::Device(device), width_ns).add_sample(&sample);
+            let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
+            let untrackable = sample.untrackable_bytes();
+            let series = of_process.series_mut(Place::Device(device), width_ns);
+            series.add_sample(
+                sample.t0_ns,
+                used,
+                sample.tracked_bytes,
+                untrackable,
+                sample.torn || sample.stale,
+            );
         }
     }
 
@@ -173,9 +183,8 @@ impl RunBuilder {
             };
             for (index, account) in process.accounts.iter().enumerate() {
                 let place = account.device.map_or(Place::Unnamed(index), Place::Device);
-                let tracked = account.tracked_bytes;
-                let held = Window { start_ns: now_ns, min: tracked, max: tracked, last: tracked };
-                kept.series_mut(place, self.width_ns).add_window(&held);
+                let held = Extremes::at(account.tracked_bytes);
+                kept.series_mut(place, self.width_ns).add_tracked(now_ns, held);
             }
         }
         runs
@@ -210,7 +219,7 @@ impl RunBuilder {
         let before = kept.and_then(|kept| kept.before.as_deref());
         let mut run = Run {
             source: self.source.clone(),
-            clock: Clock::of(snapshot),
+            clock: Clock::from(snapshot),
             process: run::Process {
                 pid: match process.key.pid {
                     // Logs tell the pid only with their first reading.
@@ -331,10 +340,10 @@ impl RunBuilder {
             series: Series::new(self.width_ns),
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
-                growth: Growth::of(self.ledger.trend(process.key, index)),
+                growth: self.ledger.trend(process.key, index).into(),
                 timeline: self.ledger.timeline(process.key, index).into(),
                 iterations: (&iterations).into(),
-                parameters: run::Parameters::of(&iterations.parameters, &process.cells),
+                parameters: iterations.parameters.to_model(&process.cells),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
                 ooms: ooms_of(process, index, snapshot.now_ns),
                 ..run::Details::default()
@@ -387,9 +396,9 @@ fn ooms_of(process: &ProcessView, account: usize, now_ns: u64) -> Vec<run::Oom> 
     if process.ended.and_then(ending).is_some_and(|ending| ending.is_named) {
         // It ended of something else, so it has survived each of them; and nothing is suspected.
         let here = here.filter(|oom| oom.kind != gpumem_ledger::OomKind::Suspected);
-        return here.map(|oom| run::Oom::of(oom, None, u64::MAX)).collect();
+        return here.map(|oom| oom.to_model(None, u64::MAX)).collect();
     }
-    here.map(|oom| run::Oom::of(oom, process.ended, now_ns.max(process.heard_ns))).collect()
+    here.map(|oom| oom.to_model(process.ended, now_ns.max(process.heard_ns))).collect()
 }
 
 /// Faults of a device in the last minute of a process.
@@ -513,11 +522,6 @@ fn disagreement(device: &run::Device) -> Option<Caveat> {
     Some(Caveat { code: "accounting_disagrees".into(), text })
 }
 
-pub(crate) fn sparse(amounts: &[i64]) -> Vec<(u32, i64)> {
-    let indexed = amounts.iter().enumerate().map(|(index, &bytes)| (index as u32, bytes));
-    indexed.filter(|&(_, bytes)| bytes != 0).collect()
-}
-
 /// The last sample in which everything was known.
 fn complete(covered: bool, account: &AccountView) -> Option<&ClosedSample> {
     account.complete.as_ref().filter(|sample| sample.tracked_bytes.is_some() || !covered)
@@ -531,7 +535,7 @@ fn last_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
         None if covered => Moment {
             time_ns: now_ns.max(account.peak.time_ns),
             tracked_bytes: Some(account.tracked_bytes),
-            amounts: sparse(&account.amounts),
+            amounts: gpumem_ledger::sparse(&account.amounts),
             predates_bytes: account.predates_bytes,
             ..Moment::default()
         },
@@ -546,7 +550,7 @@ fn at_sample(sample: &ClosedSample) -> Moment {
     Moment {
         time_ns: sample.t0_ns,
         tracked_bytes: sample.tracked_bytes,
-        amounts: sparse(&sample.amounts),
+        amounts: gpumem_ledger::sparse(&sample.amounts),
         predates_bytes: sample.tracked_bytes.map(|_| sample.predates_bytes),
         untrackable_bytes: sample.untrackable_bytes(),
         parts: sample.parts.map(Into::into),
@@ -574,7 +578,7 @@ fn peak_moment(covered: bool, account: &AccountView, now_ns: u64) -> Moment {
     Moment {
         time_ns: peak.time_ns,
         tracked_bytes: Some(peak.tracked_bytes),
-        amounts: sparse(&peak.amounts),
+        amounts: gpumem_ledger::sparse(&peak.amounts),
         predates_bytes: peak.gap.map(|gap| gap.predates_bytes).or(account.predates_bytes),
         untrackable_bytes: peak.gap.map(|gap| gap.untrackable_bytes),
         parts: peak.gap.and_then(|gap| gap.parts).map(Into::into),

@@ -17,7 +17,7 @@ use std::io::{BufRead, Read};
 use std::path::Path;
 
 /// What the format is called.
-pub const FORMAT: &str = "gpumem-run";
+pub use gpumem_model::run::EXPORT_FORMAT as FORMAT;
 /// Version that is written, and the newest that is read.
 pub const VERSION: u64 = 1;
 /// Code of the caveat that says where a run came from.
@@ -213,7 +213,7 @@ fn first_line(line: &[u8], path: &Path) -> Result<Head, Error> {
 
 /// Where a run came from, in words.
 fn origin(from: &From) -> String {
-    let time = crate::report::time::date_minute(from.time_s);
+    let time = gpumem_model::time::date_minute(from.time_s);
     let host = if from.host.is_empty() { "another machine" } else { &from.host };
     let id = from.id.as_ref().map(|id| format!(", where it is run {id}")).unwrap_or_default();
     format!("the run was exported on {host}{id}, at {time}")

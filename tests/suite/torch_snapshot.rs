@@ -1,7 +1,7 @@
 //! Memory snapshots of PyTorch: a real one of a stranger's, to the byte, and some that the wheels write on the simulated machine, held
 //! against torch's own word at that moment.
+use gpumem_model::units::thousands;
 use gpumem_runs::import::read_file;
-use gpumem_runs::report::units::thousands;
 use gpumem_runs::report::{By, Report};
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Class, OomKind, Run};

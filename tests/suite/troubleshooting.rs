@@ -1,8 +1,8 @@
 //! docs/troubleshooting.md: its table of checks is the program's, and the ids that it names exist. Its commands run in docs.rs.
-use gpumem_wire::checks::Check;
+use gpumem_model::checks::Check;
 use std::path::{Path, PathBuf};
 
-const FROM: &str = "<!-- checks: UPDATE_GOLDEN=1 writes this table from wire/src/checks.rs -->\n";
+const FROM: &str = "<!-- checks: UPDATE_GOLDEN=1 writes this table from model/src/checks.rs -->\n";
 const TO: &str = "<!-- end -->";
 
 fn document() -> (PathBuf, String) {

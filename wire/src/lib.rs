@@ -8,8 +8,6 @@
 //! codec.rs    Record <-> Slot, the 64 bytes that all three containers share; one table does both directions
 //! layout.rs   container 1: the sealed memfd of an agent: ring of slots, live table, name tables
 //! frame.rs    containers 2 and 3: packets and recordings, length-prefixed slots with their payload
-//! checks.rs   what `doctor` looks at, by id (feature `control`)
-//! control.rs  requests and replies between gpumemctl and the daemon (feature `control`)
 //! ```
 //!
 //! The crate is `no_std`, allocates nothing and contains no unsafe code; the feature `std` adds
@@ -25,12 +23,8 @@
 #[cfg(any(feature = "std", test))]
 extern crate std;
 
-#[cfg(feature = "control")]
-pub mod checks;
 pub mod code;
 pub mod codec;
-#[cfg(feature = "control")]
-pub mod control;
 pub mod event;
 pub mod frame;
 pub mod layout;

@@ -1,4 +1,4 @@
-//! Asking the daemon: HTTP/1.1 and JSON over its control socket (`gpumem_wire::control`).
+//! Asking the daemon: HTTP/1.1 and JSON over its control socket (`gpumem_model::control`).
 //!
 //! ```text
 //! search      where the socket may be, and who may own it
@@ -16,9 +16,9 @@ pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling}
 
 use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
+use gpumem_model::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
 use gpumem_runs::report::oom::at::Around;
 use gpumem_runs::run::Run;
-use gpumem_wire::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

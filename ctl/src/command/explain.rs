@@ -66,8 +66,8 @@ fn largest(args: &Args) -> Option<(Run, Option<String>)> {
 #[cfg(test)]
 mod tests {
     use crate::command::ps;
+    use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
     use gpumem_runs::report::explain::is_known;
-    use gpumem_wire::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 
     #[test]
     fn what_ps_prints_is_explained() {

@@ -8,9 +8,9 @@ use crate::client::Daemon;
 use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
+use gpumem_model::units::Unit;
 use gpumem_runs::report::text::{clean, short_command};
-use gpumem_runs::report::units::Unit;
-use gpumem_wire::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 
 /// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
 pub(super) const FRESH_MS: u64 = 3_000;

@@ -5,9 +5,9 @@ use crate::exit::Usage;
 use crate::output::{print, width};
 use crate::when::When;
 use anyhow::Result;
+use gpumem_model::time::date_minute;
+use gpumem_model::units::{Unit, plural};
 use gpumem_runs::report::text::{clean, short_command};
-use gpumem_runs::report::time::date_minute;
-use gpumem_runs::report::units::{Unit, plural};
 use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
 use std::time::{SystemTime, UNIX_EPOCH};
 

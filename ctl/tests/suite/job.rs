@@ -1,9 +1,9 @@
 //! `gpumemctl job` and what it is told.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
+use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_runs::run::{Run, State};
 use gpumem_runs::store::Store;
-use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpListener;

@@ -1,9 +1,9 @@
 //! gpumemctl and a daemon: what it asks, and what it makes of the answers.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
+use gpumem_model::control::{self, DeviceRow, Doctor, Finding, ProcessRow, Ps};
 use gpumem_runs::run::{Device, Run, State};
 use gpumem_runs::store::Store;
-use gpumem_wire::control::{self, DeviceRow, Doctor, Finding, ProcessRow, Ps};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

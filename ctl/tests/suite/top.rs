@@ -1,7 +1,7 @@
 //! `gpumemctl top` on a terminal of its own: what is seen is read back from what it wrote, as a terminal would.
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout, until};
-use gpumem_wire::control::{DeviceRow, ProcessRow, Ps};
+use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};

@@ -1,4 +1,4 @@
-//! The control API: what `gpumem_wire::control` says, as HTTP and JSON over a Unix socket. The kernel says who
+//! The control API: what `gpumem_model::control` says, as HTTP and JSON over a Unix socket. The kernel says who
 //! asks; a caller sees the processes of their own user, root and the group `gpumemd` see all.
 
 mod coverage;
@@ -14,7 +14,7 @@ use crate::config::Tenants;
 use crate::fair::{Bill, Turn};
 use crate::stats::Count;
 use gpumem_ledger::ProcessView;
-use gpumem_wire::control::{Refusal, Released};
+use gpumem_model::control::{Refusal, Released};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;

@@ -2,8 +2,8 @@
 
 use crate::common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
 use crate::common::{Daemon, start, wait_for};
+use gpumem_model::control::{Doctor, Ps, State};
 use gpumem_test_support::SharedCopy;
-use gpumem_wire::control::{Doctor, Ps, State};
 use rustix::process::Uid;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -4,7 +4,7 @@
 use crate::common;
 use crate::common::peer::{Memory, Peer, allocation, device, resync, tag};
 use crate::common::{Daemon, start, wait_for};
-use gpumem_wire::control::Doctor;
+use gpumem_model::control::Doctor;
 use std::net::TcpStream;
 
 /// Whoever must stay while doctor is asked.

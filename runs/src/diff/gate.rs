@@ -6,8 +6,8 @@
 use super::doubt::{Bounds, Kind, bounds};
 use super::{Diff, Pair, SIDES};
 use crate::report::text::{clean, device_name};
-use crate::report::units::Unit;
 use crate::report::{By, Part};
+use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::str::FromStr;
 

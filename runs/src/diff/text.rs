@@ -3,9 +3,9 @@
 
 use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, words};
 use crate::report::text::{Lines, clean, clean_name, device_name, label, shorten};
-use crate::report::units::{Unit, thousands};
 use crate::report::{By, Part, Row, Statement};
 use crate::run::Moment;
+use gpumem_model::units::{Unit, thousands};
 
 /// How much is printed, and where.
 #[derive(Debug, Clone, Copy, Default)]

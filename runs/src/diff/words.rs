@@ -3,9 +3,9 @@
 use super::text::Shown;
 use super::{At, Diff, Pair, Paired, SIDES, difference};
 use crate::report::text::{clean, clean_name, device_name};
-use crate::report::time::Times;
-use crate::report::units::{Unit, plural};
 use crate::report::{Part, Row};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, plural};
 
 /// Causes that the first sentence names.
 const NAMED: usize = 4;

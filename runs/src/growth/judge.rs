@@ -15,7 +15,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Fewer points after warm-up are no evidence.
-pub const LEAST_POINTS: usize = 10;
+pub use gpumem_model::growth::LEAST_POINTS;
 /// Chance of a verdict where there is nothing but noise, for one amount.
 pub const ALPHA: f64 = 0.001;
 /// Two lines must leave at most this share of what one leaves.

@@ -8,8 +8,8 @@
 
 use crate::builder::Sink;
 use crate::input::{Error, Input, Line, Lines};
-use crate::report::units::{plural, thousands};
 use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::units::{plural, thousands};
 use gpumem_wire::{
     Absence, Body, ByeReason, ClockKind, DeviceIdKind, Flags, MAX_TAG_BYTES, MemoryKind, Phase, PoolOwner,
     Reading, Record, Role, Stamp,

@@ -18,7 +18,7 @@
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use crate::report::units::{plural, thousands};
+use gpumem_model::units::{plural, thousands};
 use gpumem_wire::Role;
 use serde::Deserialize;
 use std::collections::BTreeMap;

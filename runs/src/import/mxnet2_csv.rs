@@ -14,10 +14,10 @@ use super::csv::{fields, first_line};
 use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use crate::report::units::{plural, thousands};
 use crate::rules::{Groupings, cell_view};
 use crate::run::{Cell, role_name};
 use gpumem_ledger::category::OTHERS;
+use gpumem_model::units::{plural, thousands};
 use gpumem_wire::{MemoryKind, Role};
 use std::collections::{BTreeMap, HashMap};
 

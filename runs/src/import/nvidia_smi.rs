@@ -14,8 +14,8 @@ use super::csv::{fields, first_line};
 use super::feed::{Feed, MAX_BYTES, MIB, lines};
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use crate::report::units::plural;
 use gpumem_ledger::ProcessKey;
+use gpumem_model::units::plural;
 use gpumem_wire::{Absence, ClockKind};
 use std::collections::{BTreeMap, BTreeSet};
 

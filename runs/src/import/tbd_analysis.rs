@@ -11,7 +11,7 @@ use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
 use super::tbd_log;
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use crate::report::units::{plural, thousands};
+use gpumem_model::units::{plural, thousands};
 use gpumem_wire::Role;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;

@@ -15,7 +15,7 @@ use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
 use super::level::Composition;
 use crate::builder::Sink;
 use crate::input::{Error, Input};
-use crate::report::units::{plural, thousands};
+use gpumem_model::units::{plural, thousands};
 use gpumem_wire::Role;
 
 const FORMAT: &str = "tbd-mem-csv";

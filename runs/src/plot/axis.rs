@@ -3,7 +3,7 @@
 use super::drawing::{Anchor, Drawing, Rect, Text};
 use super::palette::{BLACK, Color};
 use crate::report::text::clean;
-use crate::report::units::{Unit, thousands};
+use gpumem_model::units::{Unit, thousands};
 
 /// Letters of scales and lists.
 pub(super) const SMALL: f64 = 9.0;

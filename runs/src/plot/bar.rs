@@ -2,7 +2,7 @@
 
 use super::drawing::Fill;
 use super::palette::{self, RANKS, Theme};
-use crate::report::units::thousands;
+use gpumem_model::units::thousands;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A bar: its parts add up to its total.

@@ -6,7 +6,7 @@ use super::bar::{Bar, Segment, folded, rank, ranks};
 use super::drawing::{Anchor, Data, Drawing, Fill, Rect, Text};
 use super::helvetica::{WIDER, fitted, told_apart};
 use super::palette::BLACK;
-use crate::report::units::{Unit, thousands};
+use gpumem_model::units::{Unit, thousands};
 
 pub(super) const MARGIN: f64 = 16.0;
 /// For the numbers of the scale.

@@ -8,10 +8,10 @@ use super::frame::Frame;
 use super::rows::{Rows, rows_of};
 use super::timeline;
 use crate::report::text::{clean, device_title, label};
-use crate::report::units::{Unit, plural};
 use crate::report::{By, Report};
 use crate::run::{Device, Moment};
 use gpumem_ledger::category::OTHERS;
+use gpumem_model::units::{Unit, plural};
 
 /// Categories that a picture names at most: a page.
 const MOST_ROWS: usize = 60;

@@ -49,7 +49,7 @@ impl Rows<'_> {
             "total {} {} ({} bytes)",
             unit.amount(bar.total_bytes),
             unit.name,
-            crate::report::units::thousands(bar.total_bytes)
+            gpumem_model::units::thousands(bar.total_bytes)
         );
         out.text(Text { color: GREY, ..words(&total, MARGIN, MARGIN + LARGE + 14.0, SMALL) });
         for (bytes, label) in self.axis.steps() {

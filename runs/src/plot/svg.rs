@@ -78,7 +78,7 @@ fn closed(out: &mut String, data: Option<&Data>) {
         return;
     };
     let (of, name) = (escaped(of), escaped(name));
-    let thousands = crate::report::units::thousands(*bytes);
+    let thousands = gpumem_model::units::thousands(*bytes);
     let _ = writeln!(
         out,
         " data-of=\"{of}\" data-name=\"{name}\" data-bytes=\"{bytes}\"><title>{name}: {thousands} bytes</title></path>"

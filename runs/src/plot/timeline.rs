@@ -9,9 +9,9 @@ use super::palette::{BLACK, WHITE};
 use crate::report::By;
 use crate::report::Report;
 use crate::report::text::device_title;
-use crate::report::units::{Unit, thousands};
 use crate::run::{Clock, Device, Moment};
-use crate::timeline::SUM;
+use gpumem_ledger::SUM;
+use gpumem_model::units::{Unit, thousands};
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 300.0;

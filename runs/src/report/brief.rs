@@ -1,11 +1,11 @@
 //! The end of a job in at most five lines, for the terminal that it ran in.
 
 use super::text::{clean, device_title, label};
-use super::time::Times;
-use super::units::{Unit, plural, thousands};
 use super::{By, Report};
 use crate::rules::Groupings;
 use crate::run::{Device, Moment, Run, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, plural, thousands};
 
 /// A run of the job.
 #[derive(Debug, Clone, Copy)]

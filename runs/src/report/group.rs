@@ -2,8 +2,8 @@
 //! printed, downwards and across: used = predates + tracked + gap.
 
 use super::text::{clean, device_name, label};
-use super::units::Unit;
 use crate::run::{Class, Device, Run};
+use gpumem_model::units::Unit;
 use std::fmt::Write;
 
 /// A process on a device, as one row.

@@ -1,12 +1,12 @@
 //! What of a run grows, in a sentence, as a table, and as JSON.
 
 use super::text::{clean, device_title, whose};
-use super::units::{plural, thousands};
 use super::{By, Report};
 use crate::growth::judge::{Judgement, Verdict};
-use crate::growth::{Axis, Growth};
+use crate::growth::{Axis, Growth, judge_amounts, judge_samples, units};
 use crate::run::Device;
 use gpumem_ledger::category::OTHERS;
+use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -67,14 +67,14 @@ fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
         device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
     let has_points = is_seen && !growth.points.is_empty();
     let has_samples =
-        |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| growth.judge_samples(samples, used));
+        |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| judge_samples(growth, samples, used));
     let names_of =
         |by: By| if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
     let told = Told {
         per: growth.axis,
         period_ns: growth.period_ns,
-        tracked: has_points.then(|| growth.judge(&growth.named, used, 1)),
-        pool_slack: has_points.then(|| growth.judge(&growth.slack, used, 1)),
+        tracked: has_points.then(|| judge_amounts(growth, &growth.named, used, 1)),
+        pool_slack: has_points.then(|| judge_amounts(growth, &growth.slack, used, 1)),
         gap: has_samples(&growth.gap),
         used: has_samples(&growth.used),
         layers: names_of(By::Layer),
@@ -98,7 +98,10 @@ fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> 
     let among = sums.len();
     let mut names: Vec<Named> = sums
         .into_iter()
-        .map(|(name, points)| Named { name: name.to_owned(), judgement: growth.judge(&points, used, among) })
+        .map(|(name, points)| Named {
+            name: name.to_owned(),
+            judgement: judge_amounts(growth, &points, used, among),
+        })
         .collect();
     let weight = |Named { judgement, .. }: &Named| {
         let rate = judgement.bytes_per_unit.map_or(0, |rate| rate.abs() as u64);
@@ -183,7 +186,7 @@ pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
     let mut told = told_by(report, device, &[by])?;
     told.tags.append(&mut told.structures);
     let growth = &device.details.growth;
-    let over = |judgement: &Judgement| format!(" over {}", plural(growth.units(judgement), told.per.name()));
+    let over = |judgement: &Judgement| format!(" over {}", plural(units(growth, judgement), told.per.name()));
     let is_judged = |judgement: &Judgement| judgement.verdict != Verdict::NotEnoughData;
     let mut parts = Vec::new();
     if let Some(used) = told.used.filter(is_judged) {
@@ -307,7 +310,7 @@ fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: 
             judgement.confidence.map_or("-".to_owned(), percent),
             judgement.points.to_string(),
             if judgement.span.is_some() {
-                plural(growth.units(judgement), told.per.name())
+                plural(units(growth, judgement), told.per.name())
             } else {
                 "-".to_owned()
             },

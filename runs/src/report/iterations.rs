@@ -6,8 +6,8 @@ mod columns;
 use super::Report;
 use super::csv::field;
 use super::text::{clean, device_title, whose};
-use super::units::{Unit, thousands};
 use crate::run::{Iteration, Iterations, Level};
+use gpumem_model::units::{Unit, thousands};
 use serde::Serialize;
 use std::fmt::Write;
 

@@ -18,11 +18,9 @@ pub mod own;
 pub mod panel;
 pub mod steps;
 pub mod text;
-pub mod time;
 pub mod trace;
 mod tree;
 pub mod treemap;
-pub mod units;
 pub mod veil;
 
 use crate::rules::{Groupings, cell_view};
@@ -30,6 +28,7 @@ use crate::run::{Class, Device, Moment, Parts, Run};
 use crate::window::Window;
 use gpumem_ledger::CellView;
 use gpumem_ledger::category::{OTHERS, Rules};
+use gpumem_model::time::Times;
 use std::collections::BTreeMap;
 
 /// What the rows under `tracked` are.
@@ -160,6 +159,11 @@ impl Composition {
 }
 
 impl<'r> Report<'r> {
+    /// How times are printed: with the day where they are of several days.
+    pub(crate) fn times(&self) -> Times {
+        Times::within(self.run, self.window.map(|window| [window.from_ns, window.to_ns]))
+    }
+
     /// A report with these rules. Rows are layers where the rules name any, else structures, else tags:
     /// whatever names something.
     pub fn new(run: &'r Run, groupings: Groupings, by: Option<By>) -> Self {
@@ -399,7 +403,10 @@ fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(
     let mut rows: Vec<_> = all.into_iter().map(|(name, amounts)| row(name.to_owned(), amounts)).collect();
     if !rest.is_empty() {
         let sum = |column: usize| rest.iter().map(|(_, amounts)| amounts[column]).sum();
-        rows.push(row(format!("({} smaller)", units::thousands(rest.len() as u64)), [sum(0), sum(1)]));
+        rows.push(row(
+            format!("({} smaller)", gpumem_model::units::thousands(rest.len() as u64)),
+            [sum(0), sum(1)],
+        ));
     }
     rows
 }

@@ -2,9 +2,9 @@
 
 use super::Report;
 use super::text::{clean, clean_name, shorten, whose};
-use super::units::{plural, thousands};
 use crate::own::{Counter, LOST, Own, Range, SnapshotFigures};
 use crate::run::{Clock, Run};
+use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 
 /// Columns of a name in a table; of a longer path the end.

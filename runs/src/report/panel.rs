@@ -2,7 +2,6 @@
 
 use super::over_time::composition;
 use super::text::{Shown, columns, device_title, words};
-use super::time::Times;
 use super::{By, Composition, Part, Report};
 use crate::run::Device;
 
@@ -55,7 +54,7 @@ pub struct Row {
 
 /// In so many rows of categories per device; `usize::MAX` is all of them, however small.
 pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
-    let times = Times::of_report(report);
+    let times = report.times();
     let words = words(report);
     let (last, peak) = columns(report);
     let table = |(device, facts): (&Device, Vec<String>)| {

@@ -2,9 +2,9 @@
 
 use super::Report;
 use super::text::{clean, device_title, whose};
-use super::time::Times;
-use super::units::{Unit, thousands};
 use crate::run::{Clock, Device, Parts, Step};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, thousands};
 
 /// Marks below the lists: the newest.
 const MOST_MARKS: usize = 16;
@@ -20,7 +20,7 @@ const NOTABLE_PART: i64 = 20;
 /// A list for each device: the largest steps in the order of their times, the newest last; the rest is one line.
 pub fn text(report: &Report<'_>) -> String {
     let run = report.run;
-    let times = Times::of_report(report);
+    let times = report.times();
     let mut lines = Vec::new();
     for device in &run.devices {
         if !lines.is_empty() {

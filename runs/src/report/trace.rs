@@ -19,13 +19,13 @@
 //! however many records it was made from.
 
 use super::text::{device_name, label};
-use super::units::Unit;
 use super::{By, Report};
 use crate::harmless::in_json;
 use crate::marks::Mark;
 use crate::own::{LOST, Own, Span};
 use crate::plot;
 use crate::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
+use gpumem_model::units::Unit;
 use serde_json::{Map, Value, json};
 use std::cmp::Reverse;
 use std::io::{self, Write};

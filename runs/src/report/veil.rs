@@ -12,8 +12,9 @@ use crate::run::{
     BlindWindow, Caveat, Cell, Coverage, Details, Device, LayerSaid, Moment, Oom, Own, Parameters, Pool,
     Process, Run, Step, phase_name, phase_of_name, role_name, role_of_name,
 };
-use crate::timeline::{Point, SUM, Timeline};
+use crate::timeline::{Point, Timeline};
 use crate::who;
+use gpumem_ledger::SUM;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Stands where there is a tag.

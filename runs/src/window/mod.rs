@@ -10,11 +10,11 @@ mod whole;
 pub use again::reread;
 pub use whole::whole;
 
-use crate::report::time::{Times, apart};
-use crate::report::units::Unit;
 use crate::run::{Caveat, Cell, Class, Device, Moment, Run, State};
 use crate::series::{Bucket, Series};
-use crate::timeline::{Point, Timeline};
+use crate::timeline::{Point, Told};
+use gpumem_model::time::{Times, apart};
+use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::cmp::Reverse;
 
@@ -64,37 +64,6 @@ pub fn span(run: &Run) -> Option<(u64, u64)> {
         last.push(time_ns);
     }
     Some((first.into_iter().min()?, last.into_iter().max()?))
-}
-
-/// A point that tells of a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told<'t> {
-    /// The point.
-    pub point: &'t Point,
-    /// It is what was held at that very time; else it is the nearest one.
-    pub is_exact: bool,
-}
-
-impl Timeline {
-    /// What was held at a time; `None` without points.
-    pub fn at(&self, time_ns: u64) -> Option<Told<'_>> {
-        let slot = |time_ns: u64| time_ns / self.width_ns.max(1);
-        let after = self.points.partition_point(|point| point.time_ns <= time_ns);
-        let next = self.points.get(after);
-        let Some(before) = after.checked_sub(1).and_then(|before| self.points.get(before)) else {
-            return next.map(|point| Told { point, is_exact: false });
-        };
-        // In a slot without a point nothing happened.
-        let is_exact = before.time_ns == time_ns
-            || match next {
-                Some(next) => {
-                    slot(next.time_ns) > slot(before.time_ns) + 1 && slot(time_ns) < slot(next.time_ns)
-                }
-                None => true,
-            };
-        let is_nearer = |next: &&Point| !is_exact && next.time_ns - time_ns < time_ns - before.time_ns;
-        Some(Told { point: next.filter(is_nearer).unwrap_or(before), is_exact })
-    }
 }
 
 /// The run in that window, which must lie in its [`span`].
@@ -334,29 +303,5 @@ impl Maker<'_> {
             partial: self.partial,
             ..Moment::default()
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn point(time_ns: u64, bytes: i64) -> Point {
-        Point { time_ns, amounts: vec![(0, bytes)], rest_bytes: 0 }
-    }
-
-    #[test]
-    fn a_time_in_a_silence_is_exact_and_others_have_a_nearest_point() {
-        let points = vec![point(12, 1), point(25, 2), point(31, 3), point(77, 4)];
-        let timeline = Timeline { width_ns: 10, points };
-        let at = |time_ns| timeline.at(time_ns).map(|told| (told.point.time_ns, told.is_exact));
-        assert_eq!(at(5), Some((12, false)), "nothing is older");
-        assert_eq!([at(12), at(18), at(19)], [Some((12, true)), Some((12, false)), Some((25, false))]);
-        assert_eq!(
-            [at(31), at(69), at(70), at(76)],
-            [Some((31, true)), Some((31, true)), Some((77, false)), Some((77, false))]
-        );
-        assert_eq!(at(1000), Some((77, true)), "nothing happened since");
-        assert_eq!(Timeline::default().at(5), None);
     }
 }

@@ -244,7 +244,7 @@ fn a_history_is_gone_through() {
     let figures = caveat(&run, "snapshot_figures").expect("said");
     let most = 18 * MIB + 5 + 4 * MIB - 1;
     let blocks = 18 * MIB + 512 + 4 * MIB;
-    let words = |bytes: i64| gpumem_runs::report::units::thousands(bytes as u64);
+    let words = |bytes: i64| gpumem_model::units::thousands(bytes as u64);
     let expected = format!("at most {} bytes were requested and {} allocated", words(most), words(blocks));
     assert!(figures.contains(&expected), "{figures}");
     let oom = &device.details.ooms[0];
@@ -584,7 +584,7 @@ proptest! {
         prop_assert_eq!(device.peak.tracked_bytes, Some(peak as i64));
         let requested = window.iter().map(|sums| sums.requested).max().unwrap_or(0);
         let figures = caveat(&run, "snapshot_figures").unwrap_or_default();
-        let words = gpumem_runs::report::units::thousands;
+        let words = gpumem_model::units::thousands;
         let expected = format!("at most {} bytes were requested", words(requested));
         prop_assert!(figures.contains(&expected), "{} {}", expected, figures);
         if entries == total {

@@ -1,5 +1,4 @@
 //! The wire format from outside: every record there and back.
 #![allow(missing_docs)]
 
-mod control;
 mod roundtrip;

@@ -2,8 +2,8 @@
 //! when NVML says nothing.
 
 use super::finding;
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Finding, State};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Finding, State};
 use rustix::fs::{Access, access};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

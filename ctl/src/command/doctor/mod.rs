@@ -25,8 +25,8 @@ use crate::client::{Daemon, agent_alone};
 use crate::exit::{self, NotFound, TooOld};
 use crate::output::{print, width};
 use anyhow::Result;
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Doctor, Finding, State};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Doctor, Finding, State};
 use std::path::{Path, PathBuf};
 
 /// All that was found.

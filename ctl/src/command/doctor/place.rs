@@ -1,8 +1,8 @@
 //! Where the daemon is, or would be: systemd's word, namespaces, the port for metrics.
 
 use super::{Told, finding};
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Finding, State};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Finding, State};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -2,8 +2,8 @@
 
 use super::Told;
 use anyhow::Result;
+use gpumem_model::control::{Finding, State};
 use gpumem_runs::report::text::{clean, wrapped};
-use gpumem_wire::control::{Finding, State};
 
 pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();

@@ -61,7 +61,7 @@ fn life(told: &Told) -> Option<String> {
 pub fn all(args: &Args) -> Result<Vec<Member>> {
     let ps = Daemon::find(args.socket.as_deref())?.ps()?;
     let member = |row| {
-        let row: &gpumem_wire::control::ProcessRow = row;
+        let row: &gpumem_model::control::ProcessRow = row;
         Some(Member::of_row(row, ps.devices.get(row.device)?))
     };
     Ok(ps.processes.iter().filter_map(member).collect())

@@ -5,7 +5,7 @@ use crate::args::Report as Args;
 use crate::exit::NotFound;
 use crate::when::When;
 use anyhow::{Result, bail};
-use gpumem_runs::report::time;
+use gpumem_model::time;
 use gpumem_runs::run::{Caveat, Clock, Run, State};
 use gpumem_runs::store::{RunSummary, Store};
 use gpumem_runs::window::{self, Part, Window};

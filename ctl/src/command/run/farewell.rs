@@ -124,8 +124,8 @@ impl Farewell<'_> {
                 let size = |file: &PathBuf| std::fs::metadata(file).map_or(0, |file| file.len());
                 let bytes: u64 = files.iter().map(size).sum();
                 let largest = files.iter().max_by_key(|file| size(file)).unwrap_or(&files[0]);
-                let what = gpumem_runs::report::units::plural(files.len() as u64, "recording");
-                let bytes = gpumem_runs::report::units::plural(bytes, "byte");
+                let what = gpumem_model::units::plural(files.len() as u64, "recording");
+                let bytes = gpumem_model::units::plural(bytes, "byte");
                 words.say(&format!(
                     "{what} of {bytes}; next: gpumemctl report {}",
                     quoted(&largest.to_string_lossy())

@@ -2,7 +2,7 @@
 
 use super::keys::{Key, keys};
 use crate::client::{Daemon, Told, Which};
-use gpumem_wire::control::Ps;
+use gpumem_model::control::Ps;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use std::fs::File;

@@ -2,8 +2,8 @@
 
 use super::keys::Key;
 use crate::command::ps;
+use gpumem_model::control::{ProcessRow, Ps};
 use gpumem_runs::report::text::clean;
-use gpumem_wire::control::{ProcessRow, Ps};
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 

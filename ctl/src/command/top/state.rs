@@ -9,9 +9,9 @@ use super::process::Process;
 use super::screen::{RED, Screen, Style, YELLOW, columns};
 use crate::args::Top as Args;
 use crate::command::ps;
+use gpumem_model::control::Ps;
+use gpumem_model::units::plural;
 use gpumem_runs::report::text::{clean, wrapped};
-use gpumem_runs::report::units::plural;
-use gpumem_wire::control::Ps;
 use jiff::Zoned;
 use std::time::{Duration, Instant};
 

@@ -18,9 +18,9 @@ use crate::clock;
 use crate::view::Sight;
 use crate::view::health::Health;
 use gpumem_ledger::{ClosedSample, ProcessView, Snapshot};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Doctor, Finding, State};
 use gpumem_wire::Absence;
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Doctor, Finding, State};
 use hyper::StatusCode;
 
 /// The driver may take so long to be loaded, on a machine with many GPUs or without persistence mode.

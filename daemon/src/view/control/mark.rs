@@ -7,7 +7,7 @@ use crate::access::Viewer;
 use crate::core::Ask;
 use crate::view::Sight;
 use gpumem_ledger::ProcessView;
-use gpumem_wire::control::Marked;
+use gpumem_model::control::Marked;
 use hyper::StatusCode;
 use tokio::sync::oneshot;
 

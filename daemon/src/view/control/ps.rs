@@ -7,9 +7,9 @@ use crate::view::Sight;
 use crate::view::health::Health;
 use crate::view::prometheus::flags;
 use gpumem_ledger::{AccountView, DeviceView, ProcessView};
+use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 use gpumem_runs::run::absence_name;
 use gpumem_runs::who::Who;
-use gpumem_wire::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 

@@ -3,7 +3,7 @@
 use super::{Refused, number, of_another, only, value};
 use crate::access::Viewer;
 use crate::view::{Errand, Sight};
-use gpumem_wire::control::Recorded;
+use gpumem_model::control::Recorded;
 use hyper::StatusCode;
 
 /// Longest path of a file.

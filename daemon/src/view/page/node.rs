@@ -11,10 +11,10 @@ use crate::view::text::clean;
 use crate::view::{Shown, Sight};
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
+use gpumem_model::control::{DeviceRow, ProcessRow};
 use gpumem_runs::report::names;
 use gpumem_runs::rules::Groupings;
 use gpumem_runs::run::{Clock, Reading};
-use gpumem_wire::control::{DeviceRow, ProcessRow};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -175,7 +175,7 @@ fn node<'a>(published: &Published, health: &'a Health, shown: &Shown, with_proce
         version: 1,
         program: env!("CARGO_PKG_VERSION"),
         host: clean(&rustix::system::uname().nodename().to_string_lossy()).into_owned(),
-        clock: Clock::of(&published.snapshot),
+        clock: Clock::from(&published.snapshot),
         now_ns: clock::now_ns(),
         at_ns: published.at_ns,
         shows: match shown.page {

@@ -1,9 +1,9 @@
 //! The numbers of a run, for one word each.
 
 use crate::report::text::{device_name, label};
-use crate::report::units::{Unit, plural, thousands};
 use crate::report::{By, Part, Report, Statement};
 use crate::run::{Coverage, Device, Oom, Run};
+use gpumem_model::units::{Unit, plural, thousands};
 
 /// The device of a run with most memory.
 pub(super) struct Here<'r> {

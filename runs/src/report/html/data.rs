@@ -13,10 +13,10 @@ use crate::report::group::Amounts;
 use crate::report::oom::{held, sentence, told};
 use crate::report::steps::{grouped, weight, what};
 use crate::report::text::{self, clean, clean_name, free_name, rest_name};
-use crate::report::time::Times;
-use crate::report::units::Unit;
 use crate::report::{By, Part, Report, iterations};
 use crate::run::{Clock, Device, Ending, Iteration, Oom, OomDevice, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -3,8 +3,8 @@
 use super::data::Limits;
 use crate::own::{Counter, Range};
 use crate::report::own::{by_total, mean, name_of, remarks, signed, title_of};
-use crate::report::units::{plural, thousands};
 use crate::run::Run;
+use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
 
 #[derive(Debug, Serialize)]

@@ -3,10 +3,10 @@
 use super::{Entry, Form, entries, one, signed};
 use crate::report::Report;
 use crate::report::text::{clean, device_title, exit, label};
-use crate::report::time::Times;
-use crate::report::units::Unit;
 use crate::rules::Groupings;
 use crate::run::{Device, Ending, Run, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::Unit;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -3,9 +3,9 @@
 use super::own::Own;
 use super::signed;
 use crate::report::text::{clean, free_name, rest_name};
-use crate::report::time::Times;
-use crate::report::units::{Unit, thousands};
 use crate::run::{Holder, Oom, OomDevice};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, thousands};
 
 /// Holders that have a line each.
 const MOST_HOLDERS: usize = 6;

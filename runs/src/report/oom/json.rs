@@ -3,8 +3,8 @@
 use super::own::composition;
 use super::verdict::verdict;
 use crate::report::Report;
-use crate::report::units::Unit;
 use crate::run::{Clock, Device, Ending, Oom};
+use gpumem_model::units::Unit;
 use serde::Serialize;
 
 #[derive(Serialize)]

@@ -24,9 +24,9 @@ pub use verdict::sentence;
 use super::Report;
 use super::names::library;
 use super::text::{clean, device_name, exit, hears_of_ooms, whose};
-use super::time::Times;
-use super::units::{Unit, plural, thousands};
 use crate::run::{Device, Ending, Fate, Oom, OomKind, Run};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, plural, thousands};
 use own::composition;
 use std::collections::BTreeMap;
 

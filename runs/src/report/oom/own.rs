@@ -1,9 +1,9 @@
 //! What the process itself held.
 
-use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
 use crate::run::{Moment, Oom};
 use gpumem_ledger::category::OTHERS;
+use gpumem_model::units::{Unit, thousands};
 
 /// Names of what the process held.
 const NAMED: usize = 8;

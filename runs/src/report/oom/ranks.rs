@@ -1,8 +1,8 @@
 //! The other ranks of the job when memory ran out in one, in a line.
 
 use super::signed;
-use crate::report::units::Unit;
 use crate::run::{OPEN_FATE_NS, Run, State};
+use gpumem_model::units::Unit;
 
 /// Ranks that are named one by one.
 const NAMED: usize = 6;

@@ -4,8 +4,8 @@ use super::holders::{growth, name};
 use super::signed;
 use crate::report::Report;
 use crate::report::text::clean;
-use crate::report::units::{Unit, plural, thousands};
 use crate::run::{Cause, Ending, Holder, Oom, OomKind};
+use gpumem_model::units::{Unit, plural, thousands};
 
 /// Idle memory, how it lies, and how that compares with the request. Absent where no pool reports its blocks.
 pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {

@@ -4,10 +4,10 @@
 use super::lines::Lines;
 use super::table::Shown;
 use crate::report::bridge::{Bridge, Source, disagreement, own_word};
-use crate::report::units::Unit;
 use crate::report::{By, Part, Report};
 use crate::run::Device;
 use gpumem_ledger::category::OTHERS;
+use gpumem_model::units::Unit;
 
 /// A bridge in steps of a unit.
 struct Steps {
@@ -30,7 +30,7 @@ pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &
             "torch's own memory_allocated was {} when it last compared, ours {}: {} bytes apart",
             amount(own),
             amount(ours),
-            crate::report::units::thousands(i128::from(own) - i128::from(ours))
+            gpumem_model::units::thousands(i128::from(own) - i128::from(ours))
         ));
     }
     if let (true, Some((reserved, allocated))) = (report.run.coverage.late, own_word(device)) {

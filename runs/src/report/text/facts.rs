@@ -4,11 +4,11 @@
 use super::lines::{Lines, clean_name};
 use crate::report::growth;
 use crate::report::steps::largest;
-use crate::report::time::Times;
-use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
 use crate::run::{Clock, Device};
 use crate::window::Part;
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, thousands};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 

@@ -30,9 +30,9 @@ pub(crate) use table::shorten;
 pub(super) use table::{Printed, Shown, is_carried, note};
 
 use super::Report;
-use super::time::Times;
 use crate::run::{Device, State};
 use crate::window::Part;
+use gpumem_model::time::Times;
 
 /// What the two columns of amounts are.
 pub(super) fn columns(report: &Report<'_>) -> (&'static str, &'static str) {
@@ -74,7 +74,7 @@ pub fn text(report: &Report<'_>, layout: Layout) -> String {
     let all = layout.categories == usize::MAX;
     let several = report.run.devices.len() > 1;
     let devices: &[Device] = if several && !all { &[] } else { &report.run.devices };
-    let times = Times::of_report(report);
+    let times = report.times();
     let part = |fill: &dyn Fn(&mut Lines)| {
         let mut out = Lines::new(layout.width);
         fill(&mut out);

@@ -4,11 +4,11 @@ use super::lines::{Lines, clean_name};
 use super::prose::device_title;
 use crate::report::group::{self, Amounts, Line};
 use crate::report::growth;
-use crate::report::time::Times;
-use crate::report::units::{Unit, thousands};
 use crate::report::{By, Report};
 use crate::run::Device;
 use gpumem_ledger::category::OTHERS;
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, thousands};
 use std::collections::BTreeMap;
 
 /// Categories that are named under the rows.

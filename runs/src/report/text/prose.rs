@@ -4,13 +4,13 @@
 use super::lines::Lines;
 use crate::harmless::clean;
 use crate::layers;
-use crate::report::time::Times;
-use crate::report::units::{plural, thousands};
 use crate::report::{By, Report};
 use crate::report::{growth, own};
 use crate::run::{BlindWindow, Clock, Device, Oom, Run, State};
 use crate::who::Who;
 use crate::window::{Part, Window};
+use gpumem_model::time::Times;
+use gpumem_model::units::{plural, thousands};
 
 /// The command without the directories of its program and script, else the program's name, else where the run came
 /// from; for a daemon that would be the machine, which is nobody's command.

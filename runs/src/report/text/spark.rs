@@ -1,8 +1,8 @@
 //! A series as one line of a terminal.
 
-use crate::report::time::Times;
-use crate::report::units::Unit;
 use crate::series::{Bucket, Extremes, Series};
+use gpumem_model::time::Times;
+use gpumem_model::units::Unit;
 
 /// Of a bucket, what is drawn.
 type Of = fn(&Bucket) -> Option<Extremes>;
@@ -95,7 +95,8 @@ mod tests {
             let mut values: Vec<(u64, i64)> = (0..9).map(|at| (first, at)).collect();
             values.push((last, 5));
             assert!(
-                line(&series(&values), Times::LINES, None, true).is_none_or(|line| line.starts_with(HEAD))
+                line(&series(&values), Times::of_clock(crate::run::Clock::Lines), None, true)
+                    .is_none_or(|line| line.starts_with(HEAD))
             );
         }
     }

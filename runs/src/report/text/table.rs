@@ -2,10 +2,10 @@
 //! too narrow for them, the table is wider than the terminal.
 
 use super::lines::{Lines, clean_name};
-use crate::report::time::Times;
-use crate::report::units::Unit;
 use crate::report::{By, Part, Report, Row, Statement};
 use crate::run::Device;
+use gpumem_model::time::Times;
+use gpumem_model::units::Unit;
 
 /// Between two columns.
 const GAP: &str = "  ";

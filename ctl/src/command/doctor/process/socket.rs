@@ -4,7 +4,7 @@ use super::file::mounts_differ;
 use super::seen::Seen;
 use crate::client::{AGENT, sibling};
 use crate::command::doctor::here::LONGEST_SOCKET;
-use gpumem_wire::control::State;
+use gpumem_model::control::State;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 

@@ -8,9 +8,9 @@ use crate::access::Viewer;
 use crate::config::Tenants;
 use crate::view::health::{Device, Health};
 use gpumem_ledger::{DeviceView, ProcessView, Snapshot};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Finding, State};
 use gpumem_wire::Absence;
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Finding, State};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 

@@ -6,8 +6,8 @@ use crate::stats::Count;
 use crate::view::Sight;
 use crate::view::health::Health;
 use gpumem_ledger::Snapshot;
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Finding, State};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Finding, State};
 use rustix::fs::statvfs;
 
 /// Less room than this, in the file system of the store, ends soon.

@@ -5,8 +5,8 @@ use super::gpus::mib;
 use crate::access::Viewer;
 use crate::config::Tenants;
 use gpumem_ledger::{Blocked, Full, ProcessView, Snapshot};
-use gpumem_wire::checks::Check;
-use gpumem_wire::control::{Finding, State};
+use gpumem_model::checks::Check;
+use gpumem_model::control::{Finding, State};
 
 /// Processes that are named; more are a number.
 const NAMED: usize = 4;

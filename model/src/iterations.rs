@@ -14,12 +14,10 @@
 //!  "open": {...}}
 //! ```
 
-use gpumem_ledger as ledger;
-use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
 
 /// Rows that a table has at most; a row is about 0.4 KB of JSON.
-pub const MAX_ROWS: usize = ledger::MAX_ITERATIONS;
+pub const MAX_ROWS: usize = 256;
 
 /// The iterations of one device of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,45 +110,6 @@ impl From<(i64, i64)> for Level {
 impl From<Level> for (i64, i64) {
     fn from(level: Level) -> Self {
         (level.peak_bytes, level.last_bytes)
-    }
-}
-
-impl From<ledger::Level> for Level {
-    fn from(level: ledger::Level) -> Self {
-        Level { peak_bytes: level.peak, last_bytes: level.last }
-    }
-}
-
-impl From<&ledger::Iteration> for Iteration {
-    fn from(row: &ledger::Iteration) -> Self {
-        let of = |role: Role| Level::from(row.roles[usize::from(role.to_code())]);
-        Iteration {
-            epoch: row.epoch,
-            first: row.first,
-            last: row.last,
-            count: row.count,
-            start_ns: row.start_ns,
-            end_ns: row.end_ns,
-            partial: row.partial,
-            tracked: row.tracked.into(),
-            pool_reserved: row.pool_reserved.into(),
-            parameters: of(Role::Parameter),
-            gradients: of(Role::Gradient),
-            optimizer_state: of(Role::OptimizerState),
-            activations: of(Role::Activation),
-            intermediate_gradients: row.intermediate.into(),
-            temporaries: row.temporaries.into(),
-            inputs: of(Role::Input),
-            workspace: of(Role::Workspace),
-            buffers: of(Role::Buffer),
-        }
-    }
-}
-
-impl From<&ledger::IterationsView> for Iterations {
-    fn from(view: &ledger::IterationsView) -> Self {
-        let open = view.open.as_ref().map(Iteration::from);
-        Iterations { rows: view.rows.iter().map(Iteration::from).collect(), open }
     }
 }
 

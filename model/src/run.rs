@@ -17,8 +17,7 @@ pub use crate::part::Part;
 pub use crate::pools::Pool;
 use crate::series::Series;
 pub use crate::timeline::Timeline;
-use gpumem_ledger as ledger;
-use gpumem_wire::{Absence, ClockKind, Phase, Role};
+use gpumem_wire::{Absence, Phase, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -46,6 +45,9 @@ pub struct Run {
     pub own: Own,
 }
 
+/// [`Source::kind`] of a run that was exported on another machine.
+pub const EXPORT_FORMAT: &str = "gpumem-run";
+
 /// Where a run came from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
@@ -60,7 +62,7 @@ pub struct Source {
 impl Source {
     /// A daemon watched the process, here or on another machine: `origin` is the machine.
     pub fn is_watched(&self) -> bool {
-        self.kind == "daemon" || self.kind == crate::export::FORMAT
+        self.kind == "daemon" || self.kind == EXPORT_FORMAT
     }
 
     /// Agents and daemons of ours told it, and not a file of another tool.
@@ -80,18 +82,6 @@ pub enum Clock {
     },
     /// Lines of a log: only the order means anything.
     Lines,
-}
-
-impl Clock {
-    /// The clock of a snapshot.
-    pub fn of(snapshot: &ledger::Snapshot) -> Self {
-        match snapshot.clock {
-            ClockKind::Ordinal => Clock::Lines,
-            _ => Clock::Monotonic {
-                wall_offset_ns: snapshot.wall_offset_ns.and_then(|offset| i64::try_from(offset).ok()),
-            },
-        }
-    }
 }
 
 /// Whose life it is.
@@ -206,12 +196,6 @@ pub struct Program {
     pub instance: u16,
     /// Up to which of its records, counted from 1, it was heard.
     pub heard: u64,
-}
-
-impl From<&gpumem_ledger::Program> for Program {
-    fn from(program: &gpumem_ledger::Program) -> Self {
-        Program { instance: program.instance, heard: program.heard }
-    }
 }
 
 /// Something a reader must know.
@@ -433,54 +417,6 @@ pub struct Reading {
     pub system_reserved_bytes: Option<u64>,
     #[serde(default)]
     pub unified: bool,
-}
-
-impl From<ledger::DeviceReading> for Reading {
-    fn from(reading: ledger::DeviceReading) -> Self {
-        Reading {
-            time_ns: reading.time_ns,
-            used_bytes: reading.used_bytes,
-            free_bytes: reading.free_bytes,
-            system_reserved_bytes: reading.system_reserved_bytes,
-            unified: reading.unified,
-        }
-    }
-}
-
-impl From<&ledger::Beside> for Beside {
-    fn from(beside: &ledger::Beside) -> Self {
-        Beside {
-            managed_bytes: beside.managed,
-            pinned_bytes: beside.pinned,
-            registered_bytes: beside.registered,
-            imported_bytes: beside.imported,
-            host_vmm_bytes: beside.host_vmm,
-            unbooked_block_bytes: beside.unbooked_blocks,
-            pending_block_bytes: beside.pending_blocks,
-        }
-    }
-}
-
-impl From<&ledger::CellView> for Cell {
-    fn from(cell: &ledger::CellView) -> Self {
-        Cell {
-            class: match cell.class {
-                _ if cell.pending => Class::PoolIdle,
-                ledger::Class::Direct => Class::Direct,
-                ledger::Class::Block => Class::Block,
-                ledger::Class::PoolIdle => Class::PoolIdle,
-                ledger::Class::Opaque => Class::Opaque,
-            },
-            tag: cell.tag.as_deref().map(str::to_owned),
-            origin: cell.origin.as_deref().map(str::to_owned),
-            role: role_name(cell.role).map(str::to_owned),
-            phase: phase_name(cell.phase).map(str::to_owned),
-            library: cell.library.as_deref().map(str::to_owned),
-            pool: cell.pool.as_deref().map(str::to_owned),
-            pending: cell.pending,
-            inherited: cell.inherited,
-        }
-    }
 }
 
 /// A process that ends so soon after memory ran out has ended of it; one that goes on for longer has survived.

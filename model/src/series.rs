@@ -1,7 +1,6 @@
 //! used, tracked and gap over time, in a bounded number of buckets: when they are full, neighbours are
 //! merged and buckets become twice as wide. Lowest and highest survive every merge.
 
-use gpumem_ledger::{ClosedSample, Window};
 use serde::{Deserialize, Serialize};
 
 /// Buckets a series holds at most.
@@ -126,25 +125,30 @@ impl Series {
         }
     }
 
-    /// A sample of NVML.
-    pub fn add_sample(&mut self, sample: &ClosedSample) {
-        let used = sample.used_bytes.ok().and_then(|used| i64::try_from(used).ok());
-        let doubtful = sample.torn || sample.stale;
-        let bucket = self.bucket(sample.t0_ns);
+    /// A sample of NVML at `time_ns`. `tracked` counts only if memory did not move during the sample and the agent confirmed it
+    /// (`doubtful` is false).
+    pub fn add_sample(
+        &mut self,
+        time_ns: u64,
+        used: Option<i64>,
+        tracked: Option<i64>,
+        untrackable: Option<i64>,
+        doubtful: bool,
+    ) {
+        let bucket = self.bucket(time_ns);
         Extremes::merge(&mut bucket.used, used.map(Extremes::at));
-        Extremes::merge(&mut bucket.untrackable, sample.untrackable_bytes().map(Extremes::at));
+        Extremes::merge(&mut bucket.untrackable, untrackable.map(Extremes::at));
         bucket.samples = bucket.samples.saturating_add(1);
         bucket.doubtful = bucket.doubtful.saturating_add(doubtful.into());
-        if let (false, Some(tracked)) = (doubtful, sample.tracked_bytes) {
+        if let (false, Some(tracked)) = (doubtful, tracked) {
             // The window of this time, where there is one, has it among its values.
             bucket.tracked.get_or_insert(Extremes::at(tracked));
         }
     }
 
-    /// `tracked` in a window of the ledger.
-    pub fn add_window(&mut self, window: &Window) {
-        let Window { start_ns, min, max, last } = *window;
-        Extremes::merge(&mut self.bucket(start_ns).tracked, Some(Extremes { min, max, last }));
+    /// Extremes of `tracked` in the window of time that begins at `start_ns`.
+    pub fn add_tracked(&mut self, start_ns: u64, extremes: Extremes) {
+        Extremes::merge(&mut self.bucket(start_ns).tracked, Some(extremes));
     }
 
     /// Takes over what was kept elsewhere of the same account.

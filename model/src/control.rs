@@ -23,8 +23,6 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::string::String;
-use std::vec::Vec;
 
 /// What holds the devices now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,5 @@
 //! How memory got its names: what the agent says of each layer, and the best of them.
 
-use gpumem_ledger::LayerView;
 use gpumem_wire::{Layer, LayerState};
 use serde::{Deserialize, Serialize};
 
@@ -40,16 +39,6 @@ pub fn state_name(state: LayerState) -> &'static str {
         LayerState::Off => "off",
         LayerState::Failed => "failed",
         LayerState::Unknown => "unknown",
-    }
-}
-
-impl From<&LayerView> for LayerSaid {
-    fn from(view: &LayerView) -> Self {
-        LayerSaid {
-            layer: layer_name(view.layer).into(),
-            state: state_name(view.state).into(),
-            reason: view.reason.clone(),
-        }
     }
 }
 

@@ -1,13 +1,17 @@
 //! What a program says of itself beside memory: its own counters, and the times of its ranges. Names are as it said them; views make
 //! them harmless.
 
-use gpumem_ledger::{
-    CounterView, MAX_COUNTER_POINTS, MAX_COUNTERS, MAX_RANGES, OwnView, RangeView, SpanView,
-};
 use serde::{Deserialize, Serialize};
 
 /// Single ranges that a run of several parts or lives has at most: the latest.
-const MAX_SPANS: usize = gpumem_ledger::MAX_SPANS_OF_FILE;
+pub const MAX_SPANS: usize = 16_384;
+
+/// Counters that are kept of a process; changes of more are counted.
+pub const MAX_COUNTERS: usize = 128;
+/// Points of a counter that are kept.
+pub const MAX_COUNTER_POINTS: usize = 128;
+/// Names of ranges that are kept of a process; ranges of more are counted.
+pub const MAX_RANGES: usize = 256;
 
 /// Counters and ranges. Kept as JSON in the store: fields that are added read as their default from older runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,7 +221,7 @@ impl Own {
     }
 
     /// Of single ranges and points leaves those of a time.
-    pub(crate) fn keep(&mut self, from_ns: u64, to_ns: u64) {
+    pub fn keep(&mut self, from_ns: u64, to_ns: u64) {
         self.spans.retain(|&Span(_, _, begin_ns, end_ns)| end_ns >= from_ns && begin_ns <= to_ns);
         for counter in &mut self.counters {
             // What it was when the time began is in it, too.
@@ -228,7 +232,7 @@ impl Own {
     }
 
     /// Bytes that it takes, about.
-    pub(crate) fn weight(&self) -> usize {
+    pub fn weight(&self) -> usize {
         let texts = self.counters.iter().map(|counter| &counter.name);
         let texts = texts.chain(self.ranges.iter().map(|range| &range.name));
         let points = self.counters.iter().map(|counter| size_of_val(counter.points.as_slice()));
@@ -237,52 +241,6 @@ impl Own {
             + size_of_val(self.counters.as_slice())
             + size_of_val(self.ranges.as_slice())
             + size_of_val(self.spans.as_slice())
-    }
-}
-
-impl From<&CounterView> for Counter {
-    fn from(counter: &CounterView) -> Self {
-        Counter {
-            name: counter.name.as_deref().map(str::to_owned),
-            value: counter.value,
-            changes: counter.changes,
-            min: counter.least,
-            max: counter.greatest,
-            area: counter.area,
-            since_ns: counter.since_ns,
-            until_ns: counter.until_ns,
-            points: counter.points.clone(),
-        }
-    }
-}
-
-impl From<&RangeView> for Range {
-    fn from(range: &RangeView) -> Self {
-        Range {
-            name: range.name.as_deref().map(str::to_owned),
-            is_step: range.is_step,
-            count: range.count,
-            total_ns: range.total_ns,
-            min_ns: range.least_ns,
-            max_ns: range.greatest_ns,
-            open: range.open,
-        }
-    }
-}
-
-impl From<&OwnView> for Own {
-    fn from(view: &OwnView) -> Self {
-        let span = |span: &SpanView| Span(span.range, span.thread, span.from_ns, span.to_ns);
-        Own {
-            counters: view.counters.iter().map(Counter::from).collect(),
-            counters_dropped: view.counters_dropped,
-            ranges: view.ranges.iter().map(Range::from).collect(),
-            ranges_dropped: view.ranges_dropped,
-            ranges_broken: view.ranges_broken,
-            spans: view.spans.iter().map(span).collect(),
-            spans_dropped: view.spans_dropped,
-            snapshot: None,
-        }
     }
 }
 

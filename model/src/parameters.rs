@@ -1,10 +1,9 @@
 //! Parameters and their gradients one by one, for tables of iterations with a column for each.
 
 use crate::run::{Iteration, role_name};
-use gpumem_ledger::{CellView, ParametersView};
 use gpumem_wire::Role;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 /// Of one device. From one iteration to the next hardly anything changes: what differs is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,48 +36,6 @@ impl Column {
 }
 
 impl Parameters {
-    /// Cells of one name are one column.
-    pub(crate) fn of(view: &ParametersView, cells: &[CellView]) -> Self {
-        let mut places: HashMap<Column, u32> = HashMap::new();
-        let mut columns: Vec<Column> = Vec::new();
-        let mut column_of = |cell: &u32| {
-            let cell = cells.get(*cell as usize);
-            let role = cell.and_then(|cell| role_name(cell.role)).unwrap_or_default().to_owned();
-            let tag = cell.and_then(|cell| cell.tag.as_deref()).map(str::to_owned);
-            let column = Column { role, tag };
-            *places.entry(column).or_insert_with_key(|column| {
-                columns.push(column.clone());
-                columns.len() as u32 - 1
-            })
-        };
-        let place: Vec<u32> = view.columns.iter().map(&mut column_of).collect();
-        let mut held = vec![0_i64; view.columns.len()];
-        let mut sums = vec![0_i64; columns.len()];
-        let mut changes = Vec::new();
-        for (time_ns, differs) in &view.changes {
-            let mut touched: BTreeMap<u32, i64> = BTreeMap::new();
-            for &(cell, bytes) in differs {
-                let (Some(was), Some(&column)) = (held.get_mut(cell as usize), place.get(cell as usize))
-                else {
-                    continue;
-                };
-                let Some(sum) = sums.get_mut(column as usize) else { continue };
-                touched.entry(column).or_insert(*sum);
-                *sum = sum.wrapping_add(bytes).wrapping_sub(*was);
-                *was = bytes;
-            }
-            let differs = touched.into_iter().filter_map(|(column, was)| {
-                let now = *sums.get(column as usize)?;
-                (now != was).then_some((column, now))
-            });
-            changes.push((*time_ns, differs.collect()));
-        }
-        // Iterations in which bytes only moved between cells of one name, but for the first, which says since when it is known.
-        let mut first = true;
-        changes.retain(|(_, differs): &(u64, Vec<_>)| std::mem::take(&mut first) || !differs.is_empty());
-        Parameters { columns, is_cut: view.is_cut, changes }
-    }
-
     /// By column, what each of these rows has, which are in the order of time: of neighbours in one row the last. `None` where that is
     /// not known.
     pub fn of_rows(&self, rows: &[Iteration]) -> Vec<Option<Vec<i64>>> {
@@ -126,7 +83,7 @@ impl Parameters {
     }
 
     /// Bytes that it takes, about.
-    pub(crate) fn weight(&self) -> usize {
+    pub fn weight(&self) -> usize {
         let names = self.columns.iter().map(|column| column.tag.as_deref().map_or(0, str::len));
         let amounts = self.changes.iter().map(|(_, differs)| size_of_val(differs.as_slice()));
         names.sum::<usize>()

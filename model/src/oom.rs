@@ -1,9 +1,5 @@
 //! Memory that ran out, or nearly did, as a run keeps it.
 
-use crate::builder::sparse;
-use crate::run::{OPEN_FATE_NS, phase_name};
-use gpumem_ledger as ledger;
-use gpumem_wire::OomOutcome;
 use serde::{Deserialize, Serialize};
 
 /// What ran out.
@@ -105,7 +101,7 @@ pub struct Oom {
 }
 
 /// How often memory ran out in all of these; the sum saturates, because a stored run may be damaged.
-pub(crate) fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
+pub fn times<'o>(ooms: impl IntoIterator<Item = &'o Oom>) -> u64 {
     ooms.into_iter().fold(0, |sum, oom| sum.saturating_add(oom.count))
 }
 
@@ -168,83 +164,6 @@ impl Oom {
     pub fn free_bytes(&self) -> Option<i64> {
         let said = self.device_free_bytes.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         said.or(self.device.as_ref().map(|device| device.free_bytes))
-    }
-
-    /// `ended`: when the process ended of it, as far as is known, and its status; `now_ns`: the latest that is known.
-    pub(crate) fn of(oom: &ledger::OomView, ended: Option<(u64, Option<u64>)>, now_ns: u64) -> Self {
-        let after = |time_ns: u64| time_ns.saturating_sub(oom.last_ns);
-        let fate = match ended {
-            _ if oom.went_on => Fate::Survived,
-            Some((_, Some(0))) => Fate::Survived,
-            Some((time_ns, status)) if after(time_ns) <= OPEN_FATE_NS => {
-                Fate::Fatal { after_ns: after(time_ns), status }
-            }
-            Some(_) => Fate::Survived,
-            None if after(now_ns) > OPEN_FATE_NS => Fate::Survived,
-            None => Fate::Open,
-        };
-        let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
-        Oom {
-            kind: match oom.kind {
-                ledger::OomKind::Pressure => OomKind::Pressure,
-                ledger::OomKind::Pool => OomKind::Pool,
-                ledger::OomKind::Device => OomKind::Device,
-                ledger::OomKind::Suspected => OomKind::Suspected,
-            },
-            fate,
-            time_ns: oom.time_ns,
-            last_ns: oom.last_ns,
-            count: oom.count,
-            refusals: oom.refusals,
-            asked_bytes: oom.asked_bytes,
-            driver_asked_bytes: oom.driver_asked_bytes,
-            device_free_bytes: oom.device_free_bytes,
-            pool_used_bytes: oom.pool_used_bytes,
-            pool_reserved_bytes: oom.pool_reserved_bytes,
-            said: match oom.outcome {
-                OomOutcome::Fatal => Some("fatal".into()),
-                OomOutcome::Survived => Some("survived".into()),
-                OomOutcome::Unknown => None,
-            },
-            result: oom.result,
-            tag: text(&oom.tag),
-            library: text(&oom.library),
-            stack: text(&oom.stack),
-            phase: phase_name(oom.phase).map(str::to_owned),
-            step: oom.step,
-            tracked_bytes: oom.tracked_bytes,
-            amounts: sparse(&oom.amounts),
-            predates_bytes: oom.predates_bytes,
-            untrackable_bytes: oom.untrackable_bytes,
-            idle_bytes: oom.idle.map(|idle| idle.bytes),
-            idle_pieces: oom.idle.map(|idle| idle.pieces),
-            largest_idle_bytes: oom.idle.map(|idle| idle.largest_bytes),
-            is_expandable: oom.idle.is_some_and(|idle| idle.is_expandable),
-            device: oom.device.as_ref().map(OomDevice::from),
-            is_unheard: oom.is_unheard,
-        }
-    }
-}
-
-impl From<&ledger::OomDevice> for OomDevice {
-    fn from(device: &ledger::OomDevice) -> Self {
-        let holder = |holder: &ledger::Holder| Holder {
-            pid: holder.key.pid,
-            user: holder.user.clone(),
-            used_bytes: holder.used_bytes,
-            growth_bytes: holder.growth.map(|(bytes, _)| bytes),
-            growth_ns: holder.growth.map(|(_, in_ns)| in_ns),
-        };
-        OomDevice {
-            read_ns: device.read_ns,
-            total_bytes: device.total_bytes,
-            free_bytes: device.free_bytes,
-            system_bytes: device.system_bytes,
-            unaccounted_bytes: device.unaccounted_bytes,
-            unified: device.unified,
-            holders: device.holders.iter().map(holder).collect(),
-            others: device.others,
-        }
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Part {
 
 /// What was counted before a part began.
 #[derive(Debug, Clone)]
-pub(crate) struct Before {
+pub struct Before {
     part: Part,
     counts: Coverage,
 }

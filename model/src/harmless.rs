@@ -63,7 +63,7 @@ pub fn json(document: &impl Serialize) -> String {
 
 /// A JSON text with escapes for what is obeyed, and for what else is to be escaped. Line ends between its parts stay; other such
 /// characters can only be in its strings.
-pub(crate) fn in_json(json: &str, also: impl Fn(char) -> bool) -> String {
+pub fn in_json(json: &str, also: impl Fn(char) -> bool) -> String {
     let mut out = String::with_capacity(json.len());
     for character in json.chars() {
         if character == '\n' || !(acts(character) || also(character)) {

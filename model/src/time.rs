@@ -1,7 +1,7 @@
 //! Times and distances of a run's clock, for people.
 
-use super::units::{plural, thousands};
 use crate::run::{Clock, Run, State};
+use crate::units::{plural, thousands};
 
 const DAY_S: i128 = 86_400;
 
@@ -40,7 +40,7 @@ impl Clock {
 }
 
 /// `12.0 s before`: where a time is, seen from another one.
-pub(crate) fn apart(clock: Clock, time_ns: u64, from_ns: u64) -> String {
+pub fn apart(clock: Clock, time_ns: u64, from_ns: u64) -> String {
     let side = if time_ns < from_ns { "before" } else { "after" };
     format!("{} {side}", clock.distance(time_ns.abs_diff(from_ns)))
 }
@@ -70,18 +70,6 @@ fn civil(day: i128) -> (i128, i128, i128) {
     (year + era * 400 + next, month, of_month)
 }
 
-impl Times {
-    /// Those of a report, with its window.
-    pub(crate) fn of_report(report: &super::Report<'_>) -> Self {
-        let times = Times::of(report.run);
-        let window = report.window.map(|window| [window.from_ns, window.to_ns]);
-        let days = window.into_iter().flatten().map(|time_ns| times.clock.day(time_ns));
-        let last = report.run.devices.iter().map(|device| times.clock.day(device.last.time_ns)).next();
-        let is_another = days.zip(last.into_iter().cycle()).any(|(day, last)| day != last);
-        Times { dated: times.dated || is_another, ..times }
-    }
-}
-
 /// A time of a run with its day, where wall clock is known.
 pub fn with_day(run: &Run, time_ns: u64) -> String {
     Times { clock: run.clock, dated: true }.time(time_ns)
@@ -89,16 +77,14 @@ pub fn with_day(run: &Run, time_ns: u64) -> String {
 
 /// The times of one report: with the day, where they are of several days.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Times {
+pub struct Times {
     clock: Clock,
     dated: bool,
 }
 
 impl Times {
-    #[cfg(test)]
-    pub(crate) const LINES: Times = Times { clock: Clock::Lines, dated: false };
-
-    pub(crate) fn of(run: &Run) -> Self {
+    /// Those of a run: with the day where its moments are of several days.
+    pub fn of(run: &Run) -> Self {
         let end = match run.state {
             State::Closed { time_ns, .. } | State::Rolled { time_ns } => Some(time_ns),
             State::Open | State::Interrupted => None,
@@ -114,23 +100,32 @@ impl Times {
         Times { clock: run.clock, dated: days.any(|day| Some(day) != first) }
     }
 
+    /// Those of a run and a window of it, from and to: with the day where the window lies on another day than the run's last moment.
+    pub fn within(run: &Run, window: Option<[u64; 2]>) -> Self {
+        let times = Times::of(run);
+        let days = window.into_iter().flatten().map(|time_ns| times.clock.day(time_ns));
+        let last = run.devices.iter().map(|device| times.clock.day(device.last.time_ns)).next();
+        let is_another = days.zip(last.into_iter().cycle()).any(|(day, last)| day != last);
+        Times { dated: times.dated || is_another, ..times }
+    }
+
     /// Those of one day.
-    #[cfg(test)]
-    pub(super) fn of_clock(clock: Clock) -> Self {
+    pub fn of_clock(clock: Clock) -> Self {
         Times { clock, dated: false }
     }
 
     /// Its clock.
-    pub(crate) fn clock(self) -> Clock {
+    pub fn clock(self) -> Clock {
         self.clock
     }
 
     /// Whether they are of several days.
-    pub(super) fn is_dated(self) -> bool {
+    pub fn is_dated(self) -> bool {
         self.dated
     }
 
-    pub(crate) fn time(self, time_ns: u64) -> String {
+    /// A time as text.
+    pub fn time(self, time_ns: u64) -> String {
         match self.clock.day(time_ns).filter(|_| self.dated).map(civil) {
             Some((year, month, day)) => format!("{year:04}-{month:02}-{day:02} {}", self.clock.time(time_ns)),
             None => self.clock.time(time_ns),

@@ -78,11 +78,7 @@ impl Ending {
     }
 
     /// From what the daemon wrote.
-    pub(crate) fn of_facts(
-        facts: &BTreeMap<String, String>,
-        ended_ns: u64,
-        status: Option<u64>,
-    ) -> Option<Ending> {
+    pub fn of_facts(facts: &BTreeMap<String, String>, ended_ns: u64, status: Option<u64>) -> Option<Ending> {
         if status == Some(0) {
             return None;
         }

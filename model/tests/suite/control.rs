@@ -1,5 +1,5 @@
 //! Answers of the control API: what is written is read as it was, and so is what another version writes.
-use gpumem_wire::control::*;
+use gpumem_model::control::*;
 use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;

@@ -1,6 +1,5 @@
 //! Why the gap of a run is what it is: parts of it, and the steps in which they came.
 
-use gpumem_ledger as ledger;
 use serde::{Deserialize, Serialize};
 
 /// Parts of an untrackable, in bytes: they sum to it, because `unexplained` is what the others leave.
@@ -100,66 +99,4 @@ pub struct Step {
     /// What a reader must know of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-}
-
-impl From<ledger::Parts> for Parts {
-    fn from(parts: ledger::Parts) -> Self {
-        Parts {
-            context_bytes: parts.context,
-            modules_bytes: parts.modules,
-            local_memory_bytes: parts.local_memory,
-            heaps_bytes: parts.heaps,
-            rounding_bytes: parts.rounding,
-            unexplained_bytes: parts.unexplained,
-        }
-    }
-}
-
-impl From<&ledger::Step> for Step {
-    fn from(step: &ledger::Step) -> Self {
-        let file_name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
-        Step {
-            from_ns: step.from_ns,
-            time_ns: step.time_ns,
-            bytes: step.bytes(),
-            parts: step.parts.into(),
-            cause: step.cause.name().to_owned(),
-            also: step
-                .causes()
-                .filter(|cause| *cause != step.cause)
-                .map(|cause| cause.name().to_owned())
-                .collect(),
-            events: step.events,
-            kind: match step.kind {
-                ledger::BookedAs::Measured => "measured",
-                ledger::BookedAs::Model => "model",
-                ledger::BookedAs::UpperBound => "upper_bound",
-                ledger::BookedAs::Unexplained => "none",
-            }
-            .to_owned(),
-            tag: step.tag.as_deref().map(str::to_owned),
-            library: step.library.as_deref().map(file_name),
-            expected_bytes: step.expected_bytes,
-            note: note_of(step),
-        }
-    }
-}
-
-fn note_of(step: &ledger::Step) -> Option<String> {
-    use ledger::Cause;
-    let text = match step.cause {
-        Cause::BetweenEvents if step.unseen_module_bytes > 0 => format!(
-            "modules with {} bytes not yet seen are loaded: may be lazy loading",
-            step.unseen_module_bytes
-        ),
-        Cause::StackLimit if step.expected_bytes.is_some_and(|model| model > step.parts.local_memory) => {
-            "the driver may take the rest when a kernel needs it".to_owned()
-        }
-        Cause::Blind => "the agent saw nothing for a part of the time".to_owned(),
-        Cause::HistoryLost => "records were lost, or the process became another program".to_owned(),
-        Cause::EventsLost => "more events happened than are kept".to_owned(),
-        Cause::Smaller => "the smallest steps, as one".to_owned(),
-        _ => return None,
-    };
-    Some(text)
 }

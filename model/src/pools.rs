@@ -1,7 +1,5 @@
 //! The pools of a device as a run tells them: what they have, what lives in it, and what their owners say themselves.
 
-use gpumem_ledger as ledger;
-use gpumem_wire::PoolOwner;
 use serde::{Deserialize, Serialize};
 
 /// One pool, at the time of the run's last record (a moment's idle bytes are those of its sample).
@@ -47,29 +45,5 @@ impl Pool {
     pub fn disagreement(&self) -> Option<i64> {
         let (own, ours) = self.check?;
         (own != ours).then_some(own.wrapping_sub(ours) as i64)
-    }
-}
-
-impl From<&ledger::PoolView> for Pool {
-    fn from(pool: &ledger::PoolView) -> Self {
-        let owner = match pool.owner {
-            PoolOwner::Driver => Some("driver"),
-            PoolOwner::Graph => Some("graph"),
-            PoolOwner::Framework => Some("framework"),
-            PoolOwner::Unknown => None,
-        };
-        Pool {
-            id: pool.id,
-            name: pool.name.as_deref().map(str::to_owned),
-            owner: owner.map(str::to_owned),
-            parent: pool.parent,
-            opaque: pool.opaque,
-            segment_bytes: pool.reserved_bytes,
-            booked_bytes: pool.booked_bytes,
-            block_bytes: pool.used_bytes,
-            pending_bytes: pool.pending_bytes,
-            own: pool.own,
-            check: pool.check,
-        }
     }
 }

@@ -4,12 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 /// Cells a point names at most, sums of smaller ones included; what the others held is one sum.
-pub use gpumem_ledger::MAX_POINT_CELLS as MAX_CELLS;
+pub const MAX_CELLS: usize = 64;
 /// Points a timeline holds at most; when it is full, its width doubles and of two points the fuller one stays.
-pub use gpumem_ledger::MAX_POINTS;
-use gpumem_ledger::{TimelinePoint, TimelineView};
-
-pub(crate) use gpumem_ledger::SUM;
+pub const MAX_POINTS: usize = 256;
 
 /// What was held on a device over time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,12 +69,57 @@ impl Timeline {
     }
 }
 
-impl From<TimelineView> for Timeline {
-    fn from(view: TimelineView) -> Self {
-        let points = view.points.into_iter().map(|point| {
-            let TimelinePoint { time_ns, amounts, rest_bytes } = point;
-            Point { time_ns, amounts, rest_bytes }
-        });
-        Timeline { width_ns: view.width_ns, points: points.collect() }
+/// A point that tells of a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told<'t> {
+    /// The point.
+    pub point: &'t Point,
+    /// It is what was held at that very time; else it is the nearest one.
+    pub is_exact: bool,
+}
+
+impl Timeline {
+    /// What was held at a time; `None` without points.
+    pub fn at(&self, time_ns: u64) -> Option<Told<'_>> {
+        let slot = |time_ns: u64| time_ns / self.width_ns.max(1);
+        let after = self.points.partition_point(|point| point.time_ns <= time_ns);
+        let next = self.points.get(after);
+        let Some(before) = after.checked_sub(1).and_then(|before| self.points.get(before)) else {
+            return next.map(|point| Told { point, is_exact: false });
+        };
+        // In a slot without a point nothing happened.
+        let is_exact = before.time_ns == time_ns
+            || match next {
+                Some(next) => {
+                    slot(next.time_ns) > slot(before.time_ns) + 1 && slot(time_ns) < slot(next.time_ns)
+                }
+                None => true,
+            };
+        let is_nearer = |next: &&Point| !is_exact && next.time_ns - time_ns < time_ns - before.time_ns;
+        Some(Told { point: next.filter(is_nearer).unwrap_or(before), is_exact })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(time_ns: u64, bytes: i64) -> Point {
+        Point { time_ns, amounts: vec![(0, bytes)], rest_bytes: 0 }
+    }
+
+    #[test]
+    fn a_time_in_a_silence_is_exact_and_others_have_a_nearest_point() {
+        let points = vec![point(12, 1), point(25, 2), point(31, 3), point(77, 4)];
+        let timeline = Timeline { width_ns: 10, points };
+        let at = |time_ns| timeline.at(time_ns).map(|told| (told.point.time_ns, told.is_exact));
+        assert_eq!(at(5), Some((12, false)), "nothing is older");
+        assert_eq!([at(12), at(18), at(19)], [Some((12, true)), Some((12, false)), Some((25, false))]);
+        assert_eq!(
+            [at(31), at(69), at(70), at(76)],
+            [Some((31, true)), Some((31, true)), Some((77, false)), Some((77, false))]
+        );
+        assert_eq!(at(1000), Some((77, true)), "nothing happened since");
+        assert_eq!(Timeline::default().at(5), None);
     }
 }

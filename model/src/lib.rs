@@ -1,0 +1,43 @@
+//! What a run is: plain data with serde, and pure functions of it. No I/O, no clock of the machine.
+//!
+//! ```text
+//! run            the life of one process: source, clock, identity, coverage, cells, devices, moments
+//! gap            parts of the untrackable memory, and the changes of it
+//! oom            memory that ran out, or nearly did
+//! iterations     what each training step held; parameters: parameters and gradients one by one
+//! timeline       what was held over time, by cell; series: extremes of the sums over time
+//! growth         points by which growth is judged
+//! pools, marks, layers, blind, own      what else a program or its agent reports
+//! part           a life that is kept in a run per day
+//! ending         what else ended a process: host memory, a fault of the driver
+//! who            user, job, pod and container of a process
+//! weight         bytes of memory that a run takes
+//! time, units    times and amounts as text; harmless: text of strangers without characters that terminals obey
+//! control        requests and replies of the control API; checks: ids of doctor's checks
+//! ```
+//!
+//! The crate depends on `gpumem-wire` for roles, phases and reasons of absence, which it serialises by name.
+#![forbid(unsafe_code)]
+
+pub mod blind;
+pub mod checks;
+pub mod control;
+pub mod ending;
+pub mod gap;
+pub mod growth;
+pub mod harmless;
+pub mod iterations;
+pub mod layers;
+pub mod marks;
+pub mod oom;
+pub mod own;
+pub mod parameters;
+pub mod part;
+pub mod pools;
+pub mod run;
+pub mod series;
+pub mod time;
+pub mod timeline;
+pub mod units;
+pub mod weight;
+pub mod who;
