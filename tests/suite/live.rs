@@ -208,8 +208,10 @@ fn racing_threads_that_reuse_addresses_are_booked_right() {
     let machine = Machine::new(TWO);
     let mut daemon = Daemon::start(&machine, "daemon", FAST);
     let mut trainer =
-        Job::start(&mut machine.trainer(&daemon.runtime, &["--race", "4", "--steps", "50", "--hold", "1"]));
-    trainer.finish();
+        Job::start(&mut machine.trainer(&daemon.runtime, &["--race", "4", "--steps", "50", "--hold", "600"]));
+    trainer.wait_for("holding");
+    exact(&machine, &daemon, &trainer, 5);
+    trainer.enough();
     daemon.stop();
     let seen = replay(&daemon.recording);
     let compared = seen.compare(&machine.truth(), Some(trainer.pid()));
