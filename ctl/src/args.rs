@@ -12,9 +12,9 @@ pub use top::Top;
 use crate::exit::NoStore;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use gpumem_runs::harmless::quoted;
-use gpumem_runs::import::{FORMATS, Format};
-use gpumem_runs::report::By;
+use gpumem_import::{FORMATS, Format};
+use gpumem_model::harmless::quoted;
+use gpumem_report::By;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -530,6 +530,5 @@ impl From<Rows> for By {
 /// The formats, as --help and errors list them.
 fn formats() -> impl TypedValueParser<Value = &'static Format> {
     let known = FORMATS.iter().map(|format| PossibleValue::new(format.name).help(format.about));
-    PossibleValuesParser::new(known)
-        .try_map(|name| gpumem_runs::import::format(&name).ok_or("no such format"))
+    PossibleValuesParser::new(known).try_map(|name| gpumem_import::format(&name).ok_or("no such format"))
 }

@@ -1,7 +1,7 @@
 //! Exit codes, and which error is which.
 
+use gpumem_report::rules;
 use gpumem_runs::input;
-use gpumem_runs::rules;
 use gpumem_runs::store::StoreError;
 
 /// Done.

@@ -3,7 +3,7 @@
 use crate::args::Output;
 use crate::exit;
 use anyhow::{Context, Result, bail};
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};

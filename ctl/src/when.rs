@@ -10,7 +10,7 @@
 //! | `1234` | a line, where times are lines of a log |
 //! | `warm-up`, `mark:10:30` | a mark of that name |
 
-use gpumem_runs::run::{Clock, Run};
+use gpumem_model::run::{Clock, Run};
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
@@ -397,7 +397,7 @@ mod tests {
     }
 
     fn run() -> Run {
-        use gpumem_runs::run::{Coverage, Own, Process, Source, State};
+        use gpumem_model::run::{Coverage, Own, Process, Source, State};
         Run {
             source: Source { kind: "daemon".into(), origin: String::new(), preset: None },
             clock: Clock::Lines,

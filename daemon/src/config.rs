@@ -14,7 +14,7 @@ use crate::keeper::Retention;
 use crate::source::agent::Limits;
 use crate::source::{kernel, nvml, process};
 use crate::view::{self, Shown};
-use gpumem_runs::rules::Groupings;
+use gpumem_report::rules::Groupings;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

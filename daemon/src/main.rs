@@ -69,7 +69,7 @@ fn start(run: Run, signals: Signals) -> anyhow::Result<()> {
     let setup = Setup { file: run.config, private: run.private, home: Home::of_process(), service: true };
     let settings = setup.settings()?;
     if run.check {
-        gpumem_runs::rules::Groupings::load(&settings.rules)?;
+        gpumem_report::rules::Groupings::load(&settings.rules)?;
         println!("the configuration is right");
         return Ok(());
     }

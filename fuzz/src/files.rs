@@ -1,10 +1,10 @@
 //! What holds of every file that is imported, and of the runs that come of it.
 
 use crate::memory;
-use gpumem_runs::import::{self, Format, read};
+use gpumem_import::{Format, read};
+use gpumem_model::run::Run;
+use gpumem_report::text::clean;
 use gpumem_runs::input::{Error, Input};
-use gpumem_runs::report::text::clean;
-use gpumem_runs::run::Run;
 use std::io::Cursor;
 use std::path::Path;
 
@@ -14,7 +14,8 @@ pub const NAME: &str = "input";
 /// Reads bytes as a file of that format, in bounded memory: `fixed` and `per_byte` of the file. What is read must add up, and
 /// what is not must say why in one line.
 pub fn import(bytes: &[u8], format: Option<&str>, fixed: usize, per_byte: usize) -> Vec<Run> {
-    let format: Option<&'static Format> = format.map(|name| import::format(name).expect("a format's name"));
+    let format: Option<&'static Format> =
+        format.map(|name| gpumem_import::format(name).expect("a format's name"));
     let most = fixed + per_byte * bytes.len();
     let runs = memory::bounded(most, || {
         Input::new(Path::new(NAME), Cursor::new(bytes.to_vec())).and_then(|input| read(input, format))

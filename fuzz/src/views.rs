@@ -1,10 +1,10 @@
 //! Views of runs that nothing has checked: from a daemon that may lie, or a store that is damaged.
 
 use crate::harmless;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{Report, collapsed, csv, html, json, trace, treemap};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{Report, collapsed, csv, html, json, trace, treemap};
 use serde_json::Value;
 
 /// Numbers that any memory could have: what is larger is refused elsewhere, or wraps.

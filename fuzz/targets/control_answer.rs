@@ -2,8 +2,8 @@
 #![no_main]
 
 use gpumem_fuzz::{shown, tamed};
-use gpumem_runs::run::Run;
 use gpumem_model::control::{Doctor, Finding, Marked, Ps, Recorded, Refusal, Released};
+use gpumem_model::run::Run;
 use libfuzzer_sys::fuzz_target;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 mod timeline {
-    pub use gpumem_runs::timeline::Point;
+    pub use gpumem_model::timeline::Point;
 }
 #[path = "../../runs/src/store/packed.rs"]
 mod packed;

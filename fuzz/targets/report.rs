@@ -2,9 +2,9 @@
 #![no_main]
 
 use gpumem_fuzz::{harmless, import};
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{By, Report, collapsed, csv, html, json, trace, treemap};
-use gpumem_runs::rules::Groupings;
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{By, Report, collapsed, csv, html, json, trace, treemap};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,7 +2,7 @@
 #![no_main]
 
 use gpumem_ledger::category::Pattern;
-use gpumem_runs::rules::Groupings;
+use gpumem_report::rules::Groupings;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

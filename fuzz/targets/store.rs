@@ -7,7 +7,7 @@
 mod support;
 
 use gpumem_fuzz::{memory, number, shown, tamed};
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::{Filter, Sort, Store, StoreError};
 use libfuzzer_sys::fuzz_target;
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};

@@ -7,8 +7,8 @@ mod typed;
 
 use gpumem::window::Limits;
 use gpumem_fuzz::harmless;
-use gpumem_runs::diff::gate::Limit;
-use gpumem_runs::report::text::clean;
+use gpumem_report::diff::gate::Limit;
+use gpumem_report::text::clean;
 use libfuzzer_sys::fuzz_target;
 
 /// Digits and a unit, multiplied out where nothing can overflow; nothing else is a number.

@@ -6,7 +6,7 @@
 mod when;
 
 use gpumem_fuzz::harmless;
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use libfuzzer_sys::fuzz_target;
 use when::When;
 

@@ -1,8 +1,8 @@
 //! Whose a process is: paths of control groups, facts and claims.
 #![no_main]
 
-use gpumem_runs::who::cgroup::Place;
-use gpumem_runs::who::{NAMES, Who, is_of_job};
+use gpumem_model::who::cgroup::Place;
+use gpumem_model::who::{NAMES, Who, is_of_job};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 

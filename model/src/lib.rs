@@ -11,6 +11,7 @@
 //! part           a life that is kept in a run per day
 //! ending         what else ended a process: host memory, a fault of the driver
 //! who            user, job, pod and container of a process
+//! window         a run as it was in a part of its life
 //! weight         bytes of memory that a run takes
 //! time, units    times and amounts as text; harmless: text of strangers without characters that terminals obey
 //! control        requests and replies of the control API; checks: ids of doctor's checks
@@ -41,3 +42,4 @@ pub mod timeline;
 pub mod units;
 pub mod weight;
 pub mod who;
+pub mod window;

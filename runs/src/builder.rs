@@ -2,14 +2,14 @@
 //! the daemon alike.
 
 use crate::kept::{OfProcess, Processes, Reading, Readings};
-use crate::own::{Own, SnapshotFigures};
-use crate::part::Before;
-use crate::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
-use crate::series::{Extremes, Series};
 use gpumem_ledger::{
     AccountView, ClosedSample, DeviceView, Ledger, Limits, Origin, Place, ProcessKey, ProcessView, Snapshot,
     WINDOW_NS, Window,
 };
+use gpumem_model::own::{Own, SnapshotFigures};
+use gpumem_model::part::Before;
+use gpumem_model::run::{self, Caveat, Clock, MAX_TENANTS, Moment, Run, Source, State, absence_name};
+use gpumem_model::series::{Extremes, Series};
 use gpumem_model::units::thousands;
 use gpumem_wire::{Absence, ByeReason, ClockKind, Record};
 use std::cmp::Reverse;

@@ -9,9 +9,9 @@
 //! that damage is named by its place. A reader takes versions up to its own; fields that it does not know it leaves out.
 //! What is read is bounded in bytes and in objects before anything is made of it, and must add up.
 
-use crate::harmless::{clean, in_json};
 use crate::input::{Error, Input};
-use crate::run::{Caveat, Run, State};
+use gpumem_model::harmless::{clean, in_json};
+use gpumem_model::run::{Caveat, Run, State};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Read};
 use std::path::Path;

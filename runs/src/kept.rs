@@ -3,9 +3,9 @@
 //! A daemon asks once per process of each reading, a hundred times a second if it is told to: one look-up by process,
 //! and the latest reading of a device first.
 
-use crate::part::Before;
-use crate::series::Series;
 use gpumem_ledger::{AgreedReading, Place, ProcessKey};
+use gpumem_model::part::Before;
+use gpumem_model::series::Series;
 use std::collections::{HashMap, VecDeque};
 
 /// Readings of a device that are remembered: the sample of a process whose agent was silent is closed half a second

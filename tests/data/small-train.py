@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes small-train.log: a made-up training run of a small translation model, in the format of the TBD
-suite's MXNet memory annotations (see runs/src/import/tbd_log.rs). It is gpumemd's own: no measurement.
+suite's MXNet memory annotations (see import/src/tbd_log.rs). It is gpumemd's own: no measurement.
 
     python3 tests/data/small-train.py > tests/data/small-train.log
 """

@@ -4,8 +4,8 @@
 //! these places in the model of a run by itself, so that a new field is one of them at once).
 
 use crate::pages::{Training, training};
+use gpumem_model::run::Run;
 use gpumem_runs::export::{self, From};
-use gpumem_runs::run::Run;
 use serde_json::Value;
 
 /// For browsers, terminals, shells, spreadsheets, scrapers, logs, paths and templates; and names that only look like another.

@@ -1,15 +1,15 @@
 //! Runs as a page has to show them, made up and consistent: every moment is the sum of its parts.
 
-use gpumem_runs::gap::{Parts, Step};
-use gpumem_runs::iterations::{Iteration, Iterations, Level};
-use gpumem_runs::oom::{Fate, Holder, Oom, OomDevice, OomKind};
-use gpumem_runs::own::{Counter, Own, Range, Span};
-use gpumem_runs::parameters::{Column, Parameters};
-use gpumem_runs::run::{
+use gpumem_model::gap::{Parts, Step};
+use gpumem_model::iterations::{Iteration, Iterations, Level};
+use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+use gpumem_model::own::{Counter, Own, Range, Span};
+use gpumem_model::parameters::{Column, Parameters};
+use gpumem_model::run::{
     Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Process, Reading, Run, Source, State,
 };
-use gpumem_runs::series::{Bucket, Extremes, Series};
-use gpumem_runs::timeline::{Point, Timeline};
+use gpumem_model::series::{Bucket, Extremes, Series};
+use gpumem_model::timeline::{Point, Timeline};
 use std::collections::BTreeMap;
 
 const MIB: i64 = 1 << 20;
@@ -270,7 +270,7 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
         model: "NVIDIA H100 80GB HBM3".into(),
         total_bytes: Some(total),
         peak_used: Some((top as u64, peak_ns)),
-        beside: gpumem_runs::run::Beside { pinned_bytes: 512 * MIB, ..Default::default() },
+        beside: gpumem_model::run::Beside { pinned_bytes: 512 * MIB, ..Default::default() },
         reading: Some(Reading {
             time_ns: end,
             used_bytes: total - free,

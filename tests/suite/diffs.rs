@@ -1,11 +1,11 @@
 //! Comparisons as people and programs get them, letter by letter, and those of real recordings to the byte.
+use gpumem_import::read_file;
+use gpumem_model::run::{Cell, Run, Source};
+use gpumem_report::diff::gate::{Of, judge};
+use gpumem_report::diff::text::{Layout, text};
+use gpumem_report::diff::{At, Diff, Side, csv, json, plot};
+use gpumem_report::{By, Part};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::diff::gate::{Of, judge};
-use gpumem_runs::diff::text::{Layout, text};
-use gpumem_runs::diff::{At, Diff, Side, csv, json, plot};
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::{By, Part};
-use gpumem_runs::run::{Cell, Run, Source};
 use gpumem_tests::live::{Daemon, Machine, Mixer, until};
 use gpumem_tests::samples::sample;
 use gpumem_tests::{golden, node};

@@ -1,9 +1,9 @@
 //! Leaks and drift on the simulated machine: the verdicts, and their rates, of programs whose truth is known.
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{Report, growth, json};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_import::read_file;
+use gpumem_model::run::Run;
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{Report, growth, json};
 use gpumem_tests::live::{Daemon, Job, Machine};
 
 const MIB: f64 = 1_048_576.0;

@@ -1,8 +1,8 @@
 //! Importers on real files of other tools, to the byte.
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::{By, Report};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Device, Run};
+use gpumem_import::read_file;
+use gpumem_model::run::{Device, Run};
+use gpumem_report::rules::Groupings;
+use gpumem_report::{By, Report};
 use gpumem_tests::samples::sample;
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
 //! Pictures of runs, and what other tools draw of them: every sum, every letter, and that words do not run into each other.
+use gpumem_import::read_file;
+use gpumem_model::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
+use gpumem_model::timeline::Point;
+use gpumem_report::plot::{Anchor, Bar, Drawing, Item, Kind, Options, Picture, Segment, Text, bars, draw};
+use gpumem_report::rules::Groupings;
+use gpumem_report::{By, Report, collapsed, treemap};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::import::read_file;
-use gpumem_runs::plot::{Anchor, Bar, Drawing, Item, Kind, Options, Picture, Segment, Text, bars, draw};
-use gpumem_runs::report::{By, Report, collapsed, treemap};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Cell, Class, Clock, Fate, Iteration, Mark, Oom, OomKind, Run, Source};
-use gpumem_runs::timeline::Point;
 use gpumem_tests::{golden, node, samples::sample};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -131,7 +131,7 @@ fn known_at_peak(run: &Run) -> i64 {
 
 /// The same of each device.
 fn known(run: &Run) -> Vec<i64> {
-    let of = |moment: &gpumem_runs::run::Moment| match moment.tracked_bytes {
+    let of = |moment: &gpumem_model::run::Moment| match moment.tracked_bytes {
         Some(tracked) => tracked + moment.predates_bytes.unwrap_or(0) + moment.untrackable_bytes.unwrap_or(0),
         None => moment.used_bytes().unwrap_or(0),
     };
@@ -334,9 +334,9 @@ fn pictures_of_a_small_run() {
     let told = report(&run, None);
     golden::check("pictures/small-train.collapsed", &collapsed::collapsed(&told));
     golden::check("pictures/small-train.treemap.json", &treemap::json(&told));
-    golden::check("pictures/small-train.trace.json", &gpumem_runs::report::trace::json(&told));
+    golden::check("pictures/small-train.trace.json", &gpumem_report::trace::json(&told));
     let runs = node_runs();
-    golden::check("pictures/node.trace.json", &gpumem_runs::report::trace::json(&report(&runs[0], None)));
+    golden::check("pictures/node.trace.json", &gpumem_report::trace::json(&report(&runs[0], None)));
 }
 
 /// A program that is here, and what it says of a file; `None`, with a word why, where it is not.

@@ -1,6 +1,6 @@
 //! A process that records when somebody else says so: gpumemctl, the daemon, the agent.
-use gpumem_runs::import::read_file;
-use gpumem_runs::run::{Run, State};
+use gpumem_import::read_file;
+use gpumem_model::run::{Run, State};
 use gpumem_tests::live::{Daemon, Job, Machine, Mixer, replay, until};
 use std::path::Path;
 use std::process::Output;

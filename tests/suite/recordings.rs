@@ -1,7 +1,7 @@
 //! gpumemd's own recordings: what was said is what is read, also when the file is cut or damaged.
+use gpumem_import::{observe_file, read_file};
 use gpumem_ledger::{Ledger, Origin};
 use gpumem_runs::builder::Sink;
-use gpumem_runs::import::{observe_file, read_file};
 use gpumem_runs::input::Error;
 use gpumem_runs::recording::Writer;
 use gpumem_tests::examples;

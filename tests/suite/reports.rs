@@ -1,10 +1,10 @@
 //! Reports as people and programs get them, letter by letter.
+use gpumem_import::read_file;
+use gpumem_model::run::{Caveat, Cell, Clock, Parts, Run, Source, State, Step};
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{By, Report, csv, json, steps};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{By, Report, csv, json, steps};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Caveat, Cell, Clock, Parts, Run, Source, State, Step};
 use gpumem_tests::{golden, node};
 use std::path::Path;
 

@@ -1,10 +1,10 @@
 //! The TBD importer and the ledger on real training logs, to the byte.
+use gpumem_import::{observe_file, read_file};
 use gpumem_ledger::{ClosedSample, Ledger, Origin, ProcessView};
+use gpumem_model::run::Run;
+use gpumem_report::rules::Groupings;
+use gpumem_report::{By, Report};
 use gpumem_runs::builder::Sink;
-use gpumem_runs::import::{observe_file, read_file};
-use gpumem_runs::report::{By, Report};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
 use gpumem_tests::samples::sample;
 use gpumem_wire::{Body, Record};
 use std::collections::BTreeMap;

@@ -1,10 +1,10 @@
 //! Memory snapshots of PyTorch: a real one of a stranger's, to the byte, and some that the wheels write on the simulated machine, held
 //! against torch's own word at that moment.
+use gpumem_import::read_file;
+use gpumem_model::run::{Class, OomKind, Run};
 use gpumem_model::units::thousands;
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::{By, Report};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Class, OomKind, Run};
+use gpumem_report::rules::Groupings;
+use gpumem_report::{By, Report};
 use gpumem_tests::live::torch as wheels;
 use gpumem_tests::live::{Job, Machine};
 use gpumem_tests::samples::sample;
@@ -76,12 +76,12 @@ fn a_forward_pass_of_a_stranger_has_its_known_figures() {
     let series = &device.series.buckets;
     assert!(series.len() > 1, "a history is more than its end");
     let report = Report::new(&run, Groupings::of_run(&run), None);
-    let text = gpumem_runs::report::text::text(&report, gpumem_runs::report::text::Layout::default());
+    let text = gpumem_report::text::text(&report, gpumem_report::text::Layout::default());
     assert!(text.contains("memory_allocated 18,595 + idle 161 = memory_reserved 18,756"), "{text}");
 }
 
 /// Bytes at the end of the cells that are meant.
-fn amounts(run: &Run, is_meant: impl Fn(&gpumem_runs::run::Cell) -> bool) -> i64 {
+fn amounts(run: &Run, is_meant: impl Fn(&gpumem_model::run::Cell) -> bool) -> i64 {
     let amounts = run.devices.iter().flat_map(|device| &device.last.amounts);
     amounts.filter(|(cell, _)| is_meant(&run.cells[*cell as usize])).map(|(_, bytes)| bytes).sum()
 }

@@ -1,11 +1,11 @@
 //! Traces of runs: that they keep to the event format, that their sums are the run's, and that Perfetto's own trace processor
 //! reads them back.
-use gpumem_runs::import::read_file;
-use gpumem_runs::own::{Counter, Own, Range, Span};
-use gpumem_runs::report::{By, Report, trace};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Cell, Fate, Mark, Oom, OomKind, Run};
-use gpumem_runs::timeline::Point;
+use gpumem_import::read_file;
+use gpumem_model::own::{Counter, Own, Range, Span};
+use gpumem_model::run::{Cell, Fate, Mark, Oom, OomKind, Run};
+use gpumem_model::timeline::Point;
+use gpumem_report::rules::Groupings;
+use gpumem_report::{By, Report, trace};
 use gpumem_tests::samples::sample;
 use serde_json::Value;
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -3,8 +3,8 @@
 use super::{Output, Rows, SocketPath, StorePath, formats};
 use crate::when::When;
 use clap::{Args, ValueEnum};
-use gpumem_runs::diff::gate::Limit;
-use gpumem_runs::import::Format;
+use gpumem_import::Format;
+use gpumem_report::diff::gate::Limit;
 use gpumem_runs::store::{STATES, Sort};
 
 #[derive(Debug, Args)]

@@ -59,7 +59,7 @@ pub enum Plot {
     Compare,
 }
 
-impl From<Plot> for gpumem_runs::plot::Picture {
+impl From<Plot> for gpumem_report::plot::Picture {
     fn from(plot: Plot) -> Self {
         match plot {
             Plot::Peak => Self::Peak,

@@ -17,8 +17,8 @@ pub use search::{AGENT, agent_alone, named, private_directory, runtime, sibling}
 use crate::exit::{NoAnswer, NotFound, Refused, TooOld, Unreachable};
 use anyhow::Result;
 use gpumem_model::control::{Doctor, HiddenRun, Marked, Ps, Recorded, Refusal, Released};
-use gpumem_runs::report::oom::at::Around;
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
+use gpumem_report::oom::at::Around;
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 use std::path::{Path, PathBuf};

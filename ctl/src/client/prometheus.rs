@@ -6,7 +6,7 @@ use super::http;
 use super::samples::{self, Wrong, encoded};
 use crate::exit::{NoAnswer, Usage};
 use anyhow::Result;
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use hyper::StatusCode;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What a Prometheus is asked and answers, as text.
 
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 

@@ -5,11 +5,11 @@ use crate::command::{ps::names_device, report};
 use crate::exit::{Gate, NotFound};
 use crate::output::{deliver, width};
 use anyhow::Result;
-use gpumem_runs::diff::gate::{self, Of, Outcome, Verdict};
-use gpumem_runs::diff::text::{Layout, text};
-use gpumem_runs::diff::{At, Diff, Side, csv, json, plot};
-use gpumem_runs::report::text::clean;
-use gpumem_runs::rules::Groupings;
+use gpumem_report::diff::gate::{self, Of, Outcome, Verdict};
+use gpumem_report::diff::text::{Layout, text};
+use gpumem_report::diff::{At, Diff, Side, csv, json, plot};
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::clean;
 
 /// Compares, tells, and judges at last: what was asked for is printed in any case.
 pub fn run(args: &Args) -> Result<()> {

@@ -6,11 +6,11 @@ use crate::command::report;
 use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
-use gpumem_runs::report::Report;
-use gpumem_runs::report::explain::{explain, list};
-use gpumem_runs::report::text::clean;
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
+use gpumem_report::Report;
+use gpumem_report::explain::{explain, list};
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::clean;
 use gpumem_runs::store::Store;
 
 /// Explains a word, or lists them.
@@ -67,7 +67,7 @@ fn largest(args: &Args) -> Option<(Run, Option<String>)> {
 mod tests {
     use crate::command::ps;
     use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
-    use gpumem_runs::report::explain::is_known;
+    use gpumem_report::explain::is_known;
 
     #[test]
     fn what_ps_prints_is_explained() {

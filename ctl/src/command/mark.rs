@@ -6,8 +6,8 @@ use crate::exit::NotFound;
 use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
-use gpumem_runs::harmless::quoted;
-use gpumem_runs::report::text::clean;
+use gpumem_model::harmless::quoted;
+use gpumem_report::text::clean;
 
 /// Gives this moment a name in the runs of live processes.
 pub fn run(args: &Mark) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::Unit;
-use gpumem_runs::report::text::{clean, short_command};
+use gpumem_report::text::{clean, short_command};
 
 /// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
 pub(super) const FRESH_MS: u64 = 3_000;
@@ -22,7 +22,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(device) = &args.device {
         only(&mut ps, device)?;
     }
-    print(&if args.json { gpumem_runs::harmless::json(&ps) } else { table(&ps, width()) })
+    print(&if args.json { gpumem_model::harmless::json(&ps) } else { table(&ps, width()) })
 }
 
 /// Leaves one device.

@@ -4,7 +4,7 @@ use crate::args::{Record, Verb};
 use crate::client::Daemon;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_runs::harmless::{clean, quoted};
+use gpumem_model::harmless::{clean, quoted};
 
 /// Has the daemon tell the agent of a process.
 pub fn run(args: &Record) -> Result<()> {

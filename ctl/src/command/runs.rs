@@ -7,7 +7,7 @@ use crate::when::When;
 use anyhow::Result;
 use gpumem_model::time::date_minute;
 use gpumem_model::units::{Unit, plural};
-use gpumem_runs::report::text::{clean, short_command};
+use gpumem_report::text::{clean, short_command};
 use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ pub fn run(args: &Runs) -> Result<()> {
     let runs = store.select(&filter(args)?)?;
     if args.json {
         let list: Vec<_> = runs.iter().map(line_json).collect();
-        return print(&gpumem_runs::harmless::json(&list));
+        return print(&gpumem_model::harmless::json(&list));
     }
     let size = store.room()?.file_bytes;
     print(&table(&runs, size, width()))

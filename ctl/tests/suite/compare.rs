@@ -1,8 +1,8 @@
 //! diff, explain, export and runs as people run them.
 
 use crate::common::{FakeDaemon, Folder, failure, quoted, run_of, shipped, stderr, stdout};
+use gpumem_model::run::State;
 use gpumem_runs::export::{self, From};
-use gpumem_runs::run::State;
 use serde_json::Value;
 use std::fs;
 

@@ -1,9 +1,9 @@
 //! gpumemctl on files that want to cost time or memory: each reader of a format, with 300 MB of address space, ends soon and says why.
-#[path = "../../../runs/tests/suite/import_hostile/examples.rs"]
+#[path = "../../../import/tests/suite/import_hostile/examples.rs"]
 mod examples;
 
 use examples::example;
-use gpumem_runs::import::FORMATS;
+use gpumem_import::FORMATS;
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;

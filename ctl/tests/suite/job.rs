@@ -2,7 +2,7 @@
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, stdout};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::Store;
 use serde_json::Value;
 use std::io::{Read, Write};

@@ -2,7 +2,7 @@
 
 use crate::common::{FakeDaemon, Folder, failure, run_of, shipped, stderr, stdout};
 use gpumem_model::control::{self, DeviceRow, Doctor, Finding, ProcessRow, Ps};
-use gpumem_runs::run::{Device, Run, State};
+use gpumem_model::run::{Device, Run, State};
 use gpumem_runs::store::Store;
 use std::collections::BTreeSet;
 use std::fs;
@@ -269,8 +269,8 @@ fn without_a_name_oom_is_of_my_newest_run_that_was_out_of_memory() {
     let oom = |pid: u32, time_ns: u64| {
         let mut run = run_of(pid, "j", None);
         run.state = State::Closed { time_ns: 90, status: Some(9) };
-        let kind = gpumem_runs::run::OomKind::Device;
-        run.devices[0].details.ooms = vec![gpumem_runs::run::Oom { time_ns, kind, ..Default::default() }];
+        let kind = gpumem_model::run::OomKind::Device;
+        run.devices[0].details.ooms = vec![gpumem_model::run::Oom { time_ns, kind, ..Default::default() }];
         run
     };
     let (older, newer, mut of_another) = (oom(11, 40), oom(12, 50), oom(13, 60));

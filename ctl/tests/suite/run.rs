@@ -2,7 +2,7 @@
 
 use crate::common::site::{Site, is_ignored, program};
 use crate::common::{FakeDaemon, run_of, stderr, until};
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -4,7 +4,7 @@ use super::Core;
 use crate::keeper::Queue;
 use crate::stats::Count;
 use gpumem_ledger::ProcessKey;
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
 use gpumem_wire::{Body, Record, Stamp};
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

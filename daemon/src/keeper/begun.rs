@@ -2,7 +2,7 @@
 
 use super::lives;
 use super::shelf::Waiting;
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
 use gpumem_runs::store::{Newest, RunId, Store, StoreError};
 use std::sync::Arc;
 

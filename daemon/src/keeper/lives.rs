@@ -4,8 +4,8 @@
 //! booked of that was not.
 
 use gpumem_ledger::MAX_MARKS;
-use gpumem_runs::iterations::MAX_ROWS;
-use gpumem_runs::run::{
+use gpumem_model::iterations::MAX_ROWS;
+use gpumem_model::run::{
     BlindWindow, Caveat, Cell, Coverage, Details, Device, Moment, Part, Program, Run, State,
 };
 use std::collections::HashMap;
@@ -184,9 +184,9 @@ fn moved_details(details: &Details, places: &[u32]) -> Details {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpumem_runs::run::{Beside, Class, Clock, Iteration, Oom, Own, Process, Source};
-    use gpumem_runs::series::{Bucket, Series};
-    use gpumem_runs::timeline::{Point, Timeline};
+    use gpumem_model::run::{Beside, Class, Clock, Iteration, Oom, Own, Process, Source};
+    use gpumem_model::series::{Bucket, Series};
+    use gpumem_model::timeline::{Point, Timeline};
 
     fn cell(tag: &str) -> Cell {
         Cell { class: Class::Direct, tag: Some(tag.into()), ..Cell::default() }

@@ -24,7 +24,7 @@ use crate::stats::{Count, Stats};
 use aside::Broken;
 use begun::{Earlier, Open, write};
 use gpumem_ledger::ProcessKey;
-use gpumem_runs::run::{Program, Run, State};
+use gpumem_model::run::{Program, Run, State};
 use gpumem_runs::store::{Newest, Store, StoreError};
 use retention::Sweeper;
 use shelf::{Shelf, Waiting};

@@ -3,7 +3,7 @@
 //! Who keeps a run puts it here and goes on, whatever the thread that writes does: a disk that stands still must not make the daemon
 //! grow. When there is no room, the user whose runs take most loses first, and of theirs those that go on: these come again.
 
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

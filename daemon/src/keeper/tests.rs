@@ -1,7 +1,7 @@
 //! The keeper with a store on disk.
 
 use super::*;
-use gpumem_runs::run::{Clock, Coverage, Own, Process, Source};
+use gpumem_model::run::{Clock, Coverage, Own, Process, Source};
 
 pub(super) fn run(events: u64) -> Run {
     Run {

@@ -2,7 +2,7 @@
 //!
 //! Two witnesses, neither of which may be there. The kernel's log names pids; control groups only count how many of their
 //! processes were killed, and are readable by everybody. What is found becomes facts of the process that ended
-//! (`gpumem_runs::ending` has the keys), so a recording has them, too.
+//! (`gpumem_model::ending` has the keys), so a recording has them, too.
 //!
 //! ```text
 //! log      a device, file or pipe that is read without waiting, line by line

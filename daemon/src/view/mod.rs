@@ -16,7 +16,7 @@ use crate::fair::{Fair, Turn};
 use crate::keeper::Keeper;
 use crate::stats::{Count, Stats};
 use gpumem_ledger::ProcessKey;
-use gpumem_runs::rules::Groupings;
+use gpumem_report::rules::Groupings;
 use health::Health;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -144,7 +144,7 @@ impl Sight {
 }
 
 /// Others' processes are bytes only.
-pub(crate) fn hide_others(run: &mut gpumem_runs::run::Run) {
+pub(crate) fn hide_others(run: &mut gpumem_model::run::Run) {
     for device in &mut run.devices {
         device.tenants.iter_mut().for_each(|(pid, _)| *pid = 0);
         let seen = device.details.ooms.iter_mut().filter_map(|oom| oom.device.as_mut());

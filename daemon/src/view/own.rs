@@ -5,10 +5,10 @@ use crate::config::Tenants;
 use crate::core::Ask;
 use crate::fair::Turn;
 use gpumem_ledger::{ProcessKey, ProcessView};
-use gpumem_runs::report::text::{self, Layout};
-use gpumem_runs::report::{By, Report, csv, json};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{self, Layout};
+use gpumem_report::{By, Report, csv, json};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 

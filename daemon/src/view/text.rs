@@ -1,6 +1,6 @@
 //! Texts of strangers on their way to terminals, dashboards and scrapers.
 
-use gpumem_runs::harmless::{acts, clean as shown, distinct};
+use gpumem_model::harmless::{acts, clean as shown, distinct};
 use std::borrow::Cow;
 use std::fmt::Write;
 

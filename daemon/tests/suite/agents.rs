@@ -5,7 +5,7 @@ use crate::common::peer::{
     Memory, Peer, VERSIONS, allocation, device, hello, now, own_start_ticks, record, resync, tag, watermark,
 };
 use crate::common::{Daemon, start, wait_for};
-use gpumem_runs::run::State;
+use gpumem_model::run::State;
 use gpumem_runs::store::Store;
 use gpumem_wire::{Body, FreeState, MAJOR, Reading, Stamp};
 use rustix::fs::SealFlags;
@@ -298,7 +298,7 @@ fn as_another_process() {
 }
 
 /// The closed run of a killed process.
-fn run_of_killed(daemon: &Daemon, role: &str) -> gpumem_runs::run::Run {
+fn run_of_killed(daemon: &Daemon, role: &str) -> gpumem_model::run::Run {
     let mut other = OtherProcess::start(daemon, role);
     let pid = other.pid();
     let packets = || daemon.metric("gpumemd_agent_packets_total").filter(|count| *count >= 2.0);

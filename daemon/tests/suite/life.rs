@@ -3,7 +3,7 @@
 use crate::common;
 use crate::common::peer::{Memory, Peer, allocation, device, now, record, resync, tag, watermark};
 use crate::common::{Daemon, PATIENCE, Scratch, free_port, private, start, start_as, start_in, wait_for};
-use gpumem_runs::run::State;
+use gpumem_model::run::State;
 use gpumem_runs::store::Store;
 use gpumem_wire::{Body, Stamp};
 use std::io::Read;

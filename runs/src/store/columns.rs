@@ -1,7 +1,7 @@
 //! Values of columns that are not SQLite's own: u64, JSON, words, and lists that must have no holes.
 
 use super::writer::Writer;
-use crate::run::{Class, Clock, State};
+use gpumem_model::run::{Class, Clock, State};
 use rusqlite::types::Type;
 use rusqlite::{Connection, Error, Params, Result, Row};
 use serde::{Serialize, de::DeserializeOwned};

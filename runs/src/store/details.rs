@@ -22,9 +22,9 @@
 
 use super::columns::{damaged, execute, json};
 use super::packed;
-use crate::growth::Growth;
-use crate::own::{Counter, Range, Span};
-use crate::run::{Details, Iteration, Oom, Own, Parameters, Step};
+use gpumem_model::growth::Growth;
+use gpumem_model::own::{Counter, Range, Span};
+use gpumem_model::run::{Details, Iteration, Oom, Own, Parameters, Step};
 use rusqlite::types::{ToSql, ToSqlOutput, ValueRef};
 use rusqlite::{Connection, Result, params};
 use serde::Serialize;

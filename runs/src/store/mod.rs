@@ -33,7 +33,7 @@ pub use room::{Over, Room};
 pub use schema::VERSION;
 pub use select::{Filter, Listed, STATES, Sort, state_name};
 
-use crate::run::{Clock, Run, State};
+use gpumem_model::run::{Clock, Run, State};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior, params};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -73,9 +73,9 @@ pub struct RunSummary {
     pub label: String,
     /// Pid in the daemon's namespace; 0 where it is not known.
     pub pid: u32,
-    /// [`Source::kind`](crate::run::Source::kind).
+    /// [`Source::kind`](gpumem_model::run::Source::kind).
     pub source_kind: String,
-    /// [`Source::origin`](crate::run::Source::origin).
+    /// [`Source::origin`](gpumem_model::run::Source::origin).
     pub source_origin: String,
     /// As [`Store::load`] returns it.
     pub state: State,

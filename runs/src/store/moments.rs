@@ -1,8 +1,8 @@
 //! The rows that grow: moments with their amounts, and the buckets of series.
 
 use super::columns::{bits, damaged, dense, execute, from_json, json, maybe_unsigned, unsigned};
-use crate::run::Moment;
-use crate::series::{Bucket, Extremes};
+use gpumem_model::run::Moment;
+use gpumem_model::series::{Bucket, Extremes};
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 pub(super) fn write_moment(

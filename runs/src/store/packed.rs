@@ -15,7 +15,7 @@
 //! The first point of a chunk, cell and value are less 0; it has form 0. Measured: a timeline of 256 points of 64 cells, of
 //! which a quarter changes from point to point, is 286 KB of JSON and 27 KB like this; 64 columns of 64 points are 8 KB.
 
-use crate::timeline::Point;
+use gpumem_model::timeline::Point;
 
 /// Cells of a point and points of a chunk that are believed: far more than are ever written (64 and 16). A point that differs in nothing
 /// takes five bytes and is as large as the one before, so a small chunk of a damaged or hostile store could fill the memory.

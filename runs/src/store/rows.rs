@@ -8,8 +8,8 @@ use super::columns::{
 use super::details;
 use super::moments::{read_buckets, read_moment, write_buckets, write_moment};
 use super::writer::Writer;
-use crate::run::{Cell, Clock, Details, Device, Moment, Own, Process, Run, Source, State};
-use crate::series::Series;
+use gpumem_model::run::{Cell, Clock, Details, Device, Moment, Own, Process, Run, Source, State};
+use gpumem_model::series::Series;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 
 /// Writes everything but id, uid and writer of a run whose row exists; false where it does not.

@@ -1,7 +1,7 @@
 //! Runs that are asked for, by what the tables have columns of.
 
 use super::{Result, RunSummary, Store, summary};
-use crate::run::State;
+use gpumem_model::run::State;
 use rusqlite::types::ToSql;
 
 /// Which runs, and in what order. Nothing is asked for by default: all of them, the newest first.

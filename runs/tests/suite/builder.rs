@@ -1,7 +1,7 @@
 //! Runs made from observations: nothing is left out, and every number has its own time.
 use gpumem_ledger::{Origin, ProcessKey, WINDOW_NS};
+use gpumem_model::run::{Device, Level, MAX_TENANTS, Moment, Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::run::{Device, Level, MAX_TENANTS, Moment, Run, Source};
 use gpumem_wire::*;
 use proptest::prelude::*;
 
@@ -322,9 +322,9 @@ proptest! {
 }
 
 fn head_of(run: &Run) -> String {
-    use gpumem_runs::report::text::{Layout, text};
-    let groupings = gpumem_runs::rules::Groupings::load("default").expect("built in");
-    let report = gpumem_runs::report::Report::new(run, groupings, None);
+    use gpumem_report::text::{Layout, text};
+    let groupings = gpumem_report::rules::Groupings::load("default").expect("built in");
+    let report = gpumem_report::Report::new(run, groupings, None);
     text(&report, Layout::default())
 }
 
@@ -433,10 +433,10 @@ fn the_largest_numbers_of_a_hostile_agent_become_a_report() {
     }
     let run = said.run();
     head_of(&run);
-    let groupings = gpumem_runs::rules::Groupings::load("default").expect("built in");
-    let report = gpumem_runs::report::Report::new(&run, groupings, None);
-    assert!(gpumem_runs::report::json::json(&report).contains("steps"));
-    gpumem_runs::report::steps::text(&report);
+    let groupings = gpumem_report::rules::Groupings::load("default").expect("built in");
+    let report = gpumem_report::Report::new(&run, groupings, None);
+    assert!(gpumem_report::json::json(&report).contains("steps"));
+    gpumem_report::steps::text(&report);
     report_sums(&run);
 }
 

@@ -1,11 +1,11 @@
 //! Exported runs: nothing is lost on the way, and nothing that was damaged or made up is believed.
+use gpumem_import::read_file;
+use gpumem_model::harmless::acts;
+use gpumem_model::run::{Cell, Class, Run, State};
+use gpumem_report::rules::Groupings;
+use gpumem_report::{Report, csv, json, text};
 use gpumem_runs::export::{self, Exported, From, MOVED};
-use gpumem_runs::harmless::acts;
-use gpumem_runs::import::read_file;
 use gpumem_runs::input::{Error, Input};
-use gpumem_runs::report::{Report, csv, json, text};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Cell, Class, Run, State};
 use gpumem_runs::store::Store;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ fn small() -> Run {
         moment.amounts = vec![(0, 3), (1, 4)];
         moment.tracked_bytes = Some(7);
     }
-    device.details = gpumem_runs::run::Details::default();
+    device.details = gpumem_model::run::Details::default();
     device.series.buckets.truncate(1);
     run
 }
@@ -188,11 +188,11 @@ fn what_does_not_add_up_is_refused_and_what_is_odd_is_survived() {
         ("larger than any memory", |run| run.devices[0].last.untrackable_bytes = Some(i64::MIN)),
         ("beyond the 2 there are", |run| {
             run.devices[0].details.timeline.points =
-                vec![gpumem_runs::timeline::Point { amounts: vec![(2, 1)], ..Default::default() }];
+                vec![gpumem_model::timeline::Point { amounts: vec![(2, 1)], ..Default::default() }];
         }),
         ("beyond the 2 there are", |run| {
             run.devices[0].details.ooms =
-                vec![gpumem_runs::run::Oom { amounts: vec![(7, 1)], ..Default::default() }];
+                vec![gpumem_model::run::Oom { amounts: vec![(7, 1)], ..Default::default() }];
         }),
         ("different lengths", |run| run.devices[0].details.growth.named = vec![1, 2, 3]),
     ];

@@ -1,8 +1,8 @@
 //! A life in parts says together what it says as a whole, and each part has a peak of its own.
 use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::run::{BlindWindow, Caveat, Cell, Class, Oom, Run, Source, State};
+use gpumem_model::window::whole;
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::run::{BlindWindow, Caveat, Cell, Class, Oom, Run, Source, State};
-use gpumem_runs::window::whole;
 use gpumem_wire::*;
 use proptest::prelude::*;
 
@@ -203,7 +203,7 @@ proptest! {
         prop_assert_eq!(counts(|run| run.coverage.events), whole.coverage.events);
         prop_assert_eq!(counts(|run| run.coverage.allocations), whole.coverage.allocations);
         prop_assert_eq!(counts(|run| run.coverage.allocated_bytes), whole.coverage.allocated_bytes);
-        let joined = gpumem_runs::window::whole(parts.clone()).expect("a run");
+        let joined = gpumem_model::window::whole(parts.clone()).expect("a run");
         prop_assert_eq!(joined.coverage.events, whole.coverage.events);
         prop_assert_eq!(joined.coverage.allocated_bytes, whole.coverage.allocated_bytes);
         prop_assert_eq!(joined.coverage.partial_history, whole.coverage.partial_history);

@@ -1,6 +1,6 @@
 //! Runs of a store that are asked for.
-use gpumem_runs::import::read_file;
-use gpumem_runs::run::{Clock, Fate, Oom, OomKind, Run, State};
+use gpumem_import::read_file;
+use gpumem_model::run::{Clock, Fate, Oom, OomKind, Run, State};
 use gpumem_runs::store::{Filter, Sort, Store};
 use std::path::{Path, PathBuf};
 

@@ -1,13 +1,13 @@
 //! A run in a part of its life: every sum against a naive model that remembers every moment, from points and by reading again.
+use gpumem_import::read_file;
 use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::run::{Moment, Run, Source};
+use gpumem_model::window::{self, Part, Window, whole};
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{By, Report};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::import::read_file;
 use gpumem_runs::recording::Writer;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{By, Report};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Moment, Run, Source};
-use gpumem_runs::window::{self, Part, Window, whole};
 use gpumem_wire::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -213,7 +213,7 @@ proptest! {
         writer.flush().expect("a file");
         let run = read_file(&path, None).expect("a run").remove(0);
         for asked in windows(&life, picks).into_iter().take(3) {
-            let told = window::reread(&path, None, &run, &asked).expect("the same file").expect("the same process");
+            let told = gpumem_import::reread(&path, None, &run, &asked).expect("the same file").expect("the same process");
             verify(&told, Window { exact: true, ..asked });
             let device = &told.devices[0];
             let moment = if asked.part == Part::Between { &device.last } else { &device.peak };

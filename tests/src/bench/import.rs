@@ -4,7 +4,7 @@
 use super::programs::{gpumemctl, run_quietly};
 use super::rounds::{Contestant, Per, print_table};
 use crate::samples::sample;
-use gpumem_runs::import::read_file;
+use gpumem_import::read_file;
 use std::path::Path;
 use std::process::Command;
 

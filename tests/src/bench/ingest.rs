@@ -11,7 +11,7 @@ use super::node::{Node, machine, uuids};
 use super::peer::{Peer, packed};
 use super::rounds::{Contestant, Per, print_table};
 use super::traffic::{Floor, ROWS, Stream, TAGS, Traffic, tag_name};
-use gpumem_runs::run::{Class, Run};
+use gpumem_model::run::{Class, Run};
 use gpumem_wire::frame;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use std::collections::HashMap;

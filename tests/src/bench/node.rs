@@ -2,7 +2,7 @@
 
 use super::cost;
 use crate::live::{Job, Machine, programs::programs, until};
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;

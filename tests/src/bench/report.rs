@@ -4,13 +4,13 @@
 use super::memory::peak_bytes;
 use super::programs::gpumemctl;
 use super::rounds::{Contestant, Per, print_table};
+use gpumem_import::read_file;
 use gpumem_ledger::{Origin, ProcessKey};
-use gpumem_runs::import::read_file;
+use gpumem_model::run::Run;
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{Report, json};
 use gpumem_runs::recording::Writer;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{Report, json};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::Run;
 use gpumem_runs::store::Store;
 use gpumem_wire::{
     Absence, Body, ByeReason, DeviceIdKind, FreeState, MemoryKind, Phase, Reading, Record, Role, Stamp,

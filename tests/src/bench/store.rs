@@ -3,8 +3,8 @@
 
 use super::rounds::{Contestant, Per, print_table};
 use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::run::{Run, Source};
 use gpumem_runs::builder::{RunBuilder, Sink};
-use gpumem_runs::run::{Run, Source};
 use gpumem_runs::store::{Store, StoreError};
 use gpumem_wire::{Absence, Body, DeviceIdKind, MemoryKind, Phase, Reading, Record, Role, Stamp};
 use std::path::Path;

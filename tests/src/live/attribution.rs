@@ -2,10 +2,10 @@
 //! the nodes of its backward pass (tests/torch/said.py), and the addresses of its tensors.
 
 use gpumem_ledger::Origin;
+use gpumem_report::names::is_line;
 use gpumem_runs::builder::Sink;
 use gpumem_runs::input::Input;
 use gpumem_runs::recording;
-use gpumem_runs::report::names::is_line;
 use gpumem_wire::{Body, Flags, Phase, Record, Role};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

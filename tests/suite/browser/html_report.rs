@@ -1,9 +1,9 @@
 //! The page of a report, in a real browser: numbers, keys, hostile strings, silence.
-use gpumem_runs::harmless::clean;
-use gpumem_runs::report::text::{Layout, text};
-use gpumem_runs::report::{By, Report, html, json};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Mark, Run};
+use gpumem_model::harmless::clean;
+use gpumem_model::run::{Mark, Run};
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{Layout, text};
+use gpumem_report::{By, Report, html, json};
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::hostile::{self, WORDS};
 use gpumem_tests::pages::{Training, training};
@@ -409,7 +409,7 @@ fn runs_that_know_little_have_a_page_too() {
     uncovered.coverage = Default::default();
     for device in &mut uncovered.devices {
         for moment in [&mut device.last, &mut device.peak] {
-            *moment = gpumem_runs::run::Moment {
+            *moment = gpumem_model::run::Moment {
                 time_ns: moment.time_ns,
                 uncovered_used_bytes: moment.used_bytes().map(|used| used as u64),
                 ..Default::default()

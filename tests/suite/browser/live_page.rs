@@ -1,8 +1,8 @@
 //! The live page in a real browser, on the simulated machine: what it says beside what gpumemctl says, while memory moves, while
 //! the daemon is gone, and to whom it says what.
-use gpumem_runs::report::veil::Veiled;
-use gpumem_runs::report::{Report, html, json, text};
-use gpumem_runs::rules::Groupings;
+use gpumem_report::rules::Groupings;
+use gpumem_report::veil::Veiled;
+use gpumem_report::{Report, html, json, text};
 use gpumem_tests::browser::{Browser, chromium};
 use gpumem_tests::live::programs::copy_program;
 use gpumem_tests::live::prometheus::free_address;
@@ -467,7 +467,7 @@ fn many_pages_cost_what_one_costs() {
 }
 
 /// A run whose every string that a process can have a say in is this one.
-fn of_secrets() -> gpumem_runs::run::Run {
+fn of_secrets() -> gpumem_model::run::Run {
     const SECRET: &str = "secret/of the process";
     let secret = || SECRET.to_owned();
     let mut run = training(Training { has_oom: true, ..Training::SMALL });
@@ -484,13 +484,13 @@ fn of_secrets() -> gpumem_runs::run::Run {
     run.process.claims.insert("hint".into(), secret());
     run.coverage.blocked_by = Some(secret());
     run.coverage.marks =
-        vec![gpumem_runs::run::Mark { time_ns: 11 << 30, name: Some(secret()), by: "program".into() }];
-    run.coverage.layers = vec![gpumem_runs::run::LayerSaid {
+        vec![gpumem_model::run::Mark { time_ns: 11 << 30, name: Some(secret()), by: "program".into() }];
+    run.coverage.layers = vec![gpumem_model::run::LayerSaid {
         layer: "scopes".into(),
         state: "degraded".into(),
         reason: secret(),
     }];
-    let blind = gpumem_runs::run::BlindWindow { from_ns: 11 << 30, to_ns: None, why: secret() };
+    let blind = gpumem_model::run::BlindWindow { from_ns: 11 << 30, to_ns: None, why: secret() };
     run.coverage.blind = vec![blind];
     run.caveats[0].text = secret();
     for device in &mut run.devices {
@@ -502,7 +502,7 @@ fn of_secrets() -> gpumem_runs::run::Run {
             (oom.phase, oom.said) = (Some(secret()), Some(secret()));
         }
         device.details.pools =
-            vec![gpumem_runs::run::Pool { name: Some(secret()), ..gpumem_runs::run::Pool::default() }];
+            vec![gpumem_model::run::Pool { name: Some(secret()), ..gpumem_model::run::Pool::default() }];
     }
     run
 }

@@ -184,7 +184,15 @@ pub fn environment() {
     text += "| `NO_COLOR`, `TERM`, `LANG`, `LC_ALL` | Of `top`: docs/top.md. |\n";
     text += "| `TZ` | Time zone of times that are typed and shown as clock times. |\n";
     text += "\n## The Python package\n\nThose of the agent, and `GPUMEM_LIBRARY`: the libgpumem.so to let in, instead of the wheel's own.\n";
-    for folder in ["agent-lib/src", "daemon/src", "ctl/src", "runs/src", "agent-lib/python/gpumem"] {
+    for folder in [
+        "agent-lib/src",
+        "daemon/src",
+        "ctl/src",
+        "runs/src",
+        "report/src",
+        "import/src",
+        "agent-lib/python/gpumem",
+    ] {
         for name in used(&root().join(folder)) {
             assert!(
                 text.contains(&format!("`{name}`")) || ONLY_IN_TESTS.contains(&name.as_str()),

@@ -1,7 +1,7 @@
 //! Replays the recordings of the GPU suite and holds them against what the programs themselves knew.
 
-use gpumem_runs::import::read_file;
-use gpumem_runs::run::{Class, Device, Moment, Run, State};
+use gpumem_import::read_file;
+use gpumem_model::run::{Class, Device, Moment, Run, State};
 use gpumem_tests::live::replay;
 use serde::Deserialize;
 use std::collections::BTreeMap;

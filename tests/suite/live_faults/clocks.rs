@@ -1,7 +1,7 @@
 //! Clocks that are set, and clocks of other namespaces.
 
 use super::{Node, can, family};
-use gpumem_runs::run::Run;
+use gpumem_model::run::Run;
 use gpumem_runs::store::Store;
 use gpumem_tests::live::{Daemon, Job, until};
 use std::process::Command;
@@ -13,7 +13,7 @@ fn wall_s() -> i64 {
 
 /// Seconds since 1970 at which a run's clock was at this.
 fn told_s(run: &Run, time_ns: u64) -> i64 {
-    let gpumem_runs::run::Clock::Monotonic { wall_offset_ns: Some(offset) } = run.clock else {
+    let gpumem_model::run::Clock::Monotonic { wall_offset_ns: Some(offset) } = run.clock else {
         panic!("{:?}", run.clock)
     };
     ((i128::from(time_ns) + i128::from(offset)) / 1_000_000_000) as i64

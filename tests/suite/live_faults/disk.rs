@@ -1,7 +1,7 @@
 //! A disk without room, and one that fails.
 
 use super::{Node, can};
-use gpumem_runs::run::State;
+use gpumem_model::run::State;
 use gpumem_runs::store::Store;
 use gpumem_tests::live::{Job, replay, until};
 use std::io::Write;

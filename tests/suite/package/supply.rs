@@ -191,6 +191,9 @@ fn security_md_names_tests_that_are_there() {
         "agent-lib/tests",
         "ledger/tests",
         "runs/tests",
+        "report/tests",
+        "import/tests",
+        "model/tests",
         "wire/tests",
     ];
     let mut sources = Vec::new();

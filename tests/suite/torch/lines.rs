@@ -1,5 +1,5 @@
 //! Tensors that no module makes are named after the line of the program that makes them, in unmodified PyTorch wheels.
-use gpumem_runs::report::names::is_line;
+use gpumem_report::names::is_line;
 use gpumem_tests::live::attribution::attribution;
 use gpumem_tests::live::torch;
 use gpumem_tests::live::{Daemon, Job, until};

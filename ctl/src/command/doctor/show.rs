@@ -3,7 +3,7 @@
 use super::Told;
 use anyhow::Result;
 use gpumem_model::control::{Finding, State};
-use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_report::text::{clean, wrapped};
 
 pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
     let mut lines = Vec::new();
@@ -94,7 +94,7 @@ pub(super) fn json(told: &Told) -> Result<String> {
         },
         "findings": told.findings,
     });
-    Ok(gpumem_runs::harmless::json(&document))
+    Ok(gpumem_model::harmless::json(&document))
 }
 
 fn duration(seconds: u64) -> String {

@@ -2,7 +2,7 @@
 
 use super::member::{Member, rank};
 use crate::client::prometheus::Sample;
-use gpumem_runs::who::{CLAIMED, NAMES};
+use gpumem_model::who::{CLAIMED, NAMES};
 use std::collections::BTreeMap;
 
 /// Which process of which node.

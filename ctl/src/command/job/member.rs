@@ -1,10 +1,10 @@
 //! One process on one device, whoever told of it.
 
 use gpumem_model::control::{DeviceRow, ProcessRow};
-use gpumem_runs::report::group::Amounts;
-use gpumem_runs::run::{Device, Run, State};
+use gpumem_model::run::{Device, Run, State};
+use gpumem_model::who::Who;
+use gpumem_report::group::Amounts;
 use gpumem_runs::store::state_name;
-use gpumem_runs::who::Who;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -19,7 +19,7 @@ use crate::args::Job as Args;
 use crate::exit::NotFound;
 use crate::output::print;
 use anyhow::Result;
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use member::Member;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ fn one(id: &str, args: &Args) -> Result<String> {
     member::order(&mut members);
     let sum = Sum::of(&members);
     Ok(if args.json {
-        gpumem_runs::harmless::json(&Document { job: id, sum: &sum, members: &members })
+        gpumem_model::harmless::json(&Document { job: id, sum: &sum, members: &members })
     } else {
         text::one(id, &members, &sum, &where_from)
     })
@@ -76,7 +76,7 @@ fn all(args: &Args) -> Result<String> {
             Ok(value)
         };
         let jobs: Vec<serde_json::Value> = jobs.iter().map(listed).collect::<Result<_>>()?;
-        return Ok(gpumem_runs::harmless::json(&jobs));
+        return Ok(gpumem_model::harmless::json(&jobs));
     }
     Ok(text::all(&jobs, args.prometheus.as_deref()))
 }

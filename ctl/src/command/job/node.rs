@@ -6,8 +6,8 @@ use crate::args::Job as Args;
 use crate::client::{Daemon, Told, Which};
 use crate::command::report;
 use anyhow::Result;
-use gpumem_runs::run::State;
-use gpumem_runs::who::Who;
+use gpumem_model::run::State;
+use gpumem_model::who::Who;
 use std::collections::BTreeSet;
 
 /// The members of a job, and where they are from.

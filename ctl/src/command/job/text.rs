@@ -4,8 +4,8 @@ use super::member::Member;
 use super::sum::{Sum, ranges};
 use crate::output::width;
 use gpumem_model::units::{Unit, plural, thousands};
-use gpumem_runs::report::group::{Line, table};
-use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_report::group::{Line, table};
+use gpumem_report::text::{clean, wrapped};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 

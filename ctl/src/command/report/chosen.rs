@@ -4,8 +4,8 @@ use super::{Found, live, stored};
 use crate::args::Report as Args;
 use crate::client::{Daemon, Told, Which};
 use anyhow::Result;
-use gpumem_runs::report::text::clean;
-use gpumem_runs::run::{Clock, Run};
+use gpumem_model::run::{Clock, Run};
+use gpumem_report::text::clean;
 use gpumem_runs::store::{Filter, Listed, RunId, Store};
 use std::path::{Path, PathBuf};
 

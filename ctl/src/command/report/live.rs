@@ -5,8 +5,8 @@ use crate::args::Report as Args;
 use crate::client::{Daemon, Told, Which};
 use crate::exit::NotFound;
 use anyhow::Result;
-use gpumem_runs::report::text::clean;
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
+use gpumem_report::text::clean;
 
 /// A process by its pid: its own run, else the table of what it started, else its latest stored run.
 pub fn pid(pid: u32, args: &Args) -> Result<Found> {

@@ -27,15 +27,15 @@ use crate::command::ps::names_device;
 use crate::exit::NotFound;
 use crate::output::{deliver, deliver_by, unicode, width};
 use anyhow::{Result, bail};
-use gpumem_runs::diff::job::together;
-use gpumem_runs::harmless::quoted;
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::text::{self, Layout, clean};
-use gpumem_runs::report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
-use gpumem_runs::report::{collapsed, trace, treemap};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Device, Run};
-use gpumem_runs::window::Window;
+use gpumem_import::read_file;
+use gpumem_model::harmless::quoted;
+use gpumem_model::run::{Device, Run};
+use gpumem_model::window::Window;
+use gpumem_report::diff::job::together;
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{self, Layout, clean};
+use gpumem_report::{By, Report, csv, group, growth, html, iterations, json, own, steps};
+use gpumem_report::{collapsed, trace, treemap};
 use std::path::{Path, PathBuf};
 
 /// What is asked for, and how to ask for it again.

@@ -7,10 +7,10 @@ use crate::command::ps::names_device;
 use crate::output::print;
 use crate::when::When;
 use anyhow::Result;
-use gpumem_runs::report::oom::at::{self, Around, Seen};
-use gpumem_runs::report::oom::{self, Form};
-use gpumem_runs::run::{Device, Run};
-use gpumem_runs::who::Who;
+use gpumem_model::run::{Device, Run};
+use gpumem_model::who::Who;
+use gpumem_report::oom::at::{self, Around, Seen};
+use gpumem_report::oom::{self, Form};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 

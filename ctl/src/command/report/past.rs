@@ -5,10 +5,10 @@ use crate::args::Report as Args;
 use crate::exit::NotFound;
 use crate::when::When;
 use anyhow::{Result, bail};
+use gpumem_model::run::{Caveat, Clock, Run, State};
 use gpumem_model::time;
-use gpumem_runs::run::{Caveat, Clock, Run, State};
+use gpumem_model::window::{self, Part, Window};
 use gpumem_runs::store::{RunSummary, Store};
-use gpumem_runs::window::{self, Part, Window};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Parts of one life that are looked at, the newest ones: two months of a server.
@@ -53,7 +53,7 @@ pub fn window(found: Found, args: &Args) -> Result<Found> {
     }
     let mut window = Window { part, from_ns: from_ns.max(first_ns), to_ns: to_ns.min(end_ns), exact: false };
     let again = match &one.file {
-        Some(file) => window::reread(file, args.format, run, &window)?,
+        Some(file) => gpumem_import::reread(file, args.format, run, &window)?,
         None => None,
     };
     window.exact = again.is_some();

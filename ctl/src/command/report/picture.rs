@@ -3,10 +3,10 @@
 use super::{Found, What, found, report, several};
 use crate::args::{Plot, Report as Args};
 use anyhow::Result;
-use gpumem_runs::plot::{Options, Picture, draw as drawn};
-use gpumem_runs::report::Report;
-use gpumem_runs::run::Run;
-use gpumem_runs::window::Window;
+use gpumem_model::run::Run;
+use gpumem_model::window::Window;
+use gpumem_report::Report;
+use gpumem_report::plot::{Options, Picture, draw as drawn};
 
 /// The picture's file.
 pub fn draw(args: &Args) -> Result<Vec<u8>> {

@@ -5,9 +5,9 @@ use crate::args::{Report as Args, StorePath};
 use crate::client::Told;
 use crate::exit::{NoProcess, NotFound};
 use anyhow::Result;
-use gpumem_runs::import::read_file;
-use gpumem_runs::report::oom::at::Around;
-use gpumem_runs::run::{Clock, Run, State};
+use gpumem_import::read_file;
+use gpumem_model::run::{Clock, Run, State};
+use gpumem_report::oom::at::Around;
 use gpumem_runs::store::{RunId, RunSummary, Store};
 use std::path::Path;
 
@@ -75,7 +75,7 @@ pub fn of_job(job: &str, store: &StorePath) -> Result<Vec<Told>> {
     let speaks = |run: &RunSummary| run.source_kind == "daemon" && !matches!(run.state, State::Rolled { .. });
     for summary in store.list()?.into_iter().take(NEWEST).filter(speaks) {
         let run = store.load(summary.id)?;
-        if gpumem_runs::who::is_of_job(&run.process.facts, &run.process.claims, job) {
+        if gpumem_model::who::is_of_job(&run.process.facts, &run.process.claims, job) {
             found.push(Told { id: Some(summary.id.to_string()), run });
         }
     }

@@ -10,7 +10,7 @@
 //! What was ignored when we started (nohup, a background job of a script) stays ignored, for it too.
 
 use crate::exit;
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,

@@ -2,9 +2,9 @@
 
 use super::{Listener, Words};
 use crate::client::{Daemon, Told, Which};
-use gpumem_runs::harmless::quoted;
-use gpumem_runs::report::brief::{Ended, brief};
-use gpumem_runs::run::State;
+use gpumem_model::harmless::quoted;
+use gpumem_model::run::State;
+use gpumem_report::brief::{Ended, brief};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 

@@ -19,7 +19,7 @@ mod private;
 
 use crate::args::Run as Args;
 use crate::client::{self, Daemon};
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;

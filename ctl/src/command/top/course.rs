@@ -1,7 +1,7 @@
 //! What a process held over time, by category: a stack of layers, a column for each stretch of time.
 
 use super::screen::{Color, GREY, Screen, Style};
-use gpumem_runs::report::Composition;
+use gpumem_report::Composition;
 use std::collections::BTreeMap;
 
 /// Points that are kept beside those of the run, which are few where it is long.

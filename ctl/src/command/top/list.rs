@@ -3,7 +3,7 @@
 use super::keys::Key;
 use crate::command::ps;
 use gpumem_model::control::{ProcessRow, Ps};
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
 

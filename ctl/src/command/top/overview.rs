@@ -6,7 +6,7 @@ use super::screen::{BLUE, CYAN, GREY, RED, Screen, Style, YELLOW, columns};
 use crate::command::ps::{self, Shown, signed};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
 use gpumem_model::units::{Unit, plural};
-use gpumem_runs::report::text::clean;
+use gpumem_report::text::clean;
 
 /// Rows of devices, their heads and those of the processes, where all of them have room.
 pub fn height(ps: &Ps) -> usize {

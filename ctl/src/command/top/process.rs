@@ -5,13 +5,13 @@ use super::course::{self, Course, Kind, Layer};
 use super::keys::Key;
 use super::screen::{BLUE, RED, Screen, Style, YELLOW, columns};
 use crate::client::Told;
+use gpumem_model::run::{Clock, Run, State};
 use gpumem_model::units::Unit;
-use gpumem_runs::report::explain::{self, explain, is_known};
-use gpumem_runs::report::panel::{Panel, Table, course as course_of, panel};
-use gpumem_runs::report::text::{clean, wrapped};
-use gpumem_runs::report::{By, Part, Report, growth, iterations, oom, steps};
-use gpumem_runs::rules::Groupings;
-use gpumem_runs::run::{Clock, Run, State};
+use gpumem_report::explain::{self, explain, is_known};
+use gpumem_report::panel::{Panel, Table, course as course_of, panel};
+use gpumem_report::rules::Groupings;
+use gpumem_report::text::{clean, wrapped};
+use gpumem_report::{By, Part, Report, growth, iterations, oom, steps};
 
 /// Shorter and shorter times.
 const WINDOWS_S: [Option<u64>; 5] = [None, Some(3600), Some(600), Some(120), Some(30)];
@@ -342,7 +342,7 @@ impl Process {
     fn signs(&self, screen: &Screen) -> Vec<Option<(String, Style)>> {
         let Some(table) = self.panel.devices.get(self.device) else { return Vec::new() };
         let of = |kind: &Kind| self.layers.iter().find(|layer| layer.name == *kind);
-        let layer = |row: &gpumem_runs::report::panel::Row| match row.part {
+        let layer = |row: &gpumem_report::panel::Row| match row.part {
             Part::Category => of(&Kind::Category(row.name.clone())).or_else(|| of(&Kind::Rest)),
             Part::Others => of(&Kind::Rest),
             Part::PoolIdle => of(&Kind::PoolIdle),

@@ -11,7 +11,7 @@ use crate::args::Top as Args;
 use crate::command::ps;
 use gpumem_model::control::Ps;
 use gpumem_model::units::plural;
-use gpumem_runs::report::text::{clean, wrapped};
+use gpumem_report::text::{clean, wrapped};
 use jiff::Zoned;
 use std::time::{Duration, Instant};
 

@@ -3,8 +3,8 @@
 
 pub mod site;
 
-use gpumem_runs::import::read_file;
-use gpumem_runs::run::Run;
+use gpumem_import::read_file;
+use gpumem_model::run::Run;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -4,7 +4,7 @@ use super::doctor::{finding, limit};
 use gpumem_ledger::{Blind, Blocked, Oddities, ProcessView};
 use gpumem_model::checks::Check;
 use gpumem_model::control::{Finding, State};
-use gpumem_runs::layers::{self, LayerSaid};
+use gpumem_model::layers::{self, LayerSaid};
 
 pub(super) fn of_process(process: &ProcessView, now_ns: u64) -> Vec<Finding> {
     let say = |check, state, text: String, fix| {

@@ -8,8 +8,8 @@ use crate::view::health::Health;
 use crate::view::prometheus::flags;
 use gpumem_ledger::{AccountView, DeviceView, ProcessView};
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
-use gpumem_runs::run::absence_name;
-use gpumem_runs::who::Who;
+use gpumem_model::run::absence_name;
+use gpumem_model::who::Who;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 

@@ -25,7 +25,7 @@ use crate::config::Page;
 pub use desk::Desk;
 use desk::{Refused, What};
 use gpumem_ledger::ProcessKey;
-use gpumem_runs::report::html::{self, Shell};
+use gpumem_report::html::{self, Shell};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{

@@ -5,7 +5,7 @@ use super::families::{Families, Family, Labels};
 use super::names::REST;
 use crate::view::text::Label;
 use gpumem_ledger::{AccountView, Parts};
-use gpumem_runs::run::absence_name;
+use gpumem_model::run::absence_name;
 use std::collections::BTreeMap;
 
 const OF_DEVICE: &[&str] = &["gpu", "uuid", "pid", "start"];

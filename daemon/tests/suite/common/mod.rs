@@ -174,7 +174,7 @@ impl Daemon {
     }
 
     /// Runs that match, as they are served.
-    pub fn runs(&self, query: &str) -> Vec<gpumem_runs::run::Run> {
+    pub fn runs(&self, query: &str) -> Vec<gpumem_model::run::Run> {
         let (status, value) = self.get(&format!("/v1/runs{query}"));
         assert_eq!(status, 200, "{value}");
         serde_json::from_value(value).expect("runs")

@@ -2,7 +2,7 @@
 
 use super::program::{Program, list};
 use crate::common::{Scratch, wait_for};
-use gpumem_runs::run::State;
+use gpumem_model::run::State;
 use gpumem_runs::store::Store;
 use std::path::PathBuf;
 use std::process::Command;

@@ -2,7 +2,7 @@
 
 use crate::common::node::{MIB, Node, key};
 use crate::common::{Scratch, wait_for};
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::Store;
 
 #[test]

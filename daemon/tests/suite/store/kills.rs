@@ -3,7 +3,7 @@
 use super::program::{Program, list};
 use crate::common::Scratch;
 use crate::common::peer::now;
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::{RunId, Store, StoreError};
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -3,7 +3,7 @@
 use crate::common::node::{MIB, Node, batch, key};
 use crate::common::{Scratch, wait_for};
 use gpumem_ledger::{Origin, ProcessKey};
-use gpumem_runs::run::State;
+use gpumem_model::run::State;
 use gpumem_runs::store::{RunSummary, Store};
 use gpumem_wire::{Absence, Body, Reading, Stamp};
 use gpumemd::core::Order;

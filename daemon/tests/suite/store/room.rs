@@ -2,7 +2,7 @@
 
 use crate::common::peer::{Memory, Peer, allocation, device, record, resync, watermark};
 use crate::common::{Daemon, Scratch, start, start_in, wait_for};
-use gpumem_runs::run::{Cell, Class, Run, State};
+use gpumem_model::run::{Cell, Class, Run, State};
 use gpumem_runs::store::{RunSummary, Store};
 
 fn agent(daemon: &Daemon) -> Peer {

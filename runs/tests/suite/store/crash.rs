@@ -2,7 +2,7 @@
 
 use super::files::read_without_rights;
 use super::support::{TempDir, assert_consistent, run_at, scatter};
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::{RunId, Store};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;

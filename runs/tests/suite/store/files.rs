@@ -1,7 +1,7 @@
 //! Files that are not stores, not readable, not whole, or too big.
 
 use super::support::{TempDir, assert_consistent, refused, run_at, scatter};
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::{Store, StoreError, VERSION};
 use gpumem_test_support::SharedCopy;
 use std::fs;

@@ -1,7 +1,7 @@
 //! What may be deleted, and where the space goes.
 
 use super::support::{TempDir, run_at};
-use gpumem_runs::run::{Part, Run, State};
+use gpumem_model::run::{Part, Run, State};
 use gpumem_runs::store::{Over, RunId, Store};
 
 fn ended(n: u64) -> Run {

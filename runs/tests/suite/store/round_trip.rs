@@ -1,11 +1,11 @@
 //! What was stored is what is loaded.
 
 use super::support::{TempDir, run_at};
-use gpumem_runs::growth::{Axis, Growth};
-use gpumem_runs::run::*;
-use gpumem_runs::series::{Bucket, Extremes, Series};
+use gpumem_model::growth::{Axis, Growth};
+use gpumem_model::run::*;
+use gpumem_model::series::{Bucket, Extremes, Series};
+use gpumem_model::timeline::Point;
 use gpumem_runs::store::{RunId, Store, StoreError};
-use gpumem_runs::timeline::Point;
 use proptest::collection::{btree_map, btree_set, vec};
 use proptest::option::of;
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ fn state() -> impl Strategy<Value = State> {
 fn coverage() -> impl Strategy<Value = Coverage> {
     let blind = (any::<(u64, Option<u64>)>(), text());
     let blind =
-        blind.prop_map(|((from_ns, to_ns), why)| gpumem_runs::run::BlindWindow { from_ns, to_ns, why });
+        blind.prop_map(|((from_ns, to_ns), why)| gpumem_model::run::BlindWindow { from_ns, to_ns, why });
     let blocked = (of(text()), any::<Option<u16>>(), prop::collection::vec(blind, 0..3));
     let layer = (text(), text(), text());
     let layer = layer.prop_map(|(layer, state, reason)| LayerSaid { layer, state, reason });
@@ -74,7 +74,7 @@ fn coverage() -> impl Strategy<Value = Coverage> {
 }
 
 fn parameters() -> impl Strategy<Value = Parameters> {
-    let column = (text(), of(text())).prop_map(|(role, tag)| gpumem_runs::parameters::Column { role, tag });
+    let column = (text(), of(text())).prop_map(|(role, tag)| gpumem_model::parameters::Column { role, tag });
     let change = (any::<u64>(), vec(any::<(u32, i64)>(), 0..4));
     (vec(column, 0..4), any::<bool>(), vec(change, 0..3)).prop_map(|(columns, is_cut, changes)| Parameters {
         columns,
@@ -88,15 +88,15 @@ fn own() -> impl Strategy<Value = Own> {
         (of(text()), any::<[i64; 3]>(), any::<i128>(), any::<[u64; 3]>(), vec(any::<(u64, i64)>(), 0..3));
     let counter =
         counter.prop_map(|(name, [value, min, max], area, [changes, since_ns, until_ns], points)| {
-            gpumem_runs::own::Counter { name, value, changes, min, max, area, since_ns, until_ns, points }
+            gpumem_model::own::Counter { name, value, changes, min, max, area, since_ns, until_ns, points }
         });
     let range = (of(text()), any::<bool>(), any::<[u64; 5]>());
     let range = range.prop_map(|(name, is_step, [count, total_ns, min_ns, max_ns, open])| {
-        gpumem_runs::own::Range { name, is_step, count, total_ns, min_ns, max_ns, open }
+        gpumem_model::own::Range { name, is_step, count, total_ns, min_ns, max_ns, open }
     });
     let span = any::<(u32, u32, u64, u64)>();
     let span = span
-        .prop_map(|(range, thread, from_ns, to_ns)| gpumem_runs::own::Span(range, thread, from_ns, to_ns));
+        .prop_map(|(range, thread, from_ns, to_ns)| gpumem_model::own::Span(range, thread, from_ns, to_ns));
     let lists = (vec(counter, 0..3), vec(range, 0..20), vec(span, 0..300));
     (lists, any::<[u64; 4]>()).prop_map(|((counters, ranges, spans), dropped)| Own {
         counters,
@@ -106,7 +106,7 @@ fn own() -> impl Strategy<Value = Own> {
         ranges_broken: dropped[2],
         spans,
         spans_dropped: dropped[3],
-        snapshot: (dropped[0] % 2 == 0).then_some(gpumem_runs::own::SnapshotFigures {
+        snapshot: (dropped[0] % 2 == 0).then_some(gpumem_model::own::SnapshotFigures {
             reserved_bytes: dropped[1],
             peak_requested_bytes: dropped[2],
             ..Default::default()

@@ -1,10 +1,10 @@
 //! Stores that earlier versions wrote, by the SQL that made them.
 
 use super::support::{TempDir, refused};
-use gpumem_runs::growth::Growth;
-use gpumem_runs::own::{Counter, Range, Span};
-use gpumem_runs::run::*;
-use gpumem_runs::series::{Bucket, Extremes, Series};
+use gpumem_model::growth::Growth;
+use gpumem_model::own::{Counter, Range, Span};
+use gpumem_model::run::*;
+use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_runs::store::{RunId, Store, StoreError, VERSION};
 
 const TEXTS: [&str; 6] = [

@@ -1,13 +1,13 @@
 //! Temporary directories and runs whose every number follows from one.
 
-use gpumem_runs::growth::Growth;
-use gpumem_runs::run::{
+use gpumem_model::growth::Growth;
+use gpumem_model::run::{
     Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Own, Parts, Process, Reading, Run,
     Source, State,
 };
-use gpumem_runs::series::{Bucket, Extremes, Series};
+use gpumem_model::series::{Bucket, Extremes, Series};
+use gpumem_model::timeline::{Point, Timeline};
 use gpumem_runs::store::{Store, StoreError};
-use gpumem_runs::timeline::{Point, Timeline};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -138,18 +138,19 @@ pub fn run_at(n: u64) -> Run {
 }
 
 fn own(n: u64) -> Own {
-    let counter = |at: u64| gpumem_runs::own::Counter {
+    let counter = |at: u64| gpumem_model::own::Counter {
         name: Some(format!("counter {at}")),
         value: n as i64,
         area: i128::from(n) << 64,
         points: (0..n % 128).map(|point| (point, n as i64)).collect(),
         ..Default::default()
     };
-    let range = |at: u64| gpumem_runs::own::Range { name: Some(format!("range {at}")), ..Default::default() };
+    let range =
+        |at: u64| gpumem_model::own::Range { name: Some(format!("range {at}")), ..Default::default() };
     Own {
         counters: (0..n % 3).map(counter).collect(),
         ranges: (0..n % 40).map(range).collect(),
-        spans: (0..n % 600).map(|at| gpumem_runs::own::Span(0, 7, at, n)).collect(),
+        spans: (0..n % 600).map(|at| gpumem_model::own::Span(0, 7, at, n)).collect(),
         spans_dropped: n,
         ..Own::default()
     }

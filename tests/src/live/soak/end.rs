@@ -6,7 +6,7 @@ use super::troupe::{Life, Troupe};
 use crate::live::machine::Machine;
 use crate::live::truth::Truth;
 use crate::live::until;
-use gpumem_runs::run::{Run, State};
+use gpumem_model::run::{Run, State};
 use gpumem_runs::store::Store;
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;

@@ -6,7 +6,7 @@ use crate::live::machine::Machine;
 use crate::live::mixer::{now_ns, uuid};
 use crate::live::prometheus::get;
 use crate::live::truth::Truth;
-use gpumem_runs::run::{Class, Moment, Run};
+use gpumem_model::run::{Class, Moment, Run};
 use gpumem_wire::layout::Header;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

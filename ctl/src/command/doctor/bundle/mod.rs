@@ -16,7 +16,7 @@ use crate::client::Daemon;
 use crate::output::print;
 use anyhow::{Context, Result, bail};
 use gpumem_model::control::Ps;
-use gpumem_runs::harmless::clean;
+use gpumem_model::harmless::clean;
 use redact::Redactor;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};

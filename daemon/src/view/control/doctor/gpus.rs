@@ -231,7 +231,7 @@ impl Asked<'_> {
         let named = counts.iter().map(|&(xid, count)| match xid {
             Some(xid) => format!(
                 "{count} x {xid}{}",
-                gpumem_runs::ending::xid_words(xid).map(|words| format!(" ({words})")).unwrap_or_default()
+                gpumem_model::ending::xid_words(xid).map(|words| format!(" ({words})")).unwrap_or_default()
             ),
             None => format!("{count} of other numbers"),
         });

@@ -1,0 +1,467 @@
+//! What importers have in common: the records that they make, and the care for files that may hold anything.
+//!
+//! ```text
+//! Feed      the host: devices, readings of NVML, what could not be read
+//! Speaker   one process: its names, its allocations
+//! lines     the lines of a text file, bad ones counted
+//! ```
+
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_model::units::{plural, thousands};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input, Line, Lines};
+use gpumem_wire::{
+    Absence, Body, ByeReason, ClockKind, DeviceIdKind, Flags, MAX_TAG_BYTES, MemoryKind, Phase, PoolOwner,
+    Reading, Record, Role, Stamp,
+};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+pub(super) const MIB: u64 = 1 << 20;
+/// No GPU has more (256 TiB): what says so is no allocation.
+pub(super) const MAX_BYTES: u64 = 1 << 48;
+/// Where made-up addresses begin: files of other tools have none, or none that is worth keeping.
+const FIRST_ADDRESS: u64 = 1 << 40;
+/// Bad places that are named; all are counted.
+const NAMED: usize = 5;
+/// Names that a process may have. More are summed under [`MORE_NAMES`]: memory is bounded, sums are exact.
+const MAX_NAMES: usize = 1 << 16;
+const MORE_NAMES: &str = "(more names)";
+/// Live allocations of a process that are told one by one; of more, one for each name.
+const MAX_ROWS: u64 = 1 << 18;
+
+/// Places in a file that could not be read.
+#[derive(Debug, Default)]
+pub(super) struct Rejects {
+    pub count: u64,
+    named: Vec<u64>,
+}
+
+impl Rejects {
+    fn add(&mut self, place: u64) {
+        self.count += 1;
+        if self.named.len() < NAMED {
+            self.named.push(place);
+        }
+    }
+
+    /// `3 rows cannot be read (line 4, 7, 9); right is: EXAMPLE`.
+    fn sentence(&self, what: &str, place: &str, example: &str) -> String {
+        let named: Vec<String> = self.named.iter().map(u64::to_string).collect();
+        let more = if self.count > named.len() as u64 { ", ..." } else { "" };
+        let what = plural(self.count, what);
+        format!("{what} cannot be read ({place} {}{more}); right is: {example}", named.join(", "))
+    }
+}
+
+/// What is said of the host, and of the file itself.
+pub(super) struct Feed<'s> {
+    pub sink: &'s mut dyn Sink,
+    /// Time of what is said next: a line's number, where there is no clock.
+    pub time_ns: u64,
+    pub rejects: Rejects,
+    /// By slot.
+    is_named: [bool; 256],
+    /// Of the last reading.
+    sample: u64,
+}
+
+impl<'s> Feed<'s> {
+    /// Times are positions in the file.
+    pub fn of_lines(sink: &'s mut dyn Sink) -> Self {
+        let mut feed = Feed::silent(sink);
+        feed.anchor(ClockKind::Ordinal, 0);
+        feed
+    }
+
+    /// What times mean is not said yet; if it never is, they are nanoseconds since the first one.
+    pub fn silent(sink: &'s mut dyn Sink) -> Self {
+        Feed { sink, time_ns: 0, rejects: Rejects::default(), is_named: [false; 256], sample: 0 }
+    }
+
+    /// What times mean: with [`ClockKind::Wall`] time 0 is so many nanoseconds after 1970.
+    pub fn anchor(&mut self, clock: ClockKind, realtime_ns: u64) {
+        self.host(Stamp::default(), Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
+    }
+
+    fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
+        let stamp = Stamp { time_ns: self.time_ns, ..stamp };
+        self.sink.observe(origin, &Record { stamp, body });
+    }
+
+    fn host(&mut self, stamp: Stamp, body: Body<'_>) {
+        self.say(Origin::Host, stamp, body);
+    }
+
+    /// Names a device by its number alone.
+    pub fn device(&mut self, slot: u8, total_bytes: Option<u64>) {
+        let is_named = std::mem::replace(&mut self.is_named[usize::from(slot)], true);
+        if !is_named || total_bytes.is_some() {
+            self.host(Stamp { device: slot, ..Stamp::default() }, by_number(slot, total_bytes));
+        }
+    }
+
+    /// Names a device by its UUID.
+    pub fn gpu(&mut self, slot: u8, uuid: u128, model: &str) {
+        let body = Body::Device {
+            uuid_high: (uuid >> 64) as u64,
+            uuid_low: uuid as u64,
+            total_bytes: Reading::ABSENT,
+            ordinal: u16::from(slot),
+            id: DeviceIdKind::Gpu,
+            name: model,
+        };
+        self.host(Stamp { device: slot, ..Stamp::default() }, body);
+        self.is_named[usize::from(slot)] = true;
+    }
+
+    /// What NVML charged to processes on a device, all read at once.
+    pub fn reading(&mut self, slot: u8, charged: &[(ProcessKey, Result<u64, Absence>)]) {
+        self.sample += 1;
+        let (stamp, number) = (Stamp { device: slot, ..Stamp::default() }, self.sample);
+        self.host(stamp, Body::SampleBegin { number });
+        for &(ProcessKey { pid, start_ticks }, used) in charged {
+            let absence = used.err().unwrap_or_default();
+            let used_bytes = Reading(used.ok());
+            let body = Body::ProcessSample { start_ticks, used_bytes, absence, lists: 0 };
+            self.host(Stamp { thread: pid, ..stamp }, body);
+        }
+        self.host(stamp, Body::SampleEnd { number, result: 0 });
+    }
+
+    /// Memory of a device as a whole.
+    pub fn device_memory(&mut self, slot: u8, total_bytes: u64, free_bytes: u64) {
+        let used_bytes = total_bytes.saturating_sub(free_bytes);
+        let body =
+            Body::DeviceSample { used_bytes, free_bytes, reserved_bytes: Reading::ABSENT, unified: false };
+        self.host(Stamp { device: slot, ..Stamp::default() }, body);
+    }
+
+    /// `key=value` of a process, without line ends in it.
+    pub fn fact(&mut self, of: ProcessKey, key: &str, value: &str) {
+        let facts: String = value.chars().filter(|character| !character.is_control()).take(4096).collect();
+        let facts = format!("{key}={facts}");
+        let stamp = Stamp { thread: of.pid, ..Stamp::default() };
+        let start_ticks = of.start_ticks;
+        self.host(
+            stamp,
+            Body::ProcessFacts { start_ticks, uid: Reading::ABSENT, parent_pid: 0, facts: &facts },
+        );
+    }
+
+    /// A process has ended.
+    pub fn gone(&mut self, ProcessKey { pid, start_ticks }: ProcessKey) {
+        let body = Body::ProcessGone { start_ticks, status: Reading::ABSENT };
+        self.host(Stamp { thread: pid, ..Stamp::default() }, body);
+    }
+
+    /// Something at this place cannot be read.
+    pub fn reject(&mut self, place: u64) {
+        self.rejects.add(place);
+        self.sink.reject(1);
+    }
+
+    /// As many more, whose places nobody kept.
+    pub fn rejected_more(&mut self, count: u64) {
+        self.rejects.count += count;
+        self.sink.reject(count);
+    }
+
+    /// Tells what was rejected, if anything was. `what` is one of those, `place` what their numbers count.
+    pub fn tell_rejects(&mut self, what: &str, place: &str, example: &str) {
+        if self.rejects.count > 0 {
+            let text = self.rejects.sentence(what, place, example);
+            self.sink.caveat("rejected_lines", text);
+        }
+    }
+
+    pub fn caveat(&mut self, code: &str, text: impl Into<String>) {
+        self.sink.caveat(code, text.into());
+    }
+}
+
+fn by_number(slot: u8, total_bytes: Option<u64>) -> Body<'static> {
+    Body::Device {
+        uuid_high: 0,
+        uuid_low: 0,
+        total_bytes: Reading(total_bytes),
+        ordinal: u16::from(slot),
+        id: DeviceIdKind::Ordinal,
+        name: "",
+    }
+}
+
+/// One piece of memory, as a file tells it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub slot: u8,
+    pub bytes: u64,
+    /// From [`Speaker::tag`]; 0 for none.
+    pub tag: u32,
+    pub memory: MemoryKind,
+    pub role: Role,
+    /// The bytes are rounded.
+    pub estimated: bool,
+}
+
+impl Piece {
+    pub fn new(slot: u8, bytes: u64, tag: u32, role: Role) -> Self {
+        Piece { slot, bytes, tag, memory: MemoryKind::Device, role, estimated: false }
+    }
+}
+
+/// A process that speaks through a file.
+pub(super) struct Speaker {
+    pub key: ProcessKey,
+    seq: u64,
+    address: u64,
+    tags: HashMap<String, u32>,
+    is_named: [bool; 256],
+    rows: u64,
+    /// What is told at once, by [`Speaker::settle`].
+    held: Vec<Piece>,
+    /// What came after [`MAX_ROWS`] rows, in one piece for each name: how many, and their bytes.
+    summed: BTreeMap<(u8, u32, u8, u8), (u64, u64)>,
+    cut_tags: u64,
+    has_pool: [bool; 256],
+}
+
+impl Speaker {
+    /// The `number`th process of the file; its pid is not known.
+    pub fn new(number: u64) -> Self {
+        Speaker {
+            key: ProcessKey { pid: 0, start_ticks: number },
+            seq: 0,
+            address: FIRST_ADDRESS,
+            tags: HashMap::new(),
+            is_named: [false; 256],
+            rows: 0,
+            held: Vec::new(),
+            summed: BTreeMap::new(),
+            cut_tags: 0,
+            has_pool: [false; 256],
+        }
+    }
+
+    fn say(&self, feed: &mut Feed<'_>, stamp: Stamp, body: Body<'_>) {
+        feed.say(Origin::Process(self.key), stamp, body);
+    }
+
+    fn ordered(&mut self) -> Stamp {
+        self.seq += 1;
+        Stamp { seq: self.seq, ..Stamp::default() }
+    }
+
+    /// Has an account on a device, if only an empty one.
+    pub fn device(&mut self, feed: &mut Feed<'_>, slot: u8) {
+        feed.device(slot, None);
+        if !std::mem::replace(&mut self.is_named[usize::from(slot)], true) {
+            self.say(feed, Stamp { device: slot, ..Stamp::default() }, by_number(slot, None));
+        }
+    }
+
+    /// The id of a tag: a path.
+    pub fn tag(&mut self, feed: &mut Feed<'_>, path: &str) -> u32 {
+        let mut end = path.len().min(MAX_TAG_BYTES);
+        while !path.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.cut_tags += u64::from(end < path.len());
+        let mut path = path.get(..end).unwrap_or_default();
+        if let Some(&id) = self.tags.get(path) {
+            return id;
+        }
+        if self.tags.len() >= MAX_NAMES {
+            path = MORE_NAMES;
+            if let Some(&id) = self.tags.get(path) {
+                return id;
+            }
+        }
+        let id = self.tags.len() as u32 + 1;
+        self.say(feed, Stamp { tag: id, ..Stamp::default() }, Body::Tag { path });
+        self.tags.insert(path.to_owned(), id);
+        id
+    }
+
+    /// Memory that stays until the end.
+    pub fn allocate(&mut self, feed: &mut Feed<'_>, piece: Piece) {
+        self.device(feed, piece.slot);
+        if self.is_room(piece) {
+            self.row(feed, piece, 0);
+        }
+    }
+
+    /// The same, of a file that tells a state: all of it is there when the file ends, nothing before anything else.
+    pub fn hold(&mut self, piece: Piece) {
+        if self.is_room(piece) {
+            self.held.push(piece);
+        }
+    }
+
+    /// Whether it may have a row of its own; else it is summed.
+    fn is_room(&mut self, piece: Piece) -> bool {
+        self.rows += 1;
+        if self.rows > MAX_ROWS {
+            let name = (piece.slot, piece.tag, piece.memory.to_code(), piece.role.to_code());
+            let (count, bytes) = self.summed.entry(name).or_default();
+            *count += 1;
+            *bytes = bytes.saturating_add(piece.bytes);
+        }
+        self.rows <= MAX_ROWS
+    }
+
+    fn row(&mut self, feed: &mut Feed<'_>, piece: Piece, pool: u64) -> u64 {
+        let address = self.address;
+        self.address = self.address.wrapping_add(piece.bytes.max(1).next_multiple_of(512));
+        let flags = if piece.estimated { Flags::ESTIMATED } else { Flags::default() };
+        let stamp = Stamp { tag: piece.tag, device: piece.slot, flags, ..self.ordered() };
+        let body = Body::AllocEnd { address, bytes: piece.bytes, pool, took_us: 0, memory: piece.memory };
+        self.say(feed, stamp, body);
+        if piece.role != Role::Unknown {
+            let use_as = (piece.role, Phase::Unknown);
+            let body = Body::Retag { address, block_seq: stamp.seq, pool: 0, use_as };
+            let stamp = Stamp { device: piece.slot, ..self.ordered() };
+            self.say(feed, stamp, body);
+        }
+        address
+    }
+
+    /// What a driver's pool on the device may hold; see level.rs.
+    pub fn pool(&mut self, feed: &mut Feed<'_>, slot: u8) -> u64 {
+        self.device(feed, slot);
+        let pool = 1 + u64::from(slot);
+        if !std::mem::replace(&mut self.has_pool[usize::from(slot)], true) {
+            let body = Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner: PoolOwner::Driver };
+            let stamp = Stamp { device: slot, ..self.ordered() };
+            self.say(feed, stamp, body);
+        }
+        pool
+    }
+
+    /// A piece in the device's pool; its address.
+    pub fn take(&mut self, feed: &mut Feed<'_>, piece: Piece) -> u64 {
+        let pool = self.pool(feed, piece.slot);
+        self.row(feed, Piece { memory: MemoryKind::StreamOrdered, ..piece }, pool)
+    }
+
+    /// A piece goes back to the device's pool.
+    pub fn give(&mut self, feed: &mut Feed<'_>, slot: u8, address: u64) {
+        let begin = Stamp { device: slot, ..self.ordered() };
+        self.say(feed, begin, Body::FreeBegin { address });
+        let end = Stamp { device: slot, ..self.ordered() };
+        self.say(feed, end, Body::FreeEnd { begin_seq: begin.seq, result: 0 });
+    }
+
+    /// The device's pool keeps no more than this.
+    pub fn keep(&mut self, feed: &mut Feed<'_>, slot: u8, bytes: u64) {
+        let pool = self.pool(feed, slot);
+        let stamp = Stamp { device: slot, ..self.ordered() };
+        self.say(feed, stamp, Body::PoolState { pool, reserved_bytes: bytes, used_bytes: bytes, took_us: 0 });
+    }
+
+    /// A step begins.
+    pub fn step(&mut self, feed: &mut Feed<'_>, number: u64) {
+        let stamp = self.ordered();
+        self.say(feed, stamp, Body::Step { number });
+    }
+
+    /// Tells what is held and what was summed. Comes before a reading that is of the whole.
+    fn settle(&mut self, feed: &mut Feed<'_>) {
+        for piece in std::mem::take(&mut self.held) {
+            self.device(feed, piece.slot);
+            self.row(feed, piece, 0);
+        }
+        let summed = std::mem::take(&mut self.summed);
+        if summed.is_empty() {
+            return;
+        }
+        let count: u64 = summed.values().map(|(count, _)| count).sum();
+        for ((slot, tag, memory, role), (_, bytes)) in summed {
+            let memory = MemoryKind::from_code(memory);
+            let role = Role::from_code(role);
+            // A sum may be more than one allocation can have.
+            let mut rest = bytes;
+            while rest > 0 {
+                let bytes = rest.min(MAX_BYTES);
+                self.row(feed, Piece { slot, bytes, tag, memory, role, estimated: false }, 0);
+                rest -= bytes;
+            }
+        }
+        let text = format!(
+            "{} beyond the first {} are summed by name: sums are exact, their number is not",
+            plural(count, "row"),
+            thousands(MAX_ROWS)
+        );
+        feed.caveat("summed_rows", text);
+    }
+
+    /// All of it has been said up to now: a reading may be compared with it.
+    pub fn watermark(&mut self, feed: &mut Feed<'_>) {
+        self.settle(feed);
+        let body = Body::Watermark { last_seq: self.seq, in_flight_since_ns: 0 };
+        self.say(feed, Stamp::default(), body);
+    }
+
+    /// The file is over.
+    pub fn end(&mut self, feed: &mut Feed<'_>) {
+        self.settle(feed);
+        if self.cut_tags > 0 {
+            let text = format!(
+                "{} are longer than {MAX_TAG_BYTES} bytes and were cut",
+                plural(self.cut_tags, "name")
+            );
+            feed.caveat("cut_tags", text);
+        }
+        if self.tags.contains_key(MORE_NAMES) {
+            let text = format!(
+                "there are more than {} names: the rest is {MORE_NAMES}",
+                thousands(MAX_NAMES as u64)
+            );
+            feed.caveat("many_names", text);
+        }
+        self.say(feed, Stamp::default(), Body::Bye { reason: ByeReason::Exit });
+        feed.gone(self.key);
+    }
+}
+
+/// Hands out the lines of a file with their numbers. Says how many there were.
+pub(super) fn lines(
+    input: Input,
+    feed: &mut Feed<'_>,
+    mut each: impl FnMut(&mut Feed<'_>, u64, &str),
+) -> Result<u64, Error> {
+    let path = input.path.clone();
+    let mut lines = Lines::new(input.into_reader());
+    let (mut number, mut too_long, mut not_utf8) = (0, 0_u64, 0_u64);
+    loop {
+        let offset = lines.offset;
+        let line = lines.next_line().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
+        number += 1;
+        match line {
+            None => break,
+            Some(Line::Text(text)) => {
+                not_utf8 += u64::from(matches!(text, Cow::Owned(_)));
+                each(feed, number, &text);
+            }
+            Some(Line::Endless) => {
+                feed.reject(number);
+                let text = format!("line {number} (byte {offset}) has no end: nothing after it was read");
+                feed.caveat("endless_line", text);
+                break;
+            }
+            Some(Line::TooLong) => {
+                feed.reject(number);
+                if too_long == 0 {
+                    let text = format!("line {number} (byte {offset}) is longer than 1 MiB and was skipped");
+                    feed.caveat("long_lines", text);
+                }
+                too_long += 1;
+            }
+        }
+    }
+    if not_utf8 > 0 {
+        let text = format!("{} are not UTF-8: their bytes are shown as \\x..", plural(not_utf8, "line"));
+        feed.caveat("not_utf8", text);
+    }
+    Ok(number - 1)
+}

@@ -1,0 +1,102 @@
+//! CSV of the GPU memory profiler that was proposed for MXNet 1.x (`mxnet_gpu_memory_profiler.csv`).
+//!
+//! ```text
+//! TAG,MIB          one allocation; no header, no quotes, no time; a tag may have commas
+//! ```
+//!
+//! The tag's prefix tells the data structure (`in_arg:`, `data_entry:`, `workspace:FILE+LINE:...`). Frees are not
+//! recorded. The log beside it, with stacks of what has no tag, is not read.
+
+use super::csv::first_line;
+use super::feed::{Feed, MAX_BYTES, MIB, Piece, Speaker, lines};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_wire::Role;
+
+const FORMAT: &str = "mxnet1-csv";
+const EXAMPLE: &str = "in_arg:fc_weight,3.814697";
+/// Lines that are looked at.
+const LOOKED_AT: usize = 8;
+
+const PREFIXES: [(&str, Role); 9] = [
+    ("in_arg:", Role::Parameter),
+    ("arg_grad:", Role::Gradient),
+    ("optimizer_state:", Role::OptimizerState),
+    ("aux_state:", Role::Buffer),
+    ("data_entry:", Role::Activation),
+    ("head_grad:", Role::Activation),
+    ("workspace:", Role::Workspace),
+    ("unknown:", Role::Unknown),
+    ("unknown_", Role::Unknown),
+];
+
+/// Whether most of the first lines are tags with amounts, one of them with a prefix that is known.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    if first_line(head).is_none() {
+        return false;
+    }
+    let is_whole = head.len() < gpumem_runs::input::HEAD_BYTES;
+    let mut lines: Vec<&[u8]> = head.split(|&byte| byte == b'\n').take(LOOKED_AT + 1).collect();
+    if lines.len() > LOOKED_AT || !is_whole {
+        lines.pop(); // the last one may be cut
+    }
+    let lines: Vec<&[u8]> = lines.into_iter().filter(|line| !line.trim_ascii().is_empty()).collect();
+    let rows = lines.iter().filter_map(|line| row(std::str::from_utf8(line).ok()?));
+    let is_known = |tag: &str| PREFIXES.iter().any(|(prefix, _)| tag.starts_with(prefix));
+    let (mut count, mut known) = (0, false);
+    for (tag, _) in rows {
+        count += 1;
+        known |= is_known(tag);
+    }
+    known && count * 2 > lines.len()
+}
+
+/// Tag and bytes of a line.
+fn row(line: &str) -> Option<(&str, u64)> {
+    let (tag, mib) = line.trim().rsplit_once(',')?;
+    let mib: f64 = mib.trim().parse().ok()?;
+    let bytes = (mib * MIB as f64).round();
+    (!tag.is_empty() && (0.0..=MAX_BYTES as f64).contains(&bytes)).then_some((tag, bytes as u64))
+}
+
+fn role(tag: &str) -> Role {
+    let found = PREFIXES.iter().find(|(prefix, _)| tag.starts_with(prefix));
+    match found {
+        Some((_, role)) => *role,
+        None if tag.ends_with(":dropout_state") => Role::Workspace,
+        None => Role::Unknown,
+    }
+}
+
+/// Reads such a file.
+pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let path = input.path.clone();
+    let mut feed = Feed::of_lines(sink);
+    let mut speaker = Speaker::new(0);
+    let mut rows = 0_u64;
+    let read = lines(input, &mut feed, |feed, number, line| {
+        feed.time_ns = number;
+        match row(line) {
+            _ if line.trim().is_empty() => {}
+            Some((tag, bytes)) => {
+                rows += 1;
+                let role = role(tag);
+                let tag = speaker.tag(feed, &tag.replace(':', "/"));
+                speaker.allocate(feed, Piece { estimated: true, ..Piece::new(0, bytes, tag, role) });
+            }
+            None => feed.reject(number),
+        }
+    })?;
+    if rows == 0 {
+        return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE });
+    }
+    feed.caveat(
+        "no_frees",
+        "the file has allocations and no frees, on whatever GPU: tracked only grows; there is no clock, times are its \
+         line numbers",
+    );
+    feed.caveat("estimated", "amounts are MiB with some decimals: bytes are rounded");
+    feed.tell_rejects("row", "line", EXAMPLE);
+    speaker.end(&mut feed);
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! Aggregate statistics of MXNet 1.x's profiler (`profiler.dumps()`): its memory rows.
+//!
+//! ```text
+//! Profile Statistics.                                     1.2 to 1.4: kB under headings of time; `Time` is the last value
+//! Device Storage
+//! Name            Total Count   Time (ms)   Min Time (ms)   Max Time (ms)   Avg Time (ms)
+//! Memory: gpu/0           147    200.7040        200.7040      25221.8926      12510.5938
+//!
+//! Profile Statistics:                                     1.5 and later
+//! Name            Total Count   Min Use (kB)   Max Use (kB)   Avg Use (kB)
+//!
+//! {"Time": {...}, "Memory": {"Device Storage": {"Memory: gpu/0": {"Count", "Min", "Max", "Avg"}}}, "Unit": {...}}
+//! ```
+//!
+//! A kB is 1000 bytes, through a 32-bit float. There is no time: the run holds each device's maximum. `Avg` is
+//! (max-min)/2 and no mean; `Min` begins at 2^31-1. A file may have several tables, as of several programs.
+
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
+use gpumem_model::units::{plural, thousands};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_wire::Role;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::io::Read;
+
+const FORMAT: &str = "mxnet1-table";
+const EXAMPLE: &str = "Memory: gpu/0   147   200.7040   25221.8926   12510.5938";
+/// What is read of the JSON form, which is one value.
+const MAX_JSON_BYTES: u64 = 8 << 20;
+/// Tables that are read, and rows of memory in each.
+const MAX_TABLES: usize = 256;
+const MAX_ROWS: usize = 128;
+/// Where a minimum begins that no reading was below: nothing under 2 GiB was seen.
+const CAPPED_MIN: u64 = 2_147_483_000;
+
+/// Whether there is a table, or the JSON form of one.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
+    let is_text = has(b"Profile Statistics") && has(b"Total Count");
+    is_text || is_json(head) && has(b"\"Memory\"") && has(b"\"kB\"")
+}
+
+fn is_json(head: &[u8]) -> bool {
+    head.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
+}
+
+/// A memory row, in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Row {
+    place: String,
+    count: u64,
+    min: u64,
+    max: u64,
+    average: u64,
+}
+
+impl Row {
+    /// A row of text: the name may have blanks, so numbers are counted from the right; five of them are 1.2's.
+    fn of(line: &str) -> Option<Row> {
+        let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_number = |word: &&&str| word.parse::<f64>().is_ok();
+        let numbers = words.iter().rev().take_while(is_number).count();
+        let numbers = words.split_off(words.len() - numbers);
+        let (count, rest) = numbers.split_first()?;
+        let [min, max, average] = rest.get(rest.len().checked_sub(3)?..)? else { return None };
+        if !(3..=4).contains(&rest.len()) {
+            return None;
+        }
+        let count = count.parse().ok()?;
+        Row { place: String::new(), count, min: bytes(min)?, max: bytes(max)?, average: bytes(average)? }
+            .placed(&words.join(" "))
+    }
+
+    fn placed(mut self, name: &str) -> Option<Row> {
+        let place = name.strip_prefix("Memory:").unwrap_or(name).trim().trim_end_matches('/');
+        self.place = place.chars().take(64).collect();
+        (!place.is_empty() && self.max <= MAX_BYTES).then_some(self)
+    }
+
+    fn gpu(&self) -> Option<u8> {
+        self.place.strip_prefix("gpu/")?.parse().ok()
+    }
+
+    fn sentence(&self) -> String {
+        let Row { place, count, min, max, average } = self;
+        let min = match *min >= CAPPED_MIN && *max > CAPPED_MIN {
+            true => "no minimum below 2 GiB".to_owned(),
+            false => format!("min {}", thousands(*min)),
+        };
+        let half = max.saturating_sub(self.min) / 2;
+        let average = match average.abs_diff(half) <= 2 + max / (1 << 22) {
+            true => String::new(),
+            false => format!(", average {}", thousands(*average)),
+        };
+        format!("{place}: max {} bytes, {min}{average}, {}", thousands(*max), plural(*count, "change"))
+    }
+}
+
+/// kB with decimals, as bytes.
+fn bytes(text: &str) -> Option<u64> {
+    of_kb(text.parse().ok()?)
+}
+
+fn of_kb(kb: f64) -> Option<u64> {
+    let bytes = (kb * 1000.0).round();
+    (0.0..1e18).contains(&bytes).then_some(bytes as u64)
+}
+
+/// The rows of one table.
+#[derive(Debug, Default)]
+struct Table {
+    /// Where it begins.
+    line: u64,
+    rows: Vec<Row>,
+    /// Of pools, which are part of what devices hold.
+    pools: Vec<Row>,
+}
+
+fn tell(tables: &[Table], feed: &mut Feed<'_>) {
+    let (mut of_gpus, mut of_others, mut of_pools) = (Vec::new(), Vec::new(), Vec::new());
+    let mut speakers = Vec::new();
+    for (number, table) in tables.iter().enumerate() {
+        let which = if tables.len() > 1 { format!("table {}, ", number + 1) } else { String::new() };
+        let mut speaker = Speaker::new(number as u64);
+        let mut is_there = false;
+        for row in &table.rows {
+            let list = if row.gpu().is_some() { &mut of_gpus } else { &mut of_others };
+            list.push(format!("{which}{}", row.sentence()));
+            if let Some(slot) = row.gpu() {
+                feed.time_ns = table.line;
+                is_there = true;
+                let piece = Piece { estimated: true, ..Piece::new(slot, row.max, 0, Role::Unknown) };
+                speaker.allocate(feed, piece);
+            }
+        }
+        of_pools.extend(table.pools.iter().map(|row| format!("{which}{}", row.sentence())));
+        if is_there
+            || number == 0 && !tables.iter().any(|table| table.rows.iter().any(|row| row.gpu().is_some()))
+        {
+            speakers.push(speaker);
+        }
+    }
+    if !of_gpus.is_empty() {
+        feed.caveat(
+            "only_maximum",
+            "a table has no time and no names: each device's amount is the highest that was read, without what its pool \
+             keeps and without the driver's share",
+        );
+        feed.caveat(
+            "rounded",
+            "amounts came through 32-bit floats: they are exact to one part in 16 million",
+        );
+        feed.caveat("table", of_gpus.join("; "));
+    }
+    if !of_others.is_empty() {
+        feed.caveat("host_memory", format!("host memory, in no sum: {}", of_others.join("; ")));
+    }
+    if !of_pools.is_empty() {
+        feed.caveat("pool_memory", format!("pools, part of what devices hold: {}", of_pools.join("; ")));
+    }
+    if speakers.len() > 1 {
+        let text = format!("{} tables have GPUs: gpumemctl import keeps each as a run", speakers.len());
+        feed.caveat("several_processes", text);
+    }
+    for mut speaker in speakers {
+        speaker.end(feed);
+    }
+}
+
+/// Reads tables, or the JSON form.
+pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let path = input.path.clone();
+    let mut feed = Feed::of_lines(sink);
+    let (tables, read) = match is_json(input.head()) {
+        true => (vec![json(input)?], 1),
+        false => text(input, &mut feed)?,
+    };
+    if tables.iter().all(|table| table.rows.is_empty()) {
+        return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE });
+    }
+    tell(&tables, &mut feed);
+    feed.tell_rejects("row", "line", EXAMPLE);
+    Ok(())
+}
+
+fn text(input: Input, feed: &mut Feed<'_>) -> Result<(Vec<Table>, u64), Error> {
+    let mut tables: Vec<Table> = Vec::new();
+    let mut section = String::new();
+    let mut previous = String::new();
+    let mut dropped = 0_u64;
+    let read = lines(input, feed, |feed, number, line| {
+        let line = line.trim();
+        if line.starts_with("Profile Statistics") {
+            tables.push(Table { line: number, ..Table::default() });
+            section.clear();
+        }
+        if line.starts_with("====") {
+            section.clone_from(&previous);
+        }
+        let is_pool = section == "Pool Memory" && Row::of(line).is_some();
+        if is_pool || line.starts_with("Memory:") {
+            let first = tables.is_empty();
+            if first {
+                tables.push(Table { line: number, ..Table::default() });
+            }
+            let count = tables.len();
+            let Some(table) = tables.last_mut() else { return };
+            let list = if is_pool { &mut table.pools } else { &mut table.rows };
+            match Row::of(line) {
+                Some(_) if list.len() >= MAX_ROWS || count > MAX_TABLES => dropped += 1,
+                Some(row) => list.push(row),
+                None => feed.reject(number),
+            }
+        }
+        if tables.len() > MAX_TABLES {
+            tables.truncate(MAX_TABLES);
+        }
+        if line.len() < 64 {
+            previous.clear();
+            previous.push_str(line);
+        }
+    })?;
+    if dropped > 0 {
+        let text = format!(
+            "{} of more than {MAX_TABLES} tables or {MAX_ROWS} rows were not read",
+            plural(dropped, "row")
+        );
+        feed.caveat("many_tables", text);
+    }
+    Ok((tables, read))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Document {
+    memory: BTreeMap<String, BTreeMap<String, Stats>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Stats {
+    count: u64,
+    min: f64,
+    max: f64,
+    avg: f64,
+}
+
+fn json(input: Input) -> Result<Table, Error> {
+    let path = input.path.clone();
+    let mut bytes = Vec::new();
+    let read = input.into_reader().take(MAX_JSON_BYTES).read_to_end(&mut bytes);
+    read.map_err(|source| Error::Read { path: path.clone(), offset: 0, source })?;
+    let wrong = |what: String| Error::NoMemory {
+        path: path.clone(),
+        what: format!("is no JSON table of MXNet's profiler: {what}"),
+    };
+    let document: Document = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let mut table = Table { line: 1, ..Table::default() };
+    for (section, rows) in document.memory {
+        let list = if section == "Pool Memory" { &mut table.pools } else { &mut table.rows };
+        for (name, Stats { count, min, max, avg }) in rows.into_iter().take(MAX_ROWS) {
+            let row = of_kb(min).zip(of_kb(max)).zip(of_kb(avg)).and_then(|((min, max), average)| {
+                Row { place: String::new(), count, min, max, average }.placed(&name)
+            });
+            list.push(row.ok_or_else(|| wrong(format!("{name:?} has no possible amounts")))?);
+        }
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_both_dialects() {
+        let row = |place: &str, count, min, max, average| {
+            Some(Row { place: place.into(), count, min, max, average })
+        };
+        assert_eq!(
+            Row::of("Memory: gpu/0      147    200.7040   200.7040   25221.8926   12510.5938"),
+            row("gpu/0", 147, 200_704, 25_221_893, 12_510_594)
+        );
+        assert_eq!(
+            Row::of("Memory: cpu pinned/  2  0.0000  8.0000  4.0000"),
+            row("cpu pinned", 2, 0, 8000, 4000)
+        );
+        for bad in [
+            "Memory: gpu/0",
+            "Memory: gpu/0 1 2 3",
+            "Memory: gpu/0 1 -2 3 4",
+            "Memory: gpu/0 1 2 inf 4",
+            "1 2 3 4",
+        ] {
+            assert_eq!(Row::of(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_the_statistics_hide_is_told() {
+        let sentence =
+            |min, max, average| Row { place: "gpu/0".into(), count: 3, min, max, average }.sentence();
+        assert_eq!(sentence(0, 4000, 2000), "gpu/0: max 4,000 bytes, min 0, 3 changes");
+        assert!(sentence(0, 4000, 3000).contains("average 3,000"));
+        assert!(sentence(2_147_483_647, 5_000_000_000, 0).contains("no minimum below 2 GiB"));
+    }
+}

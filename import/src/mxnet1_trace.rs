@@ -1,0 +1,333 @@
+//! Chrome trace of MXNet 1.x's profiler: its memory counters.
+//!
+//! ```text
+//! {"traceEvents": [ ..., {"name": "Memory: gpu/0", "cat": "Device Storage", "ph": "C", "ts": MICROSECONDS,
+//!   "args": {"Memory: gpu/0": BYTES}, "pid": HASH, "tid": HASH}, ... ], "displayTimeUnit": "ms"}
+//! ```
+//!
+//! One reading after each allocation and free of a device: the bytes that the program holds, without a name. Not sorted
+//! by time; a file that is written while the program runs has no end. MXNet 0.12 wrote no such counters.
+
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker};
+use super::level::Total;
+use super::objects::{Next, Objects};
+use gpumem_model::run::Clock;
+use gpumem_model::units::{plural, thousands};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_wire::{ClockKind, MemoryKind, Role};
+use serde::Deserialize;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+const EXAMPLE: &str =
+    r#"{"name": "Memory: gpu/0", "ph": "C", "ts": 1559670489349250, "args": {"Memory: gpu/0": 201320}}"#;
+/// Readings that are put in order before the first of them are told.
+const WINDOW: usize = 1 << 20;
+/// Microseconds since 1970 in 2001: what is before is no such time.
+const FIRST_WALL_US: u64 = 1_000_000_000_000_000;
+/// Pools that are told apart.
+const MAX_POOLS: usize = 64;
+
+/// Whether the beginning is that of a trace with MXNet's rows.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    let has = |needle: &[u8]| head.windows(needle.len()).any(|window| window == needle);
+    let is_trace = is_array(head) || has(b"\"traceEvents\"");
+    is_trace && (has(b"\"Memory: gpu/") || has(b"\"Device Storage\"") || has(b"\"cpu pinned/\""))
+}
+
+/// A second dump to the same file begins with the comma behind what it has overwritten.
+fn is_array(head: &[u8]) -> bool {
+    matches!(head.iter().find(|byte| !byte.is_ascii_whitespace()), Some(b'[' | b','))
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    ph: Cow<'a, str>,
+    ts: Number,
+    args: BTreeMap<String, Number>,
+}
+
+/// A count, as whole as it should be.
+#[derive(Deserialize, Clone, Copy)]
+#[serde(untagged)]
+enum Number {
+    Whole(u64),
+    Broken(f64),
+}
+
+impl Number {
+    fn whole(self) -> Option<u64> {
+        match self {
+            Number::Whole(number) => Some(number),
+            Number::Broken(number) if (0.0..9e15).contains(&number) => Some(number as u64),
+            Number::Broken(_) => None,
+        }
+    }
+}
+
+/// Memory that a counter tells of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Gpu(u8),
+    /// `cpu/0`, `cpu pinned`, `cpu shared`.
+    Host(String),
+}
+
+impl Place {
+    fn of(name: &str) -> Option<Place> {
+        let name = name.strip_prefix("Memory: ")?;
+        match name.strip_prefix("gpu/") {
+            Some(number) => Some(Place::Gpu(number.parse().ok()?)),
+            None => name
+                .starts_with("cpu")
+                .then(|| Place::Host(name.trim_end_matches('/').chars().take(64).collect())),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Place::Gpu(number) => format!("gpu/{number}"),
+            Place::Host(name) => name.clone(),
+        }
+    }
+}
+
+/// What one counter said.
+#[derive(Debug, Default)]
+struct Counter {
+    readings: u64,
+    peak: u64,
+    last: u64,
+    first_us: u64,
+    last_us: u64,
+    /// Bytes times microseconds.
+    integral: u128,
+    total: Total,
+}
+
+impl Counter {
+    fn take(&mut self, time_us: u64, bytes: u64) {
+        if self.readings == 0 {
+            (self.first_us, self.last_us) = (time_us, time_us);
+        }
+        self.integral += u128::from(self.last) * u128::from(time_us.saturating_sub(self.last_us));
+        self.readings += 1;
+        self.peak = self.peak.max(bytes);
+        (self.last, self.last_us) = (bytes, time_us.max(self.last_us));
+    }
+
+    /// Of what was held between its first reading and its last one.
+    fn mean(&self) -> u64 {
+        let width = u128::from(self.last_us - self.first_us);
+        self.integral.checked_div(width).map_or(self.last, |mean| u64::try_from(mean).unwrap_or(u64::MAX))
+    }
+
+    fn sentence(&self, place: &Place) -> String {
+        let clock = Clock::Monotonic { wall_offset_ns: None };
+        let width_ns = (self.last_us - self.first_us).saturating_mul(1000);
+        format!(
+            "{}: peak {} bytes, time-weighted mean {} bytes over {}, {}",
+            place.name(),
+            thousands(self.peak),
+            thousands(self.mean()),
+            clock.distance(width_ns),
+            plural(self.readings, "reading")
+        )
+    }
+}
+
+struct Reading {
+    time_us: u64,
+    bytes: u64,
+    place: usize,
+}
+
+struct Trace<'s> {
+    /// Made with the first reading that is told: its clock begins there.
+    sink: Option<&'s mut dyn Sink>,
+    feed: Option<Feed<'s>>,
+    speaker: Speaker,
+    places: Vec<Place>,
+    counters: Vec<Counter>,
+    window: Vec<Reading>,
+    first_us: u64,
+    /// Time of the last reading that was told.
+    told_us: u64,
+    late: u64,
+}
+
+impl<'s> Trace<'s> {
+    fn add(&mut self, bytes: &[u8]) -> Option<()> {
+        let event: Event<'_> = serde_json::from_slice(bytes).ok()?;
+        if event.ph != "C" || !event.name.starts_with("Memory: ") {
+            return Some(());
+        }
+        let value = event.args.get(&*event.name).or_else(|| event.args.values().next())?;
+        let bytes = value.whole().filter(|bytes| *bytes <= MAX_BYTES)?;
+        let time_us = event.ts.whole()?;
+        let place = Place::of(&event.name)?;
+        let index = match self.places.iter().position(|known| *known == place) {
+            Some(index) => index,
+            None if self.places.len() < MAX_POOLS => {
+                self.places.push(place);
+                self.counters.push(Counter::default());
+                self.places.len() - 1
+            }
+            None => return None,
+        };
+        self.window.push(Reading { time_us, bytes, place: index });
+        if self.window.len() == 2 * WINDOW {
+            self.tell(WINDOW);
+        }
+        Some(())
+    }
+
+    /// Tells the earliest readings that wait.
+    fn tell(&mut self, count: usize) {
+        self.window.sort_by_key(|reading| reading.time_us); // stable: those of one microsecond stay in their order
+        let later = self.window.split_off(count.min(self.window.len()));
+        let now = std::mem::replace(&mut self.window, later);
+        if let (Some(sink), Some(first)) = (self.sink.take(), now.first()) {
+            self.first_us = first.time_us;
+            self.told_us = first.time_us;
+            let mut feed = Feed::silent(sink);
+            if first.time_us >= FIRST_WALL_US {
+                feed.anchor(ClockKind::Wall, first.time_us.saturating_mul(1000));
+            }
+            self.feed = Some(feed);
+        }
+        let Some(feed) = &mut self.feed else { return };
+        for reading in now {
+            self.late += u64::from(reading.time_us < self.told_us);
+            self.told_us = self.told_us.max(reading.time_us);
+            feed.time_ns = (self.told_us - self.first_us).saturating_mul(1000);
+            let (Some(place), Some(counter)) =
+                (self.places.get(reading.place), self.counters.get_mut(reading.place))
+            else {
+                continue;
+            };
+            counter.take(self.told_us, reading.bytes);
+            if let Place::Gpu(slot) = place {
+                counter.total.set(&mut self.speaker, feed, *slot, reading.bytes);
+            }
+        }
+    }
+}
+
+/// Reads a trace.
+pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let path = input.path.clone();
+    let is_array = is_array(input.head());
+    let mut objects = Objects::new(input.into_reader(), b"\"traceEvents\"", is_array);
+    let mut trace = Trace {
+        sink: Some(sink),
+        feed: None,
+        speaker: Speaker::new(0),
+        places: Vec::new(),
+        counters: Vec::new(),
+        window: Vec::new(),
+        first_us: 0,
+        told_us: 0,
+        late: 0,
+    };
+    let (mut events, mut bad) = (0_u64, Vec::new());
+    let mut bad_count = 0_u64;
+    let end = loop {
+        let offset = objects.offset;
+        let next = objects.next().map_err(|source| Error::Read { path: path.clone(), offset, source })?;
+        let is_read = match next {
+            Next::Object => {
+                events += 1;
+                // Only these are looked at: a trace has thousands of others for each of them.
+                !contains(&objects.bytes, b"\"Memory: ") || trace.add(&objects.bytes).is_some()
+            }
+            Next::Bad => {
+                events += 1;
+                false
+            }
+            end => break end,
+        };
+        if !is_read {
+            bad_count += 1;
+            if bad.len() < 16 {
+                bad.push(events);
+            }
+        }
+    };
+    trace.tell(usize::MAX);
+    let offset = objects.offset;
+    let Trace { feed, mut speaker, places, counters, late, .. } = trace;
+    let Some(mut feed) = feed else {
+        let what = format!(
+            "none of its {} is a counter of memory; MXNet writes them from 1.0 on, with profile_memory. One looks like: {EXAMPLE}",
+            plural(events, "event")
+        );
+        return Err(Error::NoMemory { path, what });
+    };
+    bad.iter().for_each(|&event| feed.reject(event));
+    feed.rejected_more(bad_count - bad.len() as u64);
+    feed.caveat(
+        "no_names",
+        "a trace has amounts and no names: what the program holds, without what its pool keeps and without the driver's share",
+    );
+    let told = |is_gpu: bool| {
+        let all = places.iter().zip(&counters).filter(|(place, _)| matches!(place, Place::Gpu(_)) == is_gpu);
+        let mut all: Vec<_> = all.collect();
+        all.sort_by_key(|(place, _)| *place);
+        all.iter().map(|(place, counter)| counter.sentence(place)).collect::<Vec<_>>().join("; ")
+    };
+    let (gpus, hosts) = (told(true), told(false));
+    if !gpus.is_empty() {
+        feed.caveat("means", gpus);
+    }
+    if !hosts.is_empty() {
+        feed.caveat("host_memory", format!("host memory, in no sum: {hosts}"));
+    }
+    match end {
+        Next::Cut => feed.caveat(
+            "cut",
+            format!(
+                "the trace ends at byte {} without its closing bracket, after {}",
+                thousands(offset),
+                plural(events, "event")
+            ),
+        ),
+        Next::Hole => feed.caveat(
+            "endless_line",
+            format!(
+                "there is no event for 16 MiB up to byte {}: nothing after it was read",
+                thousands(offset)
+            ),
+        ),
+        _ => {}
+    }
+    if late > 0 {
+        let text = format!(
+            "{} came far behind later ones and were taken for the time of those",
+            plural(late, "reading")
+        );
+        feed.caveat("late_readings", text);
+    }
+    feed.tell_rejects("event", "event", EXAMPLE);
+    // What is page-locked is known to lie beside the device; its last amount is.
+    let gpu =
+        places.iter().filter_map(|place| if let Place::Gpu(slot) = place { Some(*slot) } else { None }).min();
+    let pinned = places.iter().zip(&counters).find(|(place, _)| place.name() == "cpu pinned");
+    if let (Some(slot), Some((_, counter))) = (gpu, pinned)
+        && counter.last > 0
+    {
+        let tag = speaker.tag(&mut feed, "cpu pinned");
+        let piece =
+            Piece { memory: MemoryKind::Pinned, ..Piece::new(slot, counter.last, tag, Role::Unknown) };
+        speaker.allocate(&mut feed, piece);
+    }
+    speaker.end(&mut feed);
+    Ok(())
+}
+
+fn contains(bytes: &[u8], needle: &[u8]) -> bool {
+    bytes.windows(needle.len()).any(|window| window == needle)
+}

@@ -1,0 +1,354 @@
+//! GPU memory profile of MXNet 2.0 (`gpu_memory_profile-pid_PID.csv`): what was live when it was written.
+//!
+//! ```text
+//! "Attribute Name","Requested Size","Device","Actual Size","Reuse?"     quoted or not
+//! "SCOPE:...:NAME","BYTES","DEVICE","BYTES","0|1"                       one live allocation; many share a name
+//! "nvml_amend","BYTES","DEVICE","BYTES","0"                             NVML's number minus all actual sizes
+//! ```
+//!
+//! `Actual` is what the pool took; its sum with the amendment is what NVML charged. Rows of `image_io` are
+//! page-locked host memory, counted as the device's by the writer: they are taken out of the device's sum and stay in
+//! what NVML charged. The amendment is an unsigned subtraction there, and wraps where more was tracked.
+
+use super::csv::{fields, first_line};
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
+use gpumem_ledger::category::OTHERS;
+use gpumem_model::run::{Cell, role_name};
+use gpumem_model::units::{plural, thousands};
+use gpumem_report::rules::{Groupings, cell_view};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_wire::{MemoryKind, Role};
+use std::collections::{BTreeMap, HashMap};
+
+pub(super) const PRESET: &str = "mxnet";
+const EXAMPLE: &str = "\"in_arg:fc_weight\",\"1000\",\"0\",\"4096\",\"0\"";
+/// Scopes whose memory is the host's.
+const HOST_SCOPES: [&str; 1] = ["image_io"];
+
+/// Whether the first line is the header.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    first_line(head).and_then(fields).is_some_and(|fields| is_header(&fields))
+}
+
+fn is_header<S: AsRef<str>>(fields: &[S]) -> bool {
+    let has = |name: &str| fields.iter().any(|field| field.as_ref() == name);
+    has("Attribute Name") && has("Requested Size") && has("Actual Size")
+}
+
+/// One row; its name may have commas where nothing is quoted.
+#[derive(Debug, PartialEq, Eq)]
+struct Row {
+    name: String,
+    requested: u64,
+    device: u8,
+    /// Of an amendment it may be negative.
+    actual: i64,
+    reused: bool,
+}
+
+impl Row {
+    fn is_amendment(&self) -> bool {
+        self.name == "nvml_amend" || self.name == "nvml:amend"
+    }
+
+    fn of(line: &str) -> Option<Row> {
+        let mut fields = fields(line)?;
+        let reused = match fields.pop()?.as_ref() {
+            "0" => false,
+            "1" => true,
+            _ => return None,
+        };
+        let actual: u64 = fields.pop()?.parse().ok()?;
+        let device = fields.pop()?.parse().ok()?;
+        let requested = fields.pop()?.parse().ok()?;
+        let row = Row { name: fields.join(","), requested, device, actual: actual as i64, reused };
+        let is_possible = row.actual.unsigned_abs() <= MAX_BYTES
+            && (row.is_amendment() || row.actual >= 0 && row.requested <= MAX_BYTES);
+        (!fields.is_empty() && is_possible).then_some(row)
+    }
+}
+
+/// Without the prefix that a machine made: 8_4_4_4_12 hex digits.
+fn named(name: &str) -> &str {
+    const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+    let mut rest = name;
+    for group in GROUPS {
+        let digits = rest.get(..group).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        match digits.and(rest.get(group..)).and_then(|rest| rest.strip_prefix(['_', '-'])) {
+            Some(after) => rest = after,
+            None => return name,
+        }
+    }
+    if rest.is_empty() { name } else { rest }
+}
+
+/// A tag path: scopes and name, in one spelling.
+fn path(name: &str) -> String {
+    let segments = name.split(':').map(named);
+    let segments = segments.enumerate().map(|(index, segment)| match segment {
+        "updated" if index == 0 => "updater", // as files of 2020 have it
+        segment => segment,
+    });
+    segments.collect::<Vec<_>>().join("/")
+}
+
+/// What its class or its place among the scopes tells.
+fn role(path: &str) -> Role {
+    let segments: Vec<&str> = path.split('/').collect();
+    let has = |name: &str| segments.contains(&name);
+    let [first, .., last] = segments.as_slice() else { return Role::Unknown };
+    match *first {
+        "<unk>" => return Role::Unknown,
+        "resource" | "cudnn_rnn" | "<ephemeral>" => return Role::Workspace,
+        "image_io" => return Role::Input,
+        _ => {}
+    }
+    let classes = [
+        ("in_arg", Role::Parameter),
+        ("arg_grad", Role::Gradient),
+        ("optimizer_state", Role::OptimizerState),
+        ("aux_state", Role::Buffer),
+        ("<ephemeral>", Role::Workspace),
+    ];
+    match classes.iter().find(|(class, _)| has(class)) {
+        Some((_, role)) => *role,
+        // What a block's node computes is named after the block; so is what flows back through it.
+        None if last.starts_with(first) => Role::Activation,
+        None if ["_fwd", "_backward", "_head_grad"].iter().any(|end| last.ends_with(end)) => Role::Activation,
+        None => Role::Unknown,
+    }
+}
+
+/// Sums of a device.
+#[derive(Debug, Default)]
+struct Device {
+    /// Of all rows, the host's among them: the writer's own sum.
+    actual: i64,
+    host: i64,
+    amendment: Option<i64>,
+}
+
+/// What was asked for and what it took, of one name.
+#[derive(Debug, Default)]
+struct Rounding {
+    requested: u64,
+    actual: u64,
+    role: Role,
+}
+
+#[derive(Default)]
+struct Profile {
+    rows: u64,
+    reused: u64,
+    host_rows: u64,
+    devices: BTreeMap<u8, Device>,
+    rounding: HashMap<String, Rounding>,
+}
+
+/// Names whose rounding is kept apart.
+const MAX_ROUNDED_NAMES: usize = 1 << 16;
+
+impl Profile {
+    fn add(&mut self, speaker: &mut Speaker, feed: &mut Feed<'_>, row: &Row) {
+        let device = self.devices.entry(row.device).or_default();
+        if row.is_amendment() {
+            device.amendment = Some(row.actual);
+            return;
+        }
+        self.rows += 1;
+        self.reused += u64::from(row.reused);
+        let path = path(&row.name);
+        let role = role(&path);
+        let is_host = path.split('/').any(|segment| HOST_SCOPES.contains(&segment));
+        device.actual = device.actual.saturating_add(row.actual);
+        let tag = speaker.tag(feed, &path);
+        let bytes = row.actual.unsigned_abs();
+        let memory = if is_host { MemoryKind::Pinned } else { MemoryKind::Device };
+        speaker.hold(Piece { memory, ..Piece::new(row.device, bytes, tag, role) });
+        if is_host {
+            device.host = device.host.saturating_add(row.actual);
+            self.host_rows += 1;
+            return;
+        }
+        let name = if self.rounding.len() < MAX_ROUNDED_NAMES { path } else { String::new() };
+        let rounding = self.rounding.entry(name).or_default();
+        rounding.role = role;
+        rounding.requested = rounding.requested.saturating_add(row.requested);
+        rounding.actual = rounding.actual.saturating_add(bytes);
+    }
+
+    /// What NVML charged, as the writer's sum and its amendment tell.
+    fn readings(&self, speaker: &mut Speaker, feed: &mut Feed<'_>) {
+        speaker.watermark(feed);
+        for (&slot, device) in &self.devices {
+            let used = device.amendment.map(|amendment| device.actual.saturating_add(amendment));
+            if let Some(used) = used.and_then(|used| u64::try_from(used).ok()) {
+                speaker.device(feed, slot);
+                feed.reading(slot, &[(speaker.key, Ok(used))]);
+            }
+        }
+    }
+
+    fn caveats(&self, feed: &mut Feed<'_>) {
+        let text = "the file holds what was live when it was written, which need not be the peak; what was allocated \
+                    before recording began, and what its pool keeps for reuse, has no row and is part of Untrackable";
+        feed.caveat("live_set", text);
+        let without: Vec<String> = self
+            .devices
+            .iter()
+            .filter(|(_, device)| device.amendment.is_none())
+            .map(|(slot, _)| slot.to_string())
+            .collect();
+        if !without.is_empty() {
+            let text = format!(
+                "no nvml_amend row for device {}: its writer did not find itself in NVML's list, so what NVML charged is \
+                 not known",
+                without.join(", ")
+            );
+            feed.caveat("no_amendment", text);
+        }
+        self.rounding(feed);
+        for (slot, device) in self.devices.iter().filter(|(_, device)| device.host != 0) {
+            let amended = device.amendment.map_or(String::new(), |amendment| {
+                format!(
+                    ": nvml_amend is {} without them, the file says {}",
+                    amount(amendment.saturating_add(device.host)),
+                    amount(amendment)
+                )
+            });
+            let text = format!(
+                "rows of image_io are page-locked host memory that the file counts on device {slot} ({} bytes){amended}",
+                thousands(device.host)
+            );
+            feed.caveat("host_rows", text);
+        }
+        if self.reused > 0 {
+            let text = format!(
+                "{} of {} are blocks that the pool had handed out before, under the name of their last user",
+                thousands(self.reused),
+                plural(self.rows, "row")
+            );
+            feed.caveat("reused", text);
+        }
+    }
+
+    /// How much more was taken than asked for, by category.
+    fn rounding(&self, feed: &mut Feed<'_>) {
+        let groupings = Groupings::preset(Some(PRESET));
+        let mut by_category: BTreeMap<String, u64> = BTreeMap::new();
+        let (mut requested, mut actual) = (0_u64, 0_u64);
+        for (path, rounding) in &self.rounding {
+            requested = requested.saturating_add(rounding.requested);
+            actual = actual.saturating_add(rounding.actual);
+            let role = role_name(rounding.role).map(str::to_owned);
+            let cell = Cell { tag: Some(path.clone()), role, ..Cell::default() };
+            let category = groupings.structure.category(&cell_view(&cell)).unwrap_or(OTHERS).to_owned();
+            *by_category.entry(category).or_default() += rounding.actual.saturating_sub(rounding.requested);
+        }
+        let waste = actual.saturating_sub(requested);
+        if waste == 0 {
+            return;
+        }
+        let mut parts: Vec<(String, u64)> = by_category.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+        parts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let parts: Vec<String> =
+            parts.iter().map(|(category, bytes)| format!("{category} {}", thousands(*bytes))).collect();
+        let share = if requested == 0 {
+            String::new()
+        } else {
+            format!(", {:.1} % more", waste as f64 * 100.0 / requested as f64)
+        };
+        let text = format!(
+            "rounding: {} bytes were taken for {} that were asked for{share}; of {} bytes: {}",
+            thousands(actual),
+            thousands(requested),
+            thousands(waste),
+            parts.join(", ")
+        );
+        feed.caveat("rounding", text);
+    }
+}
+
+fn amount(bytes: i64) -> String {
+    format!("{} bytes", thousands(bytes))
+}
+
+/// The pid in the name that MXNet gives such a file.
+fn pid(input: &Input) -> Option<u32> {
+    let name = input.path.file_name()?.to_string_lossy().into_owned();
+    let (_, pid) = name.rsplit_once("-pid_")?;
+    let end = pid.find(|character: char| !character.is_ascii_digit()).unwrap_or(pid.len());
+    pid.get(..end)?.parse().ok()
+}
+
+/// Reads a profile.
+pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let (file, pid) = (input.path.clone(), pid(&input));
+    let mut feed = Feed::of_lines(sink);
+    let mut speaker = Speaker::new(0);
+    let mut profile = Profile::default();
+    let mut second = None;
+    let read = lines(input, &mut feed, |feed, number, line| {
+        feed.time_ns = number;
+        match line {
+            _ if second.is_some() || line.trim().is_empty() => {}
+            line => match Row::of(line) {
+                Some(row) => profile.add(&mut speaker, feed, &row),
+                None if fields(line).is_some_and(|fields| is_header(&fields)) => {
+                    second = (profile.rows > 0).then_some(number);
+                }
+                None => feed.reject(number),
+            },
+        }
+    })?;
+    if profile.devices.is_empty() {
+        let format = "mxnet2-csv";
+        return Err(Error::NothingFound { path: file, format, lines: read, example: EXAMPLE });
+    }
+    if let Some(pid) = pid {
+        feed.fact(speaker.key, "pid", &pid.to_string());
+    }
+    profile.readings(&mut speaker, &mut feed);
+    profile.caveats(&mut feed);
+    feed.tell_rejects("row", "line", EXAMPLE);
+    if let Some(number) = second {
+        feed.caveat("second_profile", format!("another profile begins at line {number}: it was not read"));
+    }
+    speaker.end(&mut feed);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_quoted_or_not() {
+        let row =
+            |name: &str, reused| Row { name: name.into(), requested: 10, device: 1, actual: 4096, reused };
+        assert_eq!(Row::of("\"a:b\",\"10\",\"1\",\"4096\",\"1\""), Some(row("a:b", true)));
+        assert_eq!(Row::of("a:b (x, y),10,1,4096,0").map(|row| row.name), Some("a:b (x,y)".into()));
+        assert_eq!(
+            Row::of("\"nvml:amend\",\"0\",\"0\",\"18446744073709547520\",\"0\"").map(|row| row.actual),
+            Some(-4096)
+        );
+        for bad in [
+            "a,10,0,-1,0",
+            "a,10,0,4096,2",
+            "10,0,4096,0",
+            "a,10,256,4096,0",
+            "a,10,0,18446744073709547520,0",
+            "",
+        ] {
+            assert_eq!(Row::of(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_lose_what_a_machine_put_before_them() {
+        assert_eq!(path("a:0123abcd_0123_0123_0123_0123456789ab_x"), "a/x");
+        assert_eq!(path("0123abcd_0123_0123_0123_0123456789a_x"), "0123abcd_0123_0123_0123_0123456789a_x");
+        assert_eq!(path("updated:optimizer_state:_zeros"), "updater/optimizer_state/_zeros");
+    }
+}

@@ -1,0 +1,370 @@
+//! What nvidia-smi said of processes, as CSV: `used` and nothing else.
+//!
+//! ```text
+//! Wall time,Step,Value                             a scalar as TensorBoard exports it: seconds since 1970, MiB
+//! 1543210121.2513301,50,4031.0
+//!
+//! timestamp, gpu_uuid, pid, process_name, used_gpu_memory [MiB]        nvidia-smi --query-compute-apps=... --format=csv,
+//! 2018/11/26 05:28:41.251, GPU-..., 12898, python3, 4031 MiB           with any of its columns, once or with -l
+//! ```
+//!
+//! Rows of one time are one reading; without times a reading ends where a process comes again.
+
+use super::csv::{fields, first_line};
+use super::feed::{Feed, MAX_BYTES, MIB, lines};
+use gpumem_ledger::ProcessKey;
+use gpumem_model::units::plural;
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_wire::{Absence, ClockKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+const FORMAT: &str = "nvidia-smi-csv";
+const EXAMPLE: &str = "1543210121.25,50,4031.0 below \"Wall time,Step,Value\", or 12898, 4031 MiB below \"pid, used_gpu_memory [MiB]\"";
+const MAX_PROCESSES: usize = 1024;
+const MAX_GPUS: usize = 255;
+/// A process that is missing in so many readings, one after another, has ended; its pid is another process's then.
+const MOST_MISSED: u32 = 8;
+
+/// Whether the first line is one of the headers.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
+}
+
+/// Where in a row is what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Columns {
+    /// Wall time, value.
+    Scalar,
+    Processes {
+        count: usize,
+        time: Option<usize>,
+        /// What tells GPUs apart, the best there is.
+        gpu: Option<usize>,
+        model: Option<usize>,
+        pid: usize,
+        name: Option<usize>,
+        used: usize,
+    },
+    /// Whole devices.
+    Devices,
+}
+
+impl Columns {
+    fn of<S: AsRef<str>>(names: &[S]) -> Option<Columns> {
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        if names == ["Wall time", "Step", "Value"] {
+            return Some(Columns::Scalar);
+        }
+        let find = |wanted: &str| names.iter().position(|name| name.split(' ').next() == Some(wanted));
+        if let (Some(pid), Some(used)) =
+            (find("pid"), find("used_gpu_memory").or_else(|| find("used_memory")))
+        {
+            return Some(Columns::Processes {
+                count: names.len(),
+                time: find("timestamp"),
+                gpu: find("gpu_uuid").or_else(|| find("gpu_bus_id")).or_else(|| find("gpu_serial")),
+                model: find("gpu_name"),
+                pid,
+                name: find("process_name").or_else(|| find("name")),
+                used,
+            });
+        }
+        find("memory.used").map(|_| Columns::Devices)
+    }
+}
+
+/// Amount in MiB, with or without the unit; or why there is none.
+fn mib(text: &str) -> Option<Result<u64, Absence>> {
+    let text = text.trim();
+    match text {
+        "[N/A]" | "N/A" | "[Not Supported]" => return Some(Err(Absence::NotAvailable)),
+        "[Insufficient Permissions]" => return Some(Err(Absence::NoPermission)),
+        _ => {}
+    }
+    let number: f64 = text.strip_suffix("MiB").unwrap_or(text).trim().parse().ok()?;
+    let bytes = (number * MIB as f64).round();
+    (0.0..=MAX_BYTES as f64).contains(&bytes).then_some(Ok(bytes as u64))
+}
+
+/// `2018/11/26 05:28:41.251` in nanoseconds since 1970, as if it were UTC.
+fn timestamp(text: &str) -> Option<u64> {
+    let (date, time) = text.trim().split_once(' ')?;
+    let mut date = date.split(['/', '-']).map(|part| part.parse::<u64>().ok());
+    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
+    let mut time = time.split(':').map(|part| part.parse::<u64>().ok());
+    let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
+    let is_date = (1970..2500).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    if !is_date || hour > 23 || minute > 59 || second > 60 || fraction.len() > 9 {
+        return None;
+    }
+    let nanos = fraction.parse::<u64>().ok()? * 10_u64.pow(9 - fraction.len() as u32);
+    // Years begin in March, so that the leap day is the last of its year.
+    let (year, month) = if month < 3 { (year - 1, month + 9) } else { (year, month - 3) };
+    let days = (365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1)
+        .checked_sub(719_468)?;
+    Some((((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000_000 + nanos)
+}
+
+/// 32 hex digits behind `GPU-`.
+fn uuid(text: &str) -> Option<u128> {
+    let digits: String = text.strip_prefix("GPU-")?.chars().filter(|&character| character != '-').collect();
+    (digits.len() == 32).then(|| u128::from_str_radix(&digits, 16).ok()).flatten()
+}
+
+/// The processes of one reading, by GPU.
+type Group = BTreeMap<u8, Vec<(ProcessKey, Result<u64, Absence>)>>;
+
+#[derive(Default)]
+struct Log {
+    columns: Option<Columns>,
+    gpus: Vec<String>,
+    /// Those that have not ended, by pid: their key, and the readings since they were listed.
+    live: BTreeMap<u32, (ProcessKey, u32)>,
+    processes: usize,
+    group: Group,
+    /// GPUs with a process in the last reading.
+    busy: BTreeSet<u8>,
+    /// When the reading was taken, in the file's time.
+    group_time: Option<u64>,
+    group_line: u64,
+    first: Option<u64>,
+    readings: u64,
+    backwards: u64,
+    /// Rows without a column that tells GPUs apart.
+    nameless: bool,
+}
+
+impl Log {
+    fn line(&mut self, feed: &mut Feed<'_>, number: u64, line: &str) {
+        let Some(fields) = fields(line) else { return feed.reject(number) };
+        if line.trim().is_empty() {
+            return;
+        }
+        // With -l some versions say the header again.
+        if let Some(columns) = Columns::of(&fields) {
+            self.columns.get_or_insert(columns);
+            return;
+        }
+        let read = match self.columns.clone() {
+            Some(Columns::Scalar) => self.scalar(feed, number, &fields),
+            Some(columns @ Columns::Processes { .. }) => self.process(feed, number, &columns, &fields),
+            Some(Columns::Devices) => Some(()),
+            None => None,
+        };
+        if read.is_none() {
+            feed.reject(number);
+        }
+    }
+
+    fn scalar<S: AsRef<str>>(&mut self, feed: &mut Feed<'_>, number: u64, fields: &[S]) -> Option<()> {
+        let [time, step, value] = fields else { return None };
+        let seconds: f64 = time.as_ref().parse().ok()?;
+        step.as_ref().parse::<f64>().ok()?;
+        let time_ns = (0.0..9e9).contains(&seconds).then_some((seconds * 1e9) as u64)?;
+        let used = mib(value.as_ref())?;
+        self.flush(feed);
+        self.add(number, Some(time_ns), 0, ProcessKey { pid: 0, start_ticks: 0 }, used);
+        Some(())
+    }
+
+    fn process<S: AsRef<str>>(
+        &mut self,
+        feed: &mut Feed<'_>,
+        number: u64,
+        columns: &Columns,
+        fields: &[S],
+    ) -> Option<()> {
+        let Columns::Processes { count, time, gpu, model, pid, name, used } = columns else { return None };
+        if fields.len() != *count {
+            return None;
+        }
+        let field = |at: usize| fields.get(at).map(AsRef::as_ref);
+        let time_ns = match time {
+            Some(at) => Some(timestamp(field(*at)?)?),
+            None => None,
+        };
+        let pid: u32 = field(*pid)?.parse().ok().filter(|pid| *pid != 0)?;
+        let used = mib(field(*used)?)?;
+        let gpu = match gpu {
+            Some(at) => field(*at)?,
+            None => "",
+        };
+        self.nameless |= gpu.is_empty();
+        let model = model.and_then(field).unwrap_or_default();
+        let known = self.live.get(&pid).map(|(key, _)| *key);
+        if known.is_none() && self.processes >= MAX_PROCESSES {
+            return None;
+        }
+        let slot = self.gpus.iter().position(|known| known == gpu);
+        if slot.is_none() && self.gpus.len() >= MAX_GPUS {
+            return None;
+        }
+        let slot = slot.unwrap_or(self.gpus.len()) as u8;
+        let is_same = |(other, _): &(ProcessKey, _)| Some(*other) == known;
+        let is_again = self.group.get(&slot).is_some_and(|rows| rows.iter().any(is_same));
+        if is_again || time_ns != self.group_time {
+            self.flush(feed);
+        }
+        if usize::from(slot) == self.gpus.len() {
+            self.gpus.push(gpu.chars().take(128).collect());
+            match uuid(gpu) {
+                Some(uuid) => feed.gpu(slot, uuid, model),
+                None => feed.device(slot, None),
+            }
+        }
+        let key = match self.live.get(&pid) {
+            Some((key, _)) => *key,
+            None => {
+                let key = ProcessKey { pid, start_ticks: self.processes as u64 };
+                self.processes += 1;
+                self.live.insert(pid, (key, 0));
+                let name = name.and_then(field).unwrap_or_default();
+                let comm = name.rsplit('/').next().unwrap_or(name);
+                if !comm.is_empty() {
+                    feed.fact(key, "comm", comm);
+                }
+                key
+            }
+        };
+        self.add(number, time_ns, slot, key, used);
+        Some(())
+    }
+
+    fn add(
+        &mut self,
+        line: u64,
+        time_ns: Option<u64>,
+        slot: u8,
+        key: ProcessKey,
+        used: Result<u64, Absence>,
+    ) {
+        if self.group.is_empty() {
+            (self.group_time, self.group_line) = (time_ns, line);
+        }
+        self.group.entry(slot).or_default().push((key, used));
+    }
+
+    /// Tells the reading that is over. A GPU without a row in it has no process any more.
+    fn flush(&mut self, feed: &mut Feed<'_>) {
+        let group = std::mem::take(&mut self.group);
+        if group.is_empty() {
+            return;
+        }
+        let time_ns = match self.group_time {
+            Some(time_ns) => {
+                let first = *self.first.get_or_insert_with(|| {
+                    feed.anchor(ClockKind::Wall, time_ns);
+                    time_ns
+                });
+                time_ns.saturating_sub(first)
+            }
+            None => {
+                self.first.get_or_insert_with(|| {
+                    feed.anchor(ClockKind::Ordinal, 0);
+                    0
+                });
+                self.group_line
+            }
+        };
+        self.backwards += u64::from(time_ns < feed.time_ns);
+        feed.time_ns = feed.time_ns.max(time_ns);
+        self.readings += 1;
+        let busy: BTreeSet<u8> = group.keys().copied().collect();
+        for &slot in busy.union(&self.busy) {
+            feed.device(slot, None);
+            feed.reading(slot, group.get(&slot).map_or(&[], Vec::as_slice));
+        }
+        self.busy = busy;
+        for (_, missed) in self.live.values_mut() {
+            *missed += 1;
+        }
+        for (key, _) in group.values().flatten() {
+            if let Some((_, missed)) = self.live.get_mut(&key.pid) {
+                *missed = 0;
+            }
+        }
+        self.live.retain(|_, (key, missed)| {
+            if *missed >= MOST_MISSED {
+                feed.gone(*key);
+            }
+            *missed < MOST_MISSED
+        });
+    }
+
+    fn caveats(&self, feed: &mut Feed<'_>) {
+        let what = match self.columns {
+            Some(Columns::Scalar) => {
+                "a scalar has no name: it is taken for MiB that nvidia-smi charged to one process on one GPU"
+            }
+            _ => "nvidia-smi's number is all there is: what it was for is not known",
+        };
+        feed.caveat("nvml_only", what);
+        if matches!(self.columns, Some(Columns::Processes { time: Some(_), .. })) {
+            feed.caveat("local_time", "timestamps have no time zone: they are taken for UTC");
+        }
+        if self.group_time.is_none() {
+            feed.caveat("no_clock", "the file has no clock: times are its line numbers");
+        }
+        if self.nameless && self.columns != Some(Columns::Scalar) {
+            feed.caveat("one_gpu", "no column tells GPUs apart: all rows are taken for one GPU");
+        }
+        if self.backwards > 0 {
+            let text = format!(
+                "{} out of order, and taken for the time of the one before",
+                plural(self.backwards, "reading")
+            );
+            feed.caveat("late_readings", text);
+        }
+    }
+}
+
+/// Reads such a file.
+pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let path = input.path.clone();
+    let mut feed = Feed::silent(sink);
+    let mut log = Log::default();
+    let read = lines(input, &mut feed, |feed, number, line| log.line(feed, number, line))?;
+    log.flush(&mut feed);
+    if log.columns == Some(Columns::Devices) {
+        let what = "is what nvidia-smi said of whole GPUs; a run is of processes: --query-compute-apps=timestamp,gpu_uuid,pid,process_name,used_memory";
+        return Err(Error::NoMemory { path, what: what.into() });
+    }
+    if log.readings == 0 {
+        return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE });
+    }
+    log.caveats(&mut feed);
+    feed.tell_rejects("row", "line", EXAMPLE);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_amounts() {
+        assert_eq!(timestamp("2018/11/26 05:28:41.251"), Some(1_543_210_121_251_000_000));
+        assert_eq!(timestamp("1970/01/01 00:00:00"), Some(0));
+        assert_eq!(timestamp("2024/02/29 00:00:00.5"), Some(1_709_164_800_500_000_000));
+        for bad in [
+            "",
+            "2018/13/26 05:28:41",
+            "2018/11/26",
+            "2018/11/26 25:00:00",
+            "2018/11/26 05:28:41.",
+            "99999/1/1 0:0:0",
+        ] {
+            assert_eq!(timestamp(bad), None, "{bad}");
+        }
+        assert_eq!(mib("4031 MiB"), Some(Ok(4031 << 20)));
+        assert_eq!(mib("4031.0"), Some(Ok(4031 << 20)));
+        assert_eq!(mib("[N/A]"), Some(Err(Absence::NotAvailable)));
+        for bad in ["", "-1", "NaN", "1e30", "12 GiB"] {
+            assert_eq!(mib(bad), None, "{bad}");
+        }
+        assert_eq!(uuid("GPU-00000000-0000-0000-0000-0000000000ff"), Some(255));
+        assert_eq!(uuid("GPU-ff"), None);
+    }
+}

@@ -1,0 +1,142 @@
+//! A window of a file's run, by reading the file again: up to its begin, then up to its end. Every sum is exact then.
+
+use crate::{Format, observe_file};
+use gpumem_ledger::{Origin, ProcessKey, ProcessView};
+use gpumem_model::own::SnapshotFigures;
+use gpumem_model::run::{Device, Moment, Run};
+use gpumem_model::window::{Part, Window};
+use gpumem_runs::builder::{RunBuilder, Sink};
+use gpumem_runs::input::Error;
+use gpumem_wire::{Body, Record};
+use std::path::Path;
+
+/// What lies in a window goes through; a part begins where it begins.
+struct Upto<'b> {
+    builder: &'b mut RunBuilder,
+    from_ns: Option<u64>,
+    to_ns: u64,
+    /// Who has said something later. Times of several threads are not quite in the order of their records: a record that is left
+    /// out in between would look lost.
+    over: Vec<Origin>,
+}
+
+impl Upto<'_> {
+    fn begin(&mut self, time_ns: u64) {
+        if self.from_ns.is_some_and(|from_ns| time_ns > from_ns)
+            && let Some(from_ns) = self.from_ns.take()
+        {
+            let keys: Vec<ProcessKey> = self.builder.ledger().processes().map(|(key, _)| key).collect();
+            self.builder.roll(&keys, from_ns);
+        }
+    }
+}
+
+impl Sink for Upto<'_> {
+    fn observe(&mut self, origin: Origin, record: &Record<'_>) {
+        let time_ns = record.stamp.time_ns;
+        // Names are true whenever they are said.
+        let is_name = matches!(
+            record.body,
+            Body::Tag { .. }
+                | Body::Module { .. }
+                | Body::Stack { .. }
+                | Body::Device { .. }
+                | Body::ProcessFacts { .. }
+                | Body::ClockAnchor { .. }
+        );
+        if is_name {
+            self.builder.observe(origin, record);
+        } else if time_ns > self.to_ns {
+            if origin != Origin::Host && !self.over.contains(&origin) {
+                self.over.push(origin);
+            }
+        } else if self.over.is_empty() || !self.over.contains(&origin) {
+            self.begin(time_ns);
+            self.builder.observe(origin, record);
+        }
+    }
+
+    fn caveat(&mut self, code: &str, text: String) {
+        self.builder.caveat(code, text);
+    }
+
+    fn figures(&mut self, figures: SnapshotFigures) {
+        self.builder.figures(figures);
+    }
+
+    fn reject(&mut self, count: u64) {
+        self.builder.reject(count);
+    }
+}
+
+/// The window of a run that was read from this file; `None` if the file has the process no more.
+///
+/// # Errors
+/// As reading it the first time.
+pub fn reread(
+    path: &Path,
+    format: Option<&'static Format>,
+    run: &Run,
+    window: &Window,
+) -> Result<Option<Run>, Error> {
+    let mut builder = RunBuilder::new(run.source.clone());
+    let from_ns = (window.part != Part::At).then_some(window.from_ns);
+    let mut sink = Upto { builder: &mut builder, from_ns, to_ns: window.to_ns, over: Vec::new() };
+    observe_file(path, format, &mut sink)?;
+    sink.begin(u64::MAX);
+    let is_same = |other: &Run| {
+        other.process.pid == run.process.pid && other.process.start_ticks == run.process.start_ticks
+    };
+    let Some(then) = builder.runs(false).into_iter().find(is_same) else { return Ok(None) };
+    let snapshot = builder.ledger().snapshot();
+    let key = |process: &ProcessView| process.key.start_ticks == run.process.start_ticks;
+    let own = snapshot.processes.iter().filter(|process| key(process));
+    let process = own.min_by_key(|process| process.key.pid != run.process.pid);
+    let held = |device: &Device| -> Moment {
+        let account = process.and_then(|process| {
+            let mut accounts = process.accounts.iter().enumerate();
+            let name = |device: Option<usize>, at: usize| match device
+                .and_then(|device| snapshot.devices.get(device))
+            {
+                Some(known) => known.name.to_string(),
+                None => format!("unnamed-{at}"),
+            };
+            accounts
+                .find(|(at, account)| name(account.device, *at) == device.name)
+                .map(|(_, account)| account)
+        });
+        let last = &device.last;
+        let Some(account) = account.filter(|_| then.coverage.covered && last.time_ns != window.to_ns) else {
+            return last.clone();
+        };
+        let away = i128::from(last.time_ns) - i128::from(window.to_ns);
+        let is_same = last.tracked_bytes == Some(account.tracked_bytes) && last.torn.is_none();
+        let has_gap = last.untrackable_bytes.is_some() && !is_same;
+        Moment {
+            time_ns: window.to_ns,
+            tracked_bytes: Some(account.tracked_bytes),
+            amounts: gpumem_ledger::sparse(&account.amounts),
+            torn: None,
+            gap_distance_ns: if has_gap { i64::try_from(away).unwrap_or(i64::MIN) } else { 0 },
+            ..last.clone()
+        }
+    };
+    let mut told = match window.part {
+        Part::At => run.clone(),
+        Part::Since | Part::Between => then.clone(),
+    };
+    // It is no part of a life: only the window began there.
+    told.caveats.retain(|caveat| caveat.code != "part");
+    told.coverage.part = None;
+    told.state = run.state;
+    for device in &mut told.devices {
+        let Some(then) = then.devices.iter().find(|then| then.name == device.name) else { continue };
+        match window.part {
+            // The cells of what was read then are the first of all.
+            Part::At => device.peak = held(then),
+            Part::Between => device.last = held(then),
+            Part::Since => {}
+        }
+    }
+    Ok(Some(told))
+}

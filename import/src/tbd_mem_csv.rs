@@ -1,0 +1,291 @@
+//! CSV of the TBD suite's pytorch_mem_profiler: what it claims of an iteration.
+//!
+//! ```text
+//! epoch,iteration,peak_cached,current_cached,total_feature_map_usage,total_weight_usage,PARAMETER...,
+//!   total_layer_weight_gradient_usage,PARAMETER_grad...,intermediate_gradients      whole MB of 1,000,000 bytes
+//! ```
+//!
+//! What the allocator cached is read from PyTorch and is `tracked`. The rest are claims: the profiler adds up every
+//! pointer that it has not met before, freed or not, so feature maps may be many times the card. Claims that fit into what
+//! was cached have their names here; of a row whose claims do not, nothing has.
+//! Processes may share a file: of two rows for one iteration the second is of another process.
+
+use super::csv::{fields, first_line};
+use super::feed::{Feed, MAX_BYTES, Piece, Speaker, lines};
+use super::level::Composition;
+use gpumem_model::units::{plural, thousands};
+use gpumem_runs::builder::Sink;
+use gpumem_runs::input::{Error, Input};
+use gpumem_wire::Role;
+
+const FORMAT: &str = "tbd-mem-csv";
+const EXAMPLE: &str = "0,10,8259,7000,1200,178,...";
+const MB: f64 = 1e6;
+/// Processes that a file may be of.
+const MAX_PROCESSES: usize = 64;
+const TOTALS: [(&str, &str, Role); 4] = [
+    ("total_feature_map_usage", "feature maps", Role::Activation),
+    ("total_weight_usage", "weights", Role::Parameter),
+    ("total_layer_weight_gradient_usage", "weight gradients", Role::Gradient),
+    ("intermediate_gradients", "intermediate gradients", Role::Temporary),
+];
+
+/// Whether the first line is the header.
+pub(super) fn looks_like(head: &[u8]) -> bool {
+    first_line(head).and_then(fields).is_some_and(|names| Columns::of(&names).is_some())
+}
+
+/// Where in a row is what.
+#[derive(Debug)]
+struct Columns {
+    count: usize,
+    /// Epoch, iteration, peak_cached, current_cached.
+    keys: [usize; 4],
+    totals: [Option<usize>; 4],
+    /// Of single parameters and their gradients: column, index in `totals`, name.
+    parts: Vec<(usize, usize, String)>,
+}
+
+impl Columns {
+    fn of<S: AsRef<str>>(names: &[S]) -> Option<Columns> {
+        let find = |name: &str| names.iter().position(|other| other.as_ref() == name);
+        let keys = [find("epoch")?, find("iteration")?, find("peak_cached")?, find("current_cached")?];
+        let totals = TOTALS.map(|(name, ..)| find(name));
+        totals[0]?;
+        let mut parts = Vec::new();
+        for total in [1, 2] {
+            // They stand behind their total, up to the next one.
+            let Some(from) = totals[total] else { continue };
+            let later = totals.iter().flatten().chain(&keys).filter(|&&at| at > from);
+            let to = later.min().copied().unwrap_or(names.len());
+            let named = names.iter().enumerate().take(to).skip(from + 1);
+            parts.extend(named.map(|(at, name)| {
+                let name = name.as_ref();
+                let name = if total == 2 { name.strip_suffix("_grad").unwrap_or(name) } else { name };
+                (at, total, name.replace('.', "/"))
+            }));
+        }
+        Some(Columns { count: names.len(), keys, totals, parts })
+    }
+}
+
+/// One row, in bytes.
+struct Row {
+    step: (u64, u64),
+    peak: u64,
+    current: u64,
+    claims: [u64; 4],
+    parts: Vec<u64>,
+}
+
+impl Row {
+    fn of(line: &str, columns: &Columns) -> Option<Row> {
+        let fields = fields(line)?;
+        if fields.len() != columns.count {
+            return None;
+        }
+        let number = |at: usize| -> Option<f64> {
+            let number: f64 = fields.get(at)?.trim().parse().ok()?;
+            (0.0..1e15).contains(&number).then_some(number)
+        };
+        let bytes = |at: usize| {
+            let bytes = (number(at)? * MB).round() as u64;
+            (bytes <= MAX_BYTES).then_some(bytes)
+        };
+        let [epoch, iteration, peak, current] = columns.keys;
+        let mut claims = [0; 4];
+        for (claim, at) in claims.iter_mut().zip(columns.totals) {
+            *claim = at.map_or(Some(0), bytes)?;
+        }
+        Some(Row {
+            step: (number(epoch)? as u64, number(iteration)? as u64),
+            peak: bytes(peak)?,
+            current: bytes(current)?,
+            claims,
+            parts: columns.parts.iter().map(|(at, ..)| bytes(*at)).collect::<Option<_>>()?,
+        })
+    }
+
+    fn claimed(&self) -> u64 {
+        self.claims.iter().fold(0, |sum, claim| sum.saturating_add(*claim))
+    }
+
+    fn most(&self) -> u64 {
+        self.peak.max(self.current)
+    }
+
+    fn is_impossible(&self) -> bool {
+        self.claimed() > self.most()
+    }
+
+    fn sentence(&self) -> String {
+        let claims: Vec<String> = TOTALS
+            .iter()
+            .zip(self.claims)
+            .map(|((_, name, _), bytes)| format!("{name} {}", thousands(bytes)))
+            .collect();
+        format!("{} = {} bytes", claims.join(" + "), thousands(self.claimed()))
+    }
+}
+
+/// One process.
+struct Rank {
+    speaker: Speaker,
+    slot: u8,
+    held: Composition,
+    step: (u64, u64),
+}
+
+impl Rank {
+    fn new(number: usize) -> Rank {
+        Rank {
+            speaker: Speaker::new(number as u64),
+            slot: number as u8,
+            held: Composition::default(),
+            step: (0, 0),
+        }
+    }
+
+    /// The highest, and then what is there now.
+    fn take(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) {
+        self.step = row.step;
+        self.speaker.device(feed, self.slot);
+        self.speaker.step(feed, row.step.1);
+        let named = self.named(feed, columns, row);
+        for cached in [row.most(), row.current] {
+            let sum: u64 = named.iter().map(|piece| piece.bytes).sum();
+            let fits = !row.is_impossible() && sum <= cached;
+            let rest = Piece::new(self.slot, if fits { cached - sum } else { cached }, 0, Role::Unknown);
+            let named = if fits { named.as_slice() } else { &[] };
+            let pieces: Vec<Piece> = [rest].iter().chain(named).copied().collect();
+            self.held.set(&mut self.speaker, feed, self.slot, &pieces);
+        }
+    }
+
+    /// What the row has names for; their sum is what it claims.
+    fn named(&mut self, feed: &mut Feed<'_>, columns: &Columns, row: &Row) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        if row.is_impossible() {
+            return pieces;
+        }
+        for (index, ((_, name, role), claim)) in TOTALS.into_iter().zip(row.claims).enumerate() {
+            let of_total = columns.parts.iter().zip(&row.parts).filter(|((_, total, _), _)| *total == index);
+            let sum = of_total.clone().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+            // Each is rounded by itself: together they may be more than their total.
+            let parts_fit = sum <= claim;
+            let rest = if parts_fit { claim - sum } else { claim };
+            let tag = self.speaker.tag(feed, name);
+            pieces.push(Piece::new(self.slot, rest, tag, role));
+            for ((_, _, part), bytes) in of_total {
+                let tag = self.speaker.tag(feed, &format!("{name}/{part}"));
+                pieces.push(Piece::new(self.slot, if parts_fit { *bytes } else { 0 }, tag, role));
+            }
+        }
+        pieces
+    }
+}
+
+#[derive(Default)]
+struct Profile {
+    columns: Option<Columns>,
+    ranks: Vec<Rank>,
+    rows: u64,
+    impossible: u64,
+    /// The worst, and its line.
+    worst: Option<(u64, Row)>,
+    /// Highest claims of possible rows.
+    unfit: u64,
+}
+
+impl Profile {
+    fn line(&mut self, feed: &mut Feed<'_>, number: u64, line: &str) {
+        if line.trim().is_empty() {
+            return;
+        }
+        let Some(columns) = &self.columns else {
+            self.columns = fields(line).and_then(|names| Columns::of(&names));
+            if self.columns.is_none() {
+                feed.reject(number);
+            }
+            return;
+        };
+        let Some(row) = Row::of(line, columns) else { return feed.reject(number) };
+        let rank = match self.ranks.iter().position(|rank| rank.step < row.step) {
+            Some(index) => index,
+            None if self.ranks.len() < MAX_PROCESSES => {
+                self.ranks.push(Rank::new(self.ranks.len()));
+                self.ranks.len() - 1
+            }
+            None => return feed.reject(number),
+        };
+        let Some(rank) = self.ranks.get_mut(rank) else { return };
+        self.rows += 1;
+        feed.time_ns = number;
+        rank.take(feed, columns, &row);
+        if row.is_impossible() {
+            self.impossible += 1;
+            if self.worst.as_ref().is_none_or(|(_, worst)| worst.claimed() < row.claimed()) {
+                self.worst = Some((number, row));
+            }
+        } else if row.claimed() > row.current {
+            self.unfit += 1;
+        }
+    }
+
+    fn caveats(&self, feed: &mut Feed<'_>) {
+        if let Some((line, worst)) = &self.worst {
+            let text = format!(
+                "IMPOSSIBLE: what {} of {} claimed is more memory than was ever cached; at line {line} {}, peak cached {} bytes. The \
+                 profiler adds up every pointer that it has not met before, freed or not; what these rows claim has no name here",
+                thousands(self.impossible),
+                plural(self.rows, "row"),
+                worst.sentence(),
+                thousands(worst.most()),
+            );
+            feed.caveat("impossible_claims", text);
+        }
+        feed.caveat(
+            "claims",
+            "tracked is what PyTorch's allocator had cached, and its peak; names are the profiler's claims, in whole MB of \
+             1,000,000 bytes; which GPU it was is not in the file",
+        );
+        if self.unfit > 0 {
+            let text = format!(
+                "what {} claimed is more than was cached in the end: its names stand at the peak",
+                plural(self.unfit, "row")
+            );
+            feed.caveat("claims_at_peak", text);
+        }
+        if self.ranks.len() > 1 {
+            let text = format!(
+                "{} processes wrote to this file at once: of rows for the same iteration the first is taken for the first \
+                 process, which nothing in the file confirms; gpumemctl import keeps each as a run",
+                self.ranks.len()
+            );
+            feed.caveat("several_processes", text);
+        }
+    }
+}
+
+/// Reads such a file.
+pub(super) fn read(input: Input, sink: &mut dyn Sink) -> Result<(), Error> {
+    let path = input.path.clone();
+    let mut feed = Feed::of_lines(sink);
+    let mut profile = Profile::default();
+    let read = lines(input, &mut feed, |feed, number, line| profile.line(feed, number, line))?;
+    match &profile.columns {
+        _ if profile.rows > 0 => {}
+        Some(columns) => {
+            let what = format!(
+                "has the header of the profiler, {}, and no row that can be read: it was stopped before its first print_period",
+                plural(columns.count as u64, "column")
+            );
+            return Err(Error::NoMemory { path, what });
+        }
+        None => return Err(Error::NothingFound { path, format: FORMAT, lines: read, example: EXAMPLE }),
+    }
+    profile.caveats(&mut feed);
+    feed.tell_rejects("row", "line", EXAMPLE);
+    profile.ranks.iter_mut().for_each(|rank| rank.speaker.end(&mut feed));
+    Ok(())
+}

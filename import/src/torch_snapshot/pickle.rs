@@ -1,0 +1,451 @@
+//! The machine that runs a pickle: a stack, marks and a memo, and nothing that names or calls code (opcode.rs).
+//!
+//! Nothing is recursive, so depth costs nothing but its bytes. Memory is at most some 24 bytes for each byte of the file, and
+//! never more than [`MAX_MEMORY_BYTES`]; a length that the file claims is believed when its bytes have come.
+
+use super::arena::{Arena, Full, Kind, NONE, Ref, reserve};
+use super::bytes::{Bytes, Fault};
+use super::opcode::{has_name, op, refusal};
+use gpumem_model::harmless::clean;
+use std::io::Read;
+
+/// Values, stack and memo of one file together.
+pub(super) const MAX_MEMORY_BYTES: u64 = 4 << 30;
+/// Newest protocol.
+const MAX_PROTOCOL: u8 = 5;
+/// How often memory is looked at, in opcodes. Between two looks comes at most this times a piece's length, which the
+/// opcodes with text add by themselves.
+const LOOK_EVERY: u32 = 1024;
+const UNUSED: Ref = Ref::MAX;
+
+/// What a pickle left: its values, and the one on top at the end.
+#[derive(Debug)]
+pub(super) struct Unpickled {
+    pub arena: Arena,
+    pub root: Ref,
+    /// Length of the pickle.
+    pub bytes: u64,
+    /// There is more behind it.
+    pub has_more: bool,
+}
+
+/// Runs the pickle at the beginning of a file.
+pub(super) fn unpickle(reader: impl Read, max_memory_bytes: u64) -> Result<Unpickled, Fault> {
+    let mut machine = Machine {
+        bytes: Bytes::new(reader),
+        arena: Arena::new(),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Vec::new(),
+        piece: Vec::new(),
+        max_memory_bytes,
+    };
+    let mut until_look = LOOK_EVERY;
+    loop {
+        let at = machine.bytes.offset();
+        let Some(opcode) = machine.bytes.next()? else {
+            return Err(machine.bytes.bad("the file ends here, before the pickle does: it was cut off"));
+        };
+        if opcode == op::STOP {
+            break;
+        }
+        machine.step(opcode, at)?;
+        until_look -= 1;
+        if until_look == 0 {
+            until_look = LOOK_EVERY;
+            machine.look()?;
+        }
+    }
+    let root = machine.pop()?;
+    let bytes = machine.bytes.offset();
+    let has_more = machine.bytes.has_more()?;
+    Ok(Unpickled { arena: machine.arena, root, bytes, has_more })
+}
+
+struct Machine<R> {
+    bytes: Bytes<R>,
+    arena: Arena,
+    stack: Vec<Ref>,
+    /// Heights of the stack.
+    marks: Vec<u32>,
+    memo: Vec<Ref>,
+    /// The string or number that is being read.
+    piece: Vec<u8>,
+    max_memory_bytes: u64,
+}
+
+impl<R: Read> Machine<R> {
+    /// Whether this may go on.
+    fn look(&self) -> Result<(), Fault> {
+        let beside = (self.stack.len() + self.marks.len() + self.memo.len()) as u64 * size_of::<Ref>() as u64;
+        if self.arena.bytes() + beside > self.max_memory_bytes {
+            let mib = self.max_memory_bytes >> 20;
+            return Err(self.bytes.bad(format!("its values take more than {mib} MiB of memory: too large")));
+        }
+        Ok(())
+    }
+
+    fn full(&self) -> Fault {
+        let mib = self.arena.bytes() >> 20;
+        self.bytes.bad(format!("more values than there is memory for, after {mib} MiB of them"))
+    }
+
+    fn made(&mut self, value: Result<Ref, Full>) -> Result<(), Fault> {
+        let value = value.map_err(|Full| self.full())?;
+        self.push(value)
+    }
+
+    fn push(&mut self, value: Ref) -> Result<(), Fault> {
+        reserve(&mut self.stack, 1).map_err(|Full| self.full())?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    /// Height of the stack below which only what is above the last mark may be taken.
+    fn floor(&self) -> usize {
+        self.marks.last().map_or(0, |&mark| mark as usize)
+    }
+
+    fn pop(&mut self) -> Result<Ref, Fault> {
+        let found = if self.stack.len() > self.floor() { self.stack.pop() } else { None };
+        found.ok_or_else(|| self.bytes.bad("an opcode takes a value, and there is none"))
+    }
+
+    fn top(&self) -> Result<Ref, Fault> {
+        let found = if self.stack.len() > self.floor() { self.stack.last().copied() } else { None };
+        found.ok_or_else(|| self.bytes.bad("an opcode needs a value, and there is none"))
+    }
+
+    /// Where the items above the last mark begin; the mark is gone.
+    fn unmark(&mut self) -> Result<usize, Fault> {
+        let mark = self.marks.pop().map(|mark| mark as usize).filter(|&mark| mark <= self.stack.len());
+        mark.ok_or_else(|| self.bytes.bad("an opcode needs a mark, and there is none"))
+    }
+
+    /// Puts what is above `from` into `container`.
+    fn fill(&mut self, container: Ref, from: usize) -> Result<(), Fault> {
+        let items = self.stack.get(from..).unwrap_or_default();
+        if matches!(self.arena.kind(container), Some(Kind::Dict)) && items.len() % 2 != 0 {
+            return Err(self.bytes.bad("a dict gets a key without a value"));
+        }
+        let filled = self.arena.fill(container, items);
+        self.stack.truncate(from);
+        filled.map_err(|Full| self.full())
+    }
+
+    /// A new container of what is above `from`.
+    fn gather(&mut self, kind: Kind, from: usize) -> Result<(), Fault> {
+        let container = self.arena.new_container(kind).map_err(|Full| self.full())?;
+        self.fill(container, from)?;
+        self.push(container)
+    }
+
+    fn gather_last(&mut self, kind: Kind, count: usize) -> Result<(), Fault> {
+        match self.stack.len().checked_sub(count).filter(|&from| from >= self.floor()) {
+            Some(from) => self.gather(kind, from),
+            None => Err(self.bytes.bad("a tuple takes more values than there are")),
+        }
+    }
+
+    /// What is above `from` goes into the container below it.
+    fn add(&mut self, from: usize, kind: Kind) -> Result<(), Fault> {
+        let below = from.checked_sub(1).filter(|&below| below >= self.floor());
+        let container = below.and_then(|below| self.stack.get(below)).copied();
+        match container {
+            Some(container) if self.arena.kind(container) == Some(kind) => self.fill(container, from),
+            Some(other) => {
+                let what = self.arena.describe(other);
+                Err(self.bytes.bad(format!("an opcode puts something into {what} as if it were a {kind:?}")))
+            }
+            None => Err(self.bytes.bad("an opcode puts something into a container, and there is none")),
+        }
+    }
+
+    fn put(&mut self, place: u64) -> Result<(), Fault> {
+        let value = self.top()?;
+        // Writers count: no file has more places than bytes.
+        if place > self.bytes.offset() {
+            return Err(self.bytes.bad(format!("memo place {place} is further than the file is long")));
+        }
+        let place = place as usize;
+        if place >= self.memo.len() {
+            let more = place + 1 - self.memo.len();
+            reserve(&mut self.memo, more).map_err(|Full| self.full())?;
+            self.memo.resize(place + 1, UNUSED);
+        }
+        if let Some(slot) = self.memo.get_mut(place) {
+            *slot = value;
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, place: u64) -> Result<(), Fault> {
+        let value = usize::try_from(place).ok().and_then(|place| self.memo.get(place)).copied();
+        match value.filter(|&value| value != UNUSED) {
+            Some(value) => self.push(value),
+            None => Err(self.bytes.bad(format!("memo place {place} has no value"))),
+        }
+    }
+
+    /// The line as a number.
+    fn line_number(&mut self) -> Result<u64, Fault> {
+        self.bytes.line(&mut self.piece)?;
+        let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());
+        number.ok_or_else(|| self.bytes.bad("a line that should be a number is none"))
+    }
+
+    fn text(&mut self, len: u64) -> Result<(), Fault> {
+        self.bytes.piece(len, &mut self.piece)?;
+        let text = self.arena.new_text(&self.piece);
+        self.made(text)?;
+        self.look()
+    }
+
+    fn no_text(&mut self, len: u64) -> Result<(), Fault> {
+        self.bytes.piece(len, &mut self.piece)?;
+        let bytes = self.arena.new_bytes();
+        self.made(bytes)
+    }
+
+    fn int(&mut self, value: i64) -> Result<(), Fault> {
+        let value = self.arena.new_int(Some(value));
+        self.made(value)
+    }
+
+    /// A number of `len` bytes, two's complement.
+    fn long(&mut self, len: u64) -> Result<(), Fault> {
+        self.bytes.piece(len, &mut self.piece)?;
+        let sign = if self.piece.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
+        let mut low = [sign; 8];
+        self.piece.iter().zip(&mut low).for_each(|(from, to)| *to = *from);
+        let value = i64::from_le_bytes(low);
+        let fits = self.piece.iter().skip(8).all(|&byte| byte == sign) && (value < 0) == (sign != 0);
+        let value = self.arena.new_int(fits.then_some(value));
+        self.made(value)
+    }
+
+    /// A number as text: INT and LONG.
+    fn decimal(&mut self) -> Result<(), Fault> {
+        self.bytes.line(&mut self.piece)?;
+        let text = String::from_utf8_lossy(&self.piece);
+        let digits = text.trim().trim_end_matches('L');
+        let is_number = digits.trim_start_matches('-').bytes().all(|byte| byte.is_ascii_digit());
+        match (digits, digits.parse()) {
+            ("00", _) => self.push(Arena::bool(false))?,
+            ("01", _) => self.push(Arena::bool(true))?,
+            (_, Ok(value)) => self.int(value)?,
+            (_, Err(_)) if is_number && !digits.is_empty() => {
+                let value = self.arena.new_int(None);
+                self.made(value)?;
+            }
+            _ => return Err(self.bytes.bad("a line that should be a number is none")),
+        }
+        Ok(())
+    }
+
+    fn float_line(&mut self) -> Result<(), Fault> {
+        self.bytes.line(&mut self.piece)?;
+        let number = std::str::from_utf8(&self.piece).ok().and_then(|text| text.trim().parse().ok());
+        let Some(number) = number else {
+            return Err(self.bytes.bad("a line that should be a number is none"));
+        };
+        let value = self.arena.new_float(number);
+        self.made(value)
+    }
+
+    /// Text of protocol 0: Python 2's quoted literal, whose escapes are kept (names have none), or Latin-1 with `\u` escapes.
+    fn text_line(&mut self, is_quoted: bool) -> Result<(), Fault> {
+        self.bytes.line(&mut self.piece)?;
+        let text = if is_quoted {
+            match self.piece.as_slice() {
+                [b'\'', inner @ .., b'\''] | [b'"', inner @ .., b'"'] => self.arena.new_text(inner),
+                _ => return Err(self.bytes.bad("a string without its quotes")),
+            }
+        } else {
+            self.arena.new_text(unescaped(&self.piece).as_bytes())
+        };
+        self.made(text)?;
+        self.look()
+    }
+
+    fn step(&mut self, opcode: u8, at: u64) -> Result<(), Fault> {
+        match opcode {
+            op::BINGET => {
+                let place = self.bytes.byte()?;
+                self.get(place.into())?;
+            }
+            op::LONG_BINGET => {
+                let place = u32::from_le_bytes(self.bytes.array()?);
+                self.get(place.into())?;
+            }
+            op::MEMOIZE => self.put(self.memo.len() as u64)?,
+            op::BINPUT => {
+                let place = self.bytes.byte()?;
+                self.put(place.into())?;
+            }
+            op::LONG_BINPUT => {
+                let place = u32::from_le_bytes(self.bytes.array()?);
+                self.put(place.into())?;
+            }
+            op::GET => {
+                let place = self.line_number()?;
+                self.get(place)?;
+            }
+            op::PUT => {
+                let place = self.line_number()?;
+                self.put(place)?;
+            }
+            op::MARK => {
+                let height = u32::try_from(self.stack.len()).map_err(|_| self.full())?;
+                reserve(&mut self.marks, 1).map_err(|Full| self.full())?;
+                self.marks.push(height);
+            }
+            op::EMPTY_DICT => self.gather_last(Kind::Dict, 0)?,
+            op::EMPTY_LIST => self.gather_last(Kind::List, 0)?,
+            op::EMPTY_TUPLE => self.gather_last(Kind::Tuple, 0)?,
+            op::EMPTY_SET => self.gather_last(Kind::Set, 0)?,
+            op::SETITEMS => {
+                let from = self.unmark()?;
+                self.add(from, Kind::Dict)?;
+            }
+            op::APPENDS => {
+                let from = self.unmark()?;
+                self.add(from, Kind::List)?;
+            }
+            op::ADDITEMS => {
+                let from = self.unmark()?;
+                self.add(from, Kind::Set)?;
+            }
+            op::SETITEM => self.add(self.stack.len().saturating_sub(2), Kind::Dict)?,
+            op::APPEND => self.add(self.stack.len().saturating_sub(1), Kind::List)?,
+            op::DICT | op::LIST | op::TUPLE | op::FROZENSET => {
+                let from = self.unmark()?;
+                let kind = match opcode {
+                    op::DICT => Kind::Dict,
+                    op::LIST => Kind::List,
+                    op::TUPLE => Kind::Tuple,
+                    _ => Kind::Set,
+                };
+                self.gather(kind, from)?;
+            }
+            op::TUPLE1 => self.gather_last(Kind::Tuple, 1)?,
+            op::TUPLE2 => self.gather_last(Kind::Tuple, 2)?,
+            op::TUPLE3 => self.gather_last(Kind::Tuple, 3)?,
+            op::BININT1 => {
+                let value = self.bytes.byte()?;
+                self.int(value.into())?;
+            }
+            op::BININT2 => {
+                let value = u16::from_le_bytes(self.bytes.array()?);
+                self.int(value.into())?;
+            }
+            op::BININT => {
+                let value = i32::from_le_bytes(self.bytes.array()?);
+                self.int(value.into())?;
+            }
+            op::LONG1 => {
+                let len = self.bytes.byte()?;
+                self.long(len.into())?;
+            }
+            op::LONG4 => {
+                let len = u32::from_le_bytes(self.bytes.array()?);
+                self.long(len.into())?;
+            }
+            op::INT | op::LONG => self.decimal()?,
+            op::BINFLOAT => {
+                let value = f64::from_be_bytes(self.bytes.array()?);
+                let value = self.arena.new_float(value);
+                self.made(value)?;
+            }
+            op::FLOAT => self.float_line()?,
+            op::NONE => self.push(NONE)?,
+            op::NEWTRUE => self.push(Arena::bool(true))?,
+            op::NEWFALSE => self.push(Arena::bool(false))?,
+            op::SHORT_BINUNICODE | op::SHORT_BINSTRING => {
+                let len = self.bytes.byte()?;
+                self.text(len.into())?;
+            }
+            op::BINUNICODE | op::BINSTRING => {
+                let len = u32::from_le_bytes(self.bytes.array()?);
+                self.text(len.into())?;
+            }
+            op::BINUNICODE8 => {
+                let len = u64::from_le_bytes(self.bytes.array()?);
+                self.text(len)?;
+            }
+            op::STRING => self.text_line(true)?,
+            op::UNICODE => self.text_line(false)?,
+            op::SHORT_BINBYTES => {
+                let len = self.bytes.byte()?;
+                self.no_text(len.into())?;
+            }
+            op::BINBYTES => {
+                let len = u32::from_le_bytes(self.bytes.array()?);
+                self.no_text(len.into())?;
+            }
+            op::BINBYTES8 | op::BYTEARRAY8 => {
+                let len = u64::from_le_bytes(self.bytes.array()?);
+                self.no_text(len)?;
+            }
+            op::POP => match self.marks.last() {
+                // Python's own reader takes a mark too.
+                Some(&mark) if mark as usize == self.stack.len() => drop(self.marks.pop()),
+                _ => drop(self.pop()?),
+            },
+            op::POP_MARK => {
+                let from = self.unmark()?;
+                self.stack.truncate(from);
+            }
+            op::DUP => {
+                let top = self.top()?;
+                self.push(top)?;
+            }
+            op::PROTO => {
+                let protocol = self.bytes.byte()?;
+                if protocol > MAX_PROTOCOL {
+                    let what = format!("pickle protocol {protocol}: 0 to {MAX_PROTOCOL} are read");
+                    return Err(Fault::Bad { offset: at, what });
+                }
+            }
+            op::FRAME => drop(self.bytes.array::<8>()?),
+            _ => return Err(Fault::Bad { offset: at, what: self.refuse(opcode) }),
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, opcode: u8) -> String {
+        let mut name = String::new();
+        if has_name(opcode) {
+            for _ in 0..2 {
+                if self.bytes.line(&mut self.piece).is_err() {
+                    break;
+                }
+                let text = String::from_utf8_lossy(&self.piece);
+                let part = clean(&text.chars().take(60).collect::<String>());
+                name = if name.is_empty() { part } else { format!("{name}.{part}") };
+            }
+        }
+        refusal(opcode, &name)
+    }
+}
+
+/// Latin-1 with `\uXXXX` and `\UXXXXXXXX` for letters that it has not.
+fn unescaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        let digits = match (byte, after.first()) {
+            (b'\\', Some(b'u')) => after.get(1..5),
+            (b'\\', Some(b'U')) => after.get(1..9),
+            _ => None,
+        };
+        let letter = digits.and_then(|digits| {
+            let number = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+            rest = after.get(digits.len() + 1..)?;
+            char::from_u32(number)
+        });
+        text.push(letter.unwrap_or(byte.into()));
+    }
+    text
+}

@@ -1,0 +1,549 @@
+//! A snapshot and its history -> records, as an agent would have told them: the state at the beginning of the history,
+//! every entry, and where the history does not lead to the snapshot what is missing.
+
+mod settle;
+
+use super::arena::{Arena, NONE, Ref};
+use super::heap::{Heap, Live, Piece};
+use super::model::{Action, Event, Snapshot};
+use super::rounding::Settings;
+use super::stack::{Stacks, part};
+use gpumem_ledger::{Origin, ProcessKey};
+use gpumem_report::names::TORCH;
+use gpumem_runs::builder::Sink;
+use gpumem_wire::{
+    Body, ClockKind, DeviceIdKind, FrameFormat, FreeState, Layer, LayerState, MAX_TAG_BYTES, MemoryKind,
+    OomOutcome, Phase, PoolOwner, Reading, Record, Role, Stamp,
+};
+use std::collections::HashMap;
+
+/// The process is not named in the file.
+const SELF: ProcessKey = ProcessKey { pid: 0, start_ticks: 0 };
+/// When the history begins, in record time: the first entry's own time is told apart.
+const START_NS: u64 = 1_000_000_000;
+/// Ranges of the profiler that a tag is in at most.
+const MAX_SCOPES: usize = 16;
+/// The profiler's name of a step, with its number behind it.
+const STEP: &str = "ProfilerStep#";
+/// The driver's word for what ran out.
+const OUT_OF_MEMORY: u16 = 2;
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// Entries that cannot have been.
+    pub contradictions: u64,
+    /// Blocks that the history does not lead to, or that it leaves over.
+    pub corrected: u64,
+    /// Sizes of blocks that the snapshot knows and the rule does not give.
+    pub misjudged: u64,
+    /// Most that was asked for at a time, over all devices, and that of blocks.
+    pub peak_requested: u64,
+    pub peak_allocated: u64,
+    /// Bytes at the beginning of the history, and how long that is.
+    pub start_bytes: u64,
+    pub history_ns: u64,
+    /// Allocated bytes without a stack, of those that live at the end.
+    pub unnamed: (u64, u64),
+}
+
+/// One device's allocator on its way.
+#[derive(Debug, Default)]
+struct Device {
+    heap: Heap,
+    end: Heap,
+    sizes: Vec<u64>,
+    scopes: Vec<Ref>,
+    /// Of its blocks and of its pieces.
+    used_bytes: u64,
+    reserved_bytes: u64,
+    next_event: usize,
+    next_annotation: usize,
+}
+
+pub(super) struct Replay<'a> {
+    sink: &'a mut dyn Sink,
+    arena: &'a Arena,
+    snapshot: &'a Snapshot,
+    stacks: Stacks,
+    tags: HashMap<String, u32>,
+    devices: Vec<Device>,
+    seq: u64,
+    stacks_said: u32,
+    now_ns: u64,
+    base_us: Option<u64>,
+    step: Option<u64>,
+    requested: u64,
+    allocated: u64,
+    told: Told,
+}
+
+/// Says all of a snapshot.
+pub(super) fn replay(sink: &mut dyn Sink, arena: &Arena, snapshot: &Snapshot) -> Told {
+    let mut replay = Replay {
+        sink,
+        arena,
+        snapshot,
+        stacks: Stacks::default(),
+        tags: HashMap::new(),
+        devices: Vec::new(),
+        seq: 0,
+        stacks_said: 0,
+        now_ns: START_NS,
+        base_us: None,
+        step: None,
+        requested: 0,
+        allocated: 0,
+        told: Told::default(),
+    };
+    replay.rewind();
+    replay.begin();
+    replay.run();
+    replay.correct();
+    replay.end();
+    replay.told
+}
+
+impl Replay<'_> {
+    fn settings(&self) -> &Settings {
+        &self.snapshot.settings
+    }
+
+    /// The beginning, from the end.
+    fn rewind(&mut self) {
+        let snapshot = self.snapshot;
+        let of_segments = snapshot.segments.iter().filter(|segment| !segment.is_host);
+        let named =
+            of_segments.map(|segment| segment.device).chain(snapshot.annotations.iter().map(|a| a.device));
+        let count = named.map(|device| usize::from(device) + 1).max().unwrap_or(0);
+        let traced = snapshot.traces.iter().rposition(|trace| !trace.is_empty()).map_or(0, |last| last + 1);
+        self.devices.resize_with(count.max(traced).max(1), Device::default);
+        for segment in snapshot.segments.iter().filter(|segment| !segment.is_host) {
+            let Some(device) = self.devices.get_mut(usize::from(segment.device)) else { continue };
+            if device.end.has_room(segment.address, segment.bytes) {
+                device.end.add(segment.address, segment.bytes, segment.is_expandable, segment.is_small);
+            } else {
+                self.told.contradictions += 1; // two segments at one place
+            }
+        }
+        for block in snapshot.blocks.iter().filter(|block| !block.is_host) {
+            let Some(device) = self.devices.get_mut(usize::from(block.device)) else { continue };
+            let live = Live {
+                bytes: block.bytes,
+                requested: block.requested,
+                is_pending: block.is_pending,
+                stream: block.stream,
+                frames: block.frames,
+                seq: 0,
+            };
+            let room = device.end.room(block.address, block.bytes);
+            let fits = room.is_some_and(|(room, _)| block.bytes <= room);
+            if fits {
+                device.end.blocks.insert(block.address, live);
+            } else {
+                self.told.contradictions += 1;
+            }
+        }
+        let settings = self.snapshot.settings;
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            device.heap = device.end.clone();
+            let events = snapshot.traces.get(index).map(Vec::as_slice).unwrap_or_default();
+            device.sizes = device.heap.rewind(events, &settings);
+        }
+    }
+
+    fn trace(&self, device: usize) -> &[Event] {
+        self.snapshot.traces.get(device).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    fn say(&mut self, origin: Origin, stamp: Stamp, body: Body<'_>) {
+        self.sink.observe(origin, &Record { stamp, body });
+    }
+
+    fn on(&self, device: usize) -> Stamp {
+        Stamp { time_ns: self.now_ns, device: device as u8, ..Stamp::default() }
+    }
+
+    fn ordered(&mut self, device: usize) -> Stamp {
+        self.seq += 1;
+        Stamp { seq: self.seq, ..self.on(device) }
+    }
+
+    fn tell(&mut self, stamp: Stamp, body: Body<'_>) {
+        self.say(Origin::Process(SELF), stamp, body);
+    }
+
+    fn tag(&mut self, path: &str) -> u32 {
+        if path.is_empty() {
+            return 0;
+        }
+        if let Some(&id) = self.tags.get(path) {
+            return id;
+        }
+        let id = self.tags.len() as u32 + 1;
+        self.tell(Stamp { tag: id, ..Stamp::default() }, Body::Tag { path });
+        self.tags.insert(path.to_owned(), id);
+        id
+    }
+
+    fn pool(device: usize) -> u64 {
+        device as u64 + 1
+    }
+
+    /// Names, clock and devices, and what was there when the history begins.
+    fn begin(&mut self) {
+        let times = self.snapshot.traces.iter().flatten().map(|event| event.time_us);
+        self.base_us = times
+            .chain(self.snapshot.annotations.iter().map(|annotation| annotation.time_us))
+            .filter(|&time_us| time_us > 0)
+            .min();
+        let clock = if self.base_us.is_some() { ClockKind::Wall } else { ClockKind::Ordinal };
+        let realtime_ns = self.base_us.unwrap_or(0).saturating_mul(1000);
+        if clock == ClockKind::Ordinal {
+            self.now_ns = 1;
+        }
+        let at = Stamp { time_ns: self.now_ns, ..Stamp::default() };
+        self.say(Origin::Host, at, Body::ClockAnchor { realtime_ns, boottime_ns: 0, clock });
+        for (layer, state) in [
+            (Layer::Blocks, LayerState::Active),
+            (Layer::OutOfMemory, LayerState::Active),
+            (Layer::Stacks, LayerState::Active),
+        ] {
+            self.tell(at, Body::Layer { layer, state, reason: "" });
+        }
+        let tag = self.tag(TORCH);
+        for device in 0..self.devices.len() {
+            let body = Body::Device {
+                uuid_high: 0,
+                uuid_low: device as u64,
+                total_bytes: Reading::ABSENT,
+                ordinal: device as u16,
+                id: DeviceIdKind::Ordinal,
+                name: "",
+            };
+            let stamp = self.on(device);
+            self.say(Origin::Host, stamp, body);
+            self.tell(stamp, body);
+            let stamp = Stamp { tag, ..self.ordered(device) };
+            let owner = PoolOwner::Framework;
+            let pool = Self::pool(device);
+            self.tell(stamp, Body::PoolCreate { pool, parent: 0, reports_blocks: 1, owner });
+            let Some(heap) = self.devices.get_mut(device).map(|device| &mut device.heap) else { continue };
+            let (pieces, blocks) = (std::mem::take(&mut heap.pieces), std::mem::take(&mut heap.blocks));
+            for (address, piece) in pieces {
+                self.add_piece(device, address, piece);
+            }
+            for (address, live) in blocks {
+                self.told.start_bytes = self.told.start_bytes.saturating_add(live.bytes);
+                self.add_block(device, address, live, NONE, false);
+            }
+        }
+        let host = self.snapshot.segments.iter().filter(|segment| segment.is_host);
+        let host: Vec<(u64, u64)> = host.map(|segment| (segment.address, segment.bytes)).collect();
+        for (address, bytes) in host {
+            let stamp = Stamp { tag, ..self.ordered(0) };
+            let memory = MemoryKind::Pinned;
+            self.tell(stamp, Body::AllocEnd { address, bytes, pool: 0, took_us: 0, memory });
+        }
+    }
+
+    fn add_piece(&mut self, device: usize, address: u64, piece: Piece) {
+        let stamp = self.ordered(device);
+        let (bytes, pool, memory) = (piece.bytes, Self::pool(device), MemoryKind::Device);
+        self.tell(stamp, Body::AllocEnd { address, bytes, pool, took_us: 0, memory });
+        if let Some(device) = self.devices.get_mut(device) {
+            device.reserved_bytes = device.reserved_bytes.saturating_add(bytes);
+            device.heap.pieces.insert(address, piece);
+        }
+    }
+
+    fn take_piece(&mut self, device: usize, address: u64) {
+        let stamp = self.ordered(device);
+        self.tell(stamp, Body::FreeBegin { address });
+        let end = self.ordered(device);
+        self.tell(end, Body::FreeEnd { begin_seq: stamp.seq, result: 0 });
+        if let Some(device) = self.devices.get_mut(device)
+            && let Some(piece) = device.heap.pieces.remove(&address)
+        {
+            device.reserved_bytes = device.reserved_bytes.saturating_sub(piece.bytes);
+        }
+    }
+
+    /// The path of a block's tag: the program's own word, the profiler's ranges, the stack.
+    fn path(&mut self, device: usize, frames: Ref, metadata: Ref, in_scopes: bool) -> (String, Phase, Role) {
+        let arena = self.arena;
+        let mut path = String::new();
+        let mut add = |text: &str| {
+            if !text.is_empty() && path.len() + 1 + text.len() <= MAX_TAG_BYTES {
+                if !path.is_empty() {
+                    path.push('/');
+                }
+                path.push_str(text);
+            }
+        };
+        if let Some(text) = arena.text(metadata) {
+            add(&part(&text));
+        }
+        if let Some(device) = self.devices.get(device).filter(|_| in_scopes) {
+            for name in device.scopes.iter().filter_map(|&name| arena.text(name)) {
+                if !name.starts_with(STEP) {
+                    add(&part(&name));
+                }
+            }
+        }
+        let said = self.stacks.said(arena, frames).cloned().unwrap_or_default();
+        let room = MAX_TAG_BYTES.saturating_sub(path.len() + 1);
+        if said.path.len() <= room {
+            match path.is_empty() {
+                true => path = said.path,
+                false if said.path.is_empty() => {}
+                false => path = format!("{path}/{}", said.path),
+            }
+        } else if let Some((at, _)) =
+            said.path.match_indices('/').find(|(at, _)| said.path.len() - at <= room)
+        {
+            // The innermost frames say most.
+            path.push_str(said.path.get(at..).unwrap_or_default());
+        }
+        (path, said.phase, said.role)
+    }
+
+    /// `is_new`: in the history, and not something that was there before.
+    fn add_block(&mut self, device: usize, address: u64, live: Live, metadata: Ref, is_new: bool) {
+        let (path, phase, role) = self.path(device, live.frames, metadata, is_new);
+        let tag = self.tag(&path);
+        // What was there before came in an order that nobody knows: its phases would begin and end others.
+        let phase = if is_new { phase } else { Phase::Unknown };
+        let stamp = Stamp { tag, context: live.stream, ..self.ordered(device) };
+        let pool = Self::pool(device);
+        self.tell(stamp, Body::BlockAlloc { address, bytes: live.bytes, pool, use_as: (role, phase) });
+        if live.is_pending {
+            let stamp = self.ordered(device);
+            self.tell(stamp, Body::BlockFree { address, pool, state: FreeState::Pending });
+        }
+        self.requested = self.requested.saturating_add(live.requested);
+        self.allocated = self.allocated.saturating_add(live.bytes);
+        self.told.peak_requested = self.told.peak_requested.max(self.requested);
+        self.told.peak_allocated = self.told.peak_allocated.max(self.allocated);
+        if let Some(device) = self.devices.get_mut(device) {
+            device.used_bytes = device.used_bytes.saturating_add(live.bytes);
+            device.heap.blocks.insert(address, Live { seq: stamp.seq, ..live });
+        }
+    }
+
+    fn take_block(&mut self, device: usize, address: u64) {
+        let stamp = self.ordered(device);
+        self.tell(stamp, Body::BlockFree { address, pool: Self::pool(device), state: FreeState::Done });
+        if let Some(device) = self.devices.get_mut(device)
+            && let Some(live) = device.heap.blocks.remove(&address)
+        {
+            device.used_bytes = device.used_bytes.saturating_sub(live.bytes);
+            self.requested = self.requested.saturating_sub(live.requested);
+            self.allocated = self.allocated.saturating_sub(live.bytes);
+        }
+    }
+
+    /// All devices' entries in the order of their times; those of one device in theirs.
+    fn run(&mut self) {
+        while let Some(index) = self.next_device() {
+            let Some(device) = self.devices.get_mut(index) else { break };
+            let place = device.next_event;
+            device.next_event += 1;
+            let known = device.sizes.get(place).copied().unwrap_or(0);
+            let Some(event) = self.trace(index).get(place).copied() else { break };
+            self.go_to(event.time_us);
+            self.scopes_until(index, event.time_us);
+            if !self.apply(index, &event, known) {
+                self.told.contradictions += 1;
+            }
+        }
+        for index in 0..self.devices.len() {
+            self.scopes_until(index, u64::MAX);
+        }
+        self.told.history_ns = self.now_ns.saturating_sub(START_NS);
+    }
+
+    /// The device whose next entry is the oldest.
+    fn next_device(&self) -> Option<usize> {
+        let next = |index: usize| self.trace(index).get(self.devices.get(index)?.next_event);
+        (0..self.devices.len())
+            .filter_map(|index| Some((next(index)?.time_us, index)))
+            .min()
+            .map(|(_, index)| index)
+    }
+
+    /// Time goes on; never back.
+    fn go_to(&mut self, time_us: u64) {
+        let now_ns = match self.base_us {
+            Some(base_us) => time_us.saturating_sub(base_us).saturating_mul(1000).saturating_add(START_NS),
+            None => self.now_ns + 1,
+        };
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// Ranges of the profiler that have begun or ended by then.
+    fn scopes_until(&mut self, index: usize, time_us: u64) {
+        let (arena, snapshot) = (self.arena, self.snapshot);
+        let Some(device) = self.devices.get_mut(index) else { return };
+        let rest = snapshot.annotations.get(device.next_annotation..).unwrap_or_default();
+        let mut step = None;
+        for annotation in rest {
+            if annotation.time_us > time_us {
+                break;
+            }
+            device.next_annotation += 1;
+            if usize::from(annotation.device) != index {
+                continue;
+            }
+            if !annotation.begins {
+                let same = |&name: &Ref| arena.text(name) == arena.text(annotation.name);
+                if let Some(at) = device.scopes.iter().rposition(same) {
+                    device.scopes.remove(at);
+                }
+                continue;
+            }
+            let name = arena.text(annotation.name).unwrap_or_default();
+            if let Some(number) = name.strip_prefix(STEP).and_then(|number| number.parse::<u64>().ok()) {
+                step = Some(number);
+            } else if device.scopes.len() < MAX_SCOPES {
+                device.scopes.push(annotation.name);
+            }
+        }
+        // Each device tells of the same steps.
+        if let Some(number) = step.filter(|number| self.step.is_none_or(|last| *number > last)) {
+            self.step = Some(number);
+            let stamp = self.ordered(index);
+            self.tell(stamp, Body::Step { number });
+        }
+    }
+
+    fn heap(&mut self, device: usize) -> Option<&mut Heap> {
+        self.devices.get_mut(device).map(|device| &mut device.heap)
+    }
+
+    /// Makes a piece begin at `address`, where an expandable segment has one around it.
+    fn cut(&mut self, device: usize, address: u64) {
+        let Some([left, right]) = self.heap(device).and_then(|heap| heap.cut_at(address)) else { return };
+        self.take_piece(device, left.0);
+        self.add_piece(device, left.0, left.1);
+        self.add_piece(device, right.0, right.1);
+    }
+
+    /// One entry. `known`: the size of its block, where the snapshot has it. False for what cannot have been.
+    fn apply(&mut self, device: usize, event: &Event, known: u64) -> bool {
+        let &Event { action, address, bytes, .. } = event;
+        let Some(heap) = self.heap(device) else { return false };
+        match action {
+            Action::Alloc => {
+                let Some((room, is_expandable)) = heap.room(address, bytes) else { return false };
+                let judged = self.settings().block(bytes, room, is_expandable);
+                let size = if known == 0 { judged } else { known };
+                if size > room {
+                    return false;
+                }
+                self.told.misjudged += u64::from(size != judged);
+                let &Event { stream, frames, metadata, .. } = event;
+                let live = Live { bytes: size, requested: bytes, is_pending: false, stream, frames, seq: 0 };
+                self.add_block(device, address, live, metadata, true);
+            }
+            Action::FreeRequested => {
+                match heap.blocks.get(&address).filter(|live| !live.is_pending) {
+                    Some(_) => {}
+                    None => return false,
+                }
+                if self.is_completed_next(device, address) {
+                    return true; // nothing waits: what follows at once frees it
+                }
+                let stamp = self.ordered(device);
+                let pool = Self::pool(device);
+                self.tell(stamp, Body::BlockFree { address, pool, state: FreeState::Pending });
+                if let Some(live) = self.devices.get_mut(device).and_then(|d| d.heap.blocks.get_mut(&address))
+                {
+                    live.is_pending = true;
+                }
+            }
+            Action::FreeCompleted => {
+                if !heap.blocks.contains_key(&address) {
+                    return false;
+                }
+                self.take_block(device, address);
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                if bytes == 0 || !heap.has_room(address, bytes) {
+                    return false;
+                }
+                let is_expandable = action == Action::SegmentMap;
+                for (start, bytes) in heap.cuts(address, bytes, is_expandable, false) {
+                    self.add_piece(device, start, Piece { bytes, is_expandable });
+                }
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                if heap.is_used(address, bytes) {
+                    return false;
+                }
+                if action == Action::SegmentUnmap {
+                    self.cut(device, address);
+                    self.cut(device, address.saturating_add(bytes));
+                }
+                let found = self.heap(device).and_then(|heap| heap.pieces_in(address, bytes));
+                let Some(found) = found else { return false };
+                found.into_iter().for_each(|start| self.take_piece(device, start));
+            }
+            Action::Oom => self.run_out(device, event),
+            Action::Annotate => {
+                let Some(live) = heap.blocks.get(&address).copied() else { return false };
+                let (path, ..) = self.path(device, live.frames, event.metadata, true);
+                let tag = self.tag(&path);
+                let stamp = Stamp { tag, ..self.ordered(device) };
+                let use_as = (Role::Unknown, Phase::Unknown);
+                let pool = Self::pool(device);
+                self.tell(stamp, Body::Retag { address, block_seq: live.seq, pool, use_as });
+            }
+            Action::Snapshot => {
+                let tag = self.tag("snapshot");
+                let stamp = Stamp { tag, ..self.ordered(device) };
+                self.tell(stamp, Body::Marker {});
+            }
+        }
+        true
+    }
+
+    /// Whether a device's next entry ends the free of this block.
+    fn is_completed_next(&self, device: usize, address: u64) -> bool {
+        let next = self.devices.get(device).and_then(|of| self.trace(device).get(of.next_event));
+        next.is_some_and(|next| next.action == Action::FreeCompleted && next.address == address)
+    }
+
+    fn run_out(&mut self, device: usize, event: &Event) {
+        let (path, ..) = self.path(device, event.frames, event.metadata, true);
+        let tag = self.tag(&path);
+        self.stacks_said += 1;
+        let stack = self.stacks_said;
+        let text = Stacks::text(self.arena, event.frames);
+        let format = FrameFormat::Text;
+        self.tell(Stamp { stack, ..Stamp::default() }, Body::Stack { format, frames: text.as_bytes() });
+        let asked = self.settings().segment(event.bytes);
+        let free = (event.address != u64::MAX).then_some(event.address);
+        // With room on the device it was a limit of the allocator's own.
+        let result = if free.is_some_and(|free| free < asked) { OUT_OF_MEMORY } else { 0 };
+        if result != 0 {
+            let stamp = Stamp { tag, stack, ..self.ordered(device) };
+            let (pool, memory) = (0, MemoryKind::Device);
+            let device_free_bytes = Reading(free);
+            self.tell(stamp, Body::AllocFailed { bytes: asked, pool, device_free_bytes, result, memory });
+        }
+        let of = self.devices.get(device);
+        let (used, reserved) = of.map_or((0, 0), |of| (of.used_bytes, of.reserved_bytes));
+        let stamp = Stamp { tag, stack, ..self.ordered(device) };
+        self.tell(
+            stamp,
+            Body::Oom {
+                bytes: event.bytes,
+                pool_used_bytes: Reading::of(used),
+                pool_reserved_bytes: Reading::of(reserved),
+                outcome: OomOutcome::Fatal,
+                result,
+            },
+        );
+    }
+}

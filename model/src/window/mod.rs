@@ -1,0 +1,305 @@
+//! A run as it was in a part of its life: at a time, since a time, between two.
+//!
+//! The run that comes out is told like any other. Its moments are points of the timeline: `tracked` and its parts are exact at
+//! the point's own time, which may not be the one that was asked for; the gap is that of the nearest reading that the series
+//! has. Whatever is coarser than what was asked for is said in a caveat.
+
+mod whole;
+
+pub use whole::whole;
+
+use crate::run::{Caveat, Cell, Class, Device, Moment, Run, State};
+use crate::series::{Bucket, Series};
+use crate::time::{Times, apart};
+use crate::timeline::{Point, Told};
+use crate::units::Unit;
+use serde::Serialize;
+use std::cmp::Reverse;
+
+/// Which part of a life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// A moment: the second column is what was held then, the first is the last one, as always.
+    At,
+    /// Up to the end, or to now: the second column is the highest moment in it.
+    Since,
+    /// Up to a time before that: so is the second one, and the first is its end.
+    Between,
+}
+
+/// What was asked for, in times of the run's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Window {
+    /// How.
+    pub part: Part,
+    /// Its begin; of a moment, the moment.
+    pub from_ns: u64,
+    /// Its end.
+    pub to_ns: u64,
+    /// The run was read again for it: every sum is that of its own time, and the highest moment is exact.
+    pub exact: bool,
+}
+
+impl Window {
+    fn has(&self, time_ns: u64) -> bool {
+        (self.from_ns..=self.to_ns).contains(&time_ns)
+    }
+}
+
+/// The first and the last time of which a run tells; `None` if it tells of none.
+pub fn span(run: &Run) -> Option<(u64, u64)> {
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    for device in &run.devices {
+        let points = &device.details.timeline.points;
+        first.extend(device.series.buckets.first().map(|bucket| bucket.time_ns));
+        last.extend(device.series.buckets.last().map(|bucket| bucket.time_ns));
+        first.extend(points.first().map(|point| point.time_ns));
+        last.extend(points.last().map(|point| point.time_ns));
+        last.push(device.last.time_ns);
+    }
+    if let State::Closed { time_ns, .. } = run.state {
+        last.push(time_ns);
+    }
+    Some((first.into_iter().min()?, last.into_iter().max()?))
+}
+
+/// The run in that window, which must lie in its [`span`].
+pub fn of(run: &Run, window: &Window) -> Run {
+    let mut run = run.clone();
+    let times = Times::of(&run);
+    let several = run.devices.len() > 1;
+    let mut notes = Vec::new();
+    let rest = run.cells.len() as u32;
+    let idle = |cells: &[Cell], point: &Point| {
+        let is_idle = |id: u32| {
+            cells.get(id as usize).is_some_and(|cell| matches!(cell.class, Class::PoolIdle | Class::Opaque))
+        };
+        let amounts = point.amounts.iter().filter(|(id, _)| is_idle(*id));
+        amounts.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    };
+    let mut devices = std::mem::take(&mut run.devices);
+    for device in &mut devices {
+        let old = device.clone();
+        let maker = Maker {
+            device: &old,
+            covered: run.coverage.covered,
+            partial: run.coverage.partial_history,
+            rest,
+        };
+        let mut say = |text: String| {
+            notes.push(if several { format!("GPU {}: {text}", old.ordinal) } else { text });
+        };
+        match window.part {
+            Part::At => device.peak = maker.at(window.from_ns, times, &mut say),
+            Part::Since | Part::Between => {
+                device.peak = maker.highest(window, |point| idle(&run.cells, point), times, &mut say);
+            }
+        }
+        if window.part == Part::Between {
+            device.last = maker.at(window.to_ns, times, &mut say);
+            (device.reading, device.unaccounted_bytes) = (None, None);
+            (device.tenants, device.other_tenants) = (Vec::new(), (0, 0));
+            device.details.pools.clear();
+        }
+        if window.part != Part::At {
+            keep(device, window);
+        }
+    }
+    if window.part != Part::At {
+        run.own.keep(window.from_ns, window.to_ns);
+    }
+    run.devices = devices;
+    let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
+    if moments.flat_map(|moment| &moment.amounts).any(|(cell, _)| *cell == rest) {
+        run.cells.push(Cell { tag: Some("(smaller ones)".into()), ..Cell::default() });
+    }
+    let notes = notes.into_iter().map(|text| Caveat { code: "window".into(), text });
+    run.caveats.splice(0..0, notes);
+    run
+}
+
+/// Leaves what is of the window.
+fn keep(device: &mut Device, window: &Window) {
+    device.peak_used = None;
+    let Series { width_ns, buckets } = &mut device.series;
+    buckets.retain(|bucket| {
+        bucket.time_ns.saturating_add(*width_ns) > window.from_ns && bucket.time_ns <= window.to_ns
+    });
+    let highest = buckets.iter().filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));
+    let highest = highest.max_by_key(|&(used, time_ns)| (used, Reverse(time_ns)));
+    device.peak_used = highest.and_then(|(used, time_ns)| Some((u64::try_from(used).ok()?, time_ns)));
+    let details = &mut device.details;
+    details.accounted_peak_bytes = None;
+    details.timeline.points.retain(|point| window.has(point.time_ns));
+    details.steps.retain(|step| window.has(step.time_ns));
+    details.ooms.retain(|oom| oom.last_ns >= window.from_ns && oom.time_ns <= window.to_ns);
+    let open = details.iterations.open.take();
+    details.iterations.open = open.filter(|row| row.start_ns <= window.to_ns && window.part == Part::Since);
+    details.iterations.rows.retain(|row| row.end_ns >= window.from_ns && row.start_ns <= window.to_ns);
+    details.growth.keep(|time_ns| window.has(time_ns));
+}
+
+/// Makes moments of points.
+struct Maker<'d> {
+    device: &'d Device,
+    covered: bool,
+    partial: bool,
+    /// The cell of what has no cell.
+    rest: u32,
+}
+
+impl Maker<'_> {
+    /// What was held at a time.
+    fn at(&self, time_ns: u64, times: Times, say: &mut dyn FnMut(String)) -> Moment {
+        let asked = times.time(time_ns);
+        if !self.covered {
+            let Some(bucket) = self.nearest(time_ns, |bucket| bucket.used.is_some()) else {
+                say(format!("nobody read what it used near {asked}"));
+                return Moment { time_ns, ..Moment::default() };
+            };
+            say(self.coarse(bucket, time_ns, times));
+            let used = bucket.used.and_then(|used| u64::try_from(used.last).ok());
+            return Moment { time_ns: bucket.time_ns, uncovered_used_bytes: used, ..Moment::default() };
+        }
+        if self.device.last.time_ns == time_ns {
+            return self.device.last.clone();
+        }
+        if self.device.peak.time_ns == time_ns {
+            return self.device.peak.clone();
+        }
+        let timeline = &self.device.details.timeline;
+        match timeline.at(time_ns) {
+            Some(Told { point, is_exact: true }) => self.moment(point, time_ns),
+            Some(Told { point, .. }) => {
+                let distance = apart(times.clock(), point.time_ns, time_ns);
+                let width = times.clock().distance(timeline.width_ns);
+                say(format!(
+                    "what was held at {asked} was not kept: the nearest moment that was is {distance} it (one is kept every {width})"
+                ));
+                self.moment(point, point.time_ns)
+            }
+            None => match self.nearest(time_ns, |bucket| bucket.tracked.is_some()) {
+                Some(bucket) => {
+                    say(format!("{}; what held it was not kept", self.coarse(bucket, time_ns, times)));
+                    let bytes = bucket.tracked.map_or(0, |tracked| tracked.last);
+                    let point = Point { time_ns: bucket.time_ns, amounts: Vec::new(), rest_bytes: bytes };
+                    self.moment(&point, bucket.time_ns)
+                }
+                None => {
+                    say(format!("nothing is known of {asked}"));
+                    Moment { time_ns, ..Moment::default() }
+                }
+            },
+        }
+    }
+
+    /// The highest moment in the window.
+    fn highest(
+        &self,
+        window: &Window,
+        idle: impl Fn(&Point) -> i64,
+        times: Times,
+        say: &mut dyn FnMut(String),
+    ) -> Moment {
+        let device = self.device;
+        if !self.covered {
+            let inside = self.inside(window).filter_map(|bucket| Some((bucket.used?.max, bucket.time_ns)));
+            let highest = inside.max_by_key(|&(used, time_ns)| (used, Reverse(time_ns)));
+            let Some((used, time_ns)) = highest else { return self.at(window.to_ns, times, say) };
+            let uncovered_used_bytes = u64::try_from(used).ok();
+            return Moment { time_ns, uncovered_used_bytes, ..Moment::default() };
+        }
+        let is_peak_inside = window.has(device.peak.time_ns) && device.peak.tracked_bytes.is_some();
+        let timeline = &device.details.timeline;
+        let inside = timeline.points.iter().filter(|point| window.has(point.time_ns));
+        // What was held when it began was in it too.
+        let first = timeline.at(window.from_ns).filter(|told| told.is_exact).map(|told| told.point);
+        let order = |point: &&Point| (point.tracked_bytes(), Reverse(idle(point)), Reverse(point.time_ns));
+        let highest = match inside.chain(first).max_by_key(order) {
+            _ if is_peak_inside => device.peak.clone(),
+            Some(point) => self.moment(point, point.time_ns.max(window.from_ns)),
+            None => self.at(window.to_ns, times, say),
+        };
+        if is_peak_inside {
+            return highest;
+        }
+        // A bucket that lies in the window in part may have its highest outside.
+        let known =
+            self.inside(window).filter_map(|bucket| Some((bucket.tracked?.max, bucket.time_ns))).max();
+        if let (Some((most, time_ns)), Some(tracked)) = (known, highest.tracked_bytes)
+            && most > tracked
+        {
+            let unit = Unit::for_largest(most);
+            say(format!(
+                "tracked may have been up to {} {} (at about {}): what is shown is the highest moment that was kept",
+                unit.amount(most),
+                unit.name,
+                times.time(time_ns)
+            ));
+        }
+        highest
+    }
+
+    /// Buckets that lie in the window at least in part.
+    fn inside(&self, window: &Window) -> impl Iterator<Item = &Bucket> {
+        let Series { width_ns, buckets } = &self.device.series;
+        let (from_ns, to_ns) = (window.from_ns, window.to_ns);
+        buckets.iter().filter(move |bucket| {
+            bucket.time_ns.saturating_add(*width_ns) > from_ns && bucket.time_ns <= to_ns
+        })
+    }
+
+    fn nearest(&self, time_ns: u64, has: impl Fn(&Bucket) -> bool) -> Option<&Bucket> {
+        let there = self.device.series.buckets.iter().filter(|bucket| has(bucket));
+        there.min_by_key(|bucket| self.distance(bucket, time_ns).unsigned_abs())
+    }
+
+    /// From a time to a bucket; negative: it was before. 0: the time is in it.
+    fn distance(&self, bucket: &Bucket, time_ns: u64) -> i64 {
+        let end_ns = bucket.time_ns.saturating_add(self.device.series.width_ns.saturating_sub(1));
+        let to = |at: u64| i64::try_from(i128::from(at) - i128::from(time_ns)).unwrap_or(i64::MAX);
+        if time_ns > end_ns { to(end_ns) } else { to(bucket.time_ns).max(0) }
+    }
+
+    fn coarse(&self, bucket: &Bucket, time_ns: u64, times: Times) -> String {
+        let clock = times.clock();
+        let width = clock.distance(self.device.series.width_ns);
+        match self.distance(bucket, time_ns) {
+            0 => format!("the numbers are those of the {width} around {}", times.time(time_ns)),
+            _ => format!(
+                "the nearest numbers that were kept are those of the {width} from {} on, {} {}",
+                times.time(bucket.time_ns),
+                apart(clock, bucket.time_ns, time_ns),
+                times.time(time_ns)
+            ),
+        }
+    }
+
+    /// A point as a moment, with the gap of the nearest reading.
+    fn moment(&self, point: &Point, time_ns: u64) -> Moment {
+        let last = &self.device.last;
+        let mut amounts = point.amounts.clone();
+        if point.rest_bytes != 0 {
+            amounts.push((self.rest, point.rest_bytes));
+        }
+        let reading = self.nearest(time_ns, |bucket| bucket.untrackable.is_some());
+        let gap = reading.and_then(|bucket| Some((bucket.untrackable?.last, self.distance(bucket, time_ns))));
+        let width_ns = i64::try_from(self.device.series.width_ns).unwrap_or(i64::MAX);
+        Moment {
+            time_ns,
+            tracked_bytes: Some(point.tracked_bytes()),
+            amounts,
+            predates_bytes: last.predates_bytes,
+            untrackable_bytes: gap.map(|(bytes, _)| bytes),
+            parts: gap.and_then(|(bytes, _)| last.parts.filter(|parts| parts.sum() == bytes)),
+            // A reading is anywhere in its bucket.
+            gap_distance_ns: gap.map_or(0, |(_, distance)| match distance < 0 {
+                true => distance.saturating_sub(width_ns),
+                false => distance.saturating_add(width_ns),
+            }),
+            partial: self.partial,
+            ..Moment::default()
+        }
+    }
+}

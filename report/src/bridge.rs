@@ -1,0 +1,150 @@
+//! From a framework's own numbers to what nvidia-smi says, at one moment:
+//!
+//! ```text
+//! memory_allocated + idle = memory_reserved
+//!                         + outside + predates + Untrackable = used
+//! ```
+//!
+//! `idle` has what waits for a stream: its owner has let go of it, and nobody else can have it. Everything is a sum of
+//! the moment's own amounts, so it adds up whatever the moment is.
+
+use super::names::{TORCH, library};
+use gpumem_model::run::{Class, Device, Moment, Run};
+use serde::Serialize;
+
+/// Where its bytes come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// PyTorch's own pool.
+    Pool,
+    /// The driver, for each tensor: no pool of its own was seen (`cudaMallocAsync`, no caching).
+    Driver,
+}
+
+/// The bytes of a moment on their way from the framework to the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Bridge {
+    /// Where they come from.
+    pub source: Source,
+    /// What the framework calls allocated; of [`Source::Driver`] live allocations by its allocator's library.
+    pub memory_allocated_bytes: i64,
+    /// What it holds beyond that; of [`Source::Driver`] idle bytes of the driver's pools.
+    pub idle_bytes: i64,
+    /// Of `idle_bytes`, blocks that wait for a stream.
+    pub pending_bytes: i64,
+    /// Sum of allocated and idle.
+    pub memory_reserved_bytes: i64,
+    /// The rest of tracked.
+    pub outside_bytes: i64,
+    /// Older than the agent.
+    pub predates_bytes: Option<i64>,
+    /// See the report.
+    pub untrackable_bytes: Option<i64>,
+    /// Sum of reserved, outside, predates and untrackable, where all are known.
+    pub used_bytes: Option<i64>,
+}
+
+/// The allocator's library, which calls the driver.
+fn is_torch_library(path: &str) -> bool {
+    matches!(library(path), "libc10_cuda" | "libc10_hip")
+}
+
+impl Bridge {
+    /// That of a moment; `None` for a process in which PyTorch has nothing.
+    pub fn of(run: &Run, moment: &Moment) -> Option<Self> {
+        moment.tracked_bytes?;
+        let source = if super::names::has_torch(run) {
+            Source::Pool
+        } else {
+            let by_torch =
+                |cell: &gpumem_model::run::Cell| cell.library.as_deref().is_some_and(is_torch_library);
+            run.cells.iter().any(by_torch).then_some(Source::Driver)?
+        };
+        let (mut allocated, mut idle, mut pending, mut outside) = (0_i64, 0_i64, 0_i64, 0_i64);
+        for &(index, bytes) in &moment.amounts {
+            let part = run.cells.get(index as usize).map(|cell| part(cell, source));
+            let sum = match part.unwrap_or(Part::Outside) {
+                Part::Allocated => &mut allocated,
+                Part::Idle { is_pending } => {
+                    pending = pending.saturating_add(if is_pending { bytes } else { 0 });
+                    &mut idle
+                }
+                Part::Outside => &mut outside,
+            };
+            *sum = sum.saturating_add(bytes);
+        }
+        Some(Bridge {
+            source,
+            memory_allocated_bytes: allocated,
+            idle_bytes: idle,
+            pending_bytes: pending,
+            memory_reserved_bytes: allocated.saturating_add(idle),
+            outside_bytes: outside,
+            predates_bytes: moment.predates_bytes,
+            untrackable_bytes: moment.untrackable_bytes,
+            used_bytes: moment.used_bytes(),
+        })
+    }
+
+    /// The amounts of a moment that are not the framework's.
+    pub(super) fn outside(run: &Run, moment: &Moment, source: Source) -> Moment {
+        let is_outside = |&&(index, _): &&(u32, i64)| {
+            run.cells.get(index as usize).is_none_or(|cell| matches!(part(cell, source), Part::Outside))
+        };
+        let amounts = moment.amounts.iter().filter(is_outside).copied().collect();
+        Moment { amounts, ..Moment::default() }
+    }
+
+    /// Sum of two; what is not known of one is not known of both.
+    pub(super) fn plus(self, other: Bridge) -> Bridge {
+        let both = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
+        Bridge {
+            source: self.source,
+            memory_allocated_bytes: self.memory_allocated_bytes.saturating_add(other.memory_allocated_bytes),
+            idle_bytes: self.idle_bytes.saturating_add(other.idle_bytes),
+            pending_bytes: self.pending_bytes.saturating_add(other.pending_bytes),
+            memory_reserved_bytes: self.memory_reserved_bytes.saturating_add(other.memory_reserved_bytes),
+            outside_bytes: self.outside_bytes.saturating_add(other.outside_bytes),
+            predates_bytes: both(self.predates_bytes, other.predates_bytes),
+            untrackable_bytes: both(self.untrackable_bytes, other.untrackable_bytes),
+            used_bytes: both(self.used_bytes, other.used_bytes),
+        }
+    }
+}
+
+enum Part {
+    Allocated,
+    Idle { is_pending: bool },
+    Outside,
+}
+
+fn part(cell: &gpumem_model::run::Cell, source: Source) -> Part {
+    let is_own = match source {
+        Source::Pool => cell.pool.as_deref() == Some(TORCH),
+        Source::Driver => match cell.class {
+            // The driver's pools: nobody else is known to hold any.
+            Class::PoolIdle => cell.pool.is_none(),
+            _ => cell.library.as_deref().is_some_and(is_torch_library),
+        },
+    };
+    match cell.class {
+        Class::Direct if source == Source::Pool => Part::Outside,
+        Class::Direct | Class::Block if is_own => Part::Allocated,
+        Class::PoolIdle if is_own => Part::Idle { is_pending: cell.pending },
+        _ => Part::Outside,
+    }
+}
+
+/// Where the framework's own totals are not ours, in words: of its own total of live blocks when it last compared, or of
+/// what it had before the agent came.
+pub(super) fn disagreement(device: &Device) -> Option<(u64, u64)> {
+    let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
+    pool.check.filter(|(own, ours)| own != ours)
+}
+
+/// What the framework itself said last: reserved and allocated. Nothing if it has compared, and ours was the same.
+pub(super) fn own_word(device: &Device) -> Option<(u64, u64)> {
+    let pool = device.details.pools.iter().find(|pool| pool.name.as_deref() == Some(TORCH))?;
+    pool.own.filter(|_| pool.check.is_none_or(|(own, ours)| own != ours))
+}

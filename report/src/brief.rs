@@ -1,0 +1,287 @@
+//! The end of a job in at most five lines, for the terminal that it ran in.
+
+use super::text::{clean, device_title, label};
+use super::{By, Report};
+use crate::rules::Groupings;
+use gpumem_model::run::{Device, Moment, Run, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, plural, thousands};
+
+/// A run of the job.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended<'r> {
+    /// Its name in the store that it is in.
+    pub id: Option<&'r str>,
+    /// The run.
+    pub run: &'r Run,
+}
+
+/// Categories named for one device, and for each of several.
+const NAMED: (usize, usize) = (3, 2);
+/// Devices named where there are several.
+const DEVICES: usize = 3;
+
+/// At most five lines; the last names the next command. `job`: what names the job to `gpumemctl report`.
+pub fn brief(ended: &[Ended<'_>], job: &str) -> Vec<String> {
+    let reports: Vec<(Ended<'_>, Report<'_>)> = ended
+        .iter()
+        .map(|ended| (*ended, Report::new(ended.run, Groupings::of_run(ended.run), None)))
+        .collect();
+    let mut devices: Vec<(&Report<'_>, &Device)> = reports
+        .iter()
+        .flat_map(|(_, report)| report.run.devices.iter().map(move |device| (report, device)))
+        .collect();
+    devices.sort_by_key(|(report, device)| {
+        (std::cmp::Reverse(weight(device)), report.run.process.pid, device.ordinal)
+    });
+    let mut lines = match devices[..] {
+        [] => vec!["no GPU memory: CUDA was initialised, but nothing was allocated".to_owned()],
+        [(report, device)] => alone(report, device),
+        _ => several(ended.len(), &devices),
+    };
+    let next = match ended {
+        [] => return lines,
+        [one] => match one.id {
+            Some(id) => clean(id),
+            None => one.run.process.pid.to_string(),
+        },
+        _ => job.to_owned(),
+    };
+    let ooms =
+        reports.iter().flat_map(|(_, report)| &report.run.devices).flat_map(|device| &device.details.ooms);
+    let what = if ooms.into_iter().any(|oom| oom.is_true()) { "oom" } else { "report" };
+    lines.push(format!("next: gpumemctl {what} {next}"));
+    lines
+}
+
+fn weight(device: &Device) -> i64 {
+    device.peak.tracked_bytes.or(device.peak.used_bytes()).unwrap_or(0)
+}
+
+fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
+    let run = report.run;
+    let times = Times::of(run);
+    let peak = &device.peak;
+    let unit = Unit::for_largest(peak.used_bytes().unwrap_or(0).max(weight(device)));
+    let head = format!(
+        "{}  pid {}  {}{}{}",
+        label(run),
+        run.process.pid,
+        device_title(device),
+        end(run),
+        doubt(run)
+    );
+    let Some(tracked) = peak.tracked_bytes else {
+        let used = device.peak_used.map(|(bytes, _)| i64::try_from(bytes).unwrap_or(i64::MAX));
+        let used =
+            used.or(device.last.used_bytes()).map_or("not known".to_owned(), |bytes| amount(unit, bytes));
+        return vec![head, format!("{}; most that NVML charged: {used}", unseen(run))];
+    };
+    let at = times.time(peak.time_ns);
+    let (parts, idle) = composition(report, peak, unit, NAMED.0);
+    let idle = match (tracked, idle) {
+        (_, 0) => "pools held nothing idle then".to_owned(),
+        (tracked, idle) => format!("of it idle in pools {} ({})", amount(unit, idle), percent(idle, tracked)),
+    };
+    let gap = match (peak.untrackable_bytes, peak.used_bytes()) {
+        (Some(gap), Some(used)) => {
+            let near = if peak.gap_distance_ns == 0 { "" } else { "~" };
+            format!(
+                "Untrackable {near}{}; used (= nvidia-smi) {near}{}",
+                amount(unit, gap),
+                amount(unit, used)
+            )
+        }
+        _ => match &device.last.used_absence {
+            Some(absence) => format!("Untrackable not known: NVML says {}", clean(absence)),
+            None => "Untrackable not known: NVML was not read in time".to_owned(),
+        },
+    };
+    if tracked == 0 && peak.amounts.is_empty() {
+        return vec![head, "nothing was tracked".to_owned(), gap];
+    }
+    vec![head, format!("peak of tracked {} at {at}: {parts}", amount(unit, tracked)), idle, gap]
+}
+
+/// Why nothing is tracked.
+fn unseen(run: &Run) -> &'static str {
+    match run.coverage.blocked_by {
+        Some(_) => "its agent was never let in",
+        None => "no agent spoke for it",
+    }
+}
+
+fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> {
+    let mut names: Vec<&str> = devices.iter().map(|(_, device)| device.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let unit = Unit::for_largest(devices.iter().map(|(_, device)| weight(device)).max().unwrap_or(0));
+    let more = devices.len().saturating_sub(DEVICES);
+    let more =
+        if more == 0 { String::new() } else { format!("; {} smaller are not shown", thousands(more as u64)) };
+    let processes = if processes == 1 {
+        "1 process".to_owned()
+    } else {
+        format!("{} processes", thousands(processes as u64))
+    };
+    let mut lines = vec![format!(
+        "{processes} on {}, peaks of tracked in {}{more}",
+        plural(names.len() as u64, "GPU"),
+        unit.name
+    )];
+    lines.extend(devices.iter().take(DEVICES).map(|(report, device)| {
+        let run = report.run;
+        let rank =
+            run.process.claims.get("rank").map(|rank| format!(" rank {}", clean(rank))).unwrap_or_default();
+        let peak = &device.peak;
+        let what = match peak.tracked_bytes {
+            None => unseen(run).to_owned(),
+            Some(tracked) => {
+                let (parts, _) = composition(report, peak, unit, NAMED.1);
+                let gap = peak.untrackable_bytes.map_or("not known".to_owned(), |bytes| unit.amount(bytes));
+                format!("{}: {parts}; Untrackable {gap}", unit.amount(tracked))
+            }
+        };
+        format!("GPU {} pid {}{rank}{}  {what}", device.ordinal, run.process.pid, doubt(run))
+    }));
+    lines
+}
+
+/// The largest categories, the rest, and what is idle, adding up to `tracked` as printed; and the idle bytes.
+fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
+    let composition = report.composition(moment, report.by);
+    let mut parts: Vec<(String, i64)> = composition.categories.into_iter().collect();
+    let others = if report.by == By::Tag { "(no tag)" } else { gpumem_ledger::category::OTHERS };
+    parts.push((others.to_owned(), composition.others));
+    parts.push(("opaque pools".to_owned(), composition.opaque));
+    parts.retain(|(_, bytes)| *bytes != 0);
+    parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
+    if parts.len() > named + 1 {
+        let rest = parts.split_off(named);
+        let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        parts.push((format!("{} smaller", thousands(rest.len() as u64)), sum));
+    }
+    if composition.pool_idle != 0 {
+        parts.push(("idle".to_owned(), composition.pool_idle));
+    }
+    let bytes: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let total = unit.round(bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
+    let steps = unit.apportion(total, &bytes);
+    let parts: Vec<String> = parts
+        .iter()
+        .zip(steps)
+        .map(|((name, _), steps)| format!("{} {}", clean(name), unit.print(steps)))
+        .collect();
+    (parts.join(" + "), composition.pool_idle)
+}
+
+fn amount(unit: Unit, bytes: i64) -> String {
+    format!("{} {}", unit.amount(bytes), unit.name)
+}
+
+fn percent(part: i64, whole: i64) -> String {
+    format!("{:.0} %", 100.0 * part as f64 / whole.max(1) as f64)
+}
+
+fn end(run: &Run) -> String {
+    match run.state {
+        State::Closed { status: Some(status), .. } => format!("  {}", super::text::exit(status)),
+        State::Closed { status: None, .. } => String::new(),
+        State::Open => "  still running".to_owned(),
+        State::Interrupted => "  not watched to its end".to_owned(),
+        State::Rolled { .. } => "  goes on in the next part".to_owned(),
+    }
+}
+
+/// Why the numbers are less than the truth.
+fn doubt(run: &Run) -> String {
+    let coverage = &run.coverage;
+    let flags = [
+        (coverage.late, "late"),
+        (coverage.blocked_by.is_some(), "blocked"),
+        (coverage.partial_state || coverage.partial_history, "partial"),
+    ];
+    let flags: Vec<&str> = flags.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
+    if flags.is_empty() { String::new() } else { format!("  ({})", flags.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_import::read_file;
+    use gpumem_model::run::{Cell, Class};
+    use std::path::Path;
+
+    fn run() -> Run {
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        read_file(&log, None).expect("a log").remove(0)
+    }
+
+    fn told(runs: &[&Run]) -> Vec<String> {
+        let ended: Vec<Ended<'_>> = runs.iter().map(|run| Ended { id: None, run }).collect();
+        brief(&ended, "--job j1")
+    }
+
+    /// The sum on the left of a list of parts, and the parts.
+    fn adds_up(line: &str, total: &str) {
+        let parts = line.split(": ").nth(1).expect("parts").split(';').next().expect("parts");
+        let tenths = |word: &str| word.replace(['.', ','], "").parse::<i64>().ok();
+        let parts = parts.split(" + ").filter_map(|part| tenths(part.rsplit(' ').next()?));
+        assert_eq!(Some(parts.sum::<i64>()), tenths(total), "{line}");
+    }
+
+    #[test]
+    fn one_device_is_five_lines_that_add_up() {
+        let mut run = run();
+        let lines = told(&[&run]);
+        assert_eq!(lines.len(), 5, "{lines:#?}");
+        adds_up(&lines[1], "298.5");
+        let idle = Cell { class: Class::PoolIdle, tag: None, ..run.cells[0].clone() };
+        run.devices[0].peak.amounts.push((run.cells.len() as u32, 100 << 20));
+        run.cells.push(idle);
+        let tracked = &mut run.devices[0].peak.tracked_bytes;
+        *tracked = tracked.map(|bytes| bytes + (100 << 20));
+        let lines = told(&[&run]);
+        adds_up(&lines[1], "398.5");
+        assert!(lines[1].ends_with(" + idle 100.0") && lines[2].contains(" 100.0 MiB (25 %)"), "{lines:#?}");
+        assert_eq!(lines[4], format!("next: gpumemctl report {}", run.process.pid));
+        run.devices[0]
+            .details
+            .ooms
+            .push(gpumem_model::run::Oom { kind: gpumem_model::run::OomKind::Pool, ..Default::default() });
+        assert_eq!(told(&[&run])[4], format!("next: gpumemctl oom {}", run.process.pid));
+        run.coverage.late = true;
+        run.coverage.partial_history = true;
+        assert!(told(&[&run])[0].ends_with("  (late, partial)"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_zero() {
+        let mut run = run();
+        run.devices[0].peak.untrackable_bytes = None;
+        run.devices[0].last.used_absence = Some("no permission".into());
+        assert_eq!(told(&[&run])[3], "Untrackable not known: NVML says no permission");
+        run.devices[0].peak.tracked_bytes = None;
+        run.devices[0].peak_used = Some((5 << 20, 7));
+        let lines = told(&[&run]);
+        assert!(lines[1].starts_with("no agent spoke for it; most that NVML charged: "), "{lines:#?}");
+        run.devices.clear();
+        assert!(told(&[&run])[0].starts_with("no GPU memory: "));
+        assert!(brief(&[], "").len() == 1);
+    }
+
+    #[test]
+    fn many_devices_are_five_lines_too() {
+        let mut runs: Vec<Run> = (0..9).map(|_| run()).collect();
+        for (rank, run) in runs.iter_mut().enumerate() {
+            run.process.pid = 100 + rank as u32;
+            run.process.claims.insert("rank".into(), rank.to_string());
+        }
+        let lines = told(&runs.iter().collect::<Vec<_>>());
+        assert_eq!(lines.len(), 5, "{lines:#?}");
+        assert_eq!(lines[0], "9 processes on 1 GPU, peaks of tracked in MiB; 6 smaller are not shown");
+        assert!(lines[1].starts_with("GPU 0 pid 100 rank 0  298.5: Logit 78.1 + Optimizer State 63.9 + "));
+        lines[1..4].iter().for_each(|line| adds_up(line, "298.5"));
+        assert_eq!(lines[4], "next: gpumemctl report --job j1");
+    }
+}

@@ -1,0 +1,133 @@
+//! The report as a table for other programs: one line per cell and moment. The bytes of a device and
+//! moment add up to what NVML charges (or to `tracked` without a sample).
+//!
+//! `device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes`; part is one of
+//! `direct`, `block`, `pool_idle`, `opaque`, `predates`, `uncovered`, and of what is untrackable `context`, `modules`,
+//! `local_memory`, `heaps`, `rounding`, `unexplained`.
+
+use super::{By, Report};
+use gpumem_ledger::category::OTHERS;
+use gpumem_model::harmless::distinct;
+use gpumem_model::run::{Class, Device, Moment};
+use std::fmt::Write;
+
+/// First line.
+pub const HEADER: &str = "device,moment,time_ns,part,layer,structure,tag,origin,role,phase,library,bytes";
+
+/// The report.
+pub fn csv(report: &Report<'_>) -> String {
+    let mut out = String::from(HEADER);
+    out.push('\n');
+    for device in &report.run.devices {
+        for (name, moment) in [("last", &device.last), ("peak", &device.peak)] {
+            moment_rows(report, device, name, moment, &mut out);
+        }
+    }
+    out
+}
+
+fn moment_rows(report: &Report<'_>, device: &Device, name: &str, moment: &Moment, out: &mut String) {
+    let mut row = |part: &str, texts: [&str; 7], bytes: i64| {
+        let _ = write!(out, "{},{name},{},{part}", field(&device.name), moment.time_ns);
+        for text in texts {
+            let _ = write!(out, ",{}", field(text));
+        }
+        let _ = writeln!(out, ",{bytes}");
+    };
+    for &(index, bytes) in &moment.amounts {
+        // Of a run from elsewhere that names a cell which it has not: its bytes stay in the sum.
+        let Some(cell) = report.run.cells.get(index as usize) else {
+            row("direct", [OTHERS, OTHERS, "", "", "", "", ""], bytes);
+            continue;
+        };
+        let (part, named) = match cell.class {
+            Class::Direct => ("direct", true),
+            Class::Block => ("block", true),
+            Class::PoolIdle => ("pool_idle", false),
+            Class::Opaque => ("opaque", false),
+        };
+        let fallback = if named { OTHERS } else { "" };
+        let layer = report.category(index, By::Layer).unwrap_or(fallback);
+        let structure = report.category(index, By::Structure).unwrap_or(fallback);
+        let text = |text: &'_ Option<String>| text.clone().unwrap_or_default();
+        let texts =
+            [text(&cell.tag), text(&cell.origin), text(&cell.role), text(&cell.phase), text(&cell.library)];
+        let [tag, origin, role, phase, library] = &texts;
+        row(part, [layer, structure, tag, origin, role, phase, library], bytes);
+    }
+    if moment.tracked_bytes.is_none() {
+        if let Some(used) = moment.uncovered_used_bytes {
+            row("uncovered", [""; 7], i64::try_from(used).unwrap_or(i64::MAX));
+        }
+        return;
+    }
+    if let Some(predates) = moment.predates_bytes.filter(|&bytes| bytes != 0) {
+        row("predates", [""; 7], predates);
+    }
+    if let Some(parts) = moment.gap_parts() {
+        for (part, _, bytes) in parts.each() {
+            if bytes != 0 || part == "unexplained" {
+                row(part, [""; 7], bytes);
+            }
+        }
+    }
+}
+
+/// A text as one field: different texts are different fields, and no spreadsheet runs one.
+///
+/// Programs get the text back by one rule: of apostrophes before `=`, `+`, `-` or `@` (blanks, quotes and more apostrophes may be
+/// between) where a cell may begin, the first is ours. Spreadsheets take semicolons and bars for separators too, some in the
+/// midst of quotes, so a cell may begin behind any of these.
+pub(crate) fn field(text: &str) -> String {
+    const SEPARATORS: [char; 3] = [',', ';', '|'];
+    let text = distinct(text);
+    let mut out = String::with_capacity(text.len() + 2);
+    for cell in text.split_inclusive(SEPARATORS) {
+        if is_formula(cell) {
+            out.push('\'');
+        }
+        out.push_str(cell);
+    }
+    if out.contains(SEPARATORS) || out.contains('"') || out.trim().len() < out.len() {
+        return format!("\"{}\"", out.replace('"', "\"\""));
+    }
+    out
+}
+
+/// Whether a spreadsheet would calculate it, or would without the apostrophes before it.
+fn is_formula(cell: &str) -> bool {
+    let first = cell
+        .trim_start_matches(|character: char| character.is_whitespace() || matches!(character, '\'' | '"'));
+    first.starts_with(['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon of another version, or none at all, may have told of it.
+    #[test]
+    fn an_amount_of_a_cell_that_is_not_there_stays_in_the_sum() {
+        let log = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let mut run = gpumem_import::read_file(&log, None).expect("a log").remove(0);
+        run.devices[0].last.amounts.push((u32::MAX, 7));
+        let told = csv(&Report::new(&run, crate::rules::Groupings::preset(None).clone(), None));
+        assert!(
+            told.lines().any(|line| line.contains(",direct,Others,Others,") && line.ends_with(",7")),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn a_field_is_one_field_and_harmless() {
+        assert_eq!(field("a,\"b\""), "\"a,\"\"b\"\"\"");
+        assert_eq!(field("=1+1"), "'=1+1");
+        assert_eq!(field(" +1"), "' +1");
+        assert_eq!(field("a;=1|@b"), "\"a;'=1|'@b\"");
+        assert_eq!(field("layers.0-1=2@x"), "layers.0-1=2@x");
+        assert_eq!(field("a\u{1b}[2J\n\u{9b}b"), "a\\u{1b}[2J\\u{a}\\u{9b}b");
+        let alike = ["=1", "'=1", "''=1", "\"=1", "\u{1b}", "\\u{1b}", "a", "a ", " a"];
+        let fields: std::collections::BTreeSet<String> = alike.iter().map(|text| field(text)).collect();
+        assert_eq!(fields.len(), alike.len(), "{fields:?}");
+    }
+}

@@ -1,0 +1,156 @@
+//! What makes a number of a run less than exact, in words, and between which two numbers the truth lies.
+
+use super::joint::compared;
+use super::{At, SIDES, Side};
+use gpumem_model::run::{Coverage, Device, Moment};
+use serde::Serialize;
+
+/// Something that a reader of a comparison must know.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Doubt {
+    /// `A` or `B`.
+    pub side: &'static str,
+    /// Stable word for programs: a flag, or what the gap rests on.
+    pub code: &'static str,
+    /// One sentence.
+    pub text: String,
+}
+
+/// Between what a number lies; absent where there is no such bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bounds {
+    pub(super) low: Option<i64>,
+    pub(super) high: Option<i64>,
+}
+
+impl Bounds {
+    pub(super) const UNKNOWN: Bounds = Bounds { low: None, high: None };
+
+    pub(super) fn exact(bytes: i64) -> Self {
+        Bounds { low: Some(bytes), high: Some(bytes) }
+    }
+}
+
+/// What kind of number it is, which says what a flag does to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// What NVML charges.
+    Used,
+    /// All driver allocations.
+    Tracked,
+    /// A part of them.
+    PartOfTracked,
+    /// What is left.
+    Gap,
+}
+
+/// Doubts of what is compared of two devices.
+pub(super) fn of_devices(sides: &[Side<'_>; 2], devices: [Option<usize>; 2], at: At) -> Vec<Doubt> {
+    let mut doubts = Vec::new();
+    for ((side, name), device) in sides.iter().zip(SIDES).zip(devices) {
+        if let Some(device) = device.and_then(|device| side.run.devices.get(device)) {
+            of_device(name, &side.run.coverage, device, at, &mut doubts);
+        }
+    }
+    doubts
+}
+
+fn of_device(side: &'static str, coverage: &Coverage, device: &Device, at: At, doubts: &mut Vec<Doubt>) {
+    let moment = compared(device, at);
+    let mut say = |code: &'static str, text: String| doubts.push(Doubt { side, code, text });
+    if at == At::Peak && device.details.ooms.iter().any(|oom| oom.is_true() || oom.is_suspected()) {
+        say("oom", "memory ran out: its peak is what it got, not what it wanted".into());
+    }
+    if !coverage.covered {
+        let why = match coverage.blocked_by {
+            Some(_) => "blocked: its agent was never let in, so only NVML's word is known",
+            None => "uncovered: no agent spoke for it, so only NVML's word is known",
+        };
+        return say(if coverage.blocked_by.is_some() { "blocked" } else { "uncovered" }, why.into());
+    }
+    if moment.tracked_bytes.is_none() && device.name.starts_with(super::job::MEMBER) {
+        say("uncovered", format!("only NVML's word is known of {}: its sums have no names", device.name));
+    }
+    if coverage.late {
+        say(
+            "late",
+            "its agent came after allocations: what is older is in `predates the agent`, by no name".into(),
+        );
+    }
+    if coverage.blind_doubt {
+        say("blind", "the agent saw nothing for a time: sums and peak are not exact".into());
+    } else if moment.partial || (at == At::Now && coverage.partial_state) {
+        say("partial", "records were lost: its sums are not exact".into());
+    } else if at == At::Peak && (coverage.partial_history || coverage.partial_state) {
+        say("partial", "records were lost: its peak is a lower bound".into());
+    }
+    match moment.torn {
+        Some((low, high)) if low == high => {
+            say("torn", "a call was under way while NVML was read: tracked is a lower bound".into());
+        }
+        Some(_) => say("torn", "memory moved while NVML was read: tracked lies between two values".into()),
+        None => {}
+    }
+    if moment.stale {
+        say("stale", "its sample was closed without the agent's word: the gap is not certain".into());
+    }
+    match (&moment.used_absence, moment.used_bytes()) {
+        (_, None) => {
+            let why = device
+                .last
+                .used_absence
+                .as_ref()
+                .map_or("NVML was not read".to_owned(), |why| format!("NVML says {why}"));
+            say("no_sample", format!("used and the gap are not known: {why}"));
+        }
+        (Some(why), Some(_)) => say(
+            "old_sample",
+            format!("NVML's newest reading has no number ({why}): an older one is compared"),
+        ),
+        (None, Some(_)) if moment.gap_distance_ns != 0 => {
+            say("carried", "its gap was measured at another moment than its peak (~)".into());
+        }
+        _ => {}
+    }
+}
+
+/// Between what a number of a moment lies. A gap that was measured near the peak counts as measured there.
+pub(super) fn bounds(bytes: Option<i64>, kind: Kind, coverage: &Coverage, moment: &Moment, at: At) -> Bounds {
+    let Some(bytes) = bytes else { return Bounds::UNKNOWN };
+    let is_lower = at == At::Peak && (coverage.partial_history || coverage.partial_state);
+    let is_vague = coverage.blind_doubt || moment.partial || (at == At::Now && coverage.partial_state);
+    // NVML's own word, at the moment at which it was read.
+    if kind == Kind::Used && (!coverage.covered || at == At::Now) {
+        return Bounds::exact(bytes);
+    }
+    if is_vague
+        || (kind == Kind::Gap && (is_lower || moment.stale))
+        || (kind == Kind::PartOfTracked && is_lower)
+    {
+        return Bounds::UNKNOWN;
+    }
+    let mut bounds = Bounds::exact(bytes);
+    if is_lower {
+        bounds.high = None;
+    }
+    if let (Some((low, high)), Kind::Tracked | Kind::PartOfTracked | Kind::Gap) = (moment.torn, kind) {
+        let width = high.saturating_sub(low);
+        let (less, more) = match (kind, width) {
+            // Of a call that was under way nobody knew the bytes.
+            (Kind::Gap, 0) => return Bounds { low: None, high: Some(bytes) },
+            (_, 0) => return Bounds { low: Some(bytes), high: None },
+            (Kind::Tracked, _) => (bytes.saturating_sub(low), high.saturating_sub(bytes)),
+            _ => (width, width),
+        };
+        bounds = Bounds {
+            low: Some(bytes.saturating_sub(less.max(0))),
+            high: Some(bytes.saturating_add(more.max(0))),
+        };
+    }
+    if coverage.late && matches!(kind, Kind::Tracked | Kind::PartOfTracked) {
+        // What is older than the agent may be of any name.
+        bounds.high =
+            bounds.high.zip(moment.predates_bytes).map(|(high, older)| high.saturating_add(older.max(0)));
+    }
+    bounds
+}

@@ -1,0 +1,334 @@
+//! Whether B exceeds A by more than it may: a gate for tests of memory.
+//!
+//! Numbers that are only bounds are taken for what they are: where the answer hangs on what is not known, the answer is
+//! that nobody knows.
+
+use super::doubt::{Bounds, Kind, bounds};
+use super::{Diff, Pair, SIDES};
+use crate::text::{clean, device_name};
+use crate::{By, Part};
+use gpumem_model::units::Unit;
+use serde::Serialize;
+use std::str::FromStr;
+
+/// By how much B may exceed A.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Limit {
+    /// Bytes.
+    Bytes(i64),
+    /// Parts in a million of A.
+    Millionths(i64),
+}
+
+/// A limit that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no limit: give a size with its unit (500MiB, 1.5GiB, 200MB, 4096B) or a share of A (2%)")]
+pub struct ParseLimitError(String);
+
+const UNITS: [(&str, i64); 10] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
+    ("GB", 1_000_000_000),
+    ("MB", 1_000_000),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("B", 1),
+];
+
+impl FromStr for Limit {
+    type Err = ParseLimitError;
+
+    fn from_str(text: &str) -> Result<Self, ParseLimitError> {
+        let wrong = || ParseLimitError(text.to_owned());
+        if let Some(share) = text.strip_suffix('%') {
+            return decimal(share.trim_end(), 10_000).map(Limit::Millionths).ok_or_else(wrong);
+        }
+        let lower = text.to_lowercase();
+        let unit = UNITS.iter().find(|(name, _)| lower.ends_with(&name.to_lowercase()));
+        let (name, bytes) = match unit {
+            Some((name, bytes)) => (name.len(), *bytes),
+            None if text == "0" => return Ok(Limit::Bytes(0)),
+            None => return Err(wrong()),
+        };
+        let number = text.get(..text.len().saturating_sub(name)).unwrap_or("");
+        decimal(number.trim_end(), bytes).map(Limit::Bytes).ok_or_else(wrong)
+    }
+}
+
+/// A decimal number in units of `one`.
+fn decimal(text: &str, one: i64) -> Option<i64> {
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || !digits(whole) || !digits(part) || part.len() > 9 || text.ends_with('.') {
+        return None;
+    }
+    let scale = 10_i128.pow(part.len() as u32);
+    let number: i128 = format!("{whole}{part}").parse().ok()?;
+    i64::try_from(number.checked_mul(i128::from(one))? / scale).ok()
+}
+
+/// Which number is judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Of {
+    /// `used` where both sides know it, else `tracked`.
+    Peak,
+    /// A part of the identity.
+    Part(Part, &'static str),
+    /// A category of either grouping, or a tag.
+    Named(By, String),
+}
+
+/// Words for parts, as they are typed.
+const PARTS: [(&str, Part); 13] = [
+    ("used", Part::Used),
+    ("tracked", Part::Tracked),
+    ("gap", Part::Untrackable),
+    ("untrackable", Part::Untrackable),
+    ("predates", Part::Predates),
+    ("idle", Part::PoolIdle),
+    ("opaque", Part::Opaque),
+    ("others", Part::Others),
+    ("context", Part::Context),
+    ("modules", Part::Modules),
+    ("local memory", Part::LocalMemory),
+    ("heaps + rounding", Part::Heaps),
+    ("unexplained", Part::Unexplained),
+];
+
+/// How it came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// B may be what it is.
+    Within,
+    /// B is more than it may be.
+    Above,
+    /// What is known does not tell.
+    Unknown,
+}
+
+/// The judgement.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verdict {
+    /// How it came out.
+    pub outcome: Outcome,
+    /// What was judged: `used`, `tracked`, a category.
+    pub of: String,
+    /// By how many bytes B may exceed A; absent for a share of an A that is not known.
+    pub limit_bytes: Option<i64>,
+    /// A's number.
+    pub a_bytes: Option<i64>,
+    /// B's number.
+    pub b_bytes: Option<i64>,
+    /// One sentence.
+    pub text: String,
+}
+
+impl Of {
+    /// What a word means in a comparison: a part, a category of either grouping, a tag. `None`: nothing there is called so.
+    pub fn find(word: &str, diff: &Diff<'_>) -> Option<Of> {
+        let is_word = |name: &str| name.eq_ignore_ascii_case(word);
+        if let Some((name, part)) = PARTS.iter().find(|(name, _)| is_word(name)) {
+            return Some(Of::Part(*part, name));
+        }
+        let groupings = [diff.by, By::Structure, By::Layer, By::Tag];
+        let named = |by: By, fits: &dyn Fn(&str) -> bool| {
+            let rows = &diff.whole()?.table(by).statement.rows;
+            let row = rows.iter().find(|row| row.part == Part::Category && fits(&row.name))?;
+            Some(Of::Named(by, row.name.clone()))
+        };
+        let exactly = groupings.iter().find_map(|by| named(*by, &|name| name == word));
+        exactly.or_else(|| groupings.iter().find_map(|by| named(*by, &is_word)))
+    }
+
+    /// What can be typed for a comparison.
+    pub fn words(diff: &Diff<'_>) -> Vec<String> {
+        let categories = [By::Structure, By::Layer].into_iter().flat_map(|by| {
+            let rows = diff.whole().map(|pair| pair.table(by).statement.rows.clone()).unwrap_or_default();
+            rows.into_iter().filter(|row| row.part == Part::Category).map(|row| clean(&row.name))
+        });
+        PARTS.iter().map(|(name, _)| (*name).to_owned()).chain(categories).collect()
+    }
+
+    /// Name, kind, and the numbers of A and B.
+    fn of(&self, pair: &Pair) -> (String, Kind, [Option<i64>; 2]) {
+        let table = pair.table(By::Structure);
+        let used = table.bytes(Part::Used);
+        match self {
+            Of::Peak if used.iter().all(Option::is_some) => ("used".to_owned(), Kind::Used, used),
+            Of::Peak => ("tracked".to_owned(), Kind::Tracked, table.bytes(Part::Tracked)),
+            Of::Part(part, name) => {
+                let kind = match part {
+                    Part::Used => Kind::Used,
+                    Part::Tracked => Kind::Tracked,
+                    Part::Category | Part::Others | Part::PoolIdle | Part::Opaque => Kind::PartOfTracked,
+                    _ => Kind::Gap,
+                };
+                ((*name).to_owned(), kind, nothing_where_known(table.bytes(*part), kind, table))
+            }
+            Of::Named(by, name) => {
+                let table = pair.table(*by);
+                let row =
+                    table.statement.rows.iter().find(|row| row.part == Part::Category && row.name == *name);
+                let bytes = row.and_then(|row| <[Option<i64>; 2]>::try_from(row.bytes.as_slice()).ok());
+                let bytes = bytes.unwrap_or([None, None]);
+                (clean(name), Kind::PartOfTracked, nothing_where_known(bytes, Kind::PartOfTracked, table))
+            }
+        }
+    }
+}
+
+/// A row that is left out because it is nothing on both sides is nothing wherever its sum is known.
+fn nothing_where_known(bytes: [Option<i64>; 2], kind: Kind, table: &super::Table) -> [Option<i64>; 2] {
+    if bytes != [None, None] {
+        return bytes;
+    }
+    let sum = if kind == Kind::PartOfTracked { Part::Tracked } else { Part::Used };
+    table.bytes(sum).map(|sum| sum.map(|_| 0))
+}
+
+/// Judges each pair of devices; the worst is told.
+pub fn judge(diff: &Diff<'_>, of: &Of, limit: Limit) -> Verdict {
+    let verdicts = diff.pairs.iter().map(|pair| one(diff, pair, of, limit));
+    let rank = |verdict: &Verdict| match verdict.outcome {
+        Outcome::Above => 2,
+        Outcome::Unknown => 1,
+        Outcome::Within => 0,
+    };
+    // The first of the worst.
+    verdicts.rev().max_by_key(rank).unwrap_or_else(|| Verdict {
+        outcome: Outcome::Unknown,
+        of: "used".to_owned(),
+        limit_bytes: None,
+        a_bytes: None,
+        b_bytes: None,
+        text: "cannot be judged: neither A nor B has memory on a GPU".to_owned(),
+    })
+}
+
+fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
+    let (name, kind, bytes) = of.of(pair);
+    let side = |side: usize| -> Bounds {
+        match (diff.sides.get(side), pair.moments.get(side), bytes.get(side)) {
+            (Some(told), Some(moment), Some(bytes)) => {
+                bounds(*bytes, kind, &told.run.coverage, moment, diff.at)
+            }
+            _ => Bounds::UNKNOWN,
+        }
+    };
+    let [a, b] = [side(0), side(1)];
+    let allowed = |of_a: i64| match limit {
+        Limit::Bytes(bytes) => bytes,
+        Limit::Millionths(share) => {
+            let bytes = i128::from(of_a.max(0)) * i128::from(share) / 1_000_000;
+            i64::try_from(bytes).unwrap_or(i64::MAX)
+        }
+    };
+    // The least and the most that B can be beyond what it may be.
+    let most_allowed = a.high.map(|a| a.saturating_add(allowed(a)));
+    let least_allowed = a.low.map(|a| a.saturating_add(allowed(a)));
+    let is_above = b.low.zip(most_allowed).is_some_and(|(b, most)| b > most);
+    let is_within = b.high.zip(least_allowed).is_some_and(|(b, least)| b <= least);
+    let outcome = match (is_above, is_within) {
+        (true, _) => Outcome::Above,
+        (_, true) => Outcome::Within,
+        _ => Outcome::Unknown,
+    };
+    let limit_bytes = match limit {
+        Limit::Bytes(bytes) => Some(bytes),
+        Limit::Millionths(_) => bytes[0].map(allowed),
+    };
+    let on = match (diff.pairs.len(), pair.devices) {
+        (2.., [Some(device), _]) => diff.sides[0].run.devices.get(device),
+        (2.., [None, Some(device)]) => diff.sides[1].run.devices.get(device),
+        _ => None,
+    };
+    let on = on.map(|device| format!(" on {}", device_name(device))).unwrap_or_default();
+    let largest = bytes.iter().flatten().copied().chain(limit_bytes).map(i64::saturating_abs).max();
+    let unit = Unit::for_largest(largest.unwrap_or(0));
+    let may = match (limit, limit_bytes) {
+        (Limit::Bytes(bytes), _) => amount(unit, bytes),
+        (Limit::Millionths(share), Some(bytes)) => format!("{} ({})", percent(share), amount(unit, bytes)),
+        (Limit::Millionths(share), None) => percent(share),
+    };
+    let text = match (bytes, outcome) {
+        ([Some(a), Some(b)], Outcome::Above) => {
+            format!("B's {name}{on} exceeds A's by {}, more than {may}", amount(unit, b.saturating_sub(a)))
+        }
+        ([Some(a), Some(b)], Outcome::Within) if b <= a => {
+            format!("B's {name}{on} does not exceed A's, and may by {may}")
+        }
+        ([Some(a), Some(b)], Outcome::Within) => {
+            format!("B's {name}{on} exceeds A's by {}, and may by {may}", amount(unit, b.saturating_sub(a)))
+        }
+        (known, _) => {
+            let missing: Vec<&str> = SIDES
+                .into_iter()
+                .zip(known)
+                .filter(|(_, bytes)| bytes.is_none())
+                .map(|(side, _)| side)
+                .collect();
+            let what = match missing[..] {
+                [] => "the numbers are bounds only, and the answer hangs on what is not known".to_owned(),
+                [side] => format!("{side}'s {name} is not known"),
+                _ => format!("{name} is known of neither"),
+            };
+            let why: Vec<String> =
+                pair.doubts.iter().map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();
+            let why = if why.is_empty() { String::new() } else { format!(" ({})", why.join("; ")) };
+            format!("cannot judge {name}{on}: {what}{why}")
+        }
+    };
+    Verdict { outcome, of: name, limit_bytes, a_bytes: bytes[0], b_bytes: bytes[1], text }
+}
+
+fn amount(unit: Unit, bytes: i64) -> String {
+    format!("{} {}", unit.amount(bytes), unit.name)
+}
+
+fn percent(millionths: i64) -> String {
+    let text = format!("{}.{:04}", millionths / 10_000, millionths % 10_000);
+    format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_sizes_or_shares() {
+        let right = [
+            ("500MiB", Limit::Bytes(500 << 20)),
+            ("1.5 GiB", Limit::Bytes(3 << 29)),
+            ("200MB", Limit::Bytes(200_000_000)),
+            ("4096b", Limit::Bytes(4096)),
+            ("0", Limit::Bytes(0)),
+            ("2%", Limit::Millionths(20_000)),
+            ("0.25 %", Limit::Millionths(2_500)),
+        ];
+        for (text, limit) in right {
+            assert_eq!(text.parse::<Limit>(), Ok(limit), "{text}");
+        }
+        for text in [
+            "",
+            "500",
+            "-1MiB",
+            "1e3MiB",
+            "MiB",
+            ".5MiB",
+            "5.MiB",
+            "%",
+            "9999999999999TiB",
+            "1.2.3%",
+            "é%",
+            "5é",
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert!(error.contains("500MiB"), "{error}");
+        }
+        assert_eq!((percent(20_000), percent(2_500)), ("2 %".into(), "0.25 %".into()));
+    }
+}

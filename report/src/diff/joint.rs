@@ -1,0 +1,198 @@
+//! Two runs as one: B's cells follow A's, and each device has A's moment as its last and B's as its peak. So one report
+//! names both sides by the same rules, with paths rolled up equally deep.
+
+use super::{At, Paired};
+use gpumem_model::run::{Coverage, Device, Moment, Own, Parts, Process, Run, Source, State};
+use gpumem_model::series::Series;
+use std::collections::BTreeMap;
+
+/// Both runs.
+pub(super) struct Joint {
+    pub(super) run: Run,
+    /// How many of its cells are A's.
+    pub(super) cells_of_a: usize,
+    /// By device of the joint run: the devices of A and B that it is, and why.
+    pub(super) paired: Vec<([Option<usize>; 2], Paired)>,
+}
+
+impl Joint {
+    pub(super) fn of(runs: [&Run; 2], at: At) -> Self {
+        let [a, b] = runs;
+        let cells_of_a = a.cells.len();
+        let paired = pairs(&a.devices, &b.devices);
+        let moment = |side: usize, device: Option<usize>| {
+            let run = runs[side];
+            let offset = if side == 0 { 0 } else { cells_of_a as u32 };
+            match device.and_then(|device| run.devices.get(device)) {
+                Some(device) => shifted(compared(device, at), offset),
+                None => nothing(run),
+            }
+        };
+        let device = |(devices, _): &([Option<usize>; 2], Paired)| {
+            let [of_a, of_b] = *devices;
+            let named = of_a.and_then(|device| a.devices.get(device));
+            let named = named.or(of_b.and_then(|device| b.devices.get(device)));
+            Device {
+                name: named.map(|device| device.name.clone()).unwrap_or_default(),
+                ordinal: named.map_or(0, |device| device.ordinal),
+                ..joined(moment(0, of_a), moment(1, of_b))
+            }
+        };
+        let run = Run {
+            source: Source { kind: a.source.kind.clone(), origin: String::new(), preset: None },
+            clock: a.clock,
+            process: Process::default(),
+            state: State::Interrupted,
+            coverage: Coverage { covered: a.coverage.covered || b.coverage.covered, ..Coverage::default() },
+            caveats: Vec::new(),
+            cells: a.cells.iter().chain(&b.cells).cloned().collect(),
+            devices: paired.iter().map(device).collect(),
+            own: Own::default(),
+        };
+        Joint { run, cells_of_a, paired }
+    }
+
+    /// All devices as one.
+    pub(super) fn total(&self) -> Device {
+        let sum = |of: fn(&Device) -> &Moment| {
+            self.run.devices.iter().map(of).cloned().reduce(plus).unwrap_or_default()
+        };
+        joined(sum(|device| &device.last), sum(|device| &device.peak))
+    }
+}
+
+/// What is compared of a device.
+pub(super) fn compared(device: &Device, at: At) -> &Moment {
+    match at {
+        At::Peak => &device.peak,
+        At::Now => &device.last,
+    }
+}
+
+fn joined(a: Moment, b: Moment) -> Device {
+    Device {
+        name: String::new(),
+        ordinal: 0,
+        model: String::new(),
+        total_bytes: None,
+        last: a,
+        peak: b,
+        peak_used: None,
+        beside: gpumem_model::run::Beside::default(),
+        reading: None,
+        unaccounted_bytes: None,
+        tenants: Vec::new(),
+        other_tenants: (0, 0),
+        series: Series { width_ns: 0, buckets: Vec::new() },
+        details: gpumem_model::run::Details::default(),
+    }
+}
+
+fn shifted(moment: &Moment, offset: u32) -> Moment {
+    let amounts = moment.amounts.iter().map(|(cell, bytes)| (cell.saturating_add(offset), *bytes));
+    Moment { amounts: amounts.collect(), ..moment.clone() }
+}
+
+/// On a device that a run does not have it held nothing.
+fn nothing(run: &Run) -> Moment {
+    if !run.coverage.covered {
+        return Moment { uncovered_used_bytes: Some(0), ..Moment::default() };
+    }
+    Moment {
+        tracked_bytes: Some(0),
+        predates_bytes: Some(0),
+        untrackable_bytes: Some(0),
+        parts: Some(Parts::default()),
+        ..Moment::default()
+    }
+}
+
+/// The sum of two moments of one process; what either does not know is not known.
+fn plus(a: Moment, b: Moment) -> Moment {
+    let sum = |a: Option<i64>, b: Option<i64>| Some(a?.saturating_add(b?));
+    let mut amounts: BTreeMap<u32, i64> = a.amounts.iter().copied().collect();
+    for (cell, bytes) in &b.amounts {
+        let amount = amounts.entry(*cell).or_default();
+        *amount = amount.saturating_add(*bytes);
+    }
+    Moment {
+        time_ns: 0,
+        tracked_bytes: sum(a.tracked_bytes, b.tracked_bytes),
+        amounts: amounts.into_iter().collect(),
+        predates_bytes: sum(a.predates_bytes, b.predates_bytes),
+        untrackable_bytes: sum(a.untrackable_bytes, b.untrackable_bytes),
+        parts: a.gap_parts().zip(b.gap_parts()).map(|(a, b)| a.plus(b)),
+        used_absence: a.used_absence.or(b.used_absence),
+        uncovered_used_bytes: a
+            .uncovered_used_bytes
+            .zip(b.uncovered_used_bytes)
+            .map(|(a, b)| a.saturating_add(b)),
+        gap_distance_ns: a.gap_distance_ns.saturating_abs().max(b.gap_distance_ns.saturating_abs()),
+        torn: None,
+        stale: a.stale || b.stale,
+        partial: a.partial || b.partial,
+    }
+}
+
+/// Devices of A beside those of B: by UUID or number, then what is left in its order.
+fn pairs(a: &[Device], b: &[Device]) -> Vec<([Option<usize>; 2], Paired)> {
+    let mut left: Vec<usize> = (0..b.len()).collect();
+    let mut same = |device: &Device| {
+        let is_same = |index: &usize| b.get(*index).is_some_and(|other| other.name == device.name);
+        let index = left.remove(left.iter().position(is_same)?);
+        let begins = |with: &str| device.name.starts_with(with);
+        let paired = match begins("GPU-") || begins("MIG-") {
+            true => Paired::Uuid,
+            false if begins(super::job::MEMBER) => Paired::Rank,
+            false => Paired::Number,
+        };
+        Some((index, paired))
+    };
+    let mut of_b: Vec<Option<(usize, Paired)>> = a.iter().map(&mut same).collect();
+    left.sort_by_key(|&index| b.get(index).map(|device| device.ordinal));
+    let mut order: Vec<usize> = (0..a.len()).collect();
+    order.sort_by_key(|&index| a.get(index).map(|device| device.ordinal));
+    let mut left = left.into_iter();
+    for index in order {
+        if let Some(slot @ None) = of_b.get_mut(index) {
+            *slot = left.next().map(|index| (index, Paired::Order));
+        }
+    }
+    let of_a = of_b.iter().enumerate().map(|(index, beside)| match beside {
+        Some((other, paired)) => ([Some(index), Some(*other)], *paired),
+        None => ([Some(index), None], Paired::Alone),
+    });
+    of_a.chain(left.map(|index| ([None, Some(index)], Paired::Alone))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, ordinal: u16) -> Device {
+        Device { name: name.into(), ordinal, ..joined(Moment::default(), Moment::default()) }
+    }
+
+    #[test]
+    fn devices_are_paired_by_uuid_then_in_order() {
+        let x = || device("GPU-x", 3);
+        let y = || device("GPU-y", 1);
+        let z = || device("GPU-z", 0);
+        let pair = |a, b| [Some(a), Some(b)];
+        assert_eq!(pairs(&[x(), y()], &[y(), x()]), [(pair(0, 1), Paired::Uuid), (pair(1, 0), Paired::Uuid)]);
+        // On another machine the first is compared with the first, by number.
+        assert_eq!(
+            pairs(&[x(), y()], &[z()]),
+            [([Some(0), None], Paired::Alone), (pair(1, 0), Paired::Order)]
+        );
+        assert_eq!(
+            pairs(&[x()], &[x(), z()]),
+            [(pair(0, 0), Paired::Uuid), ([None, Some(1)], Paired::Alone)]
+        );
+        assert_eq!(
+            pairs(&[device("ordinal-0", 0)], &[device("ordinal-0", 0)]),
+            [(pair(0, 0), Paired::Number)]
+        );
+        assert_eq!(pairs(&[], &[]), []);
+    }
+}

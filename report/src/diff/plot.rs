@@ -1,0 +1,66 @@
+//! The comparison as a picture: A's bar beside B's on one scale, the same colour for the same category.
+
+use super::text::Shown;
+use super::{Diff, Pair, SIDES, nameless, words};
+use crate::plot::{Bar, Drawing, Frame, Kind, Segment, bars};
+use crate::text::{clean, label};
+use crate::{By, Part};
+
+/// Two bars that each add up to `used`, or to what of it is known. `None` where neither run has memory on a GPU.
+pub fn picture(diff: &Diff<'_>) -> Option<Drawing> {
+    let pair = diff.whole()?;
+    let shown = Shown::of(pair.table(diff.by), usize::MAX);
+    let by = match diff.by {
+        By::Layer => "by layer",
+        By::Structure => "by data structure",
+        By::Tag => "by tag",
+    };
+    let title = |side: usize| {
+        let told = diff.sides.get(side)?;
+        let id = told.id.as_ref().map(|id| format!(" {id}")).unwrap_or_default();
+        Some(format!("{}  {}{id}", SIDES.get(side)?, label(told.run)))
+    };
+    let both = [0, 1].map(|side| bar(pair, diff.by, side, title(side).unwrap_or_default()));
+    let heading = diff.sides.each_ref().map(|side| match &side.id {
+        Some(id) => format!("{} {id}", label(side.run)),
+        None => label(side.run),
+    });
+    let frame = Frame {
+        title: heading.join(" and "),
+        lines: vec![clean(&words::sentence(diff, pair, &shown)), format!("{}; {by}", words::basis(diff))],
+        notes: words::shift(&shown).into_iter().chain(words::doubts(pair)).collect(),
+    };
+    Some(frame.around(vec![bars(&both)], 1))
+}
+
+/// What one side held.
+fn bar(pair: &Pair, by: By, side: usize, title: String) -> Bar {
+    let mut segments = Vec::new();
+    let mut push = |name: String, bytes: i64, kind: Kind| {
+        if bytes != 0 {
+            segments.push(Segment { name, bytes, kind });
+        }
+    };
+    let moment = pair.moments.get(side);
+    if let Some(moment) = moment.filter(|moment| moment.tracked_bytes.is_none()) {
+        push(
+            "used, nothing known of it (no agent)".to_owned(),
+            moment.used_bytes().unwrap_or(0),
+            Kind::Opaque,
+        );
+    }
+    for row in &pair.table(by).statement.rows {
+        let Some(Some(bytes)) = row.bytes.get(side).copied() else { continue };
+        match row.part {
+            Part::Category => push(clean(&row.name), bytes, Kind::Category),
+            Part::Others => push(nameless(by).to_owned(), bytes, Kind::Others),
+            Part::PoolIdle => push("pool idle".to_owned(), bytes, Kind::Idle),
+            Part::Opaque => push("opaque pools".to_owned(), bytes, Kind::Opaque),
+            Part::Predates => push("predates the agent".to_owned(), bytes, Kind::Predates),
+            Part::Untrackable => push("Untrackable".to_owned(), bytes, Kind::Untrackable),
+            _ => {}
+        }
+    }
+    let total_bytes = segments.iter().fold(0_i64, |sum, segment| sum.saturating_add(segment.bytes));
+    Bar { title, total_bytes, segments }
+}

@@ -1,0 +1,448 @@
+//! The comparison as people read it in a terminal: a sentence, a table that adds up in rows and columns as printed, the
+//! other grouping, the tags that differ most.
+
+use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, words};
+use crate::text::{Lines, clean, clean_name, device_name, label, shorten};
+use crate::{By, Part, Row, Statement};
+use gpumem_model::run::Moment;
+use gpumem_model::units::{Unit, thousands};
+
+/// How much is printed, and where.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Layout {
+    /// Columns of the terminal; `None` when piped.
+    pub width: Option<usize>,
+    /// Every category, tag and device.
+    pub all: bool,
+    /// Every tag instead of categories.
+    pub tags: bool,
+}
+
+/// Lines of a comparison, if fewer rows can bring it there.
+const MOST_LINES: usize = 35;
+/// Rows of categories: of the first table, of the other grouping, and tags; each at least the second number.
+const ROWS: [(usize, usize); 3] = [(9, 4), (5, 3), (6, 3)];
+
+/// A table as it is printed: folded, in one unit, each column apportioned from the top. A difference is that of the
+/// printed numbers, so rows add up across as well.
+pub(super) struct Shown {
+    pub(super) statement: Statement,
+    pub(super) unit: Unit,
+    pub(super) only: Vec<Option<usize>>,
+    steps: Vec<[Option<i64>; 2]>,
+}
+
+impl Shown {
+    /// At most `limit` categories, the unchanged ones as one row, the smaller differences as another.
+    pub(super) fn of(table: &Table, limit: usize) -> Self {
+        let unit = unit(&table.statement);
+        let (statement, only) = folded(table, limit, unit.smallest());
+        Shown::from(statement, unit, only, None)
+    }
+
+    /// With the steps of the first row where another table has them.
+    fn from(
+        statement: Statement,
+        unit: Unit,
+        only: Vec<Option<usize>>,
+        head: Option<[Option<i64>; 2]>,
+    ) -> Self {
+        let steps = steps(&statement, unit, head);
+        Shown { statement, unit, only, steps }
+    }
+
+    fn cell(&self, row: usize, column: usize) -> Option<i64> {
+        *self.steps.get(row)?.get(column)?
+    }
+
+    /// B less A in steps of the unit, as printed.
+    pub(super) fn difference(&self, row: usize) -> Option<i64> {
+        Some(self.cell(row, 1)? - self.cell(row, 0)?)
+    }
+}
+
+/// Amounts in steps of the unit. Column A is apportioned from the top, and so are the differences, B is their sum: all
+/// three columns add up, and what is unchanged reads so.
+fn steps(statement: &Statement, unit: Unit, head: Option<[Option<i64>; 2]>) -> Vec<[Option<i64>; 2]> {
+    let bytes = |row: &Row| [0, 1].map(|column| row.bytes.get(column).copied().flatten());
+    let bytes: Vec<[Option<i64>; 2]> = statement.rows.iter().map(bytes).collect();
+    let mut steps: Vec<[Option<i64>; 2]> =
+        bytes.iter().map(|row| row.map(|bytes| bytes.map(|bytes| unit.round(bytes)))).collect();
+    if let (Some(first), Some(head)) = (steps.first_mut(), head) {
+        *first = head;
+    }
+    for parent in 0..steps.len() {
+        let [total_a, total_b] = steps.get(parent).copied().unwrap_or_default();
+        let rows = statement.rows.iter().enumerate().filter(|(_, row)| row.parent == Some(parent));
+        let rows: Vec<usize> = rows.map(|(index, _)| index).collect();
+        let mut share = |total: Option<i64>, of: &dyn Fn([Option<i64>; 2]) -> Option<i64>, column: usize| {
+            let part = |index: &usize| Some((*index, of(*bytes.get(*index)?)?));
+            let parts: Vec<(usize, i64)> = rows.iter().filter_map(part).collect();
+            let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+            for ((row, _), shown) in parts.iter().zip(spread(unit, total, &amounts)) {
+                if let Some([a, b]) = steps.get_mut(*row) {
+                    match column {
+                        0 => *a = Some(shown),
+                        1 => *b = Some(shown),
+                        _ => *b = a.map(|a| a + shown),
+                    }
+                }
+            }
+        };
+        share(total_a, &|[a, _]| a, 0);
+        let is_both =
+            |index: &usize| bytes.get(*index).is_some_and(|row| row[0].is_some() == row[1].is_some());
+        match (total_a, total_b) {
+            (Some(a), Some(b)) if rows.iter().all(is_both) => share(Some(b - a), &|row| difference(&row), 2),
+            _ => share(total_b, &|[_, b]| b, 1),
+        }
+    }
+    steps
+}
+
+/// Parts of a total as they are printed: they add up to it, whatever it is.
+fn spread(unit: Unit, total: Option<i64>, parts: &[i64]) -> Vec<i64> {
+    let Some(total) = total else { return Vec::new() };
+    let mut steps = unit.apportion(total, parts);
+    let left = total - steps.iter().sum::<i64>();
+    let largest = (0..parts.len()).max_by_key(|index| parts.get(*index).map(|bytes| bytes.unsigned_abs()));
+    if let Some(steps) = largest.and_then(|index| steps.get_mut(index)) {
+        *steps += left;
+    }
+    steps
+}
+
+fn unit(statement: &Statement) -> Unit {
+    let totals = statement.rows.iter().filter(|row| matches!(row.part, Part::Used | Part::Tracked));
+    let largest = totals.flat_map(|row| row.bytes.iter().flatten()).map(|bytes| bytes.saturating_abs()).max();
+    Unit::for_largest(largest.unwrap_or(0))
+}
+
+/// The statement with fewer categories, and `only` of its rows.
+fn folded(table: &Table, limit: usize, smallest: i64) -> (Statement, Vec<Option<usize>>) {
+    let rows = &table.statement.rows;
+    let first = rows.iter().position(|row| row.part == Part::Category);
+    let Some(first) = first.filter(|_| limit < usize::MAX) else {
+        return (table.statement.clone(), table.only.clone());
+    };
+    let count = rows.iter().filter(|row| row.part == Part::Category).count();
+    let (before, rest) = rows.split_at(first);
+    let (categories, after) = rest.split_at(count.min(rest.len()));
+    // One side alone has nothing to be the same as.
+    let (same, differ): (Vec<&Row>, Vec<&Row>) =
+        categories.iter().partition(|row| difference(&row.bytes) == Some(0));
+    let is_large =
+        |row: &&&Row| difference(&row.bytes).is_none_or(|bytes| bytes.saturating_abs() >= smallest);
+    let large = differ.iter().take_while(is_large).count();
+    let named =
+        if large.min(limit) < differ.len() { large.min(limit.saturating_sub(1)) } else { differ.len() };
+    let (named, smaller) = differ.split_at(named);
+    let mut statement = Statement { rows: before.to_vec() };
+    statement.rows.extend(named.iter().map(|row| (*row).clone()));
+    for (what, group) in [("smaller differences", smaller), ("unchanged", &same)] {
+        if let [one] = group {
+            statement.rows.push((*one).clone());
+        } else if let Some(row) = sum(group, what) {
+            statement.rows.push(row);
+        }
+    }
+    // Rows behind the categories are parts of rows before them, or of each other.
+    let moved = (statement.rows.len() as isize) - (first + count) as isize;
+    let parent = |parent: usize| if parent < first { parent } else { parent.saturating_add_signed(moved) };
+    let after = after.iter().map(|row| Row { parent: row.parent.map(parent), ..row.clone() });
+    statement.rows.extend(after);
+    let only_of = |row: &Row| {
+        let index = rows.iter().position(|other| other.part == row.part && other.name == row.name)?;
+        table.only.get(index).copied().flatten()
+    };
+    let only = statement.rows.iter().map(only_of).collect();
+    (statement, only)
+}
+
+/// Several rows as one.
+fn sum(rows: &[&Row], what: &str) -> Option<Row> {
+    let (first, rest) = rows.split_first()?;
+    let add = |bytes: Vec<Option<i64>>, row: &&Row| -> Vec<Option<i64>> {
+        let both = bytes.iter().zip(&row.bytes);
+        both.map(|(a, b)| Some((*a)?.saturating_add((*b)?))).collect()
+    };
+    let bytes = rest.iter().fold(first.bytes.clone(), add);
+    let name = format!("({} {what})", thousands(rows.len() as u64));
+    Some(Row { name, bytes, ..(*first).clone() })
+}
+
+/// The comparison.
+pub fn text(diff: &Diff<'_>, layout: Layout) -> String {
+    let told = |saved: usize| {
+        let rows = ROWS
+            .map(|(most, least)| if layout.all { usize::MAX } else { most.saturating_sub(saved).max(least) });
+        lines(diff, layout, rows)
+    };
+    let most_saved = ROWS.iter().map(|(most, least)| most - least).max().unwrap_or(0);
+    let mut out = told(0);
+    for saved in 1..=most_saved {
+        if layout.all || layout.tags || out.len() <= MOST_LINES {
+            break;
+        }
+        out = told(saved);
+    }
+    out.join("\n") + "\n"
+}
+
+fn lines(diff: &Diff<'_>, layout: Layout, [first, second, tags]: [usize; 3]) -> Vec<String> {
+    let mut out = Lines::new(layout.width);
+    let mut page = Page::default();
+    for (side, name) in diff.sides.iter().zip(SIDES) {
+        let run = side.run;
+        let mut parts = vec![name.to_owned(), label(run)];
+        parts.extend(side.id.iter().map(|id| format!("run {id}")));
+        if run.process.pid != 0 {
+            parts.push(format!("pid {}", run.process.pid));
+        }
+        parts.extend(run.caveats.iter().filter(|caveat| caveat.code == "job").map(|job| clean(&job.text)));
+        parts.push(match run.source.kind.as_str() {
+            _ if run.source.is_watched() => format!("on {}", run.source.origin),
+            kind => format!("from {kind} {}", run.source.origin),
+        });
+        out.prose(&parts.join("  "));
+    }
+    let Some(whole) = diff.whole() else {
+        out.prose("neither has memory on a GPU");
+        return out.lines;
+    };
+    out.prose(&words::basis(diff));
+    out.line("");
+    let by = if layout.tags { By::Tag } else { diff.by };
+    let shown = Shown::of(whole.table(by), if layout.tags { usize::MAX } else { first });
+    out.prose(&words::sentence(diff, whole, &shown));
+    words::shift(&shown).iter().for_each(|line| out.prose(line));
+    if diff.pairs.len() > 1 {
+        devices(diff, &mut page);
+    }
+    page.rows.push(None);
+    table(diff, whole, &shown, by, &mut page);
+    if !layout.tags {
+        for (of, limit) in [(other(diff.by), second), (By::Tag, tags)] {
+            if of != diff.by && has_names(whole.table(of)) {
+                composition(whole, &shown, of, limit, layout, &mut page);
+            }
+        }
+    }
+    if layout.all && diff.pairs.len() > 1 {
+        for pair in &diff.pairs {
+            page.rows.push(None);
+            page.rows
+                .extend(words::paired(diff, pair).map(|title| Some(Line { name: title, ..Line::default() })));
+            table(diff, pair, &Shown::of(pair.table(by), usize::MAX), by, &mut page);
+        }
+    }
+    page.print(&mut out);
+    words::doubts(whole).iter().for_each(|line| out.prose(&format!("note: {line}")));
+    out.prose(&next(diff));
+    out.lines
+}
+
+fn other(by: By) -> By {
+    if by == By::Structure { By::Layer } else { By::Structure }
+}
+
+fn has_names(table: &Table) -> bool {
+    table.statement.rows.iter().any(|row| row.part == Part::Category)
+}
+
+/// A row per pair of devices, and their sums.
+fn devices(diff: &Diff<'_>, page: &mut Page) {
+    let part = match diff.whole().map(|pair| pair.table(diff.by).bytes(Part::Used)) {
+        Some([Some(_), Some(_)]) => Part::Used,
+        _ => Part::Tracked,
+    };
+    let name = |pair: &Pair| {
+        let device = |side: usize| diff.sides.get(side)?.run.devices.get((*pair.devices.get(side)?)?);
+        match (device(0), device(1)) {
+            (Some(a), Some(b)) if a.name != b.name => format!("{} : {}", device_name(a), device_name(b)),
+            (Some(a), None) => format!("{} (A only)", device_name(a)),
+            (None, Some(b)) => format!("{} (B only)", device_name(b)),
+            (Some(device), _) => device_name(device),
+            (None, None) => "all".to_owned(),
+        }
+    };
+    let rows = diff.pairs.iter().map(|pair| Row {
+        part: Part::Category,
+        name: name(pair),
+        parent: Some(0),
+        bytes: pair.table(diff.by).bytes(part).to_vec(),
+    });
+    let total = diff.whole().map(|pair| pair.table(diff.by).bytes(part)).unwrap_or([None, None]);
+    let what = if part == Part::Used { "used" } else { "tracked" };
+    let is_job = diff.pairs.iter().any(|pair| pair.paired == Paired::Rank);
+    let whose = if is_job { "ranks" } else { "devices" };
+    let head =
+        Row { part: Part::Used, name: format!("{what}, all {whose}"), parent: None, bytes: total.to_vec() };
+    let statement = Statement { rows: std::iter::once(head).chain(rows).collect() };
+    let only = vec![None; statement.rows.len()];
+    let unit = unit(&statement);
+    page.rows.push(None);
+    let cells = [SIDES[0].to_owned(), SIDES[1].to_owned(), "B - A".to_owned()];
+    page.rows.push(Some(Line { name: unit.name.to_owned(), cells, ..Line::default() }));
+    page.take(&Shown::from(statement, unit, only, None), By::Structure, &[]);
+}
+
+/// The identity of both sides.
+fn table(diff: &Diff<'_>, pair: &Pair, shown: &Shown, by: By, page: &mut Page) {
+    let head = |name: &str, [a, b]: [&str; 2], differs: &str| {
+        let cells = [a.to_owned(), b.to_owned(), differs.to_owned()];
+        Some(Line { name: name.to_owned(), cells, ..Line::default() })
+    };
+    page.rows.push(head(shown.unit.name, SIDES, "B - A"));
+    let [a, b] = words::times(diff, pair);
+    if !a.is_empty() || !b.is_empty() {
+        page.rows.push(head("", [&a, &b], ""));
+    }
+    page.take(shown, by, &pair.moments.each_ref());
+}
+
+/// What a table says of direct and block bytes together.
+fn apart(shown: &Shown) -> [Option<i64>; 2] {
+    let of = |part: Part, column: usize| {
+        let row = shown.statement.rows.iter().position(|row| row.part == part);
+        row.map(|row| shown.cell(row, column))
+    };
+    [0, 1].map(|column| {
+        let tracked = of(Part::Tracked, column)??;
+        let pools = [Part::PoolIdle, Part::Opaque].into_iter().filter_map(|part| of(part, column)?);
+        Some(tracked - pools.sum::<i64>())
+    })
+}
+
+/// Direct and block bytes by another grouping, by how much they differ.
+fn composition(pair: &Pair, above: &Shown, by: By, limit: usize, layout: Layout, page: &mut Page) {
+    let table = pair.table(by);
+    let is_named = |row: &&Row| matches!(row.part, Part::Category | Part::Others);
+    let named: Vec<&Row> = table.statement.rows.iter().filter(is_named).collect();
+    let name = match by {
+        By::Layer => "by layer",
+        By::Structure => "by structure",
+        By::Tag => "by tag",
+    };
+    let Some(head) = sum(&named, "") else { return };
+    let head = Row { part: Part::Tracked, name: format!("{name} (idle apart)"), parent: None, ..head };
+    let mut rows = vec![head];
+    let mut only = vec![None];
+    for (row, of) in table.statement.rows.iter().zip(&table.only).filter(|(row, _)| is_named(row)) {
+        rows.push(Row { parent: Some(0), ..row.clone() });
+        only.push(*of);
+    }
+    let limit = if layout.all { usize::MAX } else { limit };
+    let unit = unit(&table.statement);
+    let (statement, only) = folded(&Table { statement: Statement { rows }, only }, limit, unit.smallest());
+    let mut shown = Shown::from(statement, unit, only, Some(apart(above)));
+    // A row of nothing says nothing.
+    let is_nothing = |row: &Row| row.part == Part::Others && row.bytes.iter().all(|bytes| *bytes == Some(0));
+    if let Some(index) = shown.statement.rows.iter().position(is_nothing) {
+        shown.statement.rows.remove(index);
+        shown.steps.remove(index);
+        shown.only.remove(index);
+    }
+    page.take(&shown, by, &[]);
+}
+
+/// A row on its way to the terminal: name, A, B and the difference, and what is to be said of it.
+#[derive(Default)]
+struct Line {
+    depth: usize,
+    name: String,
+    /// Of a long path the end tells more.
+    is_path: bool,
+    cells: [String; 3],
+    note: &'static str,
+}
+
+/// Rows of all tables, so that their columns stand under each other; `None` is an empty line.
+#[derive(Default)]
+struct Page {
+    rows: Vec<Option<Line>>,
+}
+
+impl Page {
+    fn take(&mut self, shown: &Shown, by: By, moments: &[&Moment]) {
+        let is_carried = |row: &Row, column: usize| {
+            let is_tracked = matches!(
+                row.part,
+                Part::Tracked
+                    | Part::Predates
+                    | Part::Category
+                    | Part::Others
+                    | Part::PoolIdle
+                    | Part::Opaque
+            );
+            !is_tracked
+                && moments.get(column).is_some_and(|moment| moment.gap_distance_ns != 0 || moment.stale)
+        };
+        let rows = &shown.statement.rows;
+        for (index, row) in rows.iter().enumerate() {
+            let cell = |column: usize| match shown.cell(index, column) {
+                None => "-".to_owned(),
+                Some(steps) if is_carried(row, column) => format!("~{}", shown.unit.print(steps)),
+                Some(steps) => shown.unit.print(steps),
+            };
+            let differs =
+                shown.difference(index).map_or("-".to_owned(), |steps| words::signed(shown.unit, steps));
+            let parent = |row: &Row| rows.get(row.parent?).filter(|parent| !std::ptr::eq(*parent, row));
+            let depth = std::iter::successors(parent(row), |row| parent(row)).take(4).count();
+            let note = match (shown.only.get(index).copied().flatten(), row.part) {
+                (Some(0), _) => "in A, not in B",
+                (Some(_), _) => "in B, not in A",
+                (None, Part::Context) => "measured",
+                (None, Part::Modules) => "upper bound",
+                (None, Part::LocalMemory | Part::Heaps) => "model",
+                (None, Part::Unexplained) => "at least",
+                _ => "",
+            };
+            let name = if row.part == Part::Others { nameless(by).to_owned() } else { clean_name(&row.name) };
+            let is_path = by != By::Structure && name.contains('/');
+            self.rows.push(Some(Line { depth, name, is_path, cells: [cell(0), cell(1), differs], note }));
+        }
+    }
+
+    fn print(&self, out: &mut Lines) {
+        let lines = || self.rows.iter().flatten();
+        let widest = |column: usize| {
+            lines().filter_map(|line| line.cells.get(column)).map(|cell| cell.chars().count()).max()
+        };
+        let [a_width, b_width, width] = [0, 1, 2].map(|column| widest(column).unwrap_or(0));
+        let numbers = a_width + b_width + width + 6;
+        let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(numbers)).clamp(16, 44);
+        let tables = lines().filter(|line| !line.cells.concat().is_empty());
+        let names = tables.map(|line| line.depth + line.name.chars().count()).max().unwrap_or(0).min(room);
+        for line in &self.rows {
+            let Some(Line { depth, name, is_path, cells: [a, b, differs], note }) = line else {
+                out.line("");
+                continue;
+            };
+            if a.is_empty() && b.is_empty() && differs.is_empty() {
+                out.prose(name);
+                continue;
+            }
+            let name = " ".repeat(*depth) + &shorten(name, names.saturating_sub(*depth), *is_path);
+            let line = format!("{name:<names$}  {a:>a_width$}  {b:>b_width$}  {differs:>width$}");
+            let with_note = format!("{line}  {note}");
+            let fits = out.width.is_none_or(|terminal| with_note.chars().count() <= terminal);
+            out.line(if fits { &with_note } else { &line });
+        }
+    }
+}
+
+fn next(diff: &Diff<'_>) -> String {
+    let typed = |side: usize| diff.sides.get(side).map(|side| side.typed.clone()).unwrap_or_default();
+    let at = if diff.at == super::At::Now { " --now" } else { "" };
+    let by = match diff.by {
+        By::Layer => "--by structure",
+        By::Structure | By::Tag => "--by layer",
+    };
+    let device = if diff.pairs.len() > 1 { "--device N | " } else { "" };
+    clean(&format!(
+        "next: gpumemctl diff {} {}{at} {device}{by} | --tags | --all | --json | --csv | --fail-above 2%",
+        typed(0),
+        typed(1)
+    ))
+}

@@ -1,0 +1,206 @@
+//! The comparison in words: by how much, because of what, and how the devices were paired.
+
+use super::text::Shown;
+use super::{At, Diff, Pair, Paired, SIDES, difference};
+use crate::text::{clean, clean_name, device_name};
+use crate::{Part, Row};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, plural};
+
+/// Causes that the first sentence names.
+const NAMED: usize = 4;
+
+/// The first sentence: by how much B is more, and what makes the most of it. Its parts add up to it as printed.
+pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
+    let (subject, object) = match diff.at {
+        At::Peak => ("B's peak", "A's"),
+        At::Now => ("B", "A"),
+    };
+    let rows = &shown.statement.rows;
+    let at = |part: Part| rows.iter().position(|row| row.part == part);
+    let known = |index: &usize| rows.get(*index).is_some_and(|row| difference(&row.bytes).is_some());
+    let used = at(Part::Used).filter(known);
+    let Some(head) = used.or(at(Part::Tracked).filter(known)) else {
+        return format!("{subject} cannot be compared with {object}: {}", unknown(pair));
+    };
+    let what = if used.is_some() { "used" } else { "tracked" };
+    let steps = shown.difference(head).unwrap_or(0);
+    let total = match steps {
+        0 => format!("{subject} equals {object} ({what})"),
+        steps => {
+            let than = if steps > 0 { "higher" } else { "lower" };
+            let base = rows.get(head).and_then(|row| row.bytes.first().copied().flatten());
+            let share = rows
+                .get(head)
+                .and_then(|row| difference(&row.bytes))
+                .zip(base)
+                .map_or(String::new(), |(bytes, base)| percent(bytes, base));
+            let amount = shown.unit.print(steps.saturating_abs());
+            let than_a = if diff.at == At::Now { " than A" } else { "" };
+            format!("{subject} is {amount} {} {than}{than_a} ({what}{share})", shown.unit.name)
+        }
+    };
+    // Leaves that sum to it; the gap is one.
+    let is_leaf = |row: &Row| match row.part {
+        Part::Category | Part::Others | Part::PoolIdle | Part::Opaque => true,
+        Part::Predates | Part::Untrackable => used.is_some(),
+        _ => false,
+    };
+    let mut causes: Vec<(usize, i64)> = (0..rows.len())
+        .filter(|index| rows.get(*index).is_some_and(is_leaf))
+        .filter_map(|index| Some((index, shown.difference(index)?)))
+        .filter(|(_, steps)| *steps != 0)
+        .collect();
+    causes.sort_by_key(|(index, steps)| (std::cmp::Reverse(steps.unsigned_abs()), *index));
+    let rest = if causes.len() > NAMED + 1 { causes.split_off(NAMED) } else { Vec::new() };
+    let mut parts: Vec<String> = causes
+        .iter()
+        .map(|(index, steps)| {
+            let name = rows.get(*index).map(|row| clean_name(&row.name)).unwrap_or_default();
+            format!("{name} {}", signed(shown.unit, *steps))
+        })
+        .collect();
+    if !rest.is_empty() {
+        let sum = rest.iter().map(|(_, steps)| steps).sum::<i64>();
+        parts.push(format!("{} more {}", rest.len(), signed(shown.unit, sum)));
+    }
+    match (parts.is_empty(), steps) {
+        (true, 0) => format!("{total}, and so does every part"),
+        (true, _) => format!("{total}; {}", known_of(pair)),
+        (false, 0) => format!("{total}, its parts do not: {}", parts.join(", ")),
+        (false, _) => format!("{total}: {}", parts.join(", ")),
+    }
+}
+
+/// Bytes that one side has by name and the other in its gap.
+pub(super) fn shift(shown: &Shown) -> Option<String> {
+    let rows = &shown.statement.rows;
+    let of = |part: Part| shown.difference(rows.iter().position(|row| row.part == part)?);
+    let (tracked, gap) = (of(Part::Tracked)?, of(Part::Untrackable)?);
+    let both = tracked.unsigned_abs().min(gap.unsigned_abs());
+    // As large a part of each: not what two runs differ by anyway.
+    if tracked.signum() * gap.signum() != -1
+        || both.saturating_mul(2) < tracked.unsigned_abs().max(gap.unsigned_abs())
+    {
+        return None;
+    }
+    let [more, less] = if tracked > 0 { ["B", "A"] } else { ["A", "B"] };
+    let amount = shown.unit.print(i64::try_from(both).unwrap_or(i64::MAX));
+    Some(format!(
+        "{amount} {} may be a matter of recording, not of use: {more} tracks about as much more as {less} has in Untrackable",
+        shown.unit.name
+    ))
+}
+
+/// Whose bytes have names.
+fn known_of(pair: &Pair) -> String {
+    match pair.moments.each_ref().map(|moment| moment.tracked_bytes.is_some()) {
+        [true, false] => "what it is made of is known of A only".to_owned(),
+        [false, true] => "what it is made of is known of B only".to_owned(),
+        _ => "what it is made of is not known".to_owned(),
+    }
+}
+
+fn unknown(pair: &Pair) -> String {
+    let why = pair.doubts.iter().filter(|doubt| matches!(doubt.code, "uncovered" | "blocked" | "no_sample"));
+    let why: Vec<String> = why.map(|doubt| format!("{}: {}", doubt.side, clean(&doubt.text))).collect();
+    if why.is_empty() { "neither used nor tracked is known of both".to_owned() } else { why.join("; ") }
+}
+
+/// What is compared, when, and on which devices.
+pub(super) fn basis(diff: &Diff<'_>) -> String {
+    let what = match (diff.at, diff.sides.iter().all(|side| side.run.coverage.covered)) {
+        (At::Peak, true) => "each at its peak of tracked",
+        (At::Peak, false) => "each at its peak (of tracked; without an agent, of what NVML charged)",
+        (At::Now, _) => "each at its last complete moment",
+    };
+    let mut words = vec![what.to_owned()];
+    match diff.pairs.as_slice() {
+        [pair] => words.extend(paired(diff, pair)),
+        pairs => {
+            let count = |paired: Paired| pairs.iter().filter(|pair| pair.paired == paired).count() as u64;
+            let hows = [
+                (Paired::Uuid, "by UUID"),
+                (Paired::Number, "by number"),
+                (Paired::Rank, "by rank"),
+                (Paired::Order, "in their order"),
+                (Paired::Alone, "on one side only"),
+            ];
+            let hows =
+                hows.into_iter().map(|(how, words)| (count(how), words)).filter(|(count, _)| *count > 0);
+            let hows: Vec<String> = hows.map(|(count, how)| format!("{count} {how}")).collect();
+            let what = if count(Paired::Rank) > 0 { "rank" } else { "device" };
+            words.push(format!("{} ({})", plural(pairs.len() as u64, what), hows.join(", ")));
+        }
+    }
+    words.push(format!("rules {}", clean(&diff.rules)));
+    words.join("; ")
+}
+
+/// The devices of a pair, and why these two.
+pub(super) fn paired(diff: &Diff<'_>, pair: &Pair) -> Option<String> {
+    let device = |side: usize| {
+        let run = diff.sides.get(side)?.run;
+        run.devices.get((*pair.devices.get(side)?)?)
+    };
+    Some(match (device(0), device(1)) {
+        (Some(a), Some(b)) => match pair.paired {
+            Paired::Uuid => format!("the same device, {} (by UUID)", device_name(a)),
+            Paired::Number => format!("{} of both (by number)", device_name(a)),
+            Paired::Rank => format!("{} of both", device_name(a)),
+            _ => format!("{} of A with {} of B (in their order)", device_name(a), device_name(b)),
+        },
+        (Some(a), None) => format!("{} in A only", device_name(a)),
+        (None, Some(b)) => format!("{} in B only", device_name(b)),
+        (None, None) => return None,
+    })
+}
+
+/// When the sides were what is compared.
+pub(super) fn times(diff: &Diff<'_>, pair: &Pair) -> [String; 2] {
+    let time = |side: usize| match (diff.sides.get(side), pair.moments.get(side)) {
+        (Some(told), Some(moment)) if pair.devices.get(side).is_some_and(Option::is_some) => {
+            Times::of(told.run).time(moment.time_ns)
+        }
+        _ => String::new(),
+    };
+    [time(0), time(1)]
+}
+
+/// Doubts, those that are the same for both sides once.
+pub(super) fn doubts(pair: &Pair) -> Vec<String> {
+    let mut said: Vec<(String, Vec<&str>)> = Vec::new();
+    for doubt in &pair.doubts {
+        match said.iter_mut().find(|(text, _)| *text == doubt.text) {
+            Some((_, sides)) if sides.contains(&doubt.side) => {}
+            Some((_, sides)) => sides.push(doubt.side),
+            None => said.push((doubt.text.clone(), vec![doubt.side])),
+        }
+    }
+    let whose = |sides: &[&str]| match sides {
+        [side] => (*side).to_owned(),
+        _ => SIDES.join(" and "),
+    };
+    said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), clean(text))).collect()
+}
+
+/// Steps with their sign.
+pub(super) fn signed(unit: Unit, steps: i64) -> String {
+    if steps > 0 { format!("+{}", unit.print(steps)) } else { unit.print(steps) }
+}
+
+/// `, +1.2 %` of what it was; nothing where that says nothing.
+fn percent(bytes: i64, base: i64) -> String {
+    if base <= 0 {
+        return String::new();
+    }
+    let tenths =
+        (i128::from(bytes) * 1000 + i128::from(bytes.signum()) * i128::from(base) / 2) / i128::from(base);
+    match tenths {
+        0 => String::new(),
+        tenths => {
+            let sign = if tenths < 0 { "-" } else { "+" };
+            format!(", {sign}{}.{} %", tenths.unsigned_abs() / 10, tenths.unsigned_abs() % 10)
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The numbers of a run, for one word each.
+
+use crate::text::{device_name, label};
+use crate::{By, Part, Report, Statement};
+use gpumem_model::run::{Coverage, Device, Oom, Run};
+use gpumem_model::units::{Unit, plural, thousands};
+
+/// The device of a run with most memory.
+pub(super) struct Here<'r> {
+    pub(super) report: &'r Report<'r>,
+    pub(super) run: &'r Run,
+    pub(super) device: &'r Device,
+    statement: Statement,
+    unit: Unit,
+}
+
+/// Nothing to show.
+pub(super) fn none(_: &Here<'_>) -> Option<String> {
+    None
+}
+
+impl<'r> Here<'r> {
+    pub(super) fn of(report: &'r Report<'_>) -> Option<Here<'r>> {
+        let most = |device: &&Device| {
+            let of = [&device.peak, &device.last].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
+            of.into_iter().flatten().max()
+        };
+        let device = report.run.devices.iter().max_by_key(most)?;
+        let statement = report.statement_by(report.by, device, usize::MAX, 0);
+        let unit = Unit::for_largest(most(&device).unwrap_or(0));
+        Some(Here { report, run: report.run, device, statement, unit })
+    }
+
+    /// Whose numbers they are.
+    pub(super) fn whose(&self) -> String {
+        let pid = self.run.process.pid;
+        let pid = if pid == 0 { String::new() } else { format!(" pid {pid}") };
+        let id = self.report.id.as_ref().map(|id| format!(" {id}")).unwrap_or_default();
+        format!("{}{id}{pid}, {}", label(self.run), device_name(self.device))
+    }
+
+    pub(super) fn coverage(&self) -> &'r Coverage {
+        &self.run.coverage
+    }
+
+    /// Bytes with their unit.
+    pub(super) fn amount(&self, bytes: i64) -> String {
+        format!("{} {}", self.unit.amount(bytes), self.unit.name)
+    }
+
+    /// Of the last moment and the peak.
+    pub(super) fn two(&self, [last, peak]: [Option<i64>; 2]) -> Option<String> {
+        let word = if self.run.state == gpumem_model::run::State::Open { "now" } else { "last" };
+        match (last, peak) {
+            (None, None) => Some("not known".to_owned()),
+            (last, peak) => {
+                let amount =
+                    |bytes: Option<i64>| bytes.map_or("not known".to_owned(), |bytes| self.amount(bytes));
+                Some(format!("{} {word}, {} at peak", amount(last), amount(peak)))
+            }
+        }
+    }
+
+    /// A row of the statement; one that is left out because it is nothing is nothing.
+    pub(super) fn row(&self, part: Part) -> Option<String> {
+        let row = self.statement.rows.iter().find(|row| row.part == part);
+        match row.map(|row| row.bytes.as_slice()) {
+            Some(&[last, peak]) => self.two([last, peak]),
+            _ if self.coverage().covered => Some("none".to_owned()),
+            _ => Some("not known: no agent spoke for it".to_owned()),
+        }
+    }
+
+    /// A part of the gap.
+    pub(super) fn part(&self, name: &str) -> Option<String> {
+        let of = |moment: &gpumem_model::run::Moment| {
+            let parts = moment.gap_parts()?.each();
+            parts.into_iter().find(|(part, ..)| *part == name).map(|(.., bytes)| bytes)
+        };
+        self.two([of(&self.device.last), of(&self.device.peak)])
+    }
+
+    /// Cells with something in common, at both moments.
+    pub(super) fn cells(&self, fits: impl Fn(&gpumem_model::run::Cell) -> bool) -> Option<String> {
+        let sum = |moment: &gpumem_model::run::Moment| {
+            moment.tracked_bytes?;
+            let of = moment
+                .amounts
+                .iter()
+                .filter(|(cell, _)| self.run.cells.get(*cell as usize).is_some_and(&fits));
+            Some(of.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes)))
+        };
+        self.two([sum(&self.device.last), sum(&self.device.peak)])
+    }
+
+    pub(super) fn role(&self, name: &str) -> Option<String> {
+        if self.run.cells.iter().all(|cell| cell.role.is_none()) {
+            return Some("nobody said what blocks are for".to_owned());
+        }
+        self.cells(|cell| cell.role.as_deref() == Some(name))
+    }
+
+    pub(super) fn phase(&self, name: &str) -> Option<String> {
+        if self.run.cells.iter().all(|cell| cell.phase.is_none()) {
+            return Some("nobody said when blocks were made".to_owned());
+        }
+        self.cells(|cell| cell.phase.as_deref() == Some(name))
+    }
+
+    /// A number of things.
+    pub(super) fn count(&self, number: u64, what: &str) -> Option<String> {
+        Some(plural(number, what))
+    }
+
+    /// Whether a flag is up.
+    pub(super) fn flag(&self, is: bool) -> Option<String> {
+        Some(if is { "yes" } else { "no" }.to_owned())
+    }
+
+    /// Unsigned bytes that may not be known.
+    pub(super) fn unsigned(&self, bytes: Option<u64>) -> Option<String> {
+        let amount = |bytes: u64| self.amount(i64::try_from(bytes).unwrap_or(i64::MAX));
+        Some(bytes.map_or("not known".to_owned(), amount))
+    }
+
+    /// How a way of naming is.
+    pub(super) fn layer(&self, name: &str) -> Option<String> {
+        let said = self.coverage().layers.iter().find(|said| said.layer == name)?;
+        let why = if said.reason.is_empty() { String::new() } else { format!(": {}", said.reason) };
+        Some(format!("{}{why}", said.state))
+    }
+
+    /// Steps of the gap with that cause.
+    pub(super) fn steps(&self, cause: &str) -> Option<String> {
+        let steps = self.device.details.steps.iter().filter(|step| step.cause == cause);
+        let (count, bytes) =
+            steps.fold((0, 0_i64), |(count, sum), step| (count + 1, sum.saturating_add(step.bytes)));
+        (count > 0).then(|| format!("{} of {}", plural(count, "step"), self.amount(bytes)))
+    }
+
+    /// Entries of the times at which memory ran out.
+    pub(super) fn ooms(&self, fits: impl Fn(&Oom) -> bool) -> Option<String> {
+        let all = self.run.devices.iter().flat_map(|device| &device.details.ooms);
+        let counts = all.filter(|oom| fits(oom)).map(|oom| oom.count.max(1));
+        let count = counts.fold(0, u64::saturating_add);
+        Some(if count == 0 { "none".to_owned() } else { format!("{} times", thousands(count)) })
+    }
+
+    /// A category that fits, of the grouping of the report first: name, grouping, numbers.
+    pub(super) fn category(&self, fits: &dyn Fn(&str) -> bool) -> Option<(String, By, String)> {
+        [self.report.by, By::Structure, By::Layer].into_iter().filter(|by| *by != By::Tag).find_map(|by| {
+            let of = [&self.device.last, &self.device.peak].map(|moment| self.report.composition(moment, by));
+            let name = of.iter().flat_map(|of| of.categories.keys()).find(|name| fits(name))?.clone();
+            let [last, peak] = of.map(|of| of.categories.get(&name).copied());
+            let is_tracked =
+                [&self.device.last, &self.device.peak].map(|moment| moment.tracked_bytes.is_some());
+            let known = |bytes: Option<i64>, is: bool| is.then(|| bytes.unwrap_or(0));
+            let numbers = self.two([known(last, is_tracked[0]), known(peak, is_tracked[1])])?;
+            Some((name, by, numbers))
+        })
+    }
+
+    /// A tag of the run.
+    pub(super) fn tag(&self, word: &str) -> Option<(String, String)> {
+        let is_there = self.run.cells.iter().any(|cell| cell.tag.as_deref() == Some(word));
+        let numbers = is_there.then(|| self.cells(|cell| cell.tag.as_deref() == Some(word))).flatten()?;
+        Some((word.to_owned(), numbers))
+    }
+}

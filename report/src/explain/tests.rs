@@ -1,0 +1,235 @@
+use super::*;
+use gpumem_import::read_file;
+use gpumem_model::run::{self, Run};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn run() -> Run {
+    let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+    read_file(&log, None).expect("a log").remove(0)
+}
+
+fn report(run: &Run) -> Report<'_> {
+    Report::new(run, Groupings::of_run(run), None)
+}
+
+#[test]
+fn no_word_means_two_things() {
+    let mut seen: BTreeMap<String, &str> = BTreeMap::new();
+    let mut twice = Vec::new();
+    for (_, entry) in words() {
+        let first = entry.names[0];
+        for name in entry.names {
+            if seen.insert(plain(name), first).is_some_and(|other| other != first) {
+                twice.push(*name);
+            }
+        }
+    }
+    assert!(twice.is_empty(), "explained twice: {twice:?}");
+}
+
+#[test]
+fn each_answer_is_two_to_six_lines() {
+    let run = run();
+    let report = report(&run);
+    for (_, entry) in words() {
+        for (report, width) in [(Some(&report), None), (None, None), (Some(&report), Some(100))] {
+            let text = explain(entry.names[0], report, width).expect("known");
+            let most = if width.is_some() { 9 } else { 4 };
+            assert!((2..=most).contains(&text.lines().count()), "{text}");
+            assert!(
+                text.lines().all(|line| width.is_none_or(|width| line.chars().count() <= width)),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_word_comes_with_the_numbers_of_the_run() {
+    let run = run();
+    let report = report(&run);
+    let text = explain("used_bytes", Some(&report), None).expect("known");
+    assert!(text.starts_with("used  (also: used (= nvidia-smi), "), "{text}");
+    assert!(
+        text.contains("\n  here: 721.0 MiB last, 721.0 MiB at peak  (train.py pid 20417, GPU 0)\n"),
+        "{text}"
+    );
+    let text = explain("unexplained", Some(&report), None).expect("known");
+    assert!(text.contains("here: 367.0 MiB last"), "{text}");
+    let text = explain("SoftMax", Some(&report), None).expect("a category");
+    assert!(
+        text.contains("tbd (by layer)") && text.contains("here: 39.1 MiB last, 39.1 MiB at peak, by layer"),
+        "{text}"
+    );
+    let text = explain("in_arg/logits_weight", Some(&report), None).expect("a tag");
+    assert!(text.contains("A tag: ") && text.contains(" MiB last"), "{text}");
+    assert!(explain("in_arg/logits_weight", None, None).is_err());
+    assert_eq!(explain("untrackabel", None, None), Err(vec!["Untrackable".to_owned()]));
+    assert!(list(Some(80)).lines().all(|line| line.chars().count() <= 90), "{}", list(Some(80)));
+}
+
+fn assert_known<'a>(what: &str, words: impl IntoIterator<Item = &'a str>) {
+    let unknown: Vec<&str> = words.into_iter().filter(|word| !is_known(word)).collect();
+    assert!(unknown.is_empty(), "{what}: not explained: {unknown:?}");
+}
+
+#[test]
+fn what_the_code_can_print_is_explained() {
+    assert_known("roles", run::role_names());
+    assert_known("phases", run::phase_names());
+    let parts = run::Parts::default().each();
+    assert_known("parts of the gap", parts.iter().flat_map(|(name, kind, _)| [*name, *kind]));
+    use gpumem_ledger::Cause::*;
+    let causes = [
+        ContextCreated,
+        ContextDestroyed,
+        ModuleLoaded,
+        ModuleUnloaded,
+        StackLimit,
+        PrintfLimit,
+        HeapLimit,
+        GraphInstantiated,
+        GraphDestroyed,
+        StreamCreated,
+        PeerAccess,
+        LibraryLoaded,
+        GreenContextCreated,
+        MemoryImported,
+        BetweenEvents,
+        Blind,
+        HistoryLost,
+        EventsLost,
+        Smaller,
+    ];
+    assert_known("causes", causes.map(gpumem_ledger::Cause::name));
+    use gpumem_wire::{Absence, Layer, LayerState};
+    let absences = [
+        Absence::NotAvailable,
+        Absence::NoPermission,
+        Absence::NotListed,
+        Absence::GpuLost,
+        Absence::Timeout,
+        Absence::NotSupported,
+        Absence::WrongNamespace,
+    ];
+    assert_known(
+        "absences",
+        absences.iter().flat_map(|absence| [true, false].map(|list| run::absence_name(*absence, list))),
+    );
+    let layers = [
+        Layer::Blocks,
+        Layer::OutOfMemory,
+        Layer::Scopes,
+        Layer::Nvtx,
+        Layer::ModulePath,
+        Layer::Autograd,
+        Layer::Roles,
+    ];
+    assert_known("layers", layers.map(gpumem_model::layers::layer_name));
+    let states =
+        [LayerState::Active, LayerState::Degraded, LayerState::Absent, LayerState::Off, LayerState::Failed];
+    assert_known("states of layers", states.map(gpumem_model::layers::state_name));
+    let said = |layer: &str| gpumem_model::layers::LayerSaid {
+        layer: layer.into(),
+        state: "active".into(),
+        reason: String::new(),
+    };
+    for layer in layers {
+        let level =
+            gpumem_model::layers::level(&[said(gpumem_model::layers::layer_name(layer))]).expect("a level");
+        assert_known("levels", [level]);
+    }
+    assert_known("states of runs", gpumem_runs::store::STATES);
+    assert_known("columns of groups", crate::group::COLUMNS);
+    assert_known("columns of iterations", crate::iterations::COLUMNS.map(|(name, _)| name));
+    assert_known("rows that reports make", crate::rules::RESERVED);
+    for (name, _) in PRESETS {
+        let groupings = Groupings::preset(Some(name));
+        let rules = groupings.layer.rules.iter().chain(&groupings.structure.rules);
+        assert_known(name, rules.map(|rule| rule.name.as_str()));
+    }
+    // Rows of statements, with everything in them.
+    let mut run = run();
+    let device = &mut run.devices[0];
+    for class in [run::Class::PoolIdle, run::Class::Opaque] {
+        run.cells.push(run::Cell { class, ..run::Cell::default() });
+        device.last.amounts.push((run.cells.len() as u32 - 1, 7));
+    }
+    device.last.predates_bytes = Some(1);
+    device.last.parts = Some(run::Parts {
+        context_bytes: 1,
+        modules_bytes: 2,
+        local_memory_bytes: 3,
+        heaps_bytes: 4,
+        rounding_bytes: 5,
+        unexplained_bytes: 6,
+    });
+    device.last.untrackable_bytes = Some(21);
+    for by in [By::Layer, By::Structure, By::Tag] {
+        let report = Report::new(&run, Groupings::of_run(&run), Some(by));
+        let rows = report.statement(&run.devices[0], usize::MAX, 0).rows;
+        let made = rows.iter().filter(|row| row.part != crate::Part::Category);
+        assert_known("rows", made.map(|row| row.name.as_str()));
+    }
+}
+
+/// Keys of a JSON document, but for maps whose keys are data.
+fn keys(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                found.push(name.clone());
+                if !matches!(name.as_str(), "facts" | "claims" | "who") {
+                    keys(value, found);
+                }
+            }
+        }
+        serde_json::Value::Array(list) => list.iter().for_each(|value| keys(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_key_of_json_is_explained() {
+    let mut run = run();
+    let device = &mut run.devices[0];
+    device.details.ooms = vec![run::Oom {
+        device: Some(run::OomDevice { holders: vec![run::Holder::default()], ..Default::default() }),
+        ..Default::default()
+    }];
+    device.details.accounted_peak_bytes = Some(1);
+    device.details.pools = vec![run::Pool::default()];
+    device.tenants = vec![(1, Some(2))];
+    device.reading = Some(run::Reading {
+        time_ns: 1,
+        used_bytes: 2,
+        free_bytes: 3,
+        system_reserved_bytes: Some(4),
+        unified: false,
+    });
+    run.coverage.layers = vec![gpumem_model::layers::LayerSaid::default()];
+    run.coverage.blind = vec![run::BlindWindow { from_ns: 1, to_ns: None, why: String::new() }];
+    run.own.counters = vec![gpumem_model::own::Counter::default()];
+    run.own.ranges = vec![gpumem_model::own::Range::default()];
+    let report = report(&run);
+    let side = || crate::diff::Side { run: &run, id: None, typed: String::new() };
+    let diff = crate::diff::Diff::new([side(), side()], crate::diff::At::Peak, None, None);
+    let verdict =
+        crate::diff::gate::judge(&diff, &crate::diff::gate::Of::Peak, crate::diff::gate::Limit::Bytes(0));
+    let documents = [
+        crate::json::json(&report),
+        crate::oom::json(&report),
+        crate::iterations::json(&report, crate::iterations::Choice { every: 1, columns: true }),
+        crate::own::json(&report),
+        crate::diff::json::json(&diff, Some(&verdict)),
+    ];
+    let mut found = Vec::new();
+    for document in documents {
+        keys(&serde_json::from_str(&document).expect("JSON"), &mut found);
+    }
+    found.sort();
+    found.dedup();
+    assert!(found.len() > 150, "{found:?}");
+    assert_known("keys", found.iter().map(String::as_str));
+}

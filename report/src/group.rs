@@ -1,0 +1,300 @@
+//! Several processes, or one on several devices, as a table with a row each, and their sums. It adds up as
+//! printed, downwards and across: used = predates + tracked + gap.
+
+use super::text::{clean, device_name, label};
+use gpumem_model::run::{Class, Device, Run};
+use gpumem_model::units::Unit;
+use std::fmt::Write;
+
+/// A process on a device, as one row.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// What NVML charges.
+    pub used_bytes: Option<i64>,
+    /// Older than the agent.
+    pub predates_bytes: Option<i64>,
+    /// Live driver allocations.
+    pub tracked_bytes: Option<i64>,
+    /// Of these, what pools hold and no block uses.
+    pub idle_bytes: Option<i64>,
+    /// used - predates - tracked.
+    pub gap_bytes: Option<i64>,
+    /// Highest `used`, where a table is to show it: peaks of several moments have no sum.
+    pub peak_bytes: Option<i64>,
+}
+
+impl Amounts {
+    /// The latest moment of a device.
+    pub fn of(run: &Run, device: &Device) -> Self {
+        let moment = &device.last;
+        let is_idle = |&&(cell, _): &&(u32, i64)| {
+            run.cells.get(cell as usize).is_some_and(|cell| cell.class == Class::PoolIdle)
+        };
+        let idle =
+            moment.amounts.iter().filter(is_idle).fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        Amounts {
+            used_bytes: moment.used_bytes(),
+            predates_bytes: moment.predates_bytes.filter(|_| moment.tracked_bytes.is_some()),
+            tracked_bytes: moment.tracked_bytes,
+            idle_bytes: moment.tracked_bytes.map(|_| idle),
+            gap_bytes: moment.untrackable_bytes.filter(|_| moment.tracked_bytes.is_some()),
+            peak_bytes: None,
+        }
+    }
+}
+
+/// A row: what it is, and its amounts.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Cells left of the amounts.
+    pub names: Vec<String>,
+    /// Amounts.
+    pub amounts: Amounts,
+    /// Right of them.
+    pub note: String,
+}
+
+/// Names of the columns with amounts; `predates` only where it is not nothing, `peak` where it is asked for.
+pub(crate) const COLUMNS: [&str; 6] = ["used", "predates", "tracked", "idle", "gap", "peak"];
+const PREDATES: usize = 1;
+const PEAK: usize = 5;
+/// Its index of `tracked`.
+const TRACKED: usize = 2;
+
+/// The table: heads, a row each, the sums of what is known.
+pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
+    let unit = unit(lines);
+    let steps = steps(lines, unit);
+    let has_predates = lines.iter().any(|line| line.amounts.predates_bytes.is_some_and(|bytes| bytes != 0));
+    let has_peak = lines.iter().any(|line| line.amounts.peak_bytes.is_some());
+    let is_shown = |&column: &usize| (column != PREDATES || has_predates) && (column != PEAK || has_peak);
+    let columns: Vec<usize> = (0..COLUMNS.len()).filter(is_shown).collect();
+    let sum = |column: usize| {
+        let known: Vec<i64> = steps.iter().filter_map(|row| row[column]).collect();
+        if known.is_empty() {
+            None
+        } else {
+            Some(known.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps)))
+        }
+    };
+    let cell = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
+    let heads_of = columns.iter().map(|&column| COLUMNS[column].to_owned()).collect();
+    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+    let mut rows = vec![Cells { names: heads, amounts: heads_of, note: String::new() }];
+    for (line, steps) in lines.iter().zip(&steps) {
+        let amounts = columns.iter().map(|&column| cell(steps[column])).collect();
+        let names = line.names.iter().map(|name| clean(name)).collect();
+        rows.push(Cells { names, amounts, note: clean(&line.note) });
+    }
+    if lines.len() > 1 {
+        let mut names = vec![String::new(); rows[0].names.len()];
+        if let Some(first) = names.first_mut() {
+            *first = "sum".to_owned();
+        }
+        let complete = |&column: &usize| {
+            [PREDATES, PEAK].contains(&column) || steps.iter().all(|row| row[column].is_some())
+        };
+        let note = if columns.iter().all(complete) { String::new() } else { "of what is known".to_owned() };
+        let of = |&column: &usize| if column == PEAK { String::new() } else { cell(sum(column)) };
+        rows.push(Cells { names, amounts: columns.iter().map(of).collect(), note });
+    }
+    let mut printed = print(&rows);
+    if let Some(first) = printed.first_mut() {
+        *first += &format!("  ({})", unit.name);
+    }
+    printed
+}
+
+fn unit(lines: &[Line]) -> Unit {
+    let amounts = |line: &Line| line.amounts.used_bytes.into_iter().chain(line.amounts.tracked_bytes);
+    Unit::for_largest(lines.iter().flat_map(amounts).map(i64::saturating_abs).max().unwrap_or(0))
+}
+
+/// The sum under `tracked` as the table prints it, in steps of its unit: what stands below must add up to that. Absent
+/// where not every line has an amount.
+pub fn tracked(lines: &[Line]) -> Option<(Unit, i64)> {
+    let unit = unit(lines);
+    let tracked: Option<Vec<i64>> = steps(lines, unit).iter().map(|row| row[TRACKED]).collect();
+    Some((unit, tracked?.iter().fold(0_i64, |sum, steps| sum.saturating_add(*steps))))
+}
+
+/// Amounts in steps of the unit: `used` apportioned from its sum, each row's parts from its `used`.
+fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
+    let known: Vec<i64> = lines.iter().filter_map(|line| line.amounts.used_bytes).collect();
+    let total = unit.round(known.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes)));
+    let mut used = unit.apportion(total, &known).into_iter();
+    let row = |line: &Line| {
+        let amounts = &line.amounts;
+        let used = amounts.used_bytes.and_then(|_| used.next());
+        let round = |bytes: Option<i64>| bytes.map(|bytes| unit.round(bytes));
+        let (idle, peak) = (round(amounts.idle_bytes), round(amounts.peak_bytes));
+        match (used, amounts.predates_bytes, amounts.tracked_bytes, amounts.gap_bytes) {
+            (Some(steps), Some(predates), Some(tracked), Some(gap)) => {
+                let parts = unit.apportion(steps, &[predates, tracked, gap]);
+                [Some(steps), Some(parts[0]), Some(parts[1]), idle, Some(parts[2]), peak]
+            }
+            (used, predates, tracked, gap) => [used, round(predates), round(tracked), idle, round(gap), peak],
+        }
+    };
+    lines.iter().map(row).collect()
+}
+
+/// A row as text: names to the left, amounts to the right, a note behind.
+struct Cells {
+    names: Vec<String>,
+    amounts: Vec<String>,
+    note: String,
+}
+
+fn print(rows: &[Cells]) -> Vec<String> {
+    let widest = |cells: &mut dyn Iterator<Item = Option<&String>>| {
+        cells.flatten().map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let line = |row: &Cells| {
+        let mut text = String::new();
+        for (column, name) in row.names.iter().enumerate() {
+            let width = widest(&mut rows.iter().map(|row| row.names.get(column)));
+            let _ = write!(text, "{name:<width$}  ");
+        }
+        for (column, amount) in row.amounts.iter().enumerate() {
+            let width = widest(&mut rows.iter().map(|row| row.amounts.get(column)));
+            let _ = write!(text, "{amount:>width$}  ");
+        }
+        (text + &row.note).trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Processes of a launcher or a job, by rank, else by pid.
+pub fn text(title: &str, runs: &[&Run], command: &str) -> String {
+    let mut runs = runs.to_vec();
+    let rank = |run: &Run| run.process.claims.get("rank").and_then(|rank| rank.parse::<u64>().ok());
+    runs.sort_by_key(|run| (rank(run).is_none(), rank(run), run.process.pid, run.process.start_ticks));
+    let mut lines = Vec::new();
+    for run in &runs {
+        let rank = run.process.claims.get("rank").cloned().unwrap_or_else(|| "-".to_owned());
+        let mut names = vec![rank, run.process.pid.to_string()];
+        let note = note(run);
+        if run.devices.is_empty() {
+            names.push("-".to_owned());
+            lines.push(Line { names, amounts: Amounts::default(), note: format!("{note} (no GPU memory)") });
+            continue;
+        }
+        for device in &run.devices {
+            let mut names = names.clone();
+            names.push(device_name(device));
+            lines.push(Line { names, amounts: Amounts::of(run, device), note: note.clone() });
+        }
+    }
+    let mut out = vec![clean(title), String::new()];
+    out.extend(table(&["rank", "pid", "device"], &lines));
+    let pid = runs.first().map_or("PID".to_owned(), |run| run.process.pid.to_string());
+    out.push(String::new());
+    out.push(format!("next: gpumemctl report {pid} | {} --json | --csv", clean(command)));
+    out.join("\n") + "\n"
+}
+
+/// One line per process and device, in bytes.
+pub fn csv(runs: &[&Run]) -> String {
+    let mut out = String::from(
+        "rank,pid,device,used_bytes,predates_bytes,tracked_bytes,idle_bytes,untrackable_bytes,peak_tracked_bytes\n",
+    );
+    for run in runs {
+        let rank = run.process.claims.get("rank").map(|rank| super::csv::field(rank)).unwrap_or_default();
+        for device in &run.devices {
+            let amounts = Amounts::of(run, device);
+            let _ = write!(out, "{rank},{},{}", run.process.pid, super::csv::field(&device.name));
+            let bytes = [
+                amounts.used_bytes,
+                amounts.predates_bytes,
+                amounts.tracked_bytes,
+                amounts.idle_bytes,
+                amounts.gap_bytes,
+                device.peak.tracked_bytes,
+            ];
+            for bytes in bytes {
+                let _ = write!(out, ",{}", bytes.map(|bytes| bytes.to_string()).unwrap_or_default());
+            }
+            out.push('\n');
+        }
+    }
+    out
+}
+
+fn note(run: &Run) -> String {
+    let coverage = &run.coverage;
+    let flags = [
+        (!coverage.covered, "uncovered"),
+        (coverage.late, "late"),
+        (coverage.blocked_by.is_some(), "blocked"),
+        (coverage.partial_state, "partial"),
+    ];
+    let flags: Vec<&str> = flags.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
+    let flags = if flags.is_empty() { String::new() } else { format!(" ({})", flags.join(", ")) };
+    label(run) + &flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, amounts: [Option<i64>; 5]) -> Line {
+        let [used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes] = amounts;
+        let amounts =
+            Amounts { used_bytes, predates_bytes, tracked_bytes, idle_bytes, gap_bytes, peak_bytes: None };
+        Line { names: vec![name.into()], amounts, note: String::new() }
+    }
+
+    #[test]
+    fn tables_add_up_downwards_and_across() {
+        const MIB: i64 = 1 << 20;
+        let odd = |part: i64| part * MIB + MIB / 3;
+        let lines: Vec<Line> = (1..8)
+            .map(|row| {
+                let (predates, tracked, gap) =
+                    (odd(row), odd(1000 * row), odd(10 * row) - (row % 2) * 100 * MIB);
+                let used = predates + tracked + gap;
+                line("GPU", [Some(used), Some(predates), Some(tracked), Some(odd(row)), Some(gap)])
+            })
+            .collect();
+        let printed = table(&["device"], &lines);
+        assert_eq!(printed.len(), 9);
+        let rows: Vec<Vec<i64>> = printed[1..]
+            .iter()
+            .map(|row| {
+                let words = row.split_whitespace().skip(1);
+                words.map(|word| word.replace([',', '.'], "").parse().expect("a number")).collect()
+            })
+            .collect();
+        let (sum, parts) = rows.split_last().expect("a sum");
+        for row in &rows {
+            assert_eq!(row[0], row[1] + row[2] + row[4], "{printed:#?}");
+        }
+        assert_eq!(
+            tracked(&lines).expect("all are known").1,
+            sum[TRACKED],
+            "what stands below adds up to it"
+        );
+        for (column, sum) in sum.iter().enumerate() {
+            assert_eq!(parts.iter().map(|row| row[column]).sum::<i64>(), *sum, "{printed:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_a_dash_and_said_of_the_sum() {
+        let known = line("a", [Some(600), Some(0), Some(100), Some(0), Some(500)]);
+        let unknown = line("b\u{1b}", [Some(50), None, None, None, None]);
+        let printed = table(&["device"], &[known.clone(), unknown]);
+        assert_eq!(
+            printed,
+            [
+                "device   used  tracked  idle  gap  (bytes)",
+                "a         600      100     0  500",
+                "b\\u{1b}    50        -     -    -",
+                "sum       650      100     0  500  of what is known",
+            ]
+        );
+        assert_eq!(table(&[""], &[known]).len(), 2, "one row needs no sum");
+        assert_eq!(table(&["device"], &[]).len(), 1);
+    }
+}

@@ -1,0 +1,330 @@
+//! What of a run grows, in a sentence, as a table, and as JSON.
+
+use super::text::{clean, device_title, whose};
+use super::{By, Report};
+use crate::judge::trend_test::{Judgement, Verdict};
+use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
+use gpumem_ledger::category::OTHERS;
+use gpumem_model::run::Device;
+use gpumem_model::units::{plural, thousands};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Names in the sentence.
+const NAMED: usize = 3;
+/// Names of a kind in the table.
+const ROWS: usize = 16;
+/// A `flat` that is less sure says so.
+const SURE: f64 = 0.95;
+/// What cells without points of their own do.
+const REST: &str = "(all other names)";
+
+/// A category or a tag that changed, with its verdict.
+#[derive(Debug, Clone, Serialize)]
+pub struct Named {
+    /// Its name.
+    pub name: String,
+    /// What became of it.
+    #[serde(flatten)]
+    pub judgement: Judgement,
+}
+
+/// Everything that is judged of a device. What is absent cannot be known.
+#[derive(Debug, Clone, Serialize)]
+pub struct Told {
+    /// What rates are per.
+    pub per: Axis,
+    /// How long a period takes, where rates are per period.
+    pub period_ns: Option<u64>,
+    /// Live allocations without the slack of pools.
+    pub tracked: Option<Judgement>,
+    /// What pools hold in reserve.
+    pub pool_slack: Option<Judgement>,
+    /// The untrackable.
+    pub gap: Option<Judgement>,
+    /// Of a process without an agent.
+    pub used: Option<Judgement>,
+    /// Names that changed, by layer.
+    pub layers: Vec<Named>,
+    /// By structure.
+    pub structures: Vec<Named>,
+    /// By tag.
+    pub tags: Vec<Named>,
+}
+
+/// Judges a device; `None` where there is nothing to judge.
+pub fn told(report: &Report<'_>, device: &Device) -> Option<Told> {
+    told_by(report, device, &[By::Layer, By::Structure, By::Tag])
+}
+
+/// The same with these kinds of names alone.
+fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
+    let growth = &device.details.growth;
+    let used = [&device.last, &device.peak].map(|moment| moment.used_bytes().or(moment.tracked_bytes));
+    let used = used.into_iter().flatten().max().unwrap_or(0);
+    // Steps in which nobody could see an allocation say nothing about them.
+    let is_seen =
+        device.peak.tracked_bytes.is_some_and(|bytes| bytes != 0) || report.run.coverage.blind_count == 0;
+    let has_points = is_seen && !growth.points.is_empty();
+    let has_samples =
+        |samples: &[(u64, i64)]| (!samples.is_empty()).then(|| judge_samples(growth, samples, used));
+    let names_of =
+        |by: By| if is_seen && kinds.contains(&by) { names(report, growth, by, used) } else { Vec::new() };
+    let told = Told {
+        per: growth.axis,
+        period_ns: growth.period_ns,
+        tracked: has_points.then(|| judge_amounts(growth, &growth.named, used, 1)),
+        pool_slack: has_points.then(|| judge_amounts(growth, &growth.slack, used, 1)),
+        gap: has_samples(&growth.gap),
+        used: has_samples(&growth.used),
+        layers: names_of(By::Layer),
+        structures: names_of(By::Structure),
+        tags: names_of(By::Tag),
+    };
+    (told.tracked.is_some() || told.gap.is_some() || told.used.is_some()).then_some(told)
+}
+
+/// Names that changed, those that changed most first.
+fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> {
+    let mut sums: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+    let others = if by == By::Tag { "(no tag)" } else { OTHERS };
+    let cells =
+        growth.cells.iter().map(|(cell, points)| (report.category(*cell, by).unwrap_or(others), points));
+    let rest = growth.rest.iter().any(|bytes| *bytes != 0).then_some((REST, &growth.rest));
+    for (name, points) in cells.chain(rest) {
+        let sum = sums.entry(name).or_insert_with(|| vec![0; growth.points.len()]);
+        sum.iter_mut().zip(points).for_each(|(sum, bytes)| *sum = sum.wrapping_add(*bytes));
+    }
+    let among = sums.len();
+    let mut names: Vec<Named> = sums
+        .into_iter()
+        .map(|(name, points)| Named {
+            name: name.to_owned(),
+            judgement: judge_amounts(growth, &points, used, among),
+        })
+        .collect();
+    let weight = |Named { judgement, .. }: &Named| {
+        let rate = judgement.bytes_per_unit.map_or(0, |rate| rate.abs() as u64);
+        (judgement.verdict.moves(), judgement.verdict != Verdict::NotEnoughData, rate)
+    };
+    names.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.name.cmp(&b.name)));
+    names
+}
+
+/// The unit of a rate: its name and its bytes.
+fn unit(rate: f64) -> (&'static str, f64) {
+    match rate.abs() {
+        rate if rate >= 1_048_576.0 => ("MiB", 1_048_576.0),
+        rate if rate >= 1024.0 => ("KiB", 1024.0),
+        _ => ("bytes", 1.0),
+    }
+}
+
+fn signed(rate: f64, (_, bytes): (&str, f64)) -> String {
+    let tenths = (rate / bytes * 10.0).round();
+    let number = format!("{}.{:.0}", thousands((tenths.abs() / 10.0).floor() as u64), tenths.abs() % 10.0);
+    match tenths {
+        tenths if tenths > 0.0 => format!("+{number}"),
+        tenths if tenths < 0.0 => format!("-{number}"),
+        _ => number,
+    }
+}
+
+fn percent(confidence: f64) -> String {
+    let floor = (confidence * 1000.0).floor() / 10.0;
+    if floor > 99.0 { format!("{floor:.1} %") } else { format!("{floor:.0} %") }
+}
+
+/// ` (within 3.0 MiB per step)` where noise hides whether it changes by something worth a word.
+fn doubt(judgement: &Judgement, per: Axis) -> String {
+    let unsure = judgement.low_high.filter(|_| judgement.confidence.is_some_and(|sure| sure < SURE));
+    let within = unsure.map(|(low, high)| low.abs().max(high.abs()));
+    let words = |rate: f64| {
+        let unit = unit(rate);
+        format!(" (within {} {} per {})", signed(rate, unit).trim_start_matches('+'), unit.0, per.name())
+    };
+    within.map(words).unwrap_or_default()
+}
+
+/// The end of a long name tells more than its beginning.
+fn short(name: &str) -> String {
+    const WIDTH: usize = 48;
+    let name = clean(name);
+    match name.chars().count() {
+        length if length > WIDTH => format!("~{}", name.chars().skip(length + 1 - WIDTH).collect::<String>()),
+        _ => name,
+    }
+}
+
+fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
+    let rate = judgement.bytes_per_unit.filter(|_| judgement.verdict.moves())?;
+    let unit = unit(rate);
+    Some(format!("{} {} per {}", signed(rate, unit), unit.0, per.name()))
+}
+
+/// What became of one amount, with `over` how long where that is wanted.
+fn said(judgement: &Judgement, per: Axis, over: &str) -> String {
+    let sure = judgement.confidence.map(percent).unwrap_or_default();
+    match judgement.verdict {
+        Verdict::Growing | Verdict::Shrinking => {
+            format!("{}{over} ({sure} sure)", moving(judgement, per).unwrap_or_default())
+        }
+        Verdict::Flat => format!("flat{over}{}", doubt(judgement, per)),
+        Verdict::OneJump => {
+            let bytes = judgement.jump_bytes.unwrap_or(0) as f64;
+            let unit = unit(bytes);
+            format!("flat{over} but for one jump of {} {}", signed(bytes, unit), unit.0)
+        }
+        Verdict::NotEnoughData => "not judged: too few samples".to_owned(),
+    }
+}
+
+/// One sentence: `growth: tracked flat over 400 steps; gap flat`. `None` where nothing can be said yet.
+pub fn line(report: &Report<'_>, device: &Device) -> Option<String> {
+    // Where tags are not told, categories are.
+    let by = if report.veiled { By::Structure } else { By::Tag };
+    let mut told = told_by(report, device, &[by])?;
+    told.tags.append(&mut told.structures);
+    let growth = &device.details.growth;
+    let over = |judgement: &Judgement| format!(" over {}", plural(units(growth, judgement), told.per.name()));
+    let is_judged = |judgement: &Judgement| judgement.verdict != Verdict::NotEnoughData;
+    let mut parts = Vec::new();
+    if let Some(used) = told.used.filter(is_judged) {
+        parts.push(format!("used {}", said(&used, told.per, &over(&used))));
+    }
+    if let Some(tracked) = told.tracked.filter(is_judged) {
+        let names = movers(&told, tracked.bytes_per_unit.filter(|_| tracked.verdict.moves()));
+        parts.push(format!("tracked {}{names}", said(&tracked, told.per, &over(&tracked))));
+    }
+    parts.extend(told.pool_slack.and_then(|slack| Some(format!("pool slack {}", moving(&slack, told.per)?))));
+    match told.gap {
+        Some(gap) if is_judged(&gap) || !parts.is_empty() => {
+            parts.push(format!("gap {}", said(&gap, told.per, "")));
+        }
+        _ => {}
+    }
+    if parts.is_empty() {
+        return None;
+    }
+    let period = told.period_ns.map(|length_ns| format!(" (a period is {:.2} s)", length_ns as f64 / 1e9));
+    Some(format!("growth: {}{}", parts.join("; "), period.unwrap_or_default()))
+}
+
+/// The tags that move, in the unit of the whole if that moves.
+fn movers(told: &Told, whole: Option<f64>) -> String {
+    let movers: Vec<&Named> = told.tags.iter().filter(|named| named.judgement.verdict.moves()).collect();
+    if movers.is_empty() {
+        return String::new();
+    }
+    let named = movers.iter().take(NAMED).map(|named| {
+        let name = short(&named.name);
+        match (whole, named.judgement.bytes_per_unit) {
+            (Some(whole), Some(rate)) => format!("{name} {}", signed(rate, unit(whole))),
+            _ => format!("{name} {}", said(&named.judgement, told.per, "")),
+        }
+    });
+    let named: Vec<String> = named.collect();
+    let more = match movers.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(", {} more", thousands(more as u64)),
+    };
+    format!("{}{}{more}", if whole.is_some() { ": " } else { ", but " }, named.join(", "))
+}
+
+/// Whether a device has something that moves.
+pub fn moves(told: &Told) -> bool {
+    let amounts = [&told.tracked, &told.pool_slack, &told.gap, &told.used];
+    let all = amounts.into_iter().flatten().chain(told.tags.iter().map(|named| &named.judgement));
+    all.into_iter().any(|judgement| judgement.verdict.moves())
+}
+
+/// Every verdict of every device as a table; `all` names every name.
+pub fn table(report: &Report<'_>, all: bool) -> String {
+    let mut out = format!("{}\n", whose(report.run));
+    for device in &report.run.devices {
+        out += &format!("\n{}\n", device_title(device));
+        match told(report, device) {
+            Some(told) => of_device(report, &told, &device.details.growth, all, &mut out),
+            None => out += "nothing to judge: no step, no sample and no allocation was seen\n",
+        }
+    }
+    if report.run.devices.is_empty() {
+        out += "no GPU memory was seen\n";
+    }
+    out + &format!("next: {} | {0} --json\n", report.command)
+}
+
+fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: &mut String) {
+    let mut rows: Vec<(String, Option<&Judgement>)> = Vec::new();
+    rows.extend(told.used.as_ref().map(|used| ("used".to_owned(), Some(used))));
+    rows.extend(told.tracked.as_ref().map(|tracked| ("tracked without slack".to_owned(), Some(tracked))));
+    let kinds: &[(&str, &[Named])] = match report.by {
+        By::Layer => &[("by layer", &told.layers), ("by tag", &told.tags)],
+        By::Structure => &[("by structure", &told.structures), ("by tag", &told.tags)],
+        By::Tag => &[("by tag", &told.tags)],
+    };
+    for (kind, names) in kinds {
+        // Rows that say nothing would hide those that do.
+        let judged = names.iter().filter(|named| named.judgement.verdict != Verdict::NotEnoughData).count();
+        let shown = if all { names.len() } else { judged.min(ROWS) };
+        if !names.is_empty() {
+            rows.push((format!(" {kind}"), None));
+        }
+        rows.extend(
+            names[..shown].iter().map(|named| (format!("  {}", short(&named.name)), Some(&named.judgement))),
+        );
+        if names.len() > shown {
+            let more = thousands((names.len() - shown) as u64);
+            let why = if judged == 0 { ", too few points to judge" } else { "" };
+            rows.push((format!("  ({more} more{why}: --all)"), None));
+        }
+    }
+    rows.extend(told.pool_slack.as_ref().map(|slack| ("pool slack".to_owned(), Some(slack))));
+    rows.extend(told.gap.as_ref().map(|gap| ("gap".to_owned(), Some(gap))));
+    let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
+    let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));
+    let head = [
+        String::new(),
+        format!("{} per {}", unit.0, told.per.name()),
+        "verdict".into(),
+        "sure".into(),
+        "points".into(),
+        "over".into(),
+    ];
+    let mut cells = vec![head];
+    cells.extend(rows.into_iter().map(|(name, judgement)| {
+        let Some(judgement) = judgement else {
+            return [name, String::new(), String::new(), String::new(), String::new(), String::new()];
+        };
+        let verdict = match judgement.jump_bytes {
+            Some(bytes) => {
+                let unit = self::unit(bytes as f64);
+                format!("one jump of {} {}", signed(bytes as f64, unit), unit.0)
+            }
+            None => judgement.verdict.name().to_owned(),
+        };
+        [
+            name,
+            judgement.bytes_per_unit.map_or("-".to_owned(), |rate| signed(rate, unit)),
+            verdict,
+            judgement.confidence.map_or("-".to_owned(), percent),
+            judgement.points.to_string(),
+            if judgement.span.is_some() {
+                plural(units(growth, judgement), told.per.name())
+            } else {
+                "-".to_owned()
+            },
+        ]
+    }));
+    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..6).map(width).collect();
+    for row in &cells {
+        let [name, rate, verdict, sure, points, over] = row;
+        let line = format!(
+            "{name:<0$}  {rate:>1$}  {verdict:<2$}  {sure:>3$}  {points:>4$}  {over:>5$}",
+            widths[0], widths[1], widths[2], widths[3], widths[4], widths[5]
+        );
+        *out += line.trim_end();
+        out.push('\n');
+    }
+}

@@ -1,0 +1,206 @@
+//! The report as one page for a browser: a file that asks for nothing else, and does nothing but show itself.
+//!
+//! ```text
+//! data      a report as the page's script reads it
+//! course    what was held over time: timeline, series of samples, what happened
+//! holdings  who holds what at the end and at the peak
+//! own       counters and ranges of the program's own
+//! colors    the palette as the style has it
+//! digest    which script and which style a browser may run
+//! page.*    the style, and the script in parts
+//! ```
+//!
+//! The page has the report as text too, which a browser shows that runs no script. Everything else is drawn by the
+//! script from one JSON document in the page. That a process's strings are harmless holds twice: nothing in the document
+//! can end it (see [`inert`]), and the script sets text and never markup; a policy in the page's head forbids every
+//! request and every script but this one.
+
+mod colors;
+mod course;
+mod data;
+mod digest;
+mod holdings;
+mod own;
+
+use super::text::{self, Layout, clean};
+use super::{Report, group as table};
+use data::{Limits, Page};
+use gpumem_model::harmless::in_json;
+use std::fmt::Write;
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = concat!(
+    include_str!("base.js"),
+    include_str!("statement.js"),
+    include_str!("timeline.js"),
+    include_str!("drawing.js"),
+    include_str!("groupings.js"),
+    include_str!("icicle.js"),
+    include_str!("lists.js"),
+    include_str!("page.js"),
+);
+const FILE: &str = include_str!("file.js");
+
+/// Bytes of a page at most, while its processes fit in at all.
+pub const MAX_BYTES: usize = 5_000_000;
+/// Processes of a group whose own text is in the page.
+const MOST_TEXTS: usize = 16;
+
+/// The page of one process.
+pub fn html(report: &Report<'_>) -> String {
+    page(None, std::slice::from_ref(report), &text::text(report, Layout::default()))
+}
+
+/// The page of several processes under a title. `command`: what was typed to get them.
+pub fn group(title: &str, reports: &[Report<'_>], command: &str) -> String {
+    let runs: Vec<&gpumem_model::run::Run> = reports.iter().map(|report| report.run).collect();
+    let mut words = table::text(title, &runs, command);
+    for report in reports.iter().take(MOST_TEXTS) {
+        words += &format!("\n{}", text::text(report, Layout::default()));
+    }
+    page(Some(title), reports, &words)
+}
+
+fn page(title: Option<&str>, reports: &[Report<'_>], words: &str) -> String {
+    let title = title.map(clean).unwrap_or_else(|| {
+        reports.first().map_or("no process".to_owned(), |report| text::words(report).heading)
+    });
+    let body = |data: &str| {
+        format!(
+            "<a class=\"skip\" href=\"#main\">to the report</a>\n<main id=\"main\" tabindex=\"-1\"></main>\n\
+             <details id=\"text\" class=\"wide\" open><summary>The same as text</summary><pre tabindex=\"0\" \
+             aria-label=\"the report as text\">{}</pre></details>\n\
+             <script type=\"application/json\" id=\"data\">{data}</script>\n",
+            escaped(words)
+        )
+    };
+    let script = script(FILE);
+    within(Limits::default(), MAX_BYTES, |limits| {
+        let data = Page::of(&title, reports, limits);
+        // Keys are strings and numbers are finite: serialisation cannot fail.
+        let data = inert(&serde_json::to_string(&data).unwrap_or_default());
+        assembled(&title, &style(""), &body(&data), &script, "").page
+    })
+}
+
+/// The largest that is not larger than that, with less and less in it.
+fn within(limits: Limits, most_bytes: usize, made: impl Fn(Limits) -> String) -> String {
+    let mut limits = limits;
+    loop {
+        let text = made(limits);
+        match limits.halved() {
+            Some(fewer) if text.len() > most_bytes => limits = fewer,
+            _ => return text,
+        }
+    }
+}
+
+/// A report as the script reads it, for a page that asks for it again and again: as small as it can be where it has more than
+/// `most_bytes`. `tags`: whether it has any.
+pub fn data(report: &Report<'_>, tags: bool, most_bytes: usize) -> String {
+    let title = text::words(report).heading;
+    // What is drawn anew every other second has fewer points than what is kept.
+    let limits = Limits { points: 128, buckets: 256, steps: 64, ooms: 16, devices: 16, holdings: 2048, tags };
+    within(limits, most_bytes, |limits| {
+        inert(
+            &serde_json::to_string(&Page::of(&title, std::slice::from_ref(report), limits))
+                .unwrap_or_default(),
+        )
+    })
+}
+
+/// A page, and what a browser may do with it.
+#[derive(Debug, Clone)]
+pub struct Shell {
+    /// HTML.
+    pub page: String,
+    /// Its content security policy: the same that stands in the page.
+    pub policy: String,
+}
+
+/// A page without a report, whose own script gets one from where the page came from: the parts that draw, and that script.
+pub fn shell(title: &str, own_style: &str, own_script: &str, words: &str) -> Shell {
+    let body = format!(
+        "<a class=\"skip\" href=\"#main\">to the numbers</a>\n<main id=\"main\" tabindex=\"-1\"><noscript>{}</noscript></main>\n",
+        escaped(words)
+    );
+    assembled(title, &style(own_style), &body, &script(own_script), " connect-src 'self';")
+}
+
+fn style(own: &str) -> String {
+    STYLE.to_owned() + &colors::style() + own
+}
+
+fn script(own: &str) -> String {
+    SCRIPT.to_owned() + own
+}
+
+fn assembled(title: &str, style: &str, body: &str, script: &str, more_policy: &str) -> Shell {
+    let policy = format!(
+        "default-src 'none'; script-src '{}'; style-src '{}';{more_policy} base-uri 'none'; form-action 'none'",
+        digest::source(script),
+        digest::source(style)
+    );
+    let mut page = String::with_capacity(body.len() + script.len() + style.len() + 2048);
+    let _ = write!(
+        page,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+         <title>{}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}<script>{script}</script>\n</body>\n</html>\n",
+        escaped(title),
+    );
+    Shell { page, policy }
+}
+
+/// JSON that an HTML parser cannot take for anything else, and that no editor or terminal acts on: `<`, `>` and `&` could
+/// end it or begin a comment, line and paragraph separators end lines of scripts, others turn the reading direction.
+/// They can only be in its strings.
+fn inert(json: &str) -> String {
+    in_json(json, |character| matches!(character, '<' | '>' | '&'))
+}
+
+/// Text between tags or in quotes.
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut out, character| {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            character => out.push(character),
+        }
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_ends_the_document() {
+        let bad = "</script><!-- & \u{2028}\u{2029}\u{202e}\u{0}\u{7f}\u{feff} \u{1f600}";
+        let json = serde_json::to_string(bad).expect("a string");
+        let inert = inert(&json);
+        assert!(!inert.contains(['<', '>', '&', '\u{2028}', '\u{202e}', '\u{7f}']), "{inert}");
+        assert!(inert.contains('\u{1f600}'), "{inert}");
+        assert_eq!(serde_json::from_str::<String>(&inert).expect("JSON still"), bad);
+        assert_eq!(escaped("<a b='\"&'>"), "&lt;a b=&#39;&quot;&amp;&#39;&gt;");
+    }
+
+    #[test]
+    fn the_script_could_stand_in_any_page() {
+        for part in [SCRIPT, FILE, STYLE] {
+            let part =
+                part.to_ascii_lowercase().replace("http://www.w3.org/2000/svg", "").replace("url(#", "");
+            for word in
+                ["</script", "</style", "<!--", "http:", "https:", "innerhtml", "eval(", "url(", "import("]
+            {
+                assert!(!part.contains(word), "{word}");
+            }
+        }
+    }
+}

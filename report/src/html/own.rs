@@ -1,0 +1,62 @@
+//! Counters and ranges of the program's own, as the page's script reads them.
+
+use super::data::Limits;
+use crate::own::{by_total, mean, name_of, remarks, signed, title_of};
+use gpumem_model::own::{Counter, Range};
+use gpumem_model::run::Run;
+use gpumem_model::units::{plural, thousands};
+use serde::Serialize;
+
+#[derive(Debug, Serialize)]
+pub(super) struct OwnJson {
+    counters: Vec<CounterJson>,
+    /// Name, how many, and as they are printed total, least, greatest and mean; how many are open.
+    ranges: Vec<(String, u64, [Option<String>; 4], u64)>,
+    remarks: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct CounterJson {
+    name: String,
+    /// As they are printed: now, changes, least, greatest, mean.
+    told: [String; 5],
+    /// Its course above its least, for a line.
+    course: Vec<u64>,
+}
+
+/// `None` where the program said nothing.
+pub(super) fn own_of(run: &Run, limits: Limits) -> Option<OwnJson> {
+    let own = &run.own;
+    let points = (limits.points / 4).max(1);
+    let counter = |counter: &Counter| {
+        let course = counter.points.iter().step_by(counter.points.len().div_ceil(points).max(1));
+        // A line has no room for what no number of a script has room for.
+        let course = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
+        let told = [
+            signed(counter.value),
+            thousands(counter.changes),
+            signed(counter.min),
+            signed(counter.max),
+            mean(counter),
+        ];
+        CounterJson { name: name_of(counter), told, course }
+    };
+    let range = |range: &Range| {
+        let length = |ns: u64| (range.count > 0).then(|| run.clock.distance(ns));
+        let lengths = [range.total_ns, range.min_ns, range.max_ns, range.mean_ns().unwrap_or(0)].map(length);
+        (title_of(range), range.count, lengths, range.open)
+    };
+    let ranges = by_total(own);
+    let (most_counters, most_ranges) = (2 * limits.ooms, limits.steps + 1);
+    let left_out =
+        own.counters.len().saturating_sub(most_counters) + ranges.len().saturating_sub(most_ranges);
+    let mut remarks = remarks(own);
+    remarks.extend(
+        (left_out > 0).then(|| plural(left_out as u64, "name") + " more: gpumemctl report --counters"),
+    );
+    (!own.is_empty()).then(|| OwnJson {
+        counters: own.counters.iter().take(most_counters).map(counter).collect(),
+        ranges: ranges.into_iter().take(most_ranges).map(range).collect(),
+        remarks,
+    })
+}

@@ -1,0 +1,299 @@
+//! `gpumemctl report --iterations`: what each training step held, a row each. The table of the tbd suite's
+//! pytorch_mem_profiler, with bytes instead of rounded megabytes in JSON.
+
+mod columns;
+
+use super::Report;
+use super::csv::field;
+use super::text::{clean, device_title, whose};
+use gpumem_model::run::{Iteration, Iterations, Level};
+use gpumem_model::units::{Unit, thousands};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Rows of a table for people; more become one per group of neighbours.
+pub(super) const MOST_ROWS: usize = 40;
+
+/// A column: its name for people, and its amount.
+pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
+
+/// Peaks of what comes and goes, last values of what stays.
+pub(crate) const COLUMNS: [Column; 10] = [
+    ("peak", |row| row.tracked.peak_bytes),
+    ("cached", |row| row.pool_reserved.last_bytes),
+    ("params", |row| row.parameters.last_bytes),
+    ("grads", |row| row.gradients.peak_bytes),
+    ("optimizer", |row| row.optimizer_state.last_bytes),
+    ("activations", |row| row.activations.peak_bytes),
+    ("grad temps", |row| row.intermediate_gradients.peak_bytes),
+    ("temps", |row| row.temporaries.peak_bytes),
+    ("inputs", |row| row.inputs.peak_bytes),
+    ("workspace", |row| row.workspace.peak_bytes),
+];
+
+/// What of them is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Iterations whose number is a multiple of it.
+    pub every: u64,
+    /// Each parameter and each gradient, too.
+    pub columns: bool,
+}
+
+impl Default for Choice {
+    /// All, without.
+    fn default() -> Self {
+        Choice { every: 1, columns: false }
+    }
+}
+
+impl Choice {
+    fn has(self, row: &Iteration) -> bool {
+        let every = self.every.max(1);
+        row.first.is_multiple_of(every) || row.count > 1 && row.first / every != row.last / every
+    }
+
+    fn of(self, table: &Iterations) -> Iterations {
+        let has = |row: &Iteration| self.has(row);
+        Iterations { rows: table.rows.iter().copied().filter(has).collect(), open: table.open.filter(has) }
+    }
+}
+
+/// A table for each device.
+pub fn text(report: &Report<'_>, choice: Choice) -> String {
+    let run = report.run;
+    let mut out = String::new();
+    for device in &run.devices {
+        let table = choice.of(&device.details.iterations);
+        let title = format!("{}  {}", whose(run), device_title(device));
+        let _ = writeln!(out, "{}{}", if out.is_empty() { "" } else { "\n" }, clean(&title));
+        out += &rows(&table);
+        if choice.columns {
+            out += &columns::text(device, &table);
+        }
+    }
+    if out.is_empty() { "no GPU memory was seen\n".to_owned() } else { out }
+}
+
+fn rows(table: &Iterations) -> String {
+    let all: Vec<Iteration> = table.rows.iter().chain(&table.open).copied().collect();
+    if all.is_empty() {
+        return "no iteration was seen: gpumem.step() or an optimizer's step begins one\n".to_owned();
+    }
+    let width = all.len().div_ceil(MOST_ROWS);
+    let shown: Vec<Iteration> = all.chunks(width).map(merged).collect();
+    let largest = shown.iter().flat_map(|row| COLUMNS.iter().map(move |(_, of)| of(row))).max();
+    let unit = Unit::for_largest(largest.unwrap_or(0));
+    // A column that is nothing everywhere says nothing.
+    let columns: Vec<&Column> =
+        COLUMNS.iter().filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
+    let mut cells = vec![vec!["iteration".to_owned()]];
+    cells[0].extend(columns.iter().map(|(name, _)| (*name).to_owned()));
+    for row in &shown {
+        let mut line = vec![number(row)];
+        line.extend(columns.iter().map(|(_, of)| unit.amount(of(row))));
+        cells.push(line);
+    }
+    let widths: Vec<usize> = (0..=columns.len())
+        .map(|column| cells.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut out =
+        format!("{}; highest in the iteration, of cached, params and optimizer at its end\n", unit.name);
+    for (index, line) in cells.iter().enumerate() {
+        let mut text = String::new();
+        for (column, cell) in line.iter().enumerate() {
+            let _ = write!(text, "{cell:>width$}  ", width = widths[column]);
+        }
+        let row = index.checked_sub(1).and_then(|index| shown.get(index));
+        if row.is_some_and(|row| row.partial) {
+            text += "(records were lost)";
+        }
+        if table.open.is_some() && index == shown.len() {
+            text += "(under way)";
+        }
+        out += text.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+pub(super) fn number(row: &Iteration) -> String {
+    let epoch = if row.epoch == 0 { String::new() } else { format!("{}:", thousands(row.epoch)) };
+    match row.count {
+        0 | 1 => epoch + &thousands(row.first),
+        _ => format!("{epoch}{}-{}", thousands(row.first), thousands(row.last)),
+    }
+}
+
+/// Neighbours as one: the highest peaks, the last values.
+pub(super) fn merged(rows: &[Iteration]) -> Iteration {
+    let mut rows = rows.iter().copied();
+    let Some(mut sum) = rows.next() else { return Iteration::default() };
+    for row in rows {
+        let level = |sum: &mut Level, row: Level| {
+            *sum = Level { peak_bytes: sum.peak_bytes.max(row.peak_bytes), last_bytes: row.last_bytes };
+        };
+        (sum.last, sum.end_ns) = (row.last, row.end_ns);
+        sum.count = sum.count.saturating_add(row.count);
+        sum.partial |= row.partial;
+        level(&mut sum.tracked, row.tracked);
+        level(&mut sum.pool_reserved, row.pool_reserved);
+        level(&mut sum.parameters, row.parameters);
+        level(&mut sum.gradients, row.gradients);
+        level(&mut sum.optimizer_state, row.optimizer_state);
+        level(&mut sum.activations, row.activations);
+        level(&mut sum.intermediate_gradients, row.intermediate_gradients);
+        level(&mut sum.temporaries, row.temporaries);
+        level(&mut sum.inputs, row.inputs);
+        level(&mut sum.workspace, row.workspace);
+        level(&mut sum.buffers, row.buffers);
+    }
+    sum
+}
+
+/// First line of the CSV: the columns of pytorch_mem_profiler that there is something for, with its names; whose they are
+/// before them, and the exact bytes of each behind them.
+pub const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
+total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,count,partial,peak_tracked_bytes,\
+peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
+intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes";
+
+/// One line per device and iteration that is over. `epoch` is empty where the program says none. The columns with
+/// pytorch_mem_profiler's names are whole decimal megabytes, as there; each parameter and gradient has exact bytes, and nothing where
+/// they are not known.
+pub fn csv(report: &Report<'_>, choice: Choice) -> String {
+    let names = if choice.columns { columns::names(report.run) } else { Vec::new() };
+    let heads: String = names.iter().map(|name| format!(",{}", field(&columns::title(name)))).collect();
+    let mut out = format!("{HEADER}{heads}\n");
+    for device in &report.run.devices {
+        let table = choice.of(&device.details.iterations);
+        let amounts = columns::Amounts::of(device, &table.rows, &names);
+        for (row, amounts) in table.rows.iter().zip(amounts) {
+            let decimal = [
+                row.pool_reserved.peak_bytes,
+                row.pool_reserved.last_bytes,
+                row.activations.peak_bytes,
+                row.parameters.last_bytes,
+                row.gradients.peak_bytes,
+                row.intermediate_gradients.peak_bytes,
+            ];
+            let exact = [
+                row.tracked.peak_bytes,
+                decimal[0],
+                decimal[1],
+                decimal[2],
+                decimal[3],
+                decimal[4],
+                decimal[5],
+                row.optimizer_state.last_bytes,
+                row.temporaries.peak_bytes,
+                row.inputs.peak_bytes,
+                row.workspace.peak_bytes,
+                row.buffers.last_bytes,
+            ];
+            let epoch = if row.epoch == 0 { String::new() } else { row.epoch.to_string() };
+            let _ = write!(out, "{},{},{epoch},{}", report.run.process.pid, field(&device.name), row.first);
+            for bytes in decimal {
+                let _ = write!(out, ",{}", (i128::from(bytes) + 500_000).div_euclid(1_000_000));
+            }
+            let _ = write!(out, ",{},{}", row.count, u8::from(row.partial));
+            for bytes in exact {
+                let _ = write!(out, ",{bytes}");
+            }
+            for bytes in amounts {
+                let _ = write!(out, ",{}", bytes.map(|bytes| bytes.to_string()).unwrap_or_default());
+            }
+            out.push('\n');
+        }
+    }
+    out
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: u32,
+    run: Option<&'a str>,
+    pid: u32,
+    devices: Vec<OfDevice<'a>>,
+}
+
+#[derive(Serialize)]
+struct OfDevice<'a> {
+    name: &'a str,
+    iterations: Iterations,
+    /// Only where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameters: Option<columns::ParametersJson<'a>>,
+}
+
+/// The rows as they are kept, in bytes.
+pub fn json(report: &Report<'_>, choice: Choice) -> String {
+    let devices = report.run.devices.iter();
+    let document = Document {
+        schema: "gpumem.iterations",
+        version: 1,
+        run: report.id.as_deref(),
+        pid: report.run.process.pid,
+        devices: devices
+            .map(|device| {
+                let iterations = choice.of(&device.details.iterations);
+                let parameters =
+                    choice.columns.then(|| columns::ParametersJson::of(device, &iterations.rows));
+                OfDevice { name: &device.name, iterations, parameters }
+            })
+            .collect(),
+    };
+    gpumem_model::harmless::json(&document)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iteration(first: u64) -> Iteration {
+        let level = |peak: i64, last: i64| Level { peak_bytes: peak << 20, last_bytes: last << 20 };
+        Iteration {
+            first,
+            last: first,
+            count: 1,
+            tracked: level(700 + first as i64, 600),
+            pool_reserved: level(650, 640),
+            parameters: level(100, 100),
+            gradients: level(100, 0),
+            activations: level(300, 0),
+            ..Iteration::default()
+        }
+    }
+
+    #[test]
+    fn a_row_each_and_neighbours_together_where_there_are_many() {
+        let mut table = Iterations { rows: (0..3).map(iteration).collect(), open: Some(iteration(3)) };
+        table.rows[1].partial = true;
+        assert_eq!(
+            rows(&table),
+            "\
+MiB; highest in the iteration, of cached, params and optimizer at its end
+iteration   peak  cached  params  grads  activations
+        0  700.0   640.0   100.0  100.0        300.0
+        1  701.0   640.0   100.0  100.0        300.0  (records were lost)
+        2  702.0   640.0   100.0  100.0        300.0
+        3  703.0   640.0   100.0  100.0        300.0  (under way)
+"
+        );
+        table.rows = (0..200).map(iteration).collect();
+        let text = rows(&table);
+        assert!(text.lines().count() <= MOST_ROWS + 2, "{text}");
+        assert!(text.contains("\n      0-5  705.0 "), "{text}");
+        assert!(rows(&Iterations::default()).starts_with("no iteration was seen"));
+        // Numbers of epochs, and every so many.
+        table = Iterations { rows: (0..6).map(iteration).collect(), open: None };
+        table.rows[4..]
+            .iter_mut()
+            .for_each(|row| (row.epoch, row.first, row.last) = (2, row.first - 4, row.last - 4));
+        table.rows[5] = Iteration { first: 1, last: 7, count: 7, ..table.rows[5] };
+        let choice = Choice { every: 3, columns: false };
+        let chosen = choice.of(&table);
+        assert_eq!(chosen.rows.iter().map(number).collect::<Vec<_>>(), ["0", "3", "2:0", "2:1-7"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! Columns of iterations for each parameter and each gradient.
+
+use super::number;
+use crate::text::{clean_name, shorten};
+use gpumem_model::harmless::distinct;
+use gpumem_model::parameters::Column;
+use gpumem_model::run::{Device, Iteration, Iterations, Run};
+use gpumem_model::units::{Unit, thousands};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// Columns of a name in a table for people.
+const WIDTH: usize = 60;
+
+/// Of all devices: parameters by name, then gradients.
+pub(super) fn names(run: &Run) -> Vec<Column> {
+    let all = run.devices.iter().flat_map(|device| &device.details.parameters.columns);
+    let all: BTreeSet<(bool, &Column)> = all.map(|column| (column.is_gradient(), column)).collect();
+    all.into_iter().map(|(_, column)| column.clone()).collect()
+}
+
+/// `parameter model/fc/weight`: different names stay different.
+pub(super) fn title(column: &Column) -> String {
+    format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| "(no tag)".to_owned(), distinct))
+}
+
+/// What each row has of each name; nothing where that is not known.
+pub(super) struct Amounts;
+
+impl Amounts {
+    pub(super) fn of(device: &Device, rows: &[Iteration], names: &[Column]) -> Vec<Vec<Option<i64>>> {
+        let parameters = &device.details.parameters;
+        let places: BTreeMap<&Column, usize> =
+            parameters.columns.iter().enumerate().map(|(at, column)| (column, at)).collect();
+        let of_row = |held: Option<Vec<i64>>| {
+            // A name of another device is nothing here.
+            let amount = |name: &Column| {
+                held.as_ref().map(|held| places.get(name).and_then(|&at| held.get(at)).copied().unwrap_or(0))
+            };
+            names.iter().map(amount).collect()
+        };
+        parameters.of_rows(rows).into_iter().map(of_row).collect()
+    }
+}
+
+/// Of the last iteration that is over, a row for each name, the largest first.
+pub(super) fn text(device: &Device, table: &Iterations) -> String {
+    let parameters = &device.details.parameters;
+    let last = parameters.of_rows(&table.rows).pop().flatten();
+    let (Some(held), Some(row)) = (last, table.rows.last()) else {
+        return "\nno parameter and no gradient is known one by one: gpumem.torch.watch names them\n"
+            .to_owned();
+    };
+    let mut both: BTreeMap<&Option<String>, [i64; 2]> = BTreeMap::new();
+    for (column, bytes) in parameters.columns.iter().zip(held) {
+        both.entry(&column.tag).or_default()[usize::from(column.is_gradient())] += bytes;
+    }
+    let mut rows: Vec<(&Option<String>, [i64; 2])> =
+        both.into_iter().filter(|(_, [weight, gradient])| *weight != 0 || *gradient != 0).collect();
+    rows.sort_by_key(|(_, [weight, gradient])| std::cmp::Reverse(weight.saturating_add(*gradient)));
+    let largest = rows.iter().flat_map(|(_, amounts)| amounts).copied().max().unwrap_or(0);
+    let unit = Unit::for_largest(largest);
+    let cells: Vec<[String; 3]> = rows
+        .iter()
+        .map(|(tag, [weight, gradient])| {
+            let name = tag.as_deref().map_or_else(|| "(no tag)".to_owned(), clean_name);
+            [shorten(&name, WIDTH, true), unit.amount(*weight), unit.amount(*gradient)]
+        })
+        .collect();
+    let head = ["name".to_owned(), "weight".to_owned(), "gradient".to_owned()];
+    let width = |at: usize| cells.iter().chain([&head]).map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let widths = [width(0), width(1), width(2)];
+    let mut out = format!("\n{}; each parameter and its gradient in iteration {}\n", unit.name, number(row));
+    for [name, weight, gradient] in [&head].into_iter().chain(&cells) {
+        let _ = writeln!(out, "{name:<0$}  {weight:>1$}  {gradient:>2$}", widths[0], widths[1], widths[2]);
+    }
+    if parameters.is_cut {
+        let _ = writeln!(out, "there are more than {} names", thousands(gpumem_ledger::MAX_COLUMNS as u64));
+    }
+    out
+}
+
+/// In the order of the rows, which are those that are over.
+#[derive(Serialize)]
+pub(super) struct ParametersJson<'a> {
+    columns: &'a [Column],
+    is_cut: bool,
+    /// By row, bytes by column; null where they are not known.
+    amounts: Vec<Option<Vec<i64>>>,
+}
+
+impl<'a> ParametersJson<'a> {
+    pub(super) fn of(device: &'a Device, rows: &[Iteration]) -> Self {
+        let parameters = &device.details.parameters;
+        ParametersJson {
+            columns: &parameters.columns,
+            is_cut: parameters.is_cut,
+            amounts: parameters.of_rows(rows),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpumem_model::parameters::Parameters;
+
+    #[test]
+    fn every_name_has_a_row_and_what_is_gone_has_none() {
+        let column = |role: &str, tag: &str| Column { role: role.into(), tag: Some(tag.into()) };
+        let parameters = Parameters {
+            columns: vec![column("parameter", "a"), column("gradient", "a"), column("gradient", "b\u{1b}")],
+            is_cut: false,
+            changes: vec![(0, vec![(0, 20 << 20), (2, 5)]), (10, vec![(1, 10 << 20), (2, 0)])],
+        };
+        let row = |first: u64| Iteration {
+            first,
+            last: first,
+            count: 1,
+            start_ns: first * 10,
+            end_ns: first * 10 + 10,
+            ..Iteration::default()
+        };
+        let table = Iterations { rows: vec![row(0), row(1)], open: None };
+        let mut device = crate::steps::tests::device(Vec::new());
+        device.details.parameters = parameters;
+        assert_eq!(
+            text(&device, &table),
+            "\nMiB; each parameter and its gradient in iteration 1\nname  weight  gradient\na       20.0      10.0\n"
+        );
+        device.details.parameters.changes.truncate(1);
+        assert!(text(&device, &table).contains("b\\u{1b}     0.0       0.0"), "{}", text(&device, &table));
+        device.details.parameters = Parameters::default();
+        assert!(text(&device, &table).contains("gpumem.torch.watch"));
+    }
+}

@@ -1,0 +1,281 @@
+//! The report for programs, documented in docs/report-json.md. All amounts are bytes as integers, all
+//! times are ns of the run's clock; what is not known is null, never 0. Fields are added, never changed;
+//! otherwise `version` grows.
+
+use super::bridge::Bridge;
+use super::growth::{Told, told};
+use super::oom::{self, OomJson};
+use super::over_time::TimelineJson;
+use super::own::OwnJson;
+use super::{By, Composition, Report, named};
+use gpumem_ledger::category::OTHERS;
+use gpumem_model::layers;
+use gpumem_model::run::{
+    Accounting, Beside, Caveat, Class, Clock, Coverage, Iterations, Moment, Parts, Pool, Process, Reading,
+    Source, State, Step,
+};
+use gpumem_model::series::Series;
+use gpumem_model::who::Who;
+use gpumem_model::window::Window;
+use serde::Serialize;
+
+/// What `schema` says.
+pub const SCHEMA: &str = "gpumem.report";
+/// What `version` says.
+pub const VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: u32,
+    run: Option<&'a str>,
+    rules: &'a str,
+    source: &'a Source,
+    clock: &'a Clock,
+    process: &'a Process,
+    /// Whose it is, as far as facts and claims of `process` tell.
+    who: Who<'a>,
+    state: &'a State,
+    coverage: &'a Coverage,
+    /// Of which part of the run's life it is; null: of all.
+    window: Option<Window>,
+    /// How memory got its names; null where the agent did not say.
+    names: Option<&'static str>,
+    /// What the program says of itself beside memory.
+    #[serde(flatten)]
+    own: OwnJson<'a>,
+    caveats: &'a [Caveat],
+    devices: Vec<DeviceJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct DeviceJson<'a> {
+    name: &'a str,
+    ordinal: u16,
+    model: &'a str,
+    total_bytes: Option<u64>,
+    reading: Option<&'a Reading>,
+    unaccounted_bytes: Option<i64>,
+    tenants: Vec<Tenant>,
+    other_tenants: OtherTenants,
+    peak_used_bytes: Option<u64>,
+    peak_used_time_ns: Option<u64>,
+    /// Absent where accounting mode is off.
+    driver_accounting: Option<Accounting>,
+    beside: &'a Beside,
+    last: MomentJson<'a>,
+    peak: MomentJson<'a>,
+    /// Why the gap changed.
+    steps: Vec<StepJson<'a>>,
+    series: &'a Series,
+    /// What was held over time.
+    timeline: TimelineJson,
+    growth: Option<Told>,
+    pools: &'a [Pool],
+    iterations: &'a Iterations,
+    ooms: Vec<OomJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct Tenant {
+    pid: u32,
+    used_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct OtherTenants {
+    count: u32,
+    used_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct MomentJson<'a> {
+    time_ns: u64,
+    used_bytes: Option<i64>,
+    used_absence: Option<String>,
+    predates_bytes: Option<i64>,
+    tracked_bytes: Option<i64>,
+    pool_idle_bytes: i64,
+    opaque_bytes: i64,
+    untrackable_bytes: Option<i64>,
+    untrackable: Vec<Cause>,
+    gap_distance_ns: i64,
+    tracked_min_bytes: Option<i64>,
+    tracked_max_bytes: Option<i64>,
+    torn: bool,
+    stale: bool,
+    partial: bool,
+    layers: Vec<Category>,
+    structures: Vec<Category>,
+    /// Of direct and block bytes, those with a tag or a role, and all.
+    named_bytes: i64,
+    nameable_bytes: i64,
+    /// From the framework's own numbers to used; null where PyTorch has nothing.
+    bridge: Option<Bridge>,
+    cells: Vec<CellJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct Cause {
+    cause: &'static str,
+    kind: &'static str,
+    bytes: i64,
+}
+
+#[derive(Serialize)]
+struct StepJson<'a> {
+    from_ns: u64,
+    time_ns: u64,
+    bytes: i64,
+    parts: Vec<Cause>,
+    cause: &'a str,
+    also: &'a [String],
+    events: u64,
+    kind: &'a str,
+    tag: Option<&'a str>,
+    library: Option<&'a str>,
+    expected_bytes: Option<i64>,
+    note: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Category {
+    name: String,
+    bytes: i64,
+}
+
+#[derive(Serialize)]
+struct CellJson<'a> {
+    class: Class,
+    tag: Option<&'a str>,
+    origin: Option<&'a str>,
+    role: Option<&'a str>,
+    phase: Option<&'a str>,
+    library: Option<&'a str>,
+    pool: Option<&'a str>,
+    pending: bool,
+    inherited: bool,
+    bytes: i64,
+}
+
+/// The report as one JSON document.
+pub fn json(report: &Report<'_>) -> String {
+    let run = report.run;
+    let devices = run.devices.iter().map(|device| DeviceJson {
+        name: &device.name,
+        ordinal: device.ordinal,
+        model: &device.model,
+        total_bytes: device.total_bytes,
+        reading: device.reading.as_ref(),
+        unaccounted_bytes: device.unaccounted_bytes,
+        tenants: device.tenants.iter().map(|&(pid, used_bytes)| Tenant { pid, used_bytes }).collect(),
+        other_tenants: OtherTenants { count: device.other_tenants.0, used_bytes: device.other_tenants.1 },
+        peak_used_bytes: device.peak_used.map(|(bytes, _)| bytes),
+        peak_used_time_ns: device.peak_used.map(|(_, time_ns)| time_ns),
+        driver_accounting: device.accounting(),
+        beside: &device.beside,
+        last: moment_json(report, &device.last),
+        peak: moment_json(report, &device.peak),
+        steps: device.details.steps.iter().map(step_json).collect(),
+        series: &device.series,
+        timeline: TimelineJson::of(report, device),
+        growth: told(report, device),
+        pools: &device.details.pools,
+        iterations: &device.details.iterations,
+        ooms: device.details.ooms.iter().map(|oom| oom::entry(report, device, oom)).collect(),
+    });
+    let document = Document {
+        schema: SCHEMA,
+        version: VERSION,
+        run: report.id.as_deref(),
+        rules: &report.groupings.name,
+        source: &run.source,
+        clock: &run.clock,
+        process: &run.process,
+        who: Who::of(&run.process.facts, &run.process.claims, run.process.uid),
+        state: &run.state,
+        coverage: &run.coverage,
+        window: report.window,
+        names: layers::level(&run.coverage.layers),
+        own: OwnJson::of(&run.own),
+        caveats: &run.caveats,
+        devices: devices.collect(),
+    };
+    gpumem_model::harmless::json(&document)
+}
+
+fn moment_json<'a>(report: &'a Report<'_>, moment: &Moment) -> MomentJson<'a> {
+    let by_layer = report.composition(moment, By::Layer);
+    let by_structure = report.composition(moment, By::Structure);
+    let cells = moment.amounts.iter().filter_map(|&(index, bytes)| {
+        let cell = report.run.cells.get(index as usize)?;
+        Some(CellJson {
+            class: cell.class,
+            tag: cell.tag.as_deref(),
+            origin: cell.origin.as_deref(),
+            role: cell.role.as_deref(),
+            phase: cell.phase.as_deref(),
+            library: cell.library.as_deref(),
+            pool: cell.pool.as_deref(),
+            pending: cell.pending,
+            inherited: cell.inherited,
+            bytes,
+        })
+    });
+    let (named_bytes, nameable_bytes) = named(report.run, moment);
+    MomentJson {
+        time_ns: moment.time_ns,
+        used_bytes: moment.used_bytes(),
+        used_absence: moment.used_absence.clone(),
+        predates_bytes: moment.predates_bytes,
+        tracked_bytes: moment.tracked_bytes,
+        pool_idle_bytes: by_layer.pool_idle,
+        opaque_bytes: by_layer.opaque,
+        untrackable_bytes: moment.untrackable_bytes,
+        untrackable: moment.gap_parts().map(causes).unwrap_or_default(),
+        gap_distance_ns: moment.gap_distance_ns,
+        tracked_min_bytes: moment.torn.map(|(min, _)| min),
+        tracked_max_bytes: moment.torn.map(|(_, max)| max),
+        torn: moment.torn.is_some(),
+        stale: moment.stale,
+        partial: moment.partial,
+        layers: categories(by_layer),
+        structures: categories(by_structure),
+        named_bytes,
+        nameable_bytes,
+        bridge: Bridge::of(report.run, moment),
+        cells: cells.collect(),
+    }
+}
+
+fn step_json(step: &Step) -> StepJson<'_> {
+    StepJson {
+        from_ns: step.from_ns,
+        time_ns: step.time_ns,
+        bytes: step.bytes,
+        parts: causes(step.parts),
+        cause: &step.cause,
+        also: &step.also,
+        events: step.events,
+        kind: &step.kind,
+        tag: step.tag.as_deref(),
+        library: step.library.as_deref(),
+        expected_bytes: step.expected_bytes,
+        note: step.note.as_deref(),
+    }
+}
+
+/// The parts that there are; `unexplained` always.
+fn causes(parts: Parts) -> Vec<Cause> {
+    let each = parts.each().into_iter().map(|(cause, kind, bytes)| Cause { cause, kind, bytes });
+    each.filter(|part| part.bytes != 0 || part.cause == "unexplained").collect()
+}
+
+/// Largest first, `Others` last; together with idle and opaque bytes they are `tracked`.
+fn categories(composition: Composition) -> Vec<Category> {
+    let mut list: Vec<Category> =
+        composition.categories.into_iter().map(|(name, bytes)| Category { name, bytes }).collect();
+    list.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    list.push(Category { name: OTHERS.into(), bytes: composition.others });
+    list
+}

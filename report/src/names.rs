@@ -1,0 +1,197 @@
+//! Names that no rule gives: the library that asked for bytes, and paths of tags rolled up.
+
+use gpumem_ledger::{CellView, without_sum};
+use gpumem_model::run::{Class, Run};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What PyTorch's pool is called.
+pub const TORCH: &str = "torch";
+/// What the agent calls lines beyond those that it names one by one.
+const OTHER_LINES: &str = "(other lines)";
+/// Groups of paths that are worth a table.
+const MOST_GROUPS: usize = 16;
+/// Fewer than these tell less than the kinds of modules do.
+const FEW_GROUPS: usize = 4;
+
+/// Whether PyTorch's allocator was seen in a run.
+pub fn has_torch(run: &Run) -> bool {
+    run.cells.iter().any(|cell| cell.pool.as_deref() == Some(TORCH))
+}
+
+/// A library's file as people call it: `/usr/lib/libnccl.so.2` is `libnccl`.
+pub fn library(path: &str) -> &str {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split_once(".so").map_or(file, |(name, _)| name)
+}
+
+/// Direct bytes that nothing else names are called after the library that asked for them.
+pub(super) fn by_library(cell: &CellView, has_torch: bool) -> Option<String> {
+    let path = cell.library.as_deref().filter(|_| cell.class == gpumem_ledger::Class::Direct)?;
+    let name = library(path);
+    Some(if has_torch { format!("{name} (outside torch)") } else { format!("{name} (no tag)") })
+}
+
+/// Whether a tag is the line of the program that allocated, `train.py:212 make_buffer`, or stands for further ones. The agent
+/// names so what nothing else names.
+pub fn is_line(tag: &str) -> bool {
+    let is_place = |(at, _): (usize, &str)| {
+        let (file, rest) = (&tag[..at], &tag[at + 1..]);
+        let number = rest.split(' ').next().unwrap_or_default();
+        let is_number =
+            number == "?" || !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        let is_file = file.ends_with(".py") || file.ends_with('>') || file == "?";
+        is_file && is_number && rest.len() > number.len() + 1
+    };
+    tag == OTHER_LINES || !tag.contains('/') && tag.match_indices(':').any(is_place)
+}
+
+/// The line in a tag, alone or behind a module's path (`GPUMEM_LINES=1`); of one that replaced another, that of the first.
+pub(super) fn line_of(cell: &CellView) -> Option<&str> {
+    [&cell.tag, &cell.origin].into_iter().find_map(|tag| {
+        let last = tag.as_deref()?.rsplit('/').next()?;
+        is_line(last).then_some(last)
+    })
+}
+
+/// Lines that hold at least this part of what is tracked, now or at the peak, have rows of their own.
+const LARGE_LINE: i64 = 100;
+const MOST_LINES: usize = 16;
+
+/// The lines that are worth a row, of all devices, now, at the peak, or when memory ran out.
+pub(super) fn large_lines(run: &Run, cells: &[CellView]) -> BTreeSet<String> {
+    let mut found: BTreeMap<&str, i64> = BTreeMap::new();
+    let moments = run.devices.iter().flat_map(|device| [&device.last.amounts, &device.peak.amounts]);
+    let ooms = run.devices.iter().flat_map(|device| device.details.ooms.iter().map(|oom| &oom.amounts));
+    for amounts in moments.chain(ooms) {
+        let mut lines: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut all = 0_i64;
+        for (index, bytes) in amounts {
+            all = all.saturating_add(*bytes);
+            let tag = cells.get(*index as usize).and_then(|cell| cell.tag.as_deref());
+            if let Some(tag) = tag.filter(|tag| is_line(tag)) {
+                let sum = lines.entry(tag).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        for (line, bytes) in lines.into_iter().filter(|(_, bytes)| *bytes > 0 && *bytes >= all / LARGE_LINE) {
+            let largest = found.entry(line).or_default();
+            *largest = bytes.max(*largest);
+        }
+    }
+    let mut found: Vec<(&str, i64)> = found.into_iter().collect();
+    found.sort_by_key(|&(line, bytes)| (Reverse(bytes), line));
+    found.into_iter().take(MOST_LINES).map(|(line, _)| line.to_owned()).collect()
+}
+
+/// NCCL's own buffers, whatever they are for.
+pub(super) fn is_apart(cell: &CellView) -> bool {
+    cell.class == gpumem_ledger::Class::Direct
+        && cell.library.as_deref().is_some_and(|path| library(path) == "libnccl")
+}
+
+/// The first components of a path; with `starred` numbers are alike, as in `GPT/h.*/attn`.
+fn group(path: &str, depth: usize, starred: bool) -> String {
+    let all_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let component = |component: &str| match component.rsplit_once('.') {
+        Some((container, number)) if starred && all_digits(number) => format!("{container}.*"),
+        None if starred && all_digits(component) => "*".to_owned(),
+        _ => component.to_owned(),
+    };
+    path.split('/').take(depth).map(component).collect::<Vec<_>>().join("/")
+}
+
+/// A group for each tag: paths as deep as fit into a table; where that says too little, deeper ones in which numbers are
+/// alike.
+pub(super) fn rolled_up(run: &Run, cells: &[CellView]) -> Vec<Option<String>> {
+    let moments = run.devices.iter().flat_map(|device| [&device.last, &device.peak]);
+    let held = moments.flat_map(|moment| moment.amounts.iter());
+    let is_named = |index: u32| {
+        run.cells.get(index as usize).is_some_and(|cell| matches!(cell.class, Class::Direct | Class::Block))
+    };
+    let paths: BTreeSet<&str> = held
+        .filter(|(index, bytes)| *bytes != 0 && is_named(*index))
+        .filter_map(|(index, _)| cells.get(*index as usize)?.tag.as_deref())
+        .filter(|tag| !is_line(tag))
+        .collect();
+    let (depth, starred) = level(&paths);
+    let path = |cell: &CellView| cell.tag.as_deref().map(|tag| group(without_sum(tag), depth, starred));
+    cells.iter().map(path).collect()
+}
+
+/// How many components of paths make a table, and whether numbers are alike in it.
+fn level(paths: &BTreeSet<&str>) -> (usize, bool) {
+    let deepest = paths.iter().map(|path| path.split('/').count()).max().unwrap_or(1);
+    let groups = |depth: usize, starred: bool| {
+        paths.iter().map(|path| group(path, depth, starred)).collect::<BTreeSet<_>>().len()
+    };
+    let fits = |starred: bool| (1..=deepest).rev().find(|&depth| groups(depth, starred) <= MOST_GROUPS);
+    match (fits(false), fits(true)) {
+        (Some(plain), Some(starred)) if groups(plain, false) < FEW_GROUPS && starred > plain => {
+            (starred, true)
+        }
+        (Some(plain), _) => (plain, false),
+        (None, Some(starred)) => (starred, true),
+        (None, None) => (1, true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_and_paths() {
+        for (path, name) in
+            [("/usr/lib/libnccl.so.2", "libnccl"), ("libc10_cuda.so", "libc10_cuda"), ("/opt/a.out", "a.out")]
+        {
+            assert_eq!(library(path), name);
+        }
+        assert_eq!(group("GPT/h.3/attn/c_proj", 2, false), "GPT/h.3");
+        assert_eq!(group("GPT/h.3/attn/c_proj", 9, true), "GPT/h.*/attn/c_proj");
+        assert_eq!(group("steps/17/a.b", 3, true), "steps/*/a.b");
+    }
+
+    #[test]
+    fn lines_are_told_from_paths() {
+        for line in [
+            "train.py:212 make_buffer",
+            "a b.py:3 f",
+            "<stdin>:1 <module>",
+            "?:? ?",
+            "x.py:7 A.f.<locals>.<lambda>",
+        ] {
+            assert!(is_line(line), "{line}");
+        }
+        assert!(is_line(OTHER_LINES));
+        for path in [
+            "GPT/h.3/attn",
+            "loss",
+            "step 17",
+            "a:b c",
+            "step:17 forward",
+            ":3 f",
+            "train/x.py:3 f",
+            "x.py:3",
+            "",
+        ] {
+            assert!(!is_line(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn paths_are_as_deep_as_a_table_is_long() {
+        let paths = |layers: usize| -> Vec<String> {
+            let of_layer = |layer: usize| {
+                ["attn/c_attn", "attn/c_proj", "mlp/c_fc", "mlp/c_proj", "ln_1"]
+                    .map(|name| format!("GPT/h.{layer}/{name}"))
+            };
+            (0..layers).flat_map(of_layer).chain(["GPT/wte".to_owned(), "GPT/ln_f".to_owned()]).collect()
+        };
+        for (layers, expected) in [(2, (4, false)), (12, (2, false)), (96, (4, true))] {
+            let paths = paths(layers);
+            assert_eq!(level(&paths.iter().map(String::as_str).collect()), expected, "{layers}");
+        }
+        assert_eq!(level(&BTreeSet::new()), (1, false));
+    }
+}

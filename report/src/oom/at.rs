@@ -1,0 +1,252 @@
+//! `gpumemctl oom --at TIME --gpu N`: a device around a moment. Who ended then, who ran out of memory, who may have, and who grew.
+
+use super::{Entry, Form, entries, one, signed};
+use crate::Report;
+use crate::rules::Groupings;
+use crate::text::{clean, device_title, exit, label};
+use gpumem_model::run::{Device, Ending, Run, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::Unit;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A time on the wall, and how far around it is looked, in ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Around {
+    /// Nanoseconds since 1970.
+    pub at_ns: i64,
+    /// As much before and after it.
+    pub for_ns: i64,
+}
+
+/// A run with its name in the store.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// `r7`.
+    pub id: Option<String>,
+    /// The run.
+    pub run: Run,
+}
+
+/// A process that ended then, or that ran out of memory then.
+struct Found<'r> {
+    seen: &'r Seen,
+    device: &'r Device,
+    /// On the wall.
+    time_ns: i64,
+    entries: Vec<Entry<'r>>,
+}
+
+impl Around {
+    /// Whether a run's process ended then, or ran out of memory.
+    pub fn concerns(self, run: &Run) -> bool {
+        let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
+        let times = ooms.map(|oom| on_the_wall(run, oom.last_ns));
+        times.chain([ended(run)]).any(|time_ns| self.has(time_ns))
+    }
+
+    fn has(self, time_ns: Option<i64>) -> bool {
+        time_ns.is_some_and(|time_ns| time_ns.abs_diff(self.at_ns) <= self.for_ns.unsigned_abs())
+    }
+}
+
+fn on_the_wall(run: &Run, time_ns: u64) -> Option<i64> {
+    match run.clock {
+        gpumem_model::run::Clock::Monotonic { wall_offset_ns } => {
+            signed(time_ns).checked_add(wall_offset_ns?)
+        }
+        gpumem_model::run::Clock::Lines => None,
+    }
+}
+
+fn ended(run: &Run) -> Option<i64> {
+    match run.state {
+        State::Closed { time_ns, .. } => on_the_wall(run, time_ns),
+        _ => None,
+    }
+}
+
+/// Those that matter, in the order of time; `is_it`: whether a device is the one that is meant.
+fn found<'r>(seen: &'r [Seen], is_it: &dyn Fn(&Device) -> bool, around: Around) -> Vec<Found<'r>> {
+    let mut found = Vec::new();
+    for seen in seen {
+        for device in seen.run.devices.iter().filter(|device| is_it(device)) {
+            let mut here = entries(&seen.run);
+            here.retain(|entry| {
+                let is_then = around.has(on_the_wall(&seen.run, entry.oom.last_ns));
+                is_then && !entry.is_pressure() && entry.device.name == device.name
+            });
+            let last = here.last().and_then(|entry| on_the_wall(&seen.run, entry.oom.last_ns));
+            let ended = ended(&seen.run).filter(|ended| around.has(Some(*ended)));
+            if let Some(time_ns) = last.or(ended) {
+                found.push(Found { seen, device, time_ns, entries: here });
+            }
+        }
+    }
+    found.sort_by_key(|found| found.time_ns);
+    found
+}
+
+/// As text. `hidden`: how many more are of users whose runs may not be seen.
+pub fn text(
+    seen: &[Seen],
+    is_it: &dyn Fn(&Device) -> bool,
+    around: Around,
+    hidden: &BTreeMap<String, usize>,
+) -> String {
+    let found = found(seen, is_it, around);
+    let mut lines: Vec<String> = Vec::new();
+    let clock = gpumem_model::run::Clock::Monotonic { wall_offset_ns: Some(0) };
+    let time = |ns: i64| clock.time(u64::try_from(ns).unwrap_or(0));
+    let devices = || seen.iter().flat_map(|seen| &seen.run.devices).filter(|device| is_it(device));
+    let title = devices().next().map_or("this GPU".to_owned(), device_title);
+    let (from, to) = (around.at_ns.saturating_sub(around.for_ns), around.at_ns.saturating_add(around.for_ns));
+    let (told, others): (Vec<&Found<'_>>, Vec<&Found<'_>>) =
+        found.iter().partition(|found| !found.entries.is_empty());
+    lines.push(format!(
+        "{title}, {} to {}: {} then",
+        time(from),
+        time(to),
+        match found.len() {
+            0 if !hidden.is_empty() => "no process of yours ended or ran out of memory".to_owned(),
+            0 => "nobody ended or ran out of memory".to_owned(),
+            1 => "1 process ended or ran out of memory".to_owned(),
+            many => format!("{many} processes ended or ran out of memory"),
+        }
+    ));
+    for found in &told {
+        lines.push(String::new());
+        let run = &found.seen.run;
+        let id = found.seen.id.as_ref().map(|id| format!("  run {id}")).unwrap_or_default();
+        let user = run.process.facts.get("user").map(|user| format!("  {user}")).unwrap_or_default();
+        lines.push(format!("{}  pid {}{user}{id}", label(run), run.process.pid));
+        let mut report = Report::new(run, Groupings::of_run(run), None);
+        report.id.clone_from(&found.seen.id);
+        let ending = Ending::of(run);
+        let job = Form::default().job;
+        if let Some(entry) = found.entries.last() {
+            one(&report, *entry, ending.as_ref(), job, Times::of(run), &mut lines);
+        }
+        let more = found.entries.len().saturating_sub(1);
+        if more > 0 {
+            lines.push(format!("{more} more before it: gpumemctl oom {}", run.process.pid));
+        }
+    }
+    if !others.is_empty() {
+        lines.push(String::new());
+        lines.push("ended then without a sign of it:".to_owned());
+    }
+    lines.extend(others.iter().map(|found| format!("  {} {}", time(found.time_ns), plain(found))));
+    for (user, count) in hidden {
+        let belong =
+            if *count == 1 { "1 process that did belongs" } else { &format!("{count} that did belong") };
+        lines.push(format!("{belong} to {user}: ask as {user}, as root or as a member of the group gpumemd"));
+    }
+    if found.is_empty() {
+        lines.push("further away: --for 10m".to_owned());
+    }
+    lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
+}
+
+/// A process that nothing is suspected of.
+fn plain(found: &Found<'_>) -> String {
+    let (run, device) = (&found.seen.run, found.device);
+    let total = device.total_bytes.map_or(0, signed);
+    let used = device.last.used_bytes();
+    let unit = Unit::for_largest(total.max(used.unwrap_or(0)));
+    let user = run.process.facts.get("user").map_or("-", String::as_str);
+    let held = used.map_or("used: not known".to_owned(), |used| format!("used {}", unit.amount(used)));
+    let free = device.reading.map_or("free: not known".to_owned(), |reading| {
+        format!("free {} at its last reading", unit.amount(signed(reading.free_bytes)))
+    });
+    let status = match run.state {
+        State::Closed { status: Some(status), .. } => exit(status),
+        _ => "status not known".to_owned(),
+    };
+    let ending = Ending::of(run).map(|ending| format!("; {}", super::sentence(&ending))).unwrap_or_default();
+    format!("{user} {} {}: {status}, {held}, {free} ({}){ending}", run.process.pid, label(run), unit.name)
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: u32,
+    at_ns: i64,
+    for_ns: i64,
+    processes: Vec<ProcessJson<'a>>,
+    /// By user, how many more there are whose runs may not be seen.
+    hidden: &'a BTreeMap<String, usize>,
+}
+
+#[derive(Serialize)]
+struct ProcessJson<'a> {
+    run: Option<&'a str>,
+    pid: u32,
+    user: Option<&'a str>,
+    device: &'a str,
+    /// On the wall, ns since 1970.
+    ended_ns: Option<i64>,
+    status: Option<u64>,
+    last_used_bytes: Option<i64>,
+    free_bytes: Option<u64>,
+    ending: Option<Ending>,
+    ooms: Vec<super::OomJson<'a>>,
+}
+
+/// As one JSON document (docs/oom.md).
+pub fn json(
+    seen: &[Seen],
+    is_it: &dyn Fn(&Device) -> bool,
+    around: Around,
+    hidden: &BTreeMap<String, usize>,
+) -> String {
+    let found = found(seen, is_it, around);
+    let processes = found.iter().map(|found| {
+        let run = &found.seen.run;
+        let report = Report::new(run, Groupings::of_run(run), None);
+        ProcessJson {
+            run: found.seen.id.as_deref(),
+            pid: run.process.pid,
+            user: run.process.facts.get("user").map(String::as_str),
+            device: &found.device.name,
+            ended_ns: ended(run),
+            status: match run.state {
+                State::Closed { status, .. } => status,
+                _ => None,
+            },
+            last_used_bytes: found.device.last.used_bytes(),
+            free_bytes: found.device.reading.map(|reading| reading.free_bytes),
+            ending: Ending::of(run),
+            ooms: found.entries.iter().map(|entry| super::entry(&report, entry.device, entry.oom)).collect(),
+        }
+    });
+    let document = Document {
+        schema: "gpumem.oom_at",
+        version: 1,
+        at_ns: around.at_ns,
+        for_ns: around.for_ns,
+        processes: processes.collect(),
+        hidden,
+    };
+    gpumem_model::harmless::json(&document)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_other_users_are_counted_and_not_denied() {
+        let around = Around { at_ns: 1_795_200_000_000_000_000, for_ns: 60_000_000_000 };
+        let told = |hidden: &BTreeMap<String, usize>| text(&[], &|_| true, around, hidden);
+        assert!(told(&BTreeMap::new()).contains("nobody ended or ran out of memory"));
+        let hidden = BTreeMap::from([("alice".to_owned(), 1), ("b\u{1b}ob".to_owned(), 2)]);
+        let text = told(&hidden);
+        assert!(!text.contains("nobody") && text.contains("no process of yours ended or ran out"), "{text}");
+        assert!(text.contains("1 process that did belongs to alice: ask as alice, as root"), "{text}");
+        assert!(text.contains(r"2 that did belong to b\u{1b}ob: "), "{text}");
+        let json: serde_json::Value =
+            serde_json::from_str(&json(&[], &|_| true, around, &hidden)).expect("JSON");
+        assert_eq!(json["hidden"]["alice"], 1);
+    }
+}

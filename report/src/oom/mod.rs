@@ -1,0 +1,337 @@
+//! `gpumemctl oom`: what was asked for when memory ran out, who had it, what the process itself held, and what would
+//! have helped. Every sum adds up as it is printed.
+//!
+//! ```text
+//! holders   who had the device
+//! own       what the process itself held
+//! ranks     the other ranks of its job
+//! verdict   why, and what would have helped; what else ended the process
+//! at        a device around a moment: who ended then
+//! json      the same for programs
+//! ```
+
+pub mod at;
+mod holders;
+mod json;
+mod own;
+mod ranks;
+mod verdict;
+
+pub use json::json;
+pub(super) use json::{OomJson, entry};
+pub use verdict::sentence;
+
+use super::Report;
+use super::names::library;
+use super::text::{clean, device_name, exit, hears_of_ooms, whose};
+use gpumem_model::run::{Device, Ending, Fate, Oom, OomKind, Run};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, plural, thousands};
+use own::composition;
+use std::collections::BTreeMap;
+
+/// Entries that are told in full; older ones are counted.
+const MOST: usize = 5;
+/// Places at which it was caught that are named.
+const PLACES: usize = 4;
+
+/// How it is told.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Form<'a> {
+    /// Every entry in full.
+    pub all: bool,
+    /// Runs of the same job.
+    pub job: &'a [Run],
+}
+
+/// One entry with its device, and its number among those of its kind.
+#[derive(Debug, Clone, Copy)]
+struct Entry<'r> {
+    device: &'r Device,
+    oom: &'r Oom,
+    number: usize,
+}
+
+impl Entry<'_> {
+    /// It was a true one, and the process went on.
+    fn is_caught(&self) -> bool {
+        self.oom.is_true() && self.oom.fate == Fate::Survived
+    }
+
+    fn is_pressure(&self) -> bool {
+        !self.oom.is_true() && !self.oom.is_suspected()
+    }
+}
+
+/// In the order of time.
+fn entries<'r>(run: &'r Run) -> Vec<Entry<'r>> {
+    let all = run.devices.iter();
+    let all = all.flat_map(|device| device.details.ooms.iter().map(move |oom| (device, oom)));
+    let mut entries: Vec<Entry<'r>> = all.map(|(device, oom)| Entry { device, oom, number: 0 }).collect();
+    entries.sort_by_key(|entry| entry.oom.time_ns);
+    let mut numbers = [0, 0];
+    for entry in &mut entries {
+        let number = &mut numbers[usize::from(entry.is_pressure())];
+        *number += 1;
+        entry.number = *number;
+    }
+    entries
+}
+
+/// What was the end, and what may have been; those that were survived are counted, or the latest of them is told.
+pub fn text(report: &Report<'_>, form: Form<'_>) -> String {
+    let run = report.run;
+    let times = Times::of(run);
+    let mut told = entries(run);
+    let mut caught: Vec<Entry<'_>> = Vec::new();
+    let mut pressure: Vec<Entry<'_>> = Vec::new();
+    if !form.all {
+        pressure = told.extract_if(.., |entry| entry.is_pressure()).collect();
+        // A few are told like the others; of many (programs that look for their batch size) the latest, if that.
+        if told.len() > MOST {
+            caught = told.extract_if(.., |entry| entry.is_caught()).collect();
+            told.extend(caught.last().filter(|_| told.is_empty()).copied());
+        }
+    }
+    let mut lines = Vec::new();
+    let ending = Ending::of(run);
+    if let Some(ending) = &ending {
+        let what = sentence(ending);
+        lines.push(format!("END {} pid {}: {what}", times.time(ending.time_ns), run.process.pid));
+        lines.extend(ending.line.as_ref().map(|line| format!("    {line}")));
+    }
+    let hidden = if form.all { 0 } else { told.len().saturating_sub(MOST) };
+    if hidden > 0 {
+        lines.push(format!("{} earlier (--all)", thousands(hidden as u64)));
+    }
+    for entry in told.iter().skip(hidden) {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        one(report, *entry, ending.as_ref(), form.job, times, &mut lines);
+    }
+    if told.is_empty() {
+        lines.push(format!("{}: {}", whose(run), nothing(run)));
+    }
+    lines.extend(caught_lines(&caught, times));
+    if let Some(last) = pressure.last().map(|entry| entry.oom) {
+        let times_said = gpumem_model::oom::times(pressure.iter().map(|entry| entry.oom));
+        let unit = Unit::for_largest(signed(last.asked_bytes));
+        lines.push(format!(
+            "pressure: the driver refused {} and the process went on; last at {}, {} {} (--all)",
+            plural(times_said, "time"),
+            times.time(last.last_ns),
+            unit.amount(signed(last.asked_bytes)),
+            unit.name
+        ));
+    }
+    if run.coverage.ooms_dropped > 0 {
+        lines.push(format!(
+            "{} more times it ran out are counted here and not kept",
+            thousands(run.coverage.ooms_dropped)
+        ));
+    }
+    lines.iter().map(|line| clean(line).trim_end().to_owned() + "\n").collect()
+}
+
+/// Entries of a device as they are told in full, in the order of time.
+pub(super) fn told<'r>(report: &Report<'r>, device: &Device) -> Vec<(&'r Oom, Vec<String>)> {
+    let (times, ending) = (Times::of(report.run), Ending::of(report.run));
+    let of_device = entries(report.run).into_iter().filter(|entry| std::ptr::eq(entry.device, device));
+    let lines = |entry: Entry<'r>| {
+        let mut lines = Vec::new();
+        one(report, entry, ending.as_ref(), &[], times, &mut lines);
+        (entry.oom, lines.iter().map(|line| clean(line).trim_end().to_owned()).collect())
+    };
+    of_device.map(lines).collect()
+}
+
+/// What the process held then, the largest first.
+pub(super) fn held(report: &Report<'_>, oom: &Oom) -> Vec<(String, i64)> {
+    if oom.is_suspected() { Vec::new() } else { composition(report, oom).parts }
+}
+
+/// Without an entry: what that means.
+fn nothing(run: &Run) -> &'static str {
+    match (run.coverage.covered, run.state) {
+        _ if hears_of_ooms(run) => "GPU memory has not run out",
+        (true, _) => "the file says nothing of memory that ran out, which need not mean that it did not",
+        (false, gpumem_model::run::State::Closed { .. }) => {
+            "no agent said whether memory ran out; its device was not nearly full when it ended, or it ended well"
+        }
+        (false, _) => "it has no agent: nobody says whether memory runs out (gpumemctl run -- COMMAND)",
+    }
+}
+
+/// Those that were survived, by where they happened.
+fn caught_lines(caught: &[Entry<'_>], times: Times) -> Vec<String> {
+    let mut places: BTreeMap<&str, Vec<&Oom>> = BTreeMap::new();
+    for entry in caught {
+        places.entry(entry.oom.tag.as_deref().unwrap_or_default()).or_default().push(entry.oom);
+    }
+    let mut places: Vec<(&str, Vec<&Oom>)> = places.into_iter().collect();
+    let count = |ooms: &[&Oom]| gpumem_model::oom::times(ooms.iter().copied());
+    places.sort_by_key(|(_, ooms)| std::cmp::Reverse(count(ooms)));
+    let more = places.split_off(places.len().min(PLACES));
+    let mut lines: Vec<String> = places
+        .iter()
+        .map(|(place, ooms)| {
+            let asked = || ooms.iter().map(|oom| signed(oom.asked_bytes));
+            let (least, most) = (asked().min().unwrap_or(0), asked().max().unwrap_or(0));
+            let unit = Unit::for_largest(most);
+            let asked = match (unit.amount(least), unit.amount(most)) {
+                (least, most) if least == most => most,
+                (least, most) => format!("{least} to {most}"),
+            };
+            let at = if place.is_empty() { String::new() } else { format!(" at {place}") };
+            let first = ooms.iter().map(|oom| oom.time_ns).min().unwrap_or(0);
+            let last = ooms.iter().map(|oom| oom.last_ns).max().unwrap_or(0);
+            let when = match (times.time(first), times.time(last)) {
+                (first, last) if first == last => last,
+                (first, last) => format!("{first} to {last}"),
+            };
+            let often = plural(count(ooms), "time");
+            format!("caught: it ran out {often} and went on, {when}{at}, asked {asked} {} (--all)", unit.name)
+        })
+        .collect();
+    if !more.is_empty() {
+        let often = more.iter().map(|(_, ooms)| count(ooms)).fold(0, u64::saturating_add);
+        lines.push(format!(
+            "caught: {} at {} (--all)",
+            plural(often, "time"),
+            plural(more.len() as u64, "other place")
+        ));
+    }
+    lines
+}
+
+fn one(
+    report: &Report<'_>,
+    entry: Entry<'_>,
+    ending: Option<&Ending>,
+    job: &[Run],
+    times: Times,
+    lines: &mut Vec<String>,
+) {
+    let Entry { device, oom, number } = entry;
+    let own = (!oom.is_suspected()).then(|| composition(report, oom));
+    let total = oom.device.as_ref().map_or(0, |device| signed(device.total_bytes));
+    let held = own.as_ref().map_or(0, |own| own.total);
+    let unit = Unit::for_largest(total.max(held).max(signed(oom.asked_bytes)));
+    let mut often = String::new();
+    if oom.count > 1 {
+        often = format!("  {} until {}", plural(oom.count, "time"), times.time(oom.last_ns));
+    }
+    let what = match (oom.is_true(), oom.is_suspected()) {
+        (true, _) => "OOM",
+        (_, true) => "SUSPECTED",
+        _ => "PRESSURE",
+    };
+    lines.push(format!(
+        "{what} #{number} {} {}{} {}{often}  ({})",
+        times.time(oom.time_ns),
+        device_name(device),
+        match report.run.process.pid {
+            0 => String::new(),
+            pid => format!(" pid {pid}"),
+        },
+        fate(oom),
+        unit.name
+    ));
+    lines.push(request(oom, unit));
+    let place = place(oom);
+    if !place.is_empty() {
+        lines.push(format!("at {}", place.join(", ")));
+    }
+    if let Some(device) = &oom.device {
+        holders::holders(oom, device, own.as_ref(), unit, times, lines);
+    }
+    lines.push(match &own {
+        Some(own) => format!("you      {}", own.sum(unit)),
+        None => "you      not known: it had no agent (gpumemctl run -- COMMAND gives it one)".to_owned(),
+    });
+    lines.extend(verdict::idle(oom, unit).map(|idle| format!("idle     {idle}")));
+    let job: Vec<&Run> = job.iter().collect();
+    lines.extend(ranks::ranks(report.run, &job, oom.last_ns, unit).map(|ranks| format!("ranks    {ranks}")));
+    lines.push(format!("verdict  {}", verdict::verdict(report, oom, ending, unit)));
+}
+
+fn fate(oom: &Oom) -> String {
+    match oom.fate {
+        Fate::Fatal { status, .. } if oom.is_suspected() => status.map_or("ended".to_owned(), exit),
+        Fate::Fatal { after_ns, status } if oom.is_true() => {
+            let status = status.map_or("ended".to_owned(), exit);
+            format!("FATAL ({status} after {}.{} s)", after_ns / 1_000_000_000, after_ns / 100_000_000 % 10)
+        }
+        Fate::Fatal { .. } | Fate::Survived => "survived".to_owned(),
+        Fate::Open => "what follows is not known yet".to_owned(),
+    }
+}
+
+/// What was asked, of whom, and what was there.
+fn request(oom: &Oom, unit: Unit) -> String {
+    let amount = |bytes: u64| unit.amount(signed(bytes));
+    if oom.is_suspected() {
+        let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
+        return format!("asked: not known; the least that was free since its last reading: {free}");
+    }
+    let asked = amount(oom.asked_bytes);
+    if oom.kind == OomKind::Pool {
+        let mut words = format!("asked {asked} of the pool, which gave up without asking the driver");
+        if let (Some(used), Some(reserved)) = (oom.pool_used_bytes, oom.pool_reserved_bytes) {
+            words += &format!(": it held {}, {} handed out", amount(reserved), amount(used));
+        }
+        if let Some(free) = oom.free_bytes() {
+            words += &format!("; the device had {} free", unit.amount(free));
+        }
+        return words;
+    }
+    let need = oom.driver_asked_bytes.unwrap_or(oom.asked_bytes);
+    let segment =
+        if need == oom.asked_bytes { String::new() } else { format!(" (a segment of {})", amount(need)) };
+    let refused = match oom.refusals {
+        0 | 1 => String::new(),
+        refusals => format!(", the driver refused {refusals} times"),
+    };
+    let free = match oom.free_bytes() {
+        // As printed: what is short is what is missing between the two numbers beside it.
+        Some(free) if free < signed(need) => {
+            let (needed, free) = (unit.round(signed(need)), unit.round(free));
+            format!(", free {}: {} short", unit.print(free), unit.print(needed - free))
+        }
+        Some(free) => {
+            format!(", free {}: enough, but not in one piece or not for this process", unit.amount(free))
+        }
+        None => ", free: not known".to_owned(),
+    };
+    format!("asked {asked}{segment}{free}{refused}")
+}
+
+fn place(oom: &Oom) -> Vec<String> {
+    let mut place: Vec<String> = oom.tag.iter().cloned().collect();
+    place.extend(oom.phase.clone());
+    place.extend(oom.step.map(|step| format!("step {}", thousands(step))));
+    place.extend(oom.stack.as_deref().and_then(frame));
+    if oom.tag.is_none() {
+        place.extend(oom.library.as_deref().map(|path| format!("by {}", library(path))));
+    }
+    place
+}
+
+/// The innermost frame of the program's own: `train.py:212`.
+fn frame(stack: &str) -> Option<String> {
+    let frames: Vec<Vec<&str>> = stack.lines().map(|line| line.split('\t').collect()).collect();
+    let is_own = |frame: &&Vec<&str>| {
+        frame.get(1).is_some_and(|file| !file.contains("-packages/") && !file.starts_with('<'))
+    };
+    let frame = frames.iter().find(is_own).or(frames.first())?;
+    let file = frame.get(1).map(|file| file.rsplit('/').next().unwrap_or(file));
+    match (file, frame.get(2)) {
+        (Some(file), Some(line)) => Some(format!("{file}:{line}")),
+        _ => frame.first().map(|name| (*name).to_owned()).filter(|name| !name.is_empty()),
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

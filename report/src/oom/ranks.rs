@@ -1,0 +1,125 @@
+//! The other ranks of the job when memory ran out in one, in a line.
+
+use super::signed;
+use gpumem_model::run::{OPEN_FATE_NS, Run, State};
+use gpumem_model::units::Unit;
+
+/// Ranks that are named one by one.
+const NAMED: usize = 6;
+
+/// How another process of the job was at that time.
+struct Rank {
+    name: String,
+    /// Of a number: for order.
+    number: u64,
+    used: Option<i64>,
+    /// Ended before (negative) or within some seconds after.
+    ended: Option<i64>,
+    ran_out: bool,
+}
+
+/// `None`: there is no other that is known here.
+pub(super) fn ranks(run: &Run, others: &[&Run], time_ns: u64, unit: Unit) -> Option<String> {
+    let mut ranks: Vec<Rank> = others
+        .iter()
+        .filter(|other| other.process != run.process && other.clock == run.clock)
+        .map(|other| rank(other, time_ns))
+        .collect();
+    if ranks.is_empty() {
+        return None;
+    }
+    ranks.sort_by(|a, b| (a.number, &a.name).cmp(&(b.number, &b.name)));
+    let of_world = run.process.claims.get("world_size").map(|size| format!(" of {size}")).unwrap_or_default();
+    let own =
+        run.process.claims.get("rank").map_or("this".to_owned(), |rank| format!("this is {rank}{of_world}"));
+    let mut words = vec![own];
+    let is_well = |rank: &&Rank| rank.ended.is_none_or(|ended| ended >= 0) && !rank.ran_out;
+    let well: Vec<&Rank> = ranks.iter().filter(is_well).collect();
+    if !well.is_empty() {
+        words.push(format!("alive {}{}", names(&well), held(&well, unit)));
+    }
+    let out: Vec<&Rank> = ranks.iter().filter(|rank| rank.ran_out).collect();
+    if !out.is_empty() {
+        words.push(format!("ran out too {}{}", names(&out), held(&out, unit)));
+    }
+    let gone: Vec<&Rank> =
+        ranks.iter().filter(|rank| rank.ended.is_some_and(|ended| ended < 0) && !rank.ran_out).collect();
+    if !gone.is_empty() {
+        let first = gone.iter().filter_map(|rank| rank.ended).min().unwrap_or(0);
+        words.push(format!("ended before {} (the first {} before)", names(&gone), seconds(-first)));
+    }
+    let follows: Vec<&&Rank> = well.iter().filter(|rank| rank.ended.is_some()).collect();
+    if let Some(first) = follows.iter().filter_map(|rank| rank.ended).min() {
+        let which = if follows.len() == well.len() { "all".to_owned() } else { follows.len().to_string() };
+        words.push(format!("{which} of them ended after it, the first {} later", seconds(first)));
+    }
+    Some(words.join("; "))
+}
+
+fn seconds(ns: i64) -> String {
+    format!("{}.{} s", ns / 1_000_000_000, ns / 100_000_000 % 10)
+}
+
+fn rank(run: &Run, time_ns: u64) -> Rank {
+    let claim = run.process.claims.get("rank").cloned();
+    let number = claim.as_deref().and_then(|claim| claim.parse().ok());
+    let used = run.devices.iter().filter_map(|device| {
+        let before = device.series.buckets.iter().rev().find(|bucket| bucket.time_ns <= time_ns);
+        let at = before.and_then(|bucket| Some(bucket.used?.last));
+        at.or_else(|| device.last.used_bytes())
+    });
+    let used: Vec<i64> = used.collect();
+    let near = |ns: u64| ns.abs_diff(time_ns) <= OPEN_FATE_NS;
+    let ended = match run.state {
+        State::Closed { time_ns: ended_ns, .. } if ended_ns <= time_ns || near(ended_ns) => {
+            Some(signed(ended_ns).saturating_sub(signed(time_ns)))
+        }
+        _ => None,
+    };
+    let ooms = run.devices.iter().flat_map(|device| &device.details.ooms);
+    Rank {
+        name: claim.unwrap_or_else(|| format!("pid {}", run.process.pid)),
+        number: number.unwrap_or(u64::MAX),
+        used: (!used.is_empty()).then(|| used.iter().fold(0, |sum, used| used.saturating_add(sum))),
+        ended,
+        ran_out: ooms.filter(|oom| oom.is_true()).any(|oom| near(oom.time_ns) || near(oom.last_ns)),
+    }
+}
+
+/// `0-2, 4, 6-7`.
+fn names(ranks: &[&Rank]) -> String {
+    let mut spans: Vec<(u64, u64, &str)> = Vec::new();
+    for rank in ranks {
+        match spans.last_mut() {
+            Some((_, last, _)) if rank.number != u64::MAX && last.checked_add(1) == Some(rank.number) => {
+                *last = rank.number;
+            }
+            _ => spans.push((rank.number, rank.number, &rank.name)),
+        }
+    }
+    let more = spans.len().saturating_sub(NAMED);
+    let mut words: Vec<String> = spans
+        .iter()
+        .take(NAMED)
+        .map(|(first, last, name)| {
+            let name = crate::text::clean(name);
+            if first == last { name } else { format!("{name}-{last}") }
+        })
+        .collect();
+    if more > 0 {
+        words.push(format!("{more} more"));
+    }
+    words.join(", ")
+}
+
+/// ` (used 68,120 to 70,112)`.
+fn held(ranks: &[&Rank], unit: Unit) -> String {
+    let used = || ranks.iter().filter_map(|rank| rank.used);
+    match (used().min(), used().max()) {
+        (Some(least), Some(most)) if unit.round(least) == unit.round(most) => {
+            format!(" (used {})", unit.amount(most))
+        }
+        (Some(least), Some(most)) => format!(" (used {} to {})", unit.amount(least), unit.amount(most)),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,160 @@
+//! What would have helped, the surest first; or that it was something else.
+
+use super::holders::{growth, name};
+use super::signed;
+use crate::Report;
+use crate::text::clean;
+use gpumem_model::run::{Cause, Ending, Holder, Oom, OomKind};
+use gpumem_model::units::{Unit, plural, thousands};
+
+/// Idle memory, how it lies, and how that compares with the request. Absent where no pool reports its blocks.
+pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {
+    let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
+    let asked = oom.asked_bytes;
+    let relation = if largest < asked { "<" } else { ">=" };
+    let pieces = oom.idle_pieces.map_or(String::new(), |pieces| format!(" in {}", plural(pieces, "piece")));
+    Some(format!(
+        "{}{pieces}, largest block {} {relation} {}",
+        unit.amount(signed(idle)),
+        unit.amount(signed(largest)),
+        unit.amount(signed(asked))
+    ))
+}
+
+/// Why it was, in one line.
+pub(super) fn verdict(report: &Report<'_>, oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
+    if oom.is_suspected() {
+        return suspicion(oom, ending, unit);
+    }
+    let asked = signed(oom.asked_bytes);
+    let need = oom.driver_asked_bytes.map_or(asked, signed);
+    let Some(free) = oom.free_bytes() else {
+        return "not known: nobody said what was free".to_owned();
+    };
+    let mut words = Vec::new();
+    if oom.kind == OomKind::Pool && free >= asked {
+        words.push(format!(
+            "a limit of the pool's own (set_per_process_memory_fraction?): the device had {} free",
+            unit.amount(free)
+        ));
+    }
+    let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
+    let (own, others) = holders.split_first().unzip();
+    let others = others.unwrap_or_default();
+    let fits_without = |growth: i64| growth > 0 && free < need && free.saturating_add(growth) >= need;
+    if let Some((holder, bytes)) = most_grown(others).filter(|(_, bytes)| fits_without(*bytes)) {
+        let left = unit.amount(free.saturating_add(bytes));
+        words.push(format!("fits without {}'s growth ({left} free)", who(holder, own)));
+    }
+    if let Some(own) = own.filter(|own| words.is_empty() && own.growth_bytes.is_some_and(fits_without)) {
+        words.push(format!("fits without what you grew by ({})", growth(own, unit).unwrap_or_default()));
+    }
+    words.extend(fragmented(report, oom, free, need, unit));
+    let device = oom.device.as_ref();
+    let most_of_all = device
+        .map(|device| signed(device.total_bytes).saturating_sub(signed(device.system_bytes.unwrap_or(0))));
+    if most_of_all.is_some_and(|most| need > most) {
+        words.push("more than the whole device has".to_owned());
+    }
+    if words.is_empty() && free < need {
+        let named = others.iter().map(|holder| holder.used_bytes);
+        let held = named.fold(device.map_or(0, |device| device.others.1), i64::saturating_add);
+        let short = unit.print(unit.round(need) - unit.round(free));
+        words.push(match device {
+            Some(_) => format!("{short} short; others hold {}", unit.amount(held)),
+            None => format!("{short} short; who held the rest is not known: NVML was not read"),
+        });
+    }
+    if words.is_empty() {
+        words.push("the driver refused although so much was free".to_owned());
+    }
+    words.join("; ")
+}
+
+/// What is idle would do, if it were in one piece or given back.
+fn fragmented(report: &Report<'_>, oom: &Oom, free: i64, need: i64, unit: Unit) -> Option<String> {
+    let (idle, largest) = oom.idle_bytes.zip(oom.largest_idle_bytes)?;
+    let asked = signed(oom.asked_bytes);
+    let would_do = signed(idle) >= asked || signed(idle).saturating_add(free) >= need;
+    if oom.idle_pieces == Some(0) || signed(largest) >= asked || !would_do {
+        return None;
+    }
+    let is_torch = |pool: &str| pool == "torch" || pool.starts_with("torch/");
+    let torch = report.run.cells.iter().any(|cell| cell.pool.as_deref().is_some_and(is_torch));
+    let remedy = match (torch, oom.is_expandable) {
+        (_, true) => " (expandable segments are on: live blocks lie between the pieces)",
+        (true, false) => " (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+        (false, false) => "",
+    };
+    let pieces = oom.idle_pieces.map_or(String::new(), |pieces| format!(" in {}", plural(pieces, "piece")));
+    Some(format!(
+        "fragmented: idle {}{pieces}, largest {} < {}{remedy}",
+        unit.amount(signed(idle)),
+        unit.amount(signed(largest)),
+        unit.amount(asked)
+    ))
+}
+
+fn suspicion(oom: &Oom, ending: Option<&Ending>, unit: Unit) -> String {
+    if let Some(ending) = ending {
+        return format!("rather not: {}", sentence(ending));
+    }
+    let free = oom.free_bytes().map_or("not known".to_owned(), |free| unit.amount(free));
+    let mut words = vec![format!("suspected: it ended while {free} of the device was free")];
+    let holders = oom.device.as_ref().map(|device| device.holders.as_slice()).unwrap_or_default();
+    let grown = most_grown(holders).filter(|(_, bytes)| *bytes > 0);
+    if let Some((holder, told)) = grown.and_then(|(holder, _)| Some((holder, growth(holder, unit)?))) {
+        let is_own = holders.first().is_some_and(|own| std::ptr::eq(own, holder));
+        let who = if is_own { "itself".to_owned() } else { who(holder, holders.first()) };
+        words.push(format!("most grown: {who} ({told})"));
+    }
+    words.join("; ")
+}
+
+fn most_grown(holders: &[Holder]) -> Option<(&Holder, i64)> {
+    let grown = holders.iter().filter_map(|holder| Some((holder, holder.growth_bytes?)));
+    grown.max_by_key(|(_, bytes)| *bytes)
+}
+
+/// As people speak of it: the user, where that tells it from the process itself.
+fn who(holder: &Holder, own: Option<&Holder>) -> String {
+    match &holder.user {
+        Some(user) if own.is_none_or(|own| own.user.as_ref() != Some(user)) => clean(user),
+        _ => name(holder),
+    }
+}
+
+/// What ended a process, where that was not its GPU memory.
+pub fn sentence(ending: &Ending) -> String {
+    let host = "killed by the kernel for HOST memory, not GPU memory";
+    match (&ending.cause, ending.is_named) {
+        (Cause::HostMemory, _) => format!("{host}: the machine had none left"),
+        (Cause::CgroupMemory { cgroup, owner, limit_bytes }, is_named) => {
+            let limit = limit_bytes.map_or(String::new(), |bytes| format!(" of {}", limit(bytes)));
+            let whose = match (owner, cgroup) {
+                (Some(owner), _) => owner.clone(),
+                (None, Some(cgroup)) => format!("control group {cgroup}"),
+                (None, None) => "its control group".to_owned(),
+            };
+            match is_named {
+                true => format!("{host}: the limit{limit} of {whose}"),
+                false => format!(
+                    "probably {host}: the limit{limit} of {whose} was reached, and a process of it killed, while it ran"
+                ),
+            }
+        }
+        (Cause::Xid { xid, words }, is_named) => {
+            let words = words.map(|words| format!(" ({words})")).unwrap_or_default();
+            let whose = if is_named { "" } else { " on its GPU; whose it is the driver did not say" };
+            format!("Xid {}{words}{whose}: a fault, not an OOM", thousands(*xid))
+        }
+    }
+}
+
+/// A limit as people set it.
+fn limit(bytes: u64) -> String {
+    match bytes {
+        0x4000_0000.. => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
+}

@@ -1,0 +1,293 @@
+//! `gpumemctl report --counters`: the program's own counters, and how often and how long it was in each of its ranges.
+
+use super::Report;
+use super::text::{clean, clean_name, shorten, whose};
+use gpumem_model::own::{Counter, LOST, Own, Range, SnapshotFigures};
+use gpumem_model::run::{Clock, Run};
+use gpumem_model::units::{plural, thousands};
+use serde::Serialize;
+
+/// Columns of a name in a table; of a longer path the end.
+const WIDTH: usize = 60;
+/// The same, and how many, in the line of the report.
+const SHORT: usize = 24;
+const NAMED: usize = 4;
+const NOTHING: &str = "the program has said no counter, step or range: gpumem_counter_set and gpumem_step; \
+                       gpumem_configure(\"ranges\", \"on\") for the times of scopes";
+
+/// Both as tables.
+pub fn text(report: &Report<'_>) -> String {
+    let (run, own) = (report.run, &report.run.own);
+    let mut out = format!("{}\n", clean(&whose(run)));
+    if own.is_empty() {
+        return out + NOTHING + "\n";
+    }
+    if !own.counters.is_empty() {
+        let head = ["counter", "now", "changes", "min", "max", "mean"];
+        out += &table(&head, own.counters.iter().map(row_of_counter).collect());
+    }
+    if !own.ranges.is_empty() {
+        out += if own.counters.is_empty() { "" } else { "\n" };
+        let head = ["range, with those inside of it", "count", "total", "min", "max", "mean", "open"];
+        let rows = by_total(own).into_iter().map(|range| row_of_range(range, run.clock));
+        out += &table(&head, rows.collect());
+    }
+    remarks(own).iter().for_each(|line| out += &format!("{line}\n"));
+    out
+}
+
+/// What there was no room for, and what was lost.
+pub(super) fn remarks(own: &Own) -> Vec<String> {
+    let of = |count: u64, what: &str, why: &str| (count > 0).then(|| plural(count, what) + why);
+    let lines = [
+        of(own.counters_dropped, "change", " of further counters: there are too many"),
+        of(own.ranges_dropped, "range", " of further names: there are too many"),
+        of(own.ranges_broken, "range", " of which begin or end was lost"),
+        of(own.spans_dropped, "earlier range", " only counted: a trace has the latest"),
+    ];
+    lines.into_iter().flatten().collect()
+}
+
+/// The one that took most first.
+pub(super) fn by_total(own: &Own) -> Vec<&Range> {
+    let mut ranges: Vec<&Range> = own.ranges.iter().collect();
+    ranges.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.title().cmp(b.title())));
+    ranges
+}
+
+pub(super) fn name_of(counter: &Counter) -> String {
+    counter.name.as_deref().map_or_else(|| LOST.to_owned(), clean_name)
+}
+
+pub(super) fn title_of(range: &Range) -> String {
+    if range.is_step { range.title().to_owned() } else { clean_name(range.title()) }
+}
+
+pub(super) fn signed(value: i64) -> String {
+    format!("{}{}", if value < 0 { "-" } else { "" }, thousands(value.unsigned_abs()))
+}
+
+/// One digit behind the point.
+pub(super) fn mean(counter: &Counter) -> String {
+    let tenths = (counter.mean() * 10.0).round() as i64;
+    let sign = if tenths < 0 { "-" } else { "" };
+    format!("{sign}{}.{}", thousands(tenths.unsigned_abs() / 10), tenths.unsigned_abs() % 10)
+}
+
+fn row_of_counter(counter: &Counter) -> Vec<String> {
+    vec![
+        shorten(&name_of(counter), WIDTH, true),
+        signed(counter.value),
+        thousands(counter.changes),
+        signed(counter.min),
+        signed(counter.max),
+        mean(counter),
+    ]
+}
+
+fn row_of_range(range: &Range, clock: Clock) -> Vec<String> {
+    let length = |ns: u64| if range.count == 0 { "-".to_owned() } else { clock.distance(ns) };
+    vec![
+        shorten(&title_of(range), WIDTH, true),
+        thousands(range.count),
+        length(range.total_ns),
+        length(range.min_ns),
+        length(range.max_ns),
+        length(range.mean_ns().unwrap_or(0)),
+        thousands(range.open),
+    ]
+}
+
+fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut lines = vec![head.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()];
+    lines.extend(rows);
+    let width = |column: usize| lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max();
+    let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let line = |cells: &Vec<String>| {
+        let mut cells = cells.iter().zip(&widths);
+        let name = cells.next().map(|(name, width)| format!("{name:<width$}")).unwrap_or_default();
+        cells.fold(name, |line, (cell, width)| line + &format!("  {cell:>width$}")).trim_end().to_owned()
+            + "\n"
+    };
+    lines.iter().map(line).collect()
+}
+
+/// One sentence of the report, where there is something to say: `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`.
+pub(super) fn line(run: &Run) -> Option<String> {
+    let own = &run.own;
+    let named = own.counters.iter().take(NAMED);
+    let mut counters: Vec<String> = named
+        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), signed(counter.value)))
+        .collect();
+    let more = own.counters.len() - counters.len();
+    counters.extend((more > 0).then(|| format!("{} more", thousands(more as u64))));
+    let scopes = own.ranges.iter().filter(|range| !range.is_step).count() as u64;
+    let parts = [
+        (!counters.is_empty()).then(|| format!("counters: {}", counters.join(", "))),
+        (scopes > 0).then(|| format!("ranges: {}", plural(scopes, "name"))),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    (!parts.is_empty()).then(|| format!("{} (--counters)", parts.join("; ")))
+}
+
+#[derive(Serialize)]
+pub(super) struct OwnJson<'a> {
+    counters: Vec<CounterJson<'a>>,
+    counters_dropped: u64,
+    ranges: Vec<RangeJson<'a>>,
+    ranges_dropped: u64,
+    ranges_broken: u64,
+    snapshot: Option<SnapshotFigures>,
+}
+
+#[derive(Serialize)]
+struct CounterJson<'a> {
+    name: Option<&'a str>,
+    value: i64,
+    changes: u64,
+    min: i64,
+    max: i64,
+    mean: f64,
+    since_ns: u64,
+    until_ns: u64,
+    points: &'a [(u64, i64)],
+}
+
+#[derive(Serialize)]
+struct RangeJson<'a> {
+    name: Option<&'a str>,
+    is_step: bool,
+    count: u64,
+    total_ns: u64,
+    min_ns: Option<u64>,
+    max_ns: Option<u64>,
+    mean_ns: Option<u64>,
+    open: u64,
+}
+
+impl<'a> OwnJson<'a> {
+    pub(super) fn of(own: &'a Own) -> Self {
+        let counter = |counter: &'a Counter| CounterJson {
+            name: counter.name.as_deref(),
+            value: counter.value,
+            changes: counter.changes,
+            min: counter.min,
+            max: counter.max,
+            mean: counter.mean(),
+            since_ns: counter.since_ns,
+            until_ns: counter.until_ns,
+            points: &counter.points,
+        };
+        let range = |range: &'a Range| RangeJson {
+            name: range.name.as_deref(),
+            is_step: range.is_step,
+            count: range.count,
+            total_ns: range.total_ns,
+            min_ns: (range.count > 0).then_some(range.min_ns),
+            max_ns: (range.count > 0).then_some(range.max_ns),
+            mean_ns: range.mean_ns(),
+            open: range.open,
+        };
+        OwnJson {
+            counters: own.counters.iter().map(counter).collect(),
+            counters_dropped: own.counters_dropped,
+            ranges: own.ranges.iter().map(range).collect(),
+            ranges_dropped: own.ranges_dropped,
+            ranges_broken: own.ranges_broken,
+            snapshot: own.snapshot,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    version: u32,
+    run: Option<&'a str>,
+    pid: u32,
+    #[serde(flatten)]
+    own: OwnJson<'a>,
+}
+
+/// Both alone, as the report has them.
+pub fn json(report: &Report<'_>) -> String {
+    let document = Document {
+        schema: "gpumem.counters",
+        version: 1,
+        run: report.id.as_deref(),
+        pid: report.run.process.pid,
+        own: OwnJson::of(&report.run.own),
+    };
+    gpumem_model::harmless::json(&document)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Own {
+        let counter = |name: &str, value: i64| Counter {
+            name: Some(name.into()),
+            value,
+            changes: 3,
+            min: -8,
+            max: 70_000,
+            area: 123_450,
+            since_ns: 0,
+            until_ns: 10_000,
+            points: Vec::new(),
+        };
+        let range = |name: &str, count: u64, total_ns: u64| Range {
+            name: Some(name.into()),
+            count,
+            total_ns,
+            min_ns: total_ns / 4,
+            max_ns: total_ns / 2,
+            open: 1,
+            ..Range::default()
+        };
+        Own {
+            counters: vec![counter("batch", 32), counter("evil\u{1b}[2J", -1), Counter::default()],
+            counters_dropped: 1,
+            ranges: vec![
+                range("load", 2, 3_000_000),
+                range("load/\u{202e}", 3, 9_000_000),
+                range("never", 0, 0),
+            ],
+            ranges_broken: 1234,
+            ..Own::default()
+        }
+    }
+
+    #[test]
+    fn tables_have_a_row_each_and_say_what_they_lack() {
+        let own = own();
+        let rows: Vec<Vec<String>> = own.counters.iter().map(row_of_counter).collect();
+        assert_eq!(
+            table(&["counter", "now", "changes", "min", "max", "mean"], rows),
+            "\
+counter              now  changes  min     max  mean
+batch                 32        3   -8  70,000  12.3
+evil\\u{1b}[2J         -1        3   -8  70,000  12.3
+(its name was lost)    0        0    0       0   0.0
+"
+        );
+        let clock = Clock::Monotonic { wall_offset_ns: None };
+        let rows: Vec<Vec<String>> =
+            by_total(&own).into_iter().map(|range| row_of_range(range, clock)).collect();
+        assert_eq!(
+            table(&["range", "count", "total", "min", "max", "mean", "open"], rows),
+            "\
+range          count   total       min     max    mean  open
+load/\\u{202e}      3  9.0 ms    2.2 ms  4.5 ms  3.0 ms     1
+load               2  3.0 ms  750.0 µs  1.5 ms  1.5 ms     1
+never              0       -         -       -       -     1
+"
+        );
+        let said = [
+            "1 change of further counters: there are too many",
+            "1,234 ranges of which begin or end was lost",
+        ];
+        assert_eq!(remarks(&own), said);
+    }
+}

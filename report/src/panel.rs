@@ -1,0 +1,136 @@
+//! A report in pieces, for a screen that lays them out itself: the words and the amounts are those of the text.
+
+use super::over_time::composition;
+use super::text::{Shown, columns, device_title, words};
+use super::{By, Composition, Part, Report};
+use gpumem_model::run::Device;
+
+/// A report.
+#[derive(Debug, Clone, Default)]
+pub struct Panel {
+    /// Whose memory it is.
+    pub heading: String,
+    /// Why the sums are less than the truth.
+    pub warnings: Vec<String>,
+    /// Where it comes from, and how much of the truth it is.
+    pub coverage: Vec<String>,
+    /// A table each.
+    pub devices: Vec<Table>,
+    /// Caveats, and what to type next.
+    pub tail: Vec<String>,
+}
+
+/// The statement of a device, and what is known beside it.
+#[derive(Debug, Clone, Default)]
+pub struct Table {
+    /// Its name.
+    pub title: String,
+    /// Of all amounts.
+    pub unit: &'static str,
+    /// What both columns are, and when.
+    pub heads: [[String; 2]; 2],
+    /// Parents before their parts; each column adds up as printed.
+    pub rows: Vec<Row>,
+    /// Sentences.
+    pub facts: Vec<String>,
+}
+
+/// A row.
+#[derive(Debug, Clone)]
+pub struct Row {
+    /// What it is.
+    pub part: Part,
+    /// Rows that it is a part of.
+    pub depth: usize,
+    /// Clean.
+    pub name: String,
+    /// As printed.
+    pub cells: [String; 2],
+    /// Bytes now and at the peak; absent where not known.
+    pub bytes: [Option<i64>; 2],
+    /// How sure the amounts are.
+    pub note: String,
+}
+
+/// In so many rows of categories per device; `usize::MAX` is all of them, however small.
+pub fn panel(report: &Report<'_>, categories: usize) -> Panel {
+    let times = report.times();
+    let words = words(report);
+    let (last, peak) = columns(report);
+    let table = |(device, facts): (&Device, Vec<String>)| {
+        let shown = Shown::of(report, device, categories);
+        let rows = shown.statement.rows.iter().zip(shown.print(device));
+        let row = |(of, printed): (&super::Row, super::text::Printed)| Row {
+            part: of.part,
+            depth: printed.depth,
+            name: printed.name,
+            cells: printed.cells,
+            bytes: [0, 1].map(|column| of.bytes.get(column).copied().flatten()),
+            note: printed.note,
+        };
+        Table {
+            title: device_title(device),
+            unit: shown.unit.name,
+            heads: [
+                [last.to_owned(), peak.to_owned()],
+                [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
+            ],
+            rows: rows.map(row).collect(),
+            facts,
+        }
+    };
+    Panel {
+        heading: words.heading,
+        warnings: words.warnings,
+        coverage: words.coverage,
+        devices: report.run.devices.iter().zip(words.facts).map(table).collect(),
+        tail: words.tail,
+    }
+}
+
+/// What was held over time: each point is exact, and what it held was held until the next one where nothing happened between
+/// them. The latest moment is the last.
+pub fn course(report: &Report<'_>, device: &Device, by: By) -> Vec<(u64, Composition)> {
+    let points = device.details.timeline.points.iter();
+    let mut course: Vec<(u64, Composition)> =
+        points.map(|point| (point.time_ns, composition(report, point, by))).collect();
+    let last_ns = course.last().map(|(time_ns, _)| *time_ns);
+    if device.last.tracked_bytes.is_some() && Some(device.last.time_ns) > last_ns {
+        course.push((device.last.time_ns, report.composition(&device.last, by)));
+    }
+    course
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Groupings;
+    use crate::text::{Layout, text};
+    use gpumem_import::read_file;
+    use std::path::Path;
+
+    #[test]
+    fn a_panel_says_what_the_text_says() {
+        let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/small-train.log");
+        let run = read_file(&log, None).expect("a log").remove(0);
+        for by in [By::Layer, By::Structure, By::Tag] {
+            let report = Report::new(&run, Groupings::of_run(&run), Some(by));
+            let panel = panel(&report, usize::MAX);
+            let text = text(&report, Layout { categories: usize::MAX, ..Layout::default() });
+            let words: Vec<&String> = panel.coverage.iter().chain(&panel.tail).collect();
+            assert!(words.iter().all(|words| text.contains(words.as_str())), "{text}");
+            let [table] = &panel.devices[..] else { panic!("one device") };
+            for row in &table.rows {
+                let is_it = |line: &str| {
+                    let line = line.trim_start();
+                    line.starts_with(&row.name) && row.cells.iter().all(|cell| line.contains(cell))
+                };
+                assert!(text.lines().any(is_it), "{row:?}\n{text}");
+            }
+            let course = course(&report, &run.devices[0], by);
+            assert!(course.len() > 1 && course.is_sorted_by_key(|(time_ns, _)| *time_ns));
+            let most = course.iter().map(|(_, held)| held.total()).max();
+            assert_eq!(most, run.devices[0].peak.tracked_bytes);
+        }
+    }
+}

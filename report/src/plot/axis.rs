@@ -1,0 +1,165 @@
+//! A scale of bytes beside a picture: round steps, the unit printed.
+
+use super::drawing::{Anchor, Drawing, Rect, Text};
+use super::palette::{BLACK, Color};
+use crate::text::clean;
+use gpumem_model::units::{Unit, thousands};
+
+/// Letters of scales and lists.
+pub(super) const SMALL: f64 = 9.0;
+/// Letters of headings.
+pub(super) const LARGE: f64 = 12.0;
+/// Lines that only guide the eye.
+pub(super) const GRID: Color = Color(0xd9, 0xd9, 0xd9);
+/// Outlines, and words of less weight.
+pub(super) const GREY: Color = Color(0x55, 0x55, 0x55);
+
+/// Words as pictures have them: harmless.
+pub(super) fn words(text: &str, x: f64, y: f64, size: f64) -> Text {
+    let text = clean(text);
+    Text { text, x, y, size, anchor: Anchor::Start, bold: false, turned: 0.0, color: BLACK }
+}
+
+/// From the lowest to the highest amount, both on a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Axis {
+    /// What it is printed in.
+    pub(super) unit: Unit,
+    low: f64,
+    high: f64,
+    step: f64,
+    /// Digits behind the point that a step needs.
+    decimals: usize,
+}
+
+impl Axis {
+    /// One that has 0 and all amounts between these.
+    pub(super) fn new(low: i64, high: i64) -> Self {
+        /// Steps at most.
+        const STEPS: f64 = 6.0;
+        let unit = Unit::for_axis(low.saturating_abs().max(high));
+        let one = unit.bytes() as f64;
+        let (low, high) = (low.min(0) as f64 / one, high.max(0) as f64 / one);
+        let span = if high > low { high - low } else { 1.0 };
+        let power = 10_f64.powf((span / STEPS).log10().floor());
+        let round = [1.0, 2.0, 5.0, 10.0].into_iter().map(|times| times * power);
+        let step = round.clone().find(|step| span / step <= STEPS).unwrap_or(10.0 * power);
+        // Less than a byte is nothing.
+        let step = if unit.bytes() == 1 { step.max(1.0) } else { step };
+        let decimals = (-step.log10()).ceil().max(0.0) as usize;
+        let low = (low / step).floor() * step;
+        let high = ((high / step).ceil() * step).max(low + step);
+        Axis { unit, low: low * one, high: high * one, step: step * one, decimals }
+    }
+
+    /// Where an amount is in a picture of this place.
+    pub(super) fn y(&self, plot: Rect, bytes: f64) -> f64 {
+        plot.y + plot.height * (self.high - bytes) / (self.high - self.low)
+    }
+
+    /// Amounts on steps, and how they are printed.
+    pub(super) fn steps(&self) -> Vec<(f64, String)> {
+        let one = self.unit.bytes() as f64;
+        let steps = ((self.high - self.low) / self.step).round() as i64;
+        let label = |bytes: f64| {
+            let label = match self.decimals {
+                0 => thousands((bytes / one).round() as i64),
+                decimals => format!("{:.decimals$}", bytes / one),
+            };
+            let is_zero = label.trim_start_matches('-').chars().all(|letter| "0.".contains(letter));
+            if is_zero { "0".to_owned() } else { label }
+        };
+        let amounts = (0..=steps).map(|step| self.low + step as f64 * self.step);
+        amounts.map(|bytes| (bytes, label(bytes))).collect()
+    }
+
+    /// Lines across at each step.
+    pub(super) fn grid(&self, plot: Rect, out: &mut Drawing) {
+        for (bytes, _) in self.steps() {
+            let y = self.y(plot, bytes);
+            out.line(vec![(plot.x, y), (plot.x + plot.width, y)], GRID, 0.6);
+        }
+    }
+
+    /// The numbers to the left, with their unit above them.
+    pub(super) fn scale(&self, plot: Rect, out: &mut Drawing) {
+        for (bytes, label) in self.steps() {
+            let y = self.y(plot, bytes) + SMALL * 0.36;
+            out.text(Text { anchor: Anchor::End, ..words(&label, plot.x - 5.0, y, SMALL) });
+        }
+        let unit = words(self.unit.name, plot.x - 5.0, plot.y - 12.0, SMALL);
+        out.text(Text { anchor: Anchor::End, color: GREY, ..unit });
+    }
+
+    /// Drawn over the shapes: where nothing is.
+    pub(super) fn zero(&self, plot: Rect, out: &mut Drawing) {
+        let y = self.y(plot, 0.0);
+        out.line(vec![(plot.x, y), (plot.x + plot.width, y)], BLACK, 0.9);
+    }
+
+    /// How far from the left an amount is, of this width.
+    pub(super) fn along(&self, width: f64, bytes: f64) -> f64 {
+        width * (bytes - self.low) / (self.high - self.low)
+    }
+}
+
+/// An amount as printed in a list; what is there and too small for it is not nothing.
+pub(super) fn amount(unit: Unit, steps: i64, bytes: i64) -> String {
+    if steps == 0 && bytes > 0 { format!("<{}", unit.print(1)) } else { unit.print(steps) }
+}
+
+/// Percent with one digit behind the point that add up to 100 as printed; `None` where there is nothing to be a part of.
+pub(super) fn percents(total: i64, parts: &[i64]) -> Option<Vec<String>> {
+    if total <= 0 {
+        return None;
+    }
+    // Largest remainders, in thousandths of the total.
+    let scaled = parts.iter().map(|&bytes| i128::from(bytes) * 1000);
+    let mut steps: Vec<(i128, i128)> =
+        scaled.map(|bytes| (bytes.div_euclid(total.into()), bytes.rem_euclid(total.into()))).collect();
+    let sum: i128 = steps.iter().map(|(whole, _)| whole).sum();
+    let mut order: Vec<usize> = (0..steps.len()).collect();
+    order.sort_by_key(|&index| (std::cmp::Reverse(steps.get(index).map(|step| step.1)), index));
+    let missing = usize::try_from(1000 - sum).unwrap_or(0);
+    for index in order.into_iter().take(missing) {
+        if let Some(step) = steps.get_mut(index) {
+            step.0 += 1;
+        }
+    }
+    let print = |((steps, _), bytes): (&(i128, i128), &i64)| {
+        if *steps == 0 && *bytes > 0 {
+            return "<0.1 %".to_owned();
+        }
+        let sign = if *steps < 0 { "-" } else { "" };
+        format!("{sign}{}.{} %", steps.abs() / 10, steps.abs() % 10)
+    };
+    Some(steps.iter().zip(parts).map(print).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_have_round_steps_and_all_amounts() {
+        const MIB: i64 = 1 << 20;
+        for (low, high) in
+            [(0, 1), (0, 0), (0, 7), (0, 9077 * MIB), (-300 * MIB, 70_000 * MIB), (0, i64::MAX), (-5, 0)]
+        {
+            let axis = Axis::new(low, high);
+            assert!(axis.low <= low as f64 && axis.high >= high as f64, "{axis:?}");
+            let steps = (axis.high - axis.low) / axis.step;
+            assert!((1.0..=8.0).contains(&steps), "{axis:?}");
+        }
+        assert_eq!(Axis::new(0, 9077 * MIB).unit.name, "GiB");
+        assert_eq!(Axis::new(0, 900 * MIB).unit.name, "MiB");
+    }
+
+    #[test]
+    fn percents_add_up_as_printed() {
+        assert_eq!(percents(3, &[1, 1, 1]).expect("some"), ["33.4 %", "33.3 %", "33.3 %"]);
+        assert_eq!(percents(100, &[130, -30]).expect("some"), ["130.0 %", "-30.0 %"]);
+        assert_eq!(percents(100_000, &[99_999, 1]).expect("some"), ["100.0 %", "<0.1 %"]);
+        assert_eq!(percents(0, &[0]), None);
+    }
+}

@@ -1,0 +1,327 @@
+//! Which picture of which runs.
+
+use super::axis::Axis;
+use super::bar::{self, Bar, Kind, Segment};
+use super::bars::bars;
+use super::drawing::Drawing;
+use super::frame::Frame;
+use super::rows::{Rows, rows_of};
+use super::timeline;
+use crate::text::{clean, device_title, label};
+use crate::{By, Report};
+use gpumem_ledger::category::OTHERS;
+use gpumem_model::run::{Device, Moment};
+use gpumem_model::units::{Unit, plural};
+
+/// Categories that a picture names at most: a page.
+const MOST_ROWS: usize = 60;
+
+/// What a picture shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Picture {
+    /// The peak of each device, by layer and by data structure, as two stacked bars.
+    Peak,
+    /// The same as a bar per category.
+    Categories,
+    /// What was held over time.
+    Timeline,
+    /// The peaks of several runs side by side.
+    Compare,
+}
+
+/// How it is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// What stands above it, instead of the command.
+    pub title: Option<String>,
+    /// Categories of at most this share of the total are one part, in percent.
+    pub hide_below: Option<f64>,
+}
+
+/// There is nothing that this picture could show.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Nothing(String);
+
+/// A picture of these runs; only [`Picture::Compare`] takes more than one.
+///
+/// # Errors
+/// They have nothing to show, or are too many.
+pub fn draw(reports: &[Report<'_>], picture: Picture, options: &Options) -> Result<Drawing, Nothing> {
+    let Some(report) = reports.first() else { return Err(Nothing("no run to draw".into())) };
+    if reports.iter().all(|report| report.run.devices.is_empty()) {
+        return Err(Nothing("the run had no memory on any GPU: there is nothing to draw".into()));
+    }
+    match picture {
+        Picture::Compare => compare(reports, options),
+        _ if reports.len() > 1 => Err(Nothing(format!(
+            "{} are drawn side by side only: --plot compare",
+            plural(reports.len() as u64, "run")
+        ))),
+        Picture::Peak => Ok(peak(report, options)),
+        Picture::Categories => Ok(categories(report, options)),
+        Picture::Timeline => over_time(report, options),
+    }
+}
+
+/// What a process held on a device at a moment: its parts add up to `used`, or to what of it is known.
+pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
+    let mut segments = Vec::new();
+    let mut push = |name: &str, bytes: i64, kind: Kind| {
+        if bytes != 0 {
+            segments.push(Segment { name: name.to_owned(), bytes, kind });
+        }
+    };
+    if moment.tracked_bytes.is_none() {
+        push("used (no agent)", moment.used_bytes().unwrap_or(0), Kind::Opaque);
+        return Bar::of(title, segments);
+    }
+    let composition = report.composition(moment, by);
+    for (name, bytes) in &composition.categories {
+        push(&clean(name), *bytes, Kind::Category);
+    }
+    push(if by == By::Tag { "(no tag)" } else { OTHERS }, composition.others, Kind::Others);
+    push("pool idle", composition.pool_idle, Kind::Idle);
+    push("opaque pools", composition.opaque, Kind::Opaque);
+    push("predates the agent", moment.predates_bytes.unwrap_or(0), Kind::Predates);
+    push("Untrackable", moment.untrackable_bytes.unwrap_or(0), Kind::Untrackable);
+    Bar::of(title, segments)
+}
+
+/// What a bar of a device is called where there are several.
+fn titled(report: &Report<'_>, device: &Device, what: &str) -> String {
+    if report.run.devices.len() > 1 { format!("GPU {}: {what}", device.ordinal) } else { what.to_owned() }
+}
+
+fn peak(report: &Report<'_>, options: &Options) -> Drawing {
+    let mut frame = frame(report, options);
+    let mut hidden = Hidden::default();
+    let pictures = report.run.devices.iter().map(|device| {
+        let mut by = vec![(By::Layer, "by layer"), (By::Structure, "by data structure")];
+        // Where no rule and no path names anything there is nothing to tell apart.
+        let names = |by: By| !report.composition(&device.peak, by).categories.is_empty();
+        by.retain(|(by, _)| names(*by));
+        if by.is_empty() {
+            by.push((By::Tag, if device.peak.tracked_bytes.is_some() { "by tag" } else { "used" }));
+        }
+        let all: Vec<Bar> = by
+            .iter()
+            .map(|(by, what)| {
+                hidden.hide(bar(report, &device.peak, *by, &titled(report, device, what)), options)
+            })
+            .collect();
+        bars(&all)
+    });
+    let pictures = pictures.collect();
+    frame.notes.extend(hidden.note(options));
+    frame.around(pictures, 1)
+}
+
+fn categories(report: &Report<'_>, options: &Options) -> Drawing {
+    let mut frame = frame(report, options);
+    let mut hidden = Hidden::default();
+    let pictures = report.run.devices.iter().map(|device| {
+        let what = titled(report, device, &by_name(report.by));
+        let bar = hidden.hide(bar(report, &device.peak, report.by, &what), options);
+        let kept = bar::most(std::slice::from_ref(&bar), MOST_ROWS);
+        let bar = bar::folded(&bar, &kept);
+        let all = std::slice::from_ref(&bar);
+        let (low, high) = bar.parts_span();
+        let rows = Rows {
+            names: &rows_of(all),
+            ranks: &bar::largest(all),
+            axis: Axis::new(low, high),
+            width: 380.0,
+            longest: 240.0,
+        };
+        rows.panel(&bar)
+    });
+    let pictures = pictures.collect();
+    frame.notes.extend(hidden.note(options));
+    frame.around(pictures, 1)
+}
+
+fn over_time(report: &Report<'_>, options: &Options) -> Result<Drawing, Nothing> {
+    let mut frame = frame(report, options);
+    let mut hidden = Hidden::default();
+    let mut pictures = Vec::new();
+    // One scale of time for all devices.
+    let spans = report.run.devices.iter().filter_map(timeline::span);
+    let span = spans.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap_or_default();
+    for device in &report.run.devices {
+        let peak = bar(report, &device.peak, report.by, &titled(report, device, ""));
+        hidden.hide(peak, options);
+        let names: Vec<String> = hidden.names.iter().map(|(name, _)| name.clone()).collect();
+        pictures.extend(timeline::timeline(report, device, report.by, &names, span));
+    }
+    if pictures.is_empty() {
+        return Err(Nothing(
+            "nothing was kept over time: the run is of an older version, or nothing was seen of it".into(),
+        ));
+    }
+    frame.notes.extend(hidden.note(options));
+    Ok(frame.around(pictures, 1))
+}
+
+fn compare(reports: &[Report<'_>], options: &Options) -> Result<Drawing, Nothing> {
+    /// Panels of a picture: eight by eight.
+    const MOST: usize = 64;
+    let by = reports.first().map_or(By::Layer, |report| report.by);
+    let mut all: Vec<Bar> = Vec::new();
+    for report in reports {
+        for device in &report.run.devices {
+            all.push(bar(report, &device.peak, by, &titled(report, device, &called(report))));
+        }
+    }
+    if all.len() > MOST {
+        return Err(Nothing(format!("{} panels are more than can be read; at most {MOST}", all.len())));
+    }
+    let (all, names) = match options.hide_below {
+        Some(percent) => bar::hide(&all, percent),
+        None => (all, Vec::new()),
+    };
+    let hidden = Hidden { names };
+    let mut frame = Frame {
+        title: options
+            .title
+            .clone()
+            .unwrap_or_else(|| format!("{} side by side", plural(all.len() as u64, "peak"))),
+        lines: vec![format!(
+            "GPU memory at the peak of tracked, {}; one scale, one order, one set of colours",
+            by_name(by)
+        )],
+        notes: hidden.note(options).into_iter().collect(),
+    };
+    // What holds for all of them is said once.
+    let said: Vec<(String, Vec<String>)> =
+        reports.iter().map(|report| (called(report), notes(report))).collect();
+    for (name, own) in &said {
+        for note in own {
+            let is_common = said.iter().all(|(_, other)| other.contains(note));
+            let note = if is_common { note.clone() } else { format!("{name}: {note}") };
+            if !frame.notes.contains(&note) {
+                frame.notes.push(note);
+            }
+        }
+    }
+    if let [_, _] = all.as_slice() {
+        return Ok(frame.around(vec![bars(&all)], 1));
+    }
+    let ranks = bar::largest(&all);
+    let all: Vec<Bar> = all.iter().map(|bar| bar::merged(bar::folded(bar, &ranks))).collect();
+    let low = all.iter().map(|bar| bar.parts_span().0).min().unwrap_or(0);
+    let high = all.iter().map(|bar| bar.parts_span().1).max().unwrap_or(0);
+    let rows = Rows {
+        names: &rows_of(&all),
+        ranks: &ranks,
+        axis: Axis::new(low, high),
+        width: 170.0,
+        longest: 130.0,
+    };
+    let columns = (1..).find(|columns| columns * columns >= all.len()).unwrap_or(1);
+    Ok(frame.around(all.iter().map(|bar| rows.panel(bar)).collect(), columns))
+}
+
+/// What a run is called among others: by its file or number, for commands are often the same.
+fn called(report: &Report<'_>) -> String {
+    let run = report.run;
+    match &report.id {
+        Some(id) => format!("{id} {}", label(run)),
+        None if run.source.kind == "daemon" => format!("{} {}", run.process.pid, label(run)),
+        None => clean(&run.source.origin),
+    }
+}
+
+/// Categories that are not shown by themselves.
+#[derive(Default)]
+struct Hidden {
+    names: Vec<(String, i64)>,
+}
+
+impl Hidden {
+    fn hide(&mut self, bar: Bar, options: &Options) -> Bar {
+        let Some(percent) = options.hide_below else { return bar };
+        let (bars, names) = bar::hide(std::slice::from_ref(&bar), percent);
+        self.names.extend(names);
+        bars.into_iter().next().unwrap_or(bar)
+    }
+
+    fn note(&self, options: &Options) -> Option<String> {
+        /// Names that are said.
+        const NAMED: usize = 20;
+        let percent = options.hide_below.filter(|_| !self.names.is_empty())?;
+        let named = self.names.iter().take(NAMED).map(|(name, bytes)| {
+            let unit = Unit::for_largest(*bytes);
+            format!("{name} {} {}", unit.amount(*bytes), unit.name)
+        });
+        let named: Vec<String> = named.collect();
+        let more = match self.names.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(", {more} more"),
+        };
+        Some(format!("hidden (at most {percent} % of the total): {}{more}", named.join(", ")))
+    }
+}
+
+fn by_name(by: By) -> String {
+    match by {
+        By::Layer => "by layer",
+        By::Structure => "by data structure",
+        By::Tag => "by tag",
+    }
+    .to_owned()
+}
+
+fn frame(report: &Report<'_>, options: &Options) -> Frame {
+    let run = report.run;
+    let label = label(run);
+    let mut about = Vec::new();
+    if options.title.is_some() {
+        about.push(label.clone());
+    }
+    about.extend(report.id.as_ref().map(|id| format!("run {id}")));
+    if run.source.kind != "daemon" && run.source.origin != label {
+        about.push(run.source.origin.clone());
+    }
+    if run.process.pid != 0 {
+        about.push(format!("pid {}", run.process.pid));
+    }
+    about.extend(run.process.facts.get("user").cloned());
+    let mut lines = vec![about.join(", ")];
+    lines.retain(|line| !line.is_empty());
+    for device in &run.devices {
+        let when = run.clock.time(device.peak.time_ns);
+        let what = if run.coverage.covered { "at the peak of tracked" } else { "as NVML read it last" };
+        lines.push(format!("{}, {what}, {when}", device_title(device)));
+    }
+    Frame { title: options.title.clone().unwrap_or(label), lines, notes: notes(report) }
+}
+
+/// What a reader must know beside the picture.
+fn notes(report: &Report<'_>) -> Vec<String> {
+    /// Of the run's own.
+    const CAVEATS: usize = 3;
+    let run = report.run;
+    let mut notes = Vec::new();
+    for device in &run.devices {
+        let moment = &device.peak;
+        let of = if run.devices.len() > 1 { format!("GPU {}: ", device.ordinal) } else { String::new() };
+        if moment.tracked_bytes.is_some() && moment.untrackable_bytes.is_none() {
+            notes.push(format!(
+                "{of}no reading of NVML tells what the process used: Untrackable is not known and not in the sum"
+            ));
+        } else if moment.gap_distance_ns != 0 {
+            let side = if moment.gap_distance_ns < 0 { "before" } else { "after" };
+            let distance = run.clock.distance(moment.gap_distance_ns.unsigned_abs());
+            notes.push(format!("{of}Untrackable was measured {distance} {side} the peak"));
+        }
+        if moment.tracked_bytes.is_some() && moment.predates_bytes.is_none() {
+            notes.push(format!("{of}what is older than the agent is not known and not in the sum"));
+        }
+    }
+    if run.coverage.partial_history {
+        notes.push("records were lost: the peak is a lower bound".into());
+    }
+    notes.extend(run.caveats.iter().take(CAVEATS).map(|caveat| caveat.text.clone()));
+    notes
+}

@@ -1,0 +1,139 @@
+//! A picture as SVG: one file, no script, no style sheet, nothing from elsewhere.
+
+use super::drawing::{Anchor, Data, Drawing, Fill, Item, Text, hatch};
+use std::fmt::Write;
+
+/// Fonts as wide as those that the picture is laid out by; whatever comes instead is squeezed into their width.
+const FONTS: &str = "Helvetica, Arial, 'Liberation Sans', Arimo, sans-serif";
+
+impl Drawing {
+    /// As SVG. What stands for bytes says so: `data-of`, `data-name`, `data-bytes`.
+    pub fn svg(&self) -> String {
+        let (width, height) = (number(self.width), number(self.height));
+        let title = escaped(&self.title);
+        let mut out = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}pt\" height=\"{height}pt\" \
+             viewBox=\"0 0 {width} {height}\" font-family=\"{FONTS}\" role=\"img\">\n<title>{title}</title>\n\
+             <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+        );
+        for item in &self.items {
+            match item {
+                Item::Shape { points, fill, stroke, data } => {
+                    let ground = match fill {
+                        Fill::None => "none".to_owned(),
+                        Fill::Solid(color) => color.hex(),
+                        Fill::Hatched(pattern) => pattern.ground.hex(),
+                    };
+                    let _ = write!(out, "<path d=\"{}Z\" fill=\"{ground}\"", path(points));
+                    let edge = stroke.map(|(color, width)| {
+                        format!(" stroke=\"{}\" stroke-width=\"{}\"", color.hex(), number(width))
+                    });
+                    let edge = edge.unwrap_or_default();
+                    let lines = match fill {
+                        Fill::Hatched(pattern) => pattern.ink.map(|ink| (ink, hatch(points, pattern))),
+                        _ => None,
+                    };
+                    match lines {
+                        Some((ink, lines)) => {
+                            // The lines over the ground, the outline over the lines.
+                            closed(&mut out, data.as_ref());
+                            let lines =
+                                lines.iter().map(|(from, to)| path(&[*from, *to])).collect::<String>();
+                            let ink = ink.hex();
+                            let _ =
+                                writeln!(out, "<path d=\"{lines}\" stroke=\"{ink}\" stroke-width=\"0.7\"/>");
+                            if stroke.is_some() {
+                                let _ = writeln!(out, "<path d=\"{}Z\" fill=\"none\"{edge}/>", path(points));
+                            }
+                        }
+                        None => {
+                            out.push_str(&edge);
+                            closed(&mut out, data.as_ref());
+                        }
+                    }
+                }
+                Item::Line { points, color, width, dashed, data } => {
+                    let (d, color, width) = (path(points), color.hex(), number(*width));
+                    let _ = write!(
+                        out,
+                        "<path d=\"{d}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\""
+                    );
+                    if *dashed {
+                        out.push_str(" stroke-dasharray=\"4 3\"");
+                    }
+                    closed(&mut out, data.as_ref());
+                }
+                Item::Text(item) => text(&mut out, item),
+            }
+        }
+        out.push_str("</svg>\n");
+        out
+    }
+}
+
+/// Ends an element: what it stands for is an attribute, and what a mouse over it shows.
+fn closed(out: &mut String, data: Option<&Data>) {
+    let Some(Data { of, name, bytes }) = data else {
+        out.push_str("/>\n");
+        return;
+    };
+    let (of, name) = (escaped(of), escaped(name));
+    let thousands = gpumem_model::units::thousands(*bytes);
+    let _ = writeln!(
+        out,
+        " data-of=\"{of}\" data-name=\"{name}\" data-bytes=\"{bytes}\"><title>{name}: {thousands} bytes</title></path>"
+    );
+}
+
+fn text(out: &mut String, item: &Text) {
+    let Text { text, x, y, size, anchor, bold, turned, color } = item;
+    let _ = write!(out, "<text x=\"{}\" y=\"{}\" font-size=\"{}\"", number(*x), number(*y), number(*size));
+    match anchor {
+        Anchor::Start => {}
+        Anchor::Middle => out.push_str(" text-anchor=\"middle\""),
+        Anchor::End => out.push_str(" text-anchor=\"end\""),
+    }
+    if *bold {
+        out.push_str(" font-weight=\"bold\"");
+    }
+    if *turned != 0.0 {
+        let _ = write!(out, " transform=\"rotate({} {} {})\"", number(-turned), number(*x), number(*y));
+    }
+    let width = item.width();
+    if text.chars().count() > 1 {
+        let _ = write!(out, " textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", number(width));
+    }
+    let _ = writeln!(out, " fill=\"{}\">{}</text>", color.hex(), escaped(text));
+}
+
+fn path(points: &[(f64, f64)]) -> String {
+    let mut out = String::new();
+    for (index, (x, y)) in points.iter().enumerate() {
+        let verb = if index == 0 { 'M' } else { 'L' };
+        let _ = write!(out, "{verb}{} {}", number(*x), number(*y));
+    }
+    out
+}
+
+/// Hundredths of a point, without what says nothing.
+pub(super) fn number(value: f64) -> String {
+    let text = format!("{value:.2}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".to_owned() } else { text.to_owned() }
+}
+
+/// For content and attributes of XML. Control characters and noncharacters have no place in XML, not even escaped: they are no more.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in crate::text::clean(text).chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            character => out.push(character),
+        }
+    }
+    out
+}

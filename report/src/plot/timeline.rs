@@ -1,0 +1,322 @@
+//! What was held over time: areas stacked by category, what nothing tracks on top, and what NVML said as a line.
+
+use super::axis::{Axis, GREY, LARGE, SMALL, words};
+use super::bar::{Bar, Kind, Segment, folded, largest, merged, rank};
+use super::bars::{LIST, MARGIN, ROW, list};
+use super::drawing::{Anchor, Data, Drawing, Fill, Item, Rect, Text};
+use super::moments;
+use super::palette::{BLACK, WHITE};
+use crate::By;
+use crate::Report;
+use crate::text::device_title;
+use gpumem_ledger::SUM;
+use gpumem_model::run::{Clock, Device, Moment};
+use gpumem_model::units::{Unit, thousands};
+
+const WIDTH: f64 = 560.0;
+const HEIGHT: f64 = 300.0;
+/// For the numbers of the scale.
+const SCALE: f64 = 44.0;
+
+/// What was held at a time.
+struct At {
+    time_ns: u64,
+    bar: Bar,
+}
+
+/// From the first to the last that is known of a device over time.
+pub(super) fn span(device: &Device) -> Option<(u64, u64)> {
+    let points = &device.details.timeline.points;
+    let peak = (!points.is_empty() && device.peak.tracked_bytes.is_some()).then_some(device.peak.time_ns);
+    let readings = readings(device);
+    let seen = || {
+        let points = points.iter().map(|point| point.time_ns).chain(peak);
+        points.chain(readings.iter().map(|reading| reading.0))
+    };
+    // A point is what was held for a while.
+    let width_ns = device.details.timeline.width_ns.max(1);
+    let held = points.last().map_or(0, |point| point.time_ns.saturating_add(width_ns));
+    Some((seen().min()?, seen().max()?.max(held)))
+}
+
+/// One device; `None` where nothing was kept over time. `hidden` are categories that are not shown by themselves.
+pub(super) fn timeline(
+    report: &Report<'_>,
+    device: &Device,
+    by: By,
+    hidden: &[String],
+    (first, last): (u64, u64),
+) -> Option<Drawing> {
+    let mut points = points(report, device, by);
+    let bars: Vec<Bar> = points.iter().map(|at| at.bar.clone()).collect();
+    let mut ranks = largest(&bars);
+    ranks.retain(|name| !hidden.contains(name));
+    for at in &mut points {
+        at.bar = merged(folded(&at.bar, &ranks));
+    }
+    let readings = readings(device);
+    if points.is_empty() && readings.is_empty() {
+        return None;
+    }
+
+    let low = points.iter().map(|at| at.bar.span().0).min().unwrap_or(0);
+    let stacked = points.iter().map(|at| at.bar.span().1).max().unwrap_or(0);
+    let high = readings.iter().map(|reading| reading.2).max().unwrap_or(0).max(stacked);
+    let axis = Axis::new(low, high);
+    let plot = Rect { x: MARGIN + SCALE, y: MARGIN + 32.0, width: WIDTH, height: HEIGHT };
+    let width = plot.x + WIDTH + 24.0 + LIST + MARGIN;
+    let mut out = Drawing::new(device_title(device), width, plot.y + HEIGHT + 3.0 * MARGIN);
+    let title = words(&device_title(device), plot.x, MARGIN + LARGE, LARGE);
+    out.text(Text { bold: true, ..title });
+    axis.grid(plot, &mut out);
+    axis.scale(plot, &mut out);
+    let x = |time_ns: u64| {
+        let share = time_ns.saturating_sub(first) as f64 / last.saturating_sub(first).max(1) as f64;
+        plot.x + WIDTH * share.min(1.0)
+    };
+    let peak = points.iter().position(|at| at.time_ns == device.peak.time_ns).unwrap_or(0);
+    let place = Place { name: &device_title(device), axis: &axis, plot, x: &x, last };
+    areas(&points, &layers(&points, &ranks), &ranks, peak, &place, &mut out);
+    for piece in pieces(device, &readings) {
+        let points: Vec<(f64, f64)> =
+            piece.iter().map(|(time, bytes)| (x(*time), axis.y(plot, *bytes as f64))).collect();
+        // On any ground: ink with paper around it.
+        for (color, width) in [(WHITE, 3.4), (BLACK, 1.5)] {
+            out.items.push(Item::Line { points: points.clone(), color, width, dashed: false, data: None });
+        }
+    }
+    axis.zero(plot, &mut out);
+    times(report, (first, last), plot, &mut out);
+    moments::draw(report, device, (first, last), plot, &x, &mut out);
+    if let Some(at) = points.get(peak) {
+        let heading = format!("at the peak of tracked, {}", report.run.clock.time(at.time_ns));
+        let beside = Rect { x: plot.x + WIDTH + 24.0, width: LIST, ..plot };
+        key(at, &heading, &ranks, axis.unit, beside, &mut out);
+    }
+    if !readings.is_empty() {
+        let (x, y) = (plot.x + WIDTH + 24.0, plot.y + ROW + SMALL);
+        out.line(vec![(x, y - 3.0), (x + 11.0, y - 3.0)], BLACK, 1.5);
+        out.text(words("used, as NVML read it", x + 16.0, y, SMALL));
+    }
+    Some(out)
+}
+
+/// The timeline's points. The peak is one of them, but in runs of older versions, where it is put in.
+fn points(report: &Report<'_>, device: &Device, by: By) -> Vec<At> {
+    let kept = &device.details.timeline.points;
+    let peak = &device.peak;
+    let mut points: Vec<At> = Vec::with_capacity(kept.len() + 1);
+    for point in kept {
+        let (small, amounts): (Vec<_>, Vec<_>) =
+            point.amounts.iter().copied().partition(|(cell, _)| is_sum(report, *cell, by));
+        let small = small.iter().map(|(_, bytes)| *bytes).fold(point.rest_bytes, i64::saturating_add);
+        let is_peak = point.time_ns == peak.time_ns;
+        let moment = Moment {
+            time_ns: point.time_ns,
+            tracked_bytes: Some(point.tracked_bytes()),
+            amounts,
+            untrackable_bytes: match is_peak {
+                true => peak.untrackable_bytes,
+                false => untrackable_at(device, point.time_ns),
+            },
+            predates_bytes: peak.predates_bytes,
+            ..Moment::default()
+        };
+        let mut bar = super::of_report::bar(report, &moment, by, "");
+        bar.total_bytes = bar.total_bytes.saturating_add(small);
+        bar.segments.push(Segment { name: "(smaller)".into(), bytes: small, kind: Kind::Smaller });
+        points.push(At { time_ns: point.time_ns, bar });
+    }
+    let has_peak = points.iter().any(|point| point.time_ns == peak.time_ns);
+    if points.is_empty() || has_peak || peak.tracked_bytes.is_none() {
+        return points;
+    }
+    let at = points.partition_point(|point| point.time_ns < peak.time_ns);
+    let bar = super::of_report::bar(report, peak, by, "");
+    points.insert(at, At { time_ns: peak.time_ns, bar });
+    points
+}
+
+/// Whether a cell is a sum of those that a point does not name, and has no category as such.
+fn is_sum(report: &Report<'_>, cell: u32, by: By) -> bool {
+    let tag = report.run.cells.get(cell as usize).and_then(|cell| cell.tag.as_deref());
+    tag.is_some_and(gpumem_ledger::is_sum) && report.category(cell, by).is_none_or(|name| name == SUM)
+}
+
+/// As the sample at or before a time has it.
+fn untrackable_at(device: &Device, time_ns: u64) -> Option<i64> {
+    let buckets = &device.series.buckets;
+    let until = buckets.partition_point(|bucket| bucket.time_ns <= time_ns);
+    let known = buckets.iter().take(until).rev().find_map(|bucket| bucket.untrackable);
+    known.map(|extremes| extremes.last)
+}
+
+/// What is stacked, from below.
+fn layers(points: &[At], ranks: &[String]) -> Vec<Segment> {
+    let mut layers = super::rows::rows_of(&points.iter().map(|at| at.bar.clone()).collect::<Vec<_>>());
+    layers.sort_by_key(|part| (part.kind, rank(part, ranks)));
+    layers
+}
+
+/// Where times and amounts are.
+struct Place<'p> {
+    /// Of the device.
+    name: &'p str,
+    axis: &'p Axis,
+    plot: Rect,
+    x: &'p dyn Fn(u64) -> f64,
+    /// Until when the last point holds.
+    last: u64,
+}
+
+/// An area per layer, in steps: what was held stays until the next point.
+fn areas(
+    points: &[At],
+    layers: &[Segment],
+    ranks: &[String],
+    peak: usize,
+    place: &Place<'_>,
+    out: &mut Drawing,
+) {
+    let Place { axis, plot, x, last, .. } = *place;
+    if points.is_empty() {
+        return;
+    }
+    let mut floor: Vec<i64> = vec![0; points.len()];
+    for layer in layers {
+        let of = |at: &At| -> i64 {
+            let own =
+                at.bar.segments.iter().filter(|part| (&part.name, part.kind) == (&layer.name, layer.kind));
+            own.map(|part| part.bytes).fold(0, i64::saturating_add)
+        };
+        let amounts: Vec<i64> = points.iter().map(of).collect();
+        let top: Vec<i64> =
+            floor.iter().zip(&amounts).map(|(floor, bytes)| floor.saturating_add(*bytes)).collect();
+        let ends = points.iter().skip(1).map(|at| at.time_ns).chain([last]);
+        let steps = |levels: &[i64]| -> Vec<(f64, f64)> {
+            let spans = points.iter().map(|at| at.time_ns).zip(ends.clone());
+            let of_level = |((from, to), bytes): ((u64, u64), &i64)| {
+                let y = axis.y(plot, *bytes as f64);
+                [(x(from), y), (x(to), y)]
+            };
+            thinned(spans.zip(levels).flat_map(of_level))
+        };
+        let outline: Vec<(f64, f64)> =
+            steps(&top).into_iter().chain(steps(&floor).into_iter().rev()).collect();
+        let bytes = amounts.get(peak).copied().unwrap_or(0);
+        let data = Data { of: place.name.into(), name: layer.name.clone(), bytes };
+        let fill = layer.kind.fill(rank(layer, ranks));
+        // What has no colour needs an edge.
+        let edge = if layer.kind == Kind::Others { (GREY, 0.4) } else { (WHITE, 0.25) };
+        out.items.push(Item::Shape { points: outline, fill, stroke: Some(edge), data: Some(data) });
+        floor = top;
+    }
+    let spans =
+        points.iter().map(|at| at.time_ns).zip(points.iter().skip(1).map(|at| at.time_ns).chain([last]));
+    let edge = spans.zip(&floor).flat_map(|((from, to), bytes)| {
+        let y = axis.y(plot, *bytes as f64);
+        [(x(from), y), (x(to), y)]
+    });
+    out.line(thinned(edge), GREY, 0.5);
+}
+
+/// Without points in the middle of a level.
+fn thinned(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut out: Vec<(f64, f64)> = Vec::new();
+    for point in points {
+        if let [.., before, last] = out.as_mut_slice()
+            && before.1 == last.1
+            && last.1 == point.1
+        {
+            *last = point;
+            continue;
+        }
+        out.push(point);
+    }
+    out
+}
+
+/// Time, lowest, highest and last `used` of each bucket in which it was read.
+fn readings(device: &Device) -> Vec<(u64, i64, i64, i64)> {
+    let read = device.series.buckets.iter().filter_map(|bucket| Some((bucket.time_ns, bucket.used?)));
+    read.map(|(time_ns, used)| (time_ns, used.min, used.max, used.last)).collect()
+}
+
+/// The line of NVML, in pieces: where it was not read for long there is none.
+fn pieces(device: &Device, readings: &[(u64, i64, i64, i64)]) -> Vec<Vec<(u64, i64)>> {
+    let mut distances: Vec<u64> =
+        readings.iter().zip(readings.iter().skip(1)).map(|(a, b)| b.0.saturating_sub(a.0)).collect();
+    distances.sort_unstable();
+    let usual = distances.get(distances.len() / 2).copied().unwrap_or(0).max(device.series.width_ns);
+    let mut pieces: Vec<Vec<(u64, i64)>> = Vec::new();
+    let mut before = None;
+    for &(time, min, max, last) in readings {
+        if before.is_none_or(|before: u64| time.saturating_sub(before) > usual.saturating_mul(20)) {
+            pieces.push(Vec::new());
+        }
+        before = Some(time);
+        if let Some(piece) = pieces.last_mut() {
+            // What moved within a bucket is an upright stroke.
+            let moved = [(time, max), (time, min)];
+            piece.extend(moved.into_iter().filter(|_| min != max));
+            piece.push((time, last));
+        }
+    }
+    pieces
+}
+
+/// Round steps of a clock, below the plot.
+fn times(report: &Report<'_>, (first, last): (u64, u64), plot: Rect, out: &mut Drawing) {
+    /// Steps at most.
+    const STEPS: f64 = 8.0;
+    let span = last.saturating_sub(first) as f64;
+    let (unit, name, rounds): (f64, &str, &[f64]) = match report.run.clock {
+        Clock::Lines => (1.0, "line of the log", &[1.0, 2.0, 5.0]),
+        Clock::Monotonic { .. } => match span / 1e9 {
+            seconds if seconds < 0.5 => (1e6, "ms", &[1.0, 2.0, 5.0]),
+            seconds if seconds < 180.0 => (1e9, "seconds", &[1.0, 2.0, 5.0]),
+            seconds if seconds < 10_800.0 => (60e9, "minutes", &[1.0, 2.0, 5.0]),
+            seconds if seconds < 259_200.0 => (3600e9, "hours", &[1.0, 2.0, 3.0, 4.0, 6.0]),
+            _ => (86_400e9, "days", &[1.0, 2.0, 5.0]),
+        },
+    };
+    let span = span / unit;
+    let power = 10_f64.powf((span / STEPS).log10().floor());
+    let powers = [power, power * 10.0];
+    let mut steps = powers.iter().flat_map(|power| rounds.iter().map(move |round| round * power));
+    let step = steps.find(|step| span / step <= STEPS).unwrap_or(span.max(1.0));
+    // Lines have numbers of their own; time begins with the run.
+    let origin = if report.run.clock == Clock::Lines { first as f64 } else { 0.0 };
+    let mut mark = (origin / step).ceil() * step;
+    let decimals = (-step.log10()).ceil().max(0.0) as usize;
+    let bottom = plot.y + plot.height;
+    while mark - origin <= span * 1.0001 {
+        let x = plot.x + plot.width * (mark - origin) / span.max(f64::MIN_POSITIVE);
+        out.line(vec![(x, bottom), (x, bottom + 4.0)], GREY, 0.8);
+        let label = if decimals == 0 { thousands(mark as i64) } else { format!("{mark:.decimals$}") };
+        out.text(Text { anchor: Anchor::Middle, ..words(&label, x, bottom + 14.0, SMALL) });
+        mark += step;
+    }
+    let since = match report.run.clock {
+        Clock::Lines => String::new(),
+        clock => format!(" since {}", clock.time(first)),
+    };
+    let middle = plot.x + plot.width / 2.0;
+    let name = words(&format!("{name}{since}"), middle, bottom + 28.0, SMALL);
+    out.text(Text { anchor: Anchor::Middle, color: GREY, ..name });
+}
+
+/// What the areas are, with what they were at the peak, below a heading.
+fn key(at: &At, heading: &str, ranks: &[String], unit: Unit, beside: Rect, out: &mut Drawing) {
+    let Rect { x, y, .. } = beside;
+    out.text(Text { color: GREY, ..words(heading, x, y + SMALL, SMALL) });
+    let mut parts: Vec<(&Segment, Fill)> = at
+        .bar
+        .segments
+        .iter()
+        .filter(|part| part.bytes != 0)
+        .map(|part| (part, part.kind.fill(rank(part, ranks))))
+        .collect();
+    parts.sort_by_key(|(part, _)| (part.kind, rank(part, ranks)));
+    list(&at.bar, &parts, unit, Rect { y: y + ROW, height: beside.height - ROW, ..beside }, out);
+}

@@ -1,0 +1,267 @@
+//! Rules files: what people write about categories, and the presets that come with the program.
+//!
+//! ```toml
+//! [[layer]]                      # one grouping; [[structure]] is the other, of the same bytes
+//! name = "Attention"             # category; rules may share one
+//! tag = ["*att*", "re:h\\.\\d+"] # any of these on the tag path: globs, or anchored expressions
+//! role = ["activation"]          # and any of these roles
+//! phase = ["forward"]            # and any of these phases
+//! library = ["*libnccl*"]        # and any of these on the calling library
+//! ```
+//!
+//! Rules are tried from the top, the first that matches has the bytes; what none takes is `Others`.
+
+use gpumem_ledger::CellView;
+use gpumem_ledger::category::{OTHERS, Pattern, Rule, Rules};
+use gpumem_model::run;
+use serde::Deserialize;
+use std::io::Read;
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// The two groupings.
+#[derive(Debug, Clone, Default)]
+pub struct Groupings {
+    /// What they are called: a preset's name or a file's path.
+    pub name: String,
+    /// By layer.
+    pub layer: Rules,
+    /// By data structure.
+    pub structure: Rules,
+}
+
+/// Presets by name.
+pub const PRESETS: [(&str, &str); 4] = [
+    ("default", include_str!("../../config/rules/default.toml")),
+    ("mxnet", include_str!("../../config/rules/mxnet.toml")),
+    ("tbd", include_str!("../../config/rules/tbd.toml")),
+    ("torch", include_str!("../../config/rules/torch.toml")),
+];
+
+/// Largest rules file that is read.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Names of rows that reports make themselves.
+pub(crate) const RESERVED: [&str; 8] = [
+    OTHERS,
+    "tracked",
+    "pool idle",
+    "opaque pools",
+    "Untrackable",
+    "unexplained",
+    "predates the agent",
+    "(no tag)",
+];
+
+/// Why a rules file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Neither a preset nor a file.
+    #[error("rules \"{name}\": {source}; give a file, or one of the presets {presets}")]
+    Open {
+        /// As given.
+        name: String,
+        /// From the system.
+        source: std::io::Error,
+        /// What there is.
+        presets: String,
+    },
+    /// Not TOML, or keys that do not exist. The message has the line.
+    #[error("{path}: {message}")]
+    Toml {
+        /// File or preset.
+        path: String,
+        /// With line and column.
+        message: String,
+    },
+    /// A rule that says nothing or something wrong.
+    #[error("{path}: [[{grouping}]] \"{rule}\": {message}")]
+    Rule {
+        /// File or preset.
+        path: String,
+        /// `layer` or `structure`.
+        grouping: &'static str,
+        /// Its name.
+        rule: String,
+        /// What is wrong, and what would be right.
+        message: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    layer: Vec<Entry>,
+    #[serde(default)]
+    structure: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    #[serde(default)]
+    tag: Vec<String>,
+    #[serde(default)]
+    role: Vec<String>,
+    #[serde(default)]
+    phase: Vec<String>,
+    #[serde(default)]
+    library: Vec<String>,
+}
+
+impl Groupings {
+    /// A preset, or a file if no preset has that name.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn load(name: &str) -> Result<Self, Error> {
+        if let Some((_, text)) = PRESETS.iter().find(|(preset, _)| *preset == name) {
+            return Groupings::parse(text, name);
+        }
+        let text = read(Path::new(name)).map_err(|source| Error::Open {
+            name: name.into(),
+            source,
+            presets: PRESETS.map(|(preset, _)| preset).join(", "),
+        })?;
+        Groupings::parse(&text, name)
+    }
+
+    /// The preset of a stored run; `default` if this program has none of that name.
+    pub fn preset(name: Option<&str>) -> &'static Self {
+        static PARSED: LazyLock<[Groupings; PRESETS.len()]> =
+            LazyLock::new(|| PRESETS.map(|(name, text)| Groupings::parse(text, name).unwrap_or_default()));
+        let find = |name: &str| PARSED.iter().find(|preset| preset.name == name);
+        name.and_then(find).unwrap_or(&PARSED[0]) // a test parses every preset
+    }
+
+    /// Those that fit a run: its own preset, else `torch` where PyTorch's allocator was seen, else `default`.
+    pub fn of_run(run: &run::Run) -> Self {
+        let torch = crate::names::has_torch(run).then_some(crate::names::TORCH);
+        Groupings::preset(run.source.preset.as_deref().or(torch)).clone()
+    }
+
+    /// Rules from text; `path` is for messages.
+    ///
+    /// # Errors
+    /// [`Error::Toml`] and [`Error::Rule`].
+    pub fn parse(text: &str, path: &str) -> Result<Self, Error> {
+        let file: File = toml::from_str(text).map_err(|error| Error::Toml {
+            path: path.into(),
+            message: error.to_string().trim_end().into(),
+        })?;
+        Ok(Groupings {
+            name: path.into(),
+            layer: rules(file.layer, path, "layer")?,
+            structure: rules(file.structure, path, "structure")?,
+        })
+    }
+}
+
+/// A file of bounded size; devices and pipes have none.
+fn read(path: &Path) -> std::io::Result<String> {
+    let wrong = |text: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, text);
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(wrong("not a file"));
+    }
+    if found.len() > MAX_FILE_BYTES {
+        return Err(wrong("larger than 1 MiB: not a file of rules"));
+    }
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn rules(entries: Vec<Entry>, path: &str, grouping: &'static str) -> Result<Rules, Error> {
+    let rules = entries.into_iter().map(|entry| {
+        let name = entry.name.clone();
+        rule(entry).map_err(|message| Error::Rule { path: path.into(), grouping, rule: name, message })
+    });
+    Ok(Rules { rules: rules.collect::<Result<_, _>>()? })
+}
+
+fn rule(entry: Entry) -> Result<Rule, String> {
+    if entry.name.trim() != entry.name || entry.name.is_empty() {
+        return Err("a category needs a name, without blanks around it".into());
+    }
+    if RESERVED.contains(&entry.name.as_str()) || entry.name.starts_with('(') {
+        return Err("a category needs a name of its own: reports have a row of this name".into());
+    }
+    if entry.tag.is_empty() && entry.role.is_empty() && entry.phase.is_empty() && entry.library.is_empty() {
+        return Err("matches nothing: give tag, role, phase or library".into());
+    }
+    let patterns = |texts: &[String]| -> Result<Vec<Pattern>, String> {
+        texts.iter().map(|text| Pattern::new(text).map_err(|error| error.to_string())).collect()
+    };
+    fn named<T>(
+        texts: &[String],
+        what: &str,
+        find: impl Fn(&str) -> Option<T>,
+        all: Vec<&str>,
+    ) -> Result<Vec<T>, String> {
+        let one = |text: &String| {
+            find(text)
+                .ok_or_else(|| format!("{what} \"{text}\" does not exist; there are: {}", all.join(", ")))
+        };
+        texts.iter().map(one).collect()
+    }
+    Ok(Rule {
+        name: entry.name,
+        tags: patterns(&entry.tag)?,
+        libraries: patterns(&entry.library)?,
+        roles: named(&entry.role, "role", run::role_of_name, run::role_names().collect())?,
+        phases: named(&entry.phase, "phase", run::phase_of_name, run::phase_names().collect())?,
+    })
+}
+
+/// A stored cell as rules see it.
+pub fn cell_view(cell: &run::Cell) -> CellView {
+    CellView {
+        class: match cell.class {
+            run::Class::Direct => gpumem_ledger::Class::Direct,
+            run::Class::Block => gpumem_ledger::Class::Block,
+            run::Class::PoolIdle => gpumem_ledger::Class::PoolIdle,
+            run::Class::Opaque => gpumem_ledger::Class::Opaque,
+        },
+        tag: cell.tag.as_deref().map(Into::into),
+        origin: cell.origin.as_deref().map(Into::into),
+        role: cell.role.as_deref().and_then(run::role_of_name).unwrap_or_default(),
+        phase: cell.phase.as_deref().and_then(run::phase_of_name).unwrap_or_default(),
+        library: cell.library.as_deref().map(Into::into),
+        pool: cell.pool.as_deref().map(Into::into),
+        pending: cell.pending,
+        inherited: cell.inherited,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn presets_parse() {
+        for (name, _) in PRESETS {
+            let groupings = Groupings::load(name).expect(name);
+            assert!(!groupings.structure.rules.is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn mistakes_say_where_and_what_is_right() {
+        let message = |text: &str| Groupings::parse(text, "my.toml").map(|_| ()).unwrap_err().to_string();
+        assert!(message("[[layer]]\nname = \"a\"\ntags = [\"x\"]").contains("line 3"));
+        assert!(message("[[layer]]\nname = \"a\"\nrole = [\"weights\"]").contains("there are: parameter"));
+        assert!(message("[[layer]]\nname = \"a\"\ntag = [\"re:(\"]").contains("\"re:(\""));
+        assert!(message("[[structure]]\nname = \"a\"").contains("matches nothing"));
+        for name in ["Others", "pool idle", "(no tag)"] {
+            assert!(message(&format!("[[layer]]\nname = \"{name}\"\ntag = [\"x\"]")).contains("of its own"));
+        }
+        assert!(message("[[layer]]\nname = \" x\"\ntag = [\"x\"]").contains("blanks"));
+        let error = Groupings::load("/nonexistent/rules.toml").unwrap_err().to_string();
+        assert!(error.contains("presets default, mxnet, tbd, torch"), "{error}");
+        let error = Groupings::load("/dev/zero").unwrap_err().to_string();
+        assert!(error.contains("not a file"), "{error}");
+        assert_eq!(Groupings::preset(Some("/etc/passwd")).name, "default");
+    }
+}

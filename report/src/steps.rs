@@ -1,0 +1,282 @@
+//! The steps of the gap as people read them: when it changed, by how much, and because of what.
+
+use super::Report;
+use super::text::{clean, device_title, whose};
+use gpumem_model::run::{Clock, Device, Parts, Step};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, thousands};
+
+/// Marks below the lists: the newest.
+const MOST_MARKS: usize = 16;
+/// Lines of a list, with its heading and its sum.
+const MOST_LINES: usize = 30;
+/// Of those, what is no step: two lines above, the smaller ones, the sum.
+const OTHER_LINES: usize = 4;
+/// A step that deserves a line in the report of its run: at least this, or ..
+const NOTABLE_BYTES: i64 = 64 << 20;
+/// .. one part in so many of used.
+const NOTABLE_PART: i64 = 20;
+
+/// A list for each device: the largest steps in the order of their times, the newest last; the rest is one line.
+pub fn text(report: &Report<'_>) -> String {
+    let run = report.run;
+    let times = report.times();
+    let mut lines = Vec::new();
+    for device in &run.devices {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        list(device, times, &format!("{}  {}", whose(run), device_title(device)), &mut lines);
+    }
+    if lines.is_empty() {
+        lines.push("no GPU memory was seen".to_owned());
+    }
+    if run.clock == Clock::Lines {
+        lines.push("a log has no events of the driver: what changed the gap is not known".to_owned());
+    }
+    let marks = &run.coverage.marks;
+    for mark in marks.iter().skip(marks.len().saturating_sub(MOST_MARKS)) {
+        let name = mark.name.as_deref().unwrap_or(gpumem_model::own::LOST);
+        lines.push(format!("mark {}  {name}  (by {})", times.time(mark.time_ns), mark.by));
+    }
+    let lines: Vec<String> = lines.iter().map(|line| clean(line)).collect();
+    lines.join("\n") + "\n"
+}
+
+fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
+    let steps = grouped(&device.details.steps);
+    lines.push(title.to_owned());
+    if steps.is_empty() {
+        lines.push("the gap did not change, or nobody saw it change".to_owned());
+        return;
+    }
+    let mut order: Vec<&Step> = steps.iter().collect();
+    order.sort_by_key(|step| std::cmp::Reverse(weight(step)));
+    let shown =
+        if steps.len() + OTHER_LINES - 1 > MOST_LINES { MOST_LINES - OTHER_LINES } else { steps.len() };
+    let smaller = order.split_off(shown);
+    order.sort_by_key(|step| step.time_ns);
+    let rest = smaller.iter().fold(0_i64, |sum, step| sum.saturating_add(step.bytes));
+    let bytes: Vec<i64> =
+        order.iter().map(|step| step.bytes).chain((!smaller.is_empty()).then_some(rest)).collect();
+    let largest = bytes.iter().map(|bytes| bytes.saturating_abs()).max().unwrap_or(0);
+    let sum = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
+    let unit = Unit::for_largest(largest.max(sum.saturating_abs()));
+    let total = unit.round(sum);
+    let amounts: Vec<String> =
+        unit.apportion(total, &bytes).into_iter().map(|steps| signed(unit, steps)).collect();
+    let total = signed(unit, total);
+    let width = amounts.iter().chain([&total]).map(|amount| amount.len()).max().unwrap_or(0);
+    let whens: Vec<String> = order.iter().map(|step| times.time(step.time_ns)).collect();
+    let column = whens.iter().map(|when| when.chars().count()).max().unwrap_or(0);
+    lines.push(format!("steps of its gap, without rounding, in {}", unit.name));
+    let mut row = |when: &str, amount: &str, what: &str| {
+        lines.push(format!("{when:<column$}  {amount:>width$}  {what}").trim_end().to_owned());
+    };
+    for ((step, when), amount) in order.iter().zip(&whens).zip(&amounts) {
+        row(when, amount, &what(step, unit));
+    }
+    if let (false, Some(amount)) = (smaller.is_empty(), amounts.last()) {
+        row("", amount, &format!("({} more)", thousands(smaller.len() as u64)));
+    }
+    if order.len() > 1 {
+        row("sum", &total, "");
+    }
+}
+
+/// Neighbours of the same cause at the same place are one, with the time of the first and how many they are.
+pub(super) fn grouped(steps: &[Step]) -> Vec<Step> {
+    let mut groups: Vec<(Step, u64)> = Vec::new();
+    for step in steps {
+        match groups.last_mut() {
+            Some((group, count)) if is_like(group, step) => {
+                group.bytes = group.bytes.saturating_add(step.bytes);
+                group.parts = group.parts.plus(step.parts);
+                group.events = group.events.saturating_add(step.events);
+                let expected = group.expected_bytes.zip(step.expected_bytes);
+                group.expected_bytes = expected.map(|(a, b)| a.saturating_add(b));
+                *count += 1;
+            }
+            _ => groups.push((step.clone(), 1)),
+        }
+    }
+    let named = |(mut group, count): (Step, u64)| {
+        if count > 1 {
+            group.cause = format!("{} times {}", thousands(count), group.cause);
+        }
+        group
+    };
+    groups.into_iter().map(named).collect()
+}
+
+fn is_like(a: &Step, b: &Step) -> bool {
+    a.cause != "smaller steps"
+        && (&a.cause, &a.kind, &a.tag, &a.library, &a.also, &a.note)
+            == (&b.cause, &b.kind, &b.tag, &b.library, &b.also, &b.note)
+        && a.expected_bytes.is_some() == b.expected_bytes.is_some()
+        // What grew and what shrank are two stories.
+        && (a.bytes >= 0) == (b.bytes >= 0)
+}
+
+pub(super) fn weight(step: &Step) -> u64 {
+    step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
+}
+
+fn signed(unit: Unit, steps: i64) -> String {
+    let plus = if steps > 0 { "+" } else { "" };
+    plus.to_owned() + &unit.print(steps)
+}
+
+/// What is said of a step behind its time and its bytes.
+pub(super) fn what(step: &Step, unit: Unit) -> String {
+    let mut words = vec![step.cause.clone()];
+    if step.cause == "smaller steps" {
+        words[0] = format!("{} {}", thousands(step.events), step.cause);
+    } else if step.kind != "none" && !step.kind.is_empty() {
+        words[0] += &format!(" ({})", step.kind.replace('_', " "));
+    }
+    words.extend(place(step));
+    let parts = parts(&step.parts);
+    if parts.len() > 1 {
+        let told = parts.iter().map(|(name, bytes)| format!("{name} {}", signed(unit, unit.round(*bytes))));
+        words.push(format!("of it {}", told.collect::<Vec<_>>().join(", ")));
+    }
+    if let Some(expected) =
+        step.expected_bytes.filter(|&bytes| bytes != step.bytes && step.kind != "measured")
+    {
+        words.push(format!("expected {}", signed(unit, unit.round(expected))));
+    }
+    if !step.also.is_empty() {
+        words.push(format!("with {}", step.also.join(", ")));
+    }
+    words.join(", ")
+}
+
+fn parts(parts: &Parts) -> Vec<(String, i64)> {
+    let each = parts.each().into_iter().filter(|(_, _, bytes)| *bytes != 0);
+    each.map(|(name, _, bytes)| (name.replace('_', " "), bytes)).collect()
+}
+
+/// Where it happened, as far as anybody can tell.
+fn place(step: &Step) -> Vec<String> {
+    let near = if step.cause.ends_with("between events") { "near tag" } else { "tag" };
+    let tag = step.tag.as_ref().map(|tag| format!("{near} {tag}"));
+    let library = step.library.as_ref().map(|library| format!("by {library}"));
+    tag.into_iter().chain(library).collect()
+}
+
+/// The largest growth that nothing explains, in a sentence, if it is worth one.
+pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
+    let steps = device.details.steps.iter().filter(|step| step.cause != "smaller steps");
+    let step = steps.max_by_key(|step| step.parts.unexplained_bytes)?;
+    let bytes = step.parts.unexplained_bytes;
+    let used = device.last.used_bytes().unwrap_or(0).max(device.peak.used_bytes().unwrap_or(0));
+    if bytes <= 0 || bytes < NOTABLE_BYTES && bytes < used / NOTABLE_PART {
+        return None;
+    }
+    let unit = Unit::for_largest(bytes);
+    let amount = signed(unit, unit.round(bytes));
+    let words = [vec![step.cause.clone()], place(step)].concat().join(", ");
+    let time = times.time(step.time_ns);
+    Some(format!("largest unexplained step: {amount} {} at {time}, {words} (--steps)", unit.name))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    const MIB: i64 = 1 << 20;
+
+    fn step(seconds: u64, unexplained: i64, cause: &str) -> Step {
+        Step {
+            time_ns: seconds * 1_000_000_000,
+            bytes: unexplained,
+            parts: Parts::unknown(unexplained),
+            cause: cause.into(),
+            kind: "none".into(),
+            tag: Some("model/x".into()),
+            ..Step::default()
+        }
+    }
+
+    pub(crate) fn device(steps: Vec<Step>) -> Device {
+        let details = gpumem_model::run::Details { steps, ..Default::default() };
+        Device {
+            name: String::new(),
+            ordinal: 0,
+            model: String::new(),
+            total_bytes: None,
+            last: Default::default(),
+            peak: Default::default(),
+            peak_used: None,
+            beside: Default::default(),
+            reading: None,
+            unaccounted_bytes: None,
+            tenants: Vec::new(),
+            other_tenants: (0, 0),
+            series: gpumem_model::series::Series::new(1),
+            details,
+        }
+    }
+
+    fn times() -> Times {
+        Times::of_clock(Clock::Monotonic { wall_offset_ns: Some(0) })
+    }
+
+    #[test]
+    fn a_list_adds_up_and_is_short() {
+        let steps = (0..100).map(|n| Step {
+            tag: Some(format!("model/{n}")),
+            ..step(n, (n as i64 * 37 % 100) * MIB / 3 - 9 * MIB, "between events")
+        });
+        let device = device(steps.collect());
+        let mut lines = Vec::new();
+        list(&device, times(), "title", &mut lines);
+        assert_eq!(lines.len(), MOST_LINES, "{lines:#?}");
+        let amounts: Vec<i64> = lines[2..]
+            .iter()
+            .map(|line| {
+                let amount =
+                    line.split_whitespace().find(|word| word.starts_with(['+', '-']) || *word == "0.0");
+                amount.expect("an amount").replace(['+', '.', ','], "").parse().expect("a number")
+            })
+            .collect();
+        let (sum, rest) = amounts.split_last().expect("a sum");
+        assert_eq!(rest.iter().sum::<i64>(), *sum, "{lines:#?}");
+        assert!(lines[lines.len() - 2].ends_with("(74 more)"), "{lines:#?}");
+        assert!(lines[lines.len() - 1].starts_with("sum "));
+    }
+
+    #[test]
+    fn equal_neighbours_are_one() {
+        let loaded = |seconds, mib: i64| step(seconds, 10 * mib * MIB, "module loaded");
+        let mut elsewhere = loaded(4, 7);
+        elsewhere.tag = None;
+        let steps = vec![loaded(1, 1), loaded(2, 2), loaded(3, -3), elsewhere, loaded(5, 1), loaded(6, 1)];
+        let mut lines = Vec::new();
+        list(&device(steps), times(), "title", &mut lines);
+        assert_eq!(
+            lines[2..],
+            [
+                "00:00:01Z  +30.0  2 times module loaded, tag model/x",
+                "00:00:03Z  -30.0  module loaded, tag model/x",
+                "00:00:04Z  +70.0  module loaded",
+                "00:00:05Z  +20.0  2 times module loaded, tag model/x",
+                "sum        +90.0",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_largest_unexplained_step_is_told_if_it_is_large() {
+        let said =
+            largest(&device(vec![step(5, 178 * MIB, "between events"), step(9, -999 * MIB, "x")]), times());
+        let expected =
+            "largest unexplained step: +178.0 MiB at 00:00:05Z, between events, near tag model/x (--steps)";
+        assert_eq!(said.as_deref(), Some(expected));
+        assert!(largest(&device(vec![step(5, 63 * MIB, "a")]), times()).is_some(), "used is not known");
+        let mut known = device(vec![step(5, 63 * MIB, "a")]);
+        known.last.uncovered_used_bytes = Some(10 << 30);
+        assert_eq!(largest(&known, times()), None);
+    }
+}

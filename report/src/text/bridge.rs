@@ -1,0 +1,154 @@
+//! Why nvidia-smi says more than the framework: two lines that add up as they are printed, in the numbers of the table
+//! above them.
+
+use super::lines::Lines;
+use super::table::Shown;
+use crate::bridge::{Bridge, Source, disagreement, own_word};
+use crate::{By, Part, Report};
+use gpumem_ledger::category::OTHERS;
+use gpumem_model::run::Device;
+use gpumem_model::units::Unit;
+
+/// A bridge in steps of a unit.
+struct Steps {
+    allocated: i64,
+    idle: i64,
+    outside: i64,
+    /// Both are part of used.
+    predates: Option<i64>,
+    untrackable: Option<i64>,
+}
+
+/// Below the table of a device.
+pub(super) fn bridge(report: &Report<'_>, device: &Device, shown: &Shown, out: &mut Lines) {
+    let Some(bridge) = Bridge::of(report.run, &device.last) else { return };
+    let steps = steps(report, device, shown, &bridge);
+    told(&bridge, shown.unit, steps, out);
+    let amount = |bytes: u64| shown.unit.amount(i64::try_from(bytes).unwrap_or(i64::MAX));
+    if let Some((own, ours)) = disagreement(device) {
+        out.inset(&format!(
+            "torch's own memory_allocated was {} when it last compared, ours {}: {} bytes apart",
+            amount(own),
+            amount(ours),
+            gpumem_model::units::thousands(i128::from(own) - i128::from(ours))
+        ));
+    }
+    if let (true, Some((reserved, allocated))) = (report.run.coverage.late, own_word(device)) {
+        out.inset(&format!(
+            "torch said itself: memory_allocated {}, memory_reserved {}; what is older than the agent is in `predates`",
+            amount(allocated),
+            amount(reserved)
+        ));
+    }
+}
+
+/// Of several devices together.
+pub(super) fn of_all(report: &Report<'_>, out: &mut Lines) {
+    let bridges = report.run.devices.iter().filter_map(|device| Bridge::of(report.run, &device.last));
+    let Some(sum) = bridges.reduce(Bridge::plus) else { return };
+    let tracked = sum.memory_reserved_bytes.saturating_add(sum.outside_bytes);
+    let largest = sum.used_bytes.unwrap_or(0).max(tracked);
+    let unit = Unit::for_largest(largest);
+    let (tracked_steps, predates, untrackable) =
+        match (sum.used_bytes, sum.predates_bytes, sum.untrackable_bytes) {
+            (Some(used), Some(predates), Some(gap)) => {
+                let parts = unit.apportion(unit.round(used), &[tracked, predates, gap]);
+                (parts[0], Some(parts[1]).filter(|_| predates != 0), Some(parts[2]))
+            }
+            _ => (unit.round(tracked), None, None),
+        };
+    let parts =
+        unit.apportion(tracked_steps, &[sum.memory_allocated_bytes, sum.idle_bytes, sum.outside_bytes]);
+    let steps = Steps { allocated: parts[0], idle: parts[1], outside: parts[2], predates, untrackable };
+    told(&sum, unit, steps, out);
+}
+
+fn told(bridge: &Bridge, unit: Unit, steps: Steps, out: &mut Lines) {
+    let print = |steps: i64| unit.print(steps);
+    let pending = match unit.round(bridge.pending_bytes) {
+        0 if bridge.pending_bytes == 0 => String::new(),
+        pending => format!(" (of it {} waiting for a stream)", print(pending)),
+    };
+    let reserved = print(steps.allocated + steps.idle);
+    out.line(&format!("why nvidia-smi says more than torch ({}):", unit.name));
+    match bridge.source {
+        Source::Pool => out.inset(&format!(
+            "memory_allocated {} + idle {}{pending} = memory_reserved {reserved}",
+            print(steps.allocated),
+            print(steps.idle)
+        )),
+        Source::Driver => {
+            let sum = match bridge.idle_bytes {
+                0 => print(steps.allocated),
+                _ => format!(
+                    "{} + idle in the driver's pools {} (read at most 1 s before) = {reserved}",
+                    print(steps.allocated),
+                    print(steps.idle)
+                ),
+            };
+            out.inset(&format!(
+                "torch has no pool of its own: allocated from the driver by its library {sum}"
+            ));
+        }
+    }
+    let tracked = steps.allocated + steps.idle + steps.outside;
+    let mut words = format!("+ outside torch {}", print(steps.outside));
+    if let Some(predates) = steps.predates {
+        words += &format!(" + predates the agent {}", print(predates));
+    }
+    words += &match steps.untrackable {
+        Some(gap) => {
+            let used = tracked + gap + steps.predates.unwrap_or(0);
+            format!(" + Untrackable {} = {}", print(gap), print(used))
+        }
+        None => format!(" = tracked {}; what nvidia-smi says is not known", print(tracked)),
+    };
+    out.inset(&words);
+}
+
+/// In the steps of the table's rows: what is idle and what is outside is split off each row, so that both say the same.
+fn steps(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -> Steps {
+    let moment = &device.last;
+    let outside = report.composition(&Bridge::outside(report.run, moment, bridge.source), report.by);
+    let rows = &shown.statement.rows;
+    let at = |part: Part| rows.iter().position(|row| row.part == part);
+    let of = |row: Option<usize>| row.and_then(|row| shown.steps[row][0]);
+    let tracked = at(Part::Tracked);
+    let (mut idle_steps, mut outside_steps) = (0_i64, 0_i64);
+    let others = if report.by == By::Tag { "(no tag)" } else { OTHERS };
+    let named: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    let folded: i64 = outside
+        .categories
+        .iter()
+        .filter(|(name, _)| !named.contains(&name.as_str()))
+        .fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.parent == tracked && tracked.is_some())
+    {
+        let (Some(bytes), Some(steps)) = (row.bytes[0], shown.steps[index][0]) else { continue };
+        let foreign = match row.part {
+            Part::PoolIdle => outside.pool_idle,
+            Part::Opaque => outside.opaque,
+            Part::Others if row.name == others => outside.others,
+            _ => match outside.categories.get(&row.name) {
+                Some(bytes) => *bytes,
+                None if row.name.starts_with('(') && row.name.ends_with(" smaller)") => folded,
+                None => 0,
+            },
+        };
+        let split = shown.unit.apportion(steps, &[foreign, bytes.saturating_sub(foreign)]);
+        outside_steps += split[0];
+        if row.part == Part::PoolIdle {
+            idle_steps += split[1];
+        }
+    }
+    let tracked_steps = of(tracked).unwrap_or_else(|| {
+        shown.unit.round(bridge.memory_reserved_bytes.saturating_add(bridge.outside_bytes))
+    });
+    Steps {
+        allocated: tracked_steps - idle_steps - outside_steps,
+        idle: idle_steps,
+        outside: outside_steps,
+        predates: of(at(Part::Predates)).filter(|_| bridge.predates_bytes != Some(0)),
+        untrackable: of(at(Part::Untrackable)),
+    }
+}

@@ -1,0 +1,209 @@
+//! What is known of a device beside its statement: when the gap was measured, what `Others` is, who else
+//! has memory there.
+
+use super::lines::{Lines, clean_name};
+use crate::growth;
+use crate::steps::largest;
+use crate::{By, Report};
+use gpumem_model::run::{Clock, Device};
+use gpumem_model::time::Times;
+use gpumem_model::units::{Unit, thousands};
+use gpumem_model::window::Part;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mut Lines) {
+    if let (Some(absence), Some(_)) = (&device.last.used_absence, device.last.used_bytes()) {
+        let time = times.time(device.last.time_ns);
+        out.prose(&format!(
+            "NVML's newest reading has no number for this process ({absence}); the last one is of {time}"
+        ));
+    }
+    let gap_ns = device.peak.gap_distance_ns;
+    if gap_ns != 0 {
+        let side = if gap_ns < 0 { "before" } else { "after" };
+        let distance = report.run.clock.distance(gap_ns.unsigned_abs());
+        match report.window {
+            Some(window) if !window.exact && gap_ns != 0 => {
+                let most = device.last.gap_distance_ns.unsigned_abs().max(gap_ns.unsigned_abs());
+                let distance = report.run.clock.distance(most);
+                out.prose(&format!(
+                    "~ the gap is that of the nearest reading that was kept, less than {distance} away"
+                ));
+            }
+            Some(window) => {
+                let of = if window.part == Part::At { "that time" } else { "the highest moment" };
+                out.prose(&format!("~ the gap was measured {distance} {side} {of}"));
+            }
+            None => out.prose(&format!("~ the gap was measured {distance} {side} the peak")),
+        }
+    }
+    // A log has no events of the driver: that nothing is known to have happened says nothing there.
+    if report.run.clock != Clock::Lines {
+        largest(device, times).iter().for_each(|line| out.prose(line));
+    }
+    if let Some((low, high)) = device.last.torn {
+        let unit = Unit::for_largest(high);
+        let amount = |bytes| unit.amount(bytes);
+        let range = match low == high {
+            true => format!("at least {}, a call was under way", amount(low)),
+            false => format!("between {} and {}", amount(low), amount(high)),
+        };
+        out.prose(&format!("memory moved while NVML was read ({}): tracked was {range}", unit.name));
+    }
+    let others = report.others(&device.last, report.by);
+    if report.by != By::Tag && !others.is_empty() {
+        let total = saturating_sum(others.iter().map(|(_, bytes)| *bytes));
+        let unit = Unit::for_largest(total);
+        let named = others.iter().take(3).map(|(tag, bytes)| {
+            let tag = if tag.is_empty() { "(no tag)".to_owned() } else { clean_name(tag) };
+            format!("{tag} {}", unit.amount(*bytes))
+        });
+        let more = match others.len().saturating_sub(3) {
+            0 => String::new(),
+            more => format!(", {} more", thousands(more as u64)),
+        };
+        out.prose(&format!("Others ({}): {}{more}", unit.name, named.collect::<Vec<_>>().join(", ")));
+    }
+    inherited(report, device, out);
+    // Who else was there at a time that has passed is not kept.
+    if report.window.is_none_or(|window| window.part != Part::Between) {
+        out.prose(&device_line(device, times));
+    }
+    if let Some(accounting) = device.accounting() {
+        let unit = Unit::for_largest(signed(accounting.driver_bytes));
+        let amount = |bytes: u64| format!("{} {}", unit.amount(signed(bytes)), unit.name);
+        let ours = accounting.our_bytes.map_or("not known".to_owned(), amount);
+        out.prose(&format!("driver accounting: peak {}, ours {ours}", amount(accounting.driver_bytes)));
+    }
+    beside(device, out);
+    if let Some(growth) = growth::line(report, device) {
+        out.prose(&growth);
+    }
+}
+
+/// What has no name of its own but the process's, the largest first.
+fn inherited(report: &Report<'_>, device: &Device, out: &mut Lines) {
+    let mut named: BTreeMap<&str, i64> = BTreeMap::new();
+    for (index, bytes) in &device.last.amounts {
+        let cell = report.run.cells.get(*index as usize).filter(|cell| cell.inherited);
+        if let Some(tag) = cell.and_then(|cell| cell.tag.as_deref()) {
+            let sum = named.entry(tag).or_default();
+            *sum = sum.saturating_add(*bytes);
+        }
+    }
+    let mut named: Vec<(&str, i64)> = named.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+    if named.is_empty() {
+        return;
+    }
+    named.sort_by_key(|&(tag, bytes)| (Reverse(bytes), tag));
+    let unit = Unit::for_largest(saturating_sum(named.iter().map(|(_, bytes)| *bytes)));
+    let told =
+        named.iter().take(3).map(|(tag, bytes)| format!("{} {}", clean_name(tag), unit.amount(*bytes)));
+    let more = match named.len().saturating_sub(3) {
+        0 => String::new(),
+        more => format!(", {} more", thousands(more as u64)),
+    };
+    let told = told.collect::<Vec<_>>().join(", ");
+    out.prose(&format!("inherited from the process, by threads without a tag ({}): {told}{more}", unit.name));
+}
+
+fn device_line(device: &Device, times: Times) -> String {
+    let Some(reading) = device.reading else { return "device: device memory was not read".into() };
+    let total = device.total_bytes.unwrap_or(reading.used_bytes.saturating_add(reading.free_bytes));
+    let unit = Unit::for_largest(signed(total));
+    let Some(parts) = device_parts(device) else {
+        let free = (free_name(reading.unified).to_owned(), signed(reading.free_bytes));
+        return format!(
+            "device ({}): {}, read at {}: not with the process, so no remainder is computed",
+            unit.name,
+            sum(unit, &[("used".to_owned(), signed(reading.used_bytes)), free]),
+            times.time(reading.time_ns)
+        );
+    };
+    let unified = if reading.unified { "; unified: the host's memory" } else { "" };
+    format!("device ({}): {}{unified}", unit.name, sum(unit, &parts))
+}
+
+/// Who has the memory of the device: the process, others, nobody. Absent where that was not read together.
+pub(crate) fn device_parts(device: &Device) -> Option<Vec<(String, i64)>> {
+    let reading = device.reading?;
+    let (unaccounted, used) = (device.unaccounted_bytes?, device.last.used_bytes()?);
+    let mut parts = vec![("this process".to_owned(), used)];
+    match device.tenants.as_slice() {
+        [] => {}
+        // One that the daemon hides has no pid.
+        [(pid, used)] => {
+            let who = if *pid == 0 { "another process".to_owned() } else { format!("pid {pid}") };
+            parts.push((who, used.map_or(0, signed)));
+        }
+        many => {
+            let (more, more_bytes) = device.other_tenants;
+            let named = many.iter().filter_map(|(_, used)| used.map(signed));
+            let used = saturating_sum(named.chain([signed(more_bytes)]));
+            let count = many.len() as u64 + u64::from(more);
+            parts.push((format!("{} other processes", thousands(count)), used));
+        }
+    }
+    parts.push((rest_name(reading.unified).to_owned(), unaccounted));
+    if let Some(system) = reading.system_reserved_bytes {
+        parts.push(("system".to_owned(), signed(system)));
+    }
+    parts.push((free_name(reading.unified).to_owned(), signed(reading.free_bytes)));
+    // The host's numbers leave out what the kernel keeps for itself.
+    if let Some(total) = device.total_bytes.filter(|_| !reading.unified) {
+        let missing = signed(total).saturating_sub(saturating_sum(parts.iter().map(|(_, bytes)| *bytes)));
+        if missing != 0 {
+            parts.push(("not in NVML's numbers".to_owned(), missing));
+        }
+    }
+    Some(parts)
+}
+
+/// What is left of device memory, or of the host's memory where the device has none of its own.
+/// What is in no process's line.
+pub(crate) fn rest_name(is_unified: bool) -> &'static str {
+    if is_unified { "rest of the host" } else { "unaccounted" }
+}
+
+pub(crate) fn free_name(is_unified: bool) -> &'static str {
+    if is_unified { "available" } else { "free" }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {
+    amounts.fold(0, i64::saturating_add)
+}
+
+/// `1 this + 2 that = 3`, which adds up as it is printed.
+fn sum(unit: Unit, parts: &[(String, i64)]) -> String {
+    let amounts: Vec<i64> = parts.iter().map(|(_, bytes)| *bytes).collect();
+    let total = unit.round(saturating_sum(amounts.iter().copied()));
+    let shown = unit.apportion(total, &amounts).into_iter().zip(parts);
+    let shown: Vec<String> =
+        shown.map(|(steps, (name, _))| format!("{} {name}", unit.print(steps))).collect();
+    format!("{} = {}", shown.join(" + "), unit.print(total))
+}
+
+fn beside(device: &Device, out: &mut Lines) {
+    let beside = &device.beside;
+    let kinds = [
+        ("managed", beside.managed_bytes),
+        ("pinned host", beside.pinned_bytes),
+        ("registered host", beside.registered_bytes),
+        ("imported", beside.imported_bytes),
+        ("host VMM", beside.host_vmm_bytes),
+        ("blocks in memory that was not seen", beside.unbooked_block_bytes),
+    ];
+    let there: Vec<_> = kinds.iter().filter(|(_, bytes)| *bytes != 0).collect();
+    if there.is_empty() {
+        return;
+    }
+    let unit = Unit::for_largest(there.iter().map(|(_, bytes)| bytes.saturating_abs()).max().unwrap_or(0));
+    let named: Vec<String> =
+        there.iter().map(|(name, bytes)| format!("{name} {}", unit.amount(*bytes))).collect();
+    out.prose(&format!("beside the sum ({}): {}", unit.name, named.join(", ")));
+}

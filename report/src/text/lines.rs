@@ -1,0 +1,114 @@
+//! Lines on their way to a terminal: harmless, and no wider than it where words allow.
+
+use gpumem_model::harmless::clean;
+
+/// Sentences are not broken into less than this.
+const NARROWEST: usize = 20;
+
+/// A sentence, clean, as lines of a terminal.
+pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
+    let mut lines = Lines::new(width);
+    lines.prose(text);
+    lines.lines
+}
+
+/// A name from strangers: clean, and with blanks at its ends told by their numbers, as they would forge indentation and hide what
+/// two names differ in.
+pub(crate) fn clean_name(name: &str) -> String {
+    let trimmed = name.trim();
+    if name.is_empty() || trimmed.len() == name.len() {
+        return if name.is_empty() { "(blank)".to_owned() } else { clean(name) };
+    }
+    let (start, end) = name.split_at(name.len() - name.trim_start().len());
+    let end = end.get(trimmed.len()..).unwrap_or_default();
+    let numbers =
+        |blanks: &str| blanks.chars().map(|blank| format!("\\u{{{:x}}}", blank as u32)).collect::<String>();
+    numbers(start) + &clean(trimmed) + &numbers(end)
+}
+
+/// Lines of a report. Whatever goes in comes out clean.
+pub(crate) struct Lines {
+    pub(crate) lines: Vec<String>,
+    /// Columns of the terminal, if there is one.
+    pub(crate) width: Option<usize>,
+}
+
+impl Lines {
+    pub(crate) fn new(width: Option<usize>) -> Self {
+        Lines { lines: Vec::new(), width }
+    }
+
+    /// A line as it is.
+    pub(crate) fn line(&mut self, line: &str) {
+        self.lines.push(clean(line).trim_end().to_owned());
+    }
+
+    /// A sentence: it goes on in the next line, indented, where the terminal ends.
+    pub(crate) fn prose(&mut self, text: &str) {
+        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST));
+        wrap(text, width).iter().for_each(|line| self.line(line));
+    }
+}
+
+impl Lines {
+    /// A sentence that belongs to the line above it.
+    pub(crate) fn inset(&mut self, text: &str) {
+        const INSET: &str = "  ";
+        let width = self.width.map_or(usize::MAX, |width| width.max(NARROWEST) - INSET.len());
+        wrap(text, width).iter().for_each(|line| self.line(&format!("{INSET}{line}")));
+    }
+}
+
+/// Breaks between words; a word that is wider than a line stays whole.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    const INDENT: &str = "  ";
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    let mut columns = 0;
+    let mut empty = true;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if !empty && columns + 1 + length > width {
+            lines.push(std::mem::replace(&mut line, INDENT.to_owned()));
+            (columns, empty) = (INDENT.len(), true);
+        }
+        if empty && word.is_empty() {
+            continue; // a wide gap where the line was broken
+        }
+        if !empty {
+            line.push(' ');
+            columns += 1;
+        }
+        line.push_str(word);
+        (columns, empty) = (columns + length, false);
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentences_are_broken_between_words_and_never_cut() {
+        assert_eq!(wrap("one two  three four", 10), ["one two ", "  three", "  four"]);
+        assert_eq!(wrap("one two  three", usize::MAX), ["one two  three"]);
+        assert_eq!(wrap("incomprehensible to me", 8), ["incomprehensible", "  to me"]);
+        assert_eq!(wrap("a b", 0), ["a", "  b"]);
+        assert_eq!(wrap("", 5), [""]);
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_acts_on_comes_out() {
+        let mut lines = Lines::new(Some(80));
+        let bad = "\u{1b}\u{7f}\u{9b}\n\u{61c}\u{200b}\u{200f}\u{2028}\u{202e}\u{2060}\u{2069}\u{feff}";
+        lines.line(bad);
+        lines.prose(bad);
+        let marks = "\\u{1b}\\u{7f}\\u{9b}\\u{a}\\u{61c}\\u{200b}\\u{200f}\\u{2028}\\u{202e}\\u{2060}\\u{2069}\\u{feff}";
+        assert_eq!(lines.lines, [marks, marks]);
+        assert_eq!(clean_name(" \u{3000}a b "), "\\u{20}\\u{3000}a b\\u{20}");
+        assert_eq!(clean_name("  "), "\\u{20}\\u{20}");
+        assert_eq!(clean_name(""), "(blank)");
+    }
+}

@@ -1,0 +1,404 @@
+//! What stands above and below the tables: whose memory it is, how much of the truth it is, what to type
+//! next.
+
+use super::lines::Lines;
+use crate::{By, Report};
+use crate::{growth, own};
+use gpumem_model::harmless::clean;
+use gpumem_model::layers;
+use gpumem_model::run::{BlindWindow, Clock, Device, Oom, Run, State};
+use gpumem_model::time::Times;
+use gpumem_model::units::{plural, thousands};
+use gpumem_model::who::Who;
+use gpumem_model::window::{Part, Window};
+
+/// The command without the directories of its program and script, else the program's name, else where the run came
+/// from; for a daemon that would be the machine, which is nobody's command.
+pub fn label(run: &Run) -> String {
+    let facts = &run.process.facts;
+    match facts.get("command") {
+        Some(command) => short_command(command),
+        None if run.source.is_watched() => clean(facts.get("comm").map_or("(unknown)", String::as_str)),
+        None => clean(&run.source.origin),
+    }
+}
+
+/// Whose it is, with its pid where that is known.
+pub(crate) fn whose(run: &Run) -> String {
+    match run.process.pid {
+        0 => label(run),
+        pid => format!("{}  pid {pid}", label(run)),
+    }
+}
+
+/// The first word of a command line, and the rest. Words with spaces are in single quotes.
+fn first_word(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start_matches(' ');
+    let quoted = line.strip_prefix('\'').and_then(|rest| rest.split_once('\''));
+    let word = quoted.or_else(|| line.split_once(' ')).unwrap_or((line, ""));
+    (!word.0.is_empty()).then_some(word)
+}
+
+/// A command as people call it: program and script without their directories and arguments.
+pub fn short_command(command: &str) -> String {
+    let mut rest = command;
+    let mut words = std::iter::from_fn(|| {
+        let (word, after) = first_word(rest)?;
+        rest = after;
+        Some(word)
+    });
+    let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let first = words.next().map(base).unwrap_or_default();
+    let interpreter = first.starts_with("python") || first == "bash" || first == "sh";
+    let script = if interpreter { words.next().map(base).map(|word| format!(" {word}")) } else { None };
+    clean(&(first + &script.unwrap_or_default()))
+}
+
+pub(super) fn head(report: &Report<'_>, times: Times, out: &mut Lines) {
+    let run = report.run;
+    out.prose(&heading(report));
+    warnings(run).iter().for_each(|line| out.prose(line));
+    out.prose(&provenance(run, times));
+    if let Some(window) = report.window {
+        out.prose(&window_line(window, times));
+    }
+    out.prose(&coverage(run, times));
+    if run.coverage.odd > 0 {
+        let odd = plural(run.coverage.odd, "record");
+        out.prose(&format!(
+            "odd: {odd} did not fit what was known (frees of unknown addresses, ids that were never named, \
+             impossible sizes)"
+        ));
+    }
+    if run.devices.is_empty() {
+        out.prose("no GPU memory was seen");
+    }
+}
+
+pub(super) fn tail(report: &Report<'_>, out: &mut Lines) {
+    own::line(report.run).iter().for_each(|line| out.prose(line));
+    for caveat in &report.run.caveats {
+        out.prose(&format!("note: {}", caveat.text));
+    }
+    let conflicts = report.conflicts();
+    if let Some((tag, winner, loser)) = conflicts.first() {
+        let (match_, go) = if conflicts.len() == 1 { ("matches", "goes") } else { ("match", "go") };
+        out.prose(&format!(
+            "rules: {} {match_} two categories and {go} to the first, as {tag}: {winner}, not {loser}",
+            plural(conflicts.len() as u64, "tag"),
+        ));
+    }
+    others(&report.others, out);
+    if let Some((job, more)) = &report.job {
+        let more = plural(*more, "more process").replace("processs", "processes");
+        out.prose(&format!("its job has {more}: gpumemctl report {job}"));
+    }
+    out.prose(&(next(report) + &ooms(report)));
+}
+
+/// Whether nothing said of memory that ran out means that it did not: files of other tools need not have a word for it.
+pub(crate) fn hears_of_ooms(run: &Run) -> bool {
+    run.coverage.covered && run.source.is_own()
+}
+
+/// Whether memory ran out, where that is known.
+fn ooms(report: &Report<'_>) -> String {
+    let run = report.run;
+    let asked = report.command.replacen("gpumemctl report", "gpumemctl oom", 1);
+    let all = run.devices.iter().flat_map(|device| &device.details.ooms);
+    let (ooms, pressure): (Vec<&Oom>, Vec<&Oom>) = all.partition(|oom| oom.is_true());
+    let count = |entries: &[&Oom]| gpumem_model::oom::times(entries.iter().copied());
+    let (suspected, pressure): (Vec<&Oom>, Vec<&Oom>) =
+        pressure.into_iter().partition(|oom| oom.is_suspected());
+    match (count(&ooms), count(&pressure)) {
+        (0, _) if gpumem_model::run::Ending::of(run).is_some() => {
+            format!("    oom: none, ended by something else ({asked})")
+        }
+        _ if !suspected.is_empty() => format!("    oom: suspected ({asked})"),
+        (0, 0) if !hears_of_ooms(run) => String::new(),
+        (0, 0) => "    oom: none".to_owned(),
+        (0, times) => format!("    oom: none, pressure {} times ({asked})", thousands(times)),
+        (number, _) => format!("    oom: {} ({asked})", thousands(number)),
+    }
+}
+
+pub(super) fn heading(report: &Report<'_>) -> String {
+    let run = report.run;
+    let mut parts = vec![label(run)];
+    if let Some(id) = &report.id {
+        parts.push(format!("run {id}"));
+    }
+    if run.process.pid != 0 {
+        let comm = run.process.facts.get("comm").map(|comm| format!(" ({comm})")).unwrap_or_default();
+        parts.push(format!("pid {}{comm}", run.process.pid));
+    }
+    parts.extend(Who::of(&run.process.facts, &run.process.claims, None).words());
+    match run.devices.as_slice() {
+        [] => {}
+        [device] => parts.push(device_title(device)),
+        devices => parts.push(format!("{} GPUs", devices.len())),
+    }
+    parts.join("  ")
+}
+
+/// A device with its product name.
+pub(crate) fn device_title(device: &Device) -> String {
+    let model = if device.model.is_empty() { String::new() } else { format!(" {}", device.model) };
+    titled(device, &model)
+}
+
+/// A device without it.
+pub(crate) fn device_name(device: &Device) -> String {
+    titled(device, "")
+}
+
+fn titled(device: &Device, model: &str) -> String {
+    if device.name.starts_with(crate::diff::job::MEMBER) {
+        return clean(&device.name);
+    }
+    if device.name.starts_with("unnamed-") {
+        return format!("GPU {}", device.name);
+    }
+    // As much of the UUID as nvidia-smi needs.
+    let name = match device.name.get(..12) {
+        Some(name) if !device.name.starts_with("ordinal-") => format!(" ({name})"),
+        _ => String::new(),
+    };
+    format!("GPU {}{model}{name}", device.ordinal)
+}
+
+/// CUPTI's result when another client holds the subscription.
+pub(crate) const HELD: u16 = 39;
+
+/// Why the sums are less than the truth: each on a line of its own, above everything else.
+pub(super) fn warnings(run: &Run) -> Vec<String> {
+    let coverage = &run.coverage;
+    let mut lines = Vec::new();
+    match (&coverage.blocked_by, coverage.blocked_code) {
+        (Some(why), Some(code)) if code != HELD => {
+            lines.push(format!("BLOCKED, allocations are not seen: {}", clean(why)));
+        }
+        (Some(by), _) => {
+            let by = if by.is_empty() { "another CUPTI client" } else { by };
+            lines.push(format!("BLOCKED by {}: allocations are not seen while it holds CUPTI", clean(by)));
+        }
+        (None, _) => {}
+    }
+    let partial = coverage.partial_state || run.devices.iter().any(|device| device.last.partial);
+    if coverage.blind_doubt {
+        lines.push(
+            "PARTIAL: sums and peak are not exact, because frees and allocations of a time in which the agent was \
+             blind are not known"
+                .into(),
+        );
+    } else if coverage.partial_state && run.state == State::Open {
+        lines.push("PARTIAL: sums are not exact until the agent restates them; peak is a lower bound".into());
+    } else if partial {
+        lines.push("PARTIAL: sums are not exact, because records were lost; peak is a lower bound".into());
+    } else if coverage.partial_history && coverage.lost == 0 && coverage.withheld > 0 {
+        lines.push("peak is a lower bound: records were kept back on request (pause)".into());
+    } else if coverage.partial_history {
+        lines.push("peak is a lower bound: records were lost on the way".into());
+    }
+    lines
+}
+
+/// Of which part of its life it tells.
+fn window_line(window: Window, times: Times) -> String {
+    let (from, to) = (times.time(window.from_ns), times.time(window.to_ns));
+    let length = times.clock().distance(window.to_ns - window.from_ns.min(window.to_ns));
+    let of = match window.part {
+        Part::At => format!("what was held at {from}"),
+        Part::Since => format!("since {from}, {length}"),
+        Part::Between => format!("{from} to {to}, {length}"),
+    };
+    let counts = if window.exact && window.part != Part::At { "the window" } else { "the whole run" };
+    format!("{of}; counts are those of {counts}")
+}
+
+fn provenance(run: &Run, times: Times) -> String {
+    let state = match run.state {
+        State::Open => "running".to_owned(),
+        State::Closed { .. } if run.own.snapshot.is_some() => "complete: a snapshot of one moment".to_owned(),
+        State::Closed { time_ns, .. } if run.coverage.complete => {
+            format!("complete: the recording was ended at {}", times.time(time_ns))
+        }
+        State::Closed { time_ns, status: None } => format!("ended at {}", times.time(time_ns)),
+        State::Closed { time_ns, status: Some(status) } => {
+            format!("ended at {} ({})", times.time(time_ns), exit(status))
+        }
+        State::Interrupted => "interrupted: the numbers are the last ones kept".to_owned(),
+        State::Rolled { time_ns } => {
+            format!("goes on after {} in the next part of its life", times.time(time_ns))
+        }
+    };
+    let origin = match run.source.kind.as_str() {
+        _ if run.source.is_watched() => format!("on {}", run.source.origin),
+        kind => format!("from {kind} {}", run.source.origin),
+    };
+    format!("{origin}; {state}")
+}
+
+/// A status of waitpid in words.
+pub(crate) fn exit(status: u64) -> String {
+    match status & 0x7f {
+        0 => format!("exit {}", status >> 8 & 0xff),
+        signal => format!("signal {signal}"),
+    }
+}
+
+/// How long the agent saw nothing, and when it was longest.
+fn blind(run: &Run, times: Times) -> Option<String> {
+    let coverage = &run.coverage;
+    let end_ns = match run.state {
+        State::Closed { time_ns, .. } | State::Rolled { time_ns } => time_ns,
+        State::Open | State::Interrupted => {
+            run.devices.iter().map(|device| device.last.time_ns).max().unwrap_or(0)
+        }
+    };
+    let length = |window: &BlindWindow| window.to_ns.unwrap_or(end_ns).saturating_sub(window.from_ns);
+    let longest = coverage.blind.iter().max_by_key(|window| (window.to_ns.is_none(), length(window)))?;
+    let lasting = coverage.blind.iter().filter(|window| window.to_ns.is_none()).map(length);
+    let lasting = lasting.fold(0, u64::saturating_add);
+    let total = run.clock.distance(coverage.blind_ns.saturating_add(lasting));
+    let often = match coverage.blind_count {
+        0 | 1 => String::new(),
+        count => format!(" in {count} times, the longest"),
+    };
+    let until = longest.to_ns.map_or("now".to_owned(), |to_ns| times.time(to_ns));
+    let from = times.time(longest.from_ns);
+    Some(format!("blind {total}{often}: {} {from}-{until}", clean(&longest.why)))
+}
+
+fn coverage(run: &Run, times: Times) -> String {
+    let coverage = &run.coverage;
+    if !coverage.covered {
+        let blind = blind(run, times).map_or(String::new(), |blind| format!(", {blind}"));
+        let why = if coverage.blocked_by.is_some() {
+            "the agent was never let in"
+        } else {
+            "no agent spoke for this process"
+        };
+        return format!("uncovered: {why}, NVML only{blind}");
+    }
+    let mut parts =
+        vec![if coverage.late { "covered late".to_owned() } else { "covered since start".to_owned() }];
+    parts.extend(names(run));
+    parts.push(format!(
+        "{} of {}",
+        plural(coverage.allocations, "allocation"),
+        plural(coverage.allocated_bytes, "byte")
+    ));
+    parts.push(plural(coverage.lost, "event") + " lost");
+    if coverage.withheld > 0 {
+        parts.push(thousands(coverage.withheld) + " kept back on request");
+    }
+    if !run.source.is_watched() {
+        parts.push(thousands(coverage.rejected) + " rejected");
+    }
+    parts.push(match coverage.samples {
+        0 => "no NVML sample".to_owned(),
+        samples => {
+            let doubtful = [(coverage.torn_samples, "torn"), (coverage.stale_samples, "stale")];
+            let doubtful = doubtful.iter().filter(|(number, _)| *number > 0);
+            let doubtful: Vec<String> =
+                doubtful.map(|(number, what)| format!("{} {what}", thousands(*number))).collect();
+            let doubtful =
+                if doubtful.is_empty() { String::new() } else { format!(" ({})", doubtful.join(", ")) };
+            plural(samples, "NVML sample") + &doubtful
+        }
+    });
+    parts.extend(blind(run, times));
+    parts.join(", ")
+}
+
+/// How memory got its names, how much of it has one, and what does not work as it could.
+fn names(run: &Run) -> Option<String> {
+    let layers = &run.coverage.layers;
+    let level = layers::level(layers)?;
+    let (mut named, mut by_line, mut all) = (0_i64, 0_i64, 0_i64);
+    for device in &run.devices {
+        let (of, sum) = crate::named(run, &device.last);
+        by_line = by_line.saturating_add(crate::named_by_line(run, &device.last));
+        (named, all) = (named.saturating_add(of), all.saturating_add(sum));
+    }
+    let share = match (all, by_line) {
+        (1.., 0) => format!(" ({:.1} % of bytes)", share(named, all)),
+        (1.., _) => {
+            let others = share(named.saturating_sub(by_line), all);
+            format!(" ({others:.1} % of bytes) + lines ({:.1} %)", share(by_line, all))
+        }
+        _ => String::new(),
+    };
+    let lacking = layers::lacking(layers, 60);
+    let lacking = if lacking.is_empty() { String::new() } else { format!(" [{}]", lacking.join("; ")) };
+    Some(format!("names: {level}{share}{}", clean(&lacking)))
+}
+
+/// Rounded down: what is not all is not 100 %.
+fn share(part: i64, whole: i64) -> f64 {
+    (1000.0 * part as f64 / whole as f64).floor() / 10.0
+}
+
+/// Whose reports the same file has as well.
+fn others(pids: &[u32], out: &mut Lines) {
+    const NAMED: usize = 8;
+    if pids.is_empty() {
+        return;
+    }
+    let mut named: Vec<String> = pids.iter().take(NAMED).map(u32::to_string).collect();
+    if pids.len() > NAMED {
+        named.push("...".to_owned());
+    }
+    let count = thousands(pids.len() as u64);
+    out.prose(&format!("other processes in this file: --pid {} ({count})", named.join(" | ")));
+}
+
+fn next(report: &Report<'_>) -> String {
+    let run = report.run;
+    let is_asked_of_daemon = report.command == format!("gpumemctl report {}", run.process.pid);
+    if is_asked_of_daemon && !run.coverage.covered && run.state == State::Open {
+        return format!(
+            "next: gpumemctl doctor {} (why it is uncovered) | {} --json | --csv",
+            run.process.pid, report.command
+        );
+    }
+    let other = match report.by {
+        By::Layer => "--by structure | --by tag",
+        By::Structure => "--by layer | --by tag",
+        By::Tag => "--by layer | --by structure",
+    };
+    let device = match report.run.devices.as_slice() {
+        [first, _, ..] => format!("--device {} | ", first.ordinal),
+        _ => String::new(),
+    };
+    let growth = match report.run.devices.as_slice() {
+        [device] if growth::line(report, device).is_some() => " | --growth",
+        _ => "",
+    };
+    let has_iterations = |device: &Device| !device.details.iterations.rows.is_empty();
+    let growth = match run.clock != Clock::Lines && run.devices.iter().any(has_iterations) {
+        true => format!("{growth} | --iterations"),
+        false => growth.to_owned(),
+    };
+    format!("next: {} {device}{other}{growth} | --all | --json | --csv", report.command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::short_command;
+
+    #[test]
+    fn command_is_shortened_to_program_and_script() {
+        for (command, short) in [
+            ("/usr/bin/python3.11 /home/ana/train.py --steps 3", "python3.11 train.py"),
+            ("'/home/ana/my env/bin/python' '/home/ana/my code/train.py' -v", "python train.py"),
+            ("'/tmp/gpumem space/mixer'", "mixer"),
+            ("postgres: ana idle", "postgres:"),
+            ("'/tmp/not closed", "not"),
+            ("", ""),
+        ] {
+            assert_eq!(short_command(command), short, "{command}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The statement of a device as a table, at two moments. Its numbers are never cut: where the terminal is
+//! too narrow for them, the table is wider than the terminal.
+
+use super::lines::{Lines, clean_name};
+use crate::{By, Part, Report, Row, Statement};
+use gpumem_model::run::Device;
+use gpumem_model::time::Times;
+use gpumem_model::units::Unit;
+
+/// Between two columns.
+const GAP: &str = "  ";
+/// What stands behind the columns in most reports.
+const NOTE: &str = "upper bound";
+/// Columns of names, for which the words behind the columns go into a line of their own: with fewer even
+/// `  unexplained` would be cut.
+const WORTH_A_LINE: usize = 13;
+
+/// Amounts as they are printed: each column apportioned from the top, so that it adds up as shown.
+fn printed(statement: &Statement, unit: Unit) -> Vec<Vec<Option<i64>>> {
+    let mut steps: Vec<Vec<Option<i64>>> = statement
+        .rows
+        .iter()
+        .map(|row| row.bytes.iter().map(|bytes| bytes.map(|bytes| unit.round(bytes))).collect())
+        .collect();
+    for parent in 0..steps.len() {
+        for (column, total) in steps[parent].clone().into_iter().enumerate() {
+            let Some(total) = total else { continue };
+            let known = |row: &usize| statement.rows[*row].bytes[column].is_some();
+            let inside = |row: &usize| statement.rows[*row].parent == Some(parent);
+            let parts: Vec<usize> = (0..steps.len()).filter(inside).filter(known).collect();
+            let bytes: Vec<i64> = parts.iter().filter_map(|&row| statement.rows[row].bytes[column]).collect();
+            for (row, shown) in parts.into_iter().zip(unit.apportion(total, &bytes)) {
+                steps[row][column] = Some(shown);
+            }
+        }
+    }
+    steps
+}
+
+/// A statement with its amounts as they are printed.
+pub(crate) struct Shown {
+    pub(crate) statement: Statement,
+    pub(crate) unit: Unit,
+    /// By row and column.
+    pub(crate) steps: Vec<Vec<Option<i64>>>,
+}
+
+impl Shown {
+    pub(crate) fn of(report: &Report<'_>, device: &Device, categories: usize) -> Self {
+        let moments = [&device.last, &device.peak];
+        let totals = moments.iter().flat_map(|moment| [moment.used_bytes(), moment.tracked_bytes]).flatten();
+        let unit = Unit::for_largest(totals.map(i64::saturating_abs).max().unwrap_or(0));
+        let smallest = if categories == usize::MAX { 0 } else { unit.smallest() };
+        let statement = report.statement(device, categories, smallest);
+        let steps = printed(&statement, unit);
+        Shown { statement, unit, steps }
+    }
+}
+
+/// A row of the table, as it is printed.
+pub(crate) struct Printed {
+    /// Rows that it is a part of.
+    pub(crate) depth: usize,
+    pub(crate) name: String,
+    pub(crate) cells: [String; 2],
+    pub(crate) note: String,
+}
+
+impl Shown {
+    /// Every row.
+    pub(crate) fn print(&self, device: &Device) -> Vec<Printed> {
+        let Shown { statement, unit, steps } = self;
+        let cell = |row: usize, column: usize| match (
+            steps[row][column],
+            is_carried(device, &statement.rows[row], column),
+        ) {
+            (None, _) => "-".to_owned(),
+            (Some(steps), true) => format!("~{}", unit.print(steps)),
+            (Some(steps), false) => unit.print(steps),
+        };
+        let depth = |mut row: usize| {
+            let mut depth = 0;
+            while let Some(parent) = statement.rows[row].parent {
+                (row, depth) = (parent, depth + 1);
+            }
+            depth
+        };
+        let row = |(row, of): (usize, &Row)| Printed {
+            depth: depth(row),
+            name: clean_name(&of.name),
+            cells: [cell(row, 0), cell(row, 1)],
+            note: note(of, device),
+        };
+        statement.rows.iter().enumerate().map(row).collect()
+    }
+}
+
+pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &Shown, out: &mut Lines) {
+    let Shown { statement, unit, .. } = shown;
+    let (last, peak) = super::columns(report);
+    let heads = [
+        [last.to_owned(), peak.to_owned()],
+        [times.time(device.last.time_ns), times.time(device.peak.time_ns)],
+    ];
+    let rows = shown.print(device);
+    let widths = [0, 1].map(|column| {
+        let cells =
+            rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| cells[column].chars().count());
+        cells.max().unwrap_or(0)
+    });
+    let room = out.width.map_or(usize::MAX, |terminal| {
+        let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
+        free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
+    });
+    let longest = rows.iter().map(|row| row.depth + row.name.chars().count()).max().unwrap_or(0);
+    let name_width = longest.clamp(10, room.clamp(10, 60));
+
+    let mut row = |depth: usize, name: &str, cells: &[String; 2], note: &str| {
+        let name = " ".repeat(depth) + name;
+        let [first, second] = widths;
+        let line = format!("{name:<name_width$}{GAP}{:>first$}{GAP}{:>second$}", cells[0], cells[1]);
+        let columns = line.chars().count() + GAP.len() + note.len();
+        if out.width.is_none_or(|terminal| columns <= terminal) {
+            out.line(&(line + GAP + note));
+        } else {
+            out.line(&line);
+            if !note.is_empty() {
+                out.line(&(" ".repeat(depth) + GAP + note));
+            }
+        }
+    };
+    row(0, unit.name, &heads[0], "");
+    row(0, "", &heads[1], "");
+    for (of, printed) in statement.rows.iter().zip(&rows) {
+        let end = report.by != By::Structure && of.part == Part::Category && printed.name.contains('/');
+        let name = shorten(&printed.name, name_width.saturating_sub(printed.depth), end);
+        row(printed.depth, &name, &printed.cells, &printed.note);
+    }
+}
+
+/// What stands behind a row.
+pub(crate) fn note(row: &Row, device: &Device) -> String {
+    let is_negative = |bytes: &Option<i64>| bytes.is_some_and(|bytes| bytes < 0);
+    let negative = row.bytes.iter().any(is_negative);
+    match row.part {
+        Part::Unexplained if negative => {
+            let moments = [&device.last, &device.peak];
+            let is_over = moments.iter().any(|moment| is_negative(&moment.untrackable_bytes));
+            let than = if is_over { "was tracked" } else { "the parts above say" };
+            format!("NVML charges less than {than}")
+        }
+        Part::Unexplained => "at least".into(),
+        Part::Context => "measured".into(),
+        Part::Modules => "upper bound".into(),
+        Part::LocalMemory | Part::Heaps => "model".into(),
+        Part::Untrackable if row.bytes.iter().all(Option::is_none) => match &device.last.used_absence {
+            Some(absence) => format!("not known: NVML says {absence}"),
+            None => "not known: NVML was not read".into(),
+        },
+        _ => String::new(),
+    }
+}
+
+/// Whether an amount rests on a gap that was measured at another time.
+pub(crate) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
+    let moment = [&device.last, &device.peak][column];
+    let rests_on_gap = matches!(
+        row.part,
+        Part::Used
+            | Part::Untrackable
+            | Part::Context
+            | Part::Modules
+            | Part::LocalMemory
+            | Part::Heaps
+            | Part::Unexplained
+    );
+    rests_on_gap && (moment.gap_distance_ns != 0 || moment.stale)
+}
+
+/// A name in `width` columns: of a path its end, which tells more, of others the beginning.
+pub(crate) fn shorten(name: &str, width: usize, end: bool) -> String {
+    let length = name.chars().count();
+    let kept = width.saturating_sub(1);
+    if length <= width {
+        name.to_owned()
+    } else if end {
+        "~".to_owned() + &name.chars().skip(length - kept).collect::<String>()
+    } else {
+        name.chars().take(kept).collect::<String>() + "~"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_name_keeps_what_tells_it_from_others() {
+        assert_eq!(shorten("model/layers.17/mlp", 10, true), "~rs.17/mlp");
+        assert_eq!(shorten("Optimizer State", 10, false), "Optimizer~");
+        assert_eq!(shorten("short", 5, true), "short");
+        for width in 0..3 {
+            assert_eq!(shorten("a/b/c", width, true).chars().count(), width.max(1));
+            assert_eq!(shorten("abcde", width, false).chars().count(), width.max(1));
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! A run as a trace for Perfetto and chrome://tracing (Trace Event Format): one process, a thread per device.
+//!
+//! ```text
+//! M  process_name, thread_name        who; what a thread's rows are
+//! C  GPU 0 used                       {"bytes"}  as NVML read it
+//! C  GPU 0 tracked                    {"bytes"}  at exact moments, the peak among them
+//! C  GPU 0 untrackable                {"bytes"}
+//! C  GPU 0 by layer                   {category: bytes, ...}  the same moments; sums to tracked
+//! X  step 17                          an iteration, with what it held
+//! C  counter batch                    {"value"}  of the program's own
+//! X  load/decode                      a range of the program's own, in a row of its thread; the latest of them
+//! i  OOM, gap +12.0 MiB: ...          when memory ran out; when the gap changed
+//! ```
+//!
+//! Times are microseconds since the first thing in the trace; `otherData` says what that is on the run's own clock. Lines of
+//! a log, which have no time, are a microsecond each. Events are in the order of their times.
+//!
+//! A trace is written as it is made: an event has its arguments only while it is written. A run has a bounded number of events,
+//! however many records it was made from.
+
+use super::text::{device_name, label};
+use super::{By, Report};
+use crate::plot;
+use gpumem_model::harmless::in_json;
+use gpumem_model::marks::Mark;
+use gpumem_model::own::{LOST, Own, Span};
+use gpumem_model::run::{Clock, Device, Fate, Iteration, Moment, Oom, Step};
+use gpumem_model::units::Unit;
+use serde_json::{Map, Value, json};
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+/// Categories of a counter at most, the largest; the rest is one.
+const CATEGORIES: usize = 60;
+
+type Args = Map<String, Value>;
+
+/// An event before its time is known relative to the first.
+struct Event<'r> {
+    time_ns: u64,
+    /// Length, of a piece of time.
+    length_ns: Option<u64>,
+    phase: &'static str,
+    name: String,
+    thread: u32,
+    args: Box<dyn Fn() -> Args + 'r>,
+}
+
+/// The document, as a text.
+pub fn json(report: &Report<'_>) -> String {
+    let mut out = Vec::new();
+    // Into memory everything can be written, and what JSON writes is UTF-8.
+    let _ = write(report, &mut out);
+    String::from_utf8(out).unwrap_or_default()
+}
+
+/// The document, piece by piece.
+///
+/// # Errors
+/// What the writer says.
+pub fn write(report: &Report<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let run = report.run;
+    let pid = if run.process.pid == 0 { 1 } else { run.process.pid };
+    let mut about: Vec<Value> = Vec::new();
+    let mut say = |name: &str, thread: u32, key: &str, value: Value| {
+        about.push(json!({ "ph": "M", "name": name, "pid": pid, "tid": thread, "args": { key: value } }));
+    };
+    say("process_name", 0, "name", label(run).into());
+    if run.clock == Clock::Lines {
+        say("process_labels", 0, "labels", "a microsecond is a line of the log".into());
+    }
+    let held: Vec<Held> = run.devices.iter().map(|device| Held::of(report, device)).collect();
+    let mut events = Vec::new();
+    for (thread, (device, held)) in (1_u32..).zip(run.devices.iter().zip(&held)) {
+        say("thread_name", thread, "name", device_name(device).into());
+        say("thread_sort_index", thread, "sort_index", thread.into());
+        of_device(report, device, held, thread, &mut events);
+    }
+    let rows = ranges(&run.own, run.devices.len() as u32 + 1, &mut events);
+    for (thread, name) in rows {
+        say("thread_name", thread, "name", name.into());
+        say("thread_sort_index", thread, "sort_index", thread.into());
+    }
+    counted(&run.own, &mut events);
+    if run.devices.is_empty() {
+        events.extend(run.coverage.marks.iter().map(|named| mark(named, 0)));
+    }
+    // Stable: what is at the same time stays in the order in which it was said.
+    events.sort_by_key(|event| event.time_ns);
+    let first_ns = events.first().map_or(0, |event| event.time_ns);
+    let other = json!({
+        "generator": "gpumemd",
+        "first_ns": first_ns,
+        "clock": run.clock,
+        "source": run.source.kind,
+        "origin": run.source.origin,
+    });
+    let harmless = |value: &Value| in_json(&value.to_string(), |_| false);
+    write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[", harmless(&other))?;
+    let lines = about.into_iter().chain(events.iter().map(|event| event.line(first_ns, pid, run.clock)));
+    for (number, line) in lines.enumerate() {
+        write!(out, "{}{}", if number == 0 { "\n" } else { ",\n" }, harmless(&line))?;
+    }
+    out.write_all(b"\n]}\n")
+}
+
+impl Event<'_> {
+    fn line(&self, first_ns: u64, pid: u32, clock: Clock) -> Value {
+        let micros = |ns: u64| match clock {
+            Clock::Lines => ns as f64,
+            Clock::Monotonic { .. } => ns as f64 / 1000.0,
+        };
+        let mut line = json!({
+            "ph": self.phase,
+            "name": self.name,
+            "pid": pid,
+            "tid": self.thread,
+            "ts": micros(self.time_ns - first_ns),
+            "args": (self.args)(),
+        });
+        if let Some(line) = line.as_object_mut() {
+            if let Some(length_ns) = self.length_ns {
+                line.insert("dur".into(), micros(length_ns).into());
+            }
+            if self.phase == "i" {
+                line.insert("s".into(), "t".into());
+            }
+        }
+        line
+    }
+}
+
+/// The counters of a device.
+struct Counters {
+    name: String,
+    thread: u32,
+}
+
+impl Counters {
+    fn event<'r>(&self, time_ns: u64, what: &str, args: impl Fn() -> Args + 'r) -> Event<'r> {
+        let name = format!("{} {what}", self.name);
+        Event { time_ns, length_ns: None, phase: "C", name, thread: self.thread, args: Box::new(args) }
+    }
+
+    fn bytes<'r>(&self, time_ns: u64, what: &str, bytes: i64) -> Event<'r> {
+        self.event(time_ns, what, move || Map::from_iter([("bytes".to_owned(), bytes.into())]))
+    }
+}
+
+fn of_device<'r>(
+    report: &Report<'r>,
+    device: &'r Device,
+    held: &'r Held,
+    thread: u32,
+    events: &mut Vec<Event<'r>>,
+) {
+    let counters = Counters { name: format!("GPU {}", device.ordinal), thread };
+    let buckets = &device.series.buckets;
+    let is_point = |time_ns: u64| device.peak_used.is_some_and(|(_, peak_ns)| peak_ns == time_ns);
+    for bucket in buckets {
+        // Of several readings in a bucket the last is known to be the last; the highest has its own time below.
+        if let Some(used) = bucket.used.filter(|_| !is_point(bucket.time_ns)) {
+            events.push(counters.bytes(bucket.time_ns, "used", used.last));
+        }
+        if let Some(untrackable) = bucket.untrackable {
+            events.push(counters.bytes(bucket.time_ns, "untrackable", untrackable.last));
+        }
+    }
+    if let Some((used, time_ns)) = device.peak_used {
+        events.push(counters.bytes(time_ns, "used", i64::try_from(used).unwrap_or(i64::MAX)));
+    }
+    held.say(report.by, device, &counters, events);
+    let rows = device.details.iterations.rows.iter().chain(&device.details.iterations.open);
+    events.extend(rows.map(|row| iteration(row, thread)));
+    events.extend(device.details.ooms.iter().map(|entry| oom(entry, thread)));
+    events.extend(device.details.steps.iter().filter(|step| step.time_ns != 0).map(|step| gap(step, thread)));
+    // Marks are of the process: once, in the first row.
+    if report.run.devices.first().is_some_and(|first| std::ptr::eq(first, device)) {
+        events.extend(report.run.coverage.marks.iter().map(|named| mark(named, thread)));
+    }
+}
+
+/// The program's counters, each as it was set.
+fn counted<'r>(own: &'r Own, events: &mut Vec<Event<'r>>) {
+    for counter in &own.counters {
+        let name = format!("counter {}", counter.name.as_deref().unwrap_or(LOST));
+        // What it was last it still is.
+        let last = (counter.until_ns, counter.value);
+        let is_new = counter.points.last().is_none_or(|(time_ns, _)| *time_ns < last.0);
+        events.extend(counter.points.iter().copied().chain(is_new.then_some(last)).map(
+            |(time_ns, value)| Event {
+                time_ns,
+                length_ns: None,
+                phase: "C",
+                name: name.clone(),
+                thread: 0,
+                args: Box::new(move || Map::from_iter([("value".to_owned(), value.into())])),
+            },
+        ));
+    }
+}
+
+/// The program's ranges; their rows, numbered from `first` on. What overlaps another one of its thread without lying in it, as ranges of
+/// NVTX may, has a row beside.
+fn ranges<'r>(own: &'r Own, first: u32, events: &mut Vec<Event<'r>>) -> Vec<(u32, String)> {
+    let mut spans: Vec<&Span> = own.spans.iter().collect();
+    // A range before those inside of it.
+    spans.sort_by_key(|Span(_, thread, from_ns, to_ns)| (*thread, *from_ns, Reverse(*to_ns)));
+    // Of each row its thread, and the ends of what is open there.
+    let mut rows: Vec<(u32, Vec<u64>)> = Vec::new();
+    for &&Span(range, thread, from_ns, to_ns) in &spans {
+        let fits = |(of, ends): &mut (u32, Vec<u64>)| {
+            if *of == thread {
+                ends.retain(|end_ns| *end_ns > from_ns);
+            }
+            *of == thread && ends.last().is_none_or(|end_ns| *end_ns >= to_ns)
+        };
+        let at = rows.iter_mut().position(fits).unwrap_or(rows.len());
+        match rows.get_mut(at) {
+            Some((_, ends)) => ends.push(to_ns),
+            None => rows.push((thread, vec![to_ns])),
+        }
+        let name = own.ranges.get(range as usize).map_or(LOST, |range| range.title()).to_owned();
+        events.push(Event {
+            time_ns: from_ns,
+            length_ns: Some(to_ns.saturating_sub(from_ns)),
+            phase: "X",
+            name,
+            thread: first + at as u32,
+            args: Box::new(move || Map::from_iter([("thread".to_owned(), thread.into())])),
+        });
+    }
+    (first..).zip(rows).map(|(row, (thread, _))| (row, format!("ranges of thread {thread}"))).collect()
+}
+
+fn mark(mark: &Mark, thread: u32) -> Event<'_> {
+    let name = mark.name.clone().unwrap_or_else(|| LOST.to_owned());
+    let args = || Map::from_iter([("by".to_owned(), mark.by.clone().into())]);
+    Event { time_ns: mark.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+}
+
+/// `tracked`, whole and by category, at the moments at which it is exact.
+struct Held {
+    moments: Vec<Moment>,
+    names: Vec<String>,
+    /// Of each moment, by name.
+    amounts: Vec<Vec<i64>>,
+}
+
+impl Held {
+    fn of(report: &Report<'_>, device: &Device) -> Held {
+        let moments = moments(device);
+        let bars: Vec<plot::Bar> =
+            moments.iter().map(|moment| plot::bar(report, moment, report.by, "")).collect();
+        let (names, bars) = plot::folded_to(&bars, CATEGORIES);
+        let of = |bar: &plot::Bar, name: &String| -> i64 {
+            let own = bar.segments.iter().filter(|part| part.name == *name);
+            own.map(|part| part.bytes).fold(0, i64::saturating_add)
+        };
+        let amounts = bars.iter().map(|bar| names.iter().map(|name| of(bar, name)).collect()).collect();
+        Held { moments, names, amounts }
+    }
+
+    fn say<'r>(&'r self, by: By, device: &Device, counters: &Counters, events: &mut Vec<Event<'r>>) {
+        let what = match by {
+            By::Layer => "by layer",
+            By::Structure => "by structure",
+            By::Tag => "by tag",
+        };
+        for (moment, amounts) in self.moments.iter().zip(&self.amounts) {
+            events.push(counters.bytes(moment.time_ns, "tracked", moment.tracked_bytes.unwrap_or(0)));
+            // A counter keeps what it is not told: every name each time.
+            let parts = || self.names.iter().cloned().zip(amounts.iter().map(|bytes| (*bytes).into()));
+            events.push(counters.event(moment.time_ns, what, move || parts().collect()));
+        }
+        if self.moments.is_empty() {
+            // A run of an older version: buckets, whose highest has no exact time.
+            let tracked = device.series.buckets.iter().filter_map(|bucket| Some((bucket, bucket.tracked?)));
+            events.extend(
+                tracked.map(|(bucket, tracked)| counters.bytes(bucket.time_ns, "tracked", tracked.last)),
+            );
+        }
+    }
+}
+
+/// What was held over time, the peak, and the end; without what is not `tracked`.
+fn moments(device: &Device) -> Vec<Moment> {
+    let of = |time_ns: u64, amounts: &[(u32, i64)], rest: i64| Moment {
+        time_ns,
+        tracked_bytes: Some(amounts.iter().map(|(_, bytes)| *bytes).fold(rest, i64::saturating_add)),
+        // What no cell of the point has is of no cell: `Others`.
+        amounts: amounts.iter().copied().chain((rest != 0).then_some((u32::MAX, rest))).collect(),
+        ..Moment::default()
+    };
+    let points = &device.details.timeline.points;
+    let ends = [&device.peak, &device.last].into_iter().filter(|moment| moment.tracked_bytes.is_some());
+    let mut moments: Vec<Moment> = ends.map(|moment| of(moment.time_ns, &moment.amounts, 0)).collect();
+    moments.dedup_by_key(|moment| moment.time_ns);
+    let known: Vec<u64> = moments.iter().map(|moment| moment.time_ns).collect();
+    let others = points.iter().filter(|point| !known.contains(&point.time_ns));
+    moments.extend(others.map(|point| of(point.time_ns, &point.amounts, point.rest_bytes)));
+    moments.sort_by_key(|moment| moment.time_ns);
+    moments
+}
+
+fn iteration(row: &Iteration, thread: u32) -> Event<'_> {
+    let name = match row.first == row.last {
+        true => format!("step {}", row.first),
+        false => format!("steps {} to {}", row.first, row.last),
+    };
+    let args = || {
+        let levels = [
+            ("tracked_peak_bytes", row.tracked.peak_bytes),
+            ("activations_peak_bytes", row.activations.peak_bytes),
+            ("temporaries_peak_bytes", row.temporaries.peak_bytes),
+        ];
+        levels.into_iter().map(|(name, bytes)| (name.to_owned(), bytes.into())).collect()
+    };
+    Event {
+        time_ns: row.start_ns,
+        length_ns: Some(row.end_ns.saturating_sub(row.start_ns)),
+        phase: "X",
+        name,
+        thread,
+        args: Box::new(args),
+    }
+}
+
+fn oom(entry: &Oom, thread: u32) -> Event<'_> {
+    let fate = match entry.fate {
+        Fate::Open => "open",
+        Fate::Fatal { .. } => "fatal",
+        Fate::Survived => "survived",
+    };
+    let args = move || {
+        let mut args = Map::from_iter([
+            ("asked_bytes".to_owned(), entry.asked_bytes.into()),
+            ("fate".to_owned(), fate.into()),
+            ("count".to_owned(), entry.count.into()),
+        ]);
+        args.extend(texts([("tag", &entry.tag), ("phase", &entry.phase)]));
+        args.extend(entry.free_bytes().map(|bytes| ("free_bytes".to_owned(), bytes.into())));
+        args
+    };
+    let name = if entry.is_true() { "OOM" } else { "memory pressure" };
+    let (time_ns, name) = (entry.time_ns, name.into());
+    Event { time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+}
+
+fn gap(step: &Step, thread: u32) -> Event<'_> {
+    let unit = Unit::for_largest(step.bytes);
+    let sign = if step.bytes < 0 { "" } else { "+" };
+    let name = format!("gap {sign}{} {}: {}", unit.amount(step.bytes), unit.name, step.cause);
+    let args = || {
+        let mut args = Map::from_iter([
+            ("bytes".to_owned(), step.bytes.into()),
+            ("cause".to_owned(), step.cause.clone().into()),
+            ("kind".to_owned(), step.kind.clone().into()),
+        ]);
+        args.extend(texts([("tag", &step.tag), ("library", &step.library)]));
+        args
+    };
+    Event { time_ns: step.time_ns, length_ns: None, phase: "i", name, thread, args: Box::new(args) }
+}
+
+/// Those that there are.
+fn texts(of: [(&str, &Option<String>); 2]) -> impl Iterator<Item = (String, Value)> {
+    of.map(|(name, text)| text.clone().map(|text| (name.to_owned(), text.into()))).into_iter().flatten()
+}

@@ -1,0 +1,142 @@
+//! The peak of each device as a tree, along tag paths, for flame graphs and treemaps:
+//!
+//! ```text
+//! GPU 0 -> tracked -> model -> layers.17 -> mlp -> activation
+//!                  -> pool idle -> torch
+//!       -> Untrackable -> context
+//! ```
+//!
+//! The bytes of a tree add up to `used` at the peak, or to what of it is known.
+
+use super::Report;
+use super::names::{is_line, library};
+use super::text::{clean_name, device_name};
+use gpumem_model::harmless::distinct;
+use gpumem_model::run::{Cell, Class, Device};
+use std::collections::BTreeMap;
+
+/// Steps of a path at most; what is deeper stays one name. Readers of nested JSON stop at 128 levels, and a node has two.
+const DEEPEST: usize = 40;
+
+/// A part of a whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Node {
+    /// What is below it, by name.
+    pub children: BTreeMap<String, Node>,
+    /// Its own bytes, without those below it.
+    pub own_bytes: i64,
+}
+
+impl Node {
+    /// A tree per device that has anything, by the device's name.
+    pub fn of(report: &Report<'_>) -> Node {
+        let mut root = Node::default();
+        for device in &report.run.devices {
+            let mut name = distinct(&device_name(device));
+            if root.children.contains_key(&name) {
+                name = format!("{name} {}", distinct(&device.name));
+            }
+            let node = root.children.entry(name).or_default();
+            fill(report, device, node);
+        }
+        root
+    }
+
+    /// With all below it.
+    pub fn bytes(&self) -> i64 {
+        self.children.values().map(Node::bytes).fold(self.own_bytes, i64::saturating_add)
+    }
+
+    fn add<'p>(&mut self, path: impl IntoIterator<Item = &'p str>, bytes: i64) {
+        let mut node = self;
+        for name in path {
+            node = node.children.entry(part(name)).or_default();
+        }
+        node.own_bytes = node.own_bytes.saturating_add(bytes);
+    }
+}
+
+/// A name on a path: what differs in it stays apart.
+fn part(name: &str) -> String {
+    match distinct(name) {
+        name if name.is_empty() => "(blank)".to_owned(),
+        name if name.trim().is_empty() => clean_name(&name),
+        name => name,
+    }
+}
+
+fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
+    let moment = &device.peak;
+    if moment.tracked_bytes.is_none() {
+        node.add(["used (no agent)"], moment.used_bytes().unwrap_or(0));
+        return;
+    }
+    for &(index, bytes) in &moment.amounts {
+        match report.run.cells.get(index as usize) {
+            Some(cell) => node.add(std::iter::once("tracked").chain(path(cell)), bytes),
+            None => node.add(["tracked", "(no tag)"], bytes),
+        }
+    }
+    if let Some(predates) = moment.predates_bytes.filter(|&bytes| bytes != 0) {
+        node.add(["predates the agent"], predates);
+    }
+    let Some(parts) = moment.gap_parts() else { return };
+    // Parts of which one is negative cannot be drawn beside each other; their sum may be.
+    if parts.each().iter().any(|(_, _, bytes)| *bytes < 0) {
+        node.add(["Untrackable"], parts.sum());
+        return;
+    }
+    for (name, _, bytes) in parts.each().into_iter().filter(|(_, _, bytes)| *bytes != 0) {
+        node.add(["Untrackable", &name.replace('_', " ")], bytes);
+    }
+}
+
+/// Where the bytes of a cell are: along its tag, and at its end what they are for.
+fn path(cell: &Cell) -> Vec<&str> {
+    let pool = cell.pool.as_deref();
+    match cell.class {
+        Class::PoolIdle if cell.pending => {
+            ["pool idle", "waits for a stream"].into_iter().chain(pool).collect()
+        }
+        Class::PoolIdle => std::iter::once("pool idle").chain(pool).collect(),
+        Class::Opaque => std::iter::once("opaque pools").chain(pool).collect(),
+        Class::Direct | Class::Block => {
+            let mut path: Vec<&str> = match (&cell.tag, &cell.library) {
+                (Some(tag), _) if is_line(tag) => vec![&**tag],
+                (Some(tag), _) => {
+                    // MXNet's scopes have colons between them.
+                    let separator = if tag.contains('/') { '/' } else { ':' };
+                    tag.splitn(DEEPEST, separator).collect()
+                }
+                (None, Some(path)) => vec!["(no tag)", library(path)],
+                (None, None) => vec!["(no tag)"],
+            };
+            path.extend(cell.role.as_deref());
+            path
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_bounded_and_sums_stay() {
+        let mut root = Node::default();
+        let tag = "a/".repeat(127);
+        let cell = Cell { class: Class::Block, tag: Some(tag), ..Cell::default() };
+        assert_eq!(path(&cell).len(), DEEPEST);
+        root.add(path(&cell), 5);
+        root.add(["a"], 7);
+        root.add(["a", ""], -3);
+        root.add(["a", " "], 1);
+        root.add(["a", "  "], 1);
+        root.add(["a", "\u{1b}"], 1);
+        root.add(["a", "\\u{1b}"], 1);
+        assert_eq!(root.bytes(), 13);
+        assert_eq!(root.children["a"].children.len(), 6, "what differs is apart: {:?}", root.children["a"]);
+        assert_eq!(root.children["a"].own_bytes, 7);
+        assert_eq!(root.children["a"].children["(blank)"].own_bytes, -3);
+    }
+}
