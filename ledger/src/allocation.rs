@@ -1,8 +1,10 @@
 //! Booking rules of allocations with an address, and of what takes many of them at once.
 
-use crate::book::{Class, IDLE};
+use crate::book::IDLE;
+use crate::holdings::beside_of;
 use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row, is_charged};
 use crate::in_flight::InFlight;
+use gpumem_model::run::Class;
 use gpumem_wire::{DestroyScope, Flags, MemoryKind, Phase, PoolOwner, Role, Stamp};
 
 /// CUDA_ERROR_DEINITIALIZED: the process exits and the driver is gone with all memory; not a free
@@ -55,7 +57,7 @@ impl Holdings {
         if stamp.flags.has(Flags::CAPTURED) {
             row.flags |= Row::UNBOOKED;
             row.cell = self.cells.cell_of(Class::Block, stamp, nothing);
-        } else if let Some(beside) = self.beside(book).of(kind) {
+        } else if let Some(beside) = beside_of(self.beside(book), kind) {
             *beside = beside.wrapping_add(bytes as i64);
             row.cell = self.cells.cell_of(Class::Direct, stamp, nothing);
         } else if kind == MemoryKind::StreamOrdered {
@@ -186,7 +188,7 @@ impl Holdings {
         if row.is(Row::UNBOOKED) {
             return;
         }
-        if let Some(beside) = self.beside(row.book).of(row.kind) {
+        if let Some(beside) = beside_of(self.beside(row.book), row.kind) {
             *beside = beside.wrapping_sub(bytes);
             return;
         }

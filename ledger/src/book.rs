@@ -10,7 +10,6 @@
 //! whose first block has not come yet is opaque until then. And what a pool has let go: a program that takes
 //! leave of its segments before it gives their memory back fills nothing by that.)
 
-pub use crate::cell::Class;
 pub(crate) use crate::cell::{CellId, CellKey, CellTable, IDLE, OPAQUE, OVERFLOW_TAG};
 use crate::rounding::Rounding;
 use crate::timeline::{Change, Moment, Timeline};
@@ -138,8 +137,7 @@ pub(crate) struct Book {
     /// The cells as they were last copied, and whether they still are.
     copy: Option<Arc<[i64]>>,
     copied: bool,
-    /// When `tracked` last changed, and to what.
-    pub changed_ns: u64,
+    /// `tracked` when the last record was booked.
     settled: i64,
     /// What the book was a moment ago.
     pub trail: Trail,
@@ -171,7 +169,6 @@ impl Book {
             is_told: false,
             copy: None,
             copied: false,
-            changed_ns: 0,
             settled: 0,
             trail: Trail::default(),
         }
@@ -269,7 +266,7 @@ impl Book {
     #[inline]
     pub fn settle(&mut self, time_ns: u64) -> bool {
         if self.tracked != self.settled {
-            (self.settled, self.changed_ns) = (self.tracked, time_ns);
+            self.settled = self.tracked;
             self.window.include(self.tracked);
             self.most = self.most.max(self.tracked);
         }

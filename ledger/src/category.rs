@@ -5,9 +5,9 @@
 //! Two **groupings** of the same bytes exist side by side, by layer and by data structure; each is a
 //! [`Rules`] of its own.
 
-use crate::book::Class;
 use crate::snapshot::CellView;
 use crate::sums::{is_sum, without_sum};
+use gpumem_model::run::Class;
 use gpumem_wire::{Phase, Role};
 use regex_lite::Regex;
 

@@ -2,21 +2,9 @@
 
 use crate::Map;
 use crate::sums::Sums;
+use gpumem_model::run::Class;
 use gpumem_wire::{Flags, Phase, Role, Stamp};
 use std::sync::Arc;
-
-/// Which part of the identity a cell belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// Driver allocations that no pool carves.
-    Direct,
-    /// What pools handed out.
-    Block,
-    /// Segment bytes that no live block covers.
-    PoolIdle,
-    /// Segments of pools that report no blocks.
-    Opaque,
-}
 
 /// What distinguishes cells of one process. Ids are the agent's; 0 is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

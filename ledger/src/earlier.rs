@@ -1,7 +1,8 @@
 //! What an earlier life of the daemon had heard of a process. This ledger starts from a resync and counts all before it as lost;
 //! what that life had booked is in the store, and was not.
 
-use crate::process::{Coverage, Program};
+use crate::process::Coverage;
+use gpumem_model::run::Program;
 
 /// Of the process's ordered records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use crate::pool::Pool;
 use crate::role::{PhaseWords, Reborn, Roles};
 use crate::segment::Carved;
 use crate::vmm::{Backing, BackingId, Mapping};
+use gpumem_model::run::Beside;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 use std::collections::BTreeMap;
 
@@ -71,35 +72,15 @@ pub(crate) fn is_charged(kind: MemoryKind) -> bool {
     !matches!(kind, Managed | Pinned | Registered | Imported | HostVmm)
 }
 
-/// Bytes that NVML does not charge to the process, by kind; never in a sum with device memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Beside {
-    /// cuMemAllocManaged.
-    pub managed: i64,
-    /// Page-locked by the driver.
-    pub pinned: i64,
-    /// The program's own host memory, registered.
-    pub registered: i64,
-    /// Owned by another process or API.
-    pub imported: i64,
-    /// VMM handles on host locations.
-    pub host_vmm: i64,
-    /// Live blocks in memory that is not booked here (it predates the agent, or was lost).
-    pub unbooked_blocks: i64,
-    /// Blocks freed by their owner that wait for a stream; inside the sum as blocks, told apart here.
-    pub pending_blocks: i64,
-}
-
-impl Beside {
-    pub(crate) fn of(&mut self, kind: MemoryKind) -> Option<&mut i64> {
-        match kind {
-            MemoryKind::Managed => Some(&mut self.managed),
-            MemoryKind::Pinned => Some(&mut self.pinned),
-            MemoryKind::Registered => Some(&mut self.registered),
-            MemoryKind::Imported => Some(&mut self.imported),
-            MemoryKind::HostVmm => Some(&mut self.host_vmm),
-            _ => None,
-        }
+/// Where bytes of a kind that NVML does not charge to the process are counted; `None` of a kind that it charges.
+pub(crate) fn beside_of(beside: &mut Beside, kind: MemoryKind) -> Option<&mut i64> {
+    match kind {
+        MemoryKind::Managed => Some(&mut beside.managed_bytes),
+        MemoryKind::Pinned => Some(&mut beside.pinned_bytes),
+        MemoryKind::Registered => Some(&mut beside.registered_bytes),
+        MemoryKind::Imported => Some(&mut beside.imported_bytes),
+        MemoryKind::HostVmm => Some(&mut beside.host_vmm_bytes),
+        _ => None,
     }
 }
 

@@ -9,38 +9,7 @@ use crate::process::Process;
 use gpumem_wire::Role;
 
 /// Iterations that a process remembers of each device; neighbours become one when there are more.
-pub use gpumem_model::iterations::MAX_ROWS as MAX_ITERATIONS;
-
-/// An amount in an iteration.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Level {
-    /// Highest.
-    pub peak: i64,
-    /// At the end.
-    pub last: i64,
-}
-
-impl Level {
-    /// It is this much now.
-    fn set(&mut self, bytes: i64) {
-        self.peak = self.peak.max(bytes);
-        self.last = bytes;
-    }
-
-    /// It was this much for a while.
-    fn reach(&mut self, bytes: i64) {
-        self.peak = self.peak.max(bytes);
-    }
-
-    /// So many bytes have never been of it; it is this much now.
-    fn correct(&mut self, mistaken: i64, bytes: i64) {
-        *self = Level { peak: (self.peak - mistaken).max(bytes), last: bytes };
-    }
-
-    fn join(&mut self, later: Level) {
-        *self = Level { peak: self.peak.max(later.peak), last: later.last };
-    }
-}
+pub use gpumem_model::iterations::{Level, MAX_ROWS as MAX_ITERATIONS};
 
 /// One iteration, or several neighbours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -115,7 +84,7 @@ pub(crate) struct Iterations {
 impl Iterations {
     /// Memory of a pool comes or goes.
     pub fn reserve(&mut self, delta: i64) {
-        self.pool_reserved.set(self.pool_reserved.last.wrapping_add(delta));
+        self.pool_reserved.set(self.pool_reserved.last_bytes.wrapping_add(delta));
     }
 
     /// Whether there is an iteration under way.
@@ -160,7 +129,7 @@ impl Iterations {
             self.keep(open);
         }
         book.restart_most();
-        self.pool_reserved.peak = self.pool_reserved.last;
+        self.pool_reserved.peak_bytes = self.pool_reserved.last_bytes;
         self.open = Some(Iteration {
             epoch,
             first: number,
@@ -181,7 +150,7 @@ impl Iterations {
     fn close(&self, time_ns: u64, book: &Book) -> Option<Iteration> {
         let mut open = self.open?;
         open.end_ns = time_ns.max(open.start_ns);
-        open.tracked = Level { peak: book.most.max(book.tracked), last: book.tracked };
+        open.tracked = Level { peak_bytes: book.most.max(book.tracked), last_bytes: book.tracked };
         open.pool_reserved = self.pool_reserved;
         Some(open)
     }
@@ -274,9 +243,9 @@ mod tests {
             assert_eq!((pair[0].last + 1, pair[0].end_ns), (pair[1].first, pair[1].start_ns));
         }
         for row in &rows {
-            assert_eq!(row.intermediate, Level { peak: row.last as i64, last: 0 });
+            assert_eq!(row.intermediate, Level { peak_bytes: row.last as i64, last_bytes: 0 });
             let burst = (row.first..=row.last).contains(&7_777);
-            assert_eq!(row.pool_reserved, Level { peak: if burst { 100 } else { 0 }, last: 0 });
+            assert_eq!(row.pool_reserved, Level { peak_bytes: if burst { 100 } else { 0 }, last_bytes: 0 });
         }
     }
 }

@@ -44,7 +44,8 @@ impl Process {
                 let partial = self.coverage.partial.is_some_and(|partial| partial.state);
                 pending.mark_past(past, self.near_tag, partial);
             } else {
-                let late = of.changed_ns > t0_ns;
+                // Also if `tracked` is what it was: blocks come and go inside of it.
+                let late = of.touched_ns > t0_ns;
                 self.mark(&mut pending, late);
             }
         } else if self.silent || self.ended.is_some() || self.done_ns >= t0_ns {

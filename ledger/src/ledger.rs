@@ -10,13 +10,15 @@ use crate::iteration::IterationsView;
 use crate::mark::{MarkView, Marks};
 use crate::observation::{Origin, ProcessKey};
 use crate::oom::Listing;
-use crate::process::{Process, Program, parse_lines};
+use crate::process::{Process, parse_lines};
 use crate::range::{MAX_SPANS, MAX_SPANS_OF_FILE, OwnView};
 use crate::recent::Recent;
 use crate::share::{Limits, Shares};
-use crate::snapshot::{self, AgreedReading, DeviceReading, DeviceView, Snapshot};
-use crate::timeline::TimelineView;
+use crate::snapshot::{self, AgreedReading, DeviceView, Snapshot};
 use crate::trend::TrendView;
+use gpumem_model::run::DeviceReading;
+use gpumem_model::run::Program;
+use gpumem_model::timeline::Timeline;
 use gpumem_wire::{Absence, Body, ClockKind, DeviceIdKind, Reading, Record, Stamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -583,7 +585,7 @@ impl Ledger {
     }
 
     /// What an account held over time, by its place in [`ProcessView::accounts`](crate::ProcessView).
-    pub fn timeline(&self, key: ProcessKey, account: usize) -> TimelineView {
+    pub fn timeline(&self, key: ProcessKey, account: usize) -> Timeline {
         self.known(key).map(|process| process.holdings.timeline(account)).unwrap_or_default()
     }
 

@@ -105,31 +105,33 @@ mod vmm;
 mod young;
 
 pub use blind::{Blind, BlindCause, BlindWindow};
-pub use book::{Class, WINDOW_NS, Window};
+pub use book::{WINDOW_NS, Window};
 pub use cause::{BookedAs, Cause, Parts, Step};
 pub use counter::{CounterView, MAX_COUNTER_POINTS, MAX_COUNTERS};
 pub use earlier::Earlier;
 pub use fault::{Fault, Faults};
 pub use gap::{ClosedSample, PeakGap};
-pub use holdings::{Beside, Oddities};
-pub use iteration::{Iteration, IterationsView, Level, MAX_ITERATIONS, ROLES};
+pub use gpumem_model::iterations::Level;
+pub use gpumem_model::oom::OomKind;
+pub use gpumem_model::run::{Beside, Class, DeviceReading, Program};
+pub use holdings::Oddities;
+pub use iteration::{Iteration, IterationsView, MAX_ITERATIONS, ROLES};
 pub use layer::LayerView;
 pub use ledger::{DeviceName, Ledger, Place, STALE_AFTER_NS};
 pub use mark::{MAX_MARKS, MarkView};
 pub use observation::{Origin, ProcessKey};
-pub use oom::{Holder, Idle, OomDevice, OomKind, OomView};
+pub use oom::{Holder, Idle, OomDevice, OomView};
 pub use parameter::{MAX_COLUMNS, ParametersView};
-pub use process::{Blocked, Coverage, Facts, Partial, Program};
+pub use process::{Blocked, Coverage, Facts, Partial};
 pub use range::{MAX_RANGES, MAX_SPANS, MAX_SPANS_OF_FILE, OwnView, RangeView, SpanView};
 pub use recent::{RECENT_NS, Recent};
 pub use rounding::{ROUNDING_RULE, RoundingRule};
 pub use share::{Full, Limits, Refused};
 pub use snapshot::{
-    AccountView, AgreedReading, CellView, DeviceReading, DeviceView, PeakView, PoolView, ProcessView,
-    Snapshot,
+    AccountView, AgreedReading, CellView, DeviceView, PeakView, PoolView, ProcessView, Snapshot,
 };
 pub use sums::{SUM, is_sum, without_sum};
-pub use timeline::{MAX_POINT_CELLS, MAX_POINTS, TimelinePoint, TimelineView};
+pub use timeline::{MAX_POINT_CELLS, MAX_POINTS};
 pub use to_model::sparse;
 pub use trend::{TrackView, TrendPoint, TrendView, rise};
 

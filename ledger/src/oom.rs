@@ -27,25 +27,12 @@ pub use idle::Idle;
 use crate::cause::Names;
 use crate::holdings::Holdings;
 use crate::process::Process;
+use gpumem_model::oom::OomKind;
 use gpumem_wire::{
     Body, Flags, FrameFormat, Layer, LayerState, OomOutcome, PHASE_SAID, Phase, Reading, Stamp,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// What ran out, as far as records tell.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum OomKind {
-    /// The driver refused, and nobody said that this was the end.
-    #[default]
-    Pressure,
-    /// A framework's pool gave up without asking the driver.
-    Pool,
-    /// It gave up after the driver had refused.
-    Device,
-    /// Nobody said anything: a process without an agent ended while its device was nearly full.
-    Suspected,
-}
 
 /// One entry, as it is kept: names are ids.
 #[derive(Debug, Clone)]

@@ -6,12 +6,13 @@
 //! A **framework pool** takes segments (segment.rs); their bytes are `idle` until a block covers them.
 
 use crate::Map;
-use crate::book::{CellId, CellKey, Class, IDLE, OPAQUE};
+use crate::book::{CellId, CellKey, IDLE, OPAQUE};
 use crate::holdings::{Extent, Holdings, LARGE_BYTES, MAX_BYTES, Row};
 use crate::in_flight::InFlight;
 use crate::role::{End, Reborn, list_of};
 use crate::segment::Segment;
 use crate::young::NOT_FOLLOWED;
+use gpumem_model::run::Class;
 use gpumem_wire::{Flags, FreeState, MemoryKind, Phase, PoolOwner, Role, Stamp};
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -383,7 +384,7 @@ impl Holdings {
                 self.feed_overlapping(address, bytes, Some(index));
             }
         } else {
-            let unbooked = &mut self.beside(book).unbooked_blocks;
+            let unbooked = &mut self.beside(book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_add(bytes as i64);
         }
     }
@@ -426,7 +427,7 @@ impl Holdings {
         }
         let pool = &mut self.pools[index as usize];
         pool.pending_bytes = pool.pending_bytes.wrapping_add(row.bytes);
-        let pending = &mut self.beside(row.book).pending_blocks;
+        let pending = &mut self.beside(row.book).pending_block_bytes;
         *pending = pending.wrapping_add(row.bytes as i64);
     }
 
@@ -444,7 +445,7 @@ impl Holdings {
             let row = *row;
             pool.unbooked_blocks = pool.unbooked_blocks.saturating_sub(1);
             let (has_children, idle) = (pool.has_children, pool.idle);
-            let unbooked = &mut self.beside(row.book).unbooked_blocks;
+            let unbooked = &mut self.beside(row.book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
             self.book(row.book).shift(idle, row.cell, row.bytes as i64);
             if has_children && self.hungry_segments > 0 {
@@ -470,7 +471,7 @@ impl Holdings {
             } else {
                 self.leave_ghost(&row_before, row_before.bytes);
             }
-            let unbooked = &mut self.beside(row_before.book).unbooked_blocks;
+            let unbooked = &mut self.beside(row_before.book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_add(row_before.bytes as i64);
             self.book(row_before.book).shift(row_before.cell, IDLE, row_before.bytes as i64);
         }
@@ -496,13 +497,13 @@ impl Holdings {
         }
         if row.is(Row::PENDING) {
             pool.pending_bytes = pool.pending_bytes.wrapping_sub(row.bytes);
-            let pending = &mut self.beside(row.book).pending_blocks;
+            let pending = &mut self.beside(row.book).pending_block_bytes;
             *pending = pending.wrapping_sub(row.bytes as i64);
         }
         if row.is(Row::UNBOOKED) {
             self.pools[index as usize].unbooked_blocks =
                 self.pools[index as usize].unbooked_blocks.saturating_sub(1);
-            let unbooked = &mut self.beside(row.book).unbooked_blocks;
+            let unbooked = &mut self.beside(row.book).unbooked_block_bytes;
             *unbooked = unbooked.wrapping_sub(row.bytes as i64);
         } else {
             if has_children {

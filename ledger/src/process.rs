@@ -16,6 +16,7 @@ use crate::range::{OwnView, Ranges};
 use crate::resync::Resync;
 use crate::share::{Full, Load};
 use crate::trend::{StepCount, Trend};
+use gpumem_model::run::Program;
 use gpumem_wire::{Body, ByeReason, Flags, ImportSource, MemoryKind, Record, Stamp, WITHHELD};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,15 +57,6 @@ pub struct Blocked {
 impl Blocked {
     /// Another client holds the CUPTI subscription.
     pub const HELD: u16 = 39;
-}
-
-/// A program of a process: by exec() it may become another one, whose agent counts its records from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Program {
-    /// As its agent numbers it.
-    pub instance: u16,
-    /// Up to which of its records it was heard.
-    pub heard: u64,
 }
 
 /// What was lost, and what that does to the sums.

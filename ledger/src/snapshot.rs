@@ -3,11 +3,10 @@
 //! Amounts are lists by index of [`ProcessView::cells`], so that the same names serve now, the peak and
 //! the latest sample. Each list sums to the `tracked` that stands beside it.
 
-use crate::book::Class;
 use crate::cause::{Names, Parts, Step};
 use crate::fault::Faults;
 use crate::gap::{ClosedSample, PeakGap};
-use crate::holdings::{Beside, Oddities};
+use crate::holdings::Oddities;
 use crate::layer::LayerView;
 use crate::ledger::{DeviceName, Ledger};
 use crate::mark::MarkView;
@@ -16,6 +15,9 @@ use crate::oom::OomView;
 use crate::process::{BEYOND, Coverage, Facts, Process};
 use crate::recent::Recent;
 use crate::sums::SUM_TAG;
+use gpumem_model::run::Beside;
+use gpumem_model::run::Class;
+use gpumem_model::run::DeviceReading;
 use gpumem_wire::{ByeReason, ClockKind, Phase, PoolOwner, Role};
 use std::sync::Arc;
 
@@ -32,21 +34,6 @@ pub struct Snapshot {
     pub devices: Vec<DeviceView>,
     /// Processes by key.
     pub processes: Vec<ProcessView>,
-}
-
-/// Device memory at one time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeviceReading {
-    /// When.
-    pub time_ns: u64,
-    /// Without the driver's share where that is known.
-    pub used_bytes: u64,
-    /// Free.
-    pub free_bytes: u64,
-    /// The driver's share, where NVML tells it apart.
-    pub system_reserved_bytes: Option<u64>,
-    /// The device uses the host's memory and has none of its own: used and free are the host's.
-    pub unified: bool,
 }
 
 /// A reading in which the device and its processes can be compared.

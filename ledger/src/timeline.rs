@@ -15,6 +15,7 @@
 
 use crate::book::{Book, CellId, CellTable};
 use crate::holdings::Holdings;
+use gpumem_model::timeline as told;
 
 /// Cells of a point at most.
 pub use gpumem_model::timeline::MAX_CELLS as MAX_POINT_CELLS;
@@ -23,29 +24,9 @@ pub use gpumem_model::timeline::MAX_POINTS;
 /// Of these, cells and sums of some of them where there are more (sums.rs); the others are sums of uses.
 pub(crate) const NAMED: usize = 40;
 
-/// What was held at a moment: `amounts` and `rest_bytes` sum to `tracked`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TimelinePoint {
-    /// When.
-    pub time_ns: u64,
-    /// Bytes by index of `ProcessView::cells`, in its order, without zeros.
-    pub amounts: Vec<(CellId, i64)>,
-    /// What no amount names: of uses for whose sums there was no room.
-    pub rest_bytes: i64,
-}
-
-/// What was held over time.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TimelineView {
-    /// Width of the slots of which each point is the fullest moment.
-    pub width_ns: u64,
-    /// By time.
-    pub points: Vec<TimelinePoint>,
-}
-
 #[derive(Debug, Clone)]
 pub(crate) struct Point {
-    said: TimelinePoint,
+    said: told::Point,
     bytes: i64,
     /// Idle and opaque bytes in it.
     unnamed: i64,
@@ -64,7 +45,7 @@ pub(crate) struct Point {
 impl Point {
     fn of(moment: Moment, amounts: Vec<(CellId, i64)>, cells: &CellTable) -> Self {
         let Moment { time_ns, bytes, unnamed, epoch, is_high } = moment;
-        let said = TimelinePoint { time_ns, amounts, rest_bytes: 0 };
+        let said = told::Point { time_ns, amounts, rest_bytes: 0 };
         let mut point = Point {
             said,
             bytes,
@@ -252,7 +233,7 @@ impl Book {
 
     /// The points so far, with the fullest moment of the open slot and the last state, if it `is_known`. The point at the
     /// peak is what is known of the peak by now.
-    pub fn timeline(&self, cells: &CellTable, is_known: bool) -> TimelineView {
+    pub fn timeline(&self, cells: &CellTable, is_known: bool) -> told::Timeline {
         let high =
             self.high_moment().map(|moment| Point::of(moment, self.sparse(|id| self.at_high(id)), cells));
         let present = self.present().filter(|_| is_known);
@@ -268,13 +249,13 @@ impl Book {
                 point.said
             }
         });
-        TimelineView { width_ns: self.past.width_ns, points: said.collect() }
+        told::Timeline { width_ns: self.past.width_ns, points: said.collect() }
     }
 }
 
 impl Holdings {
     /// What was held over time on a device.
-    pub fn timeline(&self, book: usize) -> TimelineView {
+    pub fn timeline(&self, book: usize) -> told::Timeline {
         self.books.get(book).map(|book| book.timeline(&self.cells, !self.mixed)).unwrap_or_default()
     }
 }

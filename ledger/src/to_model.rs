@@ -4,15 +4,14 @@ use crate as ledger;
 use gpumem_model::blind::BlindWindow;
 use gpumem_model::gap::{Parts, Step};
 use gpumem_model::growth::{Axis, Growth};
-use gpumem_model::iterations::{Iteration, Iterations, Level};
+use gpumem_model::iterations::{Iteration, Iterations};
 use gpumem_model::layers::{LayerSaid, layer_name, state_name};
 use gpumem_model::marks::Mark;
-use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
+use gpumem_model::oom::{Fate, Holder, Oom, OomDevice};
 use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
 use gpumem_model::pools::Pool;
-use gpumem_model::run::{Beside, Cell, Class, Clock, OPEN_FATE_NS, Program, Reading, phase_name, role_name};
-use gpumem_model::timeline::{Point, Timeline};
+use gpumem_model::run::{Cell, Class, Clock, OPEN_FATE_NS, phase_name, role_name};
 use gpumem_wire::{ClockKind, OomOutcome, PoolOwner, Role};
 use std::collections::{BTreeMap, HashMap};
 
@@ -99,25 +98,9 @@ impl From<&ledger::MarkView> for Mark {
     }
 }
 
-impl From<ledger::TimelineView> for Timeline {
-    fn from(view: ledger::TimelineView) -> Self {
-        let points = view.points.into_iter().map(|point| {
-            let ledger::TimelinePoint { time_ns, amounts, rest_bytes } = point;
-            Point { time_ns, amounts, rest_bytes }
-        });
-        Timeline { width_ns: view.width_ns, points: points.collect() }
-    }
-}
-
-impl From<ledger::Level> for Level {
-    fn from(level: ledger::Level) -> Self {
-        Level { peak_bytes: level.peak, last_bytes: level.last }
-    }
-}
-
 impl From<&ledger::Iteration> for Iteration {
     fn from(row: &ledger::Iteration) -> Self {
-        let of = |role: Role| Level::from(row.roles[usize::from(role.to_code())]);
+        let of = |role: Role| row.roles[usize::from(role.to_code())];
         Iteration {
             epoch: row.epoch,
             first: row.first,
@@ -126,14 +109,14 @@ impl From<&ledger::Iteration> for Iteration {
             start_ns: row.start_ns,
             end_ns: row.end_ns,
             partial: row.partial,
-            tracked: row.tracked.into(),
-            pool_reserved: row.pool_reserved.into(),
+            tracked: row.tracked,
+            pool_reserved: row.pool_reserved,
             parameters: of(Role::Parameter),
             gradients: of(Role::Gradient),
             optimizer_state: of(Role::OptimizerState),
             activations: of(Role::Activation),
-            intermediate_gradients: row.intermediate.into(),
-            temporaries: row.temporaries.into(),
+            intermediate_gradients: row.intermediate,
+            temporaries: row.temporaries,
             inputs: of(Role::Input),
             workspace: of(Role::Workspace),
             buffers: of(Role::Buffer),
@@ -261,48 +244,10 @@ impl From<&ledger::Snapshot> for Clock {
     }
 }
 
-impl From<&ledger::Program> for Program {
-    fn from(program: &ledger::Program) -> Self {
-        Program { instance: program.instance, heard: program.heard }
-    }
-}
-
-impl From<ledger::DeviceReading> for Reading {
-    fn from(reading: ledger::DeviceReading) -> Self {
-        Reading {
-            time_ns: reading.time_ns,
-            used_bytes: reading.used_bytes,
-            free_bytes: reading.free_bytes,
-            system_reserved_bytes: reading.system_reserved_bytes,
-            unified: reading.unified,
-        }
-    }
-}
-
-impl From<&ledger::Beside> for Beside {
-    fn from(beside: &ledger::Beside) -> Self {
-        Beside {
-            managed_bytes: beside.managed,
-            pinned_bytes: beside.pinned,
-            registered_bytes: beside.registered,
-            imported_bytes: beside.imported,
-            host_vmm_bytes: beside.host_vmm,
-            unbooked_block_bytes: beside.unbooked_blocks,
-            pending_block_bytes: beside.pending_blocks,
-        }
-    }
-}
-
 impl From<&ledger::CellView> for Cell {
     fn from(cell: &ledger::CellView) -> Self {
         Cell {
-            class: match cell.class {
-                _ if cell.pending => Class::PoolIdle,
-                ledger::Class::Direct => Class::Direct,
-                ledger::Class::Block => Class::Block,
-                ledger::Class::PoolIdle => Class::PoolIdle,
-                ledger::Class::Opaque => Class::Opaque,
-            },
+            class: if cell.pending { Class::PoolIdle } else { cell.class },
             tag: cell.tag.as_deref().map(str::to_owned),
             origin: cell.origin.as_deref().map(str::to_owned),
             role: role_name(cell.role).map(str::to_owned),
@@ -332,12 +277,7 @@ impl ledger::OomView {
         };
         let text = |text: &Option<std::sync::Arc<str>>| text.as_deref().map(str::to_owned);
         Oom {
-            kind: match oom.kind {
-                ledger::OomKind::Pressure => OomKind::Pressure,
-                ledger::OomKind::Pool => OomKind::Pool,
-                ledger::OomKind::Device => OomKind::Device,
-                ledger::OomKind::Suspected => OomKind::Suspected,
-            },
+            kind: oom.kind,
             fate,
             time_ns: oom.time_ns,
             last_ns: oom.last_ns,

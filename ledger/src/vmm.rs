@@ -4,9 +4,10 @@
 //! The number that a handle has may be given to another handle as soon as its last release was
 //! entered, so the backing has an identity of its own.
 
-use crate::book::Class;
+use crate::holdings::beside_of;
 use crate::holdings::{Extent, Holdings, MAX_BYTES, Row};
 use crate::in_flight::InFlight;
+use gpumem_model::run::Class;
 use gpumem_wire::{Flags, MemoryKind, Phase, Role, Stamp};
 
 /// The seq of the record that made the backing: unique while the process lives.
@@ -78,7 +79,7 @@ impl Holdings {
             generation,
             flags: 0,
         };
-        match self.beside(book).of(kind) {
+        match beside_of(self.beside(book), kind) {
             Some(beside) => *beside = beside.wrapping_add(bytes as i64),
             None => self.book(book).post(cell, bytes as i64),
         }
@@ -126,7 +127,7 @@ impl Holdings {
         let more = bytes - backing.row.bytes;
         backing.row.bytes = bytes;
         let (book, kind) = (backing.row.book, backing.row.kind);
-        if let Some(beside) = self.beside(book).of(kind) {
+        if let Some(beside) = beside_of(self.beside(book), kind) {
             *beside = beside.wrapping_add(more as i64);
         }
     }
@@ -270,7 +271,7 @@ impl Holdings {
         if backing.leaving {
             self.stake(&row, false);
         }
-        match self.beside(row.book).of(row.kind) {
+        match beside_of(self.beside(row.book), row.kind) {
             Some(beside) => *beside = beside.wrapping_sub(row.bytes as i64),
             None => {
                 self.uncarve_all(Extent::Backing(id), &row);

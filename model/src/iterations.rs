@@ -99,6 +99,27 @@ impl Level {
     fn is_nothing(&self) -> bool {
         *self == Level::default()
     }
+
+    /// It is this much now.
+    pub fn set(&mut self, bytes: i64) {
+        self.peak_bytes = self.peak_bytes.max(bytes);
+        self.last_bytes = bytes;
+    }
+
+    /// It was this much for a while.
+    pub fn reach(&mut self, bytes: i64) {
+        self.peak_bytes = self.peak_bytes.max(bytes);
+    }
+
+    /// So many bytes were counted by mistake; it is this much now.
+    pub fn correct(&mut self, mistaken: i64, bytes: i64) {
+        *self = Level { peak_bytes: (self.peak_bytes - mistaken).max(bytes), last_bytes: bytes };
+    }
+
+    /// That of two iterations, one after the other.
+    pub fn join(&mut self, later: Level) {
+        *self = Level { peak_bytes: self.peak_bytes.max(later.peak_bytes), last_bytes: later.last_bytes };
+    }
 }
 
 impl From<(i64, i64)> for Level {

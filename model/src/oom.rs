@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What ran out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OomKind {
     /// The driver refused, and nobody said that this was the end: a framework makes room and tries again.

@@ -271,7 +271,7 @@ pub struct Device {
     /// Host and foreign memory, and blocks outside the book: never in a sum.
     pub beside: Beside,
     /// Device memory: together with the last sample where `unaccounted_bytes` is known, else as last read.
-    pub reading: Option<Reading>,
+    pub reading: Option<DeviceReading>,
     /// Device used minus all its processes, where device memory agreed before and after their list.
     pub unaccounted_bytes: Option<i64>,
     /// Other processes in the same list: pid and used bytes, the largest first, at most [`MAX_TENANTS`].
@@ -410,7 +410,7 @@ pub struct Beside {
 /// Device memory at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
-pub struct Reading {
+pub struct DeviceReading {
     pub time_ns: u64,
     pub used_bytes: u64,
     pub free_bytes: u64,

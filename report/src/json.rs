@@ -11,8 +11,8 @@ use super::{By, Composition, Report, named};
 use gpumem_ledger::category::OTHERS;
 use gpumem_model::layers;
 use gpumem_model::run::{
-    Accounting, Beside, Caveat, Class, Clock, Coverage, Iterations, Moment, Parts, Pool, Process, Reading,
-    Source, State, Step,
+    Accounting, Beside, Caveat, Class, Clock, Coverage, DeviceReading, Iterations, Moment, Parts, Pool,
+    Process, Source, State, Step,
 };
 use gpumem_model::series::Series;
 use gpumem_model::who::Who;
@@ -54,7 +54,7 @@ struct DeviceJson<'a> {
     ordinal: u16,
     model: &'a str,
     total_bytes: Option<u64>,
-    reading: Option<&'a Reading>,
+    reading: Option<&'a DeviceReading>,
     unaccounted_bytes: Option<i64>,
     tenants: Vec<Tenant>,
     other_tenants: OtherTenants,

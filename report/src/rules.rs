@@ -218,12 +218,7 @@ fn rule(entry: Entry) -> Result<Rule, String> {
 /// A stored cell as rules see it.
 pub fn cell_view(cell: &run::Cell) -> CellView {
     CellView {
-        class: match cell.class {
-            run::Class::Direct => gpumem_ledger::Class::Direct,
-            run::Class::Block => gpumem_ledger::Class::Block,
-            run::Class::PoolIdle => gpumem_ledger::Class::PoolIdle,
-            run::Class::Opaque => gpumem_ledger::Class::Opaque,
-        },
+        class: cell.class,
         tag: cell.tag.as_deref().map(Into::into),
         origin: cell.origin.as_deref().map(Into::into),
         role: cell.role.as_deref().and_then(run::role_of_name).unwrap_or_default(),

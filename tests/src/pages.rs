@@ -6,7 +6,7 @@ use gpumem_model::oom::{Fate, Holder, Oom, OomDevice, OomKind};
 use gpumem_model::own::{Counter, Own, Range, Span};
 use gpumem_model::parameters::{Column, Parameters};
 use gpumem_model::run::{
-    Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Process, Reading, Run, Source, State,
+    Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Process, Run, Source, State,
 };
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::timeline::{Point, Timeline};
@@ -271,7 +271,7 @@ fn device(of: Training, ordinal: u16, cells: &[(Cell, i64, bool)]) -> Device {
         total_bytes: Some(total),
         peak_used: Some((top as u64, peak_ns)),
         beside: gpumem_model::run::Beside { pinned_bytes: 512 * MIB, ..Default::default() },
-        reading: Some(Reading {
+        reading: Some(DeviceReading {
             time_ns: end,
             used_bytes: total - free,
             free_bytes: free,

@@ -99,17 +99,19 @@ fn managed_pinned_and_registered_memory_stands_beside() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 3M; managed b 5M; pinned c 3145729; pinned-flags d 4096; register e 64K");
-    (mixer.beside.managed, mixer.beside.pinned, mixer.beside.registered) = (5 * M, 3_145_729 + 4096, 64 * K);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes, mixer.beside.registered_bytes) =
+        (5 * M, 3_145_729 + 4096, 64 * K);
     scene.look(&mut mixer, "with all of them", 3 * M);
     mixer.refused("free c"); // pinned memory is not freed like that
     mixer.refused("register-end c");
     mixer.refused("pinned-end 0x10");
     scene.look(&mut mixer, "after refusals", 3 * M);
     mixer.ok("free b; pinned-end d; register-end e");
-    (mixer.beside.managed, mixer.beside.pinned, mixer.beside.registered) = (0, 3_145_729, 0);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes, mixer.beside.registered_bytes) =
+        (0, 3_145_729, 0);
     scene.look(&mut mixer, "with one pinned", 3 * M);
     mixer.ok("pinned-end c; free a");
-    mixer.beside.pinned = 0;
+    mixer.beside.pinned_bytes = 0;
     scene.look(&mut mixer, "with nothing", 0);
     scene.end(&mut [&mut mixer]);
 }
@@ -120,10 +122,10 @@ fn managed_memory_beyond_the_device_is_no_part_of_the_sum() {
     let mut scene = Scene::new(&["memory=4G"]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 1G; managed b 6G");
-    mixer.beside.managed = 6 * G;
+    mixer.beside.managed_bytes = 6 * G;
     scene.look(&mut mixer, "oversubscribed", G);
     mixer.ok("free b");
-    mixer.beside.managed = 0;
+    mixer.beside.managed_bytes = 0;
     scene.look(&mut mixer, "afterwards", G);
     scene.end(&mut [&mut mixer]);
 }
@@ -300,10 +302,10 @@ fn handle_on_the_host_stands_beside() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("create-host h 8M; create d 2M");
-    mixer.beside.host_vmm = 8 * M;
+    mixer.beside.host_vmm_bytes = 8 * M;
     scene.look(&mut mixer, "one of each", 2 * M);
     mixer.ok("release h; release d");
-    mixer.beside.host_vmm = 0;
+    mixer.beside.host_vmm_bytes = 0;
     scene.look(&mut mixer, "none", 0);
     scene.end(&mut [&mut mixer]);
 }
@@ -408,14 +410,14 @@ fn imports(percent: i64) {
     let pid = owner.pid();
     guest.ok(&format!("ipc-open a {ipc}; import-pool p {pool}; import-pointer x p {pointer}"));
     guest.ok(&format!("alloc own 1M; import h {pid} {fd}; reserve r 4M; map r 0 4M h"));
-    guest.beside.imported = 7 * M + M + 4 * M;
+    guest.beside.imported_bytes = 7 * M + M + 4 * M;
     scene.look(&mut guest, "the guest", M);
     scene.look(&mut owner, "the owner, with a guest", owned);
     owner.refused(&format!("ipc-open b {ipc}")); // not one's own
     guest.refused("ipc-close own");
     guest.refused("free a");
     guest.ok("ipc-close a; unmap r 0 4M; release h; async-end x");
-    guest.beside.imported = 0;
+    guest.beside.imported_bytes = 0;
     scene.look(&mut guest, "the guest, without", M);
     owner.ok(&format!("free a; close {fd}; release h; async-end x; pool-end p"));
     scene.look(&mut owner, "the owner, without", 0);
@@ -432,12 +434,12 @@ fn external_memory_is_somebody_elses() {
     let mut scene = Scene::new(&[]);
     let mut mixer = scene.mixer();
     mixer.ok("alloc a 1M; external m 6M; external-map b m 2M 4M");
-    mixer.beside.imported = 6 * M;
+    mixer.beside.imported_bytes = 6 * M;
     scene.look(&mut mixer, "imported", M);
     mixer.refused("external-end 0x10");
     scene.look(&mut mixer, "after a refusal", M);
     mixer.ok("external-end m");
-    mixer.beside.imported = 0;
+    mixer.beside.imported_bytes = 0;
     scene.look(&mut mixer, "given back", M);
     scene.end(&mut [&mut mixer]);
 }
@@ -467,11 +469,11 @@ fn context_takes_what_was_allocated_in_it() {
     mixer.ok(
         "managed m 1M; pinned n 1M; create h 2M; pool-default p; pool-keeps p 0xffffffffffffffff; async x 1M",
     );
-    (mixer.beside.managed, mixer.beside.pinned) = (M, M);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes) = (M, M);
     let lasting = 3 * M + 2 * M + 32 * M;
     scene.look(&mut mixer, "in two contexts", lasting + 5 * M + 1000 + 4 * M);
     mixer.ok("context-end c");
-    (mixer.beside.managed, mixer.beside.pinned) = (0, 0);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes) = (0, 0);
     scene.look(&mut mixer, "in one: handles and pools are the device's", lasting);
     mixer.refused("context-end c");
     mixer.refused("free b");
@@ -488,12 +490,12 @@ fn reset_takes_all_of_a_device_and_nothing_of_another() {
     mixer.ok("managed m 1M; pinned n 1M; pool-default p; pool-keeps p 0xffffffffffffffff; async x 1M");
     mixer.ok("stream s; tag graph; graph g; graph-alloc y g 2M; graph-make e g; graph-launch e");
     mixer.ok("device 1; tag two; alloc b 5M");
-    (mixer.beside.managed, mixer.beside.pinned) = (M, M);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes) = (M, M);
     let on_first = 3 * M + 100 + 4 * M + 4 * M + 32 * M + 32 * M;
     mixer.settles(&scene.machine, &scene.daemon);
     mixer.holds(&scene.machine, &scene.daemon, "on both", &[on_first, 5 * M]);
     mixer.ok("device-reset 0; device 0");
-    (mixer.beside.managed, mixer.beside.pinned) = (0, 0);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes) = (0, 0);
     mixer.settles(&scene.machine, &scene.daemon);
     mixer.holds(&scene.machine, &scene.daemon, "after the reset", &[0, 5 * M]);
     mixer.ok("tag three; alloc a 2M; async z 1M");
@@ -633,7 +635,7 @@ fn killed_process_held_what_it_held() {
     let mut mixer = scene.pooled();
     mixer.ok("tag all; alloc a 3M; alloc s 100; array t 1024 1024; create h 4M; reserve r 4M; map r 0 4M h; release h");
     mixer.ok("managed m 1M; pinned n 1M; pool-default p; pool-keeps p 0xffffffffffffffff; async x 1M; external y 1M");
-    (mixer.beside.managed, mixer.beside.pinned, mixer.beside.imported) = (M, M, M);
+    (mixer.beside.managed_bytes, mixer.beside.pinned_bytes, mixer.beside.imported_bytes) = (M, M, M);
     scene.look_settled(&mut mixer, "all of it", 3 * M + 100 + 4 * M + 4 * M + 32 * M);
     mixer.kill();
     scene.compare(&mut [&mut mixer]);

@@ -53,7 +53,7 @@ fn seldom_kinds_are_booked_where_they_belong() {
         giving(ARRAY_V1, 0x5570, 0, &[0]); // no description, whatever the driver says to that
         peer.catch_up();
         assert_eq!(peer.account().tracked_bytes, 7 + 64 * 32 * 4 * 4 + 8 * 4 * 2 * 2);
-        assert_eq!(peer.account().beside.pinned, 3 * MIB as i64);
+        assert_eq!(peer.account().beside.pinned_bytes, 3 * MIB as i64);
         taking(FREE_HOST, 0, &[0x7f00_0000_1000]);
         for array in [0x5550, 0x5560, 0x5570] {
             taking(ARRAY_DESTROY, 0, &[array]);
@@ -66,7 +66,7 @@ fn seldom_kinds_are_booked_where_they_belong() {
         giving(ALLOC_FROM_POOL, 0x3000, 0, &[6 * MIB, 0xa000, 0]);
         peer.catch_up();
         let beside = peer.account().beside;
-        assert_eq!((beside.managed, beside.pinned), (5 * MIB as i64, 6 * MIB as i64));
+        assert_eq!((beside.managed_bytes, beside.pinned_bytes), (5 * MIB as i64, 6 * MIB as i64));
         assert_eq!(peer.account().tracked_bytes, 7);
         // One that is set for managed memory is not what cuMemAllocAsync takes from.
         let location = halves(1, 0);
@@ -95,7 +95,7 @@ fn seldom_kinds_are_booked_where_they_belong() {
         giving(IMPORT_EXTERNAL, 0x6000, 0, &[description.as_ptr() as u64]);
         giving(MAPPED_MIPMAP, 0x6100, 0, &[0x6000, 0]);
         peer.catch_up();
-        assert_eq!(peer.account().beside.imported, 9 * MIB as i64);
+        assert_eq!(peer.account().beside.imported_bytes, 9 * MIB as i64);
         taking(MIPMAP_DESTROY, 0, &[0x6100]);
         taking(DESTROY_EXTERNAL, 0, &[0x6000]);
         peer.catch_up();

@@ -187,8 +187,8 @@ fn sums_arrive_and_a_second_daemon_gets_them_too() {
         assert!(view.coverage.partial.is_none_or(|partial| !partial.state), "the state is whole");
         let beside = |view: &gpumem_ledger::ProcessView| view.accounts[0].beside;
         assert_eq!(beside(&view), beside(&told));
-        assert_eq!(beside(&view).managed, 9 * MIB as i64);
-        assert_eq!(beside(&view).pending_blocks, MIB as i64);
+        assert_eq!(beside(&view).managed_bytes, 9 * MIB as i64);
+        assert_eq!(beside(&view).pending_block_bytes, MIB as i64);
 
         // From here both ways must agree: everything goes.
         let end = || {

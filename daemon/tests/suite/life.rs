@@ -112,7 +112,10 @@ fn a_changed_configuration_is_taken_and_a_wrong_one_is_not() {
 fn a_recording_replays_to_the_same_run() {
     let mut daemon = start("record = \"$DIR/recording\"\n");
     let peer = agent(&daemon);
-    let live = daemon.runs(&format!("?pid={}", std::process::id())).remove(0);
+    let live = wait_for("the run with its command line, which is read beside the records", || {
+        let run = daemon.runs(&format!("?pid={}", std::process::id())).into_iter().next()?;
+        run.process.facts.contains_key("command").then_some(run)
+    });
     drop(peer);
     daemon.end().expect("a good end");
     let path = daemon.scratch.join("recording");

@@ -2,7 +2,8 @@
 
 use super::MAX_HOLDERS;
 use crate::observation::ProcessKey;
-use crate::snapshot::{AgreedReading, DeviceReading};
+use crate::snapshot::AgreedReading;
+use gpumem_model::run::DeviceReading;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Who had memory of the device.

@@ -1,9 +1,10 @@
 //! Who had the device: of the reading that is nearest to the moment, and of the last one in which a process was that
 //! ended without a word.
 
-use super::{Entry, Listing, OomDevice, OomKind, OomView};
+use super::{Entry, Listing, OomDevice, OomView};
 use crate::ledger::{Ledger, book_on};
 use crate::observation::ProcessKey;
+use gpumem_model::oom::OomKind;
 use gpumem_wire::Stamp;
 use std::sync::Arc;
 

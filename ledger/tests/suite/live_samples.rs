@@ -217,6 +217,21 @@ fn reading_of_long_ago_is_partial() {
 }
 
 #[test]
+fn reading_of_long_ago_does_not_claim_blocks_that_came_later() {
+    let mut s = with_hundred();
+    s.pool(9, 0, true, PoolOwner::Framework);
+    s.segment(0x1000, 100, 9);
+    s.at(500).watermark(0);
+    s.at(1_000_000_000).block(0x1000, 7, 9);
+    s.at(2_000_000_000).block(0x1010, 11, 9);
+    s.sample(900_000_000, 900_000_100, 150);
+    s.at(2_000_000_100).watermark(0);
+    let sample = s.only_sample();
+    assert_eq!(sample.tracked_bytes, Some(100), "blocks lie in it");
+    assert!(sample.partial, "how much of it was idle then, nobody knows: {sample:?}");
+}
+
+#[test]
 fn sample_that_the_lost_records_may_belong_into_is_partial() {
     let mut s = with_hundred();
     s.at(500).watermark(0);

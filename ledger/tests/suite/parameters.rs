@@ -70,8 +70,8 @@ impl Training {
             let sum = |role: Role| -> i64 {
                 by_name.iter().filter(|((of, _), _)| *of == role).map(|(_, bytes)| bytes).sum()
             };
-            assert_eq!(sum(Role::Parameter), row.roles[usize::from(Role::Parameter.to_code())].last);
-            assert_eq!(sum(Role::Gradient), row.roles[usize::from(Role::Gradient.to_code())].peak);
+            assert_eq!(sum(Role::Parameter), row.roles[usize::from(Role::Parameter.to_code())].last_bytes);
+            assert_eq!(sum(Role::Gradient), row.roles[usize::from(Role::Gradient.to_code())].peak_bytes);
             by_name
         };
         view.rows.iter().map(of_row).collect()
@@ -202,7 +202,7 @@ impl Training {
 
     fn highest_gradients(&self) -> Vec<i64> {
         let rows = self.view().rows;
-        rows.iter().map(|row| row.roles[usize::from(Role::Gradient.to_code())].peak).collect()
+        rows.iter().map(|row| row.roles[usize::from(Role::Gradient.to_code())].peak_bytes).collect()
     }
 }
 

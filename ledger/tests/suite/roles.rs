@@ -378,7 +378,7 @@ fn what_ends_a_backward_pass_is_part_of_it() {
     assert_eq!(t.now(), "Unknown 5 Gradient 300");
     t.born("b", 2, Forward);
     assert_eq!(t.now(), "Gradient 300 Activation 2 Input 5");
-    assert_eq!(t.rows()[1].intermediate.peak, 40);
+    assert_eq!(t.rows()[1].intermediate.peak_bytes, 40);
 }
 
 #[test]
@@ -635,7 +635,7 @@ fn devices_have_their_own_phases() {
 }
 
 fn level(peak: i64, last: i64) -> Level {
-    Level { peak, last }
+    Level { peak_bytes: peak, last_bytes: last }
 }
 
 #[test]
@@ -659,7 +659,7 @@ fn iterations_hold_what_each_of_them_was_made_of() {
         assert_eq!(row.tracked, level(1 << 34, 1 << 34));
         assert_eq!(row.pool_reserved, level(1 << 34, 1 << 34));
         assert_eq!(
-            of(Role::Input).peak,
+            of(Role::Input).peak_bytes,
             if number == 0 { 0 } else { 5 },
             "there is no step before the first"
         );

@@ -611,8 +611,10 @@ impl Drive {
         }
         let iterations = self.ledger.iterations(KEY, 0);
         for row in iterations.rows.iter().chain(&iterations.open) {
-            assert!(row.roles.iter().all(|level| level.peak >= level.last && level.last >= 0));
-            assert!(row.intermediate.peak >= 0 && row.temporaries.peak >= 0);
+            assert!(
+                row.roles.iter().all(|level| level.peak_bytes >= level.last_bytes && level.last_bytes >= 0)
+            );
+            assert!(row.intermediate.peak_bytes >= 0 && row.temporaries.peak_bytes >= 0);
         }
     }
 }

@@ -1,17 +1,18 @@
 //! What was held over time: each point against a naive model that remembers every moment.
 use crate::common::*;
-use gpumem_ledger::{CellView, MAX_POINT_CELLS, MAX_POINTS, SUM, TimelinePoint, TimelineView};
+use gpumem_ledger::{CellView, MAX_POINT_CELLS, MAX_POINTS, SUM};
+use gpumem_model::timeline::{Point, Timeline};
 use gpumem_wire::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 
-fn timeline(s: &Script) -> TimelineView {
+fn timeline(s: &Script) -> Timeline {
     s.ledger.timeline(KEY, 0)
 }
 
-fn tracked(point: &TimelinePoint) -> i64 {
+fn tracked(point: &Point) -> i64 {
     point.amounts.iter().map(|(_, bytes)| bytes).sum::<i64>() + point.rest_bytes
 }
 
@@ -52,7 +53,7 @@ fn of_equally_full_moments_the_one_with_least_idle_stays() {
     s.unblock(0x1000, 3);
     let view = timeline(&s);
     let cells = s.process().cells;
-    let idle = |point: &TimelinePoint| {
+    let idle = |point: &Point| {
         let find =
             |&(id, bytes): &(u32, i64)| name(&cells[id as usize]).starts_with("PoolIdle").then_some(bytes);
         point.amounts.iter().find_map(find)
@@ -67,7 +68,7 @@ fn a_segment_that_is_said_after_its_memory_is_no_fuller_moment() {
     s.at(MS).alloc(0x1000, 4096);
     s.segment(0x1000, 4096, 3);
     let view = timeline(&s);
-    let class = |point: &TimelinePoint| s.process().cells[point.amounts[0].0 as usize].class;
+    let class = |point: &Point| s.process().cells[point.amounts[0].0 as usize].class;
     assert!(view.points.iter().all(|point| class(point) == gpumem_ledger::Class::PoolIdle), "{view:?}");
 }
 
@@ -338,7 +339,7 @@ impl Model {
     }
 
     /// A point against a moment: named cells exactly, and each sum exactly what no nearer one and no name has.
-    fn is_of(&self, cells: &[CellView], point: &TimelinePoint, moment: &Moment) -> bool {
+    fn is_of(&self, cells: &[CellView], point: &Point, moment: &Moment) -> bool {
         let amounts = point.amounts.iter().map(|&(id, bytes)| (name(&cells[id as usize]), bytes));
         let (said, mut left): (Moment, i64) = (amounts.collect(), 0);
         let mut expected = Moment::new();

@@ -201,7 +201,7 @@ fn every_key_of_json_is_explained() {
     device.details.accounted_peak_bytes = Some(1);
     device.details.pools = vec![run::Pool::default()];
     device.tenants = vec![(1, Some(2))];
-    device.reading = Some(run::Reading {
+    device.reading = Some(run::DeviceReading {
         time_ns: 1,
         used_bytes: 2,
         free_bytes: 3,

@@ -437,13 +437,13 @@ fn besides(recording: &Path, pid: u32, checks: &[Check]) -> Vec<Beside> {
                 self.ledger.snapshot().processes.iter().filter(|process| process.key.pid == self.pid)
             {
                 for beside in process.accounts.iter().map(|account| account.beside) {
-                    sum.managed += beside.managed;
-                    sum.pinned += beside.pinned;
-                    sum.registered += beside.registered;
-                    sum.imported += beside.imported;
-                    sum.host_vmm += beside.host_vmm;
-                    sum.unbooked_blocks += beside.unbooked_blocks;
-                    sum.pending_blocks += beside.pending_blocks;
+                    sum.managed_bytes += beside.managed_bytes;
+                    sum.pinned_bytes += beside.pinned_bytes;
+                    sum.registered_bytes += beside.registered_bytes;
+                    sum.imported_bytes += beside.imported_bytes;
+                    sum.host_vmm_bytes += beside.host_vmm_bytes;
+                    sum.unbooked_block_bytes += beside.unbooked_block_bytes;
+                    sum.pending_block_bytes += beside.pending_block_bytes;
                 }
             }
             self.found.push(sum);

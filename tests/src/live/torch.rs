@@ -226,8 +226,8 @@ fn held(ledger: &Ledger, pid: u32) -> Vec<Held> {
         let last = name.and_then(|name| name.chars().last()?.to_digit(16));
         let Some(held) = last.and_then(|ordinal| found.get_mut(ordinal as usize)) else { continue };
         held.tracked += account.tracked_bytes;
-        held.unbooked += account.beside.unbooked_blocks;
-        held.pending += account.beside.pending_blocks;
+        held.unbooked += account.beside.unbooked_block_bytes;
+        held.pending += account.beside.pending_block_bytes;
         for (cell, bytes) in process.cells.iter().zip(&account.amounts) {
             match cell.class {
                 Class::Direct => held.direct += bytes,

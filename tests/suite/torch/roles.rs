@@ -144,8 +144,8 @@ fn train(version: &str, features: &[&str]) {
     for bytes in said.iter().filter_map(|line| line["temporaries"].as_i64()) {
         let rows = torch::iterations(&daemon.recording, job.pid());
         for row in &rows[1..4] {
-            assert_eq!(row.temporaries.peak, bytes, "{row:?}");
-            let beside = row.intermediate.peak - bytes;
+            assert_eq!(row.temporaries.peak_bytes, bytes, "{row:?}");
+            let beside = row.intermediate.peak_bytes - bytes;
             assert!((0..=SMALL).contains(&beside), "{row:?}: the gradient of the loss is there, too");
         }
     }

@@ -12,7 +12,7 @@ use crate::view::{Shown, Sight};
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{AccountView, Class, DeviceView, ProcessView};
 use gpumem_model::control::{DeviceRow, ProcessRow};
-use gpumem_model::run::{Clock, Reading};
+use gpumem_model::run::{Clock, DeviceReading};
 use gpumem_report::names;
 use gpumem_report::rules::Groupings;
 use serde::Serialize;
@@ -61,9 +61,9 @@ struct DeviceJson {
     model: String,
     total_bytes: Option<u64>,
     /// The newest.
-    reading: Option<Reading>,
+    reading: Option<DeviceReading>,
     /// That with which the processes add up: their used and `unaccounted_bytes` are its used.
-    listed: Option<Reading>,
+    listed: Option<DeviceReading>,
     unaccounted_bytes: Option<i64>,
     /// Processes without a row.
     other_processes: Others,

@@ -312,11 +312,11 @@ fn beside(
         out.add(&TRACKED_PEAK, labels, account.peak.tracked_bytes);
         let beside = &account.beside;
         for (kind, bytes) in [
-            ("managed", beside.managed),
-            ("pinned", beside.pinned),
-            ("registered", beside.registered),
-            ("imported", beside.imported),
-            ("host_vmm", beside.host_vmm),
+            ("managed", beside.managed_bytes),
+            ("pinned", beside.pinned_bytes),
+            ("registered", beside.registered_bytes),
+            ("imported", beside.imported_bytes),
+            ("host_vmm", beside.host_vmm_bytes),
         ] {
             if bytes != 0 {
                 out.add_with(&BESIDE, labels, ("kind", kind), bytes);

@@ -316,13 +316,13 @@ pub fn lines(process: &ProcessView) -> Vec<String> {
         }
     }
     let beside = [
-        ("managed", beside.managed),
-        ("pinned", beside.pinned),
-        ("registered", beside.registered),
-        ("imported", beside.imported),
-        ("host_vmm", beside.host_vmm),
-        ("unbooked", beside.unbooked_blocks),
-        ("pending", beside.pending_blocks),
+        ("managed", beside.managed_bytes),
+        ("pinned", beside.pinned_bytes),
+        ("registered", beside.registered_bytes),
+        ("imported", beside.imported_bytes),
+        ("host_vmm", beside.host_vmm_bytes),
+        ("unbooked", beside.unbooked_block_bytes),
+        ("pending", beside.pending_block_bytes),
     ];
     let odd = [
         ("unknown_frees", odd.unknown_frees as i64),

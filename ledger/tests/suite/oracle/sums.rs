@@ -139,14 +139,14 @@ impl World {
         let mut beside = Beside::default();
         for a in self.allocs.iter().filter(|a| !a.captured) {
             match a.kind {
-                MemoryKind::Pinned => beside.pinned += a.bytes as i64,
-                MemoryKind::Managed => beside.managed += a.bytes as i64,
+                MemoryKind::Pinned => beside.pinned_bytes += a.bytes as i64,
+                MemoryKind::Managed => beside.managed_bytes += a.bytes as i64,
                 _ => {}
             }
         }
         for b in &self.blocks {
-            beside.unbooked_blocks += if b.booked { 0 } else { b.bytes as i64 };
-            beside.pending_blocks += if b.pending { b.bytes as i64 } else { 0 };
+            beside.unbooked_block_bytes += if b.booked { 0 } else { b.bytes as i64 };
+            beside.pending_block_bytes += if b.pending { b.bytes as i64 } else { 0 };
         }
         beside
     }

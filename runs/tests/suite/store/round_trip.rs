@@ -342,7 +342,7 @@ fn oom(cells: usize) -> impl Strategy<Value = Oom> {
 fn device(cells: usize) -> impl Strategy<Value = Device> {
     let identity = (text(), any::<u16>(), text(), of(any::<u64>()));
     let reading = any::<([u64; 3], Option<u64>, bool)>().prop_map(
-        |([time_ns, used_bytes, free_bytes], reserved, unified)| Reading {
+        |([time_ns, used_bytes, free_bytes], reserved, unified)| DeviceReading {
             time_ns,
             used_bytes,
             free_bytes,

@@ -117,7 +117,7 @@ fn run_of(version: usize) -> Run {
         },
         peak_used: Some((70, 300)),
         beside: Beside { pinned_bytes: 5, ..Beside::default() },
-        reading: Some(Reading {
+        reading: Some(DeviceReading {
             time_ns: 300,
             used_bytes: 99,
             free_bytes: 1,

@@ -2,8 +2,8 @@
 
 use gpumem_model::growth::Growth;
 use gpumem_model::run::{
-    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, Moment, Own, Parts, Process, Reading, Run,
-    Source, State,
+    Beside, Caveat, Cell, Class, Clock, Coverage, Details, Device, DeviceReading, Moment, Own, Parts,
+    Process, Run, Source, State,
 };
 use gpumem_model::series::{Bucket, Extremes, Series};
 use gpumem_model::timeline::{Point, Timeline};
@@ -97,7 +97,7 @@ pub fn run_at(n: u64) -> Run {
         peak: moment(n / 2, 2),
         peak_used: Some((n, n)),
         beside: Beside { pinned_bytes: n as i64, ..Beside::default() },
-        reading: Some(Reading {
+        reading: Some(DeviceReading {
             time_ns: n,
             used_bytes: n,
             free_bytes: 1,

@@ -338,7 +338,7 @@ impl Asked<'_> {
             return;
         }
         let mut why = Vec::new();
-        let managed = self.processes(device).map(|(_, account)| account.beside.managed);
+        let managed = self.processes(device).map(|(_, account)| account.beside.managed_bytes);
         let managed = managed.filter_map(|bytes| u64::try_from(bytes).ok()).sum::<u64>();
         if managed > 0 {
             why.push(format!(
