@@ -14,11 +14,6 @@ pub(super) struct Here<'r> {
     unit: Unit,
 }
 
-/// Nothing to show.
-pub(super) fn none(_: &Here<'_>) -> Option<String> {
-    None
-}
-
 impl<'r> Here<'r> {
     pub(super) fn of(report: &'r Report<'_>) -> Option<Here<'r>> {
         let most = |device: &&Device| {
