@@ -40,7 +40,7 @@ impl<'r> Here<'r> {
 
     /// Bytes with their unit.
     pub(super) fn amount(&self, bytes: i64) -> String {
-        format!("{} {}", self.unit.amount(bytes), self.unit.name)
+        self.unit.amount_with_name(bytes)
     }
 
     /// Of the last moment and the peak.

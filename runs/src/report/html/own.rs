@@ -2,7 +2,7 @@
 
 use super::data::Limits;
 use crate::own::{Counter, Range};
-use crate::report::own::{by_total, mean, name_of, remarks, signed, title_of};
+use crate::report::own::{by_total, mean, name_of, remarks, title_of};
 use crate::report::units::{plural, thousands};
 use crate::run::Run;
 use serde::Serialize;
@@ -33,10 +33,10 @@ pub(super) fn own_of(run: &Run, limits: Limits) -> Option<OwnJson> {
         // A line has no room for what no number of a script has room for.
         let course = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
         let told = [
-            signed(counter.value),
+            thousands(counter.value),
             thousands(counter.changes),
-            signed(counter.min),
-            signed(counter.max),
+            thousands(counter.min),
+            thousands(counter.max),
             mean(counter),
         ];
         CounterJson { name: name_of(counter), told, course }

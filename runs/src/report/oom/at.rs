@@ -1,10 +1,10 @@
 //! `gpumemctl oom --at TIME --gpu N`: a device around a moment. Who ended then, who ran out of memory, who may have, and who grew.
 
-use super::{Entry, Form, entries, one, signed};
+use super::{Entry, Form, entries, one};
 use crate::report::Report;
 use crate::report::text::{clean, device_title, exit, label};
 use crate::report::time::Times;
-use crate::report::units::Unit;
+use crate::report::units::{Unit, signed};
 use crate::rules::Groupings;
 use crate::run::{Device, Ending, Run, State};
 use serde::Serialize;

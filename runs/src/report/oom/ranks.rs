@@ -1,7 +1,6 @@
 //! The other ranks of the job when memory ran out in one, in a line.
 
-use super::signed;
-use crate::report::units::Unit;
+use crate::report::units::{Unit, signed};
 use crate::run::{OPEN_FATE_NS, Run, State};
 
 /// Ranks that are named one by one.

@@ -1,10 +1,9 @@
 //! What would have helped, the surest first; or that it was something else.
 
 use super::holders::{growth, name};
-use super::signed;
 use crate::report::Report;
 use crate::report::text::clean;
-use crate::report::units::{Unit, plural, thousands};
+use crate::report::units::{Unit, plural, signed, thousands};
 use crate::run::{Cause, Ending, Holder, Oom, OomKind};
 
 /// Idle memory, how it lies, and how that compares with the request. Absent where no pool reports its blocks.

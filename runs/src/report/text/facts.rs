@@ -5,8 +5,9 @@ use super::lines::{Lines, clean_name};
 use crate::report::growth;
 use crate::report::steps::largest;
 use crate::report::time::Times;
-use crate::report::units::{Unit, thousands};
+use crate::report::units::{Unit, signed, thousands};
 use crate::report::{By, Report};
+use crate::rules::NO_TAG;
 use crate::run::{Clock, Device};
 use crate::window::Part;
 use std::cmp::Reverse;
@@ -56,7 +57,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         let total = saturating_sum(others.iter().map(|(_, bytes)| *bytes));
         let unit = Unit::for_largest(total);
         let named = others.iter().take(3).map(|(tag, bytes)| {
-            let tag = if tag.is_empty() { "(no tag)".to_owned() } else { clean_name(tag) };
+            let tag = if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
             format!("{tag} {}", unit.amount(*bytes))
         });
         let more = match others.len().saturating_sub(3) {
@@ -168,10 +169,6 @@ pub(in crate::report) fn rest_name(is_unified: bool) -> &'static str {
 
 pub(in crate::report) fn free_name(is_unified: bool) -> &'static str {
     if is_unified { "available" } else { "free" }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {

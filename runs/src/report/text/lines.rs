@@ -1,6 +1,7 @@
 //! Lines on their way to a terminal: harmless, and no wider than it where words allow.
 
 use crate::harmless::clean;
+use crate::report::table::width as width_of;
 
 /// Sentences are not broken into less than this.
 const NARROWEST: usize = 20;
@@ -67,7 +68,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut columns = 0;
     let mut empty = true;
     for word in text.split(' ') {
-        let length = word.chars().count();
+        let length = width_of(word);
         if !empty && columns + 1 + length > width {
             lines.push(std::mem::replace(&mut line, INDENT.to_owned()));
             (columns, empty) = (INDENT.len(), true);

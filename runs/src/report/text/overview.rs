@@ -2,13 +2,12 @@
 
 use super::lines::{Lines, clean_name};
 use super::prose::device_title;
+use crate::report::Report;
 use crate::report::group::{self, Amounts, Line};
 use crate::report::growth;
 use crate::report::time::Times;
 use crate::report::units::{Unit, thousands};
-use crate::report::{By, Report};
 use crate::run::Device;
-use gpumem_ledger::category::OTHERS;
 use std::collections::BTreeMap;
 
 /// Categories that are named under the rows.
@@ -66,7 +65,7 @@ fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     let mut sums: BTreeMap<String, i64> = BTreeMap::new();
     for device in &report.run.devices {
         let composition = report.composition(&device.last, report.by);
-        let others = if report.by == By::Tag { "(no tag)" } else { OTHERS };
+        let others = report.by.name_of_rest();
         let more = [
             (others, composition.others),
             ("idle", composition.pool_idle),
