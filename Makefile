@@ -18,7 +18,7 @@ PLAIN_PATHS := $(shell for flag in $(RUSTFLAGS); do printf '%s\037' "$$flag"; do
   printf -- '--remap-path-prefix=%s/registry/src/=crates/\037--remap-path-prefix=%s/=' "$${CARGO_HOME:-$$HOME/.cargo}" "$$PWD")
 build deb tarball image wheel bench: export CARGO_ENCODED_RUSTFLAGS := $(PLAIN_PATHS)
 
-.PHONY: build fake-gpu demo reports test test-all soak race kills fuzz lint bench wheel clean
+.PHONY: build fake-gpu demo reports test test-all soak race kills fuzz lint figures bench wheel clean
 .PHONY: install uninstall deb tarball image sizes reproducible deny advisories
 
 build:
@@ -51,6 +51,11 @@ lint:
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) --all-features --locked -- -D warnings
+
+# The structure of the code in figures: production lines, import cycles, imports against the layers, long functions and small files of each
+# crate. DETAILS=1 lists what is behind them; tests/suite/tidy holds their limits.
+figures:
+	@$(CARGO) run -q --locked -p gpumem-tests --bin figures -- $(if $(DETAILS),--details)
 
 # The fast suite: needs cargo, a C compiler, make and python3, and no network once crates are there. ONLY=TEXT: tests with that name.
 test:

@@ -22,7 +22,7 @@
 //!
 //! The symbols here are the whole interface: the driver calls `InitializeInjection`, programs call the rest through
 //! gpumem.h. Strings are UTF-8 ending with 0, or null; bytes that are not are shown as `\xE9`.
-#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::panic))]
+#![cfg_attr(not(test), deny(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 #![allow(clippy::unused_unit)] // the table of exports below says every result
 
 pub mod ask;

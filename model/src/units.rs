@@ -91,6 +91,22 @@ impl Unit {
     pub fn amount(self, bytes: i64) -> String {
         self.print(self.round(bytes))
     }
+
+    /// A single amount with the name of the unit: `1.5 MiB`.
+    pub fn amount_with_name(self, bytes: i64) -> String {
+        format!("{} {}", self.amount(bytes), self.name)
+    }
+
+    /// Steps with their sign, `+` included; zero has none.
+    pub fn print_signed(self, steps: i64) -> String {
+        let plus = if steps > 0 { "+" } else { "" };
+        plus.to_owned() + &self.print(steps)
+    }
+}
+
+/// Bytes as a signed number; those beyond its range become its largest value.
+pub fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// A number with a comma every three digits.

@@ -1,7 +1,7 @@
 //! The end of a job in at most five lines, for the terminal that it ran in.
 
 use super::text::{clean, device_title, label};
-use super::{By, Report};
+use super::{Report, folded_parts, ranked_parts};
 use crate::rules::Groupings;
 use gpumem_model::run::{Device, Moment, Run, State};
 use gpumem_model::time::Times;
@@ -73,23 +73,26 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
     );
     let Some(tracked) = peak.tracked_bytes else {
         let used = device.peak_used.map(|(bytes, _)| i64::try_from(bytes).unwrap_or(i64::MAX));
-        let used =
-            used.or(device.last.used_bytes()).map_or("not known".to_owned(), |bytes| amount(unit, bytes));
+        let used = used
+            .or(device.last.used_bytes())
+            .map_or("not known".to_owned(), |bytes| unit.amount_with_name(bytes));
         return vec![head, format!("{}; most that NVML charged: {used}", unseen(run))];
     };
     let at = times.time(peak.time_ns);
     let (parts, idle) = composition(report, peak, unit, NAMED.0);
     let idle = match (tracked, idle) {
         (_, 0) => "pools held nothing idle then".to_owned(),
-        (tracked, idle) => format!("of it idle in pools {} ({})", amount(unit, idle), percent(idle, tracked)),
+        (tracked, idle) => {
+            format!("of it idle in pools {} ({})", unit.amount_with_name(idle), percent(idle, tracked))
+        }
     };
     let gap = match (peak.untrackable_bytes, peak.used_bytes()) {
         (Some(gap), Some(used)) => {
             let near = if peak.gap_distance_ns == 0 { "" } else { "~" };
             format!(
                 "Untrackable {near}{}; used (= nvidia-smi) {near}{}",
-                amount(unit, gap),
-                amount(unit, used)
+                unit.amount_with_name(gap),
+                unit.amount_with_name(used)
             )
         }
         _ => match &device.last.used_absence {
@@ -100,7 +103,7 @@ fn alone(report: &Report<'_>, device: &Device) -> Vec<String> {
     if tracked == 0 && peak.amounts.is_empty() {
         return vec![head, "nothing was tracked".to_owned(), gap];
     }
-    vec![head, format!("peak of tracked {} at {at}: {parts}", amount(unit, tracked)), idle, gap]
+    vec![head, format!("peak of tracked {} at {at}: {parts}", unit.amount_with_name(tracked)), idle, gap]
 }
 
 /// Why nothing is tracked.
@@ -150,16 +153,11 @@ fn several(processes: usize, devices: &[(&Report<'_>, &Device)]) -> Vec<String> 
 /// The largest categories, the rest, and what is idle, adding up to `tracked` as printed; and the idle bytes.
 fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -> (String, i64) {
     let composition = report.composition(moment, report.by);
-    let mut parts: Vec<(String, i64)> = composition.categories.into_iter().collect();
-    let others = if report.by == By::Tag { "(no tag)" } else { gpumem_ledger::category::OTHERS };
-    parts.push((others.to_owned(), composition.others));
-    parts.push(("opaque pools".to_owned(), composition.opaque));
-    parts.retain(|(_, bytes)| *bytes != 0);
-    parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
+    let more = [(report.by.name_of_rest(), composition.others), ("opaque pools", composition.opaque)];
+    let more = more.map(|(name, bytes)| (name.to_owned(), bytes));
+    let mut parts = ranked_parts(composition.categories.into_iter().chain(more));
     if parts.len() > named + 1 {
-        let rest = parts.split_off(named);
-        let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        parts.push((format!("{} smaller", thousands(rest.len() as u64)), sum));
+        parts = folded_parts(parts, named, |number| format!("{number} smaller"));
     }
     if composition.pool_idle != 0 {
         parts.push(("idle".to_owned(), composition.pool_idle));
@@ -173,10 +171,6 @@ fn composition(report: &Report<'_>, moment: &Moment, unit: Unit, named: usize) -
         .map(|((name, _), steps)| format!("{} {}", clean(name), unit.print(steps)))
         .collect();
     (parts.join(" + "), composition.pool_idle)
-}
-
-fn amount(unit: Unit, bytes: i64) -> String {
-    format!("{} {}", unit.amount(bytes), unit.name)
 }
 
 fn percent(part: i64, whole: i64) -> String {

@@ -1,6 +1,7 @@
 //! Several processes, or one on several devices, as a table with a row each, and their sums. It adds up as
 //! printed, downwards and across: used = predates + tracked + gap.
 
+use super::table::Table;
 use super::text::{clean, device_name, label};
 use gpumem_model::run::{Class, Device, Run};
 use gpumem_model::units::Unit;
@@ -78,31 +79,25 @@ pub fn table(heads: &[&str], lines: &[Line]) -> Vec<String> {
         }
     };
     let cell = |steps: Option<i64>| steps.map_or("-".to_owned(), |steps| unit.print(steps));
-    let heads_of = columns.iter().map(|&column| COLUMNS[column].to_owned()).collect();
-    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
-    let mut rows = vec![Cells { names: heads, amounts: heads_of, note: String::new() }];
+    let mut printed = Table::of_numbers(heads.len(), heads.len() + columns.len());
+    let amounts = columns.iter().map(|&column| COLUMNS[column]);
+    printed.row_with_note(heads.iter().copied().chain(amounts), &format!("({})", unit.name));
     for (line, steps) in lines.iter().zip(&steps) {
-        let amounts = columns.iter().map(|&column| cell(steps[column])).collect();
-        let names = line.names.iter().map(|name| clean(name)).collect();
-        rows.push(Cells { names, amounts, note: clean(&line.note) });
+        let names = line.names.iter().map(|name| clean(name));
+        let amounts = columns.iter().map(|&column| cell(steps[column]));
+        printed.row_with_note(names.chain(amounts), &clean(&line.note));
     }
     if lines.len() > 1 {
-        let mut names = vec![String::new(); rows[0].names.len()];
-        if let Some(first) = names.first_mut() {
-            *first = "sum".to_owned();
-        }
+        let names = (0..heads.len()).map(|name| if name == 0 { "sum".to_owned() } else { String::new() });
         let complete = |&column: &usize| {
             [PREDATES, PEAK].contains(&column) || steps.iter().all(|row| row[column].is_some())
         };
-        let note = if columns.iter().all(complete) { String::new() } else { "of what is known".to_owned() };
-        let of = |&column: &usize| if column == PEAK { String::new() } else { cell(sum(column)) };
-        rows.push(Cells { names, amounts: columns.iter().map(of).collect(), note });
+        let note = if columns.iter().all(complete) { "" } else { "of what is known" };
+        let amounts =
+            columns.iter().map(|&column| if column == PEAK { String::new() } else { cell(sum(column)) });
+        printed.row_with_note(names.chain(amounts), note);
     }
-    let mut printed = print(&rows);
-    if let Some(first) = printed.first_mut() {
-        *first += &format!("  ({})", unit.name);
-    }
-    printed
+    printed.lines()
 }
 
 fn unit(lines: &[Line]) -> Unit {
@@ -137,32 +132,6 @@ fn steps(lines: &[Line], unit: Unit) -> Vec<[Option<i64>; 6]> {
         }
     };
     lines.iter().map(row).collect()
-}
-
-/// A row as text: names to the left, amounts to the right, a note behind.
-struct Cells {
-    names: Vec<String>,
-    amounts: Vec<String>,
-    note: String,
-}
-
-fn print(rows: &[Cells]) -> Vec<String> {
-    let widest = |cells: &mut dyn Iterator<Item = Option<&String>>| {
-        cells.flatten().map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let line = |row: &Cells| {
-        let mut text = String::new();
-        for (column, name) in row.names.iter().enumerate() {
-            let width = widest(&mut rows.iter().map(|row| row.names.get(column)));
-            let _ = write!(text, "{name:<width$}  ");
-        }
-        for (column, amount) in row.amounts.iter().enumerate() {
-            let width = widest(&mut rows.iter().map(|row| row.amounts.get(column)));
-            let _ = write!(text, "{amount:>width$}  ");
-        }
-        (text + &row.note).trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
 }
 
 /// Processes of a launcher or a job, by rank, else by pid.

@@ -1,10 +1,10 @@
 //! What of a run grows, in a sentence, as a table, and as JSON.
 
+use super::table::{Align, Table, shorten};
 use super::text::{clean, device_title, whose};
 use super::{By, Report};
 use crate::judge::trend_test::{Judgement, Verdict};
 use crate::judge::{Axis, Growth, judge_amounts, judge_samples, units};
-use gpumem_ledger::category::OTHERS;
 use gpumem_model::run::Device;
 use gpumem_model::units::{plural, thousands};
 use serde::Serialize;
@@ -87,7 +87,7 @@ fn told_by(report: &Report<'_>, device: &Device, kinds: &[By]) -> Option<Told> {
 /// Names that changed, those that changed most first.
 fn names(report: &Report<'_>, growth: &Growth, by: By, used: i64) -> Vec<Named> {
     let mut sums: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
-    let others = if by == By::Tag { "(no tag)" } else { OTHERS };
+    let others = by.name_of_rest();
     let cells =
         growth.cells.iter().map(|(cell, points)| (report.category(*cell, by).unwrap_or(others), points));
     let rest = growth.rest.iter().any(|bytes| *bytes != 0).then_some((REST, &growth.rest));
@@ -146,14 +146,9 @@ fn doubt(judgement: &Judgement, per: Axis) -> String {
     within.map(words).unwrap_or_default()
 }
 
-/// The end of a long name tells more than its beginning.
 fn short(name: &str) -> String {
     const WIDTH: usize = 48;
-    let name = clean(name);
-    match name.chars().count() {
-        length if length > WIDTH => format!("~{}", name.chars().skip(length + 1 - WIDTH).collect::<String>()),
-        _ => name,
-    }
+    shorten(&clean(name), WIDTH, true)
 }
 
 fn moving(judgement: &Judgement, per: Axis) -> Option<String> {
@@ -283,18 +278,14 @@ fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: 
     rows.extend(told.gap.as_ref().map(|gap| ("gap".to_owned(), Some(gap))));
     let rates = rows.iter().filter_map(|(_, judgement)| (*judgement)?.bytes_per_unit);
     let unit = unit(rates.map(f64::abs).fold(0.0, f64::max));
-    let head = [
-        String::new(),
-        format!("{} per {}", unit.0, told.per.name()),
-        "verdict".into(),
-        "sure".into(),
-        "points".into(),
-        "over".into(),
-    ];
-    let mut cells = vec![head];
-    cells.extend(rows.into_iter().map(|(name, judgement)| {
+    let mut table =
+        Table::new([Align::Left, Align::Right, Align::Left, Align::Right, Align::Right, Align::Right]);
+    let per = format!("{} per {}", unit.0, told.per.name());
+    table.row(["", per.as_str(), "verdict", "sure", "points", "over"]);
+    for (name, judgement) in rows {
         let Some(judgement) = judgement else {
-            return [name, String::new(), String::new(), String::new(), String::new(), String::new()];
+            table.row([name]);
+            continue;
         };
         let verdict = match judgement.jump_bytes {
             Some(bytes) => {
@@ -303,28 +294,15 @@ fn of_device(report: &Report<'_>, told: &Told, growth: &Growth, all: bool, out: 
             }
             None => judgement.verdict.name().to_owned(),
         };
-        [
+        let over = || plural(units(growth, judgement), told.per.name());
+        table.row([
             name,
             judgement.bytes_per_unit.map_or("-".to_owned(), |rate| signed(rate, unit)),
             verdict,
             judgement.confidence.map_or("-".to_owned(), percent),
             judgement.points.to_string(),
-            if judgement.span.is_some() {
-                plural(units(growth, judgement), told.per.name())
-            } else {
-                "-".to_owned()
-            },
-        ]
-    }));
-    let width = |column: usize| cells.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..6).map(width).collect();
-    for row in &cells {
-        let [name, rate, verdict, sure, points, over] = row;
-        let line = format!(
-            "{name:<0$}  {rate:>1$}  {verdict:<2$}  {sure:>3$}  {points:>4$}  {over:>5$}",
-            widths[0], widths[1], widths[2], widths[3], widths[4], widths[5]
-        );
-        *out += line.trim_end();
-        out.push('\n');
+            judgement.span.map_or("-".to_owned(), |_| over()),
+        ]);
     }
+    *out += &table.text();
 }

@@ -5,6 +5,7 @@ mod columns;
 
 use super::Report;
 use super::csv::field;
+use super::table::Table;
 use super::text::{clean, device_title, whose};
 use gpumem_model::run::{Iteration, Iterations, Level};
 use gpumem_model::units::{Unit, thousands};
@@ -87,34 +88,17 @@ fn rows(table: &Iterations) -> String {
     // A column that is nothing everywhere says nothing.
     let columns: Vec<&Column> =
         COLUMNS.iter().filter(|(_, of)| shown.iter().any(|row| of(row) != 0)).collect();
-    let mut cells = vec![vec!["iteration".to_owned()]];
-    cells[0].extend(columns.iter().map(|(name, _)| (*name).to_owned()));
-    for row in &shown {
-        let mut line = vec![number(row)];
-        line.extend(columns.iter().map(|(_, of)| unit.amount(of(row))));
-        cells.push(line);
+    let mut printed = Table::of_numbers(0, 1 + columns.len());
+    printed.row(["iteration"].into_iter().chain(columns.iter().map(|(name, _)| *name)));
+    for (index, row) in shown.iter().enumerate() {
+        let is_open = table.open.is_some() && index + 1 == shown.len();
+        let lost = if row.partial { "(records were lost)" } else { "" };
+        let open = if is_open { "(under way)" } else { "" };
+        let amounts = columns.iter().map(|(_, of)| unit.amount(of(row)));
+        printed.row_with_note([number(row)].into_iter().chain(amounts), &format!("{lost}{open}"));
     }
-    let widths: Vec<usize> = (0..=columns.len())
-        .map(|column| cells.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let mut out =
-        format!("{}; highest in the iteration, of cached, params and optimizer at its end\n", unit.name);
-    for (index, line) in cells.iter().enumerate() {
-        let mut text = String::new();
-        for (column, cell) in line.iter().enumerate() {
-            let _ = write!(text, "{cell:>width$}  ", width = widths[column]);
-        }
-        let row = index.checked_sub(1).and_then(|index| shown.get(index));
-        if row.is_some_and(|row| row.partial) {
-            text += "(records were lost)";
-        }
-        if table.open.is_some() && index == shown.len() {
-            text += "(under way)";
-        }
-        out += text.trim_end();
-        out.push('\n');
-    }
-    out
+    let head = "highest in the iteration, of cached, params and optimizer at its end";
+    format!("{}; {head}\n{}", unit.name, printed.text())
 }
 
 pub(super) fn number(row: &Iteration) -> String {

@@ -25,13 +25,14 @@ pub mod panel;
 pub mod plot;
 pub mod rules;
 pub mod steps;
+pub mod table;
 pub mod text;
 pub mod trace;
 mod tree;
 pub mod treemap;
 pub mod veil;
 
-use crate::rules::{Groupings, cell_view};
+use crate::rules::{Groupings, NO_TAG, cell_view};
 use gpumem_ledger::CellView;
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_model::run::{Class, Device, Moment, Parts, Run};
@@ -48,6 +49,13 @@ pub enum By {
     Structure,
     /// Tag paths.
     Tag,
+}
+
+impl By {
+    /// Name of the row for tracked bytes that no other row names.
+    pub fn name_of_rest(self) -> &'static str {
+        if self == By::Tag { NO_TAG } else { OTHERS }
+    }
 }
 
 /// A run, ready to be told.
@@ -163,6 +171,11 @@ impl Composition {
     /// Sum of all parts.
     pub fn total(&self) -> i64 {
         self.categories.values().sum::<i64>() + self.others + self.pool_idle + self.opaque
+    }
+
+    /// Categories by amount, the largest first; without those that hold nothing.
+    pub fn ranked(self) -> Vec<(String, i64)> {
+        ranked_parts(self.categories)
     }
 }
 
@@ -328,7 +341,7 @@ impl<'r> Report<'r> {
         let idle = column(|composition| composition.pool_idle);
         let opaque = column(|composition| composition.opaque);
         let none = |bytes: &[Option<i64>]| bytes.iter().all(|bytes| *bytes == Some(0));
-        let name = if by == By::Tag { "(no tag)" } else { OTHERS };
+        let name = by.name_of_rest();
         if by != By::Tag || !none(&others) {
             statement.push(Part::Others, name, Some(tracked), others);
         }
@@ -392,6 +405,27 @@ const GAP: [GapRow; 5] = [
     (Part::Heaps, "heaps + rounding", |parts| parts.heaps_bytes.wrapping_add(parts.rounding_bytes)),
     (Part::Unexplained, "unexplained", |parts| parts.unexplained_bytes),
 ];
+
+/// Parts by amount, the largest first, whatever its sign; without those that are nothing.
+pub(crate) fn ranked_parts(parts: impl IntoIterator<Item = (String, i64)>) -> Vec<(String, i64)> {
+    let mut parts: Vec<(String, i64)> = parts.into_iter().filter(|(_, bytes)| *bytes != 0).collect();
+    parts.sort_by(|a, b| b.1.saturating_abs().cmp(&a.1.saturating_abs()).then_with(|| a.0.cmp(&b.0)));
+    parts
+}
+
+/// Parts of which at most `limit` are named, and one, made by `name` from their number, for the smaller ones.
+pub(crate) fn folded_parts(
+    mut parts: Vec<(String, i64)>,
+    limit: usize,
+    name: impl Fn(&str) -> String,
+) -> Vec<(String, i64)> {
+    let rest = parts.split_off(limit.min(parts.len()));
+    if !rest.is_empty() {
+        let sum = rest.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        parts.push((name(&gpumem_model::units::thousands(rest.len() as u64)), sum));
+    }
+    parts
+}
 
 /// Categories by their largest amount; those beyond `limit` or below `smallest` folded into one row.
 fn ranked(compositions: &[Composition; 2], limit: usize, smallest: i64) -> Vec<(String, Vec<Option<i64>>)> {

@@ -1,7 +1,8 @@
 //! `gpumemctl report --counters`: the program's own counters, and how often and how long it was in each of its ranges.
 
 use super::Report;
-use super::text::{clean, clean_name, shorten, whose};
+use super::table::{Table, shorten};
+use super::text::{clean, clean_name, whose};
 use gpumem_model::own::{Counter, LOST, Own, Range, SnapshotFigures};
 use gpumem_model::run::{Clock, Run};
 use gpumem_model::units::{plural, thousands};
@@ -63,10 +64,6 @@ pub(super) fn title_of(range: &Range) -> String {
     if range.is_step { range.title().to_owned() } else { clean_name(range.title()) }
 }
 
-pub(super) fn signed(value: i64) -> String {
-    format!("{}{}", if value < 0 { "-" } else { "" }, thousands(value.unsigned_abs()))
-}
-
 /// One digit behind the point.
 pub(super) fn mean(counter: &Counter) -> String {
     let tenths = (counter.mean() * 10.0).round() as i64;
@@ -77,10 +74,10 @@ pub(super) fn mean(counter: &Counter) -> String {
 fn row_of_counter(counter: &Counter) -> Vec<String> {
     vec![
         shorten(&name_of(counter), WIDTH, true),
-        signed(counter.value),
+        thousands(counter.value),
         thousands(counter.changes),
-        signed(counter.min),
-        signed(counter.max),
+        thousands(counter.min),
+        thousands(counter.max),
         mean(counter),
     ]
 }
@@ -99,17 +96,10 @@ fn row_of_range(range: &Range, clock: Clock) -> Vec<String> {
 }
 
 fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut lines = vec![head.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()];
-    lines.extend(rows);
-    let width = |column: usize| lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max();
-    let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
-    let line = |cells: &Vec<String>| {
-        let mut cells = cells.iter().zip(&widths);
-        let name = cells.next().map(|(name, width)| format!("{name:<width$}")).unwrap_or_default();
-        cells.fold(name, |line, (cell, width)| line + &format!("  {cell:>width$}")).trim_end().to_owned()
-            + "\n"
-    };
-    lines.iter().map(line).collect()
+    let mut table = Table::of_numbers(1, head.len());
+    table.row(head.iter().copied());
+    rows.into_iter().for_each(|row| table.row(row));
+    table.text()
 }
 
 /// One sentence of the report, where there is something to say: `counters: batch 32, scale 65,536, 3 more; ranges: 12 names`.
@@ -117,7 +107,7 @@ pub(super) fn line(run: &Run) -> Option<String> {
     let own = &run.own;
     let named = own.counters.iter().take(NAMED);
     let mut counters: Vec<String> = named
-        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), signed(counter.value)))
+        .map(|counter| format!("{} {}", shorten(&name_of(counter), SHORT, true), thousands(counter.value)))
         .collect();
     let more = own.counters.len() - counters.len();
     counters.extend((more > 0).then(|| format!("{} more", thousands(more as u64))));

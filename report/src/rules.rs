@@ -40,6 +40,8 @@ pub const PRESETS: [(&str, &str); 4] = [
 
 /// Largest rules file that is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Name of tracked bytes without a tag.
+pub const NO_TAG: &str = "(no tag)";
 /// Names of rows that reports make themselves.
 pub(crate) const RESERVED: [&str; 8] = [
     OTHERS,
@@ -49,7 +51,7 @@ pub(crate) const RESERVED: [&str; 8] = [
     "Untrackable",
     "unexplained",
     "predates the agent",
-    "(no tag)",
+    NO_TAG,
 ];
 
 /// Why a rules file cannot be used.

@@ -1,6 +1,7 @@
 //! The steps of the gap as people read them: when it changed, by how much, and because of what.
 
 use super::Report;
+use super::table::Table;
 use super::text::{clean, device_title, whose};
 use gpumem_model::run::{Clock, Device, Parts, Step};
 use gpumem_model::time::Times;
@@ -63,25 +64,20 @@ fn list(device: &Device, times: Times, title: &str, lines: &mut Vec<String>) {
     let sum = bytes.iter().fold(0_i64, |sum, bytes| sum.saturating_add(*bytes));
     let unit = Unit::for_largest(largest.max(sum.saturating_abs()));
     let total = unit.round(sum);
-    let amounts: Vec<String> =
-        unit.apportion(total, &bytes).into_iter().map(|steps| signed(unit, steps)).collect();
-    let total = signed(unit, total);
-    let width = amounts.iter().chain([&total]).map(|amount| amount.len()).max().unwrap_or(0);
-    let whens: Vec<String> = order.iter().map(|step| times.time(step.time_ns)).collect();
-    let column = whens.iter().map(|when| when.chars().count()).max().unwrap_or(0);
-    lines.push(format!("steps of its gap, without rounding, in {}", unit.name));
-    let mut row = |when: &str, amount: &str, what: &str| {
-        lines.push(format!("{when:<column$}  {amount:>width$}  {what}").trim_end().to_owned());
-    };
-    for ((step, when), amount) in order.iter().zip(&whens).zip(&amounts) {
-        row(when, amount, &what(step, unit));
+    let mut table = Table::of_numbers(1, 2);
+    let mut amounts = unit.apportion(total, &bytes).into_iter().map(|steps| unit.print_signed(steps));
+    for (step, amount) in order.iter().zip(amounts.by_ref()) {
+        table.row_with_note([times.time(step.time_ns), amount], &what(step, unit));
     }
-    if let (false, Some(amount)) = (smaller.is_empty(), amounts.last()) {
-        row("", amount, &format!("({} more)", thousands(smaller.len() as u64)));
+    if let Some(amount) = amounts.next() {
+        let note = format!("({} more)", thousands(smaller.len() as u64));
+        table.row_with_note([String::new(), amount], &note);
     }
     if order.len() > 1 {
-        row("sum", &total, "");
+        table.row(["sum".to_owned(), unit.print_signed(total)]);
     }
+    lines.push(format!("steps of its gap, without rounding, in {}", unit.name));
+    lines.extend(table.lines());
 }
 
 /// Neighbours of the same cause at the same place are one, with the time of the first and how many they are.
@@ -122,11 +118,6 @@ pub(super) fn weight(step: &Step) -> u64 {
     step.parts.each().iter().map(|(_, _, bytes)| bytes.unsigned_abs()).max().unwrap_or(0)
 }
 
-fn signed(unit: Unit, steps: i64) -> String {
-    let plus = if steps > 0 { "+" } else { "" };
-    plus.to_owned() + &unit.print(steps)
-}
-
 /// What is said of a step behind its time and its bytes.
 pub(super) fn what(step: &Step, unit: Unit) -> String {
     let mut words = vec![step.cause.clone()];
@@ -138,13 +129,14 @@ pub(super) fn what(step: &Step, unit: Unit) -> String {
     words.extend(place(step));
     let parts = parts(&step.parts);
     if parts.len() > 1 {
-        let told = parts.iter().map(|(name, bytes)| format!("{name} {}", signed(unit, unit.round(*bytes))));
+        let told =
+            parts.iter().map(|(name, bytes)| format!("{name} {}", unit.print_signed(unit.round(*bytes))));
         words.push(format!("of it {}", told.collect::<Vec<_>>().join(", ")));
     }
     if let Some(expected) =
         step.expected_bytes.filter(|&bytes| bytes != step.bytes && step.kind != "measured")
     {
-        words.push(format!("expected {}", signed(unit, unit.round(expected))));
+        words.push(format!("expected {}", unit.print_signed(unit.round(expected))));
     }
     if !step.also.is_empty() {
         words.push(format!("with {}", step.also.join(", ")));
@@ -175,7 +167,7 @@ pub(super) fn largest(device: &Device, times: Times) -> Option<String> {
         return None;
     }
     let unit = Unit::for_largest(bytes);
-    let amount = signed(unit, unit.round(bytes));
+    let amount = unit.print_signed(unit.round(bytes));
     let words = [vec![step.cause.clone()], place(step)].concat().join(", ");
     let time = times.time(step.time_ns);
     Some(format!("largest unexplained step: {amount} {} at {time}, {words} (--steps)", unit.name))

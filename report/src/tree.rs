@@ -11,6 +11,7 @@
 use super::Report;
 use super::names::{is_line, library};
 use super::text::{clean_name, device_name};
+use crate::rules::NO_TAG;
 use gpumem_model::harmless::distinct;
 use gpumem_model::run::{Cell, Class, Device};
 use std::collections::BTreeMap;
@@ -74,7 +75,7 @@ fn fill(report: &Report<'_>, device: &Device, node: &mut Node) {
     for &(index, bytes) in &moment.amounts {
         match report.run.cells.get(index as usize) {
             Some(cell) => node.add(std::iter::once("tracked").chain(path(cell)), bytes),
-            None => node.add(["tracked", "(no tag)"], bytes),
+            None => node.add(["tracked", NO_TAG], bytes),
         }
     }
     if let Some(predates) = moment.predates_bytes.filter(|&bytes| bytes != 0) {
@@ -108,8 +109,8 @@ fn path(cell: &Cell) -> Vec<&str> {
                     let separator = if tag.contains('/') { '/' } else { ':' };
                     tag.splitn(DEEPEST, separator).collect()
                 }
-                (None, Some(path)) => vec!["(no tag)", library(path)],
-                (None, None) => vec!["(no tag)"],
+                (None, Some(path)) => vec![NO_TAG, library(path)],
+                (None, None) => vec![NO_TAG],
             };
             path.extend(cell.role.as_deref());
             path

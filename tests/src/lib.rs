@@ -10,6 +10,7 @@
 //! node            a small node as a daemon records it
 //! pages           runs as a page has to show them: small, huge, with several devices
 //! samples         recordings of other tools, where they are
+//! structure       the project's own source: lines, import cycles, layers
 //! bench           measurements, each beside its floor; run by the program `bench`
 //! ```
 
@@ -23,3 +24,4 @@ pub mod markdown;
 pub mod node;
 pub mod pages;
 pub mod samples;
+pub mod structure;

@@ -1,7 +1,9 @@
 //! Reports as people and programs get them, letter by letter.
 use gpumem_import::read_file;
 use gpumem_model::run::{Caveat, Cell, Clock, Parts, Run, Source, State, Step};
+use gpumem_report::diff::{At, Diff};
 use gpumem_report::rules::Groupings;
+use gpumem_report::table::width;
 use gpumem_report::text::{Layout, text};
 use gpumem_report::{By, Report, csv, json, steps};
 use gpumem_runs::builder::{RunBuilder, Sink};
@@ -40,6 +42,34 @@ fn an_imported_log_in_every_grouping() {
         assert!(text.lines().count() <= 35, "{text}");
         golden::check(&format!("reports/small-train.{name}.txt"), &text);
     }
+}
+
+/// A Chinese letter takes two columns of a terminal: with a tag of the same width in another script each table is the same.
+#[test]
+fn tables_line_up_with_tags_in_any_script() {
+    let (latin, chinese) = ("in_arg/word-data", "in_arg/数据-word");
+    assert_eq!(width(latin), width(chinese));
+    let named = |tag: &str| {
+        let mut run = small_train();
+        let largest = run.devices[0].peak.amounts.iter().max_by_key(|(_, bytes)| *bytes).expect("cells").0;
+        run.cells[largest as usize].tag = Some(tag.into());
+        run
+    };
+    let runs = [named(latin), named(chinese)];
+    for layout in [Layout::default(), Layout { width: Some(80), ..Layout::default() }] {
+        let [expected, text] = [0, 1].map(|run| text(&report(&runs[run], Some(By::Tag)), layout));
+        assert!(expected.contains(latin), "{expected}");
+        assert_eq!(text, expected.replace(latin, chinese));
+    }
+    let compared = |run: &Run| {
+        let side = |run| gpumem_report::diff::Side { run, id: None, typed: String::new() };
+        let other = small_train();
+        let diff = Diff::new([side(&other), side(run)], At::Peak, None, Some(By::Tag));
+        gpumem_report::diff::text::text(&diff, Default::default())
+    };
+    let [expected, text] = [0, 1].map(|run| compared(&runs[run]));
+    assert!(expected.contains(latin), "{expected}");
+    assert_eq!(text, expected.replace(latin, chinese));
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! What the structure promises and no compiler checks.
+mod figures;
+mod parsing;
+
 use gpumem_tests::golden;
+use gpumem_tests::structure::root;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
-}
 
 fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
@@ -97,43 +97,12 @@ fn the_agent_brings_little_into_other_peoples_programs() {
 }
 
 #[test]
-fn sources_and_views_do_not_name_each_other() {
+fn sources_do_not_name_the_ledger_or_views() {
     for (path, text) in sources("daemon") {
-        let of = |folder: &str| path.components().any(|part| part.as_os_str() == folder);
-        let words: &[&str] = match (of("source"), of("view")) {
-            (true, _) => &["crate::view", "gpumem_ledger::Ledger", "RunBuilder", "prometheus", "hyper"],
-            (_, true) => &["crate::source::nvml::raw", "nvml_wrapper"],
-            _ => &[],
-        };
-        for word in words {
-            assert!(!text.contains(word), "{} names {word}", path.display());
-        }
-    }
-}
-
-/// Only what puts the daemon together names sources and views; what lies between them names neither.
-#[test]
-fn both_sides_are_named_by_app_and_config_alone() {
-    for (path, text) in sources("daemon") {
-        let name =
-            path.strip_prefix(root().join("daemon/src")).expect("below it").to_string_lossy().into_owned();
-        let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-        let names = |side: &str| {
-            code.iter().any(|line| {
-                line.contains(&format!("crate::{side}")) || line.contains(&format!("gpumemd::{side}"))
-            })
-        };
-        let (source, view) = (names("source"), names("view"));
-        let is_between = ["core/", "keeper/", "recorder.rs", "batch.rs", "fair.rs", "stats.rs"];
-        if is_between.iter().any(|part| name.starts_with(part)) {
-            assert!(!source && !view, "{name} lies between sources and views and names one of them");
-        } else if name.starts_with("source/") {
-            assert!(!view, "{name} is a source and names a view");
-        } else if name.starts_with("view/") {
-            assert!(!source, "{name} is a view and names a source");
-        } else {
-            let may = ["app.rs", "config.rs"].contains(&name.as_str()) || name.starts_with("config/");
-            assert!(may || !(source && view), "{name} names both sides");
+        if path.components().any(|part| part.as_os_str() == "source") {
+            for word in ["crate::view", "gpumem_ledger::Ledger", "RunBuilder", "prometheus", "hyper"] {
+                assert!(!text.contains(word), "{} names {word}", path.display());
+            }
         }
     }
 }

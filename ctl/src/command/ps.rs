@@ -9,7 +9,8 @@ use crate::exit::NotFound;
 use crate::output::{print, width};
 use anyhow::Result;
 use gpumem_model::control::{ClaimRow, DeviceRow, ProcessRow, Ps};
-use gpumem_model::units::Unit;
+use gpumem_model::units::{Unit, signed};
+use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{clean, short_command};
 
 /// Older than this, a reading's age is told: twice the slowest lane's usual second, and some.
@@ -78,35 +79,15 @@ fn table(ps: &Ps, terminal: Option<usize>) -> String {
         device_lines(ps, index, device, unit, &mut lines);
     }
     lines.extend(ps.claims.iter().map(|claim| claim_line(claim, unit)));
-    let widths: Vec<usize> = (0..HEADS.len())
-        .map(|column| {
-            let cells = lines.iter().filter(|line| !line.cells[column].starts_with('!'));
-            let widest = cells.map(|line| line.cells[column].chars().count()).max().unwrap_or(0);
-            widest.max(HEADS[column].len())
-        })
-        .collect();
-    let row = |cells: &[String; 8], note: &str| {
-        let mut text = String::new();
-        for (column, cell) in cells.iter().enumerate() {
-            let width = widths[column];
-            text += &if LEFT[column] { format!("{cell:<width$} ") } else { format!("{cell:>width$} ") };
-        }
-        text += note;
-        let text = text.trim_end();
-        match terminal {
-            // Only the note is cut, never a number.
-            Some(terminal) => {
-                let numbers = widths.iter().map(|width| width + 1).sum::<usize>().max(terminal);
-                text.chars().take(numbers).collect::<String>().trim_end().to_owned() + "\n"
-            }
-            None => text.to_owned() + "\n",
-        }
-    };
-    let mut out = row(&HEADS.map(str::to_owned), "COMMAND");
-    for line in &lines {
-        out += &row(&line.cells, &line.note);
-    }
-    out + &format!("{}; next: gpumemctl report PID\n", unit.name)
+    let align = |left| if left { Align::Left } else { Align::Right };
+    let mut table = Table::new(LEFT.map(align)).with_gap(1);
+    table.row_with_note(HEADS, "COMMAND");
+    lines.into_iter().for_each(|line| table.row_with_note(line.cells, &line.note));
+    // Only notes are cut, never a number.
+    let columns = terminal.map_or(usize::MAX, |terminal| table.width().max(terminal));
+    let mut out: String = table.lines().iter().map(|line| cut(line, columns).to_owned() + "\n").collect();
+    out += &format!("{}; next: gpumemctl report PID\n", unit.name);
+    out
 }
 
 /// The unit of all amounts.
@@ -226,10 +207,6 @@ pub(super) fn seconds(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms / 100 % 10)
 }
 
-pub(super) fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
-}
-
 /// Amounts of a device in steps of the unit, apportioned from its size where all of it is known.
 pub(super) struct Shown {
     pub(super) processes: Vec<Option<i64>>,
@@ -264,6 +241,7 @@ impl Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpumem_report::table::width as width_of;
 
     const MIB: u64 = 1 << 20;
 
@@ -355,6 +333,16 @@ MiB; next: gpumemctl report PID
         let narrow = table(&machine(), Some(60));
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
         assert!(table(&machine(), Some(10)).contains("8,648 1,286\n"), "numbers are not cut");
+    }
+
+    #[test]
+    fn rows_line_up_whatever_script_a_user_has() {
+        let mut ps = machine();
+        ps.processes[1].user = Some("王小明".into());
+        let expected = table(&machine(), None).replace("alice  ", "王小明 ");
+        assert_eq!(table(&ps, None), expected);
+        let narrow = table(&ps, Some(60));
+        assert!(narrow.lines().all(|line| width_of(line) <= 60), "{narrow}");
     }
 
     #[test]

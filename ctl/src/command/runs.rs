@@ -7,6 +7,7 @@ use crate::when::When;
 use anyhow::Result;
 use gpumem_model::time::date_minute;
 use gpumem_model::units::{Unit, plural};
+use gpumem_report::table::{Align, Table, cut};
 use gpumem_report::text::{clean, short_command};
 use gpumem_runs::store::{Filter, Listed, STATES, Store, state_name};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -47,11 +48,13 @@ fn filter(args: &Runs) -> Result<Filter> {
 fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
     let peak = |listed: &Listed| listed.run.peak_tracked_bytes.or(listed.peak_used_bytes);
     let unit = Unit::for_largest(runs.iter().filter_map(peak).max().unwrap_or(0));
-    let mut rows = vec![["RUN", "STORED", "PID", "USER", "STATE", "PEAK", "OOM", "LABEL"].map(str::to_owned)];
+    use Align::{Left, Right};
+    let mut table = Table::new([Left, Left, Right, Left, Left, Right, Right]);
+    table.row_with_note(["RUN", "STORED", "PID", "USER", "STATE", "PEAK", "OOM"], "LABEL");
     for listed in runs {
         let run = &listed.run;
         let is_used = run.peak_tracked_bytes.is_none();
-        rows.push([
+        let cells = [
             run.id.to_string(),
             date_minute(run.stored_s),
             if run.pid == 0 { "-".to_owned() } else { run.pid.to_string() },
@@ -64,23 +67,11 @@ fn table(runs: &[Listed], store_bytes: u64, terminal: Option<usize>) -> String {
             state_name(run.state).to_owned(),
             peak(listed).map_or("-".to_owned(), |bytes| unit.amount(bytes) + if is_used { "*" } else { "" }),
             if listed.ooms == 0 { String::new() } else { listed.ooms.to_string() },
-            label(listed),
-        ]);
+        ];
+        table.row_with_note(cells, &label(listed));
     }
-    const RIGHT: [bool; 8] = [false, false, true, false, false, true, true, false];
-    let widths: [usize; 8] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0));
-    let mut out = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let width = if column + 1 == row.len() { 0 } else { widths[column] };
-            line += &if RIGHT[column] { format!("{cell:>width$}  ") } else { format!("{cell:<width$}  ") };
-        }
-        let columns = terminal.unwrap_or(usize::MAX);
-        out += line.chars().take(columns).collect::<String>().trim_end();
-        out.push('\n');
-    }
+    let columns = terminal.unwrap_or(usize::MAX);
+    let out: String = table.lines().iter().map(|line| cut(line, columns).to_owned() + "\n").collect();
     let used = if runs.iter().any(|listed| listed.run.peak_tracked_bytes.is_none() && peak(listed).is_some())
     {
         ", * of used"

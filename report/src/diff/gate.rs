@@ -250,19 +250,27 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
     let largest = bytes.iter().flatten().copied().chain(limit_bytes).map(i64::saturating_abs).max();
     let unit = Unit::for_largest(largest.unwrap_or(0));
     let may = match (limit, limit_bytes) {
-        (Limit::Bytes(bytes), _) => amount(unit, bytes),
-        (Limit::Millionths(share), Some(bytes)) => format!("{} ({})", percent(share), amount(unit, bytes)),
+        (Limit::Bytes(bytes), _) => unit.amount_with_name(bytes),
+        (Limit::Millionths(share), Some(bytes)) => {
+            format!("{} ({})", percent(share), unit.amount_with_name(bytes))
+        }
         (Limit::Millionths(share), None) => percent(share),
     };
     let text = match (bytes, outcome) {
         ([Some(a), Some(b)], Outcome::Above) => {
-            format!("B's {name}{on} exceeds A's by {}, more than {may}", amount(unit, b.saturating_sub(a)))
+            format!(
+                "B's {name}{on} exceeds A's by {}, more than {may}",
+                unit.amount_with_name(b.saturating_sub(a))
+            )
         }
         ([Some(a), Some(b)], Outcome::Within) if b <= a => {
             format!("B's {name}{on} does not exceed A's, and may by {may}")
         }
         ([Some(a), Some(b)], Outcome::Within) => {
-            format!("B's {name}{on} exceeds A's by {}, and may by {may}", amount(unit, b.saturating_sub(a)))
+            format!(
+                "B's {name}{on} exceeds A's by {}, and may by {may}",
+                unit.amount_with_name(b.saturating_sub(a))
+            )
         }
         (known, _) => {
             let missing: Vec<&str> = SIDES
@@ -283,10 +291,6 @@ fn one(diff: &Diff<'_>, pair: &Pair, of: &Of, limit: Limit) -> Verdict {
         }
     };
     Verdict { outcome, of: name, limit_bytes, a_bytes: bytes[0], b_bytes: bytes[1], text }
-}
-
-fn amount(unit: Unit, bytes: i64) -> String {
-    format!("{} {}", unit.amount(bytes), unit.name)
 }
 
 fn percent(millionths: i64) -> String {

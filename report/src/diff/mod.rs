@@ -26,7 +26,6 @@ pub use doubt::Doubt;
 
 use crate::rules::Groupings;
 use crate::{By, Part, Report, Row, Statement};
-use gpumem_ledger::category::OTHERS;
 use gpumem_model::run::{Class, Device, Moment, Run};
 use joint::Joint;
 use std::collections::BTreeSet;
@@ -302,5 +301,5 @@ fn table(report: &Report<'_>, device: &Device, by: By, known: &[BTreeSet<String>
 
 /// What a row without a name is called in a grouping.
 pub(crate) fn nameless(by: By) -> &'static str {
-    if by == By::Tag { "(no tag)" } else { OTHERS }
+    by.name_of_rest()
 }

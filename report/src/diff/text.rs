@@ -2,7 +2,8 @@
 //! other grouping, the tags that differ most.
 
 use super::{Diff, Pair, Paired, SIDES, Table, difference, nameless, words};
-use crate::text::{Lines, clean, clean_name, device_name, label, shorten};
+use crate::table::{Align, pad, shorten, width as width_of};
+use crate::text::{Lines, clean, clean_name, device_name, label};
 use crate::{By, Part, Row, Statement};
 use gpumem_model::run::Moment;
 use gpumem_model::units::{Unit, thousands};
@@ -386,7 +387,7 @@ impl Page {
                 Some(steps) => shown.unit.print(steps),
             };
             let differs =
-                shown.difference(index).map_or("-".to_owned(), |steps| words::signed(shown.unit, steps));
+                shown.difference(index).map_or("-".to_owned(), |steps| shown.unit.print_signed(steps));
             let parent = |row: &Row| rows.get(row.parent?).filter(|parent| !std::ptr::eq(*parent, row));
             let depth = std::iter::successors(parent(row), |row| parent(row)).take(4).count();
             let note = match (shown.only.get(index).copied().flatten(), row.part) {
@@ -407,13 +408,13 @@ impl Page {
     fn print(&self, out: &mut Lines) {
         let lines = || self.rows.iter().flatten();
         let widest = |column: usize| {
-            lines().filter_map(|line| line.cells.get(column)).map(|cell| cell.chars().count()).max()
+            lines().filter_map(|line| line.cells.get(column)).map(|cell| width_of(cell)).max()
         };
         let [a_width, b_width, width] = [0, 1, 2].map(|column| widest(column).unwrap_or(0));
         let numbers = a_width + b_width + width + 6;
         let room = out.width.map_or(usize::MAX, |terminal| terminal.saturating_sub(numbers)).clamp(16, 44);
         let tables = lines().filter(|line| !line.cells.concat().is_empty());
-        let names = tables.map(|line| line.depth + line.name.chars().count()).max().unwrap_or(0).min(room);
+        let names = tables.map(|line| line.depth + width_of(&line.name)).max().unwrap_or(0).min(room);
         for line in &self.rows {
             let Some(Line { depth, name, is_path, cells: [a, b, differs], note }) = line else {
                 out.line("");
@@ -424,9 +425,12 @@ impl Page {
                 continue;
             }
             let name = " ".repeat(*depth) + &shorten(name, names.saturating_sub(*depth), *is_path);
-            let line = format!("{name:<names$}  {a:>a_width$}  {b:>b_width$}  {differs:>width$}");
+            let right = |text: &str, columns: usize| pad(text, columns, Align::Right);
+            let name = pad(&name, names, Align::Left);
+            let (a, b, differs) = (right(a, a_width), right(b, b_width), right(differs, width));
+            let line = format!("{name}  {a}  {b}  {differs}");
             let with_note = format!("{line}  {note}");
-            let fits = out.width.is_none_or(|terminal| with_note.chars().count() <= terminal);
+            let fits = out.width.is_none_or(|terminal| width_of(&with_note) <= terminal);
             out.line(if fits { &with_note } else { &line });
         }
     }

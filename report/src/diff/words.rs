@@ -5,7 +5,7 @@ use super::{At, Diff, Pair, Paired, SIDES, difference};
 use crate::text::{clean, clean_name, device_name};
 use crate::{Part, Row};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, plural};
+use gpumem_model::units::plural;
 
 /// Causes that the first sentence names.
 const NAMED: usize = 4;
@@ -57,12 +57,12 @@ pub(super) fn sentence(diff: &Diff<'_>, pair: &Pair, shown: &Shown) -> String {
         .iter()
         .map(|(index, steps)| {
             let name = rows.get(*index).map(|row| clean_name(&row.name)).unwrap_or_default();
-            format!("{name} {}", signed(shown.unit, *steps))
+            format!("{name} {}", shown.unit.print_signed(*steps))
         })
         .collect();
     if !rest.is_empty() {
         let sum = rest.iter().map(|(_, steps)| steps).sum::<i64>();
-        parts.push(format!("{} more {}", rest.len(), signed(shown.unit, sum)));
+        parts.push(format!("{} more {}", rest.len(), shown.unit.print_signed(sum)));
     }
     match (parts.is_empty(), steps) {
         (true, 0) => format!("{total}, and so does every part"),
@@ -182,11 +182,6 @@ pub(super) fn doubts(pair: &Pair) -> Vec<String> {
         _ => SIDES.join(" and "),
     };
     said.iter().map(|(text, sides)| format!("{}: {}", whose(sides), clean(text))).collect()
-}
-
-/// Steps with their sign.
-pub(super) fn signed(unit: Unit, steps: i64) -> String {
-    if steps > 0 { format!("+{}", unit.print(steps)) } else { unit.print(steps) }
 }
 
 /// `, +1.2 %` of what it was; nothing where that says nothing.

@@ -14,11 +14,6 @@ pub(super) struct Here<'r> {
     unit: Unit,
 }
 
-/// Nothing to show.
-pub(super) fn none(_: &Here<'_>) -> Option<String> {
-    None
-}
-
 impl<'r> Here<'r> {
     pub(super) fn of(report: &'r Report<'_>) -> Option<Here<'r>> {
         let most = |device: &&Device| {
@@ -45,7 +40,7 @@ impl<'r> Here<'r> {
 
     /// Bytes with their unit.
     pub(super) fn amount(&self, bytes: i64) -> String {
-        format!("{} {}", self.unit.amount(bytes), self.unit.name)
+        self.unit.amount_with_name(bytes)
     }
 
     /// Of the last moment and the peak.

@@ -1,60 +1,64 @@
 //! What each word of a report means, with the numbers of a run, and what to do about it.
 //!
 //! ```text
-//! amounts, coverage, names, events, forms     the words, by subject: one table in five parts
-//! here                                        numbers of a run, or of none
-//! nearest                                     what may have been meant
+//! words.toml   the words by subject, with what they mean
+//! numbers      numbers of a run, by the names that words.toml has for them
+//! here         where such numbers are taken from
+//! nearest      what may have been meant
 //! ```
 //!
 //! A word is what any form prints: a row, a column, a flag, a key of JSON. Categories and tags are explained from the
 //! rules and the run themselves.
 
-mod amounts;
-mod coverage;
-mod events;
-mod forms;
 mod here;
-mod names;
 mod nearest;
+mod numbers;
 
 use super::text::{Lines, clean};
 use super::{By, Report};
 use crate::rules::{Groupings, PRESETS};
 use gpumem_ledger::category::Rules;
 use here::Here;
+use serde::Deserialize;
+use std::sync::LazyLock;
+
+/// The file of words.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    subject: Vec<Subject>,
+}
+
+/// Words of one subject, in the order in which they should be read.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Subject {
+    title: String,
+    word: Vec<Word>,
+}
 
 /// A word, or several for one thing.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Word {
-    /// As people meet them; the first is what it is called.
-    names: &'static [&'static str],
-    /// What it is.
-    means: &'static str,
-    /// Its numbers in a run, where it has any there.
-    here: fn(&Here<'_>) -> Option<String>,
-    /// What to do about it; empty where there is nothing.
-    todo: &'static str,
+    /// All spellings; the first one is the title.
+    names: Vec<String>,
+    /// What it means.
+    means: String,
+    /// Name of its number in [`numbers::NUMBERS`], with an argument behind a space; empty where it has none.
+    #[serde(default)]
+    here: String,
+    /// What the reader can do; empty where there is nothing.
+    #[serde(default, rename = "do")]
+    todo: String,
 }
 
-const fn word(
-    names: &'static [&'static str],
-    means: &'static str,
-    here: fn(&Here<'_>) -> Option<String>,
-    todo: &'static str,
-) -> Word {
-    Word { names, means, here, todo }
-}
-
-/// All tables, in the order in which they should be read.
+/// All words with the title of their subject, in the order in which they should be read.
 fn words() -> impl Iterator<Item = (&'static str, &'static Word)> {
-    let tables: [(&str, &[Word]); 5] = [
-        ("amounts", amounts::WORDS),
-        ("how sure a number is", coverage::WORDS),
-        ("how memory is named", names::WORDS),
-        ("what happens", events::WORDS),
-        ("forms", forms::WORDS),
-    ];
-    tables.into_iter().flat_map(|(subject, words)| words.iter().map(move |word| (subject, word)))
+    // A test parses the file.
+    static FILE: LazyLock<File> =
+        LazyLock::new(|| toml::from_str(include_str!("words.toml")).unwrap_or_default());
+    FILE.subject.iter().flat_map(|subject| subject.word.iter().map(|word| (subject.title.as_str(), word)))
 }
 
 /// A word as it is looked for: the units of keys and how words are joined make no difference.
@@ -86,11 +90,11 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
     let here = report.and_then(Here::of);
     let mut out = Lines::new(width);
     if let Some(entry) = find(word) {
-        let [name, others @ ..] = entry.names else { return Err(Vec::new()) };
+        let [name, others @ ..] = entry.names.as_slice() else { return Err(Vec::new()) };
         let also = if others.is_empty() { String::new() } else { format!("  (also: {})", others.join(", ")) };
         out.prose(&format!("{name}{also}"));
-        out.inset(entry.means);
-        let numbers = here.as_ref().and_then(|here| Some((here, (entry.here)(here)?)));
+        out.inset(&entry.means);
+        let numbers = here.as_ref().and_then(|here| Some((here, numbers::number(here, &entry.here)?)));
         if let Some((here, numbers)) = numbers {
             out.inset(&format!("here: {numbers}  ({})", here.whose()));
         }
@@ -102,7 +106,7 @@ pub fn explain(word: &str, report: Option<&Report<'_>>, width: Option<usize>) ->
         lines.by_ref().take(1).for_each(|line| out.prose(line));
         lines.for_each(|line| out.inset(line));
     } else {
-        let known = words().flat_map(|(_, entry)| entry.names.iter().map(|name| (*name).to_owned()));
+        let known = words().flat_map(|(_, entry)| entry.names.iter().cloned());
         let known: Vec<String> = known.chain(categories(report)).collect();
         return Err(nearest::nearest(word, &known));
     }
@@ -118,8 +122,8 @@ pub fn list(width: Option<usize>) -> String {
     let mut subjects: Vec<(&str, Vec<&str>)> = Vec::new();
     for (subject, entry) in words() {
         match subjects.last_mut().filter(|(last, _)| *last == subject) {
-            Some((_, names)) => names.extend(entry.names.first()),
-            None => subjects.push((subject, entry.names.first().copied().into_iter().collect())),
+            Some((_, names)) => names.extend(entry.names.first().map(String::as_str)),
+            None => subjects.push((subject, entry.names.first().map(String::as_str).into_iter().collect())),
         }
     }
     for (subject, names) in subjects {

@@ -18,14 +18,39 @@ fn no_word_means_two_things() {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     let mut twice = Vec::new();
     for (_, entry) in words() {
-        let first = entry.names[0];
-        for name in entry.names {
+        let first = entry.names[0].as_str();
+        for name in &entry.names {
             if seen.insert(plain(name), first).is_some_and(|other| other != first) {
-                twice.push(*name);
+                twice.push(name);
             }
         }
     }
     assert!(twice.is_empty(), "explained twice: {twice:?}");
+}
+
+#[test]
+fn words_name_numbers_that_are_there() {
+    let file: File = toml::from_str(include_str!("words.toml")).expect("the file of words");
+    assert!(file.subject.iter().map(|subject| subject.word.len()).sum::<usize>() > 100);
+    let mut used = Vec::new();
+    for (_, entry) in words().filter(|(_, entry)| !entry.here.is_empty()) {
+        let (name, argument) = entry.here.split_once(' ').unwrap_or((&entry.here, ""));
+        used.push(name);
+        let is_fine = match name {
+            "row" => numbers::row(argument).is_some(),
+            "role" => run::role_names().any(|role| role == argument),
+            "phase" => run::phase_names().any(|phase| phase == argument),
+            "part" => run::Parts::default().each().iter().any(|(part, ..)| *part == argument),
+            "cells" => ["block", "direct", "inherited", "pending", "torch"].contains(&argument),
+            "ooms" => ["confirmed", "pressure", "suspected"].contains(&argument),
+            "category" | "layer" | "steps" => !argument.is_empty(),
+            _ => argument.is_empty() && numbers::NUMBERS.iter().any(|(number, _)| *number == name),
+        };
+        assert!(is_fine, "{}: no number `{}`", entry.names[0], entry.here);
+    }
+    let unused: Vec<&str> =
+        numbers::NUMBERS.iter().map(|(name, _)| *name).filter(|name| !used.contains(name)).collect();
+    assert!(unused.is_empty(), "no word shows {unused:?}");
 }
 
 #[test]
@@ -34,7 +59,7 @@ fn each_answer_is_two_to_six_lines() {
     let report = report(&run);
     for (_, entry) in words() {
         for (report, width) in [(Some(&report), None), (None, None), (Some(&report), Some(100))] {
-            let text = explain(entry.names[0], report, width).expect("known");
+            let text = explain(&entry.names[0], report, width).expect("known");
             let most = if width.is_some() { 9 } else { 4 };
             assert!((2..=most).contains(&text.lines().count()), "{text}");
             assert!(

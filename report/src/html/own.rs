@@ -1,7 +1,7 @@
 //! Counters and ranges of the program's own, as the page's script reads them.
 
 use super::data::Limits;
-use crate::own::{by_total, mean, name_of, remarks, signed, title_of};
+use crate::own::{by_total, mean, name_of, remarks, title_of};
 use gpumem_model::own::{Counter, Range};
 use gpumem_model::run::Run;
 use gpumem_model::units::{plural, thousands};
@@ -33,10 +33,10 @@ pub(super) fn own_of(run: &Run, limits: Limits) -> Option<OwnJson> {
         // A line has no room for what no number of a script has room for.
         let course = course.map(|&(_, value)| value.abs_diff(counter.min).min(1 << 52)).collect();
         let told = [
-            signed(counter.value),
+            thousands(counter.value),
             thousands(counter.changes),
-            signed(counter.min),
-            signed(counter.max),
+            thousands(counter.min),
+            thousands(counter.max),
             mean(counter),
         ];
         CounterJson { name: name_of(counter), told, course }

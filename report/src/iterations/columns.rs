@@ -1,7 +1,9 @@
 //! Columns of iterations for each parameter and each gradient.
 
 use super::number;
-use crate::text::{clean_name, shorten};
+use crate::rules::NO_TAG;
+use crate::table::{Table, shorten};
+use crate::text::clean_name;
 use gpumem_model::harmless::distinct;
 use gpumem_model::parameters::Column;
 use gpumem_model::run::{Device, Iteration, Iterations, Run};
@@ -22,7 +24,7 @@ pub(super) fn names(run: &Run) -> Vec<Column> {
 
 /// `parameter model/fc/weight`: different names stay different.
 pub(super) fn title(column: &Column) -> String {
-    format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| "(no tag)".to_owned(), distinct))
+    format!("{} {}", column.role, column.tag.as_deref().map_or_else(|| NO_TAG.to_owned(), distinct))
 }
 
 /// What each row has of each name; nothing where that is not known.
@@ -61,20 +63,14 @@ pub(super) fn text(device: &Device, table: &Iterations) -> String {
     rows.sort_by_key(|(_, [weight, gradient])| std::cmp::Reverse(weight.saturating_add(*gradient)));
     let largest = rows.iter().flat_map(|(_, amounts)| amounts).copied().max().unwrap_or(0);
     let unit = Unit::for_largest(largest);
-    let cells: Vec<[String; 3]> = rows
-        .iter()
-        .map(|(tag, [weight, gradient])| {
-            let name = tag.as_deref().map_or_else(|| "(no tag)".to_owned(), clean_name);
-            [shorten(&name, WIDTH, true), unit.amount(*weight), unit.amount(*gradient)]
-        })
-        .collect();
-    let head = ["name".to_owned(), "weight".to_owned(), "gradient".to_owned()];
-    let width = |at: usize| cells.iter().chain([&head]).map(|row| row[at].chars().count()).max().unwrap_or(0);
-    let widths = [width(0), width(1), width(2)];
-    let mut out = format!("\n{}; each parameter and its gradient in iteration {}\n", unit.name, number(row));
-    for [name, weight, gradient] in [&head].into_iter().chain(&cells) {
-        let _ = writeln!(out, "{name:<0$}  {weight:>1$}  {gradient:>2$}", widths[0], widths[1], widths[2]);
+    let mut printed = Table::of_numbers(1, 3);
+    printed.row(["name", "weight", "gradient"]);
+    for (tag, [weight, gradient]) in rows {
+        let name = tag.as_deref().map_or_else(|| NO_TAG.to_owned(), clean_name);
+        printed.row([shorten(&name, WIDTH, true), unit.amount(weight), unit.amount(gradient)]);
     }
+    let mut out = format!("\n{}; each parameter and its gradient in iteration {}\n", unit.name, number(row));
+    out += &printed.text();
     if parameters.is_cut {
         let _ = writeln!(out, "there are more than {} names", thousands(gpumem_ledger::MAX_COLUMNS as u64));
     }

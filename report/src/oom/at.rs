@@ -1,12 +1,13 @@
 //! `gpumemctl oom --at TIME --gpu N`: a device around a moment. Who ended then, who ran out of memory, who may have, and who grew.
 
-use super::{Entry, Form, entries, one, signed};
+use super::{Entry, Form, entries, one};
 use crate::Report;
 use crate::rules::Groupings;
 use crate::text::{clean, device_title, exit, label};
 use gpumem_model::run::{Device, Ending, Run, State};
 use gpumem_model::time::Times;
 use gpumem_model::units::Unit;
+use gpumem_model::units::signed;
 use serde::Serialize;
 use std::collections::BTreeMap;
 

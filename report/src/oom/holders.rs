@@ -1,14 +1,17 @@
-//! Who had the device: holders, what nobody owns, the driver's share and what is free are its size, as printed.
+//! Who had the device: holders, what nobody owns, the driver's share and what is free are its size, as printed. And what the process itself
+//! held.
 
-use super::own::Own;
-use super::signed;
+use crate::table::{Align, Table, pad, width};
 use crate::text::{clean, free_name, rest_name};
-use gpumem_model::run::{Holder, Oom, OomDevice};
+use crate::{Report, folded_parts};
+use gpumem_model::run::{Holder, Moment, Oom, OomDevice};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, thousands};
+use gpumem_model::units::{Unit, signed, thousands};
 
 /// Holders that have a line each.
 const MOST_HOLDERS: usize = 6;
+/// Names of what the process held.
+const NAMED: usize = 8;
 
 pub(super) fn holders(
     oom: &Oom,
@@ -37,13 +40,16 @@ pub(super) fn holders(
             *first = told;
         }
     }
-    let names: Vec<String> = named.iter().map(name).collect();
-    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let column = steps.iter().map(|steps| unit.print(*steps).len()).max().unwrap_or(0);
-    for (index, ((holder, name), steps)) in named.iter().zip(&names).zip(&steps).enumerate() {
+    // Amounts of the sentence below count for the width of the column.
+    let column = steps.iter().map(|steps| width(&unit.print(*steps))).max().unwrap_or(0);
+    let mut table = Table::of_numbers(1, 2);
+    for (holder, steps) in named.iter().zip(&steps) {
+        let growth = growth(holder, unit).map_or(String::new(), |growth| format!("({growth})"));
+        table.row_with_note([name(holder), pad(&unit.print(*steps), column, Align::Right)], &growth);
+    }
+    for (index, line) in table.lines().iter().enumerate() {
         let head = if index == 0 { "holders" } else { "" };
-        let growth = growth(holder, unit).map_or(String::new(), |growth| format!("  ({growth})"));
-        lines.push(format!("{head:<8} {name:<width$}  {:>column$}{growth}", unit.print(*steps)));
+        lines.push(format!("{head:<8} {line}"));
     }
     let beside = [
         (format!("{} other processes", thousands(folded.0)), folded.1, false),
@@ -80,4 +86,51 @@ pub(super) fn name(holder: &Holder) -> String {
         (None, 0) => "another process".to_owned(),
         (None, pid) => format!("- {pid}"),
     }
+}
+
+/// What the process held, named.
+pub(super) struct Own {
+    pub parts: Vec<(String, i64)>,
+    pub total: i64,
+    /// Something of `used` is missing in it.
+    pub is_tracked_only: bool,
+}
+
+impl Own {
+    pub fn sum(&self, unit: Unit) -> String {
+        let bytes: Vec<i64> = self.parts.iter().map(|(_, bytes)| *bytes).collect();
+        let total = unit.round(self.total);
+        let shown = unit.apportion(total, &bytes).into_iter().zip(&self.parts);
+        // What prints as nothing says nothing.
+        let shown = shown.filter(|(steps, _)| *steps != 0);
+        let mut shown: Vec<String> =
+            shown.map(|(steps, (name, _))| format!("{name} {}", unit.print(steps))).collect();
+        if shown.is_empty() {
+            shown.push("nothing".to_owned());
+        }
+        let what = if self.is_tracked_only { " tracked" } else { "" };
+        format!("{} = {}{what}", shown.join(" + "), unit.print(total))
+    }
+}
+
+pub(super) fn composition(report: &Report<'_>, oom: &Oom) -> Own {
+    let moment = Moment { amounts: oom.amounts.clone(), ..Moment::default() };
+    let composition = report.composition(&moment, report.by);
+    let beside = [
+        (report.by.name_of_rest(), composition.others),
+        ("opaque pools", composition.opaque),
+        ("idle", composition.pool_idle),
+        ("predates the agent", oom.predates_bytes.unwrap_or(0)),
+        ("Untrackable", oom.untrackable_bytes.unwrap_or(0)),
+    ];
+    let mut parts = composition.ranked();
+    if parts.len() > NAMED {
+        parts = folded_parts(parts, NAMED - 1, |number| format!("({number} smaller)"));
+    }
+    parts.extend(
+        beside.into_iter().filter(|(_, bytes)| *bytes != 0).map(|(name, bytes)| (name.to_owned(), bytes)),
+    );
+    let total = parts.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let is_tracked_only = oom.untrackable_bytes.is_none() || oom.predates_bytes.is_none();
+    Own { parts, total, is_tracked_only }
 }

@@ -1,6 +1,6 @@
 //! `gpumemctl oom --json` (docs/oom.md), and the entries of `report --json`.
 
-use super::own::composition;
+use super::holders::composition;
 use super::verdict::verdict;
 use crate::Report;
 use gpumem_model::run::{Clock, Device, Ending, Oom};

@@ -2,8 +2,7 @@
 //! have helped. Every sum adds up as it is printed.
 //!
 //! ```text
-//! holders   who had the device
-//! own       what the process itself held
+//! holders   who had the device; what the process itself held
 //! ranks     the other ranks of its job
 //! verdict   why, and what would have helped; what else ended the process
 //! at        a device around a moment: who ended then
@@ -13,7 +12,6 @@
 pub mod at;
 mod holders;
 mod json;
-mod own;
 mod ranks;
 mod verdict;
 
@@ -26,8 +24,8 @@ use super::names::library;
 use super::text::{clean, device_name, exit, hears_of_ooms, whose};
 use gpumem_model::run::{Device, Ending, Fate, Oom, OomKind, Run};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, plural, thousands};
-use own::composition;
+use gpumem_model::units::{Unit, plural, signed, thousands};
+use holders::composition;
 use std::collections::BTreeMap;
 
 /// Entries that are told in full; older ones are counted.
@@ -330,8 +328,4 @@ fn frame(stack: &str) -> Option<String> {
         (Some(file), Some(line)) => Some(format!("{file}:{line}")),
         _ => frame.first().map(|name| (*name).to_owned()).filter(|name| !name.is_empty()),
     }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,7 @@
 //! The other ranks of the job when memory ran out in one, in a line.
 
-use super::signed;
 use gpumem_model::run::{OPEN_FATE_NS, Run, State};
-use gpumem_model::units::Unit;
+use gpumem_model::units::{Unit, signed};
 
 /// Ranks that are named one by one.
 const NAMED: usize = 6;

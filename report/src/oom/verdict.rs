@@ -1,11 +1,10 @@
 //! What would have helped, the surest first; or that it was something else.
 
 use super::holders::{growth, name};
-use super::signed;
 use crate::Report;
 use crate::text::clean;
 use gpumem_model::run::{Cause, Ending, Holder, Oom, OomKind};
-use gpumem_model::units::{Unit, plural, thousands};
+use gpumem_model::units::{Unit, plural, signed, thousands};
 
 /// Idle memory, how it lies, and how that compares with the request. Absent where no pool reports its blocks.
 pub(super) fn idle(oom: &Oom, unit: Unit) -> Option<String> {

@@ -9,7 +9,6 @@ use super::rows::{Rows, rows_of};
 use super::timeline;
 use crate::text::{clean, device_title, label};
 use crate::{By, Report};
-use gpumem_ledger::category::OTHERS;
 use gpumem_model::run::{Device, Moment};
 use gpumem_model::units::{Unit, plural};
 
@@ -80,7 +79,7 @@ pub fn bar(report: &Report<'_>, moment: &Moment, by: By, title: &str) -> Bar {
     for (name, bytes) in &composition.categories {
         push(&clean(name), *bytes, Kind::Category);
     }
-    push(if by == By::Tag { "(no tag)" } else { OTHERS }, composition.others, Kind::Others);
+    push(by.name_of_rest(), composition.others, Kind::Others);
     push("pool idle", composition.pool_idle, Kind::Idle);
     push("opaque pools", composition.opaque, Kind::Opaque);
     push("predates the agent", moment.predates_bytes.unwrap_or(0), Kind::Predates);

@@ -4,8 +4,7 @@
 use super::lines::Lines;
 use super::table::Shown;
 use crate::bridge::{Bridge, Source, disagreement, own_word};
-use crate::{By, Part, Report};
-use gpumem_ledger::category::OTHERS;
+use crate::{Part, Report};
 use gpumem_model::run::Device;
 use gpumem_model::units::Unit;
 
@@ -115,7 +114,7 @@ fn steps(report: &Report<'_>, device: &Device, shown: &Shown, bridge: &Bridge) -
     let of = |row: Option<usize>| row.and_then(|row| shown.steps[row][0]);
     let tracked = at(Part::Tracked);
     let (mut idle_steps, mut outside_steps) = (0_i64, 0_i64);
-    let others = if report.by == By::Tag { "(no tag)" } else { OTHERS };
+    let others = report.by.name_of_rest();
     let named: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     let folded: i64 = outside
         .categories

@@ -2,12 +2,12 @@
 //! has memory there.
 
 use super::lines::{Lines, clean_name};
-use crate::growth;
+use crate::rules::NO_TAG;
 use crate::steps::largest;
-use crate::{By, Report};
+use crate::{By, Report, growth};
 use gpumem_model::run::{Clock, Device};
 use gpumem_model::time::Times;
-use gpumem_model::units::{Unit, thousands};
+use gpumem_model::units::{Unit, signed, thousands};
 use gpumem_model::window::Part;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ pub(super) fn facts(report: &Report<'_>, device: &Device, times: Times, out: &mu
         let total = saturating_sum(others.iter().map(|(_, bytes)| *bytes));
         let unit = Unit::for_largest(total);
         let named = others.iter().take(3).map(|(tag, bytes)| {
-            let tag = if tag.is_empty() { "(no tag)".to_owned() } else { clean_name(tag) };
+            let tag = if tag.is_empty() { NO_TAG.to_owned() } else { clean_name(tag) };
             format!("{tag} {}", unit.amount(*bytes))
         });
         let more = match others.len().saturating_sub(3) {
@@ -168,10 +168,6 @@ pub(crate) fn rest_name(is_unified: bool) -> &'static str {
 
 pub(crate) fn free_name(is_unified: bool) -> &'static str {
     if is_unified { "available" } else { "free" }
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 fn saturating_sum(amounts: impl Iterator<Item = i64>) -> i64 {

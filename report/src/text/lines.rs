@@ -1,5 +1,6 @@
 //! Lines on their way to a terminal: harmless, and no wider than it where words allow.
 
+use crate::table::width as width_of;
 use gpumem_model::harmless::clean;
 
 /// Sentences are not broken into less than this.
@@ -67,7 +68,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut columns = 0;
     let mut empty = true;
     for word in text.split(' ') {
-        let length = word.chars().count();
+        let length = width_of(word);
         if !empty && columns + 1 + length > width {
             lines.push(std::mem::replace(&mut line, INDENT.to_owned()));
             (columns, empty) = (INDENT.len(), true);

@@ -26,7 +26,6 @@ pub(crate) use lines::{Lines, clean_name};
 pub(crate) use prose::{HELD, hears_of_ooms};
 pub(crate) use prose::{device_name, device_title, exit, whose};
 pub use prose::{label, short_command};
-pub(crate) use table::shorten;
 pub(super) use table::{Printed, Shown, is_carried, note};
 
 use super::Report;

@@ -3,9 +3,7 @@
 use super::lines::{Lines, clean_name};
 use super::prose::device_title;
 use crate::group::{self, Amounts, Line};
-use crate::growth;
-use crate::{By, Report};
-use gpumem_ledger::category::OTHERS;
+use crate::{Report, growth};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
 use gpumem_model::units::{Unit, thousands};
@@ -66,7 +64,7 @@ fn largest(report: &Report<'_>, lines: &[Line], out: &mut Lines) {
     let mut sums: BTreeMap<String, i64> = BTreeMap::new();
     for device in &report.run.devices {
         let composition = report.composition(&device.last, report.by);
-        let others = if report.by == By::Tag { "(no tag)" } else { OTHERS };
+        let others = report.by.name_of_rest();
         let more = [
             (others, composition.others),
             ("idle", composition.pool_idle),

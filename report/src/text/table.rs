@@ -2,6 +2,7 @@
 //! too narrow for them, the table is wider than the terminal.
 
 use super::lines::{Lines, clean_name};
+use crate::table::{Align, pad, shorten, width};
 use crate::{By, Part, Report, Row, Statement};
 use gpumem_model::run::Device;
 use gpumem_model::time::Times;
@@ -104,22 +105,21 @@ pub(super) fn table(report: &Report<'_>, device: &Device, times: Times, shown: &
     ];
     let rows = shown.print(device);
     let widths = [0, 1].map(|column| {
-        let cells =
-            rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| cells[column].chars().count());
+        let cells = rows.iter().map(|row| &row.cells).chain(&heads).map(|cells| width(&cells[column]));
         cells.max().unwrap_or(0)
     });
     let room = out.width.map_or(usize::MAX, |terminal| {
         let free = terminal.saturating_sub(widths[0] + widths[1] + 2 * GAP.len());
         free.saturating_sub(GAP.len() + NOTE.len()).max(free.min(WORTH_A_LINE))
     });
-    let longest = rows.iter().map(|row| row.depth + row.name.chars().count()).max().unwrap_or(0);
+    let longest = rows.iter().map(|row| row.depth + width(&row.name)).max().unwrap_or(0);
     let name_width = longest.clamp(10, room.clamp(10, 60));
 
     let mut row = |depth: usize, name: &str, cells: &[String; 2], note: &str| {
         let name = " ".repeat(depth) + name;
-        let [first, second] = widths;
-        let line = format!("{name:<name_width$}{GAP}{:>first$}{GAP}{:>second$}", cells[0], cells[1]);
-        let columns = line.chars().count() + GAP.len() + note.len();
+        let [first, second] = [0, 1].map(|column| pad(&cells[column], widths[column], Align::Right));
+        let line = pad(&name, name_width, Align::Left) + GAP + &first + GAP + &second;
+        let columns = width(&line) + GAP.len() + note.len();
         if out.width.is_none_or(|terminal| columns <= terminal) {
             out.line(&(line + GAP + note));
         } else {
@@ -175,33 +175,4 @@ pub(crate) fn is_carried(device: &Device, row: &Row, column: usize) -> bool {
             | Part::Unexplained
     );
     rests_on_gap && (moment.gap_distance_ns != 0 || moment.stale)
-}
-
-/// A name in `width` columns: of a path its end, which tells more, of others the beginning.
-pub(crate) fn shorten(name: &str, width: usize, end: bool) -> String {
-    let length = name.chars().count();
-    let kept = width.saturating_sub(1);
-    if length <= width {
-        name.to_owned()
-    } else if end {
-        "~".to_owned() + &name.chars().skip(length - kept).collect::<String>()
-    } else {
-        name.chars().take(kept).collect::<String>() + "~"
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_name_keeps_what_tells_it_from_others() {
-        assert_eq!(shorten("model/layers.17/mlp", 10, true), "~rs.17/mlp");
-        assert_eq!(shorten("Optimizer State", 10, false), "Optimizer~");
-        assert_eq!(shorten("short", 5, true), "short");
-        for width in 0..3 {
-            assert_eq!(shorten("a/b/c", width, true).chars().count(), width.max(1));
-            assert_eq!(shorten("abcde", width, false).chars().count(), width.max(1));
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use super::Told;
 use anyhow::Result;
 use gpumem_model::control::{Finding, State};
+use gpumem_report::table::{Align, Table, pad, width};
 use gpumem_report::text::{clean, wrapped};
 
 pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
@@ -16,10 +17,11 @@ pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
             control.display()
         ));
         // What only programs need is in the JSON.
-        let facts =
-            || doctor.facts.iter().filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
-        let widest = facts().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        lines.extend(facts().map(|(name, value)| format!("  {:<widest$}  {}", clean(name), clean(value))));
+        let facts = doctor.facts.iter();
+        let facts = facts.filter(|(name, _)| name != "clock" && !name.ends_with("namespace"));
+        let mut table = Table::of_numbers(1, 1);
+        facts.for_each(|(name, value)| table.row_with_note([clean(name)], &clean(value)));
+        lines.extend(table.lines().iter().map(|line| format!("  {line}")));
         lines.push(String::new());
     }
     lines.extend(findings(&told.findings, terminal));
@@ -39,7 +41,7 @@ pub(super) fn text(told: &Told, terminal: Option<usize>) -> String {
 
 /// State, id, and the sentence with what to do below it.
 fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
-    let widest = findings.iter().map(|finding| finding.id.chars().count()).max().unwrap_or(0);
+    let widest = findings.iter().map(|finding| width(&clean(&finding.id))).max().unwrap_or(0);
     let indent = " ".repeat(9 + widest + 2);
     // On a narrow terminal the sentence has a line of its own.
     let is_narrow = terminal.is_some_and(|width| width < indent.len() + 40);
@@ -57,15 +59,15 @@ fn findings(findings: &[Finding], terminal: Option<usize>) -> Vec<String> {
             true => String::new(),
             false => format!("{}: ", finding.subject),
         };
-        let mut first = format!("{state}{:<widest$}  ", clean(&finding.id));
+        let mut first = format!("{state}{}  ", pad(&clean(&finding.id), widest, Align::Left));
         if is_narrow {
             lines.push(first.trim_end().to_owned());
             first.clone_from(&indent);
         }
-        let width = terminal.map(|width| width.saturating_sub(indent.len()));
+        let room = terminal.map(|width| width.saturating_sub(indent.len()));
         let fix = finding.fix.as_ref().map(|fix| format!("-> {fix}"));
         for text in [Some(format!("{subject}{}", finding.text)), fix].into_iter().flatten() {
-            for line in wrapped(&text, width) {
+            for line in wrapped(&text, room) {
                 lines.push(format!("{first}{line}").trim_end().to_owned());
                 first.clone_from(&indent);
             }

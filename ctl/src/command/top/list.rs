@@ -1,8 +1,8 @@
 //! The processes of all devices: which are shown, in which order, and which is chosen.
 
 use super::keys::Key;
-use crate::command::ps;
 use gpumem_model::control::{ProcessRow, Ps};
+use gpumem_model::units::signed;
 use gpumem_report::text::clean;
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -46,13 +46,12 @@ impl Order {
     /// Of amounts the largest first; what is not known comes last.
     fn compare(self, one: &ProcessRow, other: &ProcessRow) -> Ordering {
         let amount = |process: &ProcessRow| match self {
-            Order::Used => process.used_bytes.map(ps::signed),
+            Order::Used => process.used_bytes.map(signed),
             Order::Tracked => process.tracked_bytes,
             Order::Idle => process.idle_bytes,
-            Order::Gap => process
-                .used_bytes
-                .zip(process.tracked_bytes)
-                .map(|(used, tracked)| ps::signed(used) - tracked),
+            Order::Gap => {
+                process.used_bytes.zip(process.tracked_bytes).map(|(used, tracked)| signed(used) - tracked)
+            }
             _ => None,
         };
         match self {

@@ -3,9 +3,9 @@
 use super::bar::{Part, bar, spark};
 use super::list::List;
 use super::screen::{BLUE, CYAN, GREY, RED, Screen, Style, YELLOW, columns};
-use crate::command::ps::{self, Shown, signed};
+use crate::command::ps::{self, Shown};
 use gpumem_model::control::{DeviceRow, ProcessRow, Ps};
-use gpumem_model::units::{Unit, plural};
+use gpumem_model::units::{Unit, plural, signed};
 use gpumem_report::text::clean;
 
 /// Rows of devices, their heads and those of the processes, where all of them have room.

@@ -1,6 +1,7 @@
 //! A grid of characters, and the bytes that make a terminal show it: only what has changed since the last time is written,
 //! because a terminal may be at the end of a slow line.
 
+pub use gpumem_report::table::width as columns;
 use unicode_width::UnicodeWidthChar;
 
 /// A colour of the terminal's own sixteen, which fit its background as its user likes.
@@ -224,11 +225,6 @@ impl Pen {
 /// Bars are made of these.
 fn is_block(character: char) -> bool {
     ('\u{2580}'..='\u{259f}').contains(&character)
-}
-
-/// Columns that a text takes.
-pub fn columns(text: &str) -> usize {
-    text.chars().map(|character| character.width().unwrap_or(1)).sum()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::amounts::Named;
 use crate::view::text::Label;
 use gpumem_ledger::category::{OTHERS, Rules};
 use gpumem_ledger::{CellView, Class, ProcessView};
+use gpumem_report::rules::NO_TAG;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -35,7 +36,7 @@ impl<'a> Names<'a> {
             _ if cell.is_idle() => Err("(pool idle)"),
             (_, Class::Opaque) => Err("(opaque pools)"),
             (Some(tag), _) => Ok(Label::from(&**tag)),
-            (None, _) => Err("(no tag)"),
+            (None, _) => Err(NO_TAG),
         };
         let mut sums = BTreeMap::new();
         for (cell, &bytes) in process.cells.iter().zip(ranked) {

@@ -1,0 +1,131 @@
+//! The numbers of a run that words.toml asks for by name: `here = "NAME ARGUMENT"`.
+
+use super::here::Here;
+use crate::Part;
+use gpumem_model::layers;
+use gpumem_model::run::{Class, OomKind};
+
+/// A number as text; `None` where the run has none. The second argument is what follows the name in words.toml.
+type Number = fn(&Here<'_>, &str) -> Option<String>;
+
+/// The numbers by name.
+pub(super) const NUMBERS: &[(&str, Number)] = &[
+    ("absence", |here, _| here.device.last.used_absence.clone().or(Some("everything is known".to_owned()))),
+    ("accounted_peak", |here, _| here.unsigned(here.device.details.accounted_peak_bytes)),
+    ("beside", |here, _| Some(here.amount(beside(here)))),
+    ("blind_intervals", |here, _| here.count(here.coverage().blind_count, "time")),
+    ("blocked", |here, _| here.flag(here.coverage().blocked_by.is_some())),
+    ("buckets", |here, _| here.count(here.device.series.buckets.len() as u64, "bucket")),
+    ("category", |here, name| here.category(&|other| other == name).map(|(.., numbers)| numbers)),
+    ("caveats", |here, _| here.count(here.run.caveats.len() as u64, "caveat")),
+    ("cell_count", |here, _| here.count(here.run.cells.len() as u64, "cell")),
+    ("cells", cells),
+    ("counters", |here, _| here.count(here.run.own.counters.len() as u64, "counter")),
+    ("covered", |here, _| here.flag(here.coverage().covered)),
+    ("events", |here, _| here.count(here.coverage().events, "event")),
+    ("free", |here, _| here.unsigned(here.device.reading.map(|reading| reading.free_bytes))),
+    ("gap_distance", |here, _| {
+        let distance = here.device.peak.gap_distance_ns.unsigned_abs();
+        Some(format!("{} from the peak", here.run.clock.distance(distance)))
+    }),
+    ("gap_steps", |here, _| here.count(here.device.details.steps.len() as u64, "step")),
+    ("last_time", |here, _| Some(format!("at {}", here.run.clock.time(here.device.last.time_ns)))),
+    ("late", |here, _| here.flag(here.coverage().late)),
+    ("layer", |here, name| here.layer(name)),
+    ("lost", |here, _| here.count(here.coverage().lost, "record")),
+    ("naming_level", |here, _| layers::level(&here.coverage().layers).map(str::to_owned)),
+    ("odd", |here, _| here.count(here.coverage().odd, "record")),
+    ("ooms", ooms),
+    ("part", |here, name| here.part(name)),
+    ("partial", |here, _| {
+        let coverage = here.coverage();
+        let yes = |is: bool| if is { "yes" } else { "no" };
+        Some(format!("state {}, history {}", yes(coverage.partial_state), yes(coverage.partial_history)))
+    }),
+    ("peak_time", |here, _| Some(format!("at {}", here.run.clock.time(here.device.peak.time_ns)))),
+    ("phase", |here, name| here.phase(name)),
+    ("pid", |here, _| Some(here.run.process.pid.to_string()).filter(|pid| pid != "0")),
+    ("ranges", |here, _| here.count(here.run.own.ranges.len() as u64, "name")),
+    ("rejected", |here, _| {
+        let text = here.count(here.coverage().rejected, "line or record")?;
+        Some(text.replace("records", "records (or lines)"))
+    }),
+    ("role", |here, name| here.role(name)),
+    ("row", |here, name| here.row(row(name)?)),
+    ("rules", |here, _| Some(format!("rules {}", here.report.groupings.name))),
+    ("run_id", |here, _| here.report.id.clone()),
+    ("samples", |here, _| here.count(here.coverage().samples, "sample")),
+    ("source", |here, _| Some(format!("{} {}", here.run.source.kind, here.run.source.origin))),
+    ("stale_samples", |here, _| here.count(here.coverage().stale_samples, "sample")),
+    ("steps", |here, cause| here.steps(cause)),
+    ("system_reserved", |here, _| {
+        here.unsigned(here.device.reading.and_then(|reading| reading.system_reserved_bytes))
+    }),
+    ("tenants", |here, _| {
+        let others = here.device.tenants.len() as u64 + u64::from(here.device.other_tenants.0);
+        let text = here.count(others, "other process on the device")?;
+        let text = text.replace("processs", "processes");
+        Some(text.replace("process on the devices", "processes on the device"))
+    }),
+    ("torn_samples", |here, _| here.count(here.coverage().torn_samples, "sample")),
+    ("total", |here, _| here.unsigned(here.device.total_bytes)),
+    ("training_steps", |here, _| here.count(here.coverage().steps, "step")),
+    ("unaccounted", |here, _| {
+        Some(here.device.unaccounted_bytes.map_or("not known".to_owned(), |bytes| here.amount(bytes)))
+    }),
+    ("uncovered", |here, _| here.flag(!here.coverage().covered)),
+];
+
+/// The number that a `here` of words.toml names.
+pub(super) fn number(here: &Here<'_>, named: &str) -> Option<String> {
+    let (name, argument) = named.split_once(' ').unwrap_or((named, ""));
+    let (_, number) = NUMBERS.iter().find(|(other, _)| *other == name)?;
+    number(here, argument)
+}
+
+/// The row of a statement that an argument names.
+pub(super) fn row(name: &str) -> Option<Part> {
+    Some(match name {
+        "opaque" => Part::Opaque,
+        "others" => Part::Others,
+        "pool_idle" => Part::PoolIdle,
+        "predates" => Part::Predates,
+        "tracked" => Part::Tracked,
+        "untrackable" => Part::Untrackable,
+        "used" => Part::Used,
+        _ => return None,
+    })
+}
+
+fn cells(here: &Here<'_>, which: &str) -> Option<String> {
+    here.cells(|cell| match which {
+        "block" => cell.class == Class::Block,
+        "direct" => cell.class == Class::Direct,
+        "inherited" => cell.inherited,
+        "pending" => cell.pending,
+        "torch" => cell.pool.as_deref() == Some("torch") && cell.class == Class::Block,
+        _ => false,
+    })
+}
+
+fn ooms(here: &Here<'_>, which: &str) -> Option<String> {
+    here.ooms(|oom| match which {
+        "confirmed" => oom.is_true(),
+        "pressure" => oom.kind == OomKind::Pressure && !oom.is_true(),
+        "suspected" => oom.is_suspected(),
+        _ => false,
+    })
+}
+
+/// Bytes of all kinds of memory beside the sum.
+fn beside(here: &Here<'_>) -> i64 {
+    let beside = &here.device.beside;
+    let kinds = [
+        beside.managed_bytes,
+        beside.pinned_bytes,
+        beside.registered_bytes,
+        beside.imported_bytes,
+        beside.host_vmm_bytes,
+    ];
+    kinds.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+}

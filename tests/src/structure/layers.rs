@@ -1,0 +1,214 @@
+//! The layers of each crate. A file may import from its own layer and from layers below it.
+//!
+//! The tables map files to the layers that they belong to, wherever the files lie today: a file that moves into the folder of its layer
+//! leaves its row for the folder's.
+
+use super::graph::Graph;
+
+/// Files of a crate that belong together.
+pub struct Layer {
+    /// Name of the layer.
+    pub name: &'static str,
+    /// Files, and folders that end with a slash, below `src/`. A longer entry of another layer wins.
+    pub files: &'static [&'static str],
+}
+
+/// The layers of a crate.
+pub struct Layers {
+    /// Folder of the crate.
+    pub krate: &'static str,
+    /// Ranks from below. Layers of one rank do not import from each other.
+    pub ranks: &'static [&'static [Layer]],
+    /// A type whose methods lie in the files of several layers: calls of its methods count as imports.
+    pub spread: Option<&'static str>,
+}
+
+const fn layer(name: &'static str, files: &'static [&'static str]) -> Layer {
+    Layer { name, files }
+}
+
+/// The tables of all crates that have layers.
+pub const ALL: &[Layers] = &[AGENT, LEDGER, DAEMON, CTL];
+
+const AGENT: Layers = Layers {
+    krate: "agent-lib",
+    ranks: &[
+        &[layer(
+            "base",
+            &[
+                "clock.rs",
+                "descriptor.rs",
+                "elf.rs",
+                "env.rs",
+                "glibc.rs",
+                "hot.rs",
+                "memfd.rs",
+                "need.rs",
+                "permitted.rs",
+                "renewed.rs",
+                "ring.rs",
+                "second.rs",
+                "sender/wake.rs",
+                "torch/find.rs",
+                "torch/maps.rs",
+                "turn.rs",
+            ],
+        )],
+        &[layer("threads", &["places.rs", "threads.rs"])],
+        &[layer("record", &["fault.rs", "layers.rs", "live.rs", "live/", "names.rs", "peak.rs", "state.rs"])],
+        &[layer(
+            "driver",
+            &[
+                "book.rs",
+                "core.rs",
+                "devices.rs",
+                "driver_pools.rs",
+                "exports.rs",
+                "ffi.rs",
+                "multicast.rs",
+                "torch/pending.rs",
+                "torch/state.rs",
+                "vmm.rs",
+            ],
+        )],
+        &[layer(
+            "naming",
+            &[
+                "callers/",
+                "naming.rs",
+                "python/",
+                "torch/autograd.rs",
+                "torch/gradient.rs",
+                "torch/sequence.rs",
+                "torch/slot.rs",
+            ],
+        )],
+        &[layer(
+            "sources",
+            &[
+                "control.rs",
+                "counters.rs",
+                "cupti/",
+                "nvtx/",
+                "pools.rs",
+                "python/bootstrap.rs",
+                "python/run.rs",
+                "scope.rs",
+                "snapshot.rs",
+                "torch/",
+                "window.rs",
+            ],
+        )],
+        &[layer("sender", &["sender/"])],
+        &[layer("entry", &["ask.rs", "attach.rs", "dump.rs", "fork.rs"])],
+    ],
+    spread: Some("Core"),
+};
+
+const LEDGER: Layers = Layers {
+    krate: "ledger",
+    ranks: &[
+        &[layer("base", &["fault.rs", "observation.rs", "recent.rs"])],
+        &[layer("book", &["book.rs", "cell.rs", "rounding.rs", "sums.rs", "trail.rs"])],
+        &[layer("rows", &["ghost.rs", "in_flight.rs"])],
+        &[layer("rules", &["allocation.rs", "holdings.rs", "pool.rs", "segment.rs", "vmm.rs"])],
+        &[layer("roles", &["iteration.rs", "parameter.rs", "role.rs", "young.rs"])],
+        &[layer("samples", &["gap.rs", "join.rs"])],
+        &[layer("untrackable", &["cause/"])],
+        &[layer("history", &["counter.rs", "layer.rs", "mark.rs", "range.rs", "timeline.rs", "trend/"])],
+        &[layer("oom", &["oom.rs", "oom/"])],
+        &[layer(
+            "process",
+            &[
+                "account.rs",
+                "blind.rs",
+                "earlier.rs",
+                "image.rs",
+                "process.rs",
+                "resync.rs",
+                "share.rs",
+                "slot.rs",
+            ],
+        )],
+        &[layer("ledger", &["ledger.rs", "snapshot.rs", "to_model.rs"])],
+        &[layer("category", &["category.rs"])],
+    ],
+    spread: None,
+};
+
+const DAEMON: Layers = Layers {
+    krate: "daemon",
+    ranks: &[
+        &[layer(
+            "base",
+            &[
+                "access.rs",
+                "clock.rs",
+                "descriptors.rs",
+                "memory.rs",
+                "namespace.rs",
+                "signals.rs",
+                "sockets.rs",
+                "sockets/",
+                "stats.rs",
+                "told.rs",
+            ],
+        )],
+        &[layer(
+            "limits",
+            &[
+                "fair.rs",
+                "source/agent/budget.rs",
+                "source/agent/seats.rs",
+                "source/agent/turns.rs",
+                "view/places.rs",
+            ],
+        )],
+        &[layer("run_writer", &["keeper/"])],
+        &[layer("aggregator", &["batch.rs", "core/", "recorder.rs"])],
+        &[layer("config", &["config.rs", "config/", "service.rs"])],
+        &[layer("source", &["source/"]), layer("view", &["view/"])],
+        &[layer("app", &["app.rs"])],
+    ],
+    spread: None,
+};
+
+const CTL: Layers = Layers {
+    krate: "ctl",
+    ranks: &[
+        &[layer("base", &["exit.rs", "output.rs", "when.rs"])],
+        &[layer("args", &["args.rs", "args/"])],
+        &[layer("client", &["client/"])],
+        &[layer("command", &["command/"])],
+    ],
+    spread: None,
+};
+
+impl Layers {
+    /// The table of a crate; `None` for a crate without layers.
+    pub fn of(krate: &str) -> Option<&'static Layers> {
+        ALL.iter().find(|layers| layers.krate == krate)
+    }
+
+    /// Rank and layer of a file; `None` for a file that the table does not have.
+    pub fn layer_of(&self, file: &str) -> Option<(usize, &'static str)> {
+        let layers = self.ranks.iter().enumerate();
+        let layers = layers.flat_map(|(rank, layers)| layers.iter().map(move |layer| (rank, layer)));
+        let entries =
+            layers.flat_map(|(rank, layer)| layer.files.iter().map(move |entry| (rank, layer.name, *entry)));
+        let matching =
+            entries.filter(|(_, _, entry)| file == *entry || entry.ends_with('/') && file.starts_with(entry));
+        matching.max_by_key(|(_, _, entry)| entry.len()).map(|(rank, name, _)| (rank, name))
+    }
+
+    /// Imports against the layers, as `layer file -> layer file`: from a layer to one above it, or to another one of the same rank.
+    pub fn violations(&self, graph: &Graph) -> Vec<String> {
+        let is_against = |(from, to): &(&str, &str)| {
+            let (Some(from), Some(to)) = (self.layer_of(from), self.layer_of(to)) else { return false };
+            to.0 > from.0 || to.0 == from.0 && to.1 != from.1
+        };
+        let name = |file| self.layer_of(file).map_or("", |(_, name)| name);
+        let text = |(from, to)| format!("{} {from} -> {} {to}", name(from), name(to));
+        graph.imports().filter(is_against).map(text).collect()
+    }
+}
