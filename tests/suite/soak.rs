@@ -37,6 +37,8 @@
 //! The other two tests: one program with four threads that allocate, free what others made, fail, lose contexts and whole devices,
 //! while the daemon listens. After every round the books are the machine's own, in sum and by name; in between, no sample says
 //! what was not so. `make soak` makes ten million calls; `GPUMEM_SOAK_CALLS` says how many.
+mod crowd;
+
 use gpumem_ledger::ClosedSample;
 use gpumem_tests::live::mixer::{compare_still, now_ns};
 use gpumem_tests::live::prometheus::free_address;

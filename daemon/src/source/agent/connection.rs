@@ -12,7 +12,7 @@ use super::packet::Packet;
 use super::peer::{Caller, Peer};
 use super::reasons::{End, Refusal};
 use super::rest::{self, Rest};
-use super::seats::Seat;
+use super::seats::{self, Patience, Seat};
 use crate::batch::Place;
 use crate::clock;
 use crate::service;
@@ -128,8 +128,12 @@ async fn welcome(
             }
         }
     };
-    let first = tokio::time::timeout(limits.hello, first).await;
-    let (packet, bytes) = first.map_err(|_| Refusal::Silent(limits.hello))??;
+    let (patience, silent) = match seat.patience() {
+        Patience::Whole => (limits.hello, Refusal::Silent(limits.hello)),
+        Patience::Brief => (limits.hello.min(seats::BRIEF), Refusal::Crowd),
+    };
+    let first = tokio::time::timeout(patience, first).await;
+    let (packet, bytes) = first.map_err(|_| silent)??;
     if packet.len == 0 {
         return Err(Refusal::EarlyEnd);
     }
@@ -382,7 +386,9 @@ impl Connection {
             let (packet, bytes) = match self.agents.receive(stream) {
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Err(End::Closed),
+                // The peer closed without reading all that it was told. The kernel reports that once, before packets that are still
+                // in the queue; the end of the connection comes after them.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(error) => return Err(End::System(error)),
             };
             match packet {
