@@ -308,6 +308,11 @@ impl Core {
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long) = (0, false);
         if let Origin::Process(key) = batch.origin
+            && begins_agent(&batch.frames)
+        {
+            self.tracks.reopen(key);
+        }
+        if let Origin::Process(key) = batch.origin
             && !self.tracks.see(key)
         {
             // What ends a connection is of no consequence then; what has a number is missing from the run.
@@ -506,6 +511,12 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether these frames begin with the record by which a connection says that an agent is there.
+fn begins_agent(frames: &[u8]) -> bool {
+    let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
+    matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))
 }
 
 /// Waits for a moment; where there is none, for ever.

@@ -69,6 +69,14 @@ impl Tracks {
         true
     }
 
+    /// An agent says hello for a process that is over: its hello was read late. The process has another run, which the store joins
+    /// with the first one.
+    pub fn reopen(&mut self, key: ProcessKey) {
+        if self.is_over.remove(&key) {
+            self.over.retain(|over| *over != key);
+        }
+    }
+
     /// Processes that are new since this was last asked.
     pub fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
@@ -273,6 +281,21 @@ mod tests {
         tracks.gone(KEY, 100, None);
         assert_eq!(tracks.take_over(199, 1000), []);
         assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+    }
+
+    #[test]
+    fn hello_that_is_read_after_the_end_reopens_the_run() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+        tracks.reopen(KEY);
+        assert!(tracks.see(KEY));
+        tracks.agent(KEY, true);
+        tracks.agent(KEY, false);
+        tracks.gone(KEY, 300, None);
+        assert_eq!(tracks.take_over(300, 1000), [(KEY, 300, None)]);
+        assert!(!tracks.see(KEY), "it is over again");
     }
 
     #[test]

@@ -233,10 +233,13 @@ impl Connection {
         // What the packet says is taken as said by the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
-        let mut frames = Vec::new();
-        for body in [up, hello_body] {
+        let frames = |body| {
+            let mut frames = Vec::new();
             Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
-        }
+            frames
+        };
+        // Before the facts, which are not taken of a process that is over: a list may have named it, and its hello is read late.
+        connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
         // From now on the table says when the process ends; of one that has ended already, this connection does.
         let key = connection.peer.key;
         let is_known = agents.processes.identify(key.pid) == Some(key);
@@ -259,7 +262,7 @@ impl Connection {
         if !facts.is_empty() {
             agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;
         }
-        connection.hand(frames).await.map_err(|()| Refusal::Over)?;
+        connection.hand(frames(hello_body)).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
         if agents.voice.speaks(connection.peer.uid) {
             tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
