@@ -17,15 +17,16 @@ fn programs(few: usize) -> usize {
     std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
 }
 
-/// Processes that have a run in the store: all of them, and those that have ended.
+/// Processes that have a run with what they said in the store: all of them, and those that have ended. What NVML listed of a process
+/// that had ended before /proc was asked is a run of its own, without a start time and events.
 fn stored(machine: &Machine) -> (usize, usize) {
     let Ok(store) = Store::open_read_only(machine.dir.join("runs.sqlite")) else { return (0, 0) };
     let runs = store.list().unwrap_or_default();
-    let uids = |ended: bool| {
-        let of = runs.iter().filter(|run| !ended || !matches!(run.state, State::Open));
-        of.map(|run| run.uid.as_str()).collect::<HashSet<_>>().len()
+    let pids = |ended: bool| {
+        let of = runs.iter().filter(|run| run.events > 0 && (!ended || !matches!(run.state, State::Open)));
+        of.map(|run| run.pid).collect::<HashSet<_>>().len()
     };
-    (uids(false), uids(true))
+    (pids(false), pids(true))
 }
 
 /// What the daemon has used: MiB of memory now and at most, seconds of processor time, descriptors.
@@ -68,10 +69,9 @@ fn start(count: usize, command: &mut Command) -> usize {
 
 fn each_has_a_run(machine: &Machine, daemon: &Daemon, said: usize) {
     let mut last = (0, 0);
-    let has_all = |last: (usize, usize)| last.1 >= said;
     for _ in 0..600 {
         last = stored(machine);
-        if has_all(last) {
+        if last.1 >= said {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
