@@ -34,6 +34,7 @@ counts! {
         RefusedWaiting = "connections_without_hello",
         RefusedSilent = "timeout",
         RefusedEarlyEnd = "ended",
+        RefusedGone = "gone",
         RefusedHello = "no_hello",
         RefusedVersion = "version",
         RefusedIdentity = "identity",
@@ -53,6 +54,7 @@ counts! {
         SkippedUnknown = "unknown_kind",
         SkippedForbidden = "not_for_agents",
         SkippedDevices = "too_many_devices",
+        SkippedOver = "run_over",
     }
     "gpumemd_ledger_refused_records_total", "Records of agents that the ledger had no room for, by limit." {
         RefusedRows = "rows_per_process",

@@ -37,6 +37,13 @@
 //! The other two tests: one program with four threads that allocate, free what others made, fail, lose contexts and whole devices,
 //! while the daemon listens. After every round the books are the machine's own, in sum and by name; in between, no sample says
 //! what was not so. `make soak` makes ten million calls; `GPUMEM_SOAK_CALLS` says how many.
+//!
+//! # Crowds (`crowd`)
+//!
+//! Programs that end within milliseconds, 200 of them started in a second, by hand and with the agent; and programs that all live at
+//! once. Each has a run. `GPUMEM_SOAK_PROGRAMS=10000` says how many; 10,000 live ones need 30,300 open files (`ulimit -n`).
+mod crowd;
+
 use gpumem_ledger::ClosedSample;
 use gpumem_tests::live::mixer::{compare_still, now_ns};
 use gpumem_tests::live::prometheus::free_address;

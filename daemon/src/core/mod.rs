@@ -308,9 +308,22 @@ impl Core {
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long) = (0, false);
         if let Origin::Process(key) = batch.origin
+            && begins_agent(&batch.frames)
+        {
+            self.tracks.reopen(key);
+        }
+        if let Origin::Process(key) = batch.origin
             && !self.tracks.see(key)
         {
+            // What ends a connection is of no consequence then; what has a number is missing from the run.
+            let events = std::iter::from_fn(|| {
+                let (slot, payload, after) = frame::split_frame(rest).ok().flatten()?;
+                rest = after;
+                Some(Record::decode(slot, payload).is_ok_and(|record| record.stamp.seq > 0))
+            });
+            let events = events.filter(|is_event| *is_event).count() as u64;
             self.stats.add(Count::Late, 1);
+            self.stats.add(Count::SkippedOver, events);
             return;
         }
         // Framing was checked by the source; what is cut ends the batch.
@@ -498,6 +511,12 @@ impl Core {
             }
         }
     }
+}
+
+/// Whether these frames begin with the record by which a connection says that an agent is there.
+fn begins_agent(frames: &[u8]) -> bool {
+    let Ok(Some((slot, payload, _))) = frame::split_frame(frames) else { return false };
+    matches!(Record::decode(slot, payload), Ok(Record { body: Body::Source { up: true, .. }, .. }))
 }
 
 /// Waits for a moment; where there is none, for ever.

@@ -69,6 +69,14 @@ impl Tracks {
         true
     }
 
+    /// An agent says hello for a process that is over: its hello was read late. The process has another run, which the store joins
+    /// with the first one.
+    pub fn reopen(&mut self, key: ProcessKey) {
+        if self.is_over.remove(&key) {
+            self.over.retain(|over| *over != key);
+        }
+    }
+
     /// Processes that are new since this was last asked.
     pub fn take_newcomers(&mut self) -> Vec<ProcessKey> {
         std::mem::take(&mut self.newcomers)
@@ -132,15 +140,16 @@ impl Tracks {
         }
     }
 
-    /// Those that are over now, and are forgotten here. An agent that has not spoken its last word
-    /// `last_word_ns` after the end is not waited for, and one that has not spoken its first a tenth of that: a program
-    /// of milliseconds may be named by a list and end while its hello waits to be read.
+    /// Those that are over now, and are forgotten here. An agent whose connection has not ended ten times `last_word_ns` after the
+    /// end is not waited for: thousands may end at once, and what each had sent is read before its connection ends. One that has
+    /// not said hello is waited for a tenth of `last_word_ns`: a program of milliseconds may be named by a list and end while its
+    /// hello waits to be read.
     pub fn take_over(&mut self, now_ns: u64, last_word_ns: u64) -> Vec<(ProcessKey, u64, Option<u64>)> {
         let is_over = |key: &ProcessKey, track: &Track| {
             let wait_ns = match track.agents {
                 0 if track.spoke || key.start_ticks == 0 => 0,
                 0 => last_word_ns / 10,
-                _ => last_word_ns,
+                _ => last_word_ns * 10,
             };
             // Its last peak comes with the next list of its devices.
             let wait_ns = if track.is_accounted { wait_ns.max(last_word_ns / 2) } else { wait_ns };
@@ -260,7 +269,8 @@ mod tests {
         tracks.agent(KEY, true);
         tracks.gone(KEY, 100, None);
         tracks.gone(KEY, 200, Some(9));
-        assert_eq!(tracks.take_over(1100, 1000), [(KEY, 100, Some(9))]);
+        assert_eq!(tracks.take_over(10_099, 1000), []);
+        assert_eq!(tracks.take_over(10_100, 1000), [(KEY, 100, Some(9))]);
         assert_eq!(tracks.keys(), []);
     }
 
@@ -271,6 +281,21 @@ mod tests {
         tracks.gone(KEY, 100, None);
         assert_eq!(tracks.take_over(199, 1000), []);
         assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+    }
+
+    #[test]
+    fn hello_that_is_read_after_the_end_reopens_the_run() {
+        let mut tracks = Tracks::default();
+        tracks.see(KEY);
+        tracks.gone(KEY, 100, None);
+        assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
+        tracks.reopen(KEY);
+        assert!(tracks.see(KEY));
+        tracks.agent(KEY, true);
+        tracks.agent(KEY, false);
+        tracks.gone(KEY, 300, None);
+        assert_eq!(tracks.take_over(300, 1000), [(KEY, 300, None)]);
+        assert!(!tracks.see(KEY), "it is over again");
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! Starting, changing, ending; what is in the way.
 
 use crate::common;
-use crate::common::peer::{Memory, Peer, allocation, device, now, record, resync, tag, watermark};
+use crate::common::peer::{
+    Memory, Peer, VERSIONS, allocation, device, hello, now, own_start_ticks, record, resync, tag, watermark,
+};
 use crate::common::{Daemon, PATIENCE, Scratch, free_port, private, start, start_as, start_in, wait_for};
 use gpumem_model::run::State;
 use gpumem_runs::store::Store;
 use gpumem_wire::{Body, Stamp};
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
@@ -482,6 +485,38 @@ fn ends_well(program: Program) {
     let pid = rustix::process::Pid::from_child(&program.0);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("sent");
     assert_eq!(program.end().0, Some(0));
+}
+
+/// The kernel reports that a peer closed without reading its welcome, and only then the packets that came before.
+#[test]
+fn packets_of_a_peer_that_never_read_its_welcome_are_read() {
+    const EVENTS: u64 = 20;
+    let (scratch, program, socket) = program_for_many("");
+    let pid = rustix::process::Pid::from_child(&program.0);
+    let memory = Memory::new();
+    let peer = Peer::connect(&socket);
+    peer.send_with(&hello(own_start_ticks(), VERSIONS), &[memory.fd.as_fd()]);
+    wait_for("a welcome that stays unread", || {
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        rustix::net::recv(&peer.socket, &mut [0; 1][..], flags).ok()
+    });
+    // All of it is in the daemon's queue when the end of the connection is.
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("sent");
+    wait_for("a stopped daemon", || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", program.0.id())).ok()?;
+        stat.rsplit_once(')')?.1.starts_with(" T").then_some(())
+    });
+    assert!(peer.send(&device()));
+    for seq in 1..=EVENTS {
+        let (stamp, body) = allocation(seq, 4096, 0);
+        assert!(peer.send(&record(stamp, body)));
+    }
+    assert!(peer.send(&watermark(EVENTS)));
+    drop(peer);
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("sent");
+    let path = format!("/v1/runs?pid={}", std::process::id());
+    wait_for("all of it", || asked(&scratch, &path).contains(&format!("\"events\":{EVENTS}")).then_some(()));
+    ends_well(program);
 }
 
 #[test]

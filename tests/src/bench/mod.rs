@@ -14,7 +14,7 @@ mod ledger;
 mod memory;
 mod node;
 mod nvtx;
-mod peer;
+pub mod peer;
 pub mod player;
 mod programs;
 mod python;

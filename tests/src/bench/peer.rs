@@ -4,7 +4,7 @@
 use super::cost::now_ns;
 use super::traffic::tag_name;
 use gpumem_wire::layout::Header;
-use gpumem_wire::{Body, DeviceIdKind, MAJOR, MINOR, Reading, Record, Stamp, frame};
+use gpumem_wire::{Body, DeviceIdKind, MAJOR, MINOR, MemoryKind, Reading, Record, Stamp, frame};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -72,11 +72,11 @@ fn words(uuid: &str) -> (u64, u64) {
 }
 
 impl Peer {
-    /// Connects, and has said its hello, its device, `tags` names and an empty state when this returns.
+    /// Connects and sends its hello; waits while the daemon's queue is full, and not for an answer.
     ///
     /// # Panics
-    /// When the daemon does not welcome it.
-    pub fn connect(path: &Path, uuid: &str, tags: u32) -> Self {
+    /// When no daemon listens.
+    pub fn introduce(path: &Path) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
         connect(&socket, &SocketAddrUnix::new(path).expect("a path")).expect("a daemon");
@@ -86,7 +86,28 @@ impl Peer {
         let hello =
             Body::Hello { start_ticks: start_ticks(), versions, capabilities: 0, instance: 1, claims: "" };
         peer.send_with_memory(&one(stamp, hello));
+        peer
+    }
+
+    /// Connects, and has said its hello, its device, `tags` names and an empty state when this returns.
+    ///
+    /// # Panics
+    /// When the daemon does not welcome it.
+    pub fn connect(path: &Path, uuid: &str, tags: u32) -> Self {
+        let peer = Peer::introduce(path);
         let epoch = peer.asked();
+        peer.describe(uuid, tags);
+        let at = Stamp { time_ns: now_ns(), ..Stamp::default() };
+        peer.send(&one(at, Body::ResyncBegin { epoch, after_seq: 0 }));
+        peer.send(&one(at, Body::ResyncEnd { epoch, head_seq: 0, rows: 0 }));
+        peer
+    }
+
+    /// Sends the device with this UUID and `tags` names.
+    ///
+    /// # Panics
+    /// When the daemon is gone.
+    pub fn describe(&self, uuid: &str, tags: u32) {
         let (uuid_high, uuid_low) = words(uuid);
         let total_bytes = Reading::of(80 << 30);
         let device = Body::Device {
@@ -98,15 +119,22 @@ impl Peer {
             name: "bench",
         };
         let at = Stamp { time_ns: now_ns(), ..Stamp::default() };
-        peer.send(&one(Stamp { device: 0, ..at }, device));
+        self.send(&one(Stamp { device: 0, ..at }, device));
         let names: Vec<_> = (1..=tags).map(|tag| (tag, tag_name(tag))).collect();
         let tags = names
             .iter()
             .map(|(tag, path)| Record { stamp: Stamp { tag: *tag, ..at }, body: Body::Tag { path } });
-        packed(&tags.collect::<Vec<_>>()).iter().for_each(|packet| peer.send(packet));
-        peer.send(&one(at, Body::ResyncBegin { epoch, after_seq: 0 }));
-        peer.send(&one(at, Body::ResyncEnd { epoch, head_seq: 0, rows: 0 }));
-        peer
+        packed(&tags.collect::<Vec<_>>()).iter().for_each(|packet| self.send(packet));
+    }
+
+    /// Sends the record of an allocation with the name 1 on device slot 0, as number `seq`.
+    ///
+    /// # Panics
+    /// When the daemon is gone.
+    pub fn allocate(&self, seq: u64, bytes: u64) {
+        let stamp = Stamp { seq, tag: 1, device: 0, time_ns: now_ns(), ..Stamp::default() };
+        let memory = MemoryKind::Device;
+        self.send(&one(stamp, Body::AllocEnd { address: seq << 32, bytes, pool: 0, took_us: 1, memory }));
     }
 
     /// Sends a packet; waits while the socket is full.

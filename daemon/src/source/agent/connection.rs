@@ -12,7 +12,7 @@ use super::packet::Packet;
 use super::peer::{Caller, Peer};
 use super::reasons::{End, Refusal};
 use super::rest::{self, Rest};
-use super::seats::Seat;
+use super::seats::{self, Patience, Seat};
 use crate::batch::Place;
 use crate::clock;
 use crate::service;
@@ -128,8 +128,12 @@ async fn welcome(
             }
         }
     };
-    let first = tokio::time::timeout(limits.hello, first).await;
-    let (packet, bytes) = first.map_err(|_| Refusal::Silent(limits.hello))??;
+    let (patience, silent) = match seat.patience() {
+        Patience::Whole => (limits.hello, Refusal::Silent(limits.hello)),
+        Patience::Brief => (limits.hello.min(seats::BRIEF), Refusal::Crowd),
+    };
+    let first = tokio::time::timeout(patience, first).await;
+    let (packet, bytes) = first.map_err(|_| silent)??;
     if packet.len == 0 {
         return Err(Refusal::EarlyEnd);
     }
@@ -229,10 +233,13 @@ impl Connection {
         // What the packet says is taken as said by the process that the kernel names.
         let stamp = Stamp { thread: connection.peer.key.pid, time_ns: clock::now_ns(), ..hello.stamp };
         let up = Body::Source { up: true, reason: "agent" };
-        let mut frames = Vec::new();
-        for body in [up, hello_body] {
+        let frames = |body| {
+            let mut frames = Vec::new();
             Record { stamp: Stamp { seq: 0, ..stamp }, body }.append_frame(&mut frames);
-        }
+            frames
+        };
+        // Before the facts, which are not taken of a process that is over: a list may have named it, and its hello is read late.
+        connection.hand(frames(up)).await.map_err(|()| Refusal::Over)?;
         // From now on the table says when the process ends; of one that has ended already, this connection does.
         let key = connection.peer.key;
         let is_known = agents.processes.identify(key.pid) == Some(key);
@@ -255,7 +262,7 @@ impl Connection {
         if !facts.is_empty() {
             agents.hand(Batch::of_host(facts)).await.map_err(|()| Refusal::Over)?;
         }
-        connection.hand(frames).await.map_err(|()| Refusal::Over)?;
+        connection.hand(frames(hello_body)).await.map_err(|()| Refusal::Over)?;
         agents.stats.add(Count::Welcomed, 1);
         if agents.voice.speaks(connection.peer.uid) {
             tracing::info!(pid = key.pid, uid = connection.peer.uid, epoch, "an agent is there");
@@ -382,7 +389,9 @@ impl Connection {
             let (packet, bytes) = match self.agents.receive(stream) {
                 Ok(received) => received,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Err(End::Closed),
+                // The peer closed without reading all that it was told. The kernel reports that once, before packets that are still
+                // in the queue; the end of the connection comes after them.
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => continue,
                 Err(error) => return Err(End::System(error)),
             };
             match packet {

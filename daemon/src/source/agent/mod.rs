@@ -232,10 +232,10 @@ impl Agents {
             // Who cannot be told cannot be counted against anybody: uid -1 is nobody's.
             let uid = stream.peer_cred().map_or(u32::MAX, |peer| peer.uid());
             let limits = self.limits();
-            // A peer whose hello is there already is not one that keeps others waiting.
-            let seat = match self.seats.take(uid, &limits) {
-                Err(Full::Waiting) if !line::is_empty(&stream) => self.seats.take_for_hello(uid, &limits),
-                seat => seat,
+            // A peer whose hello is there already keeps nobody waiting, and is not one of those that wait.
+            let seat = match line::is_empty(&stream) {
+                true => self.seats.take(uid, &limits),
+                false => self.seats.take_for_hello(uid, &limits),
             };
             match seat {
                 Ok(seat) => match Caller::of(&stream) {

@@ -148,6 +148,15 @@ impl Caller {
     /// [`Unknown::StartTime`]; [`Unknown::User`]: it has become a program of another user since it connected; [`Unknown::Gone`]:
     /// another process has its pid, and began within the same tick.
     pub fn peer(self, claimed_ticks: Option<u64>) -> Result<Peer, Unknown> {
+        self.checked_peer(claimed_ticks, check_user)
+    }
+
+    /// See [`Caller::peer`]; `check_user` looks at the user of a process that lives.
+    fn checked_peer(
+        self,
+        claimed_ticks: Option<u64>,
+        check_user: impl FnOnce(u32, u32) -> Result<(), Unknown>,
+    ) -> Result<Peer, Unknown> {
         let Caller { pid, uid, state } = self;
         let State::Found { start_ticks: found, pidfd } = state else {
             let start_ticks = ended_start(pid, claimed_ticks)?;
@@ -155,13 +164,19 @@ impl Caller {
         };
         let key = ProcessKey { pid, start_ticks: found };
         // The records of a process that has ended meanwhile still count.
-        let lives = match &pidfd {
-            Some(pidfd) => has_pid(pidfd, pid)?,
-            None => is_there(key)?,
+        let is_alive = || match &pidfd {
+            Some(pidfd) => has_pid(pidfd, pid),
+            None => is_there(key),
         };
-        if lives {
-            check_user(pid, uid)?;
-        } else if pidfd.is_some() && is_there(key)? {
+        let mut lives = is_alive()?;
+        if lives && let Err(error) = check_user(pid, uid) {
+            // A program of milliseconds may end between the two looks.
+            lives = is_alive()?;
+            if lives {
+                return Err(error);
+            }
+        }
+        if !lives && pidfd.is_some() && is_there(key)? {
             return Err(Unknown::Gone(pid));
         }
         let ahead_ns = |clock| if lives { time_offset_ns(pid, clock) } else { 0 };
@@ -331,6 +346,22 @@ mod tests {
         assert_eq!(without.peer(Some(key.start_ticks)).expect("the same").key, key);
         assert_eq!(with.peer(Some(key.start_ticks)).expect("the same").key, key);
         assert!(other.peer(Some(key.start_ticks + 1)).is_err());
+    }
+
+    #[test]
+    fn caller_that_ends_while_its_user_is_looked_at_stays_who_it_was() {
+        let uid = rustix::process::geteuid().as_raw();
+        for with_pidfd in [true, false] {
+            let mut child = std::process::Command::new("sleep").arg("600").spawn().expect("a process");
+            let pidfd = with_pidfd.then(|| pidfd::of_pid(child.id()).ok()).flatten();
+            let caller = Caller::named(child.id(), uid, pidfd).expect("a process");
+            let key = ProcessKey { pid: child.id(), start_ticks: start_ticks(child.id()).expect("a start") };
+            let peer = caller.checked_peer(Some(key.start_ticks), |pid, uid| {
+                child.kill().and_then(|()| child.wait()).expect("its end");
+                check_user(pid, uid)
+            });
+            assert_eq!(peer.expect("the same").key, key);
+        }
     }
 
     #[test]

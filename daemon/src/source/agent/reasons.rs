@@ -14,6 +14,8 @@ use std::time::Duration;
 pub(super) enum Refusal {
     #[error("it said nothing in {0:?}")]
     Silent(Duration),
+    #[error("it said nothing while too many had not said hello")]
+    Crowd,
     #[error("it closed before its hello")]
     EarlyEnd,
     #[error("its first packet is no hello{0}")]
@@ -41,10 +43,11 @@ impl Refusal {
         Some(match self {
             refusal if refusal.is_lack() => Count::AcceptFailures,
             Refusal::Silent(_) => Count::RefusedSilent,
+            Refusal::Crowd => Count::RefusedWaiting,
             Refusal::EarlyEnd | Refusal::System(_) => Count::RefusedEarlyEnd,
             Refusal::NoHello(_) => Count::RefusedHello,
             Refusal::Version(_) => Count::RefusedVersion,
-            Refusal::Identity(Unknown::Gone(_)) => Count::RefusedEarlyEnd,
+            Refusal::Identity(Unknown::Gone(_)) => Count::RefusedGone,
             Refusal::Identity(_) => Count::RefusedIdentity,
             Refusal::Descriptors(_) => Count::RefusedDescriptors,
             Refusal::NoDescriptor => Count::AcceptFailures,

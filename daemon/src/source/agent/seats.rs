@@ -35,13 +35,52 @@ pub enum Full {
     Waiting,
 }
 
+/// How long a peer may wait to say hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// [`Limits::hello`].
+    Whole,
+    /// [`BRIEF`]: the seats of those that may wait for longer are taken. A program that is about to say hello may have been
+    /// interrupted between connect(2) and its hello, and if it lives for milliseconds it does not come again.
+    Brief,
+}
+
+/// Time for the hello of a peer that came when as many as may were waiting.
+pub const BRIEF: Duration = Duration::from_millis(500);
+/// Peers that may wait that briefly, as a multiple of [`Limits::waiting`].
+const BRIEF_SHARE: usize = 4;
+
+/// Peers that have not said hello.
+#[derive(Debug, Default)]
+struct Waiting {
+    all: usize,
+    by_uid: HashMap<u32, usize>,
+}
+
+impl Waiting {
+    /// Whether `limit`, or a quarter of it for one user, is reached: silent peers of one user leave three quarters to the others.
+    fn is_full(&self, uid: u32, limit: usize) -> bool {
+        let of_uid = self.by_uid.get(&uid).copied().unwrap_or(0);
+        self.all >= limit || of_uid >= (limit / 4).max(1)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    waiting: usize,
     by_uid: HashMap<u32, usize>,
-    waiting_by_uid: HashMap<u32, usize>,
+    waiting: Waiting,
+    brief: Waiting,
     turns: HashMap<u32, Arc<Turn>>,
+}
+
+impl Taken {
+    fn waiting(&mut self, patience: Patience) -> &mut Waiting {
+        match patience {
+            Patience::Whole => &mut self.waiting,
+            Patience::Brief => &mut self.brief,
+        }
+    }
 }
 
 /// Who sits.
@@ -53,7 +92,8 @@ pub struct Seats(Mutex<Taken>);
 pub struct Seat {
     seats: Arc<Seats>,
     uid: u32,
-    waiting: bool,
+    /// Until its hello.
+    waits: Option<Patience>,
     /// What it shares with the others of its user.
     pub turn: Arc<Turn>,
 }
@@ -63,16 +103,16 @@ impl Seats {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections now, and how many of them have not said hello.
+    /// Connections now, and how many of them have not said hello, without those that may wait briefly only.
     pub fn count(&self) -> (usize, usize) {
         let taken = self.taken();
-        (taken.all, taken.waiting)
+        (taken.all - taken.brief.all, taken.waiting.all)
     }
 
     /// Connections that have said hello.
     pub fn welcomed(&self) -> usize {
         let taken = self.taken();
-        taken.all - taken.waiting
+        taken.all - taken.waiting.all - taken.brief.all
     }
 
     /// A seat for a peer that has said nothing yet.
@@ -93,27 +133,29 @@ impl Seats {
 
     fn take_as(self: &Arc<Self>, uid: u32, limits: &Limits, waiting: bool) -> Result<Seat, Full> {
         let mut taken = self.taken();
-        let of = |map: &HashMap<u32, usize>| map.get(&uid).copied().unwrap_or(0);
         if taken.all >= limits.connections {
             return Err(Full::All);
         }
-        if of(&taken.by_uid) >= limits.connections_per_uid {
+        if taken.by_uid.get(&uid).copied().unwrap_or(0) >= limits.connections_per_uid {
             return Err(Full::OfUid);
         }
-        // One user's silent peers leave three quarters to the others.
-        let is_full =
-            taken.waiting >= limits.waiting || of(&taken.waiting_by_uid) >= (limits.waiting / 4).max(1);
-        if waiting && is_full {
-            return Err(Full::Waiting);
-        }
+        let waits = match waiting {
+            false => None,
+            true if !taken.waiting.is_full(uid, limits.waiting) => Some(Patience::Whole),
+            true if !taken.brief.is_full(uid, limits.waiting.saturating_mul(BRIEF_SHARE)) => {
+                Some(Patience::Brief)
+            }
+            true => return Err(Full::Waiting),
+        };
         taken.all += 1;
         *taken.by_uid.entry(uid).or_default() += 1;
-        if waiting {
-            taken.waiting += 1;
-            *taken.waiting_by_uid.entry(uid).or_default() += 1;
+        if let Some(patience) = waits {
+            let waiting = taken.waiting(patience);
+            waiting.all += 1;
+            *waiting.by_uid.entry(uid).or_default() += 1;
         }
         let turn = Arc::clone(taken.turns.entry(uid).or_default());
-        Ok(Seat { seats: Arc::clone(self), uid, waiting, turn })
+        Ok(Seat { seats: Arc::clone(self), uid, waits, turn })
     }
 }
 
@@ -129,11 +171,17 @@ fn less(map: &mut HashMap<u32, usize>, uid: u32) {
 impl Seat {
     /// The peer has said hello.
     pub fn welcomed(&mut self) {
-        if std::mem::take(&mut self.waiting) {
+        if let Some(patience) = self.waits.take() {
             let mut taken = self.seats.taken();
-            taken.waiting -= 1;
-            less(&mut taken.waiting_by_uid, self.uid);
+            let waiting = taken.waiting(patience);
+            waiting.all -= 1;
+            less(&mut waiting.by_uid, self.uid);
         }
+    }
+
+    /// How long it may wait to say hello.
+    pub fn patience(&self) -> Patience {
+        self.waits.unwrap_or(Patience::Whole)
     }
 }
 
@@ -166,7 +214,11 @@ mod tests {
         };
         let seats = Arc::new(Seats::default());
         let mut first = seats.take(1, &limits).unwrap();
-        assert_eq!(seats.take(1, &limits).unwrap_err(), Full::Waiting, "a quarter of those that wait");
+        let brief =
+            seats.take(1, &limits).expect("it may wait briefly: a quarter of those that wait is taken");
+        assert_eq!((first.patience(), brief.patience()), (Patience::Whole, Patience::Brief));
+        assert_eq!((seats.count(), seats.welcomed()), ((1, 1), 0));
+        drop(brief);
         drop(seats.take_for_hello(1, &limits).expect("it does not wait"));
         first.welcomed();
         let mut second = seats.take(1, &limits).unwrap();
@@ -177,7 +229,28 @@ mod tests {
         assert_eq!(seats.count(), (3, 1));
         drop((first, second, other));
         assert_eq!(seats.count(), (0, 0));
-        assert!(seats.taken().by_uid.is_empty() && seats.taken().waiting_by_uid.is_empty());
+        assert!(seats.taken().by_uid.is_empty() && seats.taken().waiting.by_uid.is_empty());
+        assert!(seats.taken().brief.by_uid.is_empty());
         assert!(seats.taken().turns.is_empty());
+    }
+
+    #[test]
+    fn those_that_may_wait_briefly_are_bounded_too() {
+        let limits = Limits {
+            connections: 1000,
+            connections_per_uid: 1000,
+            waiting: 8,
+            hello: Duration::from_secs(1),
+            bytes_per_s: 0,
+            shared_bytes: 0,
+            rows: 0,
+        };
+        let seats = Arc::new(Seats::default());
+        let of = |uid| std::iter::from_fn(|| seats.take(uid, &limits).ok()).collect::<Vec<_>>();
+        let one = of(1);
+        assert_eq!(one.len(), 2 + 8);
+        assert_eq!(seats.take(1, &limits).unwrap_err(), Full::Waiting);
+        let others: Vec<_> = (2..9).flat_map(of).collect();
+        assert_eq!(one.len() + others.len(), 8 + 32, "a user's silent peers leave most to the others");
     }
 }

@@ -74,6 +74,45 @@ fn every_one_of_many_live_processes_is_checkpointed_and_has_a_run_at_its_end() {
     node.thread.end(Duration::from_secs(10));
 }
 
+/// A program of milliseconds is named by a list and ends; its hello waits in the socket's queue until its run is closed.
+#[test]
+fn hello_that_is_read_after_the_run_was_closed_joins_it() {
+    let scratch = Scratch::new();
+    let path = scratch.join("runs.sqlite");
+    let mut node = Node::new(path.clone(), 1, 10_000);
+    let key = key(0, 0);
+    let end = |node: &mut Node, time_ns: u64| {
+        let stamp = Stamp { thread: key.pid, time_ns, ..Stamp::default() };
+        let end = Body::ProcessGone { start_ticks: key.start_ticks, status: Reading::of(0) };
+        node.core.take(batch(Origin::Host, &[(stamp, end)]));
+        settle(node, time_ns + SECOND)
+    };
+    node.sample(0, T, &[(key, Ok(10 * MIB))]);
+    let now = end(&mut node, T + 1);
+    assert_eq!(node.sight.stats.get(Count::RunsFinished), 1);
+    let agent = |node: &mut Node, up: bool| {
+        let stamp = Stamp { thread: key.pid, time_ns: now, ..Stamp::default() };
+        node.core.take(batch(Origin::Process(key), &[(stamp, Body::Source { up, reason: "agent" })]));
+    };
+    agent(&mut node, true);
+    node.covered(0, 0, 3);
+    agent(&mut node, false);
+    end(&mut node, now);
+    let runs = list(&path);
+    assert_eq!((runs.len(), node.sight.stats.get(Count::SkippedOver)), (1, 0), "{runs:?}");
+    let run = Store::open_read_only(&path).and_then(|store| store.load(runs[0].id)).expect("the run");
+    assert_eq!(run.coverage.events, 6, "what the agent said");
+    assert!(
+        run.devices.iter().any(|device| device.peak_used.is_some()),
+        "what the list said: {:?}",
+        run.devices
+    );
+    // Without a hello they are counted.
+    node.covered(0, 0, 3);
+    assert_eq!(node.sight.stats.get(Count::SkippedOver), 6);
+    node.thread.end(Duration::from_secs(10));
+}
+
 #[test]
 fn daemon_that_ends_writes_the_news_of_every_process() {
     let scratch = Scratch::new();

@@ -41,7 +41,7 @@ const SEE_LOG: &str = "see the daemon's log: which process, and what it sent";
 const ENOUGH_FILES: &str = "raise the daemon's limit of open files (LimitNOFILE=, ulimit -n)";
 
 /// Peers that were turned away, and what was left out.
-const TOLD: [Told; 28] = [
+const TOLD: [Told; 30] = [
     told(
         Count::RefusedFull,
         Check::AgentLimits,
@@ -167,6 +167,20 @@ const TOLD: [Told; 28] = [
         "agents",
         "agents could not be told who they are",
         HOST_PIDS,
+    ),
+    told(
+        Count::RefusedGone,
+        Check::AgentIdentity,
+        "agents",
+        "agents had ended and another process had their pid before their hello was read: they have no run",
+        "see why the daemon is late (processor time, a stopped daemon), or raise kernel.pid_max",
+    ),
+    told(
+        Count::SkippedOver,
+        Check::AgentPackets,
+        "agents",
+        "records of agents were read after the runs of their processes had been closed: these runs are incomplete",
+        "see why the daemon is late (processor time, a stopped daemon)",
     ),
     told(
         Count::RefusedMemory,

@@ -1,0 +1,145 @@
+//! Programs by the thousand: many that end at once, and many that live at once.
+//!
+//! `GPUMEM_SOAK_PROGRAMS` says how many (10,000 is what the product promises); few by default. What the daemon needed for them is printed.
+
+use gpumem_runs::run::State;
+use gpumem_runs::store::Store;
+use gpumem_tests::live::{Daemon, Machine, until};
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+const CROWD: &str = env!("CARGO_BIN_EXE_crowd");
+/// Programs started in a second.
+const RATE: u32 = 200;
+
+fn programs(few: usize) -> usize {
+    std::env::var("GPUMEM_SOAK_PROGRAMS").ok().and_then(|text| text.parse().ok()).unwrap_or(few)
+}
+
+/// Processes that have a run with what they said in the store: all of them, and those that have ended. What NVML listed of a process
+/// that had ended before /proc was asked is a run of its own, without a start time and events.
+fn stored(machine: &Machine) -> (usize, usize) {
+    let Ok(store) = Store::open_read_only(machine.dir.join("runs.sqlite")) else { return (0, 0) };
+    let runs = store.list().unwrap_or_default();
+    let pids = |ended: bool| {
+        let of = runs.iter().filter(|run| run.events > 0 && (!ended || !matches!(run.state, State::Open)));
+        of.map(|run| run.pid).collect::<HashSet<_>>().len()
+    };
+    (pids(false), pids(true))
+}
+
+/// What the daemon has used: MiB of memory now and at most, seconds of processor time, descriptors.
+fn used(daemon: &Daemon) -> String {
+    let proc = |name: &str| format!("/proc/{}/{name}", daemon.job.pid());
+    let status = std::fs::read_to_string(proc("status")).expect("it lives");
+    let mib = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+        line.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0) >> 10
+    };
+    let stat = std::fs::read_to_string(proc("stat")).expect("it lives");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_ascii_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
+    let files = std::fs::read_dir(proc("fd")).expect("it lives").count();
+    let (now, most) = (mib("VmRSS:"), mib("VmHWM:"));
+    format!("{now} MiB, {most} at most, {:.2} s of a processor, {files} descriptors", ticks as f64 / 100.0)
+}
+
+/// Series of the daemon that count what was refused, dropped or late, without those that are 0.
+fn losses(daemon: &Daemon) -> Vec<String> {
+    let text = daemon.asked("/v1/metrics").expect("an answer").to_string();
+    let words = ["refused_total", "dropped_total", "late_total", "failures_total", "skipped_total"];
+    let lines = text
+        .split("\\n")
+        .filter(|line| !line.starts_with('#') && words.iter().any(|word| line.contains(word)));
+    lines.filter(|line| !line.ends_with(" 0")).map(str::to_owned).collect()
+}
+
+/// Starts `count` of `command`, and returns how many succeeded.
+fn start(count: usize, command: &mut Command) -> usize {
+    let output = command.stdin(Stdio::null()).output().expect("crowd runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    // The last line is crowd's.
+    let said = said.lines().last().unwrap_or_default();
+    println!("{said}");
+    assert!(output.status.success(), "{said} {}", String::from_utf8_lossy(&output.stderr));
+    let succeeded = said.split(' ').next().and_then(|word| word.parse().ok());
+    succeeded.unwrap_or_else(|| panic!("{said} of {count}"))
+}
+
+fn each_has_a_run(machine: &Machine, daemon: &Daemon, said: usize) {
+    let mut last = (0, 0);
+    for _ in 0..600 {
+        last = stored(machine);
+        if last.1 >= said {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    println!("{} of {said} have a run, {} an ended one; {}", last.0, last.1, used(daemon));
+    println!("{:#?}", losses(daemon));
+    assert_eq!(last, (said, said));
+}
+
+#[test]
+fn every_short_program_whose_hello_was_sent_has_a_run() {
+    let count = programs(400);
+    let machine = Machine::new(&["devices=1"]);
+    let mut daemon = Daemon::start(&machine, "daemon", "[nvml]\nlibrary = \"/nonexistent\"\n");
+    let mut crowd = Command::new(CROWD);
+    crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "short"]);
+    crowd.arg(daemon.runtime.join("agent.sock"));
+    let said = start(count, &mut crowd);
+    assert_eq!(said, count, "all could say hello: {:#?}", losses(&daemon));
+    each_has_a_run(&machine, &daemon, said);
+    daemon.stop();
+}
+
+#[test]
+fn every_short_program_with_the_agent_has_a_run() {
+    let count = programs(200);
+    let machine = Machine::new(&["devices=1"]);
+    let mut daemon = Daemon::start(&machine, "daemon", "");
+    let trainer = machine.trainer(&daemon.runtime, &[]);
+    let mut crowd = Command::new(CROWD);
+    crowd.args(["run", &count.to_string(), &RATE.to_string()]).arg(trainer.get_program());
+    crowd.args(["--steps", "1", "--threads", "0", "--step-ms", "0"]);
+    for (name, value) in trainer.get_envs() {
+        match value {
+            Some(value) => crowd.env(name, value),
+            None => crowd.env_remove(name),
+        };
+    }
+    let said = start(count, &mut crowd);
+    each_has_a_run(&machine, &daemon, said);
+    daemon.stop();
+}
+
+#[test]
+fn all_programs_that_live_at_once_are_stored() {
+    let count = programs(600);
+    let machine = Machine::new(&["devices=1"]);
+    let config = format!(
+        "[agent]\nconnections = {0}\nconnections_per_uid = {0}\n[nvml]\nlibrary = \"/nonexistent\"\n",
+        count + 16
+    );
+    let mut daemon = Daemon::start(&machine, "daemon", &config);
+    let mut crowd = Command::new(CROWD);
+    crowd.args(["run", &count.to_string(), &RATE.to_string(), CROWD, "live"]);
+    crowd.arg(daemon.runtime.join("agent.sock")).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut crowd = crowd.spawn().expect("crowd runs");
+    let mut lines =
+        BufReader::new(crowd.stdout.take().expect("piped")).lines().map(|line| line.expect("text"));
+    let up = lines.by_ref().take(count).filter(|line| line == "up").count();
+    assert_eq!(up, count, "all are welcomed: {:#?}", losses(&daemon));
+    println!("{count} are up; {}", used(&daemon));
+    let began = std::time::Instant::now();
+    until(60, "a run of each", || (stored(&machine).0 >= count).then_some(()));
+    println!("all are stored after {:?}; {}", began.elapsed(), used(&daemon));
+    println!("{:#?}", losses(&daemon));
+    drop(crowd.stdin.take()); // all end at once
+    lines.for_each(|line| println!("{line}"));
+    assert!(crowd.wait().expect("its end").success());
+    each_has_a_run(&machine, &daemon, count);
+    daemon.stop();
+}
