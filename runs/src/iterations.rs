@@ -85,6 +85,12 @@ pub struct Iteration {
     /// State that is not trained.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub buffers: Level,
+    /// Keys and values of earlier tokens.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub kv_caches: Level,
+    /// Parameters of untrained copies of a trained module.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub parameter_copies: Level,
 }
 
 /// An amount in an iteration.
@@ -143,6 +149,8 @@ impl From<&ledger::Iteration> for Iteration {
             inputs: of(Role::Input),
             workspace: of(Role::Workspace),
             buffers: of(Role::Buffer),
+            kv_caches: of(Role::KvCache),
+            parameter_copies: of(Role::ParameterCopy),
         }
     }
 }

@@ -61,7 +61,7 @@ pub(super) const WORDS: &[Word] = &[
     ),
     word(
         &["roles", "role"],
-        "What a block is for: parameter, gradient, optimizer state, activation, input, temporary, workspace, buffer. From the program's word and from when blocks live.",
+        "What a block is for: parameter, gradient, optimizer state, activation, input, temporary, workspace, buffer, kv cache, parameter copy. From the program's word and from when blocks live.",
         |here| here.layer("roles"),
         "gpumem.torch.watch(model, optimizer) makes them certain",
     ),
@@ -113,6 +113,18 @@ pub(super) const WORDS: &[Word] = &[
         "State of modules that is not trained: running means, caches of positions.",
         |here| here.role("buffer"),
         "",
+    ),
+    word(
+        &["kv cache", "kv caches", "kv_cache"],
+        "Keys and values of earlier tokens that a model keeps to produce the next ones. Grows with the batch and the length of sequences.",
+        |here| here.role("kv cache"),
+        "shorter sequences, fewer at once, a quantized or offloaded cache",
+    ),
+    word(
+        &["parameter copy", "parameter copies", "copies"],
+        "Parameters of a module that is not trained itself but is a copy of one that is: an average of the weights (EMA), a target network.",
+        |here| here.role("parameter copy"),
+        "keep the copy in host memory or in lower precision",
     ),
     word(
         &["phase", "setup"],
