@@ -57,6 +57,12 @@ pub enum What {
     CustomFunction,
     /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
     Reduction,
+    /// What is allocated in it, or in what it calls, holds keys and values of earlier tokens.
+    KvCache,
+    /// What is allocated in it, or in what it calls, is a copy of parameters.
+    ParameterCopy,
+    /// Parameters are copied, maybe with their modules, which no hook of PyTorch's shows.
+    Copying,
 }
 
 /// Codes that no walk for a name meets: they are kept in a table of their own.
@@ -66,7 +72,7 @@ impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        const ALL: [What; 12] = [
+        const ALL: [What; 15] = [
             Nothing,
             Module,
             Optimizer,
@@ -79,6 +85,9 @@ impl What {
             ZeroGrad,
             CustomFunction,
             Reduction,
+            KvCache,
+            ParameterCopy,
+            Copying,
         ];
         ALL.get(code as usize).copied()
     }
@@ -92,8 +101,8 @@ impl What {
     /// What is done there.
     #[inline(always)]
     pub fn phase(self) -> Phase {
-        const OF: [Phase; 12] = {
-            let mut of = [Phase::Unknown; 12];
+        const OF: [Phase; 15] = {
+            let mut of = [Phase::Unknown; 15];
             of[What::Module as usize] = Phase::Forward;
             of[What::Optimizer as usize] = Phase::Optimizer;
             of[What::Step as usize] = Phase::Optimizer;
@@ -109,6 +118,8 @@ impl What {
         match self {
             What::Parameter => Role::Parameter,
             What::Gradient | What::Reduction => Role::Gradient,
+            What::KvCache => Role::KvCache,
+            What::ParameterCopy => Role::ParameterCopy,
             _ => Role::Unknown,
         }
     }

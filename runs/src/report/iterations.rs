@@ -99,8 +99,10 @@ fn rows(table: &Iterations) -> String {
     let widths: Vec<usize> = (0..=columns.len())
         .map(|column| cells.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
         .collect();
-    let mut out =
-        format!("{}; highest in the iteration, of cached, params, optimizer and copies at its end\n", unit.name);
+    let mut out = format!(
+        "{}; highest in the iteration, of cached, params, optimizer and copies at its end\n",
+        unit.name
+    );
     for (index, line) in cells.iter().enumerate() {
         let mut text = String::new();
         for (column, cell) in line.iter().enumerate() {

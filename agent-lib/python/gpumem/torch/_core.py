@@ -6,19 +6,22 @@ Never raises, never prints: what goes wrong is the state of the layer, with its 
 import ctypes
 import os
 import sys
+import time
 from typing import Any, Callable, List, Optional
 
 from . import _adopt, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
-from ._modules import Modules
+from ._modules import Modules, next_record
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 
-#: Answers of ``start``.
-DONE, LATER, FAILED = 0, 1, 2
+#: Answers of ``start`` and ``tick``: the agent asks again when memory was allocated; soon; never; in a fifth of a second.
+DONE, LATER, FAILED, AGAIN = 0, 1, 2, 3
 
 #: Seconds after which a sweep looks for tensors that came to lie elsewhere.
 _AGE = 2.0
+#: Of the time, for complete looks at programs that train nothing.
+_IDLE_SHARE = 0.02
 #: Nodes that the numbers of autograd are looked for in.
 _NODES = 4
 #: Leaves that the gradients are looked for with.
@@ -49,6 +52,14 @@ class Core:
         #: Ticks that have failed; the last one did.
         self.failures = 0
         self.is_failing = False
+        #: Records at the end of the last look; something was allocated that no complete look has seen; when the next one is due.
+        self.head = 0
+        self.is_dirty = True
+        self.idle_due = 0.0
+        #: Complete looks so far.
+        self.looks = 0
+        #: A look is under way.
+        self.is_looking = False
 
     def let_go(self) -> None:
         """Takes the hooks back."""
@@ -230,31 +241,94 @@ _UNHOOKED = "optimizers' steps once its compiler was used"
 
 def tick() -> int:
     """Memory was allocated since the last time: called by the agent on the main thread, now and then."""
+    here = _core
+    if here is None or here.is_looking:
+        return LATER
+    here.is_looking = True
     try:
-        here = _core
-        if here is None:
-            return LATER
-        torch = sys.modules["torch"]
-        answer = _finish(torch, here)
-        _codes.register_others()
-        if _UNHOOKED not in here.missing and _codes.is_unhooked():
-            here.missing.append(_UNHOOKED)
-            _say(here)
-        modules, sweeper = here.modules, here.sweeper
-        unknown = functions.modules_unknown()
-        if unknown != here.unknown and modules.is_due():
-            here.unknown = unknown
-            modules.search()
-            here.steps.search()
-        here.steps.look_between()
-        if sweeper.is_due() and sweeper.age() > _AGE:
-            sweeper.sweep(here.steps.optimizers(), False)
-        if here.is_failing:
-            here.is_failing = False
-            _say(here)
-        return answer
+        return _look(here)
     except Exception as error:
         return _failed(error)
+    finally:
+        here.is_looking = False
+
+
+def idle() -> int:
+    """Nothing was allocated for a while, and the main thread runs no statement: called by the agent on a thread of its own. Optimizers'
+    steps tell all that is new in a training; there it does nothing."""
+    here = _core
+    if here is None or here.is_looking or here.process != os.getpid() or not getattr(sys, "_is_gil_enabled", _yes)():
+        return LATER
+    here.is_looking = True
+    try:
+        here.is_dirty = here.is_dirty or next_record() != here.head
+        if here.is_dirty and not here.steps.optimizers():
+            if time.perf_counter() < here.idle_due:
+                return LATER
+            _look_completely(here)
+        return DONE
+    except Exception as error:
+        return _failed(error)
+    finally:
+        here.is_looking = False
+
+
+def _yes() -> bool:
+    return True
+
+
+def _look_completely(here: Core) -> None:
+    """Finds and tells everything, whatever regular looks have left for later."""
+    start = time.perf_counter()
+    _codes.register_others()
+    here.unknown = functions.modules_unknown()
+    here.modules.search()
+    here.steps.search()
+    here.sweeper.caches.search()
+    here.sweeper.sweep(here.steps.optimizers(), False)
+    here.head, here.is_dirty = next_record(), False
+    here.looks += 1
+    now = time.perf_counter()
+    here.idle_due = now + (now - start) / _IDLE_SHARE
+
+
+def _look_when_quiet(here: Core) -> int:
+    """A program that trains nothing has no step that tells what is new: once it is quiet, everything is looked at."""
+    head = next_record()
+    is_quiet, here.head = head == here.head, head
+    if here.steps.optimizers():
+        here.is_dirty = False
+        return DONE
+    here.is_dirty = here.is_dirty or not is_quiet
+    if here.is_dirty and is_quiet and time.perf_counter() >= here.idle_due:
+        _look_completely(here)
+    return AGAIN if here.is_dirty else DONE
+
+
+def _look(here: Core) -> int:
+    torch = sys.modules["torch"]
+    answer = _finish(torch, here)
+    _codes.register_others()
+    if _UNHOOKED not in here.missing and _codes.is_unhooked():
+        here.missing.append(_UNHOOKED)
+        _say(here)
+    modules, sweeper = here.modules, here.sweeper
+    unknown = functions.modules_unknown()
+    if unknown != here.unknown and modules.is_due():
+        here.unknown = unknown
+        modules.search()
+        here.steps.search()
+    here.steps.look_between()
+    quiet = _look_when_quiet(here)
+    if sweeper.caches.is_due():
+        sweeper.caches.search()
+    if sweeper.is_due() and sweeper.age() > _AGE:
+        sweeper.sweep(here.steps.optimizers(), False)
+    here.head = next_record()
+    if here.is_failing:
+        here.is_failing = False
+        _say(here)
+    return answer or quiet
 
 
 def _failed(error: Exception) -> int:

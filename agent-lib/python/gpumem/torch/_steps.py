@@ -30,7 +30,7 @@ class Steps:
         self.sweeper = sweeper
         #: Optimizers, by address of the object, and how many steps each has done.
         self.known: Dict[int, Any] = {}
-        self.done: Dict[int, int] = {}
+        self.done: Dict[int, int] = sweeper.done
         #: Its steps are the program's steps.
         self.first: Optional[Any] = None
         self.count = 0
