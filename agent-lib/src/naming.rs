@@ -46,10 +46,6 @@ impl Core {
     #[inline(always)]
     pub fn named(&self, thread: &Thread) -> Named {
         let mut frames = python::here(self, thread).unwrap_or_default();
-        // Training keeps it for the backward pass, whoever else holds it.
-        if frames.role == Role::KvCache && torch::autograd::has_gradients() == Some(true) {
-            frames.role = Role::Unknown;
-        }
         if self.settings.layers.lines && frames.tag != 0 {
             frames.tag = self.with_line(thread, frames.tag);
         }

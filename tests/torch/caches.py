@@ -2,6 +2,7 @@
 names of transformers, timm and diffusers. The argument names what is done; each says `check` with bytes by role.
 
     caches.py generate    a cache that grows token by token, with gradients switched off
+    caches.py engine      an engine allocates all of its cache at once, and one says itself what memory is for
     caches.py static      a cache that was made before the agent knew its class, and one that is made behind that
     caches.py tuples      a model's output has tuples of tensors
     caches.py trained     a cache in a training: what it holds is kept for the backward pass
@@ -13,6 +14,7 @@ names of transformers, timm and diffusers. The argument names what is done; each
 import copy
 import ctypes
 import gc
+import os
 import signal
 import sys
 import time
@@ -152,6 +154,24 @@ def generate():
             tell(f"generate/{number}", {"kv_cache": held(cache)})
 
 
+def engine():
+    source = """
+class GPUModelRunner:
+    def _allocate_kv_cache_tensors(self, layers):
+        return {f"layer.{number}": torch.zeros(1 << 20, dtype=torch.int8, device="cuda") for number in range(layers)}
+"""
+    within = {"__name__": "vllm.v1.worker.gpu_model_runner", "torch": torch}
+    exec(source, within)
+    module("vllm.v1.worker.gpu_model_runner").__dict__.update(within)
+    sys.modules["_gpumem_torch"]._codes.register_others()
+    kept = within["GPUModelRunner"]()._allocate_kv_cache_tensors(3)
+    beside = torch.zeros(1 << 20, dtype=torch.int8, device="cuda")
+    tell("engine/known", {"kv_cache": kept.values()})
+    library = ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"])
+    library.gpumem_retag(ctypes.c_uint64(0), ctypes.c_uint64(storage(beside)), None, 9, 0)
+    tell("engine/said", {"kv_cache": [*kept.values(), beside]})
+
+
 def static():
     library = transformers()
     model = Model().cuda().eval()
@@ -251,11 +271,16 @@ def copies():
     teacher = Model(4).cuda().requires_grad_(False)  # its layers are like those of the student
     average, wrapped = torch.optim.swa_utils.AveragedModel(model), ModelEmaV3(model)
     plain = copy.deepcopy(model)
+    within = {"__name__": "diffusers.training_utils"}
+    exec("class EMAModel:\n    def __init__(self, parameters):\n        self.shadow_params = [p.clone().detach() for p in parameters]\n", within)
+    module("diffusers.training_utils").__dict__.update(within)
+    sys.modules["_gpumem_torch"]._codes.register_others()
+    shadow = within["EMAModel"](model.parameters()).shadow_params
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     agent = Agent().cuda()
     critic, actor = [torch.optim.SGD(part.parameters(), 0.01) for part in (agent.critic, agent.actor)]
     parameters = lambda *models: [parameter for one in models for parameter in one.parameters()]
-    kinds = {"parameter": parameters(model, teacher, agent.critic, agent.actor), "parameter_copy": parameters(average, wrapped, plain, agent.target)}
+    kinds = {"parameter": parameters(model, teacher, agent.critic, agent.actor), "parameter_copy": [*parameters(average, wrapped, plain, agent.target), *shadow]}
     for number in range(6):
         step([model], [optimizer], WIDTH)
         step([agent.critic], [critic], 128)
@@ -273,7 +298,7 @@ def copies():
     del other
     gc.collect()
     core().sweeper.sweep(core().steps.optimizers(), False)
-    tell("copies/trained", {"parameter": kinds["parameter"] + parameters(plain), "parameter_copy": parameters(average, wrapped, agent.target)})
+    tell("copies/trained", {"parameter": kinds["parameter"] + parameters(plain), "parameter_copy": [*parameters(average, wrapped, agent.target), *shadow]})
 
 
 def inference():

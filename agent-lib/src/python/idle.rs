@@ -19,6 +19,8 @@ const QUIET_NS: u64 = 200_000_000;
 static HEAD: AtomicU64 = AtomicU64::new(0);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 static LOOKED: AtomicU64 = AtomicU64::new(u64::MAX);
+/// When the thread was last started.
+static TRIED_NS: AtomicU64 = AtomicU64::new(0);
 /// The thread exists.
 static RUNNING: AtomicBool = AtomicBool::new(false);
 /// What the thread calls; set before it is started.
@@ -71,24 +73,31 @@ pub fn restart() {
     LOOKED.store(u64::MAX, Relaxed);
 }
 
+/// The sender's, in each round.
+pub fn note(head: u64, now: u64) {
+    if HEAD.swap(head, Relaxed) != head {
+        SINCE_NS.store(now, Relaxed);
+    }
+}
+
+/// Whether nothing was recorded for a while.
+pub fn is_quiet(now: u64) -> bool {
+    now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS
+}
+
 /// The sender's, while the main thread does not take up what it was asked for: starts the thread if the program is idle and has not been
 /// looked at since.
 pub fn look(core: &Core, now: u64, api: Api, namespace: Namespace) {
     let head = core.ring.head();
-    if HEAD.swap(head, Relaxed) != head {
-        SINCE_NS.store(now, Relaxed);
-        return;
-    }
-    let is_quiet = now.saturating_sub(SINCE_NS.load(Relaxed)) > QUIET_NS;
-    let Some(locked) = api.locked.filter(|_| is_quiet && head != LOOKED.load(Acquire)) else { return };
-    if RUNNING.load(Acquire) {
+    let Some(locked) = api.locked.filter(|_| is_quiet(now) && head != LOOKED.load(Acquire)) else { return };
+    if RUNNING.load(Acquire) || now.saturating_sub(TRIED_NS.load(Relaxed)) < QUIET_NS {
         return;
     }
     let Ok(mut work) = WORK.try_lock() else { return };
     *work = Some(Work(locked, namespace));
     drop(work);
     RUNNING.store(true, Release);
-    // A later try that fails comes after another such time.
+    TRIED_NS.store(now, Relaxed);
     SINCE_NS.store(now, Relaxed);
     let entry: extern "C-unwind" fn(*mut c_void) -> *mut c_void = thread;
     // SAFETY: a function of this type but for the way in which it may end; a place for its number. It has our signals' mask: none comes.

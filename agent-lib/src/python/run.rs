@@ -160,14 +160,14 @@ pub fn look(core: &Core) {
     }
     let now = core.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
+    idle::note(core.ring.head(), now);
+    let is_due = waited > TICK_NS || waited > AGAIN_NS && idle::is_quiet(now);
     match STATE.load(Acquire) {
         IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
         LATER if waited > PATIENCE_NS => ask(core, now),
         AGAIN if waited > AGAIN_NS => ask(core, now),
-        DONE if waited > TICK_NS && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => {
-            ask(core, now)
-        }
-        ASKED if BEGUN.load(Acquire) => look_when_idle(core, now),
+        DONE if is_due && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => ask(core, now),
+        ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
             layers::set(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
         }

@@ -27,6 +27,7 @@ const SAY_NO_END: u32 =
 const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
     | 1 << What::Reduction as u32
     | 1 << What::KvCache as u32
+    | 1 << What::CacheUpdate as u32
     | 1 << What::ParameterCopy as u32;
 /// Frames in which a module, or an optimizer, is a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
@@ -173,7 +174,7 @@ impl Known<'_> {
             if what == What::Copying {
                 self.modules.unknown.fetch_add(1, Relaxed);
             }
-            if what.is_of(SAY_A_ROLE) {
+            if what.is_of(SAY_A_ROLE) && what.role() != Role::Unknown {
                 role = what.role();
             }
             match self.generated(reader, frame, what, variable) {

@@ -47,6 +47,11 @@ fn growing_cache_has_its_role_token_by_token() {
 }
 
 #[test]
+fn cache_of_an_engine_has_its_role_at_birth_or_when_the_engine_says_it() {
+    compare("engine");
+}
+
+#[test]
 fn static_cache_has_its_role_whenever_its_library_was_loaded() {
     compare("static");
 }

@@ -13,13 +13,14 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ._modules import classes, instances
 
+#: Methods that allocate what a cache holds; in a training that is kept for the backward pass.
+_UPDATES: Tuple[str, ...] = ("__init__", "lazy_initialization", "lazy_initialization_indexer", "update", "update_indexer", "update_conv_state", "update_recurrent_state")
+_UPDATES += ("reorder_cache", "batch_repeat_interleave", "batch_select_indices", "prefetch", "_quantize")
 #: Base classes of objects that hold caches, and those of their methods that allocate them.
-_ALLOCATING = ("__init__", "lazy_initialization", "lazy_initialization_indexer", "update", "update_indexer", "update_conv_state", "update_recurrent_state")
-_ALLOCATING += ("reorder_cache", "batch_repeat_interleave", "batch_select_indices", "prefetch", "_quantize")
 _HOLDERS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
-    ("transformers.cache_utils:Cache", _ALLOCATING),
-    ("transformers.cache_utils:CacheLayerMixin", _ALLOCATING),
-    ("transformers.cache_utils:LinearAttentionCacheLayerMixin", _ALLOCATING),
+    ("transformers.cache_utils:Cache", _UPDATES),
+    ("transformers.cache_utils:CacheLayerMixin", _UPDATES),
+    ("transformers.cache_utils:LinearAttentionCacheLayerMixin", _UPDATES),
     ("transformers.generation.continuous_batching.cache:PagedAttentionCache", ("__init__",)),
     ("sglang.srt.mem_cache.memory_pool:KVCache", ("__init__", "_create_buffers")),
 )
@@ -57,18 +58,18 @@ def _holders() -> Iterator[Tuple[type, Tuple[str, ...]]]:
                 yield kind, methods
 
 
-def codes() -> List[CodeType]:
-    """Code of the functions that allocate caches, as far as their modules are loaded."""
-    functions = [_at(path) for path in _FUNCTIONS]
+def codes() -> List[Tuple[CodeType, bool]]:
+    """Code of the functions that allocate caches, as far as their modules are loaded, and whether a training may call them."""
+    functions = [(_at(path), False) for path in _FUNCTIONS]
     for kind, methods in list(_holders())[:_MOST_CLASSES]:
-        functions += [vars(kind).get(name) for name in methods]
+        functions += [(vars(kind).get(name), methods is _UPDATES) for name in methods]
     found = []
-    for function in functions:
+    for function, is_update in functions:
         while hasattr(function, "__wrapped__"):
             function = function.__wrapped__
         code = getattr(function, "__code__", None)
         if isinstance(code, CodeType):
-            found.append(code)
+            found.append((code, is_update))
     return found
 
 
@@ -82,16 +83,22 @@ class Caches:
         self.due = 0.0
         self.searches = 0
 
-    def search(self) -> None:
-        """Looks for them among all objects, if any of their classes is loaded. Some 20 ms for 500,000 objects."""
+    @staticmethod
+    def kinds() -> List[type]:
+        """Classes of objects that hold caches; none unless a library is loaded that has some."""
         kinds = {id(kind): kind for kind, _ in _holders()}
         output = _at(_OUTPUT)
         if isinstance(output, type):
             kinds.update((id(kind), kind) for kind in classes(output))
-        if not kinds:
+        return list(kinds.values())
+
+    def search(self, objects: Optional[List[Any]] = None) -> None:
+        """Looks for them among all objects, or among these, which are some. 20 ms for 500,000 objects."""
+        kinds = self.kinds() if objects is None else []
+        if not kinds and not objects:
             return
         start = time.perf_counter()
-        for holder in instances(list(kinds.values())):
+        for holder in instances(kinds) if objects is None else objects:
             if id(holder) not in self.known and self._fields(holder) is not None:
                 self._add(holder)
         self.searches += 1

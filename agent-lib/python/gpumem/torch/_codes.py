@@ -14,6 +14,7 @@ from ._agent import functions
 from ._frames import (
     BACKWARD,
     BOUNDARY,
+    CACHE_UPDATE,
     COPYING,
     CUSTOM_FUNCTION,
     GRADIENT,
@@ -169,8 +170,8 @@ def register_others() -> None:
     """Those that are there by now: the program may import some of them late."""
     for path, what in _OTHERS:
         tell(_code(_at(path)), what)
-    for code in _caches.codes():
-        tell(code, KV_CACHE)
+    for code, is_update in _caches.codes():
+        tell(code, CACHE_UPDATE if is_update else KV_CACHE)
     _register_custom_functions(_at("torch.autograd.function:Function"))
 
 

@@ -7,11 +7,12 @@ import ctypes
 import os
 import sys
 import time
+from itertools import chain
 from typing import Any, Callable, List, Optional
 
 from . import _adopt, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
-from ._modules import Modules, next_record
+from ._modules import Modules, instances, next_record
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 
@@ -20,8 +21,8 @@ DONE, LATER, FAILED, AGAIN = 0, 1, 2, 3
 
 #: Seconds after which a sweep looks for tensors that came to lie elsewhere.
 _AGE = 2.0
-#: Of the time, for complete looks at programs that train nothing.
-_IDLE_SHARE = 0.02
+#: Seconds in the process's life for complete looks that are made at once, at programs that train nothing; then their share of the time.
+_IDLE_AT_ONCE, _IDLE_SHARE = 2.0, 0.05
 #: Nodes that the numbers of autograd are looked for in.
 _NODES = 4
 #: Leaves that the gradients are looked for with.
@@ -56,6 +57,7 @@ class Core:
         self.head = 0
         self.is_dirty = True
         self.idle_due = 0.0
+        self.idle_left = _IDLE_AT_ONCE
         #: Complete looks so far.
         self.looks = 0
         #: A look is under way.
@@ -282,14 +284,20 @@ def _look_completely(here: Core) -> None:
     start = time.perf_counter()
     _codes.register_others()
     here.unknown = functions.modules_unknown()
-    here.modules.search()
-    here.steps.search()
-    here.sweeper.caches.search()
+    searches: Any = (here.modules, here.steps, here.sweeper.caches)
+    kinds = [search.kinds() for search in searches]
+    objects = instances(list(chain.from_iterable(kinds)))
+    for search, own in zip(searches, kinds):
+        wanted = set(map(id, own))
+        search.search([one for one in objects if id(type(one)) in wanted])
     here.sweeper.sweep(here.steps.optimizers(), False)
     here.head, here.is_dirty = next_record(), False
     here.looks += 1
     now = time.perf_counter()
-    here.idle_due = now + (now - start) / _IDLE_SHARE
+    if here.idle_left > 0:
+        here.idle_left -= now - start
+    else:
+        here.idle_due = now + (now - start) / _IDLE_SHARE
 
 
 def _look_when_quiet(here: Core) -> int:

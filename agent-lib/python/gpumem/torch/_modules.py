@@ -545,13 +545,17 @@ class Modules:
         pause = self.search_seconds / (_SHARE if self.searches > _EARLY else _EARLY_SHARE)
         return time.perf_counter() >= self.searched_at + max(pause, _PAUSE)
 
-    def search(self) -> int:
-        """Looks for modules among all objects; how many are new."""
+    @staticmethod
+    def kinds() -> List[type]:
+        """Classes of modules."""
         module_class = _module_class()
-        if module_class is None:
-            return 0
+        return classes(module_class) if module_class is not None else []
+
+    def search(self, objects: Optional[List[Any]] = None) -> int:
+        """Looks for modules among all objects, or among these, which are modules; how many are new."""
         start = time.perf_counter()
-        found = [module for module in instances(classes(module_class)) if self._is_whole(module)]
+        objects = instances(self.kinds()) if objects is None else objects
+        found = [module for module in objects if self._is_whole(module)]
         before = self._order
         for module in found:
             if id(module) not in self.known:
