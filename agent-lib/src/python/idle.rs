@@ -8,7 +8,7 @@
 use super::bootstrap::{Namespace, Object};
 use super::run::Api;
 use crate::core::Core;
-use std::ffi::{CStr, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -26,24 +26,24 @@ static RUNNING: AtomicBool = AtomicBool::new(false);
 /// What the thread calls; set before it is started.
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
-type Call = unsafe extern "C-unwind" fn(Object, Object) -> Object;
-
 /// Functions of the interpreter's C API, which may unwind.
 #[derive(Debug, Clone, Copy)]
 pub struct Locked {
     ensure: unsafe extern "C-unwind" fn() -> c_int,
     release: unsafe extern "C-unwind" fn(c_int),
-    get: unsafe extern "C-unwind" fn(Object, *const std::ffi::c_char) -> Object,
-    call: Call,
+    get: unsafe extern "C-unwind" fn(Object, *const c_char) -> Object,
+    call: unsafe extern "C-unwind" fn(Object, Object) -> Object,
     as_long: unsafe extern "C-unwind" fn(Object) -> c_long,
     drop: unsafe extern "C-unwind" fn(Object),
     clear: unsafe extern "C-unwind" fn(),
 }
 
 macro_rules! found {
-    ($symbol:ident, $name:literal) => {
+    ($symbol:ident, $name:literal as fn($($argument:ty),*) -> $result:ty) => {
         // SAFETY: a function of the C API, of this type in all versions since 3.8.
-        unsafe { std::mem::transmute::<*mut c_void, _>($symbol($name)?) }
+        unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($argument),*) -> $result>($symbol($name)?)
+        }
     };
 }
 
@@ -51,13 +51,13 @@ impl Locked {
     /// From where `symbol` finds them.
     pub fn find(symbol: impl Fn(&CStr) -> Option<*mut c_void>) -> Option<Self> {
         Some(Locked {
-            ensure: found!(symbol, c"PyGILState_Ensure"),
-            release: found!(symbol, c"PyGILState_Release"),
-            get: found!(symbol, c"PyDict_GetItemString"),
-            call: found!(symbol, c"PyObject_CallObject"),
-            as_long: found!(symbol, c"PyLong_AsLong"),
-            drop: found!(symbol, c"Py_DecRef"),
-            clear: found!(symbol, c"PyErr_Clear"),
+            ensure: found!(symbol, c"PyGILState_Ensure" as fn() -> c_int),
+            release: found!(symbol, c"PyGILState_Release" as fn(c_int) -> ()),
+            get: found!(symbol, c"PyDict_GetItemString" as fn(Object, *const c_char) -> Object),
+            call: found!(symbol, c"PyObject_CallObject" as fn(Object, Object) -> Object),
+            as_long: found!(symbol, c"PyLong_AsLong" as fn(Object) -> c_long),
+            drop: found!(symbol, c"Py_DecRef" as fn(Object) -> ()),
+            clear: found!(symbol, c"PyErr_Clear" as fn() -> ()),
         })
     }
 }
