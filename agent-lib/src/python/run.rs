@@ -35,6 +35,8 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Records at the last tick.
 static RECORDS: AtomicU64 = AtomicU64::new(0);
+/// The last tick has found no optimizer: nothing but ticks shows what is new.
+static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
 /// The program itself says where its steps begin.
 static STEPS: AtomicBool = AtomicBool::new(false);
 /// Used with the interpreter's lock: by the main thread alone.
@@ -161,7 +163,7 @@ pub fn look(core: &Core) {
     let now = core.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
     idle::note(core.ring.head(), now);
-    let is_due = waited > TICK_NS || waited > AGAIN_NS && idle::is_quiet(now);
+    let is_due = waited > TICK_NS || waited > AGAIN_NS && TRAINS_NOTHING.load(Relaxed) && idle::is_quiet(now);
     match STATE.load(Acquire) {
         IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
         LATER if waited > PATIENCE_NS => ask(core, now),
@@ -227,10 +229,13 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         if !state::armed() || STATE.load(Acquire) != ASKED {
             return 0;
         }
-        let (state, answer) = match run_ours() {
+        let done = run_ours();
+        TRAINS_NOTHING.store(matches!(done, Ok(3 | 4)), Relaxed);
+        let (state, answer) = match done {
             Ok(0) => (DONE, 0),
             Ok(1) => (LATER, 0),
             Ok(3) => (AGAIN, 0),
+            Ok(4) => (DONE, 0),
             Ok(_) => (FAILED, 0),
             Err(Ended::Failed) => {
                 layers::set(Layer::Roles, LayerState::Failed, "our code raised an error in the interpreter");

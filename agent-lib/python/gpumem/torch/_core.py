@@ -16,8 +16,9 @@ from ._modules import Modules, instances, next_record
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 
-#: Answers of ``start`` and ``tick``: the agent asks again when memory was allocated; soon; never; in a fifth of a second.
-DONE, LATER, FAILED, AGAIN = 0, 1, 2, 3
+#: Answers of ``start`` and ``tick``: the agent asks again when memory was allocated; soon; never; in a fifth of a second; as soon as the
+#: program is quiet after it has allocated.
+DONE, LATER, FAILED, AGAIN, WHEN_QUIET = 0, 1, 2, 3, 4
 
 #: Seconds after which a sweep looks for tensors that came to lie elsewhere.
 _AGE = 2.0
@@ -264,7 +265,7 @@ def idle() -> int:
     here.is_looking = True
     try:
         here.is_dirty = here.is_dirty or next_record() != here.head
-        if here.is_dirty and not here.steps.optimizers():
+        if here.is_dirty and not _trains(here):
             if time.perf_counter() < here.idle_due:
                 return LATER
             _look_completely(here)
@@ -277,6 +278,11 @@ def idle() -> int:
 
 def _yes() -> bool:
     return True
+
+
+def _trains(here: Core) -> bool:
+    """Whether the program has made any optimizer so far, which its steps or regular looks show."""
+    return bool(here.steps.optimizers()) or _codes.count_hooked() > 0
 
 
 def _look_completely(here: Core) -> None:
@@ -304,13 +310,13 @@ def _look_when_quiet(here: Core) -> int:
     """A program that trains nothing has no step that tells what is new: once it is quiet, everything is looked at."""
     head = next_record()
     is_quiet, here.head = head == here.head, head
-    if here.steps.optimizers():
+    if _trains(here):
         here.is_dirty = False
         return DONE
     here.is_dirty = here.is_dirty or not is_quiet
-    if here.is_dirty and is_quiet and time.perf_counter() >= here.idle_due:
+    if here.is_dirty and is_quiet and time.perf_counter() >= here.idle_due and _is_quiet(sys.modules["torch"]):
         _look_completely(here)
-    return AGAIN if here.is_dirty else DONE
+    return AGAIN if here.is_dirty else WHEN_QUIET
 
 
 def _look(here: Core) -> int:
@@ -336,7 +342,8 @@ def _look(here: Core) -> int:
     if here.is_failing:
         here.is_failing = False
         _say(here)
-    return answer or quiet
+    # A search that was not due yet is made without further activity.
+    return answer or (AGAIN if functions.modules_unknown() != here.unknown else quiet)
 
 
 def _failed(error: Exception) -> int:
