@@ -51,7 +51,9 @@ enum gpumem_role {
     GPUMEM_ROLE_INPUT = 5,
     GPUMEM_ROLE_TEMPORARY = 6,
     GPUMEM_ROLE_WORKSPACE = 7,
-    GPUMEM_ROLE_BUFFER = 8
+    GPUMEM_ROLE_BUFFER = 8,
+    GPUMEM_ROLE_KV_CACHE = 9,
+    GPUMEM_ROLE_PARAMETER_COPY = 10
 };
 
 /* Part of a training step: gpumem_phase, gpumem_retag. */

@@ -164,6 +164,8 @@ fn role(role: Role) -> &'static str {
         Role::Temporary => "temporary",
         Role::Workspace => "workspace",
         Role::Buffer => "buffer",
+        Role::KvCache => "kv_cache",
+        Role::ParameterCopy => "parameter_copy",
         Role::Unknown => "",
     }
 }

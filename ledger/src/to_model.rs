@@ -120,6 +120,8 @@ impl From<&ledger::Iteration> for Iteration {
             inputs: of(Role::Input),
             workspace: of(Role::Workspace),
             buffers: of(Role::Buffer),
+            kv_caches: of(Role::KvCache),
+            parameter_copies: of(Role::ParameterCopy),
         }
     }
 }

@@ -83,6 +83,12 @@ pub struct Iteration {
     /// State that is not trained.
     #[serde(skip_serializing_if = "Level::is_nothing")]
     pub buffers: Level,
+    /// Keys and values of earlier tokens.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub kv_caches: Level,
+    /// Parameters of untrained copies of a trained module.
+    #[serde(skip_serializing_if = "Level::is_nothing")]
+    pub parameter_copies: Level,
 }
 
 /// An amount in an iteration.

@@ -422,7 +422,7 @@ pub struct DeviceReading {
 /// A process that ends so soon after memory ran out has ended of it; one that goes on for longer has survived.
 pub const OPEN_FATE_NS: u64 = 10_000_000_000;
 
-const ROLES: [(&str, Role); 8] = [
+const ROLES: [(&str, Role); 10] = [
     ("parameter", Role::Parameter),
     ("gradient", Role::Gradient),
     ("optimizer state", Role::OptimizerState),
@@ -431,6 +431,8 @@ const ROLES: [(&str, Role); 8] = [
     ("temporary", Role::Temporary),
     ("workspace", Role::Workspace),
     ("buffer", Role::Buffer),
+    ("kv cache", Role::KvCache),
+    ("parameter copy", Role::ParameterCopy),
 ];
 const PHASES: [(&str, Phase); 5] = [
     ("setup", Phase::Setup),

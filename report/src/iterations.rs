@@ -19,7 +19,7 @@ pub(super) const MOST_ROWS: usize = 40;
 pub(crate) type Column = (&'static str, fn(&Iteration) -> i64);
 
 /// Peaks of what comes and goes, last values of what stays.
-pub(crate) const COLUMNS: [Column; 10] = [
+pub(crate) const COLUMNS: [Column; 12] = [
     ("peak", |row| row.tracked.peak_bytes),
     ("cached", |row| row.pool_reserved.last_bytes),
     ("params", |row| row.parameters.last_bytes),
@@ -30,6 +30,8 @@ pub(crate) const COLUMNS: [Column; 10] = [
     ("temps", |row| row.temporaries.peak_bytes),
     ("inputs", |row| row.inputs.peak_bytes),
     ("workspace", |row| row.workspace.peak_bytes),
+    ("kv cache", |row| row.kv_caches.peak_bytes),
+    ("copies", |row| row.parameter_copies.last_bytes),
 ];
 
 /// What of them is told.
@@ -97,7 +99,7 @@ fn rows(table: &Iterations) -> String {
         let amounts = columns.iter().map(|(_, of)| unit.amount(of(row)));
         printed.row_with_note([number(row)].into_iter().chain(amounts), &format!("{lost}{open}"));
     }
-    let head = "highest in the iteration, of cached, params and optimizer at its end";
+    let head = "highest in the iteration, of cached, params, optimizer and copies at its end";
     format!("{}; {head}\n{}", unit.name, printed.text())
 }
 
@@ -131,6 +133,8 @@ pub(super) fn merged(rows: &[Iteration]) -> Iteration {
         level(&mut sum.inputs, row.inputs);
         level(&mut sum.workspace, row.workspace);
         level(&mut sum.buffers, row.buffers);
+        level(&mut sum.kv_caches, row.kv_caches);
+        level(&mut sum.parameter_copies, row.parameter_copies);
     }
     sum
 }
@@ -140,7 +144,8 @@ pub(super) fn merged(rows: &[Iteration]) -> Iteration {
 pub const HEADER: &str = "pid,device,epoch,iteration,peak_cached,current_cached,total_feature_map_usage,\
 total_weight_usage,total_layer_weight_gradient_usage,intermediate_gradients,count,partial,peak_tracked_bytes,\
 peak_cached_bytes,current_cached_bytes,feature_map_bytes,weight_bytes,weight_gradient_bytes,\
-intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes";
+intermediate_gradient_bytes,optimizer_state_bytes,temporary_bytes,input_bytes,workspace_bytes,buffer_bytes,\
+kv_cache_bytes,parameter_copy_bytes";
 
 /// One line per device and iteration that is over. `epoch` is empty where the program says none. The columns with
 /// pytorch_mem_profiler's names are whole decimal megabytes, as there; each parameter and gradient has exact bytes, and nothing where
@@ -174,6 +179,8 @@ pub fn csv(report: &Report<'_>, choice: Choice) -> String {
                 row.inputs.peak_bytes,
                 row.workspace.peak_bytes,
                 row.buffers.last_bytes,
+                row.kv_caches.peak_bytes,
+                row.parameter_copies.last_bytes,
             ];
             let epoch = if row.epoch == 0 { String::new() } else { row.epoch.to_string() };
             let _ = write!(out, "{},{},{epoch},{}", report.run.process.pid, field(&device.name), row.first);
@@ -257,7 +264,7 @@ mod tests {
         assert_eq!(
             rows(&table),
             "\
-MiB; highest in the iteration, of cached, params and optimizer at its end
+MiB; highest in the iteration, of cached, params, optimizer and copies at its end
 iteration   peak  cached  params  grads  activations
         0  700.0   640.0   100.0  100.0        300.0
         1  701.0   640.0   100.0  100.0        300.0  (records were lost)

@@ -46,9 +46,11 @@ assert whole.composition == {"high": 8 * MIB, "first": MIB}, whole.composition
 assert (part.block_bytes, part.composition) == (4 * MIB, {"low": 3 * MIB, "first": MIB}), part.devices
 compare("after")
 
-assert gpumem.retag([kept, {"again": kept}, first[100:]], "cache", role="buffer") == 2
+assert gpumem.retag([kept, {"again": kept}, first[100:]], "cache", role="kv_cache") == 2
 roles = compare("retag")["roles"]
-assert roles["buffer"] == 4 * MIB, roles
+assert roles["kv_cache"] == 4 * MIB, roles
+assert gpumem.retag(kept, role="parameter_copy") == 1
+assert compare("copy")["roles"]["parameter_copy"] == 3 * MIB
 assert gpumem.retag(torch.empty(8), "host") == 0
 model = torch.nn.Linear(256, 256).to("cuda")
 gpumem.watch(model, name="student")

@@ -73,6 +73,11 @@ codes! {
         Workspace = 7,
         /// State that is saved but not trained (running means, masks).
         Buffer = 8,
+        /// Keys and values of earlier tokens that a model keeps to produce the next ones.
+        KvCache = 9,
+        /// A parameter of a module that is never trained itself but is a copy of one that is: an average of
+        /// the weights (EMA), a target network.
+        ParameterCopy = 10,
     }
 
     /// Part of a training step.

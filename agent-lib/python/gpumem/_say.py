@@ -19,6 +19,8 @@ ROLES: Dict[str, int] = {
     "temporary": 6,
     "workspace": 7,
     "buffer": 8,
+    "kv_cache": 9,
+    "parameter_copy": 10,
 }
 PHASES: Dict[str, int] = {"setup": 1, "forward": 2, "backward": 3, "optimizer": 4, "evaluation": 5}
 
@@ -166,7 +168,8 @@ def process_tag(path: Optional[str]) -> None:
 
 def retag(what: Any, path: Optional[str] = None, role: Optional[str] = None, phase: Optional[str] = None) -> int:
     """Says what is known by now of memory: its path, its role (``parameter``, ``gradient``, ``optimizer_state``,
-    ``activation``, ``input``, ``temporary``, ``workspace``, ``buffer``), its phase. ``None`` leaves it as it was.
+    ``activation``, ``input``, ``temporary``, ``workspace``, ``buffer``, ``kv_cache``, ``parameter_copy``), its phase. ``None``
+    leaves it as it was.
 
     ``what`` is a device address, a tensor or array (PyTorch, or with ``__cuda_array_interface__`` or DLPack), or any
     nesting of lists, tuples, sets and dicts of those. An address is the first byte of its allocation or block: a view that

@@ -8,10 +8,12 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulonglong, c_void};
 pub type Object = *mut c_void;
 
 /// In the order in which they import each other.
-const SOURCES: [(&CStr, &str); 9] = [
+const SOURCES: [(&CStr, &str); 11] = [
     (c"_agent", include_str!("../../python/gpumem/torch/_agent.py")),
     (c"_places", include_str!("../../python/gpumem/torch/_places.py")),
     (c"_modules", include_str!("../../python/gpumem/torch/_modules.py")),
+    (c"_caches", include_str!("../../python/gpumem/torch/_caches.py")),
+    (c"_copies", include_str!("../../python/gpumem/torch/_copies.py")),
     (c"_frames", include_str!("../../python/gpumem/torch/_frames.py")),
     (c"_codes", include_str!("../../python/gpumem/torch/_codes.py")),
     (c"_sweep", include_str!("../../python/gpumem/torch/_sweep.py")),
@@ -67,6 +69,13 @@ functions! {
 /// The namespace in which our code lies, once it was run.
 #[derive(Debug, Clone, Copy)]
 pub struct Namespace(Object);
+
+impl Namespace {
+    /// Its dict.
+    pub fn object(self) -> Object {
+        self.0
+    }
+}
 
 /// Why something did not come to its end.
 #[derive(Debug, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! Looked up once per frame of each walk, nearly always in vain: one word that is 0. Nothing is read of the code object itself, so a
 //! wrong address of a frame's code finds nothing. Whoever says one keeps it alive.
 
+use crate::torch::autograd;
 use gpumem_wire::{Phase, Role};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 
@@ -57,6 +58,14 @@ pub enum What {
     CustomFunction,
     /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
     Reduction,
+    /// What is allocated in it, or in what it calls, holds keys and values of earlier tokens.
+    KvCache,
+    /// What is allocated in it, or in what it calls, is a copy of parameters.
+    ParameterCopy,
+    /// Parameters are copied, maybe with their modules, which no hook of PyTorch's shows.
+    Copying,
+    /// As `KvCache`, unless gradients are computed: then it is kept for the backward pass, whoever else holds it.
+    CacheUpdate,
 }
 
 /// Codes that no walk for a name meets: they are kept in a table of their own.
@@ -66,7 +75,7 @@ impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        const ALL: [What; 12] = [
+        const ALL: [What; 16] = [
             Nothing,
             Module,
             Optimizer,
@@ -79,6 +88,10 @@ impl What {
             ZeroGrad,
             CustomFunction,
             Reduction,
+            KvCache,
+            ParameterCopy,
+            Copying,
+            CacheUpdate,
         ];
         ALL.get(code as usize).copied()
     }
@@ -92,8 +105,8 @@ impl What {
     /// What is done there.
     #[inline(always)]
     pub fn phase(self) -> Phase {
-        const OF: [Phase; 12] = {
-            let mut of = [Phase::Unknown; 12];
+        const OF: [Phase; 16] = {
+            let mut of = [Phase::Unknown; 16];
             of[What::Module as usize] = Phase::Forward;
             of[What::Optimizer as usize] = Phase::Optimizer;
             of[What::Step as usize] = Phase::Optimizer;
@@ -104,11 +117,14 @@ impl What {
         OF[self as usize]
     }
 
-    /// What it says that memory is for.
+    /// What it says that memory is for that the calling thread allocates.
     pub fn role(self) -> Role {
         match self {
             What::Parameter => Role::Parameter,
             What::Gradient | What::Reduction => Role::Gradient,
+            What::CacheUpdate if autograd::has_gradients() == Some(true) => Role::Unknown,
+            What::KvCache | What::CacheUpdate => Role::KvCache,
+            What::ParameterCopy => Role::ParameterCopy,
             _ => Role::Unknown,
         }
     }

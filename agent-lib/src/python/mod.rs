@@ -16,6 +16,7 @@ mod codes;
 mod find;
 #[cfg(test)]
 mod fuzz;
+pub mod idle;
 mod layout;
 mod lines;
 pub(crate) mod memory;

@@ -4,12 +4,14 @@
 //! ```text
 //! IDLE -> ASKED -> DONE             PyTorch was seen; the interpreter has taken it up; it has run
 //!           |  `-> LATER -> ASKED   PyTorch is being imported, or the program traces what it computes
+//!           |  `-> AGAIN -> ASKED   something was left for when the program is quiet
 //!           `----> FAILED
 //! ```
 //!
 //! Afterwards, when memory was allocated, it is asked now and then to look at what is new (`tick`).
 
 use super::bootstrap::{Ended, Functions, Namespace};
+use super::idle;
 use crate::core::Core;
 use crate::env::Layers;
 use crate::{callers, ffi, layers, state, torch};
@@ -23,6 +25,7 @@ const ASKED: u8 = 1;
 const DONE: u8 = 2;
 const LATER: u8 = 3;
 const FAILED: u8 = 4;
+const AGAIN: u8 = 5;
 
 /// See the module's text.
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
@@ -32,6 +35,8 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 static SINCE_NS: AtomicU64 = AtomicU64::new(0);
 /// Records at the last tick.
 static RECORDS: AtomicU64 = AtomicU64::new(0);
+/// The last tick has found no optimizer: nothing but ticks shows what is new.
+static TRAINS_NOTHING: AtomicBool = AtomicBool::new(false);
 /// The program itself says where its steps begin.
 static STEPS: AtomicBool = AtomicBool::new(false);
 /// Used with the interpreter's lock: by the main thread alone.
@@ -44,6 +49,8 @@ unsafe impl Send for Held {}
 
 /// Between two questions that were answered with "later".
 const PATIENCE_NS: u64 = 50_000_000;
+/// Until the tick that takes up what another one has left.
+const AGAIN_NS: u64 = 200_000_000;
 /// Between two ticks.
 const TICK_NS: u64 = 500_000_000;
 /// After that time without a statement of the main thread it is said so.
@@ -55,6 +62,8 @@ pub struct Api {
     /// In all versions.
     pub functions: Functions,
     is_finalizing: Option<unsafe extern "C" fn() -> c_int>,
+    /// For a thread that has no lock.
+    pub locked: Option<idle::Locked>,
 }
 
 impl Api {
@@ -65,7 +74,7 @@ impl Api {
         // SAFETY: both have this type.
         let is_finalizing = is_finalizing
             .map(|at| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> c_int>(at) });
-        Some(Api { functions, is_finalizing })
+        Some(Api { functions, is_finalizing, locked: idle::Locked::find(symbol) })
     }
 
     /// Whether code can run in it.
@@ -94,6 +103,7 @@ pub fn in_child() {
 /// A child that initialises CUDA itself begins anew. What was loaded is there.
 pub fn restart() {
     BEGUN.store(false, Relaxed);
+    idle::restart();
     STATE.store(IDLE, Release);
 }
 
@@ -152,16 +162,26 @@ pub fn look(core: &Core) {
     }
     let now = core.clock.now();
     let waited = now.saturating_sub(SINCE_NS.load(Relaxed));
+    idle::note(core.ring.head(), now);
+    let is_due = waited > TICK_NS || waited > AGAIN_NS && TRAINS_NOTHING.load(Relaxed) && idle::is_quiet(now);
     match STATE.load(Acquire) {
         IDLE if SINCE_NS.load(Relaxed) == 0 || waited > TICK_NS => ask(core, now),
         LATER if waited > PATIENCE_NS => ask(core, now),
-        DONE if waited > TICK_NS && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => {
-            ask(core, now)
-        }
+        AGAIN if waited > AGAIN_NS => ask(core, now),
+        DONE if is_due && RECORDS.swap(core.ring.head(), Relaxed) != core.ring.head() => ask(core, now),
+        ASKED if BEGUN.load(Acquire) && waited > AGAIN_NS => look_when_idle(core, now),
         ASKED if waited > SILENCE_NS && !BEGUN.load(Relaxed) => {
             layers::set(Layer::Roles, LayerState::Degraded, "the main thread runs no Python");
         }
         _ => {}
+    }
+}
+
+/// The main thread has been asked and runs no statement.
+fn look_when_idle(core: &Core, now: u64) {
+    let held = NAMESPACE.try_lock().map_or(None, |held| *held);
+    if let Some(Held(api, Some(namespace))) = held.filter(|Held(api, _)| api.runs()) {
+        idle::look(core, now, api, namespace);
     }
 }
 
@@ -209,9 +229,13 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         if !state::armed() || STATE.load(Acquire) != ASKED {
             return 0;
         }
-        let (state, answer) = match run_ours() {
+        let done = run_ours();
+        TRAINS_NOTHING.store(matches!(done, Ok(3 | 4)), Relaxed);
+        let (state, answer) = match done {
             Ok(0) => (DONE, 0),
             Ok(1) => (LATER, 0),
+            Ok(3) => (AGAIN, 0),
+            Ok(4) => (DONE, 0),
             Ok(_) => (FAILED, 0),
             Err(Ended::Failed) => {
                 layers::set(Layer::Roles, LayerState::Failed, "our code raised an error in the interpreter");

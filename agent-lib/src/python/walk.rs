@@ -15,15 +15,20 @@ use super::modules::Modules;
 use crate::names::Names;
 use crate::naming::Here;
 use gpumem_wire::{Phase, Role};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Frames that are looked at.
 pub const MOST: usize = 128;
 
 /// Frames that do not end the walk.
 const SAY_NO_END: u32 =
-    1 << What::Nothing as u32 | 1 << What::Parameter as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
+    1 << What::Nothing as u32 | 1 << What::Copying as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
 /// Frames that say what all memory is for that is allocated inside of them.
-const SAY_A_ROLE: u32 = 1 << What::Parameter as u32 | 1 << What::Reduction as u32;
+const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
+    | 1 << What::Reduction as u32
+    | 1 << What::KvCache as u32
+    | 1 << What::CacheUpdate as u32
+    | 1 << What::ParameterCopy as u32;
 /// Frames in which a module, or an optimizer, is a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
 
@@ -149,6 +154,9 @@ impl Known<'_> {
         what: What,
         variable: Variable,
     ) -> Option<Here> {
+        if what == What::Copying {
+            self.modules.unknown.fetch_add(1, Relaxed);
+        }
         let is_innermost = || reader.frames(state).next() == Some(from);
         let mut role = if what != What::Gradient || is_innermost() { what.role() } else { Role::Unknown };
         let mut generated = self.generated(reader, from, what, variable);
@@ -163,7 +171,10 @@ impl Known<'_> {
                 let is_known = known.is_some() || phase.is_some() || role != Role::Unknown;
                 return is_known.then_some(Here { phase: phase.unwrap_or(said.phase), role, ..said });
             }
-            if what.is_of(SAY_A_ROLE) {
+            if what == What::Copying {
+                self.modules.unknown.fetch_add(1, Relaxed);
+            }
+            if what.is_of(SAY_A_ROLE) && what.role() != Role::Unknown {
                 role = what.role();
             }
             match self.generated(reader, frame, what, variable) {

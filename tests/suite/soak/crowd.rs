@@ -2,7 +2,7 @@
 //!
 //! `GPUMEM_SOAK_PROGRAMS` says how many (10,000 is what the product promises); few by default. What the daemon needed for them is printed.
 
-use gpumem_runs::run::State;
+use gpumem_model::run::State;
 use gpumem_runs::store::Store;
 use gpumem_tests::live::{Daemon, Machine, until};
 use std::collections::HashSet;

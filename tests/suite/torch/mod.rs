@@ -1,6 +1,7 @@
 //! Lane `torch`: unmodified PyTorch wheels on the simulated machine.
 
 mod allocators;
+mod caches;
 mod churn;
 mod compiled;
 mod inside;

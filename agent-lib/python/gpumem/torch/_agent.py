@@ -31,7 +31,7 @@ _FUNCTIONS: Dict[str, _Types] = {
 }
 
 #: Numbers of gpumem.h.
-PARAMETER, GRADIENT, OPTIMIZER_STATE, BUFFER = 1, 2, 3, 8
+PARAMETER, GRADIENT, OPTIMIZER_STATE, BUFFER, KV_CACHE, PARAMETER_COPY = 1, 2, 3, 8, 9, 10
 FORWARD, OPTIMIZER = 2, 4
 #: How a layer of names is: numbers of the wire format.
 ACTIVE, DEGRADED, ABSENT, OFF, FAILED = 1, 2, 3, 4, 5

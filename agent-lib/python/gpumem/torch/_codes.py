@@ -9,16 +9,20 @@ from functools import partial
 from types import CodeType
 from typing import Any, Dict, Iterator, List, Optional, Set
 
-from . import _frames
+from . import _caches, _frames
 from ._agent import functions
 from ._frames import (
     BACKWARD,
     BOUNDARY,
+    CACHE_UPDATE,
+    COPYING,
     CUSTOM_FUNCTION,
     GRADIENT,
+    KV_CACHE,
     MODULE,
     OPTIMIZER,
     PARAMETER,
+    PARAMETER_COPY,
     REDUCTION,
     SETUP,
     STEP,
@@ -90,6 +94,8 @@ _OTHERS = (
     ("torch.nn.modules.module:Module._apply", SETUP),
     ("torch.nn.modules.module:Module.load_state_dict", SETUP),
     ("torch.serialization:load", SETUP),
+    # No hook shows a module that is copied.
+    ("torch.nn.parameter:Parameter.__deepcopy__", COPYING),
     # What it keeps is the optimizer's. One that nobody has seen is searched for.
     ("torch.optim.optimizer:Optimizer.load_state_dict", STEP),
     ("torch.optim.optimizer:Optimizer.zero_grad", ZERO_GRAD),
@@ -104,6 +110,11 @@ _OTHERS = (
     ("torch.distributed.%s._fsdp_param:FSDPParam.%s" % (where, name), PARAMETER)
     for where in _FSDP2
     for name in ("init_all_gather_outputs", "alloc_all_gather_outputs", "init_unsharded_param")
+) + tuple(
+    # Averages of weights that are no modules.
+    (path, PARAMETER_COPY)
+    for kind in ("diffusers.training_utils:EMAModel", "torch_ema.ema:ExponentialMovingAverage")
+    for path in (kind + ".__init__", kind + ".to")
 ) + tuple(
     # Gradients of shards, and the buckets that they come in.
     ("torch.distributed.%s._fsdp_collectives:foreach_reduce" % where, REDUCTION)
@@ -159,6 +170,8 @@ def register_others() -> None:
     """Those that are there by now: the program may import some of them late."""
     for path, what in _OTHERS:
         tell(_code(_at(path)), what)
+    for code, is_update in _caches.codes():
+        tell(code, CACHE_UPDATE if is_update else KV_CACHE)
     _register_custom_functions(_at("torch.autograd.function:Function"))
 
 

@@ -6,19 +6,24 @@ Never raises, never prints: what goes wrong is the state of the layer, with its 
 import ctypes
 import os
 import sys
+import time
+from itertools import chain
 from typing import Any, Callable, List, Optional
 
 from . import _adopt, _codes, _frames
 from ._agent import ACTIVE, DEGRADED, connect, exports, functions, text
-from ._modules import Modules
+from ._modules import Modules, instances, next_record
 from ._steps import Steps, hooks
 from ._sweep import Sweeper
 
-#: Answers of ``start``.
-DONE, LATER, FAILED = 0, 1, 2
+#: Answers of ``start`` and ``tick``: the agent asks again when memory was allocated; soon; never; in a fifth of a second; as soon as the
+#: program is quiet after it has allocated.
+DONE, LATER, FAILED, AGAIN, WHEN_QUIET = 0, 1, 2, 3, 4
 
 #: Seconds after which a sweep looks for tensors that came to lie elsewhere.
 _AGE = 2.0
+#: Seconds in the process's life for complete looks that are made at once, at programs that train nothing; then their share of the time.
+_IDLE_AT_ONCE, _IDLE_SHARE = 2.0, 0.05
 #: Nodes that the numbers of autograd are looked for in.
 _NODES = 4
 #: Leaves that the gradients are looked for with.
@@ -49,6 +54,15 @@ class Core:
         #: Ticks that have failed; the last one did.
         self.failures = 0
         self.is_failing = False
+        #: Records at the end of the last look; something was allocated that no complete look has seen; when the next one is due.
+        self.head = 0
+        self.is_dirty = True
+        self.idle_due = 0.0
+        self.idle_left = _IDLE_AT_ONCE
+        #: Complete looks so far.
+        self.looks = 0
+        #: A look is under way.
+        self.is_looking = False
 
     def let_go(self) -> None:
         """Takes the hooks back."""
@@ -230,31 +244,106 @@ _UNHOOKED = "optimizers' steps once its compiler was used"
 
 def tick() -> int:
     """Memory was allocated since the last time: called by the agent on the main thread, now and then."""
+    here = _core
+    if here is None or here.is_looking:
+        return LATER
+    here.is_looking = True
     try:
-        here = _core
-        if here is None:
-            return LATER
-        torch = sys.modules["torch"]
-        answer = _finish(torch, here)
-        _codes.register_others()
-        if _UNHOOKED not in here.missing and _codes.is_unhooked():
-            here.missing.append(_UNHOOKED)
-            _say(here)
-        modules, sweeper = here.modules, here.sweeper
-        unknown = functions.modules_unknown()
-        if unknown != here.unknown and modules.is_due():
-            here.unknown = unknown
-            modules.search()
-            here.steps.search()
-        here.steps.look_between()
-        if sweeper.is_due() and sweeper.age() > _AGE:
-            sweeper.sweep(here.steps.optimizers(), False)
-        if here.is_failing:
-            here.is_failing = False
-            _say(here)
-        return answer
+        return _look(here)
     except Exception as error:
         return _failed(error)
+    finally:
+        here.is_looking = False
+
+
+def idle() -> int:
+    """Nothing was allocated for a while, and the main thread runs no statement: called by the agent on a thread of its own. Optimizers'
+    steps tell all that is new in a training; there it does nothing."""
+    here = _core
+    if here is None or here.is_looking or here.process != os.getpid() or not getattr(sys, "_is_gil_enabled", _yes)():
+        return LATER
+    here.is_looking = True
+    try:
+        here.is_dirty = here.is_dirty or next_record() != here.head
+        if here.is_dirty and not _trains(here):
+            if time.perf_counter() < here.idle_due:
+                return LATER
+            _look_completely(here)
+        return DONE
+    except Exception as error:
+        return _failed(error)
+    finally:
+        here.is_looking = False
+
+
+def _yes() -> bool:
+    return True
+
+
+def _trains(here: Core) -> bool:
+    """Whether the program has made any optimizer so far, which its steps or regular looks show."""
+    return bool(here.steps.optimizers()) or _codes.count_hooked() > 0
+
+
+def _look_completely(here: Core) -> None:
+    """Finds and tells everything, whatever regular looks have left for later."""
+    start = time.perf_counter()
+    _codes.register_others()
+    here.unknown = functions.modules_unknown()
+    searches: Any = (here.modules, here.steps, here.sweeper.caches)
+    kinds = [search.kinds() for search in searches]
+    objects = instances(list(chain.from_iterable(kinds)))
+    for search, own in zip(searches, kinds):
+        wanted = set(map(id, own))
+        search.search([one for one in objects if id(type(one)) in wanted])
+    here.sweeper.sweep(here.steps.optimizers(), False)
+    here.head, here.is_dirty = next_record(), False
+    here.looks += 1
+    now = time.perf_counter()
+    if here.idle_left > 0:
+        here.idle_left -= now - start
+    else:
+        here.idle_due = now + (now - start) / _IDLE_SHARE
+
+
+def _look_when_quiet(here: Core) -> int:
+    """A program that trains nothing has no step that tells what is new: once it is quiet, everything is looked at."""
+    head = next_record()
+    is_quiet, here.head = head == here.head, head
+    if _trains(here):
+        here.is_dirty = False
+        return DONE
+    here.is_dirty = here.is_dirty or not is_quiet
+    if here.is_dirty and is_quiet and time.perf_counter() >= here.idle_due and _is_quiet(sys.modules["torch"]):
+        _look_completely(here)
+    return AGAIN if here.is_dirty else WHEN_QUIET
+
+
+def _look(here: Core) -> int:
+    torch = sys.modules["torch"]
+    answer = _finish(torch, here)
+    _codes.register_others()
+    if _UNHOOKED not in here.missing and _codes.is_unhooked():
+        here.missing.append(_UNHOOKED)
+        _say(here)
+    modules, sweeper = here.modules, here.sweeper
+    unknown = functions.modules_unknown()
+    if unknown != here.unknown and modules.is_due():
+        here.unknown = unknown
+        modules.search()
+        here.steps.search()
+    here.steps.look_between()
+    quiet = _look_when_quiet(here)
+    if sweeper.caches.is_due():
+        sweeper.caches.search()
+    if sweeper.is_due() and sweeper.age() > _AGE:
+        sweeper.sweep(here.steps.optimizers(), False)
+    here.head = next_record()
+    if here.is_failing:
+        here.is_failing = False
+        _say(here)
+    # A search that was not due yet is made without further activity.
+    return answer or (AGAIN if functions.modules_unknown() != here.unknown else quiet)
 
 
 def _failed(error: Exception) -> int:

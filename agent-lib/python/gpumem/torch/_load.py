@@ -49,4 +49,4 @@ def start() -> Any:
     return _core.start(lambda name: addresses.get(name, 0))
 
 
-tick = _core.tick
+tick, idle = _core.tick, _core.idle

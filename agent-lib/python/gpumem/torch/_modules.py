@@ -54,7 +54,7 @@ _DEEPEST = 100
 class Known(weakref.ref):  # type: ignore[type-arg]
     """A module that the agent knows."""
 
-    __slots__ = ("key", "kind", "order", "parent", "above", "name", "number", "inner", "given", "made", "generated", "is_parent", "since", "past", "is_displaced")
+    __slots__ = ("key", "kind", "order", "parent", "above", "name", "number", "inner", "given", "made", "generated", "is_parent", "since", "past", "is_displaced", "was_trained")
 
     key: int
     #: Address of its class.
@@ -84,6 +84,8 @@ class Known(weakref.ref):  # type: ignore[type-arg]
     past: List[Tuple[str, int, int]]
     #: Another module is in its place by now: what has the present path is that one's, if both may be meant.
     is_displaced: bool
+    #: A parameter of its own was stepped by an optimizer, or had a gradient.
+    was_trained: bool
 
     def text(self) -> str:
         """The name with its number."""
@@ -134,7 +136,7 @@ def children(module: Any) -> Iterator[Tuple[str, Any]]:
                 yield name, child
 
 
-def _next_record() -> int:
+def next_record() -> int:
     """Number of the record that the agent makes next."""
     return int(functions.rename(b"", 0))
 
@@ -240,7 +242,7 @@ class Modules:
         known.key, known.kind = id(module), id(type(module))
         known.parent, known.above, known.name, known.number, known.inner, known.given = 0, None, "", 0, 0, False
         known.made = known.generated = _is_generated(module)
-        known.is_parent, known.since, known.past, known.is_displaced = False, _next_record(), [], False
+        known.is_parent, known.since, known.past, known.is_displaced, known.was_trained = False, next_record(), [], False, False
         self._order += 1
         known.order = self._order
         self.known[known.key] = known
@@ -343,7 +345,7 @@ class Modules:
     def _leave(self, module: Any) -> None:
         """This module and its parts get other paths with what comes next. What memory has their present ones is known until `arrange`."""
         self._moved()
-        now = _next_record()
+        now = next_record()
         for part in self._within(module):
             known = self.known.get(id(part))
             if known is None:
@@ -543,13 +545,17 @@ class Modules:
         pause = self.search_seconds / (_SHARE if self.searches > _EARLY else _EARLY_SHARE)
         return time.perf_counter() >= self.searched_at + max(pause, _PAUSE)
 
-    def search(self) -> int:
-        """Looks for modules among all objects; how many are new."""
+    @staticmethod
+    def kinds() -> List[type]:
+        """Classes of modules."""
         module_class = _module_class()
-        if module_class is None:
-            return 0
+        return classes(module_class) if module_class is not None else []
+
+    def search(self, objects: Optional[List[Any]] = None) -> int:
+        """Looks for modules among all objects, or among these, which are modules; how many are new."""
         start = time.perf_counter()
-        found = [module for module in instances(classes(module_class)) if self._is_whole(module)]
+        objects = instances(self.kinds()) if objects is None else objects
+        found = [module for module in objects if self._is_whole(module)]
         before = self._order
         for module in found:
             if id(module) not in self.known:

@@ -30,7 +30,7 @@ class Steps:
         self.sweeper = sweeper
         #: Optimizers, by address of the object, and how many steps each has done.
         self.known: Dict[int, Any] = {}
-        self.done: Dict[int, int] = {}
+        self.done: Dict[int, int] = sweeper.done
         #: Its steps are the program's steps.
         self.first: Optional[Any] = None
         self.count = 0
@@ -140,12 +140,17 @@ class Steps:
         finally:
             self.rests = False
 
-    def search(self) -> None:
-        """Looks for optimizers among all objects: PyTorch shows one only when it makes a step."""
+    @staticmethod
+    def kinds() -> List[type]:
+        """Classes of optimizers."""
+        kind = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
+        return classes(kind) if kind is not None else []
+
+    def search(self, objects: Optional[List[Any]] = None) -> None:
+        """Looks for optimizers among all objects, or among these, which are some: PyTorch shows one only when it makes a step."""
         start = time.perf_counter()
         self.hooked = _codes.count_hooked()
-        kind = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
-        for optimizer in instances(classes(kind)) if kind is not None else ():
+        for optimizer in instances(self.kinds()) if objects is None else objects:
             if "param_groups" in object.__getattribute__(optimizer, "__dict__"):
                 self.add(optimizer, False)
         self.modules.searched_at = time.perf_counter()

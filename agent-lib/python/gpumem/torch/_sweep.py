@@ -1,4 +1,5 @@
-"""Which storage is a parameter, a buffer, a gradient, or an optimizer's state, and of which module: looked at now and then.
+"""Which storage is a parameter or a copy of one, a buffer, a gradient, an optimizer's state or a cache, and of which module: looked at now
+and then.
 
 A sweep tells the agent what it did not tell before. It runs in the hooks of an optimizer's step, or between two
 statements of the main thread; never in a module's call. Its time is measured: the next one waits until 0.2 % of the time
@@ -8,9 +9,12 @@ since then pays for it, and a quarter of that once many have found nothing new.
 import sys
 import time
 from itertools import chain
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-from ._agent import BUFFER, GRADIENT, OPTIMIZER_STATE, PARAMETER, functions, text
+from . import _copies
+from ._agent import BUFFER, GRADIENT, KV_CACHE, OPTIMIZER_STATE, PARAMETER, PARAMETER_COPY, functions, text
+from ._caches import MODULES as CACHE_MODULES
+from ._caches import Caches
 from ._modules import Known, Modules
 
 #: Of the time; and after so many sweeps in a row that had nothing to tell but gradients.
@@ -94,6 +98,13 @@ class Sweeper:
 
     def __init__(self, modules: Modules) -> None:
         self.modules = modules
+        self.caches = Caches()
+        #: Steps of each optimizer, by its address.
+        self.done: Dict[int, int] = {}
+        #: Modules that are copies of trained ones, by their keys.
+        self._copies: Set[int] = set()
+        #: The tensor in which a cache has each address, by its address: one that is made anew is told anew.
+        self._cached: Dict[int, int] = {}
         #: Path of each parameter, by address of the object.
         self.paths: Dict[int, str] = {}
         #: What was told: address -> path and role. A tensor that is made anew may lie where another one of its name lay:
@@ -155,6 +166,8 @@ class Sweeper:
                 self.forget()
             self.version = self.modules.version
             self.paths = {}
+            self._copies = self._find_copies(optimizers, gradients)
+            cached = self._take_caches(storages)
             for module, known in self.modules:
                 self._module(module, known, storages, gradients)
             states = [object.__getattribute__(optimizer, "__dict__").get("state") for optimizer in optimizers]
@@ -166,12 +179,14 @@ class Sweeper:
                 self._optimizer(optimizer, storages, gradients)
         told, last, is_still = self._told, self._last, True
         for address, (path, role) in storages.items():
-            if role == GRADIENT or told.get(address) != (path, role):
+            is_other = role == KV_CACHE and cached.get(address) != self._cached.get(address)
+            if role == GRADIENT or is_other or told.get(address) != (path, role):
                 functions.retag(0, address, text(path), role, 0)
             is_still = is_still and (role == GRADIENT or last.get(address) == (path, role))
         self._still = self._still + 1 if is_still else 0
         # Only what is there now: an address that comes back is told again.
         self._told = self._last = storages
+        self._cached = cached
         self.found = {}
         for _, role in storages.values():
             self.found[role] = self.found.get(role, 0) + 1
@@ -184,7 +199,9 @@ class Sweeper:
     def _module(self, module: Any, known: Known, storages: Dict[int, Tuple[str, int]], gradients: bool) -> None:
         fields = object.__getattribute__(module, "__dict__")
         own: Optional[str] = None
-        for kind, role in (("_parameters", PARAMETER), ("_buffers", BUFFER)):
+        parameter = PARAMETER_COPY if known.key in self._copies else PARAMETER
+        buffer = KV_CACHE if type(module).__name__ in CACHE_MODULES else BUFFER
+        for kind, role in (("_parameters", parameter), ("_buffers", buffer)):
             tensors = fields.get(kind)
             if not isinstance(tensors, dict) or not tensors:
                 continue
@@ -198,6 +215,21 @@ class Sweeper:
                 self._take(storages, tensor, path, role)
                 if gradients and role == PARAMETER:
                     self._gradient(storages, tensor, path)
+
+    def _find_copies(self, optimizers: List[Any], gradients: bool) -> Set[int]:
+        try:
+            return _copies.find(self.modules, optimizers, self.done, gradients)
+        except Exception:  # a parameter without a shape so far, or a program's own kind of module
+            return set()
+
+    def _take_caches(self, storages: Dict[int, Tuple[str, int]]) -> Dict[int, int]:
+        """Before everything else: a cache may be a module with buffers. They keep the names of what made them."""
+        cached = {}
+        for tensor in self.caches.tensors():
+            for address in addresses(tensor):
+                storages[address] = ("", KV_CACHE)
+                cached[address] = id(tensor)
+        return cached
 
     def _gradient(self, storages: Dict[int, Tuple[str, int]], parameter: Any, path: str) -> None:
         try:

@@ -216,7 +216,7 @@ fn growth(cells: usize) -> impl Strategy<Value = Growth> {
 
 fn iteration() -> impl Strategy<Value = Iteration> {
     let level = prop_oneof![Just((0, 0)), any::<(i64, i64)>()].prop_map(Level::from);
-    (any::<[u64; 6]>(), any::<bool>(), vec(level, 11)).prop_map(|(numbers, partial, levels)| Iteration {
+    (any::<[u64; 6]>(), any::<bool>(), vec(level, 13)).prop_map(|(numbers, partial, levels)| Iteration {
         epoch: numbers[5],
         first: numbers[0],
         last: numbers[1],
@@ -235,6 +235,8 @@ fn iteration() -> impl Strategy<Value = Iteration> {
         inputs: levels[8],
         workspace: levels[9],
         buffers: levels[10],
+        kv_caches: levels[11],
+        parameter_copies: levels[12],
     })
 }
 

@@ -1,0 +1,107 @@
+//! Caches of keys and values, and copies of parameters, beside what the program says of them (tests/torch/caches.py).
+use gpumem_tests::live::torch;
+use gpumem_tests::live::{Daemon, Job, until};
+use gpumem_wire::Role;
+use serde_json::Value;
+
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+
+fn role(name: &str) -> Role {
+    match name {
+        "kv_cache" => Role::KvCache,
+        "parameter" => Role::Parameter,
+        "parameter_copy" => Role::ParameterCopy,
+        "activation" => Role::Activation,
+        _ => panic!("{name}"),
+    }
+}
+
+/// Runs one part of the program, and compares each check. Of activations the program names some.
+fn compare(what: &str) {
+    for version in torch::versions().iter().filter(|version| torch::reads_frames(version)) {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let mut daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "caches.py", &[what]));
+        let said = torch::finished(&mut job);
+        daemon.wait_for_the_end_of(&machine, &[&job]);
+        daemon.stop();
+        let moments = torch::moments(&daemon.recording, job.pid());
+        let mut compared = 0;
+        for (moment, said) in torch::beside(&moments, &said) {
+            for (name, bytes) in said["roles"].as_object().expect("roles") {
+                let (held, bytes) =
+                    (moment.devices[0].roles[usize::from(role(name).to_code())], bytes.as_i64());
+                let is_right = if name == "activation" { Some(held) >= bytes } else { Some(held) == bytes };
+                assert!(is_right, "torch {version}, {}: {name} {held} for {bytes:?}", moment.name);
+                compared += 1;
+            }
+        }
+        assert!(compared >= 2, "torch {version}, {what}: {compared}");
+    }
+}
+
+#[test]
+fn growing_cache_has_its_role_token_by_token() {
+    compare("generate");
+}
+
+#[test]
+fn cache_of_an_engine_has_its_role_at_birth_or_when_the_engine_says_it() {
+    compare("engine");
+}
+
+#[test]
+fn static_cache_has_its_role_whenever_its_library_was_loaded() {
+    compare("static");
+}
+
+#[test]
+fn tuples_of_a_models_output_are_a_cache() {
+    compare("tuples");
+}
+
+#[test]
+fn cache_in_a_training_is_kept_for_the_backward_pass() {
+    compare("trained");
+}
+
+#[test]
+fn untrained_modules_with_the_structure_of_trained_ones_are_copies() {
+    compare("copies");
+}
+
+#[test]
+fn program_that_trains_nothing_has_no_copies() {
+    compare("inference");
+}
+
+/// The main thread runs no statement: neither what it allocated last nor its cache would ever be looked at.
+#[test]
+fn idle_program_is_looked_at_while_its_main_thread_waits() {
+    for version in torch::versions().iter().filter(|version| torch::reads_frames(version)) {
+        let Some(wheel) = torch::wheel(version) else { return };
+        let machine = torch::machine(&[]);
+        let daemon = Daemon::start(&machine, "daemon", FAST);
+        let mut job = Job::start(&mut wheel.covered(&machine, &daemon.runtime, "caches.py", &["idle"]));
+        let said: Value = serde_json::from_str(&job.wait_for("waits")).expect("JSON");
+        let pid = job.pid().to_string();
+        until(20, &format!("torch {version}: the roles of an idle program"), || {
+            let output = daemon.ctl(&machine, &["report", &pid, "--json"]).output().ok()?;
+            let report: Value = serde_json::from_slice(&output.stdout).ok()?;
+            let cells = report["devices"][0]["last"]["cells"].as_array()?;
+            let sum = |role: &str| -> i64 {
+                cells
+                    .iter()
+                    .filter(|cell| cell["role"] == role)
+                    .map(|cell| cell["bytes"].as_i64().unwrap_or(0))
+                    .sum()
+            };
+            let (cache, parameters) = (sum("kv cache"), sum("parameter"));
+            (Some(cache) == said["waits"]["kv_cache"].as_i64()
+                && Some(parameters) == said["waits"]["parameter"].as_i64())
+            .then_some(())
+        });
+        job.enough();
+    }
+}
