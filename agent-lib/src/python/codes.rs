@@ -57,6 +57,8 @@ pub enum What {
     CustomFunction,
     /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
     Reduction,
+    /// What is allocated in it, or in what it calls, is an optimizer's state: whose and when its callers say.
+    OptimizerState,
 }
 
 /// Codes that no walk for a name meets: they are kept in a table of their own.
@@ -66,7 +68,7 @@ impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        const ALL: [What; 12] = [
+        const ALL: [What; 13] = [
             Nothing,
             Module,
             Optimizer,
@@ -79,6 +81,7 @@ impl What {
             ZeroGrad,
             CustomFunction,
             Reduction,
+            OptimizerState,
         ];
         ALL.get(code as usize).copied()
     }
@@ -92,8 +95,8 @@ impl What {
     /// What is done there.
     #[inline(always)]
     pub fn phase(self) -> Phase {
-        const OF: [Phase; 12] = {
-            let mut of = [Phase::Unknown; 12];
+        const OF: [Phase; 13] = {
+            let mut of = [Phase::Unknown; 13];
             of[What::Module as usize] = Phase::Forward;
             of[What::Optimizer as usize] = Phase::Optimizer;
             of[What::Step as usize] = Phase::Optimizer;
@@ -109,6 +112,7 @@ impl What {
         match self {
             What::Parameter => Role::Parameter,
             What::Gradient | What::Reduction => Role::Gradient,
+            What::OptimizerState => Role::OptimizerState,
             _ => Role::Unknown,
         }
     }

@@ -23,7 +23,8 @@ pub const MOST: usize = 128;
 const SAY_NO_END: u32 =
     1 << What::Nothing as u32 | 1 << What::Parameter as u32 | 1 << What::Gradient as u32 | SAY_A_ROLE;
 /// Frames that say what all memory is for that is allocated inside of them.
-const SAY_A_ROLE: u32 = 1 << What::Parameter as u32 | 1 << What::Reduction as u32;
+const SAY_A_ROLE: u32 =
+    1 << What::Parameter as u32 | 1 << What::Reduction as u32 | 1 << What::OptimizerState as u32;
 /// Frames in which a module, or an optimizer, is a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
 
