@@ -312,10 +312,7 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     let called = |what| says(&[(call, What::Nothing), (main, what)]);
     assert_eq!(called(What::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
     assert_eq!(called(What::Gradient), None);
-    assert_eq!(
-        called(What::OptimizerState),
-        Some((String::new(), Phase::Unknown, Role::OptimizerState))
-    );
+    assert_eq!(called(What::OptimizerState), Some((String::new(), Phase::Unknown, Role::OptimizerState)));
 }
 
 #[test]
