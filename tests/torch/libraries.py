@@ -18,15 +18,17 @@ from roles import WORKSPACES, Training, clear_workspaces
 from said import GroundTruth, addresses, agent, mark, path_of, say, storage, until
 from torch.nn import functional as F
 
-#: Workspaces are known from the third on.
+#: Workspaces are known from the third step on.
 STEPS, LOADED_AT = 5, 3
 LEARNING_RATE = 1e-3
 
 
 class Case(Training):
-    def __init__(self, name, model, batch, loss):
+    def __init__(self, name, model, batch, loss, optimizer=torch.optim.AdamW):
         parameters = [p for p in model.parameters() if p.requires_grad]
-        super().__init__(name, model, [torch.optim.AdamW(parameters, lr=LEARNING_RATE)], saves=False)
+        super().__init__(name, model, [optimizer(parameters, lr=LEARNING_RATE)], saves=False)
+        #: Leaves of the graph that are no parameters.
+        self.leaves = []
         self.make_batch, self.loss_of = batch, loss
         self.inputs, self.checks = (), True
 
@@ -36,10 +38,17 @@ class Case(Training):
         root = type(self.model).__name__
         modules = [path_of(root, name) for name, _ in self.model.named_modules(remove_duplicate=False)]
         rows = addresses(self.model, self.optimizers[0])
+        for leaf in self.leaves:
+            self.more[storage(leaf)] = "activation"
+            if leaf.grad is not None:
+                self.more[storage(leaf.grad)] = "gradient"
         super().check(what, self.inputs, activations, addresses=rows, modules=modules, **more)
 
     def loss(self, _):
-        return self.loss_of(self.model, *self.inputs)
+        return self.loss_of(self.call, *self.inputs)
+
+    def backward(self, loss):
+        loss.backward()
 
     def one(self, number):
         (optimizer,) = self.optimizers
@@ -50,7 +59,7 @@ class Case(Training):
         mark("phase forward")
         loss = self.forward(f"{number}/forward", self.inputs[0])
         mark("phase backward")
-        loss.backward()
+        self.backward(loss)
         mark("phase none")
         self.results = {storage(loss)}
         self.check(f"{number}/backward")
@@ -60,7 +69,8 @@ class Case(Training):
         self.check(f"{number}/optimizer")
         optimizer.zero_grad()
         del loss
-        self.results, self.inputs = set(), ()
+        self.results, self.inputs, self.more = set(), (), {}
+        self.leaves.clear()
         self.check(f"{number}/between")
 
     def load(self, number):
@@ -133,6 +143,78 @@ def gpt2_lora():
     Case("gpt2_lora", model, words, language_loss).run()
 
 
+def gpt2_adapters():
+    """Adapters are added, exchanged and merged between steps."""
+    from peft import LoraConfig, get_peft_model
+
+    how = LoraConfig(r=4, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    model = get_peft_model(small_gpt2(), how)
+    Case("gpt2_adapters one", model, words, language_loss).run()
+    model.add_adapter("second", how)
+    model.set_adapter("second")
+    Case("gpt2_adapters second", model, words, language_loss).run()
+    model.delete_adapter("default")
+    Case("gpt2_adapters deleted", model, words, language_loss).run()
+    model = model.merge_and_unload().requires_grad_(True)
+    gc.collect()
+    Case("gpt2_adapters merged", model, words, language_loss).run()
+
+
+def gpt2_lora_checkpointed():
+    from peft import LoraConfig, get_peft_model
+
+    model = small_gpt2()
+    model.gradient_checkpointing_enable()
+    model.enable_input_require_grads()
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"))
+    case = Case("gpt2_lora_checkpointed", model, words, language_loss)
+    # What the embedding returns gets a gradient of its own.
+    model.get_input_embeddings().register_forward_hook(lambda _, inputs, result: case.leaves.append(result))
+    case.run()
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, bos_token_id=0, eos_token_id=0, **sizes)).cuda().train()
+    Case("llama", model, words, language_loss).run()
+
+
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=512, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config).cuda().train()
+    Case("t5", model, words, language_loss).run()
+
+
+def accelerate_bf16():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16")
+    case = Case("accelerate_bf16", small_gpt2(), words, language_loss)
+    case.call, optimizer = accelerator.prepare(case.model, case.optimizers[0])
+    case.optimizers = [optimizer]
+    case.backward = accelerator.backward
+    case.run()
+
+
+def timm_lamb():
+    import timm
+    from timm.optim import Lamb
+
+    model = timm.create_model("test_convnext", num_classes=16).cuda()
+    Case("timm_lamb", model, images, image_loss, Lamb).run()
+
+
+def torchvision_swin():
+    import torchvision
+
+    model = torchvision.models.SwinTransformer([2, 2], 32, [2, 2], [2, 4], [4, 4], num_classes=16, stochastic_depth_prob=0.0).cuda()
+    Case("torchvision_swin", model, images, image_loss).run()
+
+
 def timm_resnet():
     import timm
 
@@ -181,7 +263,8 @@ def diffusers_unet_checkpointed():
     diffusers_unet(True)
 
 
-CASES = ["gpt2", "gpt2_checkpointed", "gpt2_lora", "timm_resnet", "timm_vit", "torchvision_resnet", "torchvision_mobilenet"]
+CASES = ["gpt2", "gpt2_checkpointed", "gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed", "llama", "t5", "accelerate_bf16"]
+CASES += ["timm_resnet", "timm_vit", "timm_lamb", "torchvision_resnet", "torchvision_mobilenet", "torchvision_swin"]
 CASES += ["diffusers_unet", "diffusers_unet_checkpointed"]
 
 torch.manual_seed(7)

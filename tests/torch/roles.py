@@ -44,7 +44,8 @@ class Training:
         for optimizer in self.optimizers:
             for state in optimizer.state.values():
                 for value in state.values():
-                    put(value, "optimizer_state")
+                    if torch.is_tensor(value):
+                        put(value, "optimizer_state")
         for buffer in self.model.buffers():
             put(buffer, "buffer")
         for parameter in sharded(self.model):
