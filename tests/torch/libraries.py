@@ -168,7 +168,7 @@ def gpt2_lora_checkpointed():
     model.enable_input_require_grads()
     model = get_peft_model(model, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"))
     case = Case("gpt2_lora_checkpointed", model, words, language_loss)
-    # What the embedding returns gets a gradient of its own.
+    # The embedding's output is a leaf of the graph with a gradient.
     model.get_input_embeddings().register_forward_hook(lambda _, inputs, result: case.leaves.append(result))
     case.run()
 

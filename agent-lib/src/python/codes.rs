@@ -57,7 +57,7 @@ pub enum What {
     CustomFunction,
     /// What is allocated in it, or in what it calls, is a gradient: whose and when its callers say.
     Reduction,
-    /// What is allocated in it, or in what it calls, is an optimizer's state: whose and when its callers say.
+    /// Allocations in this function and its callees are optimizer state. Its callers give the name and the phase.
     OptimizerState,
 }
 

@@ -44,7 +44,7 @@ const HEADERS: [u16; 2] = [16, 32];
 /// Words of a tensor's Python object, behind those, in which its TensorImpl is looked for.
 const TENSOR: u16 = 4;
 
-/// Bytes from which on PyTorch's allocator splits what is left of a large block off.
+/// PyTorch's allocator splits the rest of a large block off if the rest is larger than this, in bytes.
 const SPLIT_ABOVE: u64 = 1 << 20;
 
 /// Offsets in words, in the order of the module's picture.

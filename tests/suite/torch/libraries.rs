@@ -1,5 +1,5 @@
-//! Models of third-party libraries (transformers, peft, timm, torchvision, diffusers): at five moments of every step roles are byte for byte
-//! what the program's objects say, and parameters, gradients, optimizer state and buffers have the names of `named_modules()`.
+//! Models of third-party libraries (transformers, peft, timm, torchvision, diffusers): at five moments of every step the bytes of each role
+//! equal those of the program's objects, and parameters, gradients, optimizer state and buffers have the names of `named_modules()`.
 use super::roles::differences;
 use gpumem_tests::live::attribution::{Attribution, Block, attribution};
 use gpumem_tests::live::torch::{self, Moment};
@@ -21,7 +21,7 @@ const OWNED: [(&str, Role); 4] = [
     ("buffer", Role::Buffer),
 ];
 
-/// Whether one block is what the program says; what it is otherwise.
+/// Compares one block's name and role with the program's objects; `None` if they are equal.
 fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Option<String> {
     let [address, kind, module, own] = [0, 1, 2, 3].map(|at| row[at].as_str().expect("text"));
     let full = format!("{module}/{own}");
@@ -37,7 +37,7 @@ fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Optio
     (!is_right).then(|| format!("{kind} {full} at {address} is {block:?}"))
 }
 
-/// What is wrong with the names at one moment.
+/// Differences between recorded names and the program's objects at one moment.
 fn wrong_names(moment: &Moment, said: &Value, names: &Attribution) -> Vec<String> {
     let (number, what) =
         moment.name.split_once('/').and_then(|(_, rest)| rest.split_once('/')).expect("a moment");
