@@ -59,8 +59,12 @@ def agent():
     return getattr(getattr(package, "_core", None), "_core", None)
 
 
+#: Seconds. On a busy machine the agent's first look at modules takes 0.1 s or more, and 500 times that must pass before the next one.
+PATIENCE = 200
+
+
 def until(what, condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end, what
         time.sleep(0.001)
