@@ -261,6 +261,8 @@ exports! {
     }
     /// All modules have been said that have moved.
     gpumem_modules_settle as modules_settle() -> () { (); |core, _| python::MODULES.settle(&core.names) }
+    /// A sweep has named all parameters.
+    gpumem_parameters_named as parameters_named() -> () { (); |_, _| python::MODULES.name_parameters() }
     /// How the layer of exact roles is: a number of the wire format, and why.
     gpumem_roles as roles(state: c_int, reason: *const c_char) -> () {
         (); |_, _| python::run::say_roles(state, text!(reason))

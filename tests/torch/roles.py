@@ -44,7 +44,8 @@ class Training:
         for optimizer in self.optimizers:
             for state in optimizer.state.values():
                 for value in state.values():
-                    put(value, "optimizer_state")
+                    if torch.is_tensor(value):
+                        put(value, "optimizer_state")
         for buffer in self.model.buffers():
             put(buffer, "buffer")
         for parameter in sharded(self.model):
@@ -363,10 +364,16 @@ def clear_workspaces():
 FEATURES = ["temporaries", "plain", "kept", "accumulated", "clipped", "hooked_gradients", "retained", "several", "buffers", "reentrant", "non_reentrant", "compiled", "ddp", "ddp_views"]
 FEATURES += ["fsdp", "fsdp_kept", "graphed"]
 
-for word in sys.argv[1:] or FEATURES:
-    globals()[word]()
-    gc.collect()
-    torch.cuda.empty_cache()
-clear_workspaces()
-say(workspaces=[hex(address) for address in WORKSPACES])
-say(done=True)
+
+def main():
+    for word in sys.argv[1:] or FEATURES:
+        globals()[word]()
+        gc.collect()
+        torch.cuda.empty_cache()
+    clear_workspaces()
+    say(workspaces=[hex(address) for address in WORKSPACES])
+    say(done=True)
+
+
+if __name__ == "__main__":
+    main()

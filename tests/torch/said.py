@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import json
 import os
+import sys
 import threading
+import time
 
 import torch
 from torch import nn
@@ -49,6 +51,23 @@ def blocks():
                 found[at] = block["size"]
             at += block["size"]
     return found
+
+
+def agent():
+    """The agent's own Python in this process, if it has any."""
+    package = sys.modules.get("_gpumem_torch")
+    return getattr(getattr(package, "_core", None), "_core", None)
+
+
+#: Seconds. On a busy machine the agent's first look at modules takes 0.1 s or more, and 500 times that must pass before the next one.
+PATIENCE = 200
+
+
+def until(what, condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.001)
 
 
 def storage(tensor):

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 
 import torch
-from said import check, path_of, say, storage
+from said import agent, check, path_of, say, storage, until
 from torch import nn
 
 WIDTH = 16
@@ -67,18 +67,6 @@ class Net(nn.Module):
             for each in part if name == "blocks" else part.values() if name == "heads" else [part]:
                 x = each(x)
         return x
-
-
-def agent():
-    package = sys.modules.get("_gpumem_torch")
-    return getattr(getattr(package, "_core", None), "_core", None)
-
-
-def until(what, condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.001)
 
 
 def truth(net, optimizer):

@@ -66,6 +66,8 @@ pub enum What {
     Copying,
     /// As `KvCache`, unless gradients are computed: then it is kept for the backward pass, whoever else holds it.
     CacheUpdate,
+    /// Allocations in this function and its callees are optimizer state. Its callers give the name and the phase.
+    OptimizerState,
 }
 
 /// Codes that no walk for a name meets: they are kept in a table of their own.
@@ -75,7 +77,7 @@ impl What {
     /// By its number in gpumem_code.
     pub fn from_code(code: u32) -> Option<Self> {
         use What::*;
-        const ALL: [What; 16] = [
+        const ALL: [What; 17] = [
             Nothing,
             Module,
             Optimizer,
@@ -92,6 +94,7 @@ impl What {
             ParameterCopy,
             Copying,
             CacheUpdate,
+            OptimizerState,
         ];
         ALL.get(code as usize).copied()
     }
@@ -105,8 +108,8 @@ impl What {
     /// What is done there.
     #[inline(always)]
     pub fn phase(self) -> Phase {
-        const OF: [Phase; 16] = {
-            let mut of = [Phase::Unknown; 16];
+        const OF: [Phase; 17] = {
+            let mut of = [Phase::Unknown; 17];
             of[What::Module as usize] = Phase::Forward;
             of[What::Optimizer as usize] = Phase::Optimizer;
             of[What::Step as usize] = Phase::Optimizer;
@@ -125,6 +128,7 @@ impl What {
             What::CacheUpdate if autograd::has_gradients() == Some(true) => Role::Unknown,
             What::KvCache | What::CacheUpdate => Role::KvCache,
             What::ParameterCopy => Role::ParameterCopy,
+            What::OptimizerState => Role::OptimizerState,
             _ => Role::Unknown,
         }
     }

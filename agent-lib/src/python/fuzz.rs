@@ -290,7 +290,12 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     };
     let inner = "Root.3/inner".to_owned();
     assert_eq!(says(&[]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
-    for (what, role) in [(What::Parameter, Role::Parameter), (What::Gradient, Role::Gradient)] {
+    let pairs = [
+        (What::Parameter, Role::Parameter),
+        (What::Gradient, Role::Gradient),
+        (What::OptimizerState, Role::OptimizerState),
+    ];
+    for (what, role) in pairs {
         assert_eq!(says(&[(work, what)]), Some((inner.clone(), Phase::Forward, role)));
         // What a module does that is called by it is the module's.
         assert_eq!(says(&[(main, what)]), Some((inner.clone(), Phase::Forward, Role::Unknown)));
@@ -307,6 +312,7 @@ fn a_frame_says_what_memory_is_for_and_its_callers_whose_it_is() {
     let called = |what| says(&[(call, What::Nothing), (main, what)]);
     assert_eq!(called(What::Parameter), Some((String::new(), Phase::Unknown, Role::Parameter)));
     assert_eq!(called(What::Gradient), None);
+    assert_eq!(called(What::OptimizerState), Some((String::new(), Phase::Unknown, Role::OptimizerState)));
 }
 
 #[test]

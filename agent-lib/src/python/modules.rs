@@ -76,6 +76,8 @@ pub struct Modules {
     table: AtomicU64,
     /// Changes when a path may have changed. Never 0.
     epoch: AtomicU32,
+    /// The epoch at the end of the last sweep: parameters have the names of that one. 0 before the first.
+    parameters_epoch: AtomicU32,
     /// Two for each size.
     spaces: [AtomicPtr<Place>; 2 * SIZES],
     text: AtomicPtr<u8>,
@@ -106,6 +108,7 @@ impl Modules {
             said: AtomicPtr::new(std::ptr::null_mut()),
             turn: Turn::new(),
             epoch: AtomicU32::new(1),
+            parameters_epoch: AtomicU32::new(0),
             number: AtomicU32::new(0),
             live: AtomicUsize::new(0),
             used: AtomicUsize::new(0),
@@ -247,6 +250,16 @@ impl Modules {
                 self.resolve(names, place, epoch);
             }
         }
+    }
+
+    /// Records that a sweep has named all parameters after where their modules are now.
+    pub fn name_parameters(&self) {
+        self.parameters_epoch.store(self.epoch.load(Relaxed), Relaxed);
+    }
+
+    /// Whether parameters have the names that a sweep would give them now: no module has moved since the last one.
+    pub fn has_current_parameters(&self) -> bool {
+        self.parameters_epoch.load(Relaxed) == self.epoch.load(Relaxed)
     }
 
     /// The tag of names, the outermost last; of those only that have room. A number belongs to what it counts: `h.3`.

@@ -28,7 +28,8 @@ const SAY_A_ROLE: u32 = 1 << What::Parameter as u32
     | 1 << What::Reduction as u32
     | 1 << What::KvCache as u32
     | 1 << What::CacheUpdate as u32
-    | 1 << What::ParameterCopy as u32;
+    | 1 << What::ParameterCopy as u32
+    | 1 << What::OptimizerState as u32;
 /// Frames in which a module, or an optimizer, is a local variable.
 const HAVE_A_MODULE: u32 = 1 << What::Module as u32 | 1 << What::Setup as u32 | 1 << What::Step as u32;
 

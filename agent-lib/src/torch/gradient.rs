@@ -14,12 +14,16 @@
 //! In a backward pass inside of a node, as a reentrant checkpoint runs it, the segment's input is a leaf as well. Its gradient is passed on
 //! and kept by nobody, so a leaf that was made in a forward or backward pass has none there.
 //!
+//! A gradient has the name of its parameter, once a sweep has named that: the parameter of another module may be used in a call
+//! (`F.linear(x, self.proj.weight)`), and tied parameters are used by several.
+//!
 //! The gradient is looked up when the node ends, and before that when the node allocates or runs out of memory: hooks of the
 //! leaf run inside of the node, behind the accumulation.
 
 use super::autograd::OfThread;
 use crate::core::Core;
 use crate::live::{Beside, Key, Taken};
+use crate::python;
 use crate::python::memory::{Careful, Memory, Plain, Pointer};
 use crate::threads::Thread;
 use gpumem_wire::{Body, Phase, Role};
@@ -39,6 +43,9 @@ const OBJECT: u16 = 20;
 const HEADERS: [u16; 2] = [16, 32];
 /// Words of a tensor's Python object, behind those, in which its TensorImpl is looked for.
 const TENSOR: u16 = 4;
+
+/// PyTorch's allocator splits the rest of a large block off if the rest is larger than this, in bytes.
+const SPLIT_ABOVE: u64 = 1 << 20;
 
 /// Offsets in words, in the order of the module's picture.
 type Offsets = [u16; 5];
@@ -144,6 +151,17 @@ fn phase_at_birth(row: &Taken, is_block: bool) -> Phase {
     Phase::from_code(if is_block { (row.row[7] >> 60) as u8 } else { 0 })
 }
 
+/// The tag of a parameter that a sweep has named, for its gradient's row; 0 if there is none, or if the gradient's memory is larger than
+/// the parameter's: it may hold gradients of other parameters.
+fn name_of_gradient(parameter: &Taken, gradient: &Taken) -> u32 {
+    let beside = parameter.beside;
+    let is_named = beside.flags & Beside::RETAGGED != 0 && beside.use_as & 15 == Role::Parameter.to_code();
+    let (bytes, own) = (gradient.row[3], parameter.row[3]);
+    // PyTorch leaves up to 1 MiB at the end of a large block.
+    let slack = if own < SPLIT_ABOVE { 0 } else { SPLIT_ABOVE };
+    if is_named && bytes <= own + slack { parameter.row[5] as u32 } else { 0 }
+}
+
 impl OfThread {
     /// Whether the thread runs a node that accumulates a gradient.
     #[inline(always)]
@@ -161,18 +179,20 @@ impl Core {
         let node = accumulating & !NESTED;
         let Some(address) = address(&memory, node) else { return };
         let Some((pool, key, row)) = self.row_of_tensor(address) else { return };
-        if accumulating & NESTED != 0 {
-            let leaf = address_of_leaf(&memory, node).and_then(|address| self.row_of_tensor(address));
-            let born = leaf.map_or(Phase::Unknown, |(pool, _, leaf)| phase_at_birth(&leaf, pool != 0));
-            if matches!(born, Phase::Forward | Phase::Backward) {
-                return;
-            }
+        if !matches!(role_of(&row, pool != 0), Role::Unknown | Role::Temporary) {
+            return;
         }
-        if matches!(role_of(&row, pool != 0), Role::Unknown | Role::Temporary) {
-            let use_as = (Role::Gradient, Phase::Unknown);
-            let body = Body::Retag { address, block_seq: row.seq(), pool, use_as };
-            self.say_retag(thread, key, body, 0);
+        let leaf = address_of_leaf(&memory, node).and_then(|address| self.row_of_tensor(address));
+        let born = leaf.map_or(Phase::Unknown, |(pool, _, leaf)| phase_at_birth(&leaf, pool != 0));
+        if accumulating & NESTED != 0 && matches!(born, Phase::Forward | Phase::Backward) {
+            return;
         }
+        // Of a parameter whose module has moved the name is the old one: the module's own is new.
+        let leaf = leaf.filter(|_| python::MODULES.has_current_parameters());
+        let tag = leaf.map_or(0, |(_, _, leaf)| name_of_gradient(&leaf, &row));
+        let use_as = (Role::Gradient, Phase::Unknown);
+        let body = Body::Retag { address, block_seq: row.seq(), pool, use_as };
+        self.say_retag(thread, key, body, tag);
     }
 
     /// The row of the block, or the allocation, that begins at an address: its pool, or 0, and its key.
@@ -256,6 +276,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn gradient_has_the_name_of_its_parameter_if_it_may_be_that_alone() {
+        let row = |bytes: u64, tag: u64| {
+            let beside =
+                Beside { use_as: Role::Parameter.to_code(), flags: Beside::RETAGGED, ..Beside::default() };
+            Taken { row: [1, 0, 0x1000, bytes, 0, 5 << 32 | tag, 0, 0], beside }
+        };
+        let large = 8 << 20;
+        assert_eq!(name_of_gradient(&row(1024, 7), &row(1024, 9)), 7);
+        assert_eq!(name_of_gradient(&row(1024, 7), &row(1536, 9)), 0, "of several");
+        assert_eq!(name_of_gradient(&row(large, 7), &row(large + (1 << 20), 9)), 7, "not split off");
+        assert_eq!(name_of_gradient(&row(large, 7), &row(large + (2 << 20), 9)), 0);
+        let mut unnamed = row(1024, 7);
+        unnamed.beside.flags = 0;
+        assert_eq!(name_of_gradient(&unnamed, &row(1024, 9)), 0, "no sweep has seen the parameter");
+        let mut other = row(1024, 7);
+        other.beside.use_as = Role::Buffer.to_code();
+        assert_eq!(name_of_gradient(&other, &row(1024, 9)), 0);
     }
 
     #[test]

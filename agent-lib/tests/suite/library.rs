@@ -82,6 +82,7 @@ const UNDECLARED: &[&str] = &[
     "gpumem_module_gone",
     "gpumem_modules_settle",
     "gpumem_modules_unknown",
+    "gpumem_parameters_named",
     "gpumem_rename",
     "gpumem_roles",
     "gpumem_scope_edge",

@@ -34,7 +34,7 @@ pub fn reads_frames(version: &str) -> bool {
 pub struct Wheel {
     /// As the registry calls it.
     pub version: String,
-    /// target/torch-VERSION: `venv/`, `lib/`.
+    /// target/torch-VERSION: `venv/`, `lib/`, and `libraries/` where [`libraries`] has installed them.
     pub dir: PathBuf,
 }
 
@@ -49,7 +49,7 @@ pub fn wheel(version: &str) -> Option<Wheel> {
     if let Some(found) = known.get(version) {
         return found.clone();
     }
-    let found = install(version);
+    let found = install("wheel", version);
     if let Err(why) = &found {
         gpumem_test_support::skip(&format!("torch {version} cannot be had: {why}"), "pip install torch");
     }
@@ -57,14 +57,28 @@ pub fn wheel(version: &str) -> Option<Wheel> {
     found.ok()
 }
 
-fn install(version: &str) -> Result<Wheel, String> {
+/// Third-party libraries of tests/torch/libraries.txt for that version, as a folder for PYTHONPATH; `None` where they cannot be had.
+///
+/// # Panics
+/// With GPUMEM_TOOLS_REQUIRED set, when they cannot be had.
+pub fn libraries(version: &str) -> Option<PathBuf> {
+    let found = install("libraries", version).map(|wheel| wheel.dir.join("libraries"));
+    let why = |why: String| {
+        let what = format!("libraries for torch {version} cannot be had: {why}");
+        gpumem_test_support::skip(&what, "pip install -r tests/torch/libraries.txt");
+    };
+    found.map_err(why).ok()
+}
+
+/// Makes a target of tests/torch/Makefile: `what-version`.
+fn install(what: &str, version: &str) -> Result<Wheel, String> {
     let (fake, target) = (programs::fake(), programs::target());
     let makefile = Path::new(env!("CARGO_MANIFEST_DIR")).join("torch");
     // Several test programs may want it at once.
     let mut make = Command::new("flock");
     make.arg(target.join("torch.lock")).args(["make", "-s", "-C"]).arg(makefile);
     make.arg(format!("TARGET={}", target.display())).arg(format!("FAKE={}", fake.display()));
-    let output = make.arg(format!("wheel-{version}")).output().map_err(|error| error.to_string())?;
+    let output = make.arg(format!("{what}-{version}")).output().map_err(|error| error.to_string())?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         return Err(said.lines().rev().take(5).collect::<Vec<_>>().join(" / "));

@@ -6,6 +6,7 @@ mod churn;
 mod compiled;
 mod inside;
 mod late;
+mod libraries;
 mod lines;
 mod odd;
 mod ooms;

@@ -84,7 +84,7 @@ fn held(moment: &Moment) -> Roles {
 }
 
 /// Whether one moment is as the program says; what is not.
-fn differences(moment: &Moment, said: &Value, workspaces: &[&str]) -> Vec<String> {
+pub(super) fn differences(moment: &Moment, said: &Value, workspaces: &[&str]) -> Vec<String> {
     let check = Check::new(&moment.name);
     let (told, held) = (told(said, workspaces), held(moment));
     let parts = said["parts"].as_array();

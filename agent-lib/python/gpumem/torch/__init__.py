@@ -53,9 +53,10 @@ def watch(
 
     ``name`` is the first part of the paths of all its modules; without one it is the model's class. May be called at any
     time, also again after parameters have changed. Costs some microseconds for each parameter, and later at most 0.2 %
-    of the time between two steps of an optimizer: in that time the names of new gradients are looked up, in the others they
-    have those of their modules. With ``every=N`` each gradient has its parameter's name in all steps whose number is a
-    multiple of N, whatever that costs: for ``gpumemctl report --iterations --csv --columns --every N``. ``every=0`` ends that.
+    of the time between two steps of an optimizer: in that time the names of new gradients are looked up. In other steps a
+    gradient has its parameter's name as soon as it is accumulated, or its module's name while modules have just moved.
+    With ``every=N`` each gradient has its parameter's name in all steps whose number is a multiple of N, whatever that
+    costs: for ``gpumemctl report --iterations --csv --columns --every N``. ``every=0`` ends that.
     """
     try:
         core = _working()

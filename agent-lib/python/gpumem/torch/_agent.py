@@ -18,6 +18,7 @@ _FUNCTIONS: Dict[str, _Types] = {
     "rename": (_number, (ctypes.c_char_p, _number)),
     "modules_unknown": (_number, ()),
     "modules_settle": (None, ()),
+    "parameters_named": (None, ()),
     "retag": (None, (_number, _number, ctypes.c_char_p, ctypes.c_int, ctypes.c_int)),
     "phase": (None, (ctypes.c_int,)),
     "auto_step": (None, (_number,)),

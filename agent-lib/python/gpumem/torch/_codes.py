@@ -21,6 +21,7 @@ from ._frames import (
     KV_CACHE,
     MODULE,
     OPTIMIZER,
+    OPTIMIZER_STATE,
     PARAMETER,
     PARAMETER_COPY,
     REDUCTION,
@@ -98,6 +99,8 @@ _OTHERS = (
     ("torch.nn.parameter:Parameter.__deepcopy__", COPYING),
     # What it keeps is the optimizer's. One that nobody has seen is searched for.
     ("torch.optim.optimizer:Optimizer.load_state_dict", STEP),
+    # It moves one tensor of a state to its parameter's device. No step is under way: the phase alone would make it a temporary.
+    ("torch.optim.optimizer:Optimizer._process_value_according_to_param_policy", OPTIMIZER_STATE),
     ("torch.optim.optimizer:Optimizer.zero_grad", ZERO_GRAD),
     ("torch.nn.modules.module:Module.zero_grad", ZERO_GRAD),
     ("torch.utils.data._utils.worker:_worker_loop", BOUNDARY),

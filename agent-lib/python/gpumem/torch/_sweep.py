@@ -183,6 +183,7 @@ class Sweeper:
             if role == GRADIENT or is_other or told.get(address) != (path, role):
                 functions.retag(0, address, text(path), role, 0)
             is_still = is_still and (role == GRADIENT or last.get(address) == (path, role))
+        functions.parameters_named()
         self._still = self._still + 1 if is_still else 0
         # Only what is there now: an address that comes back is told again.
         self._told = self._last = storages

@@ -1,0 +1,142 @@
+//! Models of third-party libraries (transformers, peft, timm, torchvision, diffusers): at five moments of every step the bytes of each role
+//! equal those of the program's objects, and parameters, gradients, optimizer state and buffers have the names of `named_modules()`.
+use super::roles::differences;
+use gpumem_tests::live::attribution::{Attribution, Block, attribution};
+use gpumem_tests::live::torch::{self, Moment};
+use gpumem_tests::live::{Daemon, Job};
+use gpumem_wire::Role;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What transformers and peft are made for.
+const VERSION: &str = "2.15.0";
+const FAST: &str = "[nvml]\nlist_every_s = 0.05\nlist_budget = 1.0\n";
+/// Of the bytes that a step allocates inside of modules, those under the right one, in a hundred. The rest is the gradient of a view that a
+/// module makes of what one of its parts has returned: named after the part.
+const LEAST_RIGHT: f64 = 99.9;
+const OWNED: [(&str, Role); 4] = [
+    ("parameter", Role::Parameter),
+    ("gradient", Role::Gradient),
+    ("optimizer_state", Role::OptimizerState),
+    ("buffer", Role::Buffer),
+];
+
+/// Compares one block's name and role with the program's objects; `None` if they are equal.
+fn name_difference(row: &Value, block: Option<&Block>, is_loaded: bool) -> Option<String> {
+    let [address, kind, module, own] = [0, 1, 2, 3].map(|at| row[at].as_str().expect("text"));
+    let full = format!("{module}/{own}");
+    let role = OWNED.iter().find(|(name, _)| *name == kind).expect(kind).1;
+    let is_right = block.is_some_and(|block| {
+        let is_named = match kind {
+            // Named with the next step.
+            "optimizer_state" if is_loaded => true,
+            _ => block.tag == full,
+        };
+        is_named && block.role == role
+    });
+    (!is_right).then(|| format!("{kind} {full} at {address} is {block:?}"))
+}
+
+/// Differences between recorded names and the program's objects at one moment.
+fn wrong_names(moment: &Moment, said: &Value, names: &Attribution) -> Vec<String> {
+    let (number, what) =
+        moment.name.split_once('/').and_then(|(_, rest)| rest.split_once('/')).expect("a moment");
+    let live = &names.live[&moment.name];
+    let is_loaded = what == "loaded" || number == "4" && !matches!(what, "optimizer" | "between");
+    let mut wrong = Vec::new();
+    for row in said["addresses"].as_array().expect("addresses") {
+        if number == "0" && !matches!(what, "optimizer" | "between") {
+            continue; // nothing was looked at before the first step
+        }
+        let address = row[0].as_str().expect("text");
+        let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).expect("an address");
+        wrong.extend(name_difference(row, live.get(&address), is_loaded));
+    }
+    // Whatever else has the name of a module is of one that exists.
+    let modules: BTreeSet<&str> =
+        said["modules"].as_array().expect("modules").iter().filter_map(Value::as_str).collect();
+    let root = said["modules"][0].as_str().expect("a root");
+    for block in live.values().filter(|block| block.tag.starts_with(root)) {
+        let owner = block.tag.rsplit_once('/').map_or("", |(owner, _)| owner);
+        if !modules.contains(block.tag.as_str()) && !modules.contains(owner) {
+            wrong.push(format!("no module {block:?}"));
+        }
+    }
+    wrong
+}
+
+fn train(cases: &[&str]) {
+    let (Some(wheel), Some(libraries)) = (torch::wheel(VERSION), torch::libraries(VERSION)) else { return };
+    let machine = torch::machine(&[]);
+    let mut daemon = Daemon::start(&machine, "daemon", FAST);
+    let mut command = wheel.covered(&machine, &daemon.runtime, "libraries.py", cases);
+    let mut job = Job::start(command.env("PYTHONPATH", libraries));
+    let said = torch::finished(&mut job);
+    daemon.wait_for_the_end_of(&machine, &[&job]);
+    daemon.stop();
+    let moments = torch::moments(&daemon.recording, job.pid());
+    let names = attribution(&daemon.recording, job.pid());
+    let workspaces = said.iter().find_map(|line| line["workspaces"].as_array()).expect("workspaces");
+    let workspaces: Vec<&str> = workspaces.iter().filter_map(Value::as_str).collect();
+    let (mut counts, mut wrong): (BTreeMap<String, usize>, _) = (BTreeMap::new(), Vec::new());
+    for (moment, said) in torch::beside(&moments, &said) {
+        torch::agree(&moment.name, moment, said);
+        let roles = differences(moment, said, &workspaces);
+        let found = wrong_names(moment, said, &names);
+        for row in said["addresses"].as_array().expect("addresses") {
+            *counts.entry(row[1].as_str().expect("text").to_owned()).or_default() += 1;
+        }
+        if !roles.is_empty() {
+            wrong.push(format!("{}: {}", moment.name, roles.join(", ")));
+        }
+        if !found.is_empty() {
+            wrong.push(format!(
+                "{}: {} names: {:#?}",
+                moment.name,
+                found.len(),
+                &found[..found.len().min(6)]
+            ));
+        }
+    }
+    for (key, share) in names.known.iter().filter(|(key, _)| key.contains(" truth ")) {
+        println!("{key}: {:.2} % right of {} B", share.percent(), share.bytes);
+        if share.percent() < LEAST_RIGHT {
+            let some: Vec<_> = share.wrong.iter().take(12).collect();
+            wrong.push(format!("{key}: {:.2} % right, {some:#?}", share.percent()));
+        }
+    }
+    println!("{cases:?}: {} moments, {counts:?}, {} workspaces", moments.len(), workspaces.len());
+    for line in &wrong {
+        println!("{line}");
+    }
+    assert!(wrong.is_empty(), "{} differences", wrong.len());
+    assert!(OWNED.iter().all(|(what, _)| *what == "buffer" || counts[*what] > 100), "{counts:?}");
+}
+
+#[test]
+fn transformers_models_are_named_and_classified() {
+    train(&["gpt2", "gpt2_checkpointed", "llama", "t5", "accelerate_bf16"]);
+}
+
+/// Parameters of the base model have today's path: behind its wrappers while there are any.
+#[test]
+fn peft_adapters_are_named_and_classified() {
+    train(&["gpt2_lora", "gpt2_adapters", "gpt2_lora_checkpointed"]);
+}
+
+#[test]
+fn timm_and_torchvision_models_are_named_and_classified() {
+    train(&[
+        "timm_resnet",
+        "timm_vit",
+        "timm_lamb",
+        "torchvision_resnet",
+        "torchvision_mobilenet",
+        "torchvision_swin",
+    ]);
+}
+
+#[test]
+fn diffusers_models_are_named_and_classified() {
+    train(&["diffusers_unet", "diffusers_unet_checkpointed"]);
+}
