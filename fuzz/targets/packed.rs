@@ -2,9 +2,6 @@
 #![no_main]
 #![allow(dead_code)]
 
-mod timeline {
-    pub use gpumem_model::timeline::Point;
-}
 #[path = "../../runs/src/store/packed.rs"]
 mod packed;
 

@@ -341,7 +341,7 @@ impl RunBuilder {
             details: run::Details {
                 steps: account.steps.iter().map(run::Step::from).collect(),
                 growth: self.ledger.trend(process.key, index).into(),
-                timeline: self.ledger.timeline(process.key, index).into(),
+                timeline: self.ledger.timeline(process.key, index),
                 iterations: (&iterations).into(),
                 parameters: iterations.parameters.to_model(&process.cells),
                 pools: account.pools.iter().map(run::Pool::from).collect(),
@@ -373,7 +373,7 @@ impl RunBuilder {
             ordinal: device.ordinal,
             model: device.model.clone(),
             total_bytes: device.total_bytes,
-            reading: agreed.map(|agreed| agreed.reading).or(device.latest).map(Into::into),
+            reading: agreed.map(|agreed| agreed.reading).or(device.latest),
             unaccounted_bytes: agreed.map(|agreed| agreed.unaccounted_bytes),
             ..of_run
         })

@@ -92,6 +92,7 @@ const AGENT: Layers = Layers {
                 "nvtx/",
                 "pools.rs",
                 "python/bootstrap.rs",
+                "python/idle.rs",
                 "python/run.rs",
                 "scope.rs",
                 "snapshot.rs",
