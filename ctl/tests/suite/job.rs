@@ -52,7 +52,11 @@ fn a_job_that_is_over_is_told_from_the_store() {
     let mut former = rank(90, 0, ENDED);
     former.process.claims.insert("job".into(), "bert.18a2b3c4d5e0000-1f3".into());
     former.process.start_ticks -= 1000;
-    for (life, run) in [former, rank(101, 0, ENDED), rank(102, 1, ENDED)].iter().enumerate() {
+    // Rank 1 was started again, and got another device.
+    let mut again = rank(103, 1, ENDED);
+    again.process.start_ticks += 50;
+    again.devices[0].name = "GPU-3".into();
+    for (life, run) in [former, rank(101, 0, ENDED), rank(102, 1, ENDED), again].iter().enumerate() {
         store.insert(run, &format!("boot:{life}")).expect("saved");
     }
     drop(store);
@@ -61,7 +65,7 @@ fn a_job_that_is_over_is_told_from_the_store() {
         text.contains(": 2 processes, 2 of 4 ranks, all ended: amounts are the last ones of each\n"),
         "{text}"
     );
-    assert!(!text.contains("  90  "), "{text}");
+    assert!(!text.contains("  90  ") && !text.contains("  102  ") && text.contains("  103  "), "{text}");
     let (code, why) = failure(&folder.run(&["job", "ernie", "--store", &path.to_string_lossy()]));
     assert!(code == 3 && why.contains("no job ernie"), "{why}");
 }

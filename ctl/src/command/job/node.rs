@@ -8,7 +8,7 @@ use crate::command::report;
 use anyhow::Result;
 use gpumem_model::run::State;
 use gpumem_model::who::Who;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// The members of a job, and where they are from.
 pub fn job(id: &str, args: &Args) -> Result<(Vec<Member>, String)> {
@@ -39,11 +39,12 @@ fn latest(mut told: Vec<Told>) -> Vec<Member> {
     told.retain(|told| is_open(told) || life(told) == newest);
     let mut members: Vec<Member> = told.iter().flat_map(|told| Member::of_run(&told.run)).collect();
     members.sort_by_key(|member| (!member.is_running(), std::cmp::Reverse(member.start_ticks)));
-    let mut seen = BTreeSet::new();
+    // Of a rank that was started again, its newest process, whichever device the former one had.
+    let mut newest = BTreeMap::new();
     members.retain(|member| {
         let Some(rank) = member.rank else { return true };
-        let is_first = seen.insert((rank, member.uuid.clone()));
-        is_first || member.is_running()
+        let process = (member.pid, member.start_ticks);
+        *newest.entry(rank).or_insert(process) == process || member.is_running()
     });
     members
 }
