@@ -308,12 +308,8 @@ impl Core {
         let mut rest = batch.frames.as_slice();
         let (mut records, mut is_long) = (0, false);
         if let Origin::Process(key) = batch.origin
-            && begins_agent(&batch.frames)
-        {
-            self.tracks.reopen(key);
-        }
-        if let Origin::Process(key) = batch.origin
             && !self.tracks.see(key)
+            && !(begins_agent(&batch.frames) && self.tracks.reopen(key))
         {
             // What ends a connection is of no consequence then; what has a number is missing from the run.
             let events = std::iter::from_fn(|| {

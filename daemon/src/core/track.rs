@@ -69,12 +69,12 @@ impl Tracks {
         true
     }
 
-    /// An agent says hello for a process that is over: its hello was read late. The process has another run, which the store joins
-    /// with the first one.
-    pub fn reopen(&mut self, key: ProcessKey) {
-        if self.is_over.remove(&key) {
-            self.over.retain(|over| *over != key);
-        }
+    /// Begins another run of a process that is over: its agent's hello was read late. The store joins that run with the first one.
+    /// Whether the process may have records now.
+    pub fn reopen(&mut self, key: ProcessKey) -> bool {
+        self.is_over.remove(&key);
+        self.over.retain(|over| *over != key);
+        self.see(key)
     }
 
     /// Processes that are new since this was last asked.
@@ -289,8 +289,8 @@ mod tests {
         tracks.see(KEY);
         tracks.gone(KEY, 100, None);
         assert_eq!(tracks.take_over(200, 1000), [(KEY, 100, None)]);
-        tracks.reopen(KEY);
-        assert!(tracks.see(KEY));
+        assert!(!tracks.see(KEY));
+        assert!(tracks.reopen(KEY) && tracks.see(KEY));
         tracks.agent(KEY, true);
         tracks.agent(KEY, false);
         tracks.gone(KEY, 300, None);
