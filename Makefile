@@ -84,7 +84,7 @@ kills:
 	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumem-runs --test suite store::crash::acknowledged -- --nocapture
 	GPUMEM_KILLS=$(or $(KILLS),1000) $(CARGO) test --locked -p gpumemd --test suite kills_cost -- --nocapture
 
-# Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; docs/fuzzing.md. Half an hour and more.
+# Mutated bytes for everything that reads bytes of strangers, and generated cases with a new seed; fuzz/README.md. Half an hour and more.
 fuzz:
 	CARGO="$(CARGO)" python3 fuzz/run.py --runs $(or $(RUNS),1000000) --seconds $(or $(SECONDS),0) $(TARGETS)
 	PROPTEST_RNG_SEED=$$(date +%s) PROPTEST_CASES=$(or $(CASES),20000) $(CARGO) test --release --locked -p gpumem-ledger -p gpumem-wire

@@ -5,7 +5,7 @@
 
 Seeds are fuzz/seeds/TARGET and, where GPUMEM_SAMPLES names them, the samples of that format; what was found to be new is kept in
 target/fuzz/corpus/TARGET, what failed in target/fuzz/crashes/TARGET. Prints a line for each target and fails if one did.
---record adds the runs to the table in docs/fuzzing.md. --quick: for numbers, once a corpus stands still: comparisons are not traced,
+--record adds the runs to the table in fuzz/README.md. --quick: for numbers, once a corpus stands still: comparisons are not traced,
 inputs are short, and of imports only the crate that parses is counted: five times as fast. --sanitize: with AddressSanitizer, for code
 that is unsafe.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OUT = ROOT / "target" / "fuzz"
-TABLE = ROOT / "docs" / "fuzzing.md"
+TABLE = HERE / "README.md"
 TRIPLE = "x86_64-unknown-linux-gnu"
 
 # What coverage-guided means: the compiler counts edges and tells what is compared with what.

@@ -170,21 +170,27 @@ fn files_have_one_subject() {
 }
 
 #[test]
-fn the_readme_shows_what_the_program_prints() {
-    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+fn the_documents_show_what_the_program_prints() {
+    let path = root().join("docs/reading-a-report.md");
+    let page = fs::read_to_string(&path).expect("docs/reading-a-report.md");
     let report = fs::read_to_string(golden::path("reports/small-train.layer.txt")).expect("golden");
-    assert!(
-        readme.contains(&format!("small-train.log\n{report}```")),
-        "the picture in README.md is an old one"
-    );
+    const BEGIN: &str = "$ gpumemctl report tests/data/small-train.log\n";
+    let (before, rest) = page.split_once(BEGIN).expect("the report's place");
+    let (shown, after) = rest.split_once("```").expect("its end");
+    if std::env::var_os("UPDATE_GOLDEN").is_some_and(|value| value == "1") {
+        fs::write(&path, format!("{before}{BEGIN}{report}```{after}")).expect("written");
+    } else {
+        assert_eq!(shown, report, "UPDATE_GOLDEN=1 writes the report in docs/reading-a-report.md anew");
+    }
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
     assert!(readme.contains("make demo"));
 }
 
 #[test]
 fn documents_and_presets_are_what_the_program_has() {
-    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let names = fs::read_to_string(root().join("docs/names.md")).expect("docs/names.md");
     for (preset, _) in gpumem_report::rules::PRESETS {
-        assert!(readme.contains(&format!("`{preset}`")), "README.md does not name the preset {preset}");
+        assert!(names.contains(&format!("`{preset}`")), "docs/names.md does not name the preset {preset}");
     }
     let imports = fs::read_to_string(root().join("docs/imports.md")).expect("docs/imports.md");
     for format in gpumem_import::FORMATS.iter().filter(|format| format.name != "recording") {

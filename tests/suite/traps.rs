@@ -22,7 +22,7 @@
 //! | 18 | process list sized once, a newcomer is an error | `daemon/tests/suite/nvml.rs: lists_that_grow_while_they_are_read_are_whole` |
 //! | 19 | MIG: refused, unknown or zero | `daemon/tests/suite/nvml.rs: a_partitioned_gpu_is_its_instances_and_nothing_is_there_twice` |
 //! | 20 | machines where device memory cannot be asked for | `trap_20_device_without_a_memory_reading_has_processes` |
-//! | 21 | commands that are documented otherwise; sums larger than the card | `tests/suite/tidy.rs: the_readme_shows_what_the_program_prints`, `ctl/tests/suite/cli.rs: every_printed_column_adds_up_as_it_is_shown` |
+//! | 21 | commands that are documented otherwise; sums larger than the card | `tests/suite/tidy.rs: the_documents_show_what_the_program_prints`, `ctl/tests/suite/cli.rs: every_printed_column_adds_up_as_it_is_shown` |
 //!
 //! And the sizes of gaps that people have reported, as contexts of simulated devices: `gaps_as_seen_in_the_wild`.
 use gpumem_ledger::{Ledger, Origin, ProcessKey};

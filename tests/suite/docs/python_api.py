@@ -10,8 +10,8 @@ HEAD = """# Every call of the Python package
 
 <!-- made by tests/suite/docs/python_api.py from agent-lib/python/gpumem: UPDATE_GOLDEN=1 -->
 
-How the package gets in, and how its parts belong together: [agent-lib/python](../agent-lib/python/README.md); other frameworks:
-[frameworks.md](frameworks.md). This page is the docstrings' own words. Amounts are bytes, times nanoseconds.
+After this page you know every call of the package, from its docstrings. By task: [agent-lib/python](../agent-lib/python/README.md); other
+frameworks: [frameworks.md](frameworks.md). Amounts are bytes, times nanoseconds.
 """
 NOT_RUN = "<!-- not run: needs the framework -->"
 MODULES = ("torch", "cupy", "rmm", "jax", "tensorflow")

@@ -24,8 +24,8 @@ const C_HEAD: &str = "# Every call of the C API
 
 <!-- made by tests/suite/docs/references.rs from agent-lib/include/gpumem.h: UPDATE_GOLDEN=1 -->
 
-How the calls belong together, with examples and what the calls of earlier profilers became: [c-api.md](c-api.md). A program of your
-own, step by step: [guide-framework.md](guide-framework.md). This page is the header's own words.
+After this page you know every call with its units and errors. By task: [c-api.md](c-api.md); a complete program:
+[guide-framework.md](guide-framework.md).
 ";
 const LOCKS: &str = "Takes locks: not in a signal handler.";
 
@@ -122,7 +122,8 @@ const ENVIRONMENT_HEAD: &str = "# Every environment variable
 
 <!-- made by tests/suite/docs/references.rs from agent-lib/src/env.rs and ctl/src/command/generate.rs: UPDATE_GOLDEN=1 -->
 
-What is set and empty counts as not set. Keys of the daemon: [reference-config.md](reference-config.md).
+After this page you know every variable of the agent, the programs and the Python package. An empty variable counts as unset. Keys of
+the daemon: [reference-config.md](reference-config.md).
 ";
 
 /// Text of `///` comments before constants, by constant, in order: `(constant, variable, text)`.
@@ -150,7 +151,7 @@ const ONLY_IN_TESTS: [&str; 2] = ["GPUMEM_FUZZ", "GPUMEM_FAULT"];
 pub fn environment() {
     let agent = read("agent-lib/src/env.rs");
     let mut text = ENVIRONMENT_HEAD.to_owned();
-    text += "\n## The agent\n\nRead once, in the process that it is in, when CUDA is initialised.\n\n| variable | |\n|---|---|\n";
+    text += "\n## The agent\n\nRead once in each process, when CUDA is initialised.\n\n| variable | |\n|---|---|\n";
     for (name, variable, about) in constants(&agent) {
         let mut about = about.replace('|', "\\|");
         // `number(NAME, default, least, most)`
@@ -162,9 +163,9 @@ pub fn environment() {
         }
         writeln!(text, "| `{variable}` | {about} |").expect("a String");
     }
-    text += "\nWhere `GPUMEM_SOCKET` is not set, it looks for `$XDG_RUNTIME_DIR/gpumem/agent.sock`, `/run/gpumemd/agent.sock` and \
-             `/tmp/gpumem-UID/agent.sock`; for libcupti, where `GPUMEM_CUPTI_PATH` is not set, also in `$CUDA_HOME`, `$CUDA_PATH`, \
-             `$CUDA_ROOT` and `$CONDA_PREFIX`.\n\nClaims, told to the daemon as they are ([who.md](who.md)): ";
+    text += "\nWithout `GPUMEM_SOCKET` the agent tries `$XDG_RUNTIME_DIR/gpumem/agent.sock`, `/run/gpumemd/agent.sock` and \
+             `/tmp/gpumem-UID/agent.sock`; without `GPUMEM_CUPTI_PATH` it also searches libcupti in `$CUDA_HOME`, `$CUDA_PATH`, \
+             `$CUDA_ROOT` and `$CONDA_PREFIX`.\n\nClaims, sent to the daemon unchanged ([who.md](who.md)): ";
     let claims = agent.split("const CLAIMS").nth(1).and_then(|rest| rest.split("];").next()).expect("claims");
     let claims = claims.lines().filter_map(|line| line.trim().strip_suffix("\"),")?.rsplit('"').next());
     let ranks = agent.split("const RANKS").nth(1).and_then(|rest| rest.split("];").next()).expect("ranks");
@@ -180,10 +181,10 @@ pub fn environment() {
         let about = rest.split("\")").next().unwrap_or_default();
         writeln!(text, "| `{name}` | {about} |").expect("a String");
     }
-    text += "| `XDG_RUNTIME_DIR`, `XDG_STATE_HOME`, `HOME` | Where sockets and runs of the user's own daemon are. |\n";
-    text += "| `NO_COLOR`, `TERM`, `LANG`, `LC_ALL` | Of `top`: docs/top.md. |\n";
-    text += "| `TZ` | Time zone of times that are typed and shown as clock times. |\n";
-    text += "\n## The Python package\n\nThose of the agent, and `GPUMEM_LIBRARY`: the libgpumem.so to let in, instead of the wheel's own.\n";
+    text += "| `XDG_RUNTIME_DIR`, `XDG_STATE_HOME`, `HOME` | Places of the sockets and runs of a private daemon. |\n";
+    text += "| `NO_COLOR`, `TERM`, `LANG`, `LC_ALL` | Display of `top`: docs/top.md. |\n";
+    text += "| `TZ` | Time zone of typed and printed clock times. |\n";
+    text += "\n## The Python package\n\nThe agent's variables, and `GPUMEM_LIBRARY`: the libgpumem.so to load in place of the wheel's.\n";
     for folder in [
         "agent-lib/src",
         "daemon/src",

@@ -96,7 +96,7 @@ fn asked_for() -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn each_dependency_has_a_reason() {
-    let text = std::fs::read_to_string(project().join("docs/dependencies.md")).expect("docs/dependencies.md");
+    let text = std::fs::read_to_string(project().join("packaging/README.md")).expect("packaging/README.md");
     let rows: BTreeMap<String, (String, BTreeSet<String>)> = text
         .lines()
         .filter_map(|line| {
@@ -111,7 +111,7 @@ fn each_dependency_has_a_reason() {
     assert!(asked_for.len() > 20, "{asked_for:?}");
     let told: BTreeMap<String, BTreeSet<String>> =
         rows.iter().map(|(name, (_, users))| (name.clone(), users.clone())).collect();
-    assert_eq!(told, asked_for, "docs/dependencies.md, and what the manifests ask for");
+    assert_eq!(told, asked_for, "packaging/README.md, and what the manifests ask for");
     let short: Vec<&String> =
         rows.iter().filter(|(_, (reason, _))| reason.len() < 12).map(|(name, _)| name).collect();
     assert!(short.is_empty(), "no reason: {short:?}");
